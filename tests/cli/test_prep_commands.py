@@ -15,7 +15,7 @@ from vlmrl.tasks.taxonrl.domains import DOMAINS
 
 def test_every_domain_has_its_command_and_an_example_in_its_help(tmp_path: Path) -> None:
     for name, domain in DOMAINS.items():
-        assert f"same {domain.asked if name != 'human' else 'person'} or not" in domain.about
+        assert f"same {domain.target if name != 'human' else 'person'} or not" in domain.about
         done = this_process("prep", name, "--help", cwd=tmp_path)
         assert done.code == 0 and f"Example: vlmrl prep {name} --synthetic 600" in done.out
 

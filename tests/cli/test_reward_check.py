@@ -86,7 +86,7 @@ def test_a_diff_against_a_function_shows_groups_and_advantages(run_folder, vlmrl
     assert diff["parts"]["short"]["first"] is None and diff["parts"]["format"]["second"] is None
     assert diff["changed"] and diff["changed"][0]["text"]
     shown = vlmrl("last", "--diff", "mine.py:score")
-    assert "groups without a signal" in shown.out and "sign turns" in shown.out
+    assert "groups without a signal" in shown.out and "sign changes" in shown.out
 
 
 def test_weights_and_arguments_of_the_runs_own_reward(run_folder, vlmrl, report):

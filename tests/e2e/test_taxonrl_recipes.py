@@ -106,7 +106,7 @@ def test_a_recipe_trains_for_two_steps(name, place, starts, tiny_folder, monkeyp
     groups = run.read_rollouts(1)
     data = loaded.recipe.data[0]
     assert [len(g.samples) for g in groups] == [2, 2] and {g.row.task for g in groups} == {data.task}
-    asked = DOMAINS[data.task].variant(data.variant or "baseline").asked
+    asked = DOMAINS[data.task].variant(data.variant or "baseline").required_fields
     tags = [f"<{DOMAINS[data.task].truth_field(field).tag}>" for field in asked]
     assert all(tag in g.prompt_text for g in groups for tag in tags), "the prompt does not ask for what is paid"
 

@@ -129,7 +129,7 @@ def _limits(max_prompt_tokens: int | None, on_overlong: str, workers: int | None
 
 def _show(made: Prepared, as_json: bool) -> None:
     info = made.info
-    for line in made.found:
+    for line in made.leftovers:
         say(f"found: {line}")
     if not as_json:
         _show_splits(made)
@@ -141,7 +141,7 @@ def _show(made: Prepared, as_json: bool) -> None:
     if len(reports) > 5:
         say(f"note: {len(reports) - 5} more notes in dataset.json")
     (say if as_json else tell)(f"{made.path}  fingerprint {info['fingerprint'][:16]}")
-    emit({"path": str(made.path), "outcome": made.outcome, "found": list(made.found), "info": dict(info)}, as_json)
+    emit({"path": str(made.path), "outcome": made.outcome, "found": list(made.leftovers), "info": dict(info)}, as_json)
 
 
 def _show_splits(made: Prepared) -> None:

@@ -14,8 +14,11 @@ from vlmrl.rewards.scorer import Scorer
 from vlmrl.types import RewardInput, Score
 
 STEADY = {
-    "deterministic": ("the same call twice", "no random numbers, no clock, no network, and nothing kept between calls"),
-    "order_free": ("the rows in reverse", "nothing kept from one row for the next"),
+    "deterministic": (
+        "the same call twice",
+        "use no random numbers, no clock and no network, and keep nothing between calls",
+    ),
+    "order_free": ("the rows in reverse", "keep nothing from one row for the next"),
     "alone": ("a row in a call of its own", "score each row by itself: the algorithm compares the samples of a group"),
 }
 """Kind of repeated call -> (the call in words, what to do if its scores differ). A sound reward gives equal scores."""

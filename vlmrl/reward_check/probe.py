@@ -211,7 +211,7 @@ def _text_play(attempts: Attempts, trace: Make | None) -> Play:
         for form in forms
     ]
     informed, wrong = (_in_form(forms[0], known, right=right) for right in (True, False))
-    play = Play(informed, wrong, guesses, text_attacks(attempts.rows, forms[0]), asked=right_text)
+    play = Play(informed, wrong, guesses, text_attacks(attempts.rows, forms[0]), right_answer=right_text)
     return play if trace is None else _traced_play(attempts, play, trace)
 
 
@@ -233,7 +233,7 @@ def _traced_play(attempts: Attempts, play: Play, trace: Make) -> Play:
         return play
     constants = [Attack(f"always {text[:60]}", "the same correct response", "guess", says(text)) for text in texts[:5]]
     other = Attack("honest, wrong", "the correct response of another row", "fair", wrong)
-    return replace(play, informed=informed, wrong=other, guesses=[*play.guesses, *constants], asked=trace)
+    return replace(play, informed=informed, wrong=other, guesses=[*play.guesses, *constants], right_answer=trace)
 
 
 def _in_form(form: str, known: Sequence[str], *, right: bool) -> Attack:
@@ -246,7 +246,7 @@ def _in_form(form: str, known: Sequence[str], *, right: bool) -> Attack:
 def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play) -> ProbeResult:
     """Return whether the right answer earns most. If all rows have one truth, a constant may be as good."""
     informed, wrong, blind = (t.mean or 0.0 for t in (honest.informed, honest.wrong, honest.uninformed))
-    vary = len({repr(play.asked(x)) for x in rows}) > 1  # by repr: a truth may hold values of any type
+    vary = len({repr(play.right_answer(x)) for x in rows}) > 1  # by repr: a truth may hold values of any type
     against = f"a wrong one earns {wrong:.3g}, `{honest.uninformed.attack.name}` {blind:.3g}"
     verdict = "blind" if informed <= max(wrong, blind if vary else wrong) + honest.tolerance else ""
     return replace(
@@ -355,7 +355,7 @@ def _beliefs(attempts: Attempts, question: Belief, slack: float) -> list[ProbeRe
         best = max(expected, key=lambda p: expected[p])
         worst = max(worst, (expected[best] - expected[belief], belief, best))
     loss, belief, best = worst
-    gain = f"who believes {belief:g} earns {loss:.3f} more by saying {best:g}" if loss > slack else ""
+    gain = f"with a belief of {belief:g}, the answer {best:g} earns {loss:.3f} more" if loss > slack else ""
     verdict = "improper" if loss > slack else ""
-    idea = gain or "what one believes, said as it is, pays best"
+    idea = gain or "stating one's belief pays best"
     return [ProbeResult("half sure", idea, "belief", None, None, None, 0, "", verdict, question.write(best))]

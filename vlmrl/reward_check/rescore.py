@@ -30,9 +30,9 @@ def own_rewards(saved: SavedResponses) -> dict[str, ChosenReward]:
         record = saved.records.get(source)
         if record is None or saved.run is None:
             raise RewardError(
-                f"nothing says which reward scored the rollouts of source `{source}`",
+                f"it is not recorded which reward scored the rollouts of source `{source}`",
                 where=str(saved.path),
-                hint="name one: --reward NAME (`vlmrl recipe list --rewards`), or --reward path/to/file.py:function",
+                hint="name it: --reward NAME (`vlmrl recipe list --rewards`), or --reward path/to/file.py:function",
             )
         if hidden := hidden_keys(record.get("args")):
             raise RewardError(

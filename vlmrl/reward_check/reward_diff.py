@@ -90,7 +90,7 @@ def diff_rewards(
         parts: part -> mean in both (None where it does not exist), share of samples in which it changes.
         groups: number; dead in both scorings; died and revived; same_order = mean rank correlation (Spearman's) within
             groups alive in both; best_changes = groups alive in both whose best samples have none in common.
-        advantages: correlation over samples; flipped = share of samples whose sign turns; moved = mean absolute
+        advantages: correlation over samples; flipped = share of samples whose sign changes; moved = mean absolute
             difference; estimator; stand_in = what it takes in place of what only training has ("" = nothing).
         changed: the rows that change most in advantage (then in value); see `row_of`.
         groups and advantages are None where nothing says which rows belong to one prompt.

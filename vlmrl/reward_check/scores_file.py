@@ -27,7 +27,7 @@ def check_out(path: Path) -> None:
     if path.suffix.lower() not in SUFFIXES:
         raise StoreError(f"--out {path} has an unknown ending", hint=f"endings: {', '.join(SUFFIXES)}")
     if not path.parent.is_dir():
-        raise StoreError(f"--out {path}: there is no folder {path.parent}", hint="make it first")
+        raise StoreError(f"--out {path}: there is no folder {path.parent}", hint="create it first")
 
 
 def write_scores(path: Path, facts: ResponseColumns, scores: Scores) -> None:

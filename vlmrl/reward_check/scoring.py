@@ -175,7 +175,7 @@ def _spread(reader: PieceReader, plan: ScoringPlan, jobs: int) -> Iterator[tuple
             yield future.result(), of
     except BrokenProcessPool as error:
         raise RewardError(
-            "a process that scored rows was ended from outside", hint="out of memory? --jobs 1 needs the least"
+            "a process that scored rows was ended from outside", hint="out of memory? --jobs 1 needs the least memory"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

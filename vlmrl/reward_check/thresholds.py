@@ -81,7 +81,7 @@ MEASURES: dict[str, Measure] = {
     "corr": Measure(
         "correlation of the score with `length`, `tokens`, `step` (by ranks) or a part", _correlation, of="NAME"
     ),
-    "ngrams": Measure("n-grams that came to be paid", lambda r: float(len(r["correlations"]["ngrams"]["found"]))),
+    "ngrams": Measure("n-grams that began to be paid", lambda r: float(len(r["correlations"]["ngrams"]["found"]))),
     "accuracy": Measure("the task's accuracy", lambda r: _go(r, "disagreements", "accuracy")),
     "agreement": Measure(
         "share of (right, wrong) pairs in the right order", lambda r: _go(r, "disagreements", "agreement")
@@ -90,7 +90,7 @@ MEASURES: dict[str, Measure] = {
         "share of rows that the other reward changes", lambda r: _go(r, "diff", "value", "changed_share"), needs="diff"
     ),
     "flipped": Measure(
-        "share of advantages whose sign turns", lambda r: _go(r, "diff", "advantages", "flipped_share"), needs="diff"
+        "share of advantages whose sign changes", lambda r: _go(r, "diff", "advantages", "flipped_share"), needs="diff"
     ),
     "rank": Measure(
         "rank correlation of both rewards", lambda r: _go(r, "diff", "value", "rank_correlation"), needs="diff"
@@ -100,7 +100,7 @@ MEASURES: dict[str, Measure] = {
         "honest spellings that lose, broken truths that are scored", lambda r: _sum_probes(r, "warnings"), needs="probe"
     ),
     "unsteady": Measure(
-        "1 = the reward does not repeat itself, or depends on order",
+        "1 = repeated calls differ, or rows depend on each other",
         lambda r: _sum_probes(r, "unsteady"),
         needs="probe",
     ),

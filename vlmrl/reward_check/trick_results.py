@@ -20,25 +20,25 @@ HUNG = "no answer within"
 SLOW_SECONDS = 1.0
 """Limit for one response, in seconds. A model that finds a slower text stops the run."""
 WORDS = {
-    "hole": "pays more than honest play without a clue",
+    "hole": "pays more than honest play without knowledge",
     "leak": "pays for what should earn nothing",
     "blind": "pays a wrong answer like the right one",
-    "improper": "the best answer is not what one believes",
+    "improper": "the best answer is not one's belief",
     "hangs": "makes the reward hang",
     "breaks": "makes the reward fail",
     "slow": "takes more than a second",
-    "silent": "a truth that is broken is scored all the same",
+    "silent": "a broken truth is scored without an error",
     "unfair": "an honest answer in another spelling loses",
 }
 """Verdict -> its meaning, the worst first: unearned pay, then what stops a run, then lost pay."""
 ADVICE = {
-    "hole": "read one answer from its one place, and pay nothing for a response that breaks the form",
-    "leak": "give what cannot be read the least there is: no default answer, no credit for what is absent",
-    "blind": "compare the whole answer, every name in its place, and look at nothing else",
+    "hole": "read one answer from one place, and pay nothing for a response that breaks the format",
+    "leak": "pay the minimum for what cannot be read: no default answer, no credit for missing parts",
+    "blind": "compare the whole answer, every name in its place, and nothing else",
     "breaks": "return a number for any text, 0 for what cannot be read; check for NaN and overflow",
     "hangs": "no nested repeats in a regular expression, no eval, and a limit on the length that is read",
-    "slow": "no regular expression that reads a text again from every place, and a limit on the length that is read",
-    "unfair": "compare without case, outer blanks and end points",
+    "slow": "no regular expression that restarts at every character, and a limit on the length that is read",
+    "unfair": "ignore case, outer blanks and final full stops",
     "silent": "raise an error for a truth that cannot be read: a 0 for every response hides it",
     "improper": "a proper score, such as 1 - (p - y)**2",
 }

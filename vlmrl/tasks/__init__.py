@@ -1,4 +1,4 @@
-"""The table of tasks. A task is made for a dataset: `make_task(name, dataset.info, variant)`."""
+"""Table of tasks. A task is made for a dataset: `make_task(name, dataset.info, variant)`."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from vlmrl.tasks.truth_kinds import TEXTS, RowKind, Truth, TruthForm
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """A task in the table.
+    """Task in the table.
 
     Args:
-        make: dataset.json of a dataset, and where the task has variants the wanted one or None -> the task.
+        make: dataset.json of a dataset, and for a task with variants the requested one or None -> the task.
         summary: its line in `vlmrl recipe list --tasks`.
-        variants: what `[[data]] variant` may name.    main: the one that `im` names, and the default where the
-            dataset has the truth for it.
+        variants: what `[[data]] variant` may name.
+        main: the variant that `im` names, and the default where the dataset has the truth for it.
         profiles: what `[reward] profile` may name.
-        truth_form: (truth of the first row as it stands, columns of the table) -> how a table of responses holds the
+        truth_form: (truth of the first row, unparsed, columns of the table) -> how a table of responses holds the
             task's truths.
         prep: `vlmrl prep` of the task; None = there is none.
     """
@@ -80,9 +80,9 @@ TASKS: dict[str, TaskEntry] = {
 
 
 DEFAULT = "table"
-"""The task where none is named: the rows bring their prompt, the user brings the reward."""
+"""Task where none is named: the rows have their own prompt, and the user provides the reward."""
 KINDS = (SPECIES_PAIRS, PAIRS, TEXTS)
-"""Kinds of rows that are known by their truth, the first that matches."""
+"""Kinds of rows that their truth identifies; the first that matches is used."""
 
 
 def kind_of(truth: Truth) -> RowKind:
@@ -93,20 +93,21 @@ def kind_of(truth: Truth) -> RowKind:
 def task_of(dataset: Dataset, named: str | None = None, variant: str | None = None) -> Task:
     """Return the task of an open dataset: the one that the user names, else the dataset's own.
 
-    Raises: RecipeError when the dataset itself names a file: it runs only where the user names it; else as `make_task`.
+    Raises: RecipeError when the dataset itself names a file, because such a file runs only if the user names it; else
+        as `make_task`.
     """
     named = None if named == DEFAULT else named
     own = str(getattr(dataset, "task", DEFAULT))
     if named is None and is_own(str(dataset.info.get("task", ""))):
         raise RecipeError(
-            f"{dataset.path} was made by the task `{dataset.info['task']}`, a file, and data run no code",
+            f"{dataset.path} was made by the task `{dataset.info['task']}`, a file; data may run no code",
             hint=f'name it: [[data]] task = "{dataset.info["task"]}", or --task {dataset.info["task"]}',
         )
     return make_task(named or own, dataset.info, variant)
 
 
 def find_task(name: str) -> TaskEntry:
-    """Return a task of the table; of a task of one's own an entry of its own.
+    """Return a task of the table; for a user's own task a new entry.
 
     Raises: RecipeError with the nearest name when there is none of that name.
     """
@@ -119,11 +120,11 @@ def find_task(name: str) -> TaskEntry:
 
 
 def make_task(name: str, info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """The task of that name for a dataset: one of the table, or `path/to/file.py:function` of the user's.
+    """Return the task of that name for a dataset: one of the table, or the user's `path/to/file.py:function`.
 
     Args:
         info: the dataset's dataset.json.
-        variant: how much is asked for; None = the most that the dataset has the truth for.
+        variant: which variant; None = the largest that the dataset has the truth for.
     Raises: RecipeError with the nearest name when there is no such task or variant; DataError when the dataset lacks
         what the task or the variant needs.
     """

@@ -10,30 +10,36 @@ from typing import Any, Literal
 from vlmrl.types import RewardInput
 
 Kind = Literal["void", "broken", "guess", "fair", "miss"]
-"""void: says nothing. broken: holds the right answer, and breaks the form, contradicts itself or takes it back. guess:
-knows nothing and follows no form to the end. fair: right, in another spelling: should be paid like the plain one. miss:
-wrong in one thing: should be paid less than the right one."""
+"""Kinds of attacks.
+
+void: says nothing. broken: holds the right answer, and breaks the form, contradicts itself or takes it back. guess:
+knows nothing and follows no form to the end. fair: right, in another spelling: should be paid like the plain one.
+miss: wrong in one thing: should be paid less than the right one.
+"""
 Make = Callable[[RewardInput], "str | None"]
 THOUGHT = "I compare both images closely."
 CHARS_OF_A_TOKEN = 4
 LONG = 20_000
-"""Characters of filler in the long ones."""
+"""Number of characters of filler in the long attacks."""
 HUGE = 400_000
 IGNORED = "false names"
-"""The near miss that tells whether names are looked at. Where it is paid like the right answer, the others are too."""
+"""Name of the near miss that shows whether names are read at all. If it is paid like the right answer, the other near
+misses are, too.
+"""
 
 
 @dataclass(frozen=True)
 class Attack:
-    """A response to every row.
+    """Response to every row.
 
     Args:
-        name, idea: in a few words, and what it tries.    kind: decides what it may earn, see `Kind`.
-        make: the response to a row; None = the trick does not fit it.
-        cut: it was ended by the token limit.
-        turned: the same trick the other way round; the lower of both values counts, for a trick must not need to know
-            which way is right.
-        most: tried on so many rows.
+        name, idea: a few words, and what it tries.
+        kind: decides what it may earn, see `Kind`.
+        make: returns the response to a row; None = the trick does not fit it.
+        cut: whether the token limit ended it.
+        turned: the same trick in the other order; the lower of both values counts, because a trick must not need to
+            know which order is right.
+        most: maximum number of rows it is tried on.
     """
 
     name: str
@@ -54,10 +60,11 @@ class Attack:
 
 @dataclass(frozen=True)
 class Belief:
-    """A row's question with two answers and a probability for an answer.
+    """Question of a row with two answers, where an answer is a probability.
 
     Args:
-        holds: whether the answer to a row is yes.    write: the response that gives this probability of yes.
+        holds: whether the answer to a row is yes.
+        write: returns the response that gives this probability of yes.
     """
 
     holds: Callable[[RewardInput], bool]
@@ -66,10 +73,10 @@ class Belief:
 
 @dataclass(frozen=True)
 class Stage:
-    """Rows that a play is written for, and what is known of them.
+    """Rows that a play is written for, and facts about them.
 
     Args:
-        rows: one input a row, with its truth and columns.
+        rows: one input per row, with its truth and columns.
         echo: the prompt's template, for rows without their prompt.
         unpaid: parts of the reward that have no weight.
     """
@@ -84,11 +91,12 @@ class Play:
     """Honest answers and tricks of a task, for the probe of its reward.
 
     Args:
-        informed: an answer of one who knows the truth.    wrong: a well-formed answer of one who errs.
-        guesses: well-formed answers of one who does not look; the best of them is what no trick may beat.
+        informed: an answer with knowledge of the truth.
+        wrong: a well-formed wrong answer.
+        guesses: well-formed answers without knowledge; no trick may beat the best of them.
         attacks: the tricks.
-        asked: what the answer to a row is; where it is the same for all rows, a constant answer may be as good.
-        broken_truths: in words -> a row's truth made into one that no reward should score.
+        right_answer: of a row; if it is the same for all rows, a constant answer may be as good.
+        broken_truths: name -> function that changes a row's truth into one that no reward should score.
         belief: for answers that are probabilities; None = they are not.
     """
 
@@ -96,7 +104,7 @@ class Play:
     wrong: Attack
     guesses: Sequence[Attack]
     attacks: Sequence[Attack]
-    asked: Callable[[RewardInput], Any]
+    right_answer: Callable[[RewardInput], Any]
     broken_truths: Mapping[str, Callable[[RewardInput], Mapping[str, Any]]] = field(default_factory=dict)
     belief: Belief | None = None
 
@@ -106,7 +114,7 @@ def says(text: str) -> Make:
 
 
 def void_attacks(echo: str) -> list[Attack]:
-    """Responses that say nothing. `echo`: a prompt, for rows that lack theirs."""
+    """Return responses that say nothing. `echo`: a prompt, for rows that lack theirs."""
     again = echo or "Answer the question."
     return [
         Attack("nothing", "an empty response", "void", says("")),

@@ -1,4 +1,4 @@
-"""What a task is: the one bundle that training, validation, `eval` and `reward-check` all use."""
+"""The class Task: one bundle that training, validation, `eval` and `reward-check` all use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REPLICATES = 400
 Outcome = Mapping[str, float | None]
 Measure = Callable[[RewardInput, Score], Outcome]
 Verdict = tuple[RewardInput, Score, Outcome]
-"""A response, its score, and what is measured of it."""
+"""Response, its score, and its outcome."""
 SetMetrics = Callable[[Sequence[Verdict]], Mapping[str, float | None]]
 
 
@@ -124,11 +124,11 @@ class Task:
         return tuple(self.set_metrics([verdict]))
 
     def has_profile(self, name: str) -> bool:
-        """Whether `profile` knows it."""
+        """Return whether `profile` accepts the name."""
         return name == "default" or name in self.profiles
 
     def profile(self, name: str) -> tuple[str | None, Mapping[str, Any]]:
-        """The reward and the arguments of a profile; (None, {}) for the default of a task without a reward of its own.
+        """Return the reward and the arguments of a profile; (None, {}) for the default of a task without an own reward.
 
         Raises: RecipeError with the nearest name when the task has no such profile.
         """
@@ -140,7 +140,7 @@ class Task:
 
 
 def unknown(what: str, name: str, known: list[str], whose: str = "") -> RecipeError:
-    """The error for a name that does not exist, with the nearest one that does."""
+    """Return the error for a name that does not exist, with the nearest name that does."""
     close = get_close_matches(name, known, 1)
     meant = f"did you mean `{close[0]}`?  " if close else ""
     return RecipeError(f"unknown {what} `{name}`{whose}", hint=f"{meant}known: {', '.join(known) or 'none'}")

@@ -1,4 +1,4 @@
-"""Every built-in reward by name: those of no task (vlmrl/rewards) and those that the shipped tasks bring."""
+"""Table of all built-in rewards by name: the general ones (vlmrl/rewards) and those of the shipped tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ load_reward = partial(rewards.load_reward, builtins=REWARDS)
 load_recorded = partial(rewards.load_recorded, builtins=REWARDS)
 """`vlmrl.rewards.load_recorded` over all of them."""
 PROFILE = "profile:"
-"""How a reward profile of the task is named where a reward is asked for; one with a built-in's name is that one."""
+"""Prefix of a reward profile of the task where a reward is named; a profile with a built-in's name is that built-in."""
 
 
 def takes_any_truth(name: str | None) -> bool:

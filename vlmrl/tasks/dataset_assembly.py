@@ -1,7 +1,7 @@
-"""From checked rows to a dataset folder: prompts that are too long, images, rows, the doctor's report.
+"""Writing of a dataset folder from checked rows: prompts that are too long, images, rows, the doctor's report.
 
-Done in parts, so that a killed run goes on (data/parallel_parts.py). Memory holds facts of rows and images, never
-their files.
+The work is done in parts, so that a killed run can be continued (data/parallel_parts.py). Memory holds facts of rows
+and images, never their files.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from vlmrl.types import Media, Message, Row
 
 OnOverlong = Literal["fail", "resize", "drop"]
 SHOWN_DROPS = 100
-"""So many of the dropped rows are in dataset.json; all of them are in dropped.jsonl."""
+"""Maximum number of dropped rows that are listed in dataset.json; all of them are in dropped.jsonl."""
 MIN_IMAGE_TOKENS = 4
 
 
 class PlannedRow(NamedTuple):
-    """A row to be written: where it is in its source, and its facts."""
+    """Row to be written: its place in the source, and its facts."""
 
     key: Any
     facts: RowFacts
 
 
 RowFields = Callable[[Sequence[PlannedRow], Sequence[Media]], Iterator[dict[str, Any]]]
-"""(rows of a split, in the order of the source; every image as stored) -> what `Build.write_rows` takes."""
+"""(Rows of a split, in the order of the source; every image as stored) -> what `Build.write_rows` takes."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a command line asks of every `vlmrl prep`.
+    """Common options of every `vlmrl prep`.
 
     Args:
         max_prompt_tokens: limit of a row's prompt, images included; None = none.
-        on_overlong: what becomes of rows over it.
-        workers: processes; None = one a core.
-        progress: told of finished parts.
+        on_overlong: what happens to rows over the limit.
+        workers: processes; None = one per core.
+        progress: called for finished parts.
     """
 
     max_prompt_tokens: int | None = None
@@ -62,15 +62,17 @@ class Limits:
 
 @dataclass
 class Assembly:
-    """What a dataset is made of.
+    """Parts of a dataset.
 
     Args:
-        images, places: every content once; where each one's file is, in the words of `reader`. A place is hashable, and
-            places in sorted order are read fastest.
+        images, places: every distinct image, and the place of its file, in the words of `reader`. A place is hashable,
+            and places in sorted order are read fastest.
         rows: split -> rows; those of a split in the order of the source.
-        fields: makes the rows' columns.     schema: of the rows, or None.
-        dropped: what is left out, each {"origin", "reason"}.
-        group: see `Facts.group`.     notes: see `Facts.notes`.
+        fields: makes the rows' columns.
+        schema: of the rows, or None.
+        dropped: rows that are left out, each {"origin", "reason"}.
+        group: see `Facts.group`.
+        notes: see `Facts.notes`.
     """
 
     images: list[Examined]
@@ -86,12 +88,12 @@ class Assembly:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `prep` did: the folder, "created" / "replaced" / "up to date", dataset.json, and leftovers it found."""
+    """Result of `prep`: the folder, "created" / "replaced" / "up to date", dataset.json, and leftovers it found."""
 
     path: Path
     outcome: str
     info: Mapping[str, Any]
-    found: Sequence[str] = field(default_factory=tuple)
+    leftovers: Sequence[str] = field(default_factory=tuple)
 
 
 def assemble(
@@ -99,7 +101,8 @@ def assemble(
 ) -> Prepared:
     """Fit, write and examine a dataset, and put its folder in place.
 
-    Args: info: for dataset.json; counts, the doctor's report and what was dropped are added.
+    Args:
+        info: for dataset.json; counts, the doctor's report and what was dropped are added.
     Raises: DataError when rows are over the limit and `on_overlong` is "fail", or another dataset is at the target.
     """
     shrunk = fit_prompts(build, parts, limits)
@@ -136,10 +139,11 @@ def assemble(
 
 
 def fit_prompts(build: Build, parts: Assembly, limits: Limits) -> dict[int, int]:
-    """See to the rows whose prompt is over the limit: they are dropped, their images made smaller, or an error.
+    """Handle rows whose prompt is over the limit: drop them, shrink their images, or raise an error.
 
-    Images are made smaller all alike, in every row: an image is the same wherever it is shown.
-    Returns: image -> pixels that it was brought down to.
+    Images are shrunk equally in every row: an image is the same wherever it is shown.
+
+    Returns: image -> pixels that it was shrunk to.
     """
     limit = limits.max_prompt_tokens
     if limit is None:
@@ -187,13 +191,13 @@ def _shrink(build: Build, parts: Assembly, limits: Limits, limit: int, num_over:
     )
     for i, seen in zip(large, small, strict=True):
         parts.images[i] = seen
-    told = f"{num_over:,} rows were over {limit:,} tokens: {len(large):,} images brought down to {room:,} tokens"
-    parts.notes["prompts over the limit"] = ("look", told)
+    note = f"{num_over:,} rows were over {limit:,} tokens: {len(large):,} images shrunk to {room:,} tokens"
+    parts.notes["prompts over the limit"] = ("look", note)
     return dict.fromkeys(large, max_pixels)
 
 
 def row_tokens(images: Sequence[Examined], facts: RowFacts) -> int:
-    """Tokens of a row's prompt, images included; an estimate (data/measurements.py)."""
+    """Return the estimated number of tokens of a row's prompt, images included (data/measurements.py)."""
     return facts.text_tokens + sum(estimate_image_tokens(images[i].media) for i in facts.images)
 
 
@@ -212,14 +216,14 @@ class PromptLengths:
         self._task = task
 
     def of(self, columns: Mapping[str, Any], media: Sequence[Media], where: str = "") -> int:
-        """Return the text tokens of a row with these columns and so many images.
+        """Return the text tokens of a row with these columns and as many images as `media`.
 
-        Raises: DataError at `where` when the template fails on them, or its marks are not one for each image.
+        Raises: DataError at `where` when the template fails on them, or its marks are not one per image.
         """
         try:
             try:
                 return self._tokens(tuple(columns.items()), len(media))
-            except TypeError:  # a list or a mapping among them, which no cache can keep
+            except TypeError:  # a list or a mapping among them cannot be a cache key
                 return self._render(tuple(columns.items()), len(media))
         except DataError as error:
             raise DataError(error.message, where=where or error.where, hint=error.hint) from error
@@ -232,23 +236,23 @@ class PromptLengths:
 
 
 def is_few(bad: int, total: int, max_bad: float) -> bool:
-    """Whether a share is within --max-bad: 29 of 100 are within 0.29, whatever floats make of it."""
+    """Return whether a share is within --max-bad: 29 of 100 are within 0.29, despite rounding of floats."""
     return bad <= max_bad * total + 1e-9
 
 
 def leave_out(bad: int, total: int) -> str:
-    """The smallest --max-bad, in hundredths, that leaves so many out, in words."""
+    """Return in words the smallest --max-bad, in hundredths, that leaves so many rows out."""
     return f"--max-bad {math.ceil(100 * bad / total) / 100:g} leaves them out and lists them in dropped.jsonl"
 
 
 def parse_limits(
     max_prompt_tokens: int | None, on_overlong: str, workers: int | None, progress: Progress | None = None
 ) -> Limits:
-    """Limits from a command line. Raises: DataError for an unknown --on-overlong."""
+    """Return the limits of a command line. Raises: DataError for an unknown --on-overlong."""
     if on_overlong not in get_args(OnOverlong):
         raise DataError(f"--on-overlong {on_overlong!r} is unknown", hint=f"one of: {', '.join(get_args(OnOverlong))}")
     if on_overlong != "fail" and max_prompt_tokens is None:
         raise DataError(
-            f"--on-overlong {on_overlong} without --max-prompt-tokens", hint="give the limit too: 2048, say"
+            f"--on-overlong {on_overlong} without --max-prompt-tokens", hint="give the limit, too, such as 2048"
         )
     return Limits(max_prompt_tokens, cast(OnOverlong, on_overlong), workers, progress)

@@ -1,6 +1,4 @@
-"""A dataset as Hugging Face Parquet: an images column with bytes, the prompt as messages, truth and columns beside
-them.
-"""
+"""Export of a dataset as Hugging Face Parquet: images as bytes, the prompt as messages, truth and columns."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ RESERVED = ("prompt_id", "prompt", "images", "truth")
 
 
 def row_messages(task: Task, row: Row) -> tuple[Message, ...]:
-    """The task's own prompt for a row, without a recipe's template."""
+    """Return the task's own prompt for a row, without a recipe's template."""
     if task.messages is not None:
         turns = task.messages(row)
     else:
@@ -33,7 +31,7 @@ def row_messages(task: Task, row: Row) -> tuple[Message, ...]:
 
 
 def prompt_tokens(task: Task) -> Callable[[Row], int]:
-    """Text tokens of a row's prompt, an estimate; rows whose columns are the same are rendered once."""
+    """Return a function that estimates the text tokens of a row's prompt; rows with equal columns are rendered once."""
     lengths = PromptLengths(task)
 
     def of(row: Row) -> int:
@@ -46,15 +44,15 @@ def prompt_tokens(task: Task) -> Callable[[Row], int]:
 
 
 def prompt_texts(task: Task) -> Callable[[Row], list[str]]:
-    """What a model reads of a row besides the task's own words, and what it learns in `vlmrl sft`: the row's text."""
+    """Return a function that gives a row's own text, which a model reads or (in `vlmrl sft`) learns."""
 
     def of(row: Row) -> list[str]:
         if task.messages is not None:
-            found = [turn.content for turn in row_messages(task, row)]
+            texts = [turn.content for turn in row_messages(task, row)]
         else:
-            found = [value for name, value in row.columns.items() if isinstance(value, str) and name in task.template]
+            texts = [value for name, value in row.columns.items() if isinstance(value, str) and name in task.template]
         response = row.columns.get("response")
-        return [text.replace(IMAGE, " ") for text in (*found, *([response] if isinstance(response, str) else []))]
+        return [text.replace(IMAGE, " ") for text in (*texts, *([response] if isinstance(response, str) else []))]
 
     return of
 
@@ -115,7 +113,7 @@ def _batches(dataset: Dataset, task: Task, split: str, names: list[str]) -> Iter
 
 
 def _text(value: Any) -> str | None:
-    """Columns become text, others than text as JSON: their types may differ from row to row."""
+    """Return a column's value as text; other values as JSON, because their types may differ from row to row."""
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

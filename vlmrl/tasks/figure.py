@@ -1,4 +1,4 @@
-"""Figures that a task adds to its evaluations in a report: data, drawn by the report, kept in the summary.
+"""Figures that a task adds to its evaluations in a report: the summary stores their data, the report draws them.
 
 A summary may come from somebody else's machine. What is read from one is therefore checked like any input.
 """
@@ -30,8 +30,8 @@ class Histogram:
 
     Args:
         title: above it.
-        groups: what a group is -> its numbers, one or two groups; the second is drawn downwards. Each bar is a share
-            of its own group. A number outside `range` counts in the nearest bin.
+        groups: name of a group -> its numbers, one or two groups; the second is drawn downwards. Each bar is a share of
+            its own group. A number outside `range` counts in the nearest bin.
         axis: what the numbers are.
         range: of the numbers.
         bins: 1 to 100.
@@ -48,23 +48,24 @@ class Histogram:
     def counts(self) -> dict[str, list[int]]:
         """Return group -> how many of its numbers are in each bin."""
         low, high = self.range
-        found: dict[str, list[int]] = {}
+        counts_of: dict[str, list[int]] = {}
         for group, numbers in self.groups.items():
-            found[group] = [0] * self.bins
+            counts_of[group] = [0] * self.bins
             for number in numbers:
                 place = (min(high, max(low, number)) - low) / (high - low) * self.bins
-                found[group][min(self.bins - 1, int(place))] += 1
-        return found
+                counts_of[group][min(self.bins - 1, int(place))] += 1
+        return counts_of
 
 
 def by_label(
     outcomes: Iterable[Mapping[str, float | None]], texts: tuple[str, str], axis: str, note: str = ""
 ) -> list[Histogram]:
-    """Return how sure the answers are, by their label: [] unless there are some of both labels.
+    """Return histograms of the confidence by label: [] unless there are answers of both labels.
 
     Args:
         outcomes: with `label` (1 or 0) and `confidence`, the probability of 1; None where an answer has none.
-        texts: what the label 1 and the label 0 mean.    axis, note: of the histogram.
+        texts: what the label 1 and the label 0 mean.
+        axis, note: of the histogram.
     """
     said = [(one.get("label"), one.get("confidence")) for one in outcomes]
     ones, zeros = ([c for y, c in said if y == label and c is not None] for label in (1.0, 0.0))
@@ -75,7 +76,7 @@ def by_label(
 
 @dataclass(frozen=True)
 class Counted:
-    """A histogram as a summary keeps it: counts in place of numbers; see `Histogram`."""
+    """Histogram as a summary stores it: counts in place of numbers; see `Histogram`."""
 
     title: str
     groups: Mapping[str, Sequence[int]]
@@ -89,8 +90,10 @@ class Lines:
     """Lines through points, such as precision over recall.
 
     Args:
-        title: above it.    series: name -> (x, y) in the order in which they are joined, up to 6 lines.
-        x, y: what the axes are.    note: a sentence below it.
+        title: above it.
+        series: name -> (x, y) in the order in which they are joined, up to 6 lines.
+        x, y: what the axes are.
+        note: a sentence below it.
     """
 
     title: str
@@ -102,10 +105,12 @@ class Lines:
 
 @dataclass(frozen=True)
 class Table:
-    """A small table, such as a confusion matrix.
+    """Small table, such as a confusion matrix.
 
     Args:
-        title: above it.    header: of the columns.    rows: texts, numbers, or None for an empty cell.
+        title: above it.
+        header: of the columns.
+        rows: texts, numbers, or None for an empty cell.
         note: a sentence below it.
     """
 
@@ -121,7 +126,7 @@ KINDS = {"histogram": Counted, "lines": Lines, "table": Table}
 
 
 def figures_to_json(figures: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return figures as a summary keeps them.
+    """Return figures as a summary stores them.
 
     Raises: DataError for anything but a Histogram, Lines or Table, and for figures beyond the limits above.
     """
@@ -135,7 +140,7 @@ def figures_to_json(figures: Iterable[Any]) -> list[dict[str, Any]]:
         try:
             kept.append({"kind": kind, **_plain(asdict(one))})
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise DataError(f"the figure {one.title!r:.80} cannot be kept: {error}") from error
+            raise DataError(f"the figure {one.title!r:.80} cannot be stored: {error}") from error
     figures_from_json(kept)
     return kept
 
@@ -161,7 +166,7 @@ def _counted(figure: Histogram) -> Counted:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: numbers of numpy and torch as floats, tuples as lists."""
+    """Return a value as JSON types: numbers of numpy and torch as floats, tuples as lists."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -195,7 +200,7 @@ def _checked(one: Any) -> Kept:
             f"has at most {MAX_ROWS} rows as long as its header, of {MAX_COLUMNS} columns at most, with texts, finite "
             f"numbers and None; a text has at most {MAX_TEXT} characters"
         )
-        raise DataError(f"{what} is beyond what a report shows", hint=hint)
+        raise DataError(f"{what} is not within the limits of a report", hint=hint)
     return figure
 
 

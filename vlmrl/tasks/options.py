@@ -1,4 +1,4 @@
-"""Options of `vlmrl prep` from the parameters of a function: what they are called, and what they say of themselves."""
+"""Options of `vlmrl prep` from the parameters of a function: their names, types and help."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ class Option:
     """Facts about a parameter: `Annotated[int, Option("Training rows.", min=2)]`. A text is its help.
 
     Args:
-        help: a sentence.    flag: its name on the command line; "" = the parameter's, `_` as `-`.
-        min, max: bounds of a number.    positional: it is given without a name.
+        help: a sentence.
+        flag: its name on the command line; "" = the parameter's, `_` as `-`.
+        min, max: bounds of a number.
+        positional: it is given without a name.
     """
 
     help: str = ""
@@ -42,12 +44,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class PrepCommand:
-    """How `vlmrl prep` makes the dataset of a task.
+    """Command `vlmrl prep` of a task.
 
     Args:
-        run: makes it, and returns a `Prepared`; its parameters are the options, `limits` and `force` aside.
+        run: makes the dataset, and returns a `Prepared`; its parameters are the options, except `limits` and `force`.
         help: the first paragraph says what is made; the others what is read, with an example.
-        keeps: options -> whether an interrupted run is gone on with.
+        keeps: options -> whether an interrupted run is continued.
     """
 
     run: Callable[..., Any]
@@ -64,7 +66,7 @@ def parameters_of(function: Callable[..., Any], where: str = "") -> list[Paramet
         hints, parameters = hints_of(function), inspect.signature(function).parameters
     except (NameError, TypeError, ValueError) as error:
         raise RecipeError(f"the parameters of `prep` cannot be read: {error}", where=where, hint=TYPES) from error
-    found = []
+    options = []
     for name, parameter in parameters.items():
         if name in ("limits", "force"):
             continue
@@ -73,8 +75,8 @@ def parameters_of(function: Callable[..., Any], where: str = "") -> list[Paramet
         named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         if not named or len(plain) > 1 or plain[0] not in PLAIN:
             raise RecipeError(f"the parameter `{name}` of `prep` cannot be an option", where=where, hint=TYPES)
-        found.append(Parameter(name, kind, parameter.default, option))
-    return found
+        options.append(Parameter(name, kind, parameter.default, option))
+    return options
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -83,7 +85,7 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _annotation(hint: Any, default: Any) -> tuple[Any, Option]:
-    """Return the type and what is said of it; without an annotation the type of the default."""
+    """Return the type of a parameter and its facts; without an annotation the type of the default."""
     option = Option()
     if get_origin(hint) is Annotated:
         hint, *notes = get_args(hint)

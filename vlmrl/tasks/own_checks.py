@@ -1,7 +1,7 @@
-"""Checks of a task of one's own: the kinds of its fields, and what its functions return.
+"""Checks of a user's own task: the types of its fields, and what its functions return.
 
-Its functions run at every answer and after the last one. A wrong value is therefore named where it was returned, and
-what passes has one form: numbers of NumPy and torch are floats, iterators are lists.
+Its functions run at every answer and after the last one. An error is therefore reported with the function that returned
+the value. Valid values get one form: numbers of NumPy and torch become floats, iterators lists.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ALWAYS = ("validate", "outcome", "attacks", "figures")
 FUNCTIONS = (*ALWAYS, "set_metrics", "messages", "trace", "unit", "outcome_as", "prep")
 MOST_ATTACKS = 1000
 MOST_NUMBERS = 1000
-"""Numbers that are measured of one answer, or of one split."""
+"""Maximum number of numbers that are measured of one answer, or of one split."""
 
 
 def check_fields(task: Task, where: str) -> None:
-    """Raise a RecipeError where a field of a task is of another kind than it has to be."""
+    """Raise a RecipeError if a field of a task has a wrong type."""
     for key in FUNCTIONS:
         value = getattr(task, key)
         if not callable(value) and (value is not None or key in ALWAYS):
@@ -68,15 +68,15 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "replicates": (lambda v: type(v) is int and v >= 0, "a number of resamples, 0 = no intervals"),
     "by": (_are_texts, 'names of fields of the truth: by=("count",)'),
-    "variant": (_is_text, "leave it out: a task of one's own has no variants"),
-    "variants": (_are_texts, "leave it out: a task of one's own has no variants"),
+    "variant": (_is_text, "leave it out: a user's own task has no variants"),
+    "variants": (_are_texts, "leave it out: a user's own task has no variants"),
     "truths": (lambda v: v is None or isinstance(v, TruthForm), "a vlmrl.tasks.truth_kinds.TruthForm, or None"),
     "kind": (lambda v: v is None or isinstance(v, RowKind), "a vlmrl.tasks.truth_kinds.RowKind, or None"),
 }  # fmt: skip
 
 
 def _measures(returned: Any) -> Outcome:
-    """Return what is measured of one answer as floats; None for what does not apply.
+    """Return the outcome of one answer as floats; None for what does not apply.
 
     Raises: DataError for anything but a mapping of names to finite numbers.
     """
@@ -84,16 +84,18 @@ def _measures(returned: Any) -> Outcome:
 
 
 def _whole(returned: Any) -> Outcome:
-    """Return the metrics of a split: the same, and NaN, which means over empty lists give, is not defined either."""
+    """Return the metrics of a split. NaN, which the mean of an empty list gives, becomes None: not defined."""
     numbers = {_name(k): math.nan if v is None else _number(k, v, nan=True) for k, v in _mapping(returned).items()}
     return {name: None if math.isnan(number) else number for name, number in numbers.items()}
 
 
 def _mapping(returned: Any) -> Mapping[Any, Any]:
     if not isinstance(returned, Mapping):
-        raise DataError(f"it returned {_shown(returned)}, not names with numbers", hint='return {"accuracy": 1.0}')
+        raise DataError(
+            f"it returned {_shown(returned)}, not a mapping of names to numbers", hint='return {"accuracy": 1.0}'
+        )
     if len(returned) > MOST_NUMBERS:
-        raise DataError(f"it returned {len(returned):,} numbers; the cap is {MOST_NUMBERS:,}")
+        raise DataError(f"it returned {len(returned):,} numbers; at most {MOST_NUMBERS:,} are allowed")
     return returned
 
 
@@ -119,10 +121,10 @@ def _number(name: str, value: Any, *, nan: bool = False) -> float:
 
 def _texts(returned: Any) -> list[str]:
     if isinstance(returned, str) or not isinstance(returned, Iterable):
-        raise DataError(f"it returned {_shown(returned)}, not a list of texts", hint="an empty list says: sound")
+        raise DataError(f"it returned {_shown(returned)}, not a list of texts", hint="an empty list means: no problem")
     texts = list(islice(returned, MOST_NUMBERS))
     if not all(map(_is_text, texts)):
-        raise DataError("it returned a list of other things than texts", hint="say in words what is wrong")
+        raise DataError("it returned a list with a value that is no text", hint="return the problems in words")
     return texts
 
 
@@ -164,7 +166,7 @@ def _unit(returned: Any) -> Hashable:
 
 
 def _figures(returned: Any) -> list[Any]:
-    """Return the figures, one more than there may be at most: figure.py says that they are too many."""
+    """Return at most one figure more than allowed; figure.py then reports that there are too many."""
     if not isinstance(returned, Iterable):
         raise DataError(f"it returned {_shown(returned)}, not a list of figures")
     return list(islice(returned, MAX_FIGURES + 1))
@@ -184,4 +186,4 @@ RETURNS: Mapping[str, Callable[[Any], Any]] = {
     "unit": _unit,
     "figures": _figures,
 }
-"""Function of a task -> the check of what it returns, which gives it in one form."""
+"""Function of a task -> the check that returns its result in one form."""

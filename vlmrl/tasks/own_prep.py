@@ -1,4 +1,4 @@
-"""From rows that a task's own code makes to a dataset folder: images stored by content, truths checked, the doctor."""
+"""Dataset folder from rows of a user's own task: images stored by content, truths checked, the doctor's report."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ TAKEN = {
 
 @dataclass(frozen=True)
 class NewRow:
-    """A row that a task's `prep` makes.
+    """Row that a task's `prep` makes.
 
     Args:
         truth: what the answer is checked against, JSON values.
         images: in the order of the prompt's `<image>` marks; each a PIL image, a file's path, or a file's bytes.
         columns: variables of the prompt's template; every row of a split has the same ones.
-        id: of the prompt; None = made from what the row holds.    origin: where it came from, for messages.
+        id: of the prompt; None = made from the content of the row.
+        origin: where it came from, for messages.
     """
 
     truth: Mapping[str, Any]
@@ -65,7 +66,7 @@ class _Folder:
 
 @dataclass
 class _Shelf:
-    """Images, each content once, in a folder until they are stored."""
+    """Distinct images, in a folder until they are stored."""
 
     folder: Path
     seen: list[Examined] = field(default_factory=list)
@@ -78,10 +79,10 @@ class _Shelf:
             data = image if isinstance(image, bytes) else _file_of(image)
             name = hashlib.sha256(data).hexdigest()
             if name not in self.numbers:
-                found = examine(data)
+                examined = examine(data)
                 (self.folder / name).write_bytes(data)
                 self.numbers[name] = len(self.seen)
-                self.seen.append(found)
+                self.seen.append(examined)
                 self.places.append(name)
         except (OSError, ValueError) as error:
             raise DataError(f"an image cannot be read: {error}", where=where) from error
@@ -95,7 +96,8 @@ def prepare_own(
 ) -> Prepared:
     """Make the dataset folder of a task's own `prep`.
 
-    Args: options: keyword arguments of `Task.prep`, which dataset.json keeps.
+    Args:
+        options: keyword arguments of `Task.prep`, which dataset.json keeps.
     Raises: DataError for a task without `prep`, rows that break the task's truth, images that cannot be read, or a
         folder that holds something else.
     """
@@ -106,7 +108,7 @@ def prepare_own(
     refuse_other(out, args, force=force)
     splits = guarded(f"`prep` of `{task.name}`", _path_of(task), lambda: task.prep and task.prep(**options))
     if not isinstance(splits, Mapping) or not splits:
-        raise DataError(f"`prep` of `{task.name}` gave {type(splits).__name__}, not a mapping of split -> rows")
+        raise DataError(f"`prep` of `{task.name}` returned {type(splits).__name__}, not a mapping of split -> rows")
     for split in splits:
         if not isinstance(split, str) or not SPLIT.fullmatch(split):
             raise DataError(f"`prep` calls a split {split!r:.80}", hint="letters, digits, `-` and `_`, such as train")
@@ -115,7 +117,7 @@ def prepare_own(
         shelf.folder.mkdir()
         rows = {split: _planned(task, split, rows, shelf) for split, rows in splits.items()}
         parts = Assembly(shelf.seen, shelf.places, FileReader(_Folder(shelf.folder)), rows, _fields)
-        parts.group = next((p.key[1].group for found in rows.values() for p in found if p.key[1].group), "")
+        parts.group = next((p.key[1].group for planned in rows.values() for p in planned if p.key[1].group), "")
         whole = {"name": name or out.name, "task": task.name, "source": {"name": task.name}, "args": args}
         return _assembled(build, parts, whole, limits, force)
 
@@ -161,8 +163,8 @@ def _with_parameters(run: Callable[..., Prepared], prep: Callable[..., Any]) -> 
 
 
 def _help(task: Task, name: str) -> str:
-    said = inspect.getdoc(task.prep) or task.summary or "Make the dataset of this task."
-    return f"{said}\n\nExample: vlmrl prep {name} --out data/mine"
+    help_text = inspect.getdoc(task.prep) or task.summary or "Make the dataset of this task."
+    return f"{help_text}\n\nExample: vlmrl prep {name} --out data/mine"
 
 
 def _path_of(task: Task) -> str:
@@ -175,7 +177,9 @@ def no_prep(name: str) -> DataError:
 
 def _assembled(build: Build, parts: Assembly, whole: Mapping[str, Any], limits: Limits, force: bool) -> Prepared:
     if bare := [split for split, rows in parts.rows.items() if not rows]:
-        raise DataError(f"`prep` gave no row for the split `{bare[0]}`", hint="leave the split out, or give it rows")
+        raise DataError(
+            f"`prep` returned no row for the split `{bare[0]}`", hint="leave the split out, or give it rows"
+        )
     for split, rows in parts.rows.items():
         _require_alike(split, [row.key[0] for row in rows])
     return assemble(build, parts, whole, limits, force=force)
@@ -190,18 +194,18 @@ def _require_alike(split: str, rows: Sequence[Row]) -> None:
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         raise DataError(
             f"the rows of the split `{split}` do not fit together: {error}",
-            hint="a truth field, and a column, has one type in all rows",
+            hint="each truth field and each column needs one type in all rows",
         ) from error
 
 
 def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> list[PlannedRow]:
     """Return the rows of a split, checked; each once."""
-    lengths, found, bad = PromptLengths(task), list[PlannedRow](), list[str]()
+    lengths, planned, bad = PromptLengths(task), list[PlannedRow](), list[str]()
     taken: set[str] = set()
     for index, row in enumerate(_each(task, rows)):
         where = str(row.origin) if isinstance(row, NewRow) and row.origin else f"{split} row {index}"
         if not isinstance(row, NewRow):
-            raise DataError(f"`prep` gave {type(row).__name__}, not a vlmrl.NewRow", where=where)
+            raise DataError(f"`prep` yielded {type(row).__name__}, not a vlmrl.NewRow", where=where)
         _check_row(row, where)
         bad += [f"{where}: {problem}" for problem in task.validate(row.truth)]
         numbers = tuple(shelf.put(image, where) for image in row.images)
@@ -210,23 +214,25 @@ def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> l
         if prompt_id in taken:
             raise DataError(f"`{prompt_id}` is the id of two rows of the split `{split}`", where=where)
         taken.add(prompt_id)
-        made = Row(prompt_id, "", task.name, row.truth, media, dict(row.columns), where)
-        labels = _labels(task, made)
+        checked = Row(prompt_id, "", task.name, row.truth, media, dict(row.columns), where)
+        labels = _labels(task, checked)
         tokens = lengths.of(dict(row.columns), media, where) if task.template else 0
         facts = RowFacts(numbers, labels.label, labels.distance, tokens, labels.names, where)
-        found.append(PlannedRow((made, labels), facts))
+        planned.append(PlannedRow((checked, labels), facts))
     if bad:
         shown = "".join(f"\n    {line}" for line in bad[:SHOWN_BAD])
         raise DataError(f"{len(bad):,} mistakes in the truths that `prep` made:{shown}", hint="nothing was written")
-    return found
+    return planned
 
 
 def _check_row(row: NewRow, where: str) -> None:
-    """Raise a DataError for a field of a row that is of another kind than it has to be."""
+    """Raise a DataError for a field of a row that has a wrong type."""
     for key in ("truth", "columns"):
         value = getattr(row, key)
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-            raise DataError(f"`{key}` of a row of `prep` is {value!r:.80}, not names with values", where=where)
+            raise DataError(
+                f"`{key}` of a row of `prep` is {value!r:.80}, not a mapping of names to values", where=where
+            )
     if not row.truth:
         raise DataError("a row of `prep` has an empty `truth`", where=where, hint="what its answer is checked against")
     if taken := [name for name in COLUMNS if name in row.columns]:
@@ -247,11 +253,11 @@ def _require_kept(value: Any, what: str, where: str | None = None) -> None:
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{what} cannot be kept as JSON: {error}", where=where) from error
+        raise DataError(f"{what} cannot be stored as JSON: {error}", where=where) from error
 
 
 def _each(task: Task, rows: Iterable[NewRow]) -> Iterator[NewRow]:
-    """Yield the rows one by one; what the user's code raises on the way is named with its line."""
+    """Yield the rows one by one; an error of the user's code is reported with its line."""
     what, end = f"`prep` of `{task.name}`", object()
     iterator: Iterator[Any] = guarded(what, _path_of(task), lambda: iter(rows))
     while (row := guarded(what, _path_of(task), lambda: next(iterator, end))) is not end:
@@ -277,4 +283,4 @@ def _file_of(image: Any) -> bytes:
         return Path(image).read_bytes()
     if hasattr(image, "save"):
         return encode_png(image)
-    raise DataError(f"{type(image).__name__} is no image", hint="a PIL image, a path, or the bytes of a file")
+    raise DataError(f"{type(image).__name__} is not an image", hint="give a PIL image, a path, or the bytes of a file")

@@ -1,4 +1,4 @@
-"""A task of one's own: `path/to/file.py:function`, the user's code in this very process.
+"""User's own tasks: `path/to/file.py:function`, run in this very process.
 
 The function takes the dataset's dataset.json (an empty mapping before there is one) and returns a `Task`. The file runs
 only where the user names it, in a recipe or on the command line. A dataset that names one is data: it runs no code.
@@ -31,10 +31,12 @@ INFO = "a task's function gets the dataset's dataset.json, empty where there is 
 
 @dataclass(frozen=True)
 class OwnFile:
-    """The file of a task of one's own, as it was read.
+    """File of a user's own task, as it was read.
 
     Args:
-        path: as it was named.    text: the whole file.    sha256: of its bytes.
+        path: as it was named.
+        text: the whole file.
+        sha256: of its bytes.
     """
 
     path: str
@@ -68,29 +70,29 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
             hint=f"it defines: {', '.join(_functions(module)) or 'no function'}",
         )  # fmt: skip
     make: Callable[[Mapping[str, Any]], Any] = function
-    made = guarded(f"`{name}`", path_text, lambda: make(info), hint=INFO)
+    task = guarded(f"`{name}`", path_text, lambda: make(info), hint=INFO)
     line = getattr(getattr(function, "__code__", None), "co_firstlineno", 1)
-    if not isinstance(made, Task):
+    if not isinstance(task, Task):
         raise RecipeError(
-            f"`{name}` returned {type(made).__name__}, not a Task", where=f"{path_text}:{line}",
+            f"`{name}` returned {type(task).__name__}, not a Task", where=f"{path_text}:{line}",
             hint="return vlmrl.Task(...); `vlmrl init --task NAME` writes an example",
         )  # fmt: skip
-    check_fields(made, f"{path_text}:{line}")
-    profiles = {key: (_beside(path_text, reward), args) for key, (reward, args) in made.profiles.items()}
+    check_fields(task, f"{path_text}:{line}")
+    profiles = {key: (_beside(path_text, reward), args) for key, (reward, args) in task.profiles.items()}
     watched = {
         key: _watched(function, f"`{key}` of `{name}`", path_text, check)
         for key, check in RETURNS.items()
-        if (function := getattr(made, key)) is not None
+        if (function := getattr(task, key)) is not None
     }
     watched["attacks"] = _with_attacks_watched(watched["attacks"], f"`attacks` of `{name}`", path_text)
-    if made.outcome_as is not None:
-        measure_for = _watched(made.outcome_as, f"`outcome_as` of `{name}`", path_text, _function)
+    if task.outcome_as is not None:
+        measure_for = _watched(task.outcome_as, f"`outcome_as` of `{name}`", path_text, _function)
         watched["outcome_as"] = lambda spec: _watched(
             measure_for(spec), f"`outcome` of `{name}`", path_text, RETURNS["outcome"]
         )
     return replace(
-        made, name=name, profiles=profiles, own=file,
-        template_file=made.template_file or f"template of {path_text}", **watched,
+        task, name=name, profiles=profiles, own=file,
+        template_file=task.template_file or f"template of {path_text}", **watched,
     )  # fmt: skip
 
 
@@ -112,7 +114,7 @@ def read_own(path_text: str) -> OwnFile:
 
 
 class _Loader(SourceFileLoader):
-    """A loader of the very text that was read: a compiled file beside it may be of an older one."""
+    """Loader of the text that was read: a compiled file beside it may belong to an older version."""
 
     def __init__(self, name: str, path: str, text: str) -> None:
         super().__init__(name, path)
@@ -123,7 +125,7 @@ class _Loader(SourceFileLoader):
 
 
 def _module(path_text: str, file: OwnFile) -> ModuleType:
-    """Import a file, once a content; as a module with a name of its own, so that classes in it can be pickled."""
+    """Import a file, once per content, as a module with a unique name, so that its classes can be pickled."""
     path = str(Path(path_text).expanduser().resolve())
     name = f"vlmrl_task_{hashlib.sha256(f'{path} {file.sha256}'.encode()).hexdigest()[:16]}"
     if name in sys.modules:
@@ -161,7 +163,7 @@ def guarded(what: str, path_text: str, run: Callable[[], Any], *, hint: str | No
 def _watched(
     function: Callable[..., Any], what: str, path_text: str, check: Callable[[Any], Any]
 ) -> Callable[..., Any]:
-    """Return the user's function with its mistakes named, and with the check of what it returns."""
+    """Return the user's function with its errors named, and with a check of what it returns."""
     line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
     place = path_text if line is None else f"{path_text}:{line}"
 
@@ -181,7 +183,7 @@ def _watched(
 def _with_attacks_watched(
     attacks: Callable[..., Sequence[Attack]], what: str, path_text: str
 ) -> Callable[..., list[Attack]]:
-    """Return a task's `attacks` whose tricks name what they raise, and what is no text, with its line."""
+    """Return a task's `attacks` whose tricks report errors, and results that are no text, with their line."""
 
     def call(*args: Any, **more: Any) -> list[Attack]:
         return [

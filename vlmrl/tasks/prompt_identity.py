@@ -1,10 +1,10 @@
-"""Fingerprints of prompts: of the text that a prompt renders, wherever its template lies and however it is written.
+"""Fingerprints of prompts: of the rendered text, wherever the template is stored and however it is written.
 
-A template is reduced with the settings of its task (`Task.variables`, which a row cannot override): what does not
+A template is reduced with the settings of its task (`Task.variables`, which a row cannot override). What does not
 depend on the row becomes the text that it renders. The rest stays as Jinja's parsed tree, with the settings that it
 reads. Comments, quotes and blanks within `{{ }}` are not in that tree; the white space around it is. So two prompts
 with one fingerprint render the same text for every row: their texts are equal, and the trees between them are the same
-program on the same values. The other way round does not hold: two programs that happen to give the same text have two
+program on the same values. The converse does not hold: two programs that happen to give the same text have two
 fingerprints, and so may one program under two releases of Jinja whose trees differ.
 """
 
@@ -29,11 +29,13 @@ Piece = str | list[Any]
 def prompt_print(template: str, system: str | None, variables: Mapping[str, Any], rows_of: str = "") -> str:
     """Return the fingerprint of a prompt, as the hex digits of a SHA-256.
 
+    The rules for every prompt (image marks, outer white space) are part of it by `prompt_template.RENDERING`.
+
     Args:
-        template: Jinja source of the user message; "" where the rows bring their messages.
-        system: the system message.    variables: settings of the task.
-        rows_of: the name of the task whose rows bring their messages, where there is no template.
-    The rules that hold for every prompt (marks of images, outer white space) are in it by `render.RENDERING`.
+        template: Jinja source of the user message; "" where the rows have their own messages.
+        system: the system message.
+        variables: settings of the task.
+        rows_of: the name of the task whose rows have their own messages, where there is no template.
     """
     pieces: list[Any] = _reduced(template, variables) if template else [["messages", rows_of]]
     return _sha256([RENDERING, system, pieces])
@@ -42,18 +44,22 @@ def prompt_print(template: str, system: str | None, variables: Mapping[str, Any]
 def earlier_prints(
     now: str, task: str, template: str, system: str | None, variables: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Return the fingerprints that runs recorded for this prompt before they were of the rendered text.
+    """Return the fingerprints that earlier versions recorded for this prompt.
 
-    Args: now: its `prompt_print`.    task: its task's name.    template, system, variables: as of `prompt_print`.
-    They were hashes of the template's source, of the task's name and of all its settings. What they were for the
-    prompts that vlmrl brings is listed in `OLD_PROMPTS`, for sources and names change; of others it is computed.
+    They were hashes of the template's source, of the task's name and of all its settings. `OLD_PROMPTS` lists them for
+    the prompts that vlmrl ships, because sources and names change; for other prompts they are computed.
+
+    Args:
+        now: its `prompt_print`.
+        task: its task's name.
+        template, system, variables: as for `prompt_print`.
     """
     computed = _sha256([task, template, system, dict(variables)])
     return tuple(dict.fromkeys((computed, *OLD_PROMPTS.get(now, ()))))
 
 
 def same_prompt(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Say whether two records are of one prompt: by the fingerprint, or where one has an earlier one, by that."""
+    """Return whether two records are of one prompt: by the fingerprint, or by an earlier fingerprint of one of them."""
     a, b = one.get("sha256"), other.get("sha256")
     return a == b or a in (other.get("earlier") or ()) or b in (one.get("earlier") or ())
 
@@ -63,7 +69,7 @@ def _reduced(template: str, variables: Mapping[str, Any]) -> list[Any]:
     from jinja2.nodes import Assign
 
     tree = parse_template(template, "prompt template")
-    # Behind assignments and macros a name may mean something else, and what is not plain may not be run here.
+    # After assignments and macros a name may mean something else, and a template that is not plain may not run here.
     pieces = _pieces(tree.body, variables if is_plain(tree) and tree.find(Assign) is None else None)
     left = [piece for piece in pieces if not isinstance(piece, str)]
     reads = {name: value for name, value in variables.items() if any(_mentions(piece, name) for piece in left)}
@@ -71,9 +77,10 @@ def _reduced(template: str, variables: Mapping[str, Any]) -> list[Any]:
 
 
 def _pieces(body: Sequence[nodes.Node], variables: Mapping[str, Any] | None) -> list[Piece]:
-    """Return nodes in order, as texts where the row does not matter; neighbouring texts are one.
+    """Return nodes in order, as texts where the row has no effect; adjacent texts are joined.
 
-    Args: variables: settings of the task; None = no node is rendered.
+    Args:
+        variables: settings of the task; None = no node is rendered.
     """
     from jinja2.nodes import If, Output, TemplateData
 
@@ -94,8 +101,9 @@ def _pieces(body: Sequence[nodes.Node], variables: Mapping[str, Any] | None) -> 
 
 
 def _settled(node: nodes.Node, variables: Mapping[str, Any]) -> str | None:
-    """Return the text of a node that reads the task's settings alone; None for another, and for one that cannot be
-    rendered without a row.
+    """Return the text of a node that reads the task's settings alone, or None.
+
+    None is also returned for a node that cannot be rendered without a row.
     """
     from jinja2.meta import find_undeclared_variables
     from jinja2.nodes import Expr, Output, Template
@@ -112,7 +120,7 @@ def _settled(node: nodes.Node, variables: Mapping[str, Any]) -> str | None:
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return the pieces with neighbouring texts as one, and without empty ones."""
+    """Return the pieces with adjacent texts joined, and without empty ones."""
     joined: list[Piece] = []
     for piece in pieces:
         if isinstance(piece, str) and joined and isinstance(joined[-1], str):
@@ -146,7 +154,7 @@ def _as_json(node: Any) -> Any:
 
 
 def _mentions(piece: Any, name: str) -> bool:
-    """Say whether a name stands anywhere in a tree."""
+    """Return whether a name occurs anywhere in a tree."""
     if isinstance(piece, Mapping):
         return any(_mentions(value, name) for value in piece.values())
     return any(_mentions(value, name) for value in piece) if isinstance(piece, list) else piece == name

@@ -21,18 +21,20 @@ from vlmrl.visible import plural
 
 IMAGE = "<image>"
 RENDERING = 1
-"""Version of what this module does to every prompt: marks of images, outer white space, the sandbox's filters. It is in
-each prompt's fingerprint: raised by whoever changes what a row's prompt becomes."""
+"""Version of the steps that change every prompt: image marks, outer white space, the sandbox's filters.
+
+It is part of each prompt's fingerprint. A change of the prompt of any row must raise it.
+"""
 _BOUNDED = "a prompt needs no long loops, powers or padding"
 
 
 WORKER = TemplateWorker()
-"""This process's; it starts with the first template that is not plain."""
+"""Worker of this process; it starts with the first template that is not plain."""
 
 
 @lru_cache(maxsize=64)
 def compile_template(source: str, where: str) -> Callable[[Mapping[str, Any]], str]:
-    """What renders a template: in this process when it is plain, else in one with limits.
+    """Return a function that renders a template: in this process when it is plain, else in one with limits.
 
     Raises: RecipeError with file and line when it is not valid Jinja.
     """
@@ -50,10 +52,11 @@ def compile_template(source: str, where: str) -> Callable[[Mapping[str, Any]], s
 
 
 def render_user(source: str, row: Row, variables: Mapping[str, Any], *, where: str) -> str:
-    """The user message of a row. The row's columns are variables by name, all of them together are `columns`.
+    """Return the user message of a row. The row's columns are variables by name, all of them together are `columns`.
 
     The truth is not among the variables: a prompt cannot give the answer away by mistake.
-    Raises: DataError when the template uses what the row does not have, or does something the sandbox refuses;
+
+    Raises: DataError when the template uses a name that the row does not have, or does something the sandbox refuses;
         RecipeError when it takes too much time, memory or text, whatever the row.
     """
     from difflib import get_close_matches
@@ -74,8 +77,7 @@ def render_user(source: str, row: Row, variables: Mapping[str, Any], *, where: s
 def place_images(messages: tuple[Message, ...], row: Row) -> tuple[tuple[Message, ...], bool]:
     """Make the `<image>` marks match the row's images.
 
-    Returns: (messages, moved): with no mark at all, the images go in front of the first user message and `moved` is
-        True.
+    Returns: (messages, moved): without any mark, the images are put before the first user message and `moved` is True.
     Raises: DataError when there are marks, but not one for each image.
     """
     marks = sum(message.content.count(IMAGE) for message in messages)

@@ -1,4 +1,4 @@
-"""One `[[data]]` entry made ready: its rows, its task, its prompt and its reward, wired together."""
+"""One opened `[[data]]` entry: rows, task, prompt and reward together."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ TABLE_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 
 @dataclass
 class Source:
-    """Rows with everything needed to ask and to score them.
+    """Rows with everything needed to render their prompts and to score responses.
 
     Args:
-        name: in metrics and rollouts.
-        task, dataset, reward: the parts.
-        split: which split `rows` is.
-        rows: made when indexed.
+        name: its name in metrics and rollouts.
+        split: the split that `rows` belong to.
+        rows: each is created when indexed.
         share: relative share of the prompts of a step.
         weights: part -> weight: the recipe's when it gives any, else the reward's own.
-        template, template_path, system: the prompt; an empty template means that the rows bring their messages.
+        template, template_path, system: the prompt; an empty template means that the rows have their own messages.
         prompt_sha256: fingerprint of all that shapes the prompt besides the row (`prompt_print`).
         prompt_earlier: the fingerprints that earlier versions gave the same prompt.
-        notes: what a person should know, added to while rows are rendered.
+        notes: messages for the user, added while rows are rendered.
     """
 
     name: str
@@ -62,11 +61,11 @@ class Source:
 
     @property
     def prompt_record(self) -> dict[str, Any]:
-        """What a run's manifest keeps of the prompt."""
+        """Record of the prompt in a run's manifest."""
         return {"source": self.name, "sha256": self.prompt_sha256, "earlier": list(self.prompt_earlier)}
 
     def messages(self, row: Row) -> tuple[Message, ...]:
-        """The prompt: a system message if there is one, then the user's; as many `<image>` marks as the row has images.
+        """Return the prompt: a system message if there is one, then the user's, with one `<image>` mark per image.
 
         Raises: DataError with the row when the template or the number of images does not fit.
         """
@@ -88,12 +87,12 @@ class Source:
         return turns
 
     def reward_input(self, row: Row, text: str, finish: Finish, num_tokens: int, prompt: str) -> RewardInput:
-        """What the reward sees of one response; images are decoded only for a reward that asks for them."""
+        """Return what the reward sees of one response; images are decoded only for a reward that needs them."""
         images = [self.dataset.image(media) for media in row.media] if self.reward.needs_images else []
         return RewardInput(text, row.truth, row.columns, images, finish, num_tokens, prompt)
 
     def with_split(self, split: str) -> Source:
-        """The same source on another of its dataset's splits."""
+        """Return the same source for another split of its dataset."""
         require_split(self.dataset, split)
         return replace(self, split=split, rows=self.dataset.rows(split), notes=self.notes)
 
@@ -104,12 +103,12 @@ def scores_responses(recipe: Recipe) -> bool:
 
 
 def open_source(data: Data, reward: Reward, *, split: str | None = None, scored: bool = True) -> Source:
-    """Open a `[[data]]` entry with its task, prompt and reward; `split` default: the entry's own.
+    """Open a `[[data]]` entry with its task, prompt and reward.
 
-    Args: scored: whether responses will be scored; if not, an entry for which there is no reward has NO_REWARD.
-
-    Raises: DataError, RecipeError or RewardError: nothing there, no such task, split or reward, a template that is not
-        valid.
+    Args:
+        split: default: the entry's own.
+        scored: whether responses will be scored; if not, an entry for which there is no reward has NO_REWARD.
+    Raises: DataError, RecipeError or RewardError: a missing file, task, split or reward, or an invalid template.
     """
     dataset = open_dataset(data)
     task = task_of(dataset, data.task, data.variant)
@@ -135,7 +134,7 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None, scored:
 
 
 def open_validation(data: Data, reward: Reward) -> Source | None:
-    """The validation rows of an entry: the split or file it names, else its split `validation`, else None.
+    """Return the validation rows of an entry: the split or file it names, else its split `validation`, else None.
 
     Raises: as `open_source`; also when the split or file that it names does not exist.
     """
@@ -148,7 +147,7 @@ def open_validation(data: Data, reward: Reward) -> Source | None:
 
 
 def open_rows_file(data: Data, reward: Reward, file: str, split: str) -> Source:
-    """Rows of another table file, asked and scored as those of an entry; `split`: how they are called.
+    """Return rows of another table file as a source with the prompt and reward of an entry; `split`: their name.
 
     Raises: as `open_source`.
     """
@@ -157,8 +156,9 @@ def open_rows_file(data: Data, reward: Reward, file: str, split: str) -> Source:
 
 
 def _template(data: Data, task: Task) -> tuple[str, str]:
-    """The template's text and where it is: the recipe's file, else the task's own. Compiled once, to find mistakes
-    now.
+    """Return the template's text and its place: the recipe's file, else the task's own.
+
+    It is compiled once, so that mistakes show now.
     """
     if data.prompt is None:
         where = task.template_file
@@ -172,10 +172,11 @@ def _template(data: Data, task: Task) -> tuple[str, str]:
 
 
 def _reward(data: Data, reward: Reward, task: Task, scored: bool = True) -> tuple[RewardSpec, dict[str, float]]:
-    """The entry's reward, else the recipe's, else the task's of `[reward] profile`.
+    """Return the entry's reward, else the recipe's, else the task's of `[reward] profile`.
 
-    `[reward] args` and `weights` belong to the recipe's choice: they reach an entry's own reward only when `[reward]`
-    names no other. They go over the arguments that the task binds, key by key, in a table (`aliases`) too.
+    `[reward] args` and `weights` belong to the recipe's choice: they apply to an entry's own reward only when
+    `[reward]` names no other. They replace the arguments that the task binds, key by key, also within a table
+    (`aliases`).
     """
     from vlmrl.rewards import earn_on_timeout, name_accuracy
     from vlmrl.rewards.base import NO_REWARD, check_weight_sizes
@@ -212,5 +213,5 @@ def _reward(data: Data, reward: Reward, task: Task, scored: bool = True) -> tupl
 
 
 def _over(own: Any, given: Any) -> Any:
-    """What the recipe gives for an argument: a table adds to the task's own, and wins where both name a thing."""
+    """Return an argument with the recipe's value: a table adds to the task's own, and wins where both have a key."""
     return {**own, **given} if isinstance(own, Mapping) and isinstance(given, Mapping) else given

@@ -1,4 +1,4 @@
-"""What can be said of rows from their truth: loose rollouts and tables of responses name no task."""
+"""Kinds of rows known by their truth: loose rollouts and tables of responses name no task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlmrl.types import Row
 
 Truth = Mapping[str, Any]
 CONTRADICTS = "contradicts itself"
-"""Words in what is said of a truth whose fields do not go together."""
+"""Words in the message about a truth whose fields contradict each other."""
 
 
 def _no_arguments(truth: Truth) -> Mapping[str, Any]:
@@ -21,13 +21,12 @@ def _no_arguments(truth: Truth) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class RowKind:
-    """A kind of rows. Every function takes the truth alone (`labels`: the row), so that saved responses suffice.
+    """Kind of rows. Every function takes the truth alone (`labels`: the row), so that saved responses suffice.
 
     Args:
         matches: whether a truth is of this kind.
-        arguments: arguments for a built-in reward that takes them, such as the names of levels.
-        play: how such rows are played in the probe of a reward; None = their answers are texts
-            (reward_check/text_attacks.py).
+        arguments: arguments for a built-in reward that accepts them, such as the names of levels.
+        play: play of such rows in the probe of a reward; None = their answers are texts (reward_check/text_attacks.py).
         is_right: (truth, the text of an answer) -> whether it is right, None where it decides nothing; None = the
             answer is compared as a text.
         labels: what the data doctor counts.
@@ -45,7 +44,7 @@ TEXTS = RowKind(lambda truth: True)
 
 
 class TruthReading(NamedTuple):
-    """The truth that a cell holds, why it cannot be used or "", and what is doubtful about it or ""."""
+    """Truth in a cell, why it cannot be used ("" = it can), and what is doubtful about it ("" = nothing)."""
 
     truth: Truth
     problem: str = ""
@@ -58,14 +57,14 @@ def _same_info(truth: Truth, is_sure: bool) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class TruthForm:
-    """How a table of responses holds the truths of a task. It is sent to other processes: functions of modules only.
+    """Form of a task's truths in a table of responses. It is sent to other processes: functions of modules only.
 
     Args:
         fields: truth fields that may be columns of their own; a mapping that has the first of them is a truth.
         read: text of a cell -> truth (raises RewardError); None = a text is no truth.
         write: truth -> text of a cell, sound or not (raises RewardError); needed where `read` is.
-        settings: what stands for the dataset's dataset.json when a truth is validated.
-        info: (truth of the first row, whether it is all that rows may hold) -> the same for making the task.
+        settings: replaces the dataset's dataset.json when a truth is validated.
+        info: (truth of the first row, whether it has all fields that rows may hold) -> the same for making the task.
     """
 
     fields: tuple[str, ...] = ()

@@ -392,7 +392,7 @@ def own_task(folder: Path, fields: str) -> Task:
         ("set_metrics=lambda v: {'reward': 1.0}", "has a set metric `reward`"),
         ("set_metrics=lambda v: {'ap': 10**400}", "the metric `ap` is 1000"),
         ("set_metrics=lambda v: {'ap': np.array([1, 2])}", "the metric `ap` is array"),
-        ("set_metrics=lambda v: 5", "it returned int 5, not names with numbers"),
+        ("set_metrics=lambda v: 5", "it returned int 5, not a mapping of names to numbers"),
         ("set_metrics=lambda v: {'ap': 1.0}, unit=boom", "`unit` of .* raised KeyError"),
         ("set_metrics=lambda v: {'ap': 1.0}, unit=lambda row: [1]", "list .1., which cannot be a key"),
     ],

@@ -100,7 +100,7 @@ def test_loose_files_and_a_damaged_manifest_are_still_read(tmp_path):
     (run.dir / "manifest.json").write_text('{"schema": 1, "id"')
     saved = open_saved(str(run.dir / "rollouts"), tmp_path)
     assert rows_in(saved) == 48 and saved.run is None and "cannot be read" in saved.notes[0]
-    with pytest.raises(RewardError, match="nothing says which reward"):
+    with pytest.raises(RewardError, match="not recorded which reward"):
         own_rewards(saved)
     again = scan_saved(saved, [other_rewards(saved, "taxonomy", args={}, weights=None)])
     assert compared(again)["equal"]  # the levels are found in the truth

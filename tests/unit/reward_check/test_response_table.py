@@ -241,7 +241,7 @@ def test_a_broken_truth_is_never_a_zero(truth, words, tmp_path):
 
 def test_what_is_missing_is_told(tmp_path):
     path = write(tmp_path / "rows.jsonl", ROWS)
-    with pytest.raises(RewardError, match="nothing says which reward"):
+    with pytest.raises(RewardError, match="not recorded which reward"):
         check_rewards(open_table(path), RewardQuestion())
     with pytest.raises(RecipeError, match="unknown task `fungus`"):
         open_table(path, task="fungus")

@@ -218,7 +218,7 @@ def test_levels_read_a_folder_of_images_by_its_folders_whatever_tables_are_in_it
         prepare(tmp_path / "out", "whale", source)
     assert "has image_path, individual; --levels reads a folder's images" in str(caught.value.hint)
     assert prepare(tmp_path / "out", "whale", source, levels=["individual"]).info["counts"]["classes"] == 20
-    with pytest.raises(DataError, match=r"--levels says what folders are, and .*notes\.csv is a table"):
+    with pytest.raises(DataError, match=r"--levels names folders, but .*notes\.csv is a table"):
         prepare(tmp_path / "out", "whale", source / "notes.csv", levels=["individual"])
 
 
@@ -267,10 +267,10 @@ def test_lists_of_pairs_are_read_in_both_forms() -> None:
         ("Ann 1\n", "is no pair"),
         ("a_1.jpg 1\nb_1.jpg 0\n", "different labels"),
         ("", "empty"),
-        ("a_1.jpg 1\n", "a pair is two"),
+        ("a_1.jpg 1\n", "a pair has two"),
         ("Ann_Li 1 x\n", "is no pair"),
         ("Ann_Li 1 \u0662\n", "is no pair"),
-        ("2 1\nAnn 1 2\n", "makes it 4 pairs, and there are 1"),
+        ("2 1\nAnn 1 2\n", "announces 4 pairs, but there are 1"),
         ("3\nAnn 1 2\n", "makes it 6 pairs"),
         (f"{'9' * 5000}\nAnn 1 2\n", "is no pair"),
         (f"Ann 1 {'9' * 5000}\n", "is no pair"),

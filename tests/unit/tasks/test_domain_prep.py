@@ -182,7 +182,7 @@ def test_rows_over_the_limit_fail_or_are_dropped_or_made_smaller_and_counted(tmp
     smaller = made("c", "resize")
     assert smaller.info["splits"]["train"]["rows"] == 20
     assert smaller.info["doctor"]["prompt_tokens"]["train"]["max"] <= 1000
-    assert "5 rows were over 1,000 tokens: 10 images brought down" in checks(smaller)["prompts over the limit"][1]
+    assert "5 rows were over 1,000 tokens: 10 images shrunk" in checks(smaller)["prompts over the limit"][1]
     dataset = open_dataset(Data(path=str(smaller.path)))
     sizes = {decode_image(dataset.image_bytes(media)).size for row in dataset.rows("train") for media in row.media}
     assert (280, 280) in sizes and (800, 800) not in sizes and len(sizes) == 2

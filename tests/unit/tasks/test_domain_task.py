@@ -55,10 +55,10 @@ def test_the_table_has_the_seven_domains_with_their_variants() -> None:
 def test_what_a_variant_asks_for_is_in_the_truth_and_its_published_function_exists(
     domain: Domain, variant: Variant
 ) -> None:
-    assert set(variant.asked) <= set(domain.field_names) == set(LAYOUTS[domain.layout].fields)
-    assert (variant.form == "answer") == (not variant.asked)
+    assert set(variant.required_fields) <= set(domain.field_names) == set(LAYOUTS[domain.layout].fields)
+    assert (variant.form == "answer") == (not variant.required_fields)
     assert variant.published in FUNCTIONS
-    assert FUNCTIONS[variant.published].layout == (domain.layout if variant.asked else "answer")
+    assert FUNCTIONS[variant.published].layout == (domain.layout if variant.required_fields else "answer")
 
 
 def test_im_is_the_main_variant_and_the_default_is_what_the_dataset_has_the_truth_for() -> None:
@@ -152,7 +152,7 @@ def test_a_prompt_shows_its_tags_literally_and_its_closed_vocabulary(domain: Dom
     prompt = prompt_of(domain, variant)
     assert "\\" not in prompt and "&lt;" not in prompt and "&gt;" not in prompt and "`" not in prompt
     assert prompt.endswith("\n<answer>probability</answer>")
-    for name in variant.asked:
+    for name in variant.required_fields:
         field = domain.truth_field(name)
         assert f"<{field.tag}>" in prompt and all(label in prompt for label in field.labels)
     assert "{" not in prompt and not re.search(r"\n{3}| \n", prompt)
@@ -173,7 +173,7 @@ def test_the_form_that_a_prompt_shows_earns_full_format_when_it_is_filled_in(dom
     shown = prompt_of(domain, variant).rpartition("<think>")
     form = shown[1] + shown[2]
     filled = form.replace("probability", "0.9000").replace("verdict", "Same")
-    for name in variant.asked:
+    for name in variant.required_fields:
         tag, label = domain.truth_field(name).tag, truth[name][0]
         body = f"Image1={label}; Image2={label}" if variant.form == "named_labels" else f"{label}; {label}"
         if variant.form != "verdicts":

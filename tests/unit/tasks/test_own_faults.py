@@ -106,8 +106,8 @@ def test_check_asks_a_set_metric_for_a_resample_that_holds_a_response_twice(tmp_
     [
         ('images=[picture]', 'images=picture', "`images` of a row of `prep` is <PIL.*, not a list", "train row 0"),
         ('images=[picture]', 'images="a.png"', "`images` of a row of `prep` is 'a.png', not a list", "train row 0"),
-        ('truth={"answer": 1}', 'truth="A1"', "`truth` of a row of `prep` is 'A1', not names", "train row 0"),
-        ('columns={"a": "b"}', 'columns=["a"]', "`columns` of a row of `prep` is .*, not names", "train row 0"),
+        ('truth={"answer": 1}', 'truth="A1"', "`truth` of a row of `prep` is 'A1', not a mapping", "train row 0"),
+        ('columns={"a": "b"}', 'columns=["a"]', "`columns` of a row of `prep` is .*, not a mapping", "train row 0"),
         ('images=[picture]', 'images=[picture] * 2', "the row has 2 images but its prompt has 1", "train row 0"),
         ('columns={"a": "b"}', "columns={}", "the prompt template fails: 'a' is undefined", "train row 0"),
         ("{{ a }}", "\\n{{ a }", "the prompt template is not valid Jinja", "template of {file}:2"),

@@ -124,7 +124,7 @@ def test_prep_writes_checked_rows_and_a_source_opens_them(here: Path) -> None:
 def test_a_dataset_alone_runs_no_code(here: Path) -> None:
     path = made(here)
     (here / "sums" / "task.py").write_text("from pathlib import Path\nPath('ran').touch()\n" + TASK)
-    with pytest.raises(RecipeError, match="data run no code") as error:
+    with pytest.raises(RecipeError, match="data may run no code") as error:
         task_of(open_dataset(Data(path=str(path))))
     assert "--task sums/task.py:task" in str(error.value.hint) and not (here / "ran").exists()
     task_of(open_dataset(Data(path=str(path))), "sums/task.py:task")
@@ -134,15 +134,15 @@ def test_a_dataset_alone_runs_no_code(here: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("NewRow({", "dict(**{"), "gave dict, not a vlmrl.NewRow"),
+        (("NewRow({", "dict(**{"), "yielded dict, not a vlmrl.NewRow"),
         (('"answer": start', '"wrong": start'), "6 mistakes in the truths that `prep` made"),
         (("start + i + 1}", "1 / (3 - i)}"), "raised ZeroDivisionError"),
         (('"train": (', '"train": 7, "x": ('), "raised TypeError"),
-        (('return {"train"', 'return [] and {"train"'), "gave list, not a mapping of split -> rows"),
-        (("columns={", "images=[7], columns={"), "int is no image"),
+        (('return {"train"', 'return [] and {"train"'), "returned list, not a mapping of split -> rows"),
+        (("columns={", "images=[7], columns={"), "int is not an image"),
         (("columns={", "id='one', columns={"), "`one` is the id of two rows"),
-        (("range(rows)", "range(0)"), "gave no row for the split `train`"),
-        (("start + i + 1}", "start + i + 1, 'set': {1}}"), "cannot be kept as JSON"),
+        (("range(rows)", "range(0)"), "returned no row for the split `train`"),
+        (("start + i + 1}", "start + i + 1, 'set': {1}}"), "cannot be stored as JSON"),
         (("start + i + 1}", "[i, 'two'][i % 2]}"), "the rows of the split `train` do not fit together"),
         (('if "answer" in truth', 'if truth["x"]'), "`validate` of `sums/task.py:task` raised KeyError: 'x'"),
         (("What is {{ a }}", "What is {{ b }}"), "the prompt template fails"),
@@ -347,11 +347,11 @@ def test_a_function_without_a_signature_and_one_with_bound_arguments(here: Path)
         ("{'': rows(2)}", "calls a split ''"),
         ("{5: rows(2)}", "calls a split 5"),
         ("{'train': [NewRow({}, columns={'a': 1})]}", "an empty `truth`"),
-        ("{'train': [NewRow({1: 2}, columns={'a': 1})]}", "not names with values"),
+        ("{'train': [NewRow({1: 2}, columns={'a': 1})]}", "not a mapping of names to values"),
         ("{'train': [NewRow(5, columns={'a': 1})]}", "`truth` of a row of `prep` is 5"),
         ("{'train': [NewRow({'answer': 1}, columns={'a': 1, 'truth': 2})]}", "the column `truth`"),
         ("{'train': [NewRow({'answer': 1}, columns={'a': 1, 'images': 2})]}", "the column `images`"),
-        ("{'train': [NewRow({'answer': '\\ud800'}, columns={'a': 1})]}", "cannot be kept as JSON"),
+        ("{'train': [NewRow({'answer': '\\ud800'}, columns={'a': 1})]}", "cannot be stored as JSON"),
         ("{'train': [NewRow({'answer': 1}, columns={'a': 1}, id='\\ud800')]}", "the `id` of a row"),
         ("{'train': [NewRow({'answer': 1}, columns={'a': 1}, id=5)]}", "the `id` of a row of `prep` is 5"),
         ("{'train': [NewRow({'answer': 1}, images=5, columns={'a': 1})]}", "`images` of a row of `prep` is 5"),
@@ -368,4 +368,4 @@ def test_a_row_or_a_split_that_no_dataset_can_hold_is_named(here: Path, returned
 def test_an_option_that_no_json_can_hold_is_named(here: Path) -> None:
     prep_of(here, "def prep(share: float = 0.5):\n    return {'train': rows(2)}")
     done = this_process("prep", "own.py:task", "--out", "made", "--share", "nan", cwd=here)
-    assert done.code == 2 and "the options of `prep` of `own.py:task` cannot be kept" in done.err
+    assert done.code == 2 and "the options of `prep` of `own.py:task` cannot be stored" in done.err

@@ -28,7 +28,7 @@ def test_every_rank_changes_the_picture(domain: str) -> None:
         assert (np.abs(pixels(domain, other) - base).max(axis=2) > 60).mean() > 0.003
 
 
-@pytest.mark.parametrize("domain", [name for name, domain in DOMAINS.items() if domain.asked == "individual"])
+@pytest.mark.parametrize("domain", [name for name, domain in DOMAINS.items() if domain.target == "individual"])
 def test_two_individuals_with_the_same_facts_look_different(domain: str) -> None:
     facts = {"species": "Asterias rubens", "age_group": "Adult", "gender": "Male"}
     facts |= {"type": "Silverback"} if domain == "gorilla" else {}

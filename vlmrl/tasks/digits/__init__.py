@@ -29,20 +29,24 @@ CLOSED = frozenset({0, 6, 8, 9})
 SCALE = 7
 """8 x 8 scans become 56 x 56 pixels: four image tokens."""
 SPLIT_SHARES = {"train": 0.66, "start": 0.04, "validation": 0.1, "test": 0.2}
-"""`start` is for the supervised start: few scans, so that it teaches the format and how an answer follows from the
-names, and leaves how to read most scans to be learned by reinforcement."""
+"""Share of the scans in each split.
+
+`start` is for the supervised start. It has few scans: it teaches the format and how the answer follows from the names,
+and leaves the reading of most scans to reinforcement learning.
+"""
 NUM_PAIRS = {"train": 6000, "start": 400, "validation": 300, "test": 1200}
 
 
 def digits_task(info: Mapping[str, Any]) -> Task:
-    """The task bound to the dataset; a pair task with a short prompt of its own."""
+    """Return the task bound to the dataset: a pair task with a short prompt of its own."""
     return pair_task(info, name="digits", summary=SUMMARY)
 
 
 def read_scans() -> tuple[Any, list[int]]:
-    """The scans of scikit-learn's `load_digits`: (ink, array [1797, 8, 8] from 0 to 16; digits).
+    """Return the scans of scikit-learn's `load_digits`: (ink, array [1797, 8, 8] from 0 to 16; digits).
 
-    Its data file is read directly, for importing scikit-learn takes seconds; `load_digits` is the way if it has moved.
+    Its data file is read directly, because importing scikit-learn takes seconds; `load_digits` is used if the file
+    moved.
     """
     from importlib.util import find_spec
 
@@ -50,7 +54,7 @@ def read_scans() -> tuple[Any, list[int]]:
 
     spec = find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
-        raise DataError("scikit-learn, which carries the scans, is not installed", hint="pip install scikit-learn")
+        raise DataError("scikit-learn, which contains the scans, is not installed", hint="pip install scikit-learn")
     file = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
     if file.is_file():
         table = np.loadtxt(file, delimiter=",")
@@ -62,7 +66,7 @@ def read_scans() -> tuple[Any, list[int]]:
 
 
 def render_scan(scan: Any) -> bytes:
-    """A scan as PNG: ink 0..16 becomes grey 255..0 (dark on white), bicubic to 56 x 56, RGB.
+    """Return a scan as PNG: ink 0..16 becomes grey 255..0 (dark on white), bicubic to 56 x 56, RGB.
 
     Args:
         scan: array [8, 8] of ink from 0 to 16.

@@ -1,4 +1,4 @@
-"""The form of a pair task's answers, and how one is written: what attacks on its reward are built from."""
+"""Form of a pair task's answers, and how to write one. Attacks on its reward are built from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class FormField:
-    """A truth field that an answer states. `labels`: what it may hold, () = any; `level`: a rank of a hierarchy."""
+    """Truth field that an answer states. `labels`: what it may hold, () = any; `level`: a rank of a hierarchy."""
 
     name: str
     tag: str
@@ -26,43 +26,43 @@ class FormField:
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """`<think>...</think><answer>P</answer>` with one tag a field inside think; the kinds: taxonrl/domain.py."""
+    """`<think>...</think><answer>P</answer>` with one tag per field inside think; the kinds: taxonrl/domain.py."""
 
     kind: Kind
     fields: tuple[FormField, ...]
 
     def stated(self, names: Mapping[str, Pair | None]) -> list[tuple[FormField, Pair]]:
-        """The fields an answer states of these names: levels down to the first that differs, known ones only."""
-        found: list[tuple[FormField, Pair]] = []
+        """Return the fields that an answer states: levels with known names, down to the first that differs."""
+        fields: list[tuple[FormField, Pair]] = []
         for field in self.fields:
             pair = names.get(field.name)
             if pair is None:
                 continue
-            found.append((field, pair))
+            fields.append((field, pair))
             if field.level and pair[0] != pair[1]:
                 break
-        return found
+        return fields
 
     def value(self, pair: Pair) -> str:
-        """What stands in a tag."""
+        """Return the text in a tag."""
         if self.kind == "verdicts":
             return "Same" if pair[0] == pair[1] else "Different"
         return f"Image1={pair[0]}; Image2={pair[1]}" if self.kind == "named_labels" else f"{pair[0]}; {pair[1]}"
 
     def tags(self, names: Mapping[str, Pair | None]) -> str:
-        """The tags of an answer that states these names."""
+        """Return the tags of an answer that states these names."""
         return "".join(f"\n<{f.tag}>{self.value(pair)}</{f.tag}>\n" for f, pair in self.stated(names))
 
     def write(self, names: Mapping[str, Pair | None], p: float | str) -> str:
-        """A whole, well-formed answer."""
+        """Return a whole, well-formed answer."""
         return f"<think>\n{THOUGHT}{self.tags(names) or ' '}</think>\n<answer>{four(p)}</answer>"
 
     def names_of(self, x: RewardInput) -> dict[str, Pair | None]:
-        """The true names of a row; None where the truth does not know both."""
+        """Return the true names of a row; None where the truth does not know both."""
         return {field.name: _pair(x.truth.get(field.name)) for field in self.fields}
 
     def commonest(self, rows: Sequence[RewardInput]) -> dict[str, Pair | None]:
-        """The most frequent name of each image in each field: what one may guess without looking."""
+        """Return the most frequent name of each image in each field: the best guess without looking at the images."""
         guess: dict[str, Pair | None] = {}
         for field in self.fields:
             pairs = [pair for x in rows if (pair := _pair(x.truth.get(field.name))) is not None]
@@ -71,7 +71,7 @@ class AnswerForm:
         return guess
 
     def others(self, x: RewardInput, rows: Sequence[RewardInput]) -> dict[str, Pair | None]:
-        """Wrong names for a row: none of them is right, and they are equal where the true ones differ."""
+        """Return wrong names for a row: none of them is right, and they are equal where the true ones differ."""
         names: dict[str, Pair | None] = {}
         for field in self.fields:
             pair = _pair(x.truth.get(field.name))
@@ -86,12 +86,12 @@ class AnswerForm:
 
 
 def form_of(levels: Sequence[str]) -> AnswerForm:
-    """Return the form of answers that name two names a level; without levels the answer alone."""
+    """Return the form of answers that name two names per level; without levels the answer alone."""
     return AnswerForm("names" if levels else "answer", tuple(FormField(name, name) for name in levels))
 
 
 def four(p: float | str) -> str:
-    """A probability with four decimals."""
+    """Return a probability with four decimals."""
     return p if isinstance(p, str) else f"{p:.4f}"
 
 

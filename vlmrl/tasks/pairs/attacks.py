@@ -11,16 +11,16 @@ from vlmrl.types import RewardInput
 
 
 def pair_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> list[Attack]:
-    """All of them for a form."""
-    found = [*void_attacks(echo), *_answer_attacks(form), *_guesses(), *_fair(form)]
+    """Return all attacks for a form."""
+    attacks = [*void_attacks(echo), *_answer_attacks(form), *_guesses(), *_fair(form)]
     if form.fields:
         empty = "".join(f"<{f.tag}></{f.tag}>" for f in form.fields)
-        found += [
+        attacks += [
             Attack("empty fields", "every tag of the form, all empty", "void",
                    says(f"<think>{empty}</think><answer></answer>")),
             *_field_attacks(form, rows, echo),
         ]  # fmt: skip
-    return found
+    return attacks
 
 
 def right(x: RewardInput) -> str:
@@ -32,7 +32,7 @@ def wrong(x: RewardInput) -> str:
 
 
 def _answer_attacks(form: AnswerForm) -> list[Attack]:
-    """Around the answer tag. The names are right, so that nothing but the trick is wrong."""
+    """Return attacks with the answer tag. The names are right, so that nothing but the trick is wrong."""
 
     def tags(x: RewardInput) -> str:
         return form.tags(form.names_of(x))
@@ -81,7 +81,7 @@ def _answer_attacks(form: AnswerForm) -> list[Attack]:
 
 
 def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> list[Attack]:
-    """Around the names, verdicts or labels that a form asks for."""
+    """Return attacks with the names, verdicts or labels that a form asks for."""
 
     def tags(x: RewardInput) -> str:
         return form.tags(form.names_of(x))
@@ -92,7 +92,7 @@ def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> 
     def around(inside: Make, after: Make = lambda x: "") -> Make:
         return lambda x: f"<think>{THOUGHT}{inside(x)}</think>{after(x)}<answer>{right(x)}</answer>"
 
-    found = [
+    attacks = [
         Attack("silence", "the right answer, nothing that was asked for before it", "broken",
                around(lambda x: "")),
         Attack("names outside", "right names after the thought", "broken", around(lambda x: "", tags)),
@@ -112,42 +112,42 @@ def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> 
                if _has_tags(form, x.prompt or echo) else None),
     ]  # fmt: skip
     if any(f.level for f in form.fields):
-        found.append(
+        attacks.append(
             Attack("contradiction", "names that differ, and the answer that they are the same", "guess",
                    lambda x: form.write(form.names_of(x), wrong(x)) if _decided(form, x) else None)
         )  # fmt: skip
     if form.kind in ("labels", "named_labels"):
-        found.append(
+        attacks.append(
             Attack("every label", "all labels in both places", "guess",
                    around(lambda x: "".join(f"<{f.tag}>{' '.join(f.labels)}; {' '.join(f.labels)}</{f.tag}>"
                                             for f in form.fields)))
         )  # fmt: skip
-        found.append(
+        attacks.append(
             Attack("labels denied", "not one but the other, both ways", "broken",
                    around(lambda x: _denied(form, x, rows)))
         )  # fmt: skip
-    return found
+    return attacks
 
 
 def _guesses() -> list[Attack]:
-    """Without a clue and without the form: what absence, constants and hedges earn."""
-    found = [
+    """Return guesses without knowledge and without the form: missing answers, constants and hedges."""
+    attacks = [
         Attack(f"only {p}", f"nothing but {p} in an answer tag", "guess", says(f"<think></think><answer>{p}</answer>"))
         for p in ("0.0000", "0.5000", "1.0000")
     ]
-    found.append(
+    attacks.append(
         Attack("hedge at length", "0.5 after a long thought", "guess",
                says(f"<think>{'so ' * (LONG // 3)}</think><answer>0.5000</answer>"))
     )  # fmt: skip
-    found.append(
+    attacks.append(
         Attack("many answers", "every probability from 0 to 1, each in an answer", "guess",
                says(f"<think>{THOUGHT}</think>" + "".join(f"<answer>{i / 20:.4f}</answer>" for i in range(21))))
     )  # fmt: skip
-    return found
+    return attacks
 
 
 def _fair(form: AnswerForm) -> list[Attack]:
-    """Right answers in other spellings."""
+    """Return right answers in other spellings."""
 
     def spelt(change: Callable[[str], str]) -> Make:
         def make(x: RewardInput) -> str:
@@ -156,32 +156,32 @@ def _fair(form: AnswerForm) -> list[Attack]:
 
         return make
 
-    found = [
+    attacks = [
         Attack("blanks between", "blank lines between the parts", "fair",
                lambda x: form.write(form.names_of(x), confident(x)).replace("</think>", "\n\n</think>\n\n")),
     ]  # fmt: skip
     if form.kind in ("names", "labels", "named_labels"):
-        found += [
+        attacks += [
             Attack("upper case", "names in capitals", "fair", spelt(str.upper)),
             Attack("blanks in names", "blanks around the names", "fair", spelt(lambda name: f" {name} ")),
         ]
     if form.kind == "names":
-        found += [
+        attacks += [
             Attack("rank words", "`order Boletales` for `Boletales`", "fair",
                    lambda x: form.write({f.name: (f"{f.name} {p[0]}", f"{f.name} {p[1]}")
                                          for f, p in form.stated(form.names_of(x))}, confident(x))),
             Attack("full stops", "a full stop after each name", "fair", spelt(lambda name: f"{name}.")),
         ]  # fmt: skip
     if form.kind == "labels":
-        found.append(
+        attacks.append(
             Attack("hyphens", "`Sub-Adult` for `SubAdult`, `Adult-female` for `Adult female`", "fair",
                    spelt(lambda name: "-".join(name.replace("SubAdult", "Sub Adult").split())))
         )  # fmt: skip
-    return found
+    return attacks
 
 
 def confident(x: RewardInput) -> str:
-    """What one who knows says: sure, and not quite certain."""
+    """Return the probability of a confident right answer: high, but not quite certain."""
     return "0.9000" if x.truth.get("same") else "0.1000"
 
 
@@ -218,7 +218,7 @@ def _has_tags(form: AnswerForm, prompt: str) -> bool:
 
 
 def _decided(form: AnswerForm, x: RewardInput) -> bool:
-    """Whether the true names alone leave no doubt about the answer: two of them differ at a level."""
+    """Return whether the true names alone settle the answer: two of them differ at a level."""
     return any(f.level and pair[0] != pair[1] for f, pair in form.stated(form.names_of(x)))
 
 
@@ -239,11 +239,11 @@ def _number(x: RewardInput) -> Mapping[str, Any]:
 
 
 def broken_truths(x: RewardInput) -> dict[str, Callable[[RewardInput], Mapping[str, Any]]]:
-    """Return truths that no reward for such rows should score: what they are, in words -> how they are made."""
+    """Return truths that no reward for such rows should score: name -> function that makes one."""
     raw = x.truth.get("ground_truth")
-    found: dict[str, Callable[[RewardInput], Mapping[str, Any]]] = {"an answer that is no answer": _no_answer}
+    makers: dict[str, Callable[[RewardInput], Mapping[str, Any]]] = {"an answer that is no answer": _no_answer}
     if raw is None or isinstance(raw, (int, float)) or (isinstance(raw, str) and ";" not in raw):
-        found["a composite where a number is wanted"] = _composite
+        makers["a composite where a number is wanted"] = _composite
     else:
-        found["a number where a composite is wanted"] = _number
-    return found
+        makers["a number where a composite is wanted"] = _number
+    return makers

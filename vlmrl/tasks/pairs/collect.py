@@ -91,7 +91,7 @@ def _plan(
 
 
 def parse_shares(text: str | None) -> dict[int, float] | None:
-    """`1=0.5,2=0.5` as {1: 0.5, 2: 0.5}; None stays None. Raises: DataError when it is not of that form."""
+    """Return `1=0.5,2=0.5` as {1: 0.5, 2: 0.5}; None stays None. Raises: DataError when the text has another form."""
     if text is None:
         return None
     shares: dict[int, float] = {}

@@ -1,8 +1,8 @@
-"""Pairs of images for "same class or not": half the same, the others balanced over how far apart their classes are.
+"""Pairs of images for "same class or not": half the same, the others balanced over the distance of their classes.
 
 The distance of a pair is how many levels, from the leaf up, have different classes: 0 = the same class, 1 = the same
 parent, ..., n = different at the coarsest of n levels. Work is bounded: pairs are drawn by rank from a space whose size
-is known, so a small class or a leaf without a sibling is reported, never looped on.
+is known, so that a small class or a leaf without a sibling is reported and causes no endless loop.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Pair:
 
 @dataclass
 class PairSet:
-    """The pairs of one split, and what could not be made: `reports` are rows for dataset.json."""
+    """Pairs of one split, and what could not be made: `reports` are rows for dataset.json."""
 
     pairs: list[Pair]
     reports: list[dict[str, Any]] = field(default_factory=list)
@@ -59,7 +59,7 @@ class _Node:
 
 
 def pair_distance(first: Labels, second: Labels) -> int:
-    """0 for the same class, else the number of levels from the first that differs down to the leaf."""
+    """Return 0 for the same class, else the number of levels from the first that differs down to the leaf."""
     for level, (a, b) in enumerate(zip(first, second, strict=True)):
         if a != b:
             return len(first) - level
@@ -72,8 +72,8 @@ def build_pairs(
     """Draw pairs: half of the same class, half different with the given share of each distance; no pair twice.
 
     Args:
-        images: one split; contents differ. Classes with one image are left out and reported: being in no same pair,
-            they would give the answer away.
+        images: one split; contents differ. Classes with one image are left out and reported: they are in no same pair,
+            so that they would give the answer away.
         num_pairs: how many to make; an odd one is made even. Fewer are made, and reported, when there are not enough.
         seed: the result depends on it and on the images' contents and labels, not on their order.
         distance_shares: distance -> relative share of the different pairs; default: equal over the distances that
@@ -89,8 +89,8 @@ def build_pairs(
     reports += _report_lonely(classes, nodes, depth)
     room = {distance: sum(node.capacity for node in nodes[distance]) for distance in nodes}
     same_room = sum(len(c) * (len(c) - 1) // 2 for c in classes.values())
-    asked = [distance for distance in shares if shares[distance] > 0]
-    different_room = sum(room[distance] for distance in asked)
+    distances = [distance for distance in shares if shares[distance] > 0]
+    different_room = sum(room[distance] for distance in distances)
     half = min((num_pairs + 1) // 2, same_room, different_room)
     if half == 0:
         lacking = "same-class" if same_room == 0 else "different-class"
@@ -100,8 +100,8 @@ def build_pairs(
         )
     if half < (num_pairs + 1) // 2:
         reports.append({"reason": "fewer pairs than asked", "wanted": num_pairs, "made": 2 * half})
-    quota = fill(half, {d: shares[d] for d in asked}, {d: room[d] for d in asked})
-    reports += _report_shares(half, {d: shares[d] for d in asked}, room, quota)
+    quota = fill(half, {d: shares[d] for d in distances}, {d: room[d] for d in distances})
+    reports += _report_shares(half, {d: shares[d] for d in distances}, room, quota)
     pairs = _same_pairs(classes, half, rng)
     for distance in sorted(quota):
         pairs += _different_pairs(nodes[distance], quota[distance], distance, rng)
@@ -110,7 +110,7 @@ def build_pairs(
 
 
 def fill(total: int, weights: Mapping[Any, float], room: Mapping[Any, int]) -> dict[Any, int]:
-    """Share `total` over the keys by weight, none above its room; what one cannot take goes to the others.
+    """Divide `total` among the keys by weight, none above its room; what exceeds a key's room goes to the others.
 
     Whole numbers that add up to min(total, sum of room); ties go to the earlier key. At most one pass per key.
     """
@@ -119,16 +119,16 @@ def fill(total: int, weights: Mapping[Any, float], room: Mapping[Any, int]) -> d
     left = min(total, sum(room[key] for key in open_keys))
     while left > 0:
         weight = sum(weights[key] for key in open_keys)
-        wanted = {key: left * weights[key] / weight for key in open_keys}
-        full = [key for key in open_keys if given[key] + wanted[key] >= room[key]]
+        quotas = {key: left * weights[key] / weight for key in open_keys}
+        full = [key for key in open_keys if given[key] + quotas[key] >= room[key]]
         if full:
             for key in full:
                 left -= room[key] - given[key]
                 given[key] = room[key]
             open_keys = [key for key in open_keys if key not in set(full)]
             continue
-        whole = {key: int(wanted[key]) for key in open_keys}
-        by_rest = sorted(open_keys, key=lambda key: whole[key] - wanted[key])
+        whole = {key: int(quotas[key]) for key in open_keys}
+        by_rest = sorted(open_keys, key=lambda key: whole[key] - quotas[key])
         for key in by_rest[: left - sum(whole.values())]:
             whole[key] += 1
         for key in open_keys:
@@ -165,7 +165,7 @@ def _usable_classes(images: Sequence[LabelledImage]) -> tuple[dict[Labels, list[
 
 
 def _nodes(classes: Mapping[Labels, list[LabelledImage]], prefix: int) -> list[_Node]:
-    """Every name path of length `prefix` that has two children or more."""
+    """Return every name path of length `prefix` that has two children or more."""
     grouped: dict[Labels, list[Labels]] = defaultdict(list)
     for labels in classes:
         grouped[labels[:prefix]].append(labels)
@@ -182,7 +182,7 @@ def _nodes(classes: Mapping[Labels, list[LabelledImage]], prefix: int) -> list[_
 
 
 def _report_lonely(classes: Mapping[Labels, Any], nodes: Mapping[int, list[_Node]], depth: int) -> list[dict[str, Any]]:
-    """Classes that have no sibling at some distance: they are in no pair of that distance."""
+    """Return reports of classes that have no sibling at some distance: they are in no pair of that distance."""
     reports = []
     for distance in sorted(nodes):
         paired = {node.path for node in nodes[distance]}
@@ -204,10 +204,10 @@ def _report_shares(
 
 
 def _same_pairs(classes: Mapping[Labels, list[LabelledImage]], total: int, rng: random.Random) -> list[Pair]:
-    """Equally many from each class, as far as it has them."""
+    """Return equally many pairs from each class, as far as it has them."""
     room = {labels: len(members) * (len(members) - 1) // 2 for labels, members in classes.items()}
     order = list(classes)
-    rng.shuffle(order)  # which classes get the odd one must not depend on the alphabet
+    rng.shuffle(order)  # which classes get one pair more must not depend on the alphabet
     quota = fill(total, dict.fromkeys(order, 1.0), room)
     pairs = []
     for labels, members in classes.items():
@@ -218,7 +218,7 @@ def _same_pairs(classes: Mapping[Labels, list[LabelledImage]], total: int, rng: 
 
 
 def _unrank_two(rank: int) -> tuple[int, int]:
-    """The rank-th pair (i, j) with i < j in the order (0,1), (0,2), (1,2), (0,3), ..."""
+    """Return the rank-th pair (i, j) with i < j in the order (0,1), (0,2), (1,2), (0,3), ..."""
     from math import isqrt
 
     j = (1 + isqrt(1 + 8 * rank)) // 2
@@ -226,8 +226,9 @@ def _unrank_two(rank: int) -> tuple[int, int]:
 
 
 def _different_pairs(nodes: Sequence[_Node], total: int, distance: int, rng: random.Random) -> list[Pair]:
-    """By number of classes from each node, so that a name says as little as possible about whether a pair is the
-    same.
+    """Return different pairs, divided by the number of classes of each node.
+
+    A name then says as little as possible about whether a pair is the same.
     """
     keys = list(range(len(nodes)))
     rng.shuffle(keys)
@@ -240,29 +241,29 @@ def _different_pairs(nodes: Sequence[_Node], total: int, distance: int, rng: ran
 
 
 def _cross_pairs(node: _Node, quota: int, distance: int, rng: random.Random) -> list[Pair]:
-    """`quota` different pairs across the node's children: classes drawn evenly first, the rest by rank."""
+    """Return `quota` different pairs across the node's children: classes drawn evenly first, the rest by rank."""
     child_of = [span for span in node.child_spans for _ in range(*span)]
     num_classes = len(node.classes)
-    found: dict[tuple[str, str], Pair] = {}
+    pairs: dict[tuple[str, str], Pair] = {}
     for _ in range(4 * quota):
-        if len(found) == quota:
+        if len(pairs) == quota:
             break
         a = rng.randrange(num_classes)
         start, end = child_of[a]
         b = rng.randrange(num_classes - (end - start))
         b = b if b < start else b + end - start
         pair = Pair(rng.choice(node.classes[a]), rng.choice(node.classes[b]), distance)
-        found.setdefault(pair.key, pair)
-    if len(found) < quota:
+        pairs.setdefault(pair.key, pair)
+    if len(pairs) < quota:
         for pair in _ranked_cross_pairs(node, quota, distance, rng):
-            if len(found) == quota:
+            if len(pairs) == quota:
                 break
-            found.setdefault(pair.key, pair)
-    return list(found.values())
+            pairs.setdefault(pair.key, pair)
+    return list(pairs.values())
 
 
 def _ranked_cross_pairs(node: _Node, count: int, distance: int, rng: random.Random) -> list[Pair]:
-    """`count` distinct pairs, all equally likely: enough to complete any smaller set of distinct pairs to `count`."""
+    """Return `count` distinct pairs, all equally likely: enough to complete any smaller set of distinct pairs."""
     items = [image for members in node.classes for image in members]
     child_end, position = [], 0
     for start, end in node.child_spans:

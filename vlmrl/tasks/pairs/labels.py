@@ -1,4 +1,4 @@
-"""The reward for pairs with a label of a closed vocabulary for each image: age groups, types, species."""
+"""Reward for pairs with a label of a closed vocabulary for each image: age groups, types, species."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ def pair_labels(
     relaxed: bool = False,
     aliases: Mapping[str, str] | None = None,
 ) -> RewardSpec:
-    """Parts `format`, `answer` and the labels' (named as `field`), each in [0, 1]; the rules are those of `taxonomy`.
+    """Return the reward with parts `format`, `answer` and the labels' (named as `field`), each in [0, 1].
 
-    The response states `<TAG>label 1; label 2</TAG>` inside think, once: 1 for both labels right and in order, 0.5 for
-    one (`partial`). A label that is not in the vocabulary breaks the format, and then nothing is earned: a hedge such
-    as `Adult or Juvenile` is no label. Case, `-`, `_` and blanks do not matter: `sub-adult` is `SubAdult`.
+    The rules are those of `taxonomy`. The response states `<TAG>label 1; label 2</TAG>` inside think, once: 1 for both
+    labels right and in order, 0.5 for one (`partial`). A label that is not in the vocabulary breaks the format, and
+    then
+    nothing is earned: a hedge such as `Adult or Juvenile` is no label. Case, `-`, `_` and blanks have no effect:
+    `sub-adult` is `SubAdult`.
 
     Args:
         tag: name of the tag, such as `age-group`.
@@ -54,8 +56,7 @@ def pair_labels(
         levels_decide: what labels say about the answer: "different" where two images with different labels cannot be
             the same (species of two individuals), False where they can (ages). Equal labels of two individuals decide
             nothing; True says that they do.
-        aliases: other spelling -> label.
-    The other arguments are those of `taxonomy`.
+        aliases: other spelling -> label. The other arguments are those of `taxonomy`.
     Raises: RewardError for an empty vocabulary, an alias of no label, or what `taxonomy` refuses; while scoring, for a
         truth that is not in the vocabulary.
     """
@@ -90,7 +91,7 @@ class LabelForm:
         pieces, problem = two_pieces(body, level, "label")
         if problem:
             return Said(None, None, problem)
-        found: list[str] = []
+        names: list[str] = []
         for i, piece in enumerate(pieces):
             match = NAMED[i].fullmatch(piece) if self.named else None
             if self.named and match is None:
@@ -100,23 +101,23 @@ class LabelForm:
             if label is None:
                 known = ", ".join(self.vocabulary.names)
                 return Said(None, None, f"<{level}> holds {text[:40]!r}, which is none of {known}")
-            found.append(label)
-        return Said(tuple(found), found[0] != found[1])
+            names.append(label)
+        return Said(tuple(names), names[0] != names[1])
 
     def read_truth(self, level: str, first: str | None, second: str | None) -> Said:
         if first is None or second is None:
             return Said(None, None)
-        found = []
+        names = []
         for label in (normalise_name(first, level), normalise_name(second, level)):
             if label in ("", "nan"):
                 return Said(None, None)
-            found.append(self.vocabulary.find(label))
-        if None in found:
+            names.append(self.vocabulary.find(label))
+        if None in names:
             raise RewardError(
                 f"the truth of <{level}> is {[first, second]}, of which one is no label",
                 hint=f"labels: {', '.join(self.vocabulary.names)}; name other spellings under aliases in [reward.args]",
             )
-        return Said(tuple(found), found[0] != found[1])
+        return Said(tuple(names), names[0] != names[1])
 
     def said(self, stated: Mapping[str, Any], levels: Sequence[str]) -> Mapping[str, Any]:
         return stated

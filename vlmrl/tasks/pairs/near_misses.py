@@ -1,4 +1,4 @@
-"""Answers that are wrong in one thing alone: a reward that pays one of them like the right answer does not see it."""
+"""Answers that are wrong in one thing alone: a reward that pays one like the right answer ignores this thing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from vlmrl.tasks.pairs.attacks import confident
 from vlmrl.types import RewardInput
 
 FALSE = ("Falsum", "Errorum")
-"""Names of nothing."""
+"""Invented names."""
 
 
 def name_misses(form: AnswerForm) -> list[Attack]:
-    """For a form with names or labels in its tags. The answer is right, and agrees with what the tags say."""
+    """Return near misses for a form with names or labels in its tags. The answer is right, and agrees with the tags."""
     if form.kind not in ("names", "labels", "named_labels"):
         return []
 
@@ -45,13 +45,13 @@ def name_misses(form: AnswerForm) -> list[Attack]:
 
 
 def _false(field: FormField, pair: Pair) -> Pair:
-    """False names for a pair: one name twice where the true ones are equal, else two."""
+    """Return false names for a pair: one name twice where the true ones are equal, else two."""
     free = [*(label for label in field.labels if label not in pair), *FALSE]
     return (free[0], free[0]) if pair[0] == pair[1] else (free[0], free[1])
 
 
 def _among(form: str) -> Callable[[FormField, Pair], Pair]:
-    """Each right name beside a false one."""
+    """Return a change that puts a false name beside each right name."""
 
     def change(field: FormField, pair: Pair) -> Pair:
         false = _false(field, pair)
@@ -61,7 +61,7 @@ def _among(form: str) -> Callable[[FormField, Pair], Pair]:
 
 
 def every_name(form: AnswerForm, rows: Sequence[RewardInput]) -> list[Attack]:
-    """All names of the dataset in both places of every tag, and the answer of one who does not know."""
+    """Return attacks with all names of the dataset in both places of every tag, and an uninformed answer."""
     if form.kind != "names" or not form.fields:
         return []
     known = {f.name: sorted({name for x in rows for name in form.names_of(x)[f.name] or ()}) for f in form.fields}

@@ -1,4 +1,4 @@
-"""What an answer to a pair is worth in numbers: read by the parser of the reward, measured against the truth."""
+"""Outcome of an answer to a pair: the response as the parser of the reward reads it, compared with the truth."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ METRICS = {
 }
 """Facts about the numbers of `pair_outcome` that no other task has."""
 RELAXED_FUNCTION = "lfw_relax_format:"
-"""TaxonRL's reward file that forgives a missing slash in a closing tag."""
+"""TaxonRL's reward file that accepts a missing slash in a closing tag."""
 
 
 def outcome_as(name: str, args: Mapping[str, Any]) -> Callable[[RewardSpec | None], Callable[..., Outcome]]:
     """Return a task's `Task.outcome_as` from its own reward: the reward that scores the rows -> `Task.outcome`.
 
-    Responses are read as the scoring reward reads them, its listed repairs and aliases included, where it is a pair
-    reward; the levels stay the task's own. Where that reward reads as the task does, its reading is taken from the
-    score, and no response is read twice.
+    If the scoring reward is a pair reward, responses are read as it reads them, including its repairs and aliases; the
+    levels stay the task's own. If it reads as the task does, its reading is taken from the score, and no response is
+    read twice.
     """
     own = load_reward(name, args=args, builtins=REWARDS).fn
     assert isinstance(own, PairReward)
@@ -44,7 +44,7 @@ def outcome_as(name: str, args: Mapping[str, Any]) -> Callable[[RewardSpec | Non
 
 
 def _reads_alike(scored_by: Any, reads: PairReward) -> bool:
-    """Return whether one reward's reading, before its rules, is the other's for every response."""
+    """Return whether two rewards read every response alike, before their rules."""
     names = ("form", "levels", "levels_decide", "relaxed")
     return isinstance(scored_by, PairReward) and all(getattr(scored_by, n) == getattr(reads, n) for n in names)
 
@@ -59,19 +59,20 @@ def _read_as(own: PairReward, spec: RewardSpec) -> PairReward:
 
 
 def pair_outcome(reward: PairReward, scored_by: str | None = None) -> Callable[[RewardInput, Score], Outcome]:
-    """Return the numbers of an answer that `reward` reads.
+    """Return a function that measures an answer as `reward` reads it.
 
-    Args: scored_by: the reward in `Score.detail` whose reading is that of `reward`; None = every response is read here,
-        and so is one whose score has no such detail.
+    Args:
+        scored_by: the reward in `Score.detail` whose reading equals that of `reward`; None = every response is read
+            here, and so is one whose score has no such detail.
 
     accuracy: the probability is on the right side of 0.5 (exactly 0.5 decides nothing and is wrong).
-    accuracy/<field>: the tag says of both images what is true (a relation left out below Different is Different, as the
+    accuracy/<field>: the tag is right about both images (a relation left out below Different is Different, as the
     reward reads it); None where it is not due (a coarser level truly differs) or the truth is not known.
-    label_accuracy/<field>, where they are labels: the share of the two that are right.
+    label_accuracy/<field>, for labels: the share of the two that are right.
     brier: (probability - label) squared, 0 is best; 1 when the answer cannot be parsed.
-    confidence: the probability, None when it cannot be parsed.    label: 1 = same.
+    confidence: the probability, None when it cannot be parsed. label: 1 = same.
     parse_failure: 1 when the response does not follow the format; it then counts as wrong in all of the above.
-    consistent: the answer agrees with what the tags say; None where they decide nothing. Only where tags can decide.
+    consistent: the answer agrees with the tags; None where they decide nothing. Only where tags can decide.
     repaired: a closing tag had to be repaired. Only where the reward allows that.
     """
     judge = replace(reward, consistency="part", complete=False)
@@ -81,25 +82,25 @@ def pair_outcome(reward: PairReward, scored_by: str | None = None) -> Callable[[
         reading = None if scored_by is None else PairReading.of_detail((score.detail or {}).get(scored_by))
         problem, confidence, stated, agrees, repair = reading or judge.read(x.response)
         label = float(same)
-        found: dict[str, float | None] = {
+        numbers: dict[str, float | None] = {
             "accuracy": 0.0 if confidence is None else float(confidence > 0.5 if same else confidence < 0.5),
             "brier": 1.0 if confidence is None else (confidence - label) ** 2,
             "confidence": confidence,
             "label": label,
             "parse_failure": float(bool(problem)),
         }
-        found |= _levels(judge, stated, right)
+        numbers |= _levels(judge, stated, right)
         if judge.levels and judge.levels_decide:
-            found["consistent"] = None if agrees is None else float(agrees)
+            numbers["consistent"] = None if agrees is None else float(agrees)
         if judge.relaxed:
-            found["repaired"] = float(bool(repair and not problem))
-        return found
+            numbers["repaired"] = float(bool(repair and not problem))
+        return numbers
 
     return outcome
 
 
 def confidence_figures(verdicts: Sequence[Verdict]) -> list[Histogram]:
-    """Return how sure the answers are: those to pairs that are the same, and those to pairs that differ."""
+    """Return histograms of the confidence: of pairs that are the same, and of pairs that differ."""
     note = (
         "Bars up: pairs that are the same; down: pairs that differ. "
         "A model that hedges answers in the middle, one that knows at the ends."
@@ -109,23 +110,23 @@ def confidence_figures(verdicts: Sequence[Verdict]) -> list[Histogram]:
 
 
 def _levels(judge: PairReward, stated: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, float | None]:
-    """`accuracy/<field>`, and for labels `label_accuracy/<field>`, of every level."""
-    found: dict[str, float | None] = {}
+    """Return `accuracy/<field>`, and for labels `label_accuracy/<field>`, of every level."""
+    accuracies: dict[str, float | None] = {}
     stated = judge.form.said(stated, judge.levels)
     due = True
     for level in judge.levels:
         truth, said, field = right[level], stated.get(level), judge.fields.get(level, level)
         counts = due and truth is not None
-        found[f"accuracy/{field}"] = float(said == truth) if counts else None
+        accuracies[f"accuracy/{field}"] = float(said == truth) if counts else None
         if isinstance(judge.form, LabelForm):
             hits = sum(a == b for a, b in zip(said or (None, None), truth or (), strict=False))
-            found[f"label_accuracy/{field}"] = hits / 2 if counts else None
+            accuracies[f"label_accuracy/{field}"] = hits / 2 if counts else None
         due = due and not _differs(truth)
-    return found
+    return accuracies
 
 
 def _differs(truth: Any) -> bool:
-    """Whether the two images differ in a level, from its true value: two names, or a word for how they relate."""
+    """Return whether the two images differ in a level, from its true value: two names, or a word for their relation."""
     if truth is None:
         return False
     return truth == "different" if isinstance(truth, str) else truth[0] != truth[1]

@@ -1,8 +1,8 @@
-"""The strict parser of pair responses. Total (any string in, a result out) and linear in the length of the text.
+"""Strict parser of pair responses. It accepts any string, and its time is linear in the length of the text.
 
-A pair response is `<think>...</think><answer>P</answer>`: inside think one `<LEVEL>name 1; name 2</LEVEL>` a hierarchy
-level, from coarse to fine, as far down as the writer went; P is the probability that both images show the same class.
-`PairFormat` takes it apart at its tags, whatever they hold; `parse_pair_response` reads the names too.
+A pair response is `<think>...</think><answer>P</answer>`: inside think one `<LEVEL>name 1; name 2</LEVEL>` per
+hierarchy level, from coarse to fine, as far down as the writer went; P is the probability that both images show the
+same class. `PairFormat` splits it at its tags, whatever they hold; `parse_pair_response` reads the names, too.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import NamedTuple
 from vlmrl.rewards.text_parsing import BLANKS, MAX_NAME_CHARS, VISIBLE, Tag, find_tags, normalise_name, tag_alternatives
 
 MAX_CACHED_PIECES = 100
-"""A response of more pieces is not remembered: no format has so many tags."""
+"""Maximum number of pieces of a response whose parse is cached: no format has so many tags."""
 PROBABILITY = re.compile(r"0(?:\.[0-9]{1,4})?|1(?:\.0{1,4})?")
 
 Names = tuple[str, str]
 
 
 class PairText(NamedTuple):
-    """A pair response taken apart at its tags.
+    """Pair response split at its tags.
 
     Args:
         problem: the first reason why the text does not follow the format, in words; empty when it does.
@@ -41,7 +41,7 @@ class PairText(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PairResponse:
-    """What a pair response says.
+    """Content of a pair response.
 
     Args:
         ok: the whole text follows the format. Only then may anything be earned.
@@ -59,7 +59,7 @@ class PairResponse:
 
 
 class PairFormat:
-    """The format of a pair response; see the top of this file.
+    """Format of a pair response; see the top of this file.
 
     Args:
         tags: names of the tags that think may hold, each at most once and in this order; may be empty.
@@ -74,7 +74,7 @@ class PairFormat:
         self._plan = lru_cache(maxsize=1024)(partial(_plan, levels=tuple(tags), relaxed=relaxed))
 
     def split(self, text: str) -> PairText:
-        """Take a response (special tokens removed) apart. Never raises; time is linear in the length of the text."""
+        """Split a response (special tokens removed) at its tags. Never raises; time is linear in its length."""
         pieces = self._pieces(text)
         plan = self._plan if len(pieces) < MAX_CACHED_PIECES else self._plan.__wrapped__
         problem, repair, bodies, gap, answer = plan(tuple(pieces[1::2]))
@@ -91,8 +91,8 @@ class PairFormat:
             else:
                 confidence = parse_probability(pieces[answer])
                 if confidence is None:
-                    wanted = "is not a number from 0 to 1 with at most 4 decimals"
-                    problem = f"the answer {_short(pieces[answer])} {wanted}"
+                    problem_words = "is not a number from 0 to 1 with at most 4 decimals"
+                    problem = f"the answer {_short(pieces[answer])} {problem_words}"
         if problem:
             return PairText(problem, None, {}, repair)
         return PairText("", confidence, {tag: pieces[at] for tag, at in bodies}, repair)
@@ -126,13 +126,13 @@ def parse_pair_response(
 
 
 def parse_probability(text: str) -> float | None:
-    """A decimal in [0, 1] with at most four places, ASCII digits only, blanks around it allowed; None for all else."""
+    """Return a decimal in [0, 1] with at most four places and ASCII digits, blanks around it allowed; else None."""
     text = text.strip(BLANKS)
     return float(text) if PROBABILITY.fullmatch(text) else None
 
 
 def two_pieces(body: str, tag: str, what: str = "name") -> tuple[Names, str]:
-    """The two texts that a tag holds, separated by `;`, and what is wrong with them ("" = nothing)."""
+    """Return the two texts that a tag holds, separated by `;`, and what is wrong with them ("" = nothing)."""
     first, semicolon, second = body.partition(";")
     if not semicolon or ";" in second:
         return ("", ""), f"<{tag}> does not hold two {what}s separated by `;`"
@@ -145,7 +145,7 @@ def two_pieces(body: str, tag: str, what: str = "name") -> tuple[Names, str]:
 
 
 def two_names(body: str, level: str, aliases: Mapping[str, str] | None = None) -> tuple[Names | None, str]:
-    """The two names that a level tag holds, normalised; or None and the reason why there are not exactly two."""
+    """Return the two names that a level tag holds, normalised; or None and the reason why there are not exactly two."""
     (first, second), problem = two_pieces(body, level)
     if problem:
         return None, problem
@@ -153,7 +153,7 @@ def two_names(body: str, level: str, aliases: Mapping[str, str] | None = None) -
 
 
 class _Plan(NamedTuple):
-    """What a sequence of tags says of a response: its problem, or which pieces of the split text to read."""
+    """Result of reading a sequence of tags: its problem, or which pieces of the split text to read."""
 
     problem: str
     repair: str = ""
@@ -163,7 +163,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(written: tuple[str, ...], levels: tuple[str, ...], relaxed: bool) -> _Plan:
-    """The plan of a sequence of tags. Tag i stands between the pieces 2i and 2i + 2 of the split text."""
+    """Return the plan of a sequence of tags. Tag i stands between the pieces 2i and 2i + 2 of the split text."""
     repairs = []
     for name in ("think", "answer") if relaxed else ():
         opening, closing = f"<{name}>", f"</{name}>"
@@ -181,7 +181,7 @@ def _plan(written: tuple[str, ...], levels: tuple[str, ...], relaxed: bool) -> _
 
 
 def _structure_problem(written: tuple[str, ...], levels: tuple[str, ...]) -> str:
-    """The first way in which a sequence of tags breaks the format; "" when it does not."""
+    """Return the first way in which a sequence of tags breaks the format; "" when it does not."""
     counts = Counter(written)
     for name in ("think", "answer", *levels):
         for tag in (f"<{name}>", f"</{name}>"):
@@ -195,8 +195,8 @@ def _structure_problem(written: tuple[str, ...], levels: tuple[str, ...]) -> str
     if outside and written[0] == "<think>":
         return f"{outside[0]} is not inside <think>"
     pairs = [tag for name in stated for tag in (f"<{name}>", f"</{name}>")]
-    wanted = ["<think>", *pairs, "</think>", "<answer>", "</answer>"]
-    misplaced = [tag for tag, due in zip(written, wanted, strict=True) if tag != due]
+    expected = ["<think>", *pairs, "</think>", "<answer>", "</answer>"]
+    misplaced = [tag for tag, due in zip(written, expected, strict=True) if tag != due]
     if misplaced:
         return f"{misplaced[0]} is out of place"
     if stated != [level for level in levels if level in stated]:
@@ -205,7 +205,7 @@ def _structure_problem(written: tuple[str, ...], levels: tuple[str, ...]) -> str
 
 
 def _closed_spans(tags: Sequence[Tag]) -> dict[str, tuple[int, int]]:
-    """Tag name -> (start, end) of the text in its last opening and the next closing tag after it."""
+    """Return tag name -> (start, end) of the text in its last opening and the next closing tag after it."""
     spans: dict[str, tuple[int, int]] = {}
     opened: dict[str, int] = {}
     for tag in tags:

@@ -12,7 +12,7 @@ from vlmrl.tasks.pairs.near_misses import every_name, name_misses
 
 
 def player(form: AnswerForm) -> Callable[[Stage], Play]:
-    """Return what plays rows whose answers have this form: a `RowKind.play`."""
+    """Return a function that plays rows whose answers have this form: a `RowKind.play`."""
     return partial(play_pairs, form)
 
 
@@ -31,21 +31,28 @@ def play_pairs(form: AnswerForm, stage: Stage) -> Play:
                       lambda x: form.write(form.names_of(x), confident(x)))  # fmt: skip
     wrong = Attack("honest, wrong", "false names, a wrong answer", "fair",
                    lambda x: form.write(form.others(x, rows), four(1 - float(confident(x)))))  # fmt: skip
-    asked = any(f.name not in stage.unpaid for f in form.fields)
+    has_paid_tags = any(f.name not in stage.unpaid for f in form.fields)
     attacks = [
         *pair_attacks(form, rows, stage.echo),
-        *(name_misses(form) if asked else ()),
+        *(name_misses(form) if has_paid_tags else ()),
         *every_name(form, rows),
     ]
     return Play(
-        informed, wrong, guesses, attacks, asked=lambda x: x.truth.get("same"), broken_truths=broken_truths(rows[0]),
+        informed,
+        wrong,
+        guesses,
+        attacks,
+        right_answer=lambda x: x.truth.get("same"),
+        broken_truths=broken_truths(rows[0]),
         belief=_belief(form),
-    )  # fmt: skip
+    )
 
 
 def _belief(form: AnswerForm) -> Belief:
-    """Return how a probability of "the same" is given. The names are stated to differ, so that the answers from 0 to
-    0.5 agree with them; what they earn is the same for all of these answers.
+    """Return how a probability of "the same" is given.
+
+    The names are stated to differ, so that the answers from 0 to 0.5 agree with them; they earn the same for all of
+    these answers.
     """
     names = {f.name: ((f.labels[0], f.labels[1]) if len(f.labels) > 1 else ("Prima", "Secunda")) for f in form.fields}
     return Belief(lambda x: bool(x.truth.get("same")), lambda p: form.write(names, p))

@@ -1,4 +1,4 @@
-"""Making a pair dataset from labelled images: splits, pairs, rows, measurements, folder."""
+"""Pair dataset from labelled images: splits, pairs, rows, measurements, folder."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ from vlmrl.tasks.pairs.draw import Pair, build_pairs
 from vlmrl.types import Media, hash64
 
 SPLIT_SHARES = {"train": 0.65, "validation": 0.15, "test": 0.2}
-"""Of each class. With 20 images in a class, validation gets 3 of them: three same pairs; two would make one."""
+"""Share of each class's images per split. With 20 images in a class, validation gets 3 of them and so three same pairs;
+two images would make one.
+"""
 
 
 @dataclass(frozen=True)
 class PairPlan:
-    """What to make.
+    """Plan of a pair dataset.
 
     Args:
         name: name of the dataset.
         levels: names of the hierarchy's levels, coarse to fine.
         num_pairs: split -> pairs.
         seed: of splits and pairs.
-        unseen_classes: whole classes that only the test split has.
+        unseen_classes: number of whole classes that only the test split has.
         distance_shares: distance -> relative share of the different pairs; None = equal.
         args: the arguments as given, for dataset.json.
         split_shares: split -> share of each class's images.
@@ -41,7 +43,7 @@ class PairPlan:
         split_of: origin -> split, where the source has splits of its own; they are kept.
         whole_classes: splits share no class: for individuals.
         truth_of: the truth of a pair; default: `level_truth` over the levels.
-        schema: Arrow schema of the rows; None = as the first rows are.
+        schema: Arrow schema of the rows; None = derived from the first rows.
         truth_fields: for dataset.json: the truth fields that are known, where not all are.
         individuals: the last label is an individual's, and is written beside the truth.
         group, notes: for the data doctor (data/doctor.py).
@@ -106,7 +108,7 @@ def fill_pairs(
     force: bool = False,
     limits: Limits | None = None,
 ) -> Prepared:
-    """As `prepare_pairs`, into a folder that is being built."""
+    """Write pairs as `prepare_pairs` does, into a folder that is being built."""
     unique, repeats = drop_repeats(images)
     if not unique:
         raise DataError(f"no usable image in {plan.source.get('name')}", hint=_first_reason(dropped))
@@ -141,7 +143,8 @@ def write_pairs(
 ) -> Prepared:
     """Check the pairs of each split against the task's truth schema, and write them.
 
-    Args: info: what the caller knows for dataset.json; `splits` of it gets the counts.
+    Args:
+        info: fields for dataset.json; the counts are added to its `splits`.
     """
     unseen = set(info.get("unseen_classes", ()))
     lost = [dict(drop) for drop in dropped]
@@ -195,7 +198,7 @@ def write_pairs(
 
 
 def deal_images(images: Sequence[LabelledImage], plan: PairPlan) -> Splits:
-    """The images of each split; those that the source has put into splits stay there."""
+    """Return the images of each split; images with a split in the source stay there."""
     given: dict[str, list[LabelledImage]] = {}
     for image in images:
         given.setdefault(plan.split_of.get(image.origin, ""), []).append(image)
@@ -209,13 +212,13 @@ def deal_images(images: Sequence[LabelledImage], plan: PairPlan) -> Splits:
     if "validation" not in given and "train" in given and "validation" in plan.split_shares:
         validation = plan.split_shares.get("validation", 0)
         share = validation / (plan.split_shares["train"] + validation)
-        made = deal(given.pop("train"), {"train": 1 - share, "validation": share}, seed=plan.seed)
-        given = {**made.images, **given}
+        splits = deal(given.pop("train"), {"train": 1 - share, "validation": share}, seed=plan.seed)
+        given = {**splits.images, **given}
     return Splits(given)
 
 
 def _refuse_few_classes(images: Sequence[LabelledImage], plan: PairPlan) -> None:
-    """Where splits share no class, each needs two of them, or it has no different pair. Raises: DataError."""
+    """Raise a DataError if splits share no class and one has fewer than two: it would have no different pair."""
     sizes, splits = Counter(image.labels for image in images), list(plan.split_shares)
     count = sum(size > 1 for size in sizes.values())
     if plan.whole_classes and count < 2 * len(splits):
@@ -237,7 +240,7 @@ def _first_reason(dropped: Sequence[Mapping[str, Any]]) -> str | None:
 def _pairs_of_split(
     split: str, members: Sequence[LabelledImage], unseen: set[tuple[str, ...]], plan: PairPlan
 ) -> tuple[list[Pair], list[dict[str, Any]]]:
-    """With unseen classes the test split is half pairs of seen, half pairs of unseen classes."""
+    """Return the pairs of a split. With unseen classes, half of the test pairs are of these, half of seen ones."""
     seed = hash64(plan.seed, split)
     groups = {"": list(members)}
     if split == "test" and unseen:
@@ -247,14 +250,14 @@ def _pairs_of_split(
         }
     pairs, reports = [], []
     for group, images in groups.items():
-        wanted = plan.num_pairs[split] if not group else (plan.num_pairs[split] + 1) // 2
+        num_pairs = plan.num_pairs[split] if not group else (plan.num_pairs[split] + 1) // 2
         try:
-            made = build_pairs(images, wanted, seed=hash64(seed, group), distance_shares=plan.distance_shares)
+            drawn = build_pairs(images, num_pairs, seed=hash64(seed, group), distance_shares=plan.distance_shares)
         except DataError as error:
             place = f"split `{split}`" + (f", {group} classes" if group else "")
             raise DataError(f"{place}: {error.message}", where=error.where, hint=error.hint) from error
-        pairs += made.pairs
-        reports += [{**report, "classes": group} if group else report for report in made.reports]
+        pairs += drawn.pairs
+        reports += [{**report, "classes": group} if group else report for report in drawn.reports]
     if len(groups) > 1:
         pairs.sort(key=lambda pair: hash64(seed, *pair.key))
     return pairs, reports
@@ -279,18 +282,18 @@ def _fields(
 
 
 def pair_id(name: str, images: Sequence[Media], *more: str) -> str:
-    """`prompt_id` of a pair in a dataset."""
+    """Return the `prompt_id` of a pair in a dataset."""
     return f"{name}-{hash64(name, *(media.sha256 for media in images), *more):016x}"
 
 
 def level_truth(levels: Sequence[str], pair: Pair) -> dict[str, Any]:
-    """The truth of a pair over a hierarchy: `same`, `distance`, and two names a level."""
+    """Return the truth of a pair over a hierarchy: `same`, `distance`, and two names per level."""
     truth: dict[str, Any] = {"same": pair.distance == 0, "distance": pair.distance}
     return truth | {level: [pair.first.labels[i], pair.second.labels[i]] for i, level in enumerate(levels)}
 
 
 def count_pairs(rows: Sequence[PlannedRow]) -> dict[str, Any]:
-    """What dataset.json says of a split besides its number of rows."""
+    """Return the entries of a split in dataset.json, except its number of rows."""
     distances = Counter(row.facts.distance for row in rows if row.facts.distance is not None)
     same = sum(row.facts.label == "same" for row in rows)
     images = len({i for row in rows for i in row.facts.images})

@@ -1,7 +1,7 @@
-"""The core of the rewards for pairs of images: read the response, check it against itself, score it against the truth.
+"""Core of the rewards for pairs of images: read the response, check it against itself, score it against the truth.
 
-A `Form` says what a level's tag may hold (names, labels, relations) and what it earns; `PairReward` holds the rules
-that are the same for all: the strict format, how far down a response must go, that it must not contradict itself.
+A `Form` defines what a level's tag may hold (names, labels, relations) and what it earns. `PairReward` holds the rules
+that are the same for all: the strict format, how far down a response must go, and that it must not contradict itself.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ConsistencyRule = Literal["gate", "part", "off"]
 LevelsDecide = bool | Literal["different"]
 RESERVED = frozenset({"think", "answer", "format", "consistency", "repaired", "note", "detail", "same", "distance"})
 MAX_CACHED_CHARS = 3 * MAX_NAME_CHARS
-"""The text of a longer tag is not remembered."""
+"""Maximum length of a tag's text whose reading is cached, in characters."""
 
 
 class Said(NamedTuple):
-    """What a level's tag, or its truth, says.
+    """Content of a level's tag, or of its truth.
 
     Args:
         value: None = nothing that can be read, or not known.
@@ -41,39 +41,40 @@ class Said(NamedTuple):
 
 
 class Form(Protocol):
-    """What the tag of a level holds, and what it earns.
+    """Form of a level's tag, with what it earns.
 
-    `read` and `read_truth` are remembered: they must depend on their arguments alone.
+    Results of `read` and `read_truth` are cached: they must depend on their arguments alone.
     """
 
     what: ClassVar[str]
-    """What the levels hold, in the plural."""
+    """Word for the content of the levels, in the plural."""
     stops: ClassVar[bool]
-    """Whether it breaks the format to state a level below one that differs."""
+    """True if stating a level below one that differs breaks the format."""
 
     def read(self, level: str, body: str) -> Said: ...
 
     def read_truth(self, level: str, first: str | None, second: str | None) -> Said:
-        """Of a pair of names; raises a RewardError for names that the form does not know."""
+        """Read the truth from a pair of names. Raises: RewardError for names that the form does not know."""
         ...
 
     def said(self, stated: Mapping[str, Any], levels: Sequence[str]) -> Mapping[str, Any]:
-        """What is stated, and what follows from it for levels that are left out."""
+        """Return the stated values, with those that follow from them for levels that are left out."""
         ...
 
     def parts(
         self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]
     ) -> dict[str, float | None]:
-        """One number in [0, 1] a level; None where the truth is not known."""
+        """Return one number in [0, 1] per level; None where the truth is not known."""
         ...
 
 
 class PairReading(NamedTuple):
-    """What a response says, as a reward reads it, whatever the truth is.
+    """Content of a response, as a reward reads it, whatever the truth is.
 
     Args:
         problem: why it earns nothing; "" = it follows the rules.
-        confidence: probability of "same" in [0, 1].      stated: level -> value of its tag, where it is stated.
+        confidence: probability of "same" in [0, 1].
+        stated: level -> value of its tag, where it is stated.
         agrees: whether the answer agrees with the levels; None where they do not decide. These three are None and empty
             where the response cannot be read; where it only contradicts itself, they say how.
         repair: what was read as something else, in words; "" = nothing.
@@ -86,7 +87,7 @@ class PairReading(NamedTuple):
     repair: str = ""
 
     def as_detail(self) -> dict[str, Any]:
-        """Return the reading as a JSON value; what is empty is left out."""
+        """Return the reading as a JSON value, without empty fields."""
         problem, confidence, stated, agrees, repair = self
         if confidence is None:
             return {"problem": problem, "repair": repair} if repair else {"problem": problem}
@@ -96,7 +97,7 @@ class PairReading(NamedTuple):
 
     @classmethod
     def of_detail(cls, detail: Any) -> PairReading | None:
-        """Return the reading that `as_detail` wrote; None for anything else, such as a damaged file has."""
+        """Return the reading that `as_detail` wrote; None for anything else, such as in a damaged file."""
         if not isinstance(detail, Mapping):
             return None
         problem, confidence, stated, agrees, repair = (
@@ -116,7 +117,7 @@ class PairReading(NamedTuple):
 
 @dataclass(frozen=True)
 class NameForm:
-    """`name 1; name 2`. Args: `partial`, half a level for one right name; `aliases`, other spelling -> name."""
+    """`name 1; name 2`. `partial`: half of a level's value for one right name; `aliases`: other spelling -> name."""
 
     partial: bool = True
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -144,10 +145,10 @@ class NameForm:
 
 @dataclass(frozen=True)
 class PairReward:
-    """The reward function of a pair task; see `taxonomy` in taxonomy.py for the arguments and the rules.
+    """Reward function of a pair task; see `taxonomy` in taxonomy.py for the arguments and the rules.
 
     Args:
-        form: what the levels' tags hold.
+        form: the form of the levels' tags.
         fields: level -> name of its truth field and of its part; a level that is not listed: its own name.
     """
 
@@ -178,14 +179,14 @@ class PairReward:
         return self._renamed(parts) if self.fields else parts
 
     def read(self, response: str) -> PairReading:
-        """Return the reading of a response (special tokens removed) by the rules of this reward. Total: any text in,
-        time linear in its length.
-        """
+        """Return the reading of any text (without special tokens) by this reward's rules, in linear time."""
         return self._by_the_rules(*self.read_freely(response))
 
     def read_freely(self, response: str) -> tuple[PairReading, str]:
-        """Return the reading of a response that may leave levels out and contradict itself; and, in words, the first
-        level that it leaves out although none above it differs ("" = none).
+        """Return the reading of a response without two rules: it may leave levels out and contradict itself.
+
+        Returns: the reading; and, in words, the first level that the response leaves out although none above it differs
+            ("" = none).
         """
         problem, confidence, bodies, repair = self._format.split(response)
         if problem or confidence is None:
@@ -203,10 +204,11 @@ class PairReward:
         return free
 
     def read_truth(self, truth: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
-        """The truth of a row, checked: `same`, and level -> value (None = not known).
+        """Return the truth of a row, checked: `same`, and level -> value (None = not known).
 
         Raises: RewardError when `same` is not true or false, a level does not hold two names that the form knows, or
-            `same` contradicts the levels: a wrong truth is a mistake to repair, never a 0 for every response.
+            `same`
+            contradicts the levels: a wrong truth must be repaired, and is never a 0 for every response.
         """
         same = truth.get("same")
         if same is not True and same is not False:
@@ -229,8 +231,10 @@ class PairReward:
         return same, values
 
     def _read(self, bodies: Mapping[str, str]) -> tuple[dict[str, Any], bool | None, str, str]:
-        """(level -> value, whether the levels differ, what is wrong, what is missing). They differ when one does, they
-        are equal when every level is stated and equal, and None is neither. Nothing is read below what is wrong.
+        """Return (level -> value, whether the levels differ, what is wrong, what is missing).
+
+        They differ when one does, and are equal when every level is stated and equal; None is neither. Nothing is read
+        below the first error.
         """
         stated: dict[str, Any] = {}
         missing = parted = ""
@@ -254,7 +258,7 @@ class PairReward:
         return stated, True if parted else False if equal else None, "", missing
 
     def _agrees(self, confidence: float, differs: bool | None) -> bool | None:
-        """Whether the answer agrees with the levels; None when they do not decide. 0.5 agrees with both."""
+        """Return whether the answer agrees with the levels; None when they do not decide. 0.5 agrees with both."""
         if differs is None or not self.levels_decide:
             return None
         if differs:
@@ -289,9 +293,11 @@ class PairReward:
 
 
 def pair_spec(name: str, reward: PairReward, *, levels_weight: float = 0.0, format_weight: float = 0.2) -> RewardSpec:
-    """The reward with its weights: `format_weight`, `levels_weight` shared equally by the levels, the rest the answer.
+    """Return the reward with its weights.
 
-    A part `consistency` takes a quarter of the levels' share.
+    The format gets `format_weight`, the levels share `levels_weight` equally, and the answer gets the rest. A part
+    `consistency` takes a quarter of the levels' share.
+
     Raises: RewardError for an unknown option, levels that cannot be tags, or weights that are not shares of 1.
     """
     _check_options(reward)
@@ -305,17 +311,17 @@ def pair_spec(name: str, reward: PairReward, *, levels_weight: float = 0.0, form
             hint="they are shares of the whole reward; the answer gets the rest",
         )
     weights = {"format": format_weight, "answer": max(rest, 0.0)}
-    asked = reward.consistency == "part"
-    share = levels_weight * (0.75 if asked else 1.0)
+    has_consistency = reward.consistency == "part"
+    share = levels_weight * (0.75 if has_consistency else 1.0)
     weights |= {reward.fields.get(level, level): share / len(reward.levels) for level in reward.levels}
-    if asked:
+    if has_consistency:
         weights["consistency"] = levels_weight - share
     parts = [*weights, *(["repaired"] if reward.relaxed else [])]
     return RewardSpec(name, reward, dict.fromkeys(parts, (0.0, 1.0)), weights, pure=True)
 
 
 def answer_score(confidence: float, same: bool, rule: AnswerRule = "brier") -> float:
-    """Score in [0, 1] of the probability `confidence` of "same".
+    """Return the score in [0, 1] of the probability `confidence` of "same".
 
     Example: confidence 0.8, same -> brier 1 - 0.2^2 = 0.96; truncated_bce 1 + ln 0.8 = 0.7769.
     """
@@ -328,7 +334,7 @@ def answer_score(confidence: float, same: bool, rule: AnswerRule = "brier") -> f
 def level_parts(
     stated: Mapping[str, Names | None], truth: Mapping[str, Names | None], levels: Sequence[str], *, partial: bool
 ) -> dict[str, float | None]:
-    """One number in [0, 1] a level of names, or None where its truth is not known. The rules are those of `taxonomy`.
+    """Return one number in [0, 1] per level of names; None where its truth is not known. The rules: see `taxonomy`.
 
     Example: truth order (a, b), family (c, d); stated order (a, b) only -> {"order": 1.0, "family": 1.0}.
     """
@@ -364,7 +370,7 @@ def _checked_same(same: Any) -> bool:
 
 
 def _two(pair: Any, level: str) -> tuple[str | None, str | None]:
-    """A truth field as two texts; None = not known."""
+    """Return a truth field as two texts; None = not known."""
     if pair is None:
         return None, None
     if isinstance(pair, (str, bytes)) or not isinstance(pair, Sequence) or len(pair) != 2:

@@ -1,4 +1,4 @@
-"""The built-in rewards of pair tasks, by name."""
+"""Built-in rewards of pair tasks, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pair task: truth schema, outcome, and correct answers to learn the format from."""
+"""Pair task: truth schema, outcome, and correct answers for learning the format."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vlmrl.tasks.pairs.truth_kind import kind_of_levels
 
 SUMMARY = "same class or not: two images, a hierarchy of names, a probability (made by `vlmrl prep pairs`)"
 RESERVED_LEVELS = frozenset({"think", "answer", "format", "consistency", "note", "detail", "same", "distance"})
-"""Words that the answer format, the truth or the reward's parts use already."""
+"""Words that the answer format, the truth or the reward's parts already use."""
 
 
 def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SUMMARY) -> Task:
-    """The task bound to a dataset made by `vlmrl prep`; `info` is its dataset.json (`levels`, coarse to fine).
+    """Return the task bound to a dataset made by `vlmrl prep`; `info` is its dataset.json (`levels`, coarse to fine).
 
     Raises: DataError when the dataset has no levels.
     """
@@ -64,7 +64,7 @@ def check_levels(levels: Sequence[str]) -> None:
 
 
 def levels_due(truth: Mapping[str, Any], levels: Sequence[str]) -> list[str]:
-    """The levels an answer must name: down to the first whose two names differ, that one included."""
+    """Return the levels that an answer must name: down to and including the first whose two names differ."""
     due = []
     for level in levels:
         due.append(level)
@@ -74,18 +74,18 @@ def levels_due(truth: Mapping[str, Any], levels: Sequence[str]) -> list[str]:
 
 
 def write_trace(truth: Mapping[str, Any], levels: Sequence[str], rng: random.Random) -> str:
-    """A correct answer: the names of the levels due, and a probability on the right side: 0.9 most often, 0.6 at least
-    (0.1 and 0.4 where the pair differs).
+    """Return a correct answer: the names of the levels due, and a probability on the right side.
 
-    It varies, so that a policy started on these answers has other probabilities to explore; it varies little, for every
-    random figure is noise in which the step from the names to the answer is learned late.
+    The probability is 0.9 most often and at least 0.6 (0.1 and at most 0.4 where the pair differs). It varies, so that
+    a policy started on these answers has other probabilities to explore. It varies little, because random numbers are
+    noise that delays learning the step from the names to the answer.
     """
     tags = "".join(f"<{level}>{truth[level][0]}; {truth[level][1]}</{level}>" for level in levels_due(truth, levels))
     return f"<think>{tags}</think><answer>{draw_probability(truth['same'], rng):.1f}</answer>"
 
 
 def draw_probability(same: bool, rng: random.Random) -> float:
-    """A probability on the right side, in tenths; see `write_trace`."""
+    """Return a probability on the right side, in tenths; see `write_trace`."""
     tenths = rng.choices((9, 8, 7, 6), (6, 2, 1, 1))[0]
     return (tenths if same else 10 - tenths) / 10
 

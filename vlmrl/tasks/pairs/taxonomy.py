@@ -1,8 +1,9 @@
 """Rewards for pairs over a hierarchy: format, a calibrated answer, and one part per level of names or of relations.
 
-The level rules are TaxonRL's (arXiv:2603.04380, its `concrete` and `basic` rewards) made generic in the number and
-names of levels, and without the holes of the published code: every known trick is a named test in
-tests/unit/rewards/test_tricks.py. The published rewards as they were are in taxonrl.py.
+The level rules are TaxonRL's (arXiv:2603.04380, its `concrete` and `basic` rewards), generalised to any number and
+names
+of levels, and without the holes of the published code: every known trick is a named test in
+tests/unit/rewards/test_tricks.py. The published rewards, unchanged, are in tasks/taxonrl/published.py.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ def taxonomy(
     relaxed: bool = False,
     aliases: Mapping[str, str] | None = None,
 ) -> RewardSpec:
-    """Parts `format`, `answer` and one per level (and `consistency` or `repaired` on request), each in [0, 1].
+    """Return the reward with parts `format`, `answer` and one per level, each in [0, 1].
 
-    Nothing at all is earned by a response that breaks the format, was cut at the token limit, (complete) leaves a level
-    out although no level above it differs, or (consistency "gate") answers the opposite of what its own names say.
-    Otherwise, going down the levels:
+    `consistency` or `repaired` are parts on request. Nothing at all is earned by a response that breaks the format, was
+    cut at the token limit, (complete) leaves a level out although no level above it differs, or (consistency "gate")
+    answers the opposite of what its own names say. Otherwise, going down the levels:
     - the truth of the level is not known: None, its weight goes to the other parts;
     - the pair has been the same so far: 1 for both names right and in order, 0.5 for one of them (`partial`);
     - the pair truly differs at a coarser level: 1 for leaving the level out, if both names of the level where the pair
-      parts were right; 0 for stating it, and 0 for silence that no right name has earned;
+      first differs were right; 0 for stating it, and 0 for a missing level after wrong names;
     - a level above it is stated to differ, and yet it is stated, too: 0 for it and for all below, or a response could
-      bet on two ends at once.
+      bet on two outcomes at once.
 
     Args:
         levels: tag names, coarse -> fine; the truth has a field of the same name with the two names.
@@ -51,13 +52,15 @@ def taxonomy(
         format_weight: share of the format; the answer gets the rest.
         answer: "brier" = 1 - (p - y)^2, a proper score; "truncated_bce" = 1 - min(cross-entropy, 1), TaxonRL's, which
             pays for extremes (with belief 0.6 it pays 0.600 for saying 1 and 0.327 for saying 0.6).
-        partial: half a level for one right name; False = both or nothing, as in TaxonRL's bird and fungi rewards.
-        consistency: what happens when p > 0.5 and a level is stated different, or p < 0.5 and every level is stated
-            and equal: "gate" = the response earns nothing; "part" = an extra part with a quarter of the levels' share;
-            "off" = it is paid all the same.
+        partial: half of a level's value for one right name; False = both or nothing, as in TaxonRL's bird and fungi
+            rewards.
+        consistency: what happens when p > 0.5 and a level is stated different, or p < 0.5 and every level is stated and
+            equal: "gate" = the response earns nothing; "part" = an extra part with a quarter of the levels' share;
+            "off" = it is paid in the usual way.
         levels_decide: what names say about the answer. True: two images are the same exactly when all levels are equal.
             "different": a level that differs makes them different, equal levels decide nothing (the levels end above
-            the class: genera of two species). False: nothing.
+            the
+            class: genera of two species). False: nothing.
         complete: a response must go down until two names differ or the levels end. False = as in TaxonRL: a level left
             out costs that level only, and a model that is unsure learns to leave it out and to hedge.
         relaxed: repair a missing slash in the closing tag of think or answer (see `PairFormat`), say so in the note,
@@ -81,19 +84,18 @@ def taxonomy_relations(
     relaxed: bool = False,
     aliases: Mapping[str, str] | None = None,
 ) -> RewardSpec:
-    """As `taxonomy`, but each level's tag says Same, Different or Uncertain, in any case, instead of two names.
+    """Return the reward as `taxonomy` does, for tags that say Same, Different or Uncertain instead of two names.
 
-    A response goes down the levels as long as they do not differ: it states every level until one is Different, and
-    none below. Going down:
-    - the truth of the level is not known: None, its weight goes to the other parts;
+    The words are accepted in any case. A response states every level until one is Different, and none below. Going
+    down: - the truth of the level is not known: None, its weight goes to the other parts;
     - stated: 1 for the right word, 0 for the other;
-    - left out below a level that is Different: it is Different too, for what differs stays different on the way down.
-    So each level pays for its own verdict, and the likelier word at each level pays best, whatever one believes.
-    Uncertain is a legal word that leaves the answer free, and earns 0. Any pay below one half would change no choice
-    (the likelier of the two words earns at least one half on average), and any pay above it would be pay for silence.
+    - left out below a level that is Different: it is Different, too, because levels below a difference differ.
+    So each level pays for its own verdict, and the likelier word at each level pays best, for any belief. Uncertain is
+    a legal word that leaves the answer free, and earns 0. Any pay below one half would change no choice (the likelier
+    of the two words earns at least one half on average), and any pay above it would be pay for silence.
 
-    Args: as of `taxonomy`. The truth of a level is its field with the two names; where these are not known, `distance`
-        (0 = same class; each level further up that differs counts one more, the class itself being 1).
+    The truth of a level is its field with the two names; where these are not known, `distance` (0 = same class; each
+    level further up that differs counts one more, the class itself being 1). The arguments are those of `taxonomy`.
     """
     reward = RelationReward(
         RelationForm(NameForm(aliases=dict(aliases or {}))),
@@ -107,7 +109,7 @@ def taxonomy_relations(
 
 
 def pair_answer(*, format_weight: float = 0.2, answer: AnswerRule = "brier", relaxed: bool = False) -> RewardSpec:
-    """The baseline without levels: parts `format` and `answer` (the rest of 1), by the same rules as `taxonomy`."""
+    """Return the baseline without levels: parts `format` and `answer` (the rest of 1), by the rules of `taxonomy`."""
     reward = PairReward(NameForm(), (), answer, consistency="off", levels_decide=False, relaxed=relaxed)
     return pair_spec("pair_answer", reward, format_weight=format_weight)
 
@@ -137,7 +139,7 @@ class RelationForm:
         return {level: None if (right := truth.get(level)) is None else float(said[level] == right) for level in levels}
 
     def said(self, stated: Mapping[str, Any], levels: Sequence[str]) -> dict[str, Any]:
-        """The word for every level: what is left out below Different is Different too; None where nothing is said."""
+        """Return the word for every level: Different for one left out below Different; None where nothing is said."""
         words: dict[str, Any] = {}
         implied = None
         for level in levels:
@@ -148,7 +150,7 @@ class RelationForm:
 
 @dataclass(frozen=True)
 class RelationReward(PairReward):
-    """Where the names of a level are not known, `distance` says whether it differs."""
+    """Pair reward for relations. Where the names of a level are not known, `distance` says whether it differs."""
 
     def read_truth(self, truth: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
         same, values = super().read_truth(truth)

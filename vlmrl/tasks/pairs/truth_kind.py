@@ -23,12 +23,12 @@ def is_pair(truth: Truth) -> bool:
 
 
 def level_names(truth: Truth) -> list[str]:
-    """Return the truth fields that hold two names, in their order: the levels where nothing else says them."""
+    """Return the truth fields that hold two names, in their order: the levels if nothing else names them."""
     return [name for name, value in truth.items() if isinstance(value, list) and len(value) == 2]
 
 
 def side_of(truth: Truth, answer: str) -> bool | None:
-    """Return whether a probability is on the right side of one half; None for one half, and for what is none."""
+    """Return whether a probability is on the right side of one half; None for one half, and for text that is none."""
     if not isinstance(truth.get("same"), bool):
         return None
     confidence = float(answer) if NUMBER.fullmatch(answer) else 0.5
@@ -61,7 +61,7 @@ def kind_of_levels(levels: Sequence[str]) -> RowKind:
 
 
 def truth_form(truth: Truth, columns: Sequence[str]) -> TruthForm:
-    """Return how a table holds the truths of pairs: `same`, and columns or a mapping of two names a level."""
+    """Return how a table holds the truths of pairs: `same`, and columns or a mapping of two names per level."""
     named = level_names(truth)
     levels = {"levels": [name for name in named if name != "same"] or None}
     fields = ("same", "distance", *(name for name in columns if name in named))

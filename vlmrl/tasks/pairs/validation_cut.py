@@ -1,4 +1,4 @@
-"""Cutting a validation split off a training set of pairs, so that no image, and if asked no species, is in both."""
+"""Cut of a validation split from a training set of pairs: no image (or, on request, no species) is in both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_LOST = 0.1
 
 
 class PairUnits(NamedTuple):
-    """A row to be cut: the images, species or individuals in it, and its label."""
+    """Row to be cut: the images, species or individuals in it, and its label."""
 
     units: tuple[Hashable, ...]
     label: Hashable
@@ -28,24 +28,26 @@ class Cut:
     lost: list[int]
 
 
-def cut_rows(rows: Sequence[PairUnits], wanted: int, *, seed: int) -> Cut:
-    """Take about `wanted` rows so that no unit is both among them and among those that stay.
+def cut_rows(rows: Sequence[PairUnits], num_rows: int, *, seed: int) -> Cut:
+    """Take about `num_rows` rows so that no unit is both among them and among those that stay.
 
-    Where rows fall apart into groups that share no unit, whole groups are taken and nothing is lost. Otherwise units
-    are drawn; rows with some of their units drawn are lost, 10% of all at most: fewer rows are taken then. The shares
-    of the labels stay what they are among all rows.
-    Args: seed: the result depends on it and on the rows, not on the order of units within a row.
+    Where rows form groups that share no unit, whole groups are taken and nothing is lost. Otherwise units are drawn.
+    Rows with some of their units drawn are lost, at most 10% of all rows; fewer rows are taken then. The shares of the
+    labels stay as they are among all rows.
+
+    Args:
+        seed: the result depends on it and on the rows, not on the order of units within a row.
     """
-    if wanted <= 0 or not rows:
+    if num_rows <= 0 or not rows:
         return Cut([], [])
-    taken = _whole_groups(rows, wanted, seed)
-    if 2 * len(taken) >= min(wanted, len(rows)):
+    taken = _whole_groups(rows, num_rows, seed)
+    if 2 * len(taken) >= min(num_rows, len(rows)):
         return Cut(taken, [])
-    return _drawn_units(rows, wanted, seed)
+    return _drawn_units(rows, num_rows, seed)
 
 
-def _whole_groups(rows: Sequence[PairUnits], wanted: int, seed: int) -> list[int]:
-    """Rows of groups, in a random order, each taken unless it brings more than `wanted` rows."""
+def _whole_groups(rows: Sequence[PairUnits], num_rows: int, seed: int) -> list[int]:
+    """Return the rows of groups, in a random order, each taken unless it brings more than `num_rows` rows."""
     parent: dict[Hashable, Hashable] = {}
 
     def root(unit: Hashable) -> Hashable:
@@ -66,12 +68,12 @@ def _whole_groups(rows: Sequence[PairUnits], wanted: int, seed: int) -> list[int
     taken: list[int] = []
     order = sorted(groups.values(), key=lambda members: hash64(seed, "group", members[0]))
     for members in order:
-        if len(taken) + len(members) <= wanted:
+        if len(taken) + len(members) <= num_rows:
             taken += members
     return sorted(taken)
 
 
-def _drawn_units(rows: Sequence[PairUnits], wanted: int, seed: int) -> Cut:
+def _drawn_units(rows: Sequence[PairUnits], num_rows: int, seed: int) -> Cut:
     units = sorted({unit for row in rows for unit in row.units}, key=lambda unit: (hash64(seed, "unit", unit), unit))
     rank = {unit: number for number, unit in enumerate(units)}
     first = [min(rank[unit] for unit in row.units) for row in rows]
@@ -80,11 +82,11 @@ def _drawn_units(rows: Sequence[PairUnits], wanted: int, seed: int) -> Cut:
     low, high, best = 1, len(units), Cut([], [])
     while low <= high:  # the more units are drawn, the more rows are taken, and the more are lost
         drawn = (low + high) // 2
-        cut = _cut_at(rows, first, last, drawn, wanted, shares, seed)
+        cut = _cut_at(rows, first, last, drawn, num_rows, shares, seed)
         affordable = len(cut.lost) <= MAX_LOST * len(rows)
         if affordable and (len(cut.taken), -len(cut.lost)) > (len(best.taken), -len(best.lost)):
             best = cut
-        if affordable and len(cut.taken) < wanted:
+        if affordable and len(cut.taken) < num_rows:
             low = drawn + 1
         else:
             high = drawn - 1
@@ -96,20 +98,20 @@ def _cut_at(
     first: Sequence[int],
     last: Sequence[int],
     drawn: int,
-    wanted: int,
+    num_rows: int,
     shares: dict[Hashable, float],
     seed: int,
 ) -> Cut:
-    """The cut when the first `drawn` units are the new split's."""
+    """Return the cut when the first `drawn` units belong to the new split."""
     inside: dict[Hashable, list[int]] = {label: [] for label in shares}
     for position, row in enumerate(rows):
         if last[position] < drawn:
             inside[row.label].append(position)
-    total = min(wanted, *(int(len(found) / shares[label]) for label, found in inside.items()))
+    total = min(num_rows, *(int(len(positions) / shares[label]) for label, positions in inside.items()))
     taken: list[int] = []
-    for label, found in inside.items():
-        found.sort(key=lambda position: hash64(seed, "row", position))
-        taken += found[: round(total * shares[label])]
+    for label, positions in inside.items():
+        positions.sort(key=lambda position: hash64(seed, "row", position))
+        taken += positions[: round(total * shares[label])]
     kept = set(taken)
     lost = [position for position in range(len(rows)) if first[position] < drawn and position not in kept]
     return Cut(sorted(taken), lost)

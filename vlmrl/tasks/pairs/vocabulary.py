@@ -1,4 +1,4 @@
-"""A closed vocabulary: the names that a field may hold, and their other spellings."""
+"""Closed vocabulary: the names that a field may hold, and their other spellings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from vlmrl.rewards.text_parsing import normalise_name
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The only names that a field may hold. `aliases`: other spelling -> name. `codes`: name -> its code in the data.
+    """All names that a field may hold. `aliases`: other spelling -> name. `codes`: name -> its code in the data.
 
-    Case, `-`, `_` and blanks do not matter: `sub-adult` is `SubAdult`.
+    Case, `-`, `_` and blanks have no effect: `sub-adult` is `SubAdult`.
     """
 
     names: tuple[str, ...]
@@ -21,7 +21,7 @@ class Vocabulary:
     codes: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, text: str) -> str | None:
-        """The name that a text spells; None when it is none of them."""
+        """Return the name that a text spells; None when it is none of them."""
         return self._spelt.get(_squeezed(text))
 
     @cached_property

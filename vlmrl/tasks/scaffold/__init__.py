@@ -1,4 +1,4 @@
-"""Folders of one's own, with a recipe and a test that passes: a table of rows, prompt and reward, or a whole task."""
+"""Example folders for users, with a recipe and a test that passes: a table with prompt and reward, or a whole task."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write_task(folder: Path, *, style: str = "vlmrl", model: str = MODEL, whole:
     Raises: DataError when something is there already, the style is unknown, or the folder cannot be written.
     """
     if whole and style != "vlmrl":
-        raise DataError(f"a task's own reward is in vlmrl's style, not {style}", hint="leave --style or --task out")
+        raise DataError(f"a task's own reward is in vlmrl's style, not {style}", hint="leave out --style or --task")
     if style not in STYLES:
         raise DataError(f"unknown style {style!r}", hint=f"styles: {', '.join(STYLES)}")
     try:
@@ -54,7 +54,7 @@ def write_task(folder: Path, *, style: str = "vlmrl", model: str = MODEL, whole:
         return sorted(path for path in folder.rglob("*") if path.is_file())
     except OSError as error:
         raise DataError(
-            f"{folder} cannot be made: {error.strerror or error}", hint="give a folder in a place that you may write to"
+            f"{folder} cannot be made: {error.strerror or error}", hint="choose a folder where you may write"
         ) from error
 
 
@@ -127,7 +127,7 @@ def _write_rows(part: Path) -> None:
 
 
 def draw_squares(count: int, rng: random.Random) -> bytes:
-    """A PNG of 112 x 112 pixels with `count` black squares in different cells of a 4 x 4 grid."""
+    """Return a PNG of 112 x 112 pixels with `count` black squares in different cells of a 4 x 4 grid."""
     from PIL import Image, ImageDraw
 
     image = Image.new("RGB", (SIDE_PIXELS, SIDE_PIXELS), "white")
@@ -141,7 +141,7 @@ def draw_squares(count: int, rng: random.Random) -> bytes:
 
 
 def _identifier(name: str) -> str:
-    """Return a folder's name as part of a module's name. pytest takes no two test modules of one name."""
+    """Return a folder's name as part of a module's name: pytest accepts no two test modules of one name."""
     return re.sub(r"\W", "_", name)
 
 

@@ -11,11 +11,11 @@ from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
 from vlmrl.types import Message, Row
 
-SUMMARY = "a table of one's own: Parquet, JSONL, JSON, CSV or a hub dataset, with any reward function"
+SUMMARY = "your own table: Parquet, JSONL, JSON, CSV or a hub dataset, with any reward function"
 
 
 def table_task(info: Mapping[str, Any]) -> Task:
-    """The task bound to a table; `info` is what its reader found: `columns` (role -> column) and `response_column`."""
+    """Return the task of a table; `info` comes from its reader: `columns` (role -> column), `response_column`."""
     columns: Mapping[str, str] = info.get("columns") or {}
     prompt, response = columns.get("prompt"), info.get("response_column")
 
@@ -45,5 +45,5 @@ def table_task(info: Mapping[str, Any]) -> Task:
 
 
 def _validate(truth: Mapping[str, Any]) -> list[str]:
-    """An empty answer cell would make every response wrong; a table without answers has no such field."""
+    """Return an error for an empty answer: it makes every response wrong. A table may lack the field altogether."""
     return ["the answer is empty"] if "answer" in truth and truth["answer"] in (None, "", [], {}) else []

@@ -1,4 +1,4 @@
-"""The commands `vlmrl prep <domain>`."""
+"""Commands `vlmrl prep <domain>`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def prep(
     test_pairs: Annotated[int, Option("Raw images: test pairs to make.", min=2)] = 1200,
     levels: Annotated[str | None, Option(LEVELS_HELP)] = None,
     max_bad: Annotated[float, Option("Largest share of wrong rows that are left out.", min=0, max=1)] = 0.01,
-    images_root: Annotated[Path | None, Option("Folder that image paths lead from; default: the table's.")] = None,
+    images_root: Annotated[
+        Path | None, Option("Folder that image paths are relative to; default: the table's.")
+    ] = None,
     *,
     limits: Limits,
     force: bool = False,

@@ -1,6 +1,7 @@
-"""What a domain is: pairs of photographs, what is asked of them, what the truth of a row holds, how much is asked for.
+"""Definition of a domain: pairs of photographs, the question, the truth of a row, and the variants of the task.
 
-A row shows two images. Its truth is `same` (bool), where there is a hierarchy `distance` (int or None), and one entry a
+A row shows two images. Its truth is `same` (bool), where there is a hierarchy `distance` (int or None), and one entry
+per
 field: two names, image 1 first, None where unknown. The fields and their vocabularies are those of the domain's layout
 (layouts.py). A variant says which of the fields a response must name, and in which form.
 
@@ -17,8 +18,9 @@ from typing import Any, Literal
 from vlmrl.tasks.taxonrl.layouts import LAYOUTS, settled_distance
 
 Form = Literal["answer", "names", "verdicts", "labels", "named_labels"]
-"""What a response holds inside think: nothing but reasoning; two names a level; Same, Different or Uncertain a level;
-two labels `a; b`; or two labels `Image1=a; Image2=b`."""
+"""Form of a response inside think: nothing but reasoning; two names per level; Same, Different or Uncertain per level;
+two labels `a; b`; or two labels `Image1=a; Image2=b`.
+"""
 BASELINE = "baseline"
 MAIN = "im"
 """Name of any task's main intermediate variant, besides the variant's own."""
@@ -29,14 +31,15 @@ RANKS = ("order", "family", "genus", "species")
 
 @dataclass(frozen=True)
 class Field:
-    """A truth field: two names, image 1 first.
+    """Truth field: two names, image 1 first.
 
     Args:
-        name: in the truth.    tag: in responses, `<tag>a; b</tag>`.
+        name: in the truth.
+        tag: in responses, `<tag>a; b</tag>`.
         labels: the closed vocabulary, as written in the truth; empty = any name.
-        aliases: other spelling -> label; case, `-`, `_` and blanks do not matter anyway.
+        aliases: other spelling -> label; case, `-`, `_` and blanks have no effect anyway.
         level: a level of the hierarchy: two different names mean two different species.
-        fixed: an individual has one of it for life: two different labels mean two different individuals.
+        fixed: an individual never changes it: two different labels mean two different individuals.
     """
 
     name: str
@@ -49,16 +52,16 @@ class Field:
 
 @dataclass(frozen=True)
 class Variant:
-    """How much is asked for.
+    """Variant of a domain's task: which fields a response must name.
 
     Args:
-        asked: truth fields that a response must name, in order.
+        required_fields: truth fields that a response must name, in order.
         published: the function of TaxonRL that scored it, `file:function`.
     """
 
     name: str
     form: Form = "answer"
-    asked: tuple[str, ...] = ()
+    required_fields: tuple[str, ...] = ()
     published: str = "lfw:compute_score"
 
 
@@ -67,10 +70,11 @@ class Domain:
     """One domain.
 
     Args:
-        name: of the task.    summary: one line for `vlmrl recipe list --tasks`.
+        name: of the task.
+        summary: one line for `vlmrl recipe list --tasks`.
         about: first paragraph of the help of `vlmrl prep`.
         subject: what an image shows, in the singular.
-        asked: what the two images are to have in common.
+        target: what the two images are compared by, "species" or "individual".
         variants: the baseline first.
         datasets: TaxonRL's data sets on the hub.
         main: the variant that `im` names; None where there is only the baseline.
@@ -81,7 +85,7 @@ class Domain:
     summary: str
     about: str
     subject: str
-    asked: Literal["species", "individual"]
+    target: Literal["species", "individual"]
     variants: tuple[Variant, ...]
     datasets: tuple[str, ...]
     main: str | None = None
@@ -89,17 +93,17 @@ class Domain:
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
-        """The fields of the truth, besides `same` and `distance`; levels coarse to fine."""
+        """Fields of the truth, besides `same` and `distance`; levels coarse to fine."""
         layout = LAYOUTS[self.layout]
-        found = []
+        fields = []
         for name in layout.fields:
             known = layout.vocabularies.get(name)
             labels, aliases = ((), {}) if known is None else (known.names, dict(known.aliases))
             if known is not None:
                 aliases |= {code: label for label, code in known.codes.items()}
-            level = self.asked == "species" and name in RANKS
-            found.append(Field(name, name.replace("_", "-"), labels, aliases, level, name in layout.fixed))
-        return tuple(found)
+            level = self.target == "species" and name in RANKS
+            fields.append(Field(name, name.replace("_", "-"), labels, aliases, level, name in layout.fixed))
+        return tuple(fields)
 
     @property
     def field_names(self) -> tuple[str, ...]:
@@ -112,7 +116,7 @@ class Domain:
 
     @property
     def ranks(self) -> tuple[str, ...]:
-        """The hierarchy down to what is asked, coarse to fine, the species too where the truth does not name it.
+        """Ranks of the hierarchy down to the question's, coarse to fine, including a species that the truth lacks.
 
         Empty where there is none. A pair that first differs at the last rank has distance 1, at the one above 2.
         """
@@ -126,29 +130,29 @@ class Domain:
         return next(one for one in self.fields if one.name == name)
 
     def variant(self, name: str) -> Variant:
-        """The variant of that name; `im` is the main one. Raises: KeyError when there is none."""
-        wanted = self.main if name == MAIN else name
+        """Return the variant of that name; `im` is the main one. Raises: KeyError when there is none."""
+        variant_name = self.main if name == MAIN else name
         for variant in self.variants:
-            if variant.name == wanted:
+            if variant.name == variant_name:
                 return variant
         raise KeyError(name)
 
 
 def classes_of(domain: Domain) -> tuple[str, ...]:
-    """What two images have to have in common to be the same, coarse to fine: all ranks, or the individual."""
+    """Return the classes that two equal images share, coarse to fine: all ranks, or the individual."""
     return domain.ranks or (INDIVIDUAL,)
 
 
 def known_fields(domain: Domain, truths: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The fields that at least one truth knows for both images: `truth_fields` of a dataset's dataset.json."""
-    found: set[str] = set()
+    """Return the fields that at least one truth knows for both images: `truth_fields` of a dataset's dataset.json."""
+    known: set[str] = set()
     for truth in truths:
-        found |= {name for name in domain.field_names if _known(truth.get(name))}
-    return [name for name in domain.field_names if name in found]
+        known |= {name for name in domain.field_names if _known(truth.get(name))}
+    return [name for name in domain.field_names if name in known]
 
 
 def truth_distance(domain: Domain, truth: Mapping[str, Any]) -> int | None:
-    """`settled_distance` where the domain has a hierarchy, else None."""
+    """Return `settled_distance` where the domain has a hierarchy, else None."""
     return settled_distance(truth) if domain.levels else None
 
 

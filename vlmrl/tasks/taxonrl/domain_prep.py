@@ -1,4 +1,4 @@
-"""`vlmrl prep <domain>` from rows as TaxonRL published them: check every row, keep its splits, cut validation off."""
+"""`vlmrl prep <domain>` from rows as TaxonRL published them: check every row, keep the splits, cut off validation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SHOWN_BAD = 5
 
 @dataclass(frozen=True)
 class DomainRowPlan:
-    """What to make of a table.
+    """Plan of a dataset from a table.
 
     Args:
         source: as `locate_rows` takes it.
@@ -51,7 +51,7 @@ class DomainRowPlan:
         seed: of the rows that are cut off for validation.
         validation_pairs: how many, where the table has no validation split; 0 = none.
         max_bad: largest share of rows that may be left out because something is wrong with them.
-        images_root: where paths of images lead from; None = the table's folder.
+        images_root: folder that paths of images are relative to; None = the table's folder.
     """
 
     source: str
@@ -64,9 +64,10 @@ class DomainRowPlan:
 
 @dataclass
 class Survey:
-    """What was found in a table: facts of its sound rows, every image once, and what is wrong with the other rows.
+    """Result of reading a table: facts of its sound rows, every image once, and what is wrong with the other rows.
 
-    Args: known: truth field -> rows that know it for both images.
+    Args:
+        known: truth field -> number of rows that know it for both images.
     """
 
     images: list[Examined] = field(default_factory=list)
@@ -113,8 +114,8 @@ def prepare_rows(out: Path, domain: Domain, plan: DomainRowPlan, limits: Limits,
             group=group_of(domain),
         )
         if survey.bad:
-            told = f"{len(survey.bad):,} of {survey.total:,} rows ({len(survey.bad) / survey.total:.2%})"
-            assembly.notes["rows that are wrong"] = ("look", f"{told} left out: dropped.jsonl")
+            share_words = f"{len(survey.bad):,} of {survey.total:,} rows ({len(survey.bad) / survey.total:.2%})"
+            assembly.notes["rows that are wrong"] = ("look", f"{share_words} left out: dropped.jsonl")
         if some := note_on_names(domain, survey):
             assembly.notes["names in the truth"] = ("look", some)
         if set(assembly.rows) == {"test"}:
@@ -135,10 +136,10 @@ def prepare_rows(out: Path, domain: Domain, plan: DomainRowPlan, limits: Limits,
 
 
 def survey_rows(domain: Domain, table: RowFiles, columns: RowColumns, parts: Sequence[Path]) -> Survey:
-    """Go through the checked rows once: collect facts, and leave out what is wrong only beside another row.
+    """Read the checked rows once: collect facts, and leave out rows that are wrong only beside another row.
 
-    A row that repeats an earlier one of its split (same images, same label) is left out once; pairs of images that are
-    called the same in one row and different in another are all wrong.
+    A row that repeats an earlier one of its split (same images, same label) is left out once. If a pair of images is
+    called the same in one row and different in another, all its rows are wrong.
     """
     survey, number_of = Survey(), {}
     fields = domain.field_names if columns.composite else ()
@@ -194,11 +195,11 @@ def _leave_out_repeats(survey: Survey) -> None:
 
 
 def note_on_names(domain: Domain, survey: Survey) -> str:
-    """The fields that some of the rows know and others do not, with their numbers of rows; "" where there are none."""
+    """Return the fields that only some of the rows know, with their numbers of rows; "" if there are none."""
     rows = sum(len(rows) for rows in survey.rows.values()) + len(survey.repeated)
     some = {name: survey.known[name] for name in domain.field_names if 0 < survey.known[name] < rows}
-    told = ", ".join(f"{name} in {count:,}" for name, count in some.items())
-    return f"of {rows:,} rows {told}; where a name is missing, it is neither paid for nor counted" if some else ""
+    listing = ", ".join(f"{name} in {count:,}" for name, count in some.items())
+    return f"of {rows:,} rows {listing}; where a name is missing, it is neither paid for nor counted" if some else ""
 
 
 def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
@@ -209,7 +210,7 @@ def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
     lines = [f"\n  {bad['origin']}: {bad['reason']}" for bad in survey.bad[:SHOWN_BAD]]
     more = f"\n  ... and {len(survey.bad) - SHOWN_BAD:,} more" if len(survey.bad) > SHOWN_BAD else ""
     share = len(survey.bad) / max(1, survey.total)
-    told = f"{len(survey.bad):,} of {survey.total:,} rows ({share:.1%}) are wrong, more than --max-bad {max_bad:g}"
+    message = f"{len(survey.bad):,} of {survey.total:,} rows ({share:.1%}) are wrong, more than --max-bad {max_bad:g}"
     hint = f"mend the rows, or {leave_out(len(survey.bad), survey.total)}"
     if share > 0.5:
         hint = (
@@ -217,33 +218,33 @@ def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
             " and do paths of images lead from the table's folder (else --images-root)?"
         )
     raise DataError(
-        f"{told if sound else f'all {survey.total:,} rows are wrong'}; nothing was written:{''.join(lines)}{more}",
+        f"{message if sound else f'all {survey.total:,} rows are wrong'}; nothing was written:{''.join(lines)}{more}",
         hint=hint,
     )
 
 
 def group_of(domain: Domain) -> str:
-    """What tells the pairs of a domain apart besides their images: its finest rank where the truth holds it."""
+    """Return what tells the pairs of a domain apart besides their images: its finest rank where the truth holds it."""
     finest = domain.ranks[-1] if domain.ranks else ""
     return finest if finest in domain.field_names else ""
 
 
 def groups_of(domain: Domain, truth: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of `group_of` in a row, those that are known."""
+    """Return the names of `group_of` in a row, those that are known."""
     name = group_of(domain)
     return tuple(one for one in truth[name] if one is not None) if name else ()
 
 
 def cut_validation(assembly: Assembly, domain: Domain, plan: DomainRowPlan) -> None:
-    """Move rows of `train` to a new split `validation` where there is none, and say so."""
+    """Move rows of `train` to a new split `validation` if there is none, and report it."""
     check = "validation split"
     if "validation" in assembly.rows or "train" not in assembly.rows:
         assembly.notes[check] = ("ok", "the source's own")
         return
     rows = assembly.rows["train"]
-    wanted = min(plan.validation_pairs, int(MAX_CUT * len(rows)))
+    num_rows = min(plan.validation_pairs, int(MAX_CUT * len(rows)))
     for by in (assembly.group, "image"):
-        cut = cut_rows(_units(rows, by), wanted, seed=plan.seed) if by else Cut([], [])
+        cut = cut_rows(_units(rows, by), num_rows, seed=plan.seed) if by else Cut([], [])
         if cut.taken:
             break
     else:
@@ -256,18 +257,18 @@ def cut_validation(assembly: Assembly, domain: Domain, plan: DomainRowPlan) -> N
         "validation": [rows[i] for i in cut.taken],
         **{split: rows for split, rows in assembly.rows.items() if split != "train"},
     }
-    told = f"the source has none: {len(taken):,} rows cut off train, which share no {by} with it"
+    note = f"the source has none: {len(taken):,} rows cut off train, which share no {by} with it"
     if lost:
-        told += f"; {len(lost):,} rows with a {by} of both left out"
+        note += f"; {len(lost):,} rows with a {by} of both left out"
         reason = f"it has a {by} of the validation rows"
         assembly.dropped += [{"origin": rows[i].facts.name, "reason": reason} for i in cut.lost]
     if len(taken) < plan.validation_pairs:
-        told += f" (--validation-pairs is {plan.validation_pairs:,})"
-    assembly.notes[check] = ("look", told)
+        note += f" (--validation-pairs is {plan.validation_pairs:,})"
+    assembly.notes[check] = ("look", note)
 
 
 def _units(rows: Sequence[PlannedRow], by: str) -> list[PairUnits]:
-    """What must not be in two splits: the names of each row's group, or its images. No rows where a name is unknown."""
+    """Return what must not be in two splits: the names of each row's group, or its images; [] if a name is unknown."""
     if by == "image":
         return [PairUnits(row.facts.images, row.facts.label) for row in rows]
     if any(len(row.facts.groups) < 2 for row in rows):
@@ -278,10 +279,10 @@ def _units(rows: Sequence[PlannedRow], by: str) -> list[PairUnits]:
 def row_fields(
     name: str, table: RowFiles, parts: Sequence[Path], rows: Sequence[PlannedRow], media: Sequence[Media]
 ) -> Iterator[dict[str, Any]]:
-    """The columns of the rows, their texts read again from the parts. See `Assembly.fields`."""
-    wanted = {row.key: row.facts for row in rows}
-    for index, number, _, line in _lines_of(parts, table, wanted):
-        facts = wanted[index, number]
+    """Return the columns of the rows, their texts read again from the parts. See `Assembly.fields`."""
+    facts_by_key = {row.key: row.facts for row in rows}
+    for index, number, _, line in _lines_of(parts, table, facts_by_key):
+        facts = facts_by_key[index, number]
         images = [media[i] for i in facts.images]
         yield {
             "prompt_id": pair_id(name, images, facts.name),
@@ -293,18 +294,22 @@ def row_fields(
 
 
 def _lines_of(
-    parts: Sequence[Path], table: RowFiles, wanted: Mapping[tuple[int, int], Any]
+    parts: Sequence[Path], table: RowFiles, facts_by_key: Mapping[tuple[int, int], Any]
 ) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
-    pieces = sorted({index for index, _ in wanted})
+    pieces = sorted({index for index, _ in facts_by_key})
     for index in pieces:
         with parts[index].open(encoding="ascii") as lines:
             for number, line in enumerate(lines):
-                if (index, number) in wanted:
+                if (index, number) in facts_by_key:
                     yield index, number, table.pieces[index].split, json.loads(line)
 
 
 def row_schema(domain: Domain, more: str | None = "problem") -> Any:
-    """The Arrow schema of a domain's rows. Args: more: `problem` (text), `individuals` (two names), or None."""
+    """Return the Arrow schema of a domain's rows.
+
+    Args:
+        more: `problem` (text), `individuals` (two names), or None.
+    """
     import pyarrow as pa
 
     names = pa.list_(pa.string())

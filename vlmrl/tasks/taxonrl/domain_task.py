@@ -1,4 +1,4 @@
-"""The task of a domain: one of its prompts, its truth schema, its rewards, its outcome and its correct answers."""
+"""Task of a domain: one of its prompts, its truth schema, its rewards, its outcome and its correct answers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ PROFILES = ("default", "taxonrl")
 
 
 def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """The task bound to a dataset made by `vlmrl prep <domain>`.
+    """Return the task bound to a dataset made by `vlmrl prep <domain>`.
 
     Args:
-        info: its dataset.json; `truth_fields` names the fields that its rows know, where it is left out all of them.
+        info: its dataset.json; `truth_fields` names the fields that its rows know, by default all of them.
         variant: None = the main one, or the baseline where the dataset lacks a field that it needs.
-    Raises: DataError when the dataset is a table that was not prepared, or lacks a field that the variant asks for.
+    Raises: DataError when the dataset is a table that was not prepared, or lacks a field that the variant needs.
     """
     chosen = _choose(domain, info, variant)
-    asked = [domain.truth_field(name) for name in chosen.asked]
+    stated = [domain.truth_field(name) for name in chosen.required_fields]
     template = files("vlmrl.tasks.taxonrl") / domain.name / f"{chosen.name}.jinja"
     own = default_reward(domain, chosen)
     measure = outcome_as(*own)
@@ -36,7 +36,7 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
         summary=domain.summary,
         template=template.read_text(encoding="utf-8"),
         template_file=f"tasks/taxonrl/{domain.name}/{chosen.name}.jinja",
-        variables={"labels": list(asked[0].labels)} if asked and asked[0].labels else {},
+        variables={"labels": list(stated[0].labels)} if stated and stated[0].labels else {},
         validate=partial(truth_problems, domain),
         profiles={"default": own, "taxonrl": published_reward(domain, chosen)},
         outcome=measure(None),
@@ -58,10 +58,10 @@ def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Varian
             hint=f"make one: `vlmrl prep {domain.name} {info.get('path', 'SOURCE')}`",
         )  # fmt: skip
     there = info.get("truth_fields", domain.field_names)
-    wanted = domain.variant(name or domain.main or BASELINE)
-    lacking = [f"`{field}`" for field in wanted.asked if field not in there]
+    requested = domain.variant(name or domain.main or BASELINE)
+    lacking = [f"`{field}`" for field in requested.required_fields if field not in there]
     if not lacking:
-        return wanted
+        return requested
     if name is None:
         return domain.variant(BASELINE)
     raise DataError(
@@ -71,15 +71,15 @@ def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Varian
 
 
 def default_reward(domain: Domain, variant: Variant) -> tuple[str, dict[str, Any]]:
-    """The task's own reward of a variant: name in REWARDS and arguments."""
-    levels: dict[str, Any] = {"levels": list(variant.asked), "levels_decide": "different"}
+    """Return the task's own reward of a variant: name in REWARDS and arguments."""
+    levels: dict[str, Any] = {"levels": list(variant.required_fields), "levels_decide": "different"}
     if variant.form == "names":
         return "taxonomy", levels
     if variant.form == "verdicts":
         return "taxonomy_relations", levels
     if variant.form == "answer":
         return "pair_answer", {}
-    (field,) = (domain.truth_field(name) for name in variant.asked)
+    (field,) = (domain.truth_field(name) for name in variant.required_fields)
     return "pair_labels", {
         "tag": field.tag,
         "labels": list(field.labels),
@@ -91,5 +91,5 @@ def default_reward(domain: Domain, variant: Variant) -> tuple[str, dict[str, Any
 
 
 def published_reward(domain: Domain, variant: Variant) -> tuple[str, dict[str, Any]]:
-    """TaxonRL's published reward of a variant, bugs included; a baseline reads the answer alone."""
-    return "taxonrl", {"function": variant.published, "layout": domain.layout if variant.asked else "answer"}
+    """Return TaxonRL's published reward of a variant, bugs included; a baseline reads the answer alone."""
+    return "taxonrl", {"function": variant.published, "layout": domain.layout if variant.required_fields else "answer"}

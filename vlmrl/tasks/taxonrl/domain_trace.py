@@ -17,14 +17,15 @@ PLURALS = {"order": "orders", "family": "families", "genus": "genera"}
 
 
 def write_response(domain: Domain, variant: Variant, row: Row, rng: random.Random) -> str:
-    """A correct response to a row: the tags down to the first level that differs, then the probability, four decimals.
+    """Return a correct response to a row: the tags down to the first level that differs, then the probability.
 
-    It follows the domain's own prompt, so it earns the whole of every part but the answer, under the task's own reward
-    and under the published one. The probability varies as in `pairs.task.write_trace`.
+    The probability has four decimals and varies as in `pairs.task.write_trace`. The response follows the domain's own
+    prompt, so it earns the whole of every part but the answer, under the task's own reward and under the published one.
+
     Raises: DataError when the row does not know what the response must state.
     """
     lines, settled = [], False
-    for name in variant.asked:
+    for name in variant.required_fields:
         field, pair = domain.truth_field(name), row.truth.get(name)
         agree = names_agree(pair, name)
         if agree is None and variant.form == "verdicts":
@@ -47,7 +48,7 @@ def write_response(domain: Domain, variant: Variant, row: Row, rng: random.Rando
 
 
 def _level_agrees(level: str, truth: Mapping[str, Any]) -> bool | None:
-    """Whether the pair is one at a level whose names are not known, by its distance (1 = the species differ)."""
+    """Return whether the pair is equal at a level of unknown names, by its distance (1 = the species differ)."""
     distance = truth.get("distance")
     return None if distance is None else distance < 2 + LEVELS_UP.index(level)
 
@@ -72,7 +73,7 @@ def _words(domain: Domain, field: Field, pair: Any, agree: bool) -> str:
 
 
 def _conclusion(domain: Domain, same: bool) -> str:
-    if domain.asked == "species":
+    if domain.target == "species":
         return "they are of the same species." if same else "they are of different species."
     one = "person" if domain.subject == "person" else "individual"
     return f"the images show the same {one}." if same else f"the images show two different {one}s."

@@ -1,4 +1,4 @@
-"""What is wrong with the truth of a domain's row, in words."""
+"""Checks of the truth of a domain's row."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from vlmrl.tasks.taxonrl.domain import Domain, Field
 from vlmrl.tasks.taxonrl.layouts import DISTANCES, LAYOUTS, contradictions
 
 FORBIDDEN = ";<>\n"
-"""What a name cannot hold, neither in an answer nor in TaxonRL's layouts."""
+"""Characters that a name cannot hold, neither in an answer nor in TaxonRL's layouts."""
 
 
 def truth_problems(domain: Domain, truth: Mapping[str, Any]) -> list[str]:
-    """Every mistake in the truth of a row; empty when it is sound.
+    """Return every mistake in the truth of a row; [] when it is sound.
 
     `same` must be true or false; a field two names, each None where unknown, of its vocabulary where that is closed.
     Names, `same` and `distance` must not contradict each other, as far as they are known.

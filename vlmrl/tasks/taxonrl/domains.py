@@ -1,4 +1,4 @@
-"""The table of the seven domains of TaxonRL (arXiv:2603.04380); each one's facts are in its bundle."""
+"""Table of the seven domains of TaxonRL (arXiv:2603.04380); the facts of each are in its package."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from vlmrl.tasks.pairs.validation_cut import PairUnits, cut_rows
 from vlmrl.tasks.taxonrl.domain_images import RootedFiles, Specimens
 
 LISTS = {"pairsDevTrain.txt": "train", "pairsDevTest.txt": "test"}
-"""LFW's view 1. `pairs.txt` is its view 2: ten folds that share no person."""
+"""Files of LFW's view 1. `pairs.txt` is its view 2: ten folds that share no person."""
 FOLDS = {8: "validation", 9: "test"}
 """Fold of pairs.txt, from 0 -> split; the others are train."""
 CPLFW_LINE = re.compile(r"(\S+\.(?:jpe?g|png))\s+([0-9]+)", re.IGNORECASE)
@@ -28,9 +28,7 @@ CUT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class FacePair:
-    """Two paths, whether they show one person, the fold that the list puts them in (None = it has none), and where in
-    the list they are.
-    """
+    """Two faces: their paths, whether they show one person, their fold (None = the list has none), and their line."""
 
     first: str
     second: str
@@ -40,7 +38,7 @@ class FacePair:
 
 
 def find_pair_lists(source: Path) -> dict[str, Path]:
-    """Split -> list of pairs; "" = one list for all splits. Empty when the source has none."""
+    """Return split -> list of pairs; "" = one list for all splits. Empty when the source has none."""
     if source.is_file():
         return {"": source} if source.suffix == ".txt" else {}
     if not source.is_dir():
@@ -52,10 +50,12 @@ def find_pair_lists(source: Path) -> dict[str, Path]:
 
 
 def parse_pairs(text: str, where: str) -> list[FacePair]:
-    """The pairs of a list in LFW's form (`name i j`, `name i name j`, a first line with folds and pairs in each) or
-    CPLFW's (two lines a pair: `file.jpg label`, label 0 = different).
+    """Return the pairs of a list in LFW's or CPLFW's form.
 
-    Raises: DataError with the line that is neither, or when there are not as many pairs as the first line says.
+    LFW: `name i j`, `name i name j`, a first line with folds and pairs in each. CPLFW: two lines per pair, `file.jpg
+    label`, label 0 = different.
+
+    Raises: DataError with the line that is neither, or when the number of pairs differs from the first line's.
     Example: "10 300" first; "Ann_Li 1 4" -> Ann_Li/Ann_Li_0001.jpg, Ann_Li/Ann_Li_0004.jpg, the same, fold 0.
     """
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
@@ -69,8 +69,8 @@ def parse_pairs(text: str, where: str) -> list[FacePair]:
         per_fold = 2 * int(head[2] or 0)
         promised = 2 * int(head[1]) * int(head[2] or 1)
         if len(lines) != promised:
-            told = f"the first line, {head[0]}, makes it {promised:,} pairs, and there are {len(lines):,}"
-            raise DataError(told, where=f"{where}:1", hint="get the whole list, or take the first line out")
+            message = f"the first line, {head[0]}, announces {promised:,} pairs, but there are {len(lines):,}"
+            raise DataError(message, where=f"{where}:1", hint="get the whole list, or remove the first line")
     pairs = []
     for position, (number, line) in enumerate(lines):
         words = line.split("\t") if "\t" in line else line.split()
@@ -95,7 +95,7 @@ def _cplfw(lines: list[tuple[int, str]], where: str) -> list[FacePair]:
             raise DataError(f"{line!r:.80} is not `file.jpg label`", where=f"{where}:{number}")
         cells.append((match[1], match[2] != "0"))
     if len(cells) % 2:
-        raise DataError(f"{len(cells)} lines, but a pair is two", where=where)
+        raise DataError(f"{len(cells)} lines, but a pair has two", where=where)
     pairs = []
     for position in range(0, len(cells), 2):
         (first, same), (second, again) = cells[position : position + 2]
@@ -106,7 +106,7 @@ def _cplfw(lines: list[tuple[int, str]], where: str) -> list[FacePair]:
 
 
 def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits) -> Specimens:
-    """The pairs of the lists, their images examined. The folder of images is the list's, or one in it.
+    """Return the pairs of the lists, their images examined. The folder of images is the list's, or one in it.
 
     Splits: the lists' own; of a list with ten folds the last two are validation and test; else by person.
     """
@@ -118,10 +118,10 @@ def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits
             raise DataError(f"the list of pairs cannot be read: {error}", where=str(path)) from error
     folder = next(iter(lists.values())).parent
     root = image_root(
-        folder, [path for found in pairs.values() for pair in found for path in (pair.first, pair.second)]
+        folder, [path for of_list in pairs.values() for pair in of_list for path in (pair.first, pair.second)]
     )
     files = RootedFiles(root)
-    paths = sorted({path for found in pairs.values() for pair in found for path in (pair.first, pair.second)})
+    paths = sorted({path for of_list in pairs.values() for pair in of_list for path in (pair.first, pair.second)})
     images: dict[str, LabelledImage] = {}
     dropped: list[dict[str, Any]] = []
     for path, seen in scan_files(files, paths, work, workers=limits.workers, progress=limits.progress):
@@ -132,24 +132,26 @@ def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits
     sound, lost, repeated = _sound_pairs(pairs, images)
     splits, between = _with_splits(sound)
     spare = [*repeated, *between]
-    made = {
-        split: [Pair(images[pair.first], images[pair.second], 0 if pair.same else 1) for pair in found]
-        for split, found in splits.items()
+    pairs_of = {
+        split: [Pair(images[pair.first], images[pair.second], 0 if pair.same else 1) for pair in of_list]
+        for split, of_list in splits.items()
     }
-    told = {"name": folder.name, "lists": [path.name for path in lists.values()], "images": len(images)}
-    return Specimens(list(images.values()), files, dropped, pairs=made, lost=lost, spare=spare, source=told)
+    about = {"name": folder.name, "lists": [path.name for path in lists.values()], "images": len(images)}
+    return Specimens(list(images.values()), files, dropped, pairs=pairs_of, lost=lost, spare=spare, source=about)
 
 
 def _sound_pairs(
     pairs: Mapping[str, list[FacePair]], images: Mapping[str, LabelledImage]
 ) -> tuple[dict[str, list[FacePair]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """The pairs of each list whose images are there and say one thing, each once; those that are wrong and those that
-    repeat another, with the reason."""
+    """Return the sound pairs of each list, each once; and the wrong and the repeated pairs, with the reason.
+
+    A pair is sound if its images are there and the lists agree about it.
+    """
     content = {path: image.media.sha256 for path, image in images.items()}
     keys = {
         pair: tuple(sorted((content[pair.first], content[pair.second])))
-        for found in pairs.values()
-        for pair in found
+        for of_list in pairs.values()
+        for pair in of_list
         if pair.first in content and pair.second in content
     }
     labels: dict[tuple[str, ...], set[bool]] = {}
@@ -158,9 +160,9 @@ def _sound_pairs(
     sound: dict[str, list[FacePair]] = {}
     lost: list[dict[str, Any]] = []
     spare: list[dict[str, Any]] = []
-    for split, found in pairs.items():
+    for split, of_list in pairs.items():
         kept: dict[tuple[str, ...], FacePair] = {}
-        for pair in found:
+        for pair in of_list:
             if pair not in keys:
                 missing = pair.first if pair.first not in content else pair.second
                 reason = f"{missing} cannot be used"
@@ -179,12 +181,12 @@ def _sound_pairs(
 
 
 def person_of(path: str) -> str:
-    """`Ann_Li/Ann_Li_0004.jpg` and `Ann_Li_4.jpg` show Ann_Li."""
+    """Return the person of an image: `Ann_Li/Ann_Li_0004.jpg` and `Ann_Li_4.jpg` show Ann_Li."""
     return PERSON.sub("", path.rpartition("/")[2])
 
 
 def image_root(folder: Path, paths: list[str]) -> Path:
-    """The folder, or the one in it, that holds most of the first images. Raises: DataError when none holds any."""
+    """Return the folder, or the one in it, with most of the first images. Raises: DataError when none has any."""
     some = paths[:200]
     places = [folder, *sorted(place for place in folder.iterdir() if place.is_dir() and not place.is_symlink())]
     best = max(places, key=lambda place: sum((place / path).is_file() for path in some))
@@ -194,7 +196,7 @@ def image_root(folder: Path, paths: list[str]) -> Path:
 
 
 def _with_splits(pairs: Mapping[str, list[FacePair]]) -> tuple[dict[str, list[FacePair]], list[dict[str, Any]]]:
-    """The pairs by split, and those that no split can have, with the reason."""
+    """Return the pairs by split, and those that no split can have, with the reason."""
     if "" not in pairs:
         return dict(pairs), []
     every = pairs[""]
@@ -212,5 +214,5 @@ def _with_splits(pairs: Mapping[str, list[FacePair]]) -> tuple[dict[str, list[Fa
         reason = f"one of its persons is in {split}, the other is not"
         between += [{"origin": rest[i].where, "reason": reason} for i in sorted(cut.lost)]
         rest = [pair for i, pair in enumerate(rest) if i not in gone]
-    found = {"train": rest, "validation": out["validation"], "test": out["test"]}
-    return {split: members for split, members in found.items() if members}, between
+    by_split = {"train": rest, "validation": out["validation"], "test": out["test"]}
+    return {split: members for split, members in by_split.items() if members}, between

@@ -1,4 +1,4 @@
-"""TaxonRL's ground truths: one `;`-separated line a row, a layout of its own in each domain; to typed truth and back.
+"""TaxonRL's ground truths: one `;`-separated line per row, with its own layout in each domain, to typed truth and back.
 
 The layouts are those of the data sets that arXiv:2603.04380 published. A typed truth holds `same`, where there is a
 hierarchy `distance`, and each field as a list of two names, image 1 first, None where a name is not known.
@@ -17,12 +17,12 @@ from vlmrl.tasks.pairs.vocabulary import Vocabulary
 from vlmrl.tasks.truth_kinds import CONTRADICTS
 
 DISTANCES = ("sameSpecies", "sameGenus", "sameFamily", "sameOrder", "sameClass")
-"""The words for `distance` 0, 1, 2, 3, 4."""
+"""Words for `distance` 0, 1, 2, 3, 4."""
 RANKS = ("genus", "family", "order")
-"""What may first differ at distance 2, 3 and 4; at distance 1 it is the species."""
+"""Fields that may first differ at distance 2, 3 and 4; at distance 1 it is the species."""
 UNKNOWN = ("", "nan", "none", "null", "n/a", "na", "unknown", "incertae sedis")
-"""What tables write for a name that they do not know, in lower case. Taxa of uncertain placement (incertae sedis) need
-have nothing in common.
+"""Words of tables for an unknown name, in lower case. Taxa of uncertain placement (incertae sedis) may have nothing in
+common.
 """
 HARD_LABEL = re.compile(r"([01])(?:\.0*)?")
 
@@ -31,7 +31,7 @@ Truth = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of the fields in one domain's ground truth.
+    """Order of the fields in one domain's ground truth.
 
     Args:
         name: the domain, or `answer` for the baseline's answer alone.
@@ -51,17 +51,17 @@ class Layout:
 
     @property
     def ranks(self) -> tuple[str, ...]:
-        """The fields that are ranks of a hierarchy above the species, fine -> coarse; () = there is no `distance`."""
+        """Fields that are ranks of a hierarchy above the species, fine -> coarse; () = there is no `distance`."""
         return tuple(rank for rank in RANKS if rank in self.fields)
 
     def read(self, text: str | float) -> dict[str, Any]:
-        """The typed truth of a ground truth.
+        """Return the typed truth of a ground truth.
 
-        Only 0 and 1 are read as an answer. A probability is refused: `same` is yes or no, and rounding would change
-        what the row says; the reward `taxonrl` scores such a row from its own text.
+        Only 0 and 1 are read as an answer. A probability is refused: `same` is yes or no, and rounding would change the
+        row; the reward `taxonrl` scores such a row from its own text.
 
-        Raises: RewardError that says what is wrong: number of fields, no answer, an unknown label or distance, or
-            fields that contradict each other.
+        Raises: RewardError with the problem: number of fields, no answer, an unknown label or distance, or fields that
+            contradict each other.
         Example: fungi, `0;Boletaceae;Boletus;Boletales;Boletus edulis;Boletaceae;Suillus;Boletales;Suillus luteus` ->
             same False, distance 2, order [Boletales, Boletales], family ..., genus [Boletus, Suillus], species ...
         """
@@ -80,9 +80,10 @@ class Layout:
         return truth
 
     def write(self, truth: Truth, *, sound: bool = True) -> str:
-        """The ground truth of a typed truth, as TaxonRL writes it; `read` gives the typed truth back.
+        """Return the ground truth of a typed truth, as TaxonRL writes it; `read` returns the typed truth again.
 
-        Args: sound: False = also a truth that contradicts itself, or has unknown labels: TaxonRL's functions score it.
+        Args:
+            sound: False = also a truth that contradicts itself, or has unknown labels: TaxonRL's functions score it.
         Raises: RewardError for a truth without `same`, a field that does not hold two names, or a name that cannot be
             written; where it must be sound, also for everything that `read` refuses.
         """
@@ -117,8 +118,8 @@ class Layout:
                 return columns
         like = [name for name, layout in LAYOUTS.items() if len(layout.columns) == len(values) and name != self.name]
         hint = f"it has as many fields as the layout {' or '.join(like)}" if like else None
-        wanted = f"{len(self.columns)} ({'; '.join(self.columns)})"
-        raise self._error(f"has {len(values)} field{'s' * (len(values) != 1)}, not {wanted}", text, hint)
+        expected = f"{len(self.columns)} ({'; '.join(self.columns)})"
+        raise self._error(f"has {len(values)} field{'s' * (len(values) != 1)}, not {expected}", text, hint)
 
     def _same(self, value: str, text: Any) -> bool:
         label = HARD_LABEL.fullmatch(value)
@@ -136,11 +137,11 @@ class Layout:
             return None
         if name not in self.vocabularies:
             return value
-        found = self.vocabularies[name].find(value)
-        if found is None:
+        label = self.vocabularies[name].find(value)
+        if label is None:
             known = ", ".join(self.vocabularies[name].names)
             raise self._error(f"has the unknown {name.replace('_', ' ')} {value!r:.40}", text, f"known: {known}")
-        return found
+        return label
 
     def _distance(self, word: str, text: Any) -> int | None:
         if word.lower() in UNKNOWN:
@@ -163,9 +164,12 @@ class Layout:
 
 
 def distance_bounds(same: bool, equal: Mapping[str, bool | None]) -> tuple[int, int]:
-    """The smallest and the largest distance that fit: `equal` = genus, family, order -> equal, different or not known.
+    """Return the smallest and the largest distance that fit.
 
-    A smallest one above the largest says that the ranks contradict each other.
+    If the smallest is above the largest, the ranks contradict each other.
+
+    Args:
+        equal: genus, family, order -> equal, different or not known.
     Example: not the same, genus different, family not known, order equal -> (2, 3).
     """
     differ = [i for i, rank in enumerate(RANKS, start=2) if equal.get(rank) is False]
@@ -175,7 +179,7 @@ def distance_bounds(same: bool, equal: Mapping[str, bool | None]) -> tuple[int, 
 
 
 def settled_distance(truth: Truth) -> int | None:
-    """The distance that `same` and the names leave no doubt about; None when they do.
+    """Return the only distance that fits `same` and the names; None when several fit.
 
     Example: fungi of one family whose genera differ -> 2.
     """
@@ -184,9 +188,10 @@ def settled_distance(truth: Truth) -> int | None:
 
 
 def contradictions(layout: Layout, truth: Truth) -> list[str]:
-    """Where `same`, `distance` and the names of a truth say opposite things, in words, as far as they are known.
+    """Return the contradictions between `same`, `distance` and the names of a truth, in words, as far as known.
 
-    Args: truth: `same` true or false, each field two names or None, `distance` from 0 to 4 or None.
+    Args:
+        truth: `same` true or false, each field two names or None, `distance` from 0 to 4 or None.
     """
     same, ranks = truth["same"], layout.ranks
     agree = {name: names_agree(truth.get(name), name) for name in layout.fields}
@@ -208,12 +213,12 @@ def contradictions(layout: Layout, truth: Truth) -> list[str]:
     distance = truth.get("distance")
     if distance is None or low <= distance <= high:
         return []
-    made = " to ".join(f"{number} ({DISTANCES[number]})" for number in dict.fromkeys((low, high)))
-    return [f"`distance` is {distance} ({DISTANCES[distance]}); `same` and the names make it {made}"]
+    range_words = " to ".join(f"{number} ({DISTANCES[number]})" for number in dict.fromkeys((low, high)))
+    return [f"`distance` is {distance} ({DISTANCES[distance]}); `same` and the names make it {range_words}"]
 
 
 def names_agree(pair: Sequence[str | None] | None, field: str) -> bool | None:
-    """Whether the two names of a field are one, as the rewards compare them; None where either is not known."""
+    """Return whether the two names of a field are equal, as the rewards compare them; None where one is not known."""
     first, second = pair or (None, None)
     if first is None or second is None:
         return None
@@ -221,7 +226,7 @@ def names_agree(pair: Sequence[str | None] | None, field: str) -> bool | None:
 
 
 def _text(text: Any) -> str:
-    """A ground truth as text: also an answer that the table holds as a number."""
+    """Return a ground truth as text; a table may hold an answer as a number."""
     if isinstance(text, bool):
         return str(int(text))
     return text if isinstance(text, str) else "" if text is None else str(text)

@@ -1,4 +1,4 @@
-"""`vlmrl prep <domain>`: what a source is, and who makes a dataset of it."""
+"""`vlmrl prep <domain>`: the kinds of sources, and the function that makes a dataset of each."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class DomainRequest:
-    """What a person asked for.
+    """Options of `vlmrl prep <domain>`.
 
     Args:
         domain: its name.
         source: a table, a folder, an archive, or `hub:name`; None = the published data set.
-        synthetic: draw so many training pairs instead; None = read.
+        synthetic: number of training pairs to draw instead; None = read a source.
         out, name: default data/<name>, and the domain's name.
         num_pairs: split -> pairs to make of raw images; of a table, `validation` alone counts.
-        levels: what the folders above a raw image are, outermost first; None = the domain's own.
+        levels: meaning of the folders above a raw image, outermost first; None = the domain's own levels.
     """
 
     domain: str
@@ -75,7 +75,7 @@ def prepare_domain(request: DomainRequest, limits: Limits, *, force: bool = Fals
         return _prepare_images(request, domain, name, Path(source), None, out, limits, force)
     if request.levels:
         hint = "leave it out; or give a folder or zip archive of images"
-        raise DataError(f"--levels says what folders are, and {source} is a table", hint=hint)
+        raise DataError(f"--levels names folders, but {source} is a table", hint=hint)
     located = locate_rows(source, request.images_root)
     if is_image_table(domain, located.columns()):
         return _prepare_images(request, domain, name, Path(source), located, out, limits, force)
@@ -85,7 +85,7 @@ def prepare_domain(request: DomainRequest, limits: Limits, *, force: bool = Fals
 
 
 def is_raw(source: str, *, by_folders: bool = False) -> bool:
-    """Whether a source is images: an archive, a list of pairs, or a folder without tables (any, if `by_folders`)."""
+    """Return whether a source is images: an archive, a list of pairs, a folder without tables (any if `by_folders`)."""
     place = Path(split_spelling(source)[0])
     if source.startswith("hub:") or not place.exists():
         return False
@@ -113,20 +113,20 @@ def _prepare_images(
     with building(out, key=[domain.name, name, args, state]) as build:
         table = open_row_files(located, build.work) if located else None
         if table is not None:
-            found = read_image_table(domain, table, build.work, limits)
+            specimens = read_image_table(domain, table, build.work, limits)
         elif not request.levels and (lists := find_pair_lists(source)):
-            found = read_face_pairs(lists, build.work, limits)
+            specimens = read_face_pairs(lists, build.work, limits)
         else:
-            found = read_folders(domain, source, request.levels, build.work, limits)
-        refuse_bad(found, request.max_bad)
-        return _write(build, request, domain, name, found, args, limits, force)
+            specimens = read_folders(domain, source, request.levels, build.work, limits)
+        refuse_bad(specimens, request.max_bad)
+        return _write(build, request, domain, name, specimens, args, limits, force)
 
 
 def _prepare_drawn(
     request: DomainRequest, domain: Domain, name: str, num_pairs: int, out: Path, limits: Limits, force: bool
 ) -> Prepared:
     if request.source is not None:
-        raise DataError(f"--synthetic draws images, and {request.source} is a source of them", hint="leave one out")
+        raise DataError(f"--synthetic draws images, but {request.source} is a source of images", hint="leave one out")
     smaller = {"validation": max(20, num_pairs // 10), "test": max(40, num_pairs // 5)}
     counts = {split: min(count, smaller.get(split, count)) for split, count in request.num_pairs.items()}
     request = replace(request, num_pairs={**counts, "train": num_pairs})
@@ -134,9 +134,9 @@ def _prepare_drawn(
     refuse_other(out, args, force=force)
     images, files = draw_collection(domain, num_pairs, seed=request.seed)
     source = {"name": f"drawn {domain.subject}", "images": len(images)}
-    found = Specimens(images, MemoryFiles(files), [], source=source)
+    specimens = Specimens(images, MemoryFiles(files), [], source=source)
     with building(out) as build:
-        return _write(build, request, domain, name, found, args, replace(limits, workers=1), force)
+        return _write(build, request, domain, name, specimens, args, replace(limits, workers=1), force)
 
 
 def _pair_args(request: DomainRequest, limits: Limits) -> dict[str, Any]:
@@ -153,24 +153,24 @@ def _write(
     request: DomainRequest,
     domain: Domain,
     name: str,
-    found: Specimens,
+    specimens: Specimens,
     args: Mapping[str, Any],
     limits: Limits,
     force: bool,
 ) -> Prepared:
-    known = {one for image in found.images for one, value in image.facts.items() if value is not None}
+    known = {one for image in specimens.images for one, value in image.facts.items() if value is not None}
     fields = [one for one in domain.field_names if one in domain.ranks or one in known]
-    individuals = domain.asked == INDIVIDUAL
-    asked = {split: share for split, share in SPLIT_SHARES.items() if request.num_pairs[split]}
+    individuals = domain.target == INDIVIDUAL
+    shares = {split: share for split, share in SPLIT_SHARES.items() if request.num_pairs[split]}
     plan = PairPlan(
         name=name,
         levels=classes_of(domain),
         num_pairs=request.num_pairs,
         seed=request.seed,
         args=args,
-        source=found.source,
-        split_shares={split: share / sum(asked.values()) for split, share in asked.items()},
-        split_of=found.split_of,
+        source=specimens.source,
+        split_shares={split: share / sum(shares.values()) for split, share in shares.items()},
+        split_of=specimens.split_of,
         whole_classes=individuals,
         truth_of=PairTruth(domain.name),
         schema=row_schema(domain, "individuals" if individuals else None),
@@ -178,17 +178,19 @@ def _write(
         truth_fields=fields,
     )
     task = domain_task(domain, {"truth_fields": fields})
-    if found.pairs is None:
+    if specimens.pairs is None:
         return fill_pairs(
-            build, plan, task, found.images, found.files, dropped=found.dropped, force=force, limits=limits
+            build, plan, task, specimens.images, specimens.files, dropped=specimens.dropped, force=force, limits=limits
         )
-    counts = {"images": len(found.images), "classes": len({image.labels for image in found.images})}
-    info = {"counts": counts, "splits": {split: {"reports": []} for split in found.pairs}}
-    dropped = [*found.dropped, *found.lost, *found.spare]
-    return write_pairs(build, plan, task, found.pairs, found.files, info, dropped=dropped, force=force, limits=limits)
+    counts = {"images": len(specimens.images), "classes": len({image.labels for image in specimens.images})}
+    info = {"counts": counts, "splits": {split: {"reports": []} for split in specimens.pairs}}
+    dropped = [*specimens.dropped, *specimens.lost, *specimens.spare]
+    return write_pairs(
+        build, plan, task, specimens.pairs, specimens.files, info, dropped=dropped, force=force, limits=limits
+    )
 
 
 def published(domain: Domain) -> str:
-    """The hub name of the domain's published data set: one with intermediate truth, where there is one."""
+    """Return the hub name of the domain's published data set: one with intermediate truth, where there is one."""
     with_truth = [name for name in domain.datasets if re.search(r"-im(-|$)", name)]
     return f"hub:{(with_truth or domain.datasets)[0]}"

@@ -1,9 +1,11 @@
-"""The rewards that TaxonRL published, to the digit, flaws included: to reproduce its runs, not to start new ones.
+"""Rewards that TaxonRL published, exact to the digit, with their flaws: to reproduce its runs, not to start new ones.
 
 Source: arXiv:2603.04380 and its repository (max-vkl/TaxonRL at f4b80ac, examples/reward_function). A name such as
-`lfw_fungi_im:compute_score_gemini` is the file and the function there. Every flaw that this module keeps on purpose is
-a named test in tests/unit/rewards/test_taxonrl.py; the rewards `taxonomy`, `pair_labels` and `pair_answer` are without
-them. All here is linear in the length of a response; several of the originals are not.
+    `lfw_fungi_im:compute_score_gemini` is the file and the function there.
+
+Every flaw that this module keeps on purpose is a named test in tests/unit/rewards/test_taxonrl.py; the rewards
+`taxonomy`, `pair_labels` and `pair_answer` do not have them. The time of all functions is linear in the length of a
+response; several of the originals are slower.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from vlmrl.tasks.taxonrl.layouts import LAYOUTS
 from vlmrl.types import RewardInput
 
 Fields = Sequence[str]
-"""A ground truth split at its `;`, without outer blanks."""
+"""Ground truth split at its `;`, without outer blanks."""
 Middle = Callable[[str, Fields], float]
-"""(squeezed response, ground truth) -> the score in [0, 1] of what is asked for between thinking and answer."""
+"""(Squeezed response, ground truth) -> the score in [0, 1] of the part between thinking and answer."""
 
 EPSILON = 1e-15
 MOST_ANSWER_CHARS = 200
-"""So much of an answer is kept as a detail: where no tag is closed it is the whole response."""
+"""Maximum number of characters of an answer in a detail: where no tag is closed the answer is the whole response."""
 RANKS = ("order", "family", "genus")
 FORMAT_END = re.compile(r"</think><answer>\d+\.\d{4}</answer>\Z")
 RELAXED_FORMAT_END = re.compile(r"</?think><answer>\d+\.\d{4}</?answer>\Z")
@@ -66,8 +68,9 @@ class Function:
     batch: bool = False
 
     def parts(self, response: str, ground_truth: Any) -> tuple[dict[str, float], str | None, str]:
-        """Its parts for one response, the cell of the confusion matrix (tp, fp, fn, tn or None: not readable), and the
-        answer that it read.
+        """Return its parts for one response, the cell of the confusion matrix, and the answer that it read.
+
+        The cell is tp, fp, fn, tn or None: not readable.
         """
         text = squeeze(response)
         fields = [field.strip() for field in str(ground_truth).split(";")]
@@ -90,14 +93,14 @@ class Function:
         )
 
     def shares(self, format_weight: float | None = None) -> dict[str, float]:
-        """Part -> weight, as published; they may add up to more or less than 1."""
+        """Return part -> weight, as published; the weights may add up to more or less than 1."""
         weight = self.format_weight if format_weight is None else format_weight
         answer, middle = self.weights(weight)
         return {"accuracy": answer} | ({self.part: middle} if self.part else {}) | {"format": weight}
 
 
 def taxonrl(*, function: str, layout: str | None = None, format_weight: float | None = None) -> RewardSpec:
-    """A published TaxonRL reward: its parts under its names, its weights, its value.
+    """Return a published TaxonRL reward: its parts under its names, its weights, its value.
 
     The value is the original's `overall`. `precision` and `f1` are those of the sample alone (1 for a true positive,
     else 0), also where the original writes those of the batch into every sample: `score_batch` does that.
@@ -106,7 +109,7 @@ def taxonrl(*, function: str, layout: str | None = None, format_weight: float | 
         function: file and function, such as `lfw_fungi_im:compute_score_gemini`.
         layout: how the typed truth is written when a row has no `ground_truth` text of its own; default: the
             function's. "answer", when given, also takes the answer alone out of a row's own text: TaxonRL gave its
-            baselines the column `answer` of rows that have `answer_im` too.
+            baselines the column `answer` of rows that have `answer_im`, too.
         format_weight: the original's parameter; default: the function's.
     Raises: RewardError for an unknown function or layout, or a format weight that is not a number.
     """
@@ -136,10 +139,10 @@ def taxonrl(*, function: str, layout: str | None = None, format_weight: float | 
 def score_batch(
     function: str, samples: Iterable[tuple[str, Any]], format_weight: float | None = None
 ) -> list[dict[str, float]]:
-    """What a published function returns for a batch of (response, ground truth): its parts and `overall` for each.
+    """Return the result of a published function for a batch of (response, ground truth): parts and `overall` of each.
 
-    Where the function writes the batch's precision and f1 into every sample, so does this, with `macro_accuracy`:
-    answers that cannot be read are left out of all three.
+    If the function writes the batch's precision and f1 into every sample, they are the batch's here, too, with
+    `macro_accuracy`: answers that cannot be read are left out of all three.
     """
     published = _published(function)
     weights = published.shares(format_weight)
@@ -150,7 +153,7 @@ def score_batch(
 
 
 def batch_metrics(cells: Mapping[str, int]) -> dict[str, float]:
-    """precision, f1 and macro_accuracy (plain accuracy, in fact) of counts of tp, fp, fn, tn; 0 for 0 of 0."""
+    """Return precision, f1 and macro_accuracy (plain accuracy, in fact) of counts of tp, fp, fn, tn; 0 for 0 of 0."""
     tp, fp, fn, tn = (cells.get(cell, 0) for cell in ("tp", "fp", "fn", "tn"))
     precision = tp / (tp + fp) if tp + fp else 0.0
     recall = tp / (tp + fn) if tp + fn else 0.0
@@ -160,20 +163,20 @@ def batch_metrics(cells: Mapping[str, int]) -> dict[str, float]:
 
 
 def squeeze(response: str) -> str:
-    """The response without the white space around every `<`, `>` and `/`, and at its ends."""
+    """Return the response without the white space around every `<`, `>` and `/`, and at its ends."""
     for mark in "<>/":
         response = mark.join(map(str.strip, response.split(mark)))
     return response
 
 
 def format_score(text: str, relaxed: bool = False) -> float:
-    """1 if the text starts with `<think>` and ends with a closed think and an answer of four places; see R1 to R4."""
+    """Return 1 if the text starts with `<think>` and ends with a closed think and a four-place answer (R1 to R4)."""
     end = (RELAXED_FORMAT_END if relaxed else FORMAT_END).search(text, len("<think>"))
     return float(text.startswith("<think>") and end is not None)
 
 
 def first_answer(text: str, closings: Sequence[str]) -> str:
-    """What stands in the first `<answer>` that is closed on its own line, else the whole text (R1, R6)."""
+    """Return the text in the first `<answer>` that is closed on its own line, else the whole text (R1, R6)."""
     start = text.find("<answer>")
     while start >= 0:
         start += len("<answer>")
@@ -187,7 +190,7 @@ def first_answer(text: str, closings: Sequence[str]) -> str:
 
 
 def answer_score(answer: str, truth: Any) -> float:
-    """1 - min(cross-entropy, 1) of the answer as a probability; 0 when either side cannot be read (R5, R7, R8)."""
+    """Return 1 - min(cross-entropy, 1) of the answer as a probability; 0 if either side cannot be read (R5, R7, R8)."""
     numeric = isinstance(truth, (int, float))
     label = _float(truth) if numeric else _float(truth.strip()) if isinstance(truth, (str, bytes)) else None
     if label is None:
@@ -202,7 +205,7 @@ def answer_score(answer: str, truth: Any) -> float:
 
 
 def confusion_cell(answer: str, truth: Any) -> str | None:
-    """tp, fp, fn or tn of an answer at the threshold 0.5; None when either side is not a number from 0 to 1 (R9)."""
+    """Return tp, fp, fn or tn of an answer at 0.5; None when either side is not a number from 0 to 1 (R9)."""
     p = _float(answer)
     label = _float(truth if isinstance(truth, (int, float)) else str(truth).strip())
     if p is None or label is None or not (0 <= p <= 1 and 0 <= label <= 1):
@@ -211,11 +214,14 @@ def confusion_cell(answer: str, truth: Any) -> str | None:
 
 
 def names_of(order: int, family: int, genus: int, step: int) -> Middle:
-    """The part `taxonomy` of the concrete prompts: names per rank. Arguments: where image 1's names stand in the ground
-    truth, and how many fields later image 2's; the rules are R11 to R16.
+    """Return the part `taxonomy` of the concrete prompts: names per rank, by the rules R11 to R16.
 
     Going down from the order: both names must be right, until the first rank at which the pair differs; every rank
     below it must be absent. A rank whose truth is not known ends the descent.
+
+    Args:
+        order, family, genus: index of image 1's name in the ground truth.
+        step: offset of image 2's names.
     """
     places = dict(zip(RANKS, (order, family, genus), strict=True))
 
@@ -237,7 +243,7 @@ def names_of(order: int, family: int, genus: int, step: int) -> Middle:
 
 
 def relations(text: str, fields: Fields) -> float:
-    """The part `taxonomy` of the basic prompt: Same or Different per rank; a rank left out counts as Different (R11).
+    """Return the part `taxonomy` of the basic prompt: Same or Different per rank; a missing rank is Different (R11).
 
     Uncertain is always wrong, and a distance that is not known counts as sameClass (R24).
     """
@@ -251,19 +257,19 @@ def relations(text: str, fields: Fields) -> float:
 
 
 def labels_in(pattern: re.Pattern[str], truths: Callable[[Fields], Fields]) -> Middle:
-    """The part `age_group`: half for each label in the first match that is right, case aside (R14, R18, R20)."""
+    """Return the part `age_group`: half for each right label in the first match, case ignored (R14, R18, R20)."""
 
     def score(text: str, fields: Fields) -> float:
-        found = pattern.search(text)
-        if not found:
+        match = pattern.search(text)
+        if not match:
             return 0.0
-        return 0.5 * sum(found[i].strip().lower() == truth.lower() for i, truth in enumerate(truths(fields), start=1))
+        return 0.5 * sum(match[i].strip().lower() == truth.lower() for i, truth in enumerate(truths(fields), start=1))
 
     return score
 
 
 def species_in(opening: str, second: re.Pattern[str]) -> Middle:
-    """The part `species`: half for each name that is right by what it contains (R19)."""
+    """Return the part `species`: half for each name that is right by what it contains (R19)."""
 
     def score(text: str, fields: Fields) -> float:
         start = text.find(opening)
@@ -272,9 +278,9 @@ def species_in(opening: str, second: re.Pattern[str]) -> Middle:
             end = text.find(";", start)
             if end < 0:
                 return 0.0
-            found = second.match(text, end + 1) if end > start else None
-            if found:
-                stated = (text[start:end], found[1])
+            match = second.match(text, end + 1) if end > start else None
+            if match:
+                stated = (text[start:end], match[1])
                 pairs = zip(stated, _second_and_third(fields), strict=True)
                 return 0.5 * sum(species_code(name.strip()) == species_code(truth) for name, truth in pairs)
             start = text.find(opening, end)
@@ -284,7 +290,7 @@ def species_in(opening: str, second: re.Pattern[str]) -> Middle:
 
 
 def species_code(label: str) -> str:
-    """Asru or Anau for every text that contains one of their words, Asru first; else the text itself."""
+    """Return Asru or Anau for every text that contains one of their words, Asru first; else the text itself."""
     plain = re.sub(r"[.\s]+", " ", label.lower()).strip()
     if plain == "asru" or plain == "anau":
         return plain.capitalize()
@@ -294,7 +300,10 @@ def species_code(label: str) -> str:
 
 
 def _stated_names(text: str, rank: str) -> list[str] | None:
-    """What the first tag of a rank holds, cut to two names, in lower case; None without the tag. Case of tags aside."""
+    """Return the content of the first tag of a rank, cut to two names, in lower case; None without the tag.
+
+    The case of tags is ignored.
+    """
     opening, closing = RANK_TAGS[rank]
     start = opening.search(text)
     end = closing.search(text, start.end()) if start else None
@@ -319,7 +328,7 @@ def _chimp(fields: Fields) -> Fields:
 
 
 def _gorilla(fields: Fields) -> Fields:
-    """Five fields are read as chimp's."""
+    """Return fields in gorilla's layout; five fields are read as chimp's."""
     return _chimp(fields) if len(fields) >= 5 else _second_and_third(fields)
 
 
@@ -346,7 +355,7 @@ def _fixed(share: float) -> Callable[[float], tuple[float, float]]:
 
 
 def _hard(w: float) -> tuple[float, float]:
-    """R22: both stay at 0.4, whatever the format weighs."""
+    """Return the weights by R22: both stay at 0.4, for any weight of the format."""
     return 0.4, 0.4
 
 
@@ -384,4 +393,4 @@ def _table() -> dict[str, Function]:
 
 
 FUNCTIONS: dict[str, Function] = _table()
-"""Published function -> what it does."""
+"""Published function -> its definition."""

@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
 SIDE = 112
-"""Pixels of a side: 16 image tokens."""
+"""Side of a picture in pixels: 16 image tokens."""
 SCALE = 2
-"""Drawn so much larger, then made smaller: smooth edges."""
+"""Factor of the size at which pictures are drawn; they are then made smaller, for smooth edges."""
 SHAPES = ("Con", "Plan", "Glob", "Fun")
 COLOURS = {"rub": (200, 45, 40), "aur": (235, 185, 40), "vir": (60, 150, 70), "caer": (60, 90, 200)}
 MARKINGS = ("nuda", "puncta", "linea")
 ENDINGS = ("gracilis", "crassa")
 IMAGES_OF_SPECIES, IMAGES_OF_INDIVIDUAL = 20, 12
 FEW_PAIRS = 1000
-"""Below so many training pairs the taxonomy is smaller."""
+"""With fewer training pairs the taxonomy is smaller."""
 DOT_PLACES = 9
 
 Draw = Callable[[Any, Mapping[str, str], random.Random], None]
 
 
 def draw_collection(domain: Domain, num_pairs: int, *, seed: int) -> tuple[list[LabelledImage], dict[str, bytes]]:
-    """The images of a domain, and their files by origin; enough of them for so many training pairs.
+    """Return the images of a domain, and their files by origin; enough of them for `num_pairs` training pairs.
 
     The same arguments give the same pictures.
     """
@@ -57,7 +57,7 @@ def draw_collection(domain: Domain, num_pairs: int, *, seed: int) -> tuple[list[
 
 
 def draw(domain: str, traits: Mapping[str, str], rng: random.Random) -> PILImage:
-    """One picture of a specimen with these names; `rng` decides how it is seen. RGB, 112 x 112."""
+    """Return one picture of a specimen with these names; `rng` decides how it is seen. RGB, 112 x 112."""
     from PIL import Image, ImageDraw, ImageFilter
 
     side = SIDE * SCALE
@@ -76,7 +76,7 @@ def draw(domain: str, traits: Mapping[str, str], rng: random.Random) -> PILImage
 
 
 def _subjects(domain: Domain, num_pairs: int, seed: int) -> list[tuple[tuple[str, ...], dict[str, str]]]:
-    """(labels, facts) of every species or individual."""
+    """Return (labels, facts) of every species or individual."""
     few = num_pairs < FEW_PAIRS
     if domain.ranks:
         shapes, colours, markings = (3, 3, 2) if few else (len(SHAPES), len(COLOURS), len(MARKINGS))
@@ -97,15 +97,16 @@ def _subjects(domain: Domain, num_pairs: int, seed: int) -> list[tuple[tuple[str
 
 
 def taxonomy(shape: str, colour: str, marking: str, ending: str) -> tuple[str, str, str, str]:
-    """Order, family, genus and species of a combination of traits. Example: Conales, Conrubaceae, Conrubpuncta,
-    Conrubpuncta crassa.
+    """Return order, family, genus and species of a combination of traits.
+
+    Example: Conales, Conrubaceae, Conrubpuncta, Conrubpuncta crassa.
     """
     genus = f"{shape}{colour}{marking}"
     return f"{shape}ales", f"{shape}{colour}aceae", genus, f"{genus} {ending}"
 
 
 def _traits(names: Mapping[str, str]) -> tuple[str, tuple[int, int, int], str, str]:
-    """Shape, colour, marking and ending, back from the names."""
+    """Return shape, colour, marking and ending, derived from the names."""
     shape = names["order"].removesuffix("ales")
     colour = names["family"].removesuffix("aceae").removeprefix(shape)
     return shape, COLOURS[colour], names["genus"].removeprefix(shape + colour), names["species"].partition(" ")[2]
@@ -264,7 +265,7 @@ def _dots(
 
 
 def _pattern(names: Mapping[str, str], bits: int) -> int:
-    """A pattern of so many bits that the individual always has, never empty."""
+    """Return the individual's pattern of `bits` bits: always the same, and never empty."""
     return hash64("pattern", names["individual"]) % ((1 << bits) - 1) + 1
 
 

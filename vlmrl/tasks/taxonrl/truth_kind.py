@@ -1,4 +1,4 @@
-"""TaxonRL's rows, known by their truth; and how a table of responses holds their truths."""
+"""Kinds of TaxonRL's rows, known by their truth, and the form of their truths in a table of responses."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def has_species(truth: Truth) -> bool:
 
 
 def labels_of(row: Row) -> RowLabels:
-    """Return what the data doctor counts: of pairs, and the species shown where that is what the rows ask for."""
-    found = pair_labels_of(row)
-    if found.group or found.distance is None or not row.truth.get("species"):
-        return found
-    return found._replace(group="species", names=tuple(str(n) for n in row.truth["species"] if n is not None))
+    """Return what the data doctor counts: of pairs, and the species shown if the rows ask for species."""
+    labels = pair_labels_of(row)
+    if labels.group or labels.distance is None or not row.truth.get("species"):
+        return labels
+    return labels._replace(group="species", names=tuple(str(n) for n in row.truth["species"] if n is not None))
 
 
 SPECIES_PAIRS = replace(PAIRS, matches=has_species, labels=labels_of)
@@ -40,7 +40,7 @@ def domain_kind(domain: Domain, variant: Variant) -> RowKind:
 
 def answer_form(domain: Domain, variant: Variant) -> AnswerForm:
     """Return the form of a variant's answers."""
-    fields = [domain.truth_field(name) for name in variant.asked]
+    fields = [domain.truth_field(name) for name in variant.required_fields]
     return AnswerForm(variant.form, tuple(FormField(f.name, f.tag, tuple(f.labels), f.level) for f in fields))
 
 
@@ -58,12 +58,12 @@ def read_line(layout: str, text: str) -> Truth:
 
 
 def write_line(layout: str, truth: Truth) -> str:
-    """Return an unsound truth as its line; what cannot be read back raises a RewardError that carries `text`."""
+    """Return an unsound truth as its line; a line that cannot be read back raises a RewardError that carries `text`."""
     return LAYOUTS[layout].write(truth, sound=False)
 
 
 def known_fields_of(domain: str, truth: Truth, is_sure: bool) -> Mapping[str, Any]:
-    """Return which truth fields the rows know, by the first; {} where that one says nothing of the others."""
+    """Return which truth fields the rows know, by the first row; {} if it does not show this for the others."""
     if not is_sure:
         return {}
     return {"truth_fields": [name for name in DOMAINS[domain].field_names if truth.get(name) is not None]}

@@ -11,7 +11,7 @@ BIRD = Domain(
     summary="birds, same species or not: order, family and genus of both, a probability (`vlmrl prep bird`)",
     about="Birds, same species or not: order, family and genus of both.",
     subject="bird",
-    asked="species",
+    target="species",
     variants=(
         Variant(BASELINE),
         Variant("im_basic", "verdicts", NAMED, "lfw_bird_im_basic:compute_score_gemini"),

@@ -9,7 +9,7 @@ CHIMP = Domain(
     summary="chimpanzees, same individual or not: the age group of both, a probability (`vlmrl prep chimp`)",
     about="Chimpanzees, same individual or not: the age group of both.",
     subject="chimpanzee",
-    asked="individual",
+    target="individual",
     variants=(
         Variant(BASELINE),
         Variant("im", "labels", ("age_group",), "lfw_intermediate:compute_score_gemini"),

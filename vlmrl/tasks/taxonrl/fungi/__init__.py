@@ -9,7 +9,7 @@ FUNGI = Domain(
     summary="fungi, same species or not: order, family and genus of both, a probability (`vlmrl prep fungi`)",
     about="Fungi, same species or not: order, family, genus and species of both.",
     subject="fungus",
-    asked="species",
+    target="species",
     variants=(
         Variant(BASELINE),
         Variant("im_concrete", "names", ("order", "family", "genus"), "lfw_fungi_im:compute_score_gemini"),

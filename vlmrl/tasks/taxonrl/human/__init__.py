@@ -9,7 +9,7 @@ HUMAN = Domain(
     summary="faces, same person or not: a probability (`vlmrl prep human`)",
     about="Faces, same person or not (LFW, CPLFW).",
     subject="person",
-    asked="individual",
+    target="individual",
     variants=(Variant(BASELINE),),
     datasets=("maxvonk/lfw", "maxvonk/cplfw_normal", "maxvonk/cplfw_aligned"),
 )

@@ -9,7 +9,7 @@ WHALE = Domain(
     summary="whales, same individual or not: a probability (`vlmrl prep whale`)",
     about="Whales, same individual or not.",
     subject="whale",
-    asked="individual",
+    target="individual",
     variants=(Variant(BASELINE),),
     datasets=("maxvonk/whale-pairs-v1-800px",),
 )
