@@ -27,10 +27,11 @@ UPDATE = [*STEP, "tests/unit/train"]
 ADVANTAGES, LOSSES, KL, AGGREGATE = (f"vlmrl/algo/{n}.py" for n in ("advantages", "losses", "kl", "aggregate"))
 RETURNS, SHAPING, INPUTS = (f"vlmrl/algo/{n}.py" for n in ("returns", "shaping", "inputs"))
 STEP_FILE, BATCH, OPTIM = "vlmrl/train/update.py", "vlmrl/data/packing.py", "vlmrl/train/optim.py"
-STEP_BATCH, REFERENCE, TALLY = "vlmrl/train/step.py", "vlmrl/train/reference.py", "vlmrl/train/device_sums.py"
+STEP_BATCH, REFERENCE, TALLY = (f"vlmrl/train/{n}.py" for n in ("step_batch", "reference", "tally"))
+OBJECTIVE, PASSES = "vlmrl/train/objectives.py", "vlmrl/train/forward_passes.py"
 LOGPROBS, POLICY, ATTENTION = "vlmrl/model/logprobs.py", "vlmrl/model/policy.py", "vlmrl/model/attention/prefix.py"
 SAMPLE, LOOP, COLLECT = "vlmrl/rollout/sample.py", "vlmrl/train/rl.py", "vlmrl/train/collect.py"
-BATCHES, LORA = "vlmrl/train/batches.py", "vlmrl/model/lora.py"
+LORA = "vlmrl/model/lora.py"
 STATE, CHECKPOINT = "vlmrl/train/state.py", "vlmrl/checkpoint/io.py"
 RUNS = ["tests/e2e/test_every_algorithm.py"]
 CRITIC, CRITIC_STEP = ["tests/golden/test_critic_golden.py"], ["tests/property/test_critic_property.py"]
@@ -153,17 +154,17 @@ MUTANTS = [
     (OPTIM, "parameter.grad.float()", "parameter.grad", UPDATE),
     (OPTIM, "else master.grad.add_(gradient)", "else gradient", UPDATE),
     (OPTIM, "                p.copy_(self.masters[name])", "                pass", UPDATE),
-    (STEP_FILE, "old = logp.detach() if", "old = logp if", GOLDEN),
-    (STEP_FILE, "if before is None else before", "", GOLDEN),
-    (STEP_FILE, "torch.where(torch.isnan(said), old, said)", "old", GOLDEN),
-    (STEP_FILE, "loss = loss - self.entropy_coef", "loss = loss + self.entropy_coef", GOLDEN),
-    (STEP_FILE, "loss = loss + self.kl_coef * kl", "loss = loss - self.kl_coef * kl", GOLDEN),
+    (OBJECTIVE, "old = logp.detach() if", "old = logp if", GOLDEN),
+    (OBJECTIVE, "if before is None else before", "", GOLDEN),
+    (OBJECTIVE, "torch.where(torch.isnan(said), old, said)", "old", GOLDEN),
+    (OBJECTIVE, "loss = loss - self.entropy_coef", "loss = loss + self.entropy_coef", GOLDEN),
+    (OBJECTIVE, "loss = loss + self.kl_coef * kl", "loss = loss - self.kl_coef * kl", GOLDEN),
     (STEP_FILE, "batch.world.gather([batch.num_trained(i) for i in batch.items])", "batch.world.gather([i.num_tokens for i in batch.items])", STEP),
     (STEP_FILE, "trained, max_tokens, dead)", "trained, max_tokens)", STEP),
-    (STEP_FILE, "            loss = loss * weight", "            pass", GOLDEN),
-    (STEP_FILE, "importance_weight(\n                old,", "importance_weight(\n                data.sampler_logp,", GOLDEN),
+    (OBJECTIVE, "            loss = loss * weight", "            pass", GOLDEN),
+    (OBJECTIVE, "importance_weight(\n                old,", "importance_weight(\n                data.sampler_logp,", GOLDEN),
     (STEP_BATCH, "if found is None else found.float()", "", STEP),
-    (STEP_FILE, "order = sorted(all_of_them)", "order = list(all_of_them)", STEP),
+    (OBJECTIVE, "order = sorted(all_of_them)", "order = list(all_of_them)", STEP),
     (STEP_FILE, "selected = objective.select(policy, batch, tokens_per_row)", "selected = {}", STEP),
     (STEP_BATCH, "sum(len(s.ids) for s in item.segments if s.trained)", "sum(len(s.ids) for s in item.segments)", STEP),
     (STEP_FILE, "advantage=advantage,", "advantage=advantage.abs(),", STEP),
@@ -201,13 +202,13 @@ MUTANTS = [
     (COLLECT, "factor * found[first + k]", "found[first + k]", STEP_OF_RL),
     (COLLECT, "temperature=0.0", "temperature=1.0", RUNS),
     (LOOP, 'if algorithm.kl_in == "loss" else (0.0, kl_coef)', 'if algorithm.kl_in == "loss" else (kl_coef, kl_coef)', RUNS),
-    (BATCHES, "elif count_dead and not use", "elif not use", STEP_OF_RL),
+    (STEP_BATCH, "elif count_dead and not use", "elif not use", STEP_OF_RL),
     (LOGPROBS, "(logp.exp() * difference).sum(-1)", "(ref.exp() * difference).sum(-1)", GOLDEN),
     (LOGPROBS, "difference = logp - ref if", "difference = ref - logp if", GOLDEN),
     (LOGPROBS, "(logp - ref).masked_fill(banned, 0.0)", "(logp - ref)", GOLDEN),
-    (BATCHES, "if use and _is_trained(sample):", "if use:", STEP_OF_RL),
-    (BATCHES, "use = keep_dead or not is_dead_group(group)", "use = True", STEP_OF_RL),
-    (BATCHES, "order[k::number]", "order[:number]", STEP_OF_RL),
+    (STEP_BATCH, "if use and _is_trained(sample):", "if use:", STEP_OF_RL),
+    (STEP_BATCH, "use = keep_dead or not is_dead_group(group)", "use = True", STEP_OF_RL),
+    (STEP_BATCH, "order[k::number]", "order[:number]", STEP_OF_RL),
     (LOOP, "if share > MAX_ERROR_SHARE:", "if share > 1:", UPDATE),
     (ADVANTAGES, "if ESTIMATORS[estimator].critic:\n        return False", "if ESTIMATORS[estimator].critic:\n        return is_dead(kept.totals_G.tolist())", CRITIC),
     (ADVANTAGES, "if entry.critic and scale not in CRITIC_SCALES:", "if False:", CRITIC),
@@ -229,16 +230,16 @@ MUTANTS = [
     (LOSSES, ".clamp(-clip_range, clip_range)", ".clamp(0, clip_range)", CRITIC),
     (LOSSES, "return 0.5 * torch.maximum((value_K", "return 0.5 * torch.minimum((value_K", CRITIC),
     (LOSSES, "return 0.5 * torch.maximum((value_K", "return torch.maximum((value_K", CRITIC),
-    (STEP_FILE, "loss = loss + self.algorithm.value_coef * value", "loss = loss - self.algorithm.value_coef * value", CRITIC),
-    (STEP_FILE, "loss = loss + self.algorithm.value_coef * value", "loss = loss + value", CRITIC),
-    (STEP_FILE, "loss = loss + self.algorithm.value_coef * value", "loss = loss + self.algorithm.value_coef * value.mean()", CRITIC),
-    (STEP_FILE, "stats.value, data.old_value, data.value_target,", "stats.value, data.value_target, data.old_value,", CRITIC),
+    (OBJECTIVE, "loss = loss + self.algorithm.value_coef * value", "loss = loss - self.algorithm.value_coef * value", CRITIC),
+    (OBJECTIVE, "loss = loss + self.algorithm.value_coef * value", "loss = loss + value", CRITIC),
+    (OBJECTIVE, "loss = loss + self.algorithm.value_coef * value", "loss = loss + self.algorithm.value_coef * value.mean()", CRITIC),
+    (OBJECTIVE, "stats.value, data.old_value, data.value_target,", "stats.value, data.value_target, data.old_value,", CRITIC),
     (STEP_FILE, "old_value=join(batch.old_value)", "old_value=join(batch.value_target)", CRITIC_STEP),
     (STEP_FILE, "value_target=join(batch.value_target)", "value_target=join(batch.old_value)", CRITIC_STEP),
     (STEP_FILE, "stats = policy(row, batch.reference_of(items, policy))\n            data", "stats = policy(row, None)\n            data", CRITIC_STEP),
-    (STEP_FILE, "            return stats.kl", "            return -stats.kl", CRITIC_STEP),
+    (OBJECTIVE, "            return stats.kl", "            return -stats.kl", CRITIC_STEP),
     (STEP_BATCH, "torch.cat(hidden).to(policy.device)", "torch.cat(hidden[::-1]).to(policy.device)", CRITIC_STEP),
-    (STEP_FILE, "{i.trajectory: x for i, x in zip(items, pieces, strict=True)", "{i.trajectory: pieces[0] for i, x in zip(items, pieces, strict=True)", CRITIC_STEP),
+    (PASSES, "{i.trajectory: x for i, x in zip(items, pieces, strict=True)", "{i.trajectory: pieces[0] for i, x in zip(items, pieces, strict=True)", CRITIC_STEP),
     (POLICY, "self.value_head(hidden_KD.float())", "self.value_head(hidden_KD.detach().float())", CRITIC_STEP),
     (POLICY, "self.value_head(hidden_KD.float())", "self.value_head(hidden_KD.float().roll(1, 0))", CRITIC_STEP),
     (POLICY, "            parameter.zero_()", "            pass", CRITIC_STEP),
@@ -258,8 +259,8 @@ MUTANTS = [
     (LOOP, "acts_on_all = algorithm.needs_critic or bool", "acts_on_all = bool", CRITIC_RUNS),
     (LOOP, "batch.old_logp |= made.before.logp", "batch.old_logp |= made.before.value", CRITIC_RUNS),
     (LOOP, "batch.old_value = made.before.value", "batch.old_value = made.before.logp", CRITIC_RUNS),
-    (BATCHES, "if sample.value_targets is not None:", "if False:", CRITIC_RUNS),
-    (BATCHES, "torch.tensor(sample.value_targets,", "torch.tensor(sample.token_advantages,", STEP_OF_RL),
+    (STEP_BATCH, "if sample.value_targets is not None:", "if False:", CRITIC_RUNS),
+    (STEP_BATCH, "torch.tensor(sample.value_targets,", "torch.tensor(sample.token_advantages,", STEP_OF_RL),
     (STATE, "policy.value_head.load_state_dict(io.load_value_head(resume))", "io.load_value_head(resume)", CRITIC_RUNS),
     (STATE, "Optimizer(policy.model, recipe.optim, policy.value_head, ", "Optimizer(policy.model, recipe.optim, None, ", CRITIC_RUNS),
     (CHECKPOINT, "    if saved.value_head:\n", "    if False:\n", CRITIC_RUNS),

@@ -36,11 +36,12 @@ from vlmrl.recipe.schema import Data, Lora, Model, Optim, Recipe, Rollout
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.sample import Prompt
 from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.train.objectives import PolicyGradient
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.progress import Progress
-from vlmrl.train.step import FILLER, StepBatch
+from vlmrl.train.step_batch import FILLER, StepBatch
 from vlmrl.train.sync_check import check_sync
-from vlmrl.train.update import PolicyGradient, update
+from vlmrl.train.update import update
 from vlmrl.types import Sample, SamplingParams
 
 

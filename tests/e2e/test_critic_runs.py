@@ -14,7 +14,7 @@ from vlmrl.checkpoint.format import VALUE_HEAD
 from vlmrl.errors import CheckpointError
 from vlmrl.store.runs import Run, open_run
 from vlmrl.train import collect, rl
-from vlmrl.train.update import fill_logps
+from vlmrl.train.forward_passes import fill_logps
 
 RECIPE = """
 algo.name = "ppo"

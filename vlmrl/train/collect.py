@@ -36,13 +36,12 @@ from vlmrl.rollout.sample import (
 from vlmrl.rollout.vllm.hosted_engine import HostedEngine
 from vlmrl.setup.model import sampling_params
 from vlmrl.tasks.source import Source
-from vlmrl.train.batches import Tail, split_updates, step_batch
-from vlmrl.train.device_sums import on_cpu
+from vlmrl.train.forward_passes import fill_logps, fill_reference, fill_stats
 from vlmrl.train.loop import Clock
 from vlmrl.train.out_of_memory import in_rows
 from vlmrl.train.state import Session, draw_rows
-from vlmrl.train.step import StepBatch
-from vlmrl.train.update import fill_logps, fill_reference, fill_stats
+from vlmrl.train.step_batch import StepBatch, Tail, split_updates, step_batch
+from vlmrl.train.tally import on_cpu
 from vlmrl.types import Group, Row, ScoredSample
 
 Drawn = tuple[Source, Row, int]

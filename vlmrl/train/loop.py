@@ -18,8 +18,8 @@ from vlmrl.evaluate.run import evaluate
 from vlmrl.rollout.engine import Generator
 from vlmrl.setup.model import greedy_params
 from vlmrl.tasks.source import Source
+from vlmrl.train.checkpointing import finish_save, look_after_save, save
 from vlmrl.train.resume import ALL_DONE
-from vlmrl.train.saving import finish_save, look_after_save, save
 from vlmrl.train.state import Session
 
 

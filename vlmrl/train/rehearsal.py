@@ -31,18 +31,12 @@ from vlmrl.model.device_memory import give_back, memory_use
 from vlmrl.packed import TokenStats
 from vlmrl.recipe.schema import Recipe
 from vlmrl.tasks.source import Source
+from vlmrl.train.forward_passes import fill_logps, fill_reference, fill_stats
+from vlmrl.train.objectives import Objective, PolicyGradient, TokenData
 from vlmrl.train.out_of_memory import ROWS, budget_of, halve, may_halve
 from vlmrl.train.state import Session
-from vlmrl.train.step import StepBatch
-from vlmrl.train.update import (
-    Objective,
-    PolicyGradient,
-    TokenData,
-    add_gradients,
-    fill_logps,
-    fill_reference,
-    fill_stats,
-)
+from vlmrl.train.step_batch import StepBatch
+from vlmrl.train.update import add_gradients
 from vlmrl.types import Row, Segment, name_row
 
 SCAN_SECONDS = 10.0

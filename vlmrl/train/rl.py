@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from statistics import fmean
-from typing import Any
 
 from vlmrl.algo.family import Algorithm, algorithm_of
 from vlmrl.algo.shaping import next_kl_coef
 from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.dist import rank_process
 from vlmrl.errors import RewardError, RewardUnavailable
-from vlmrl.evaluate.estimates import mean_interval
-from vlmrl.evaluate.interval import Interval
 from vlmrl.evaluate.outcomes import accuracy_metrics, accuracy_told
-from vlmrl.recipe.schema import Recipe
-from vlmrl.rewards.base import value_range
-from vlmrl.rewards.scorer import Scorer, earned_on_timeout
-from vlmrl.rollout.sample import encode_prompt, is_dead_group
+from vlmrl.rollout.sample import encode_prompt
 from vlmrl.rollout.vllm.hosted_engine import HostedEngine
 from vlmrl.setup.engine import make_generator
 from vlmrl.tasks.source import Source
-from vlmrl.train.batches import split_updates
+from vlmrl.train.checkpointing import save
 from vlmrl.train.collect import Collected, batch_of, collect, look_ahead
+from vlmrl.train.forward_passes import fill_logps, fill_reference
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate_at_start
+from vlmrl.train.objectives import PolicyGradient, objective_of
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.out_of_memory import budget_metrics, in_rows, keep_batches
 from vlmrl.train.rehearsal import rehearse
-from vlmrl.train.saving import save
 from vlmrl.train.state import Session
+from vlmrl.train.step_batch import split_updates
+from vlmrl.train.step_metrics import group_metrics, rollout_speed
 from vlmrl.train.sync_check import check_sync
-from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, update
+from vlmrl.train.update import update
 from vlmrl.types import Group, Row, Segment, hash64
 
 STRICT_STEPS = 3
@@ -129,18 +124,6 @@ def longest_item(session: Session, source: Source, row: Row, occurrence: int, in
     return TrainItem(prompt, index, (Segment("assistant", ids, True),), index)
 
 
-def objective_of(recipe: Recipe, algorithm: Algorithm, kl_coef: float) -> PolicyGradient:
-    """What a step minimises."""
-    r = recipe.rollout
-    importance = algorithm.importance_of(
-        own_engine=r.engine != "vllm", filtered=r.top_p < 1 or r.top_k > 0, stale=r.overlap
-    )
-    if importance == "ratio" and algorithm.dual_clip is None:
-        # Of a bad token the clip bounds no ratio from above, and an engine may have found unlikely what is likely.
-        algorithm = replace(algorithm, dual_clip=algorithm.importance_cap)
-    return PolicyGradient(algorithm, kl_coef, recipe.algo.entropy_coef, importance)
-
-
 def steer_kl(
     session: Session, algorithm: Algorithm, coef: float, metrics: Mapping[str, float], num_samples: int
 ) -> None:
@@ -231,70 +214,3 @@ def count_errors(session: Session, groups: Sequence[Group]) -> None:
 
 def _last_line(text: str | None) -> str:
     return (text or "").strip().rpartition("\n")[2]
-
-
-def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None = None) -> dict[str, Any]:
-    """Numbers of a step's rollouts: reward with its 95% interval over prompts (of one there is none), parts, shares,
-    lengths.
-
-    Args: scorers: by source name; they declare the range that the interval stays in.
-    """
-    samples = [x for g in groups for x in g.samples]
-    scored = [x for x in samples if x.score.error is None]
-    lengths = [x.trajectory.num_sampled_tokens for x in samples]
-    metrics: dict[str, Any] = {
-        "reward/errors": sum(x.score.failed for x in samples),
-        "rollout/dead_group_share": fmean(float(is_dead_group(g)) for g in groups),
-        "rollout/truncated_share": fmean(float(x.trajectory.finish == "length") for x in samples),
-        "rollout/response_tokens_mean": fmean(lengths),
-        "rollout/response_tokens_max": max(lengths),
-        "rollout/prompt_tokens_mean": fmean(len(g.samples[0].trajectory.prompt_ids) for g in groups),
-        "rollout/samples": len(samples),
-    }
-    if unavailable := sum(x.score.status == "unavailable" for x in samples):
-        metrics["reward/unavailable"] = unavailable
-    if timeouts := sum(map(earned_on_timeout, (x.score for x in scored))):
-        metrics["reward/timeouts"] = timeouts
-    if left_out := len(samples) - len(scored) - metrics["reward/errors"] - unavailable:
-        metrics["reward/inapplicable"] = left_out
-    if not scored:
-        return metrics
-    interval = _reward_interval(groups, scorers or {})
-    metrics["reward/mean"] = fmean(x.score.value for x in scored)
-    if math.isfinite(interval.low):
-        metrics |= {"reward/low": interval.low, "reward/high": interval.high}
-    for name in sorted({n for x in scored for n in x.score.parts}):
-        values = [v for x in scored if (v := x.score.parts.get(name)) is not None]
-        if values:
-            metrics[f"reward/part/{name}"] = fmean(values)
-    sources = sorted({g.row.source for g in groups})
-    if len(sources) > 1:
-        for source in sources:
-            values = [
-                x.score.value for g in groups if g.row.source == source for x in g.samples if x.score.error is None
-            ]
-            if values:
-                metrics[f"reward/source/{source}"] = fmean(values)
-    return metrics
-
-
-def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> Interval:
-    """The mean reward of all samples with its interval; samples of one prompt, or of prompts that share an image, are
-    dependent.
-    """
-    scored = [(g, x.score) for g in groups for x in g.samples if x.score.error is None]
-    clusters = [tuple(m.sha256 for m in g.row.media) or (g.row.source, g.row.prompt_id) for g, _ in scored]
-    ranges = [
-        value_range([score.parts for g, score in scored if g.row.source == name], scorer.weights, scorer.spec.ranges)
-        for name, scorer in scorers.items()
-        if any(g.row.source == name for g, _ in scored)
-    ]
-    known = [r for r in ranges if r is not None]
-    declared = (min(low for low, _ in known), max(high for _, high in known)) if known == ranges and known else None
-    return mean_interval([score.value for _, score in scored], clusters, declared)
-
-
-def rollout_speed(made: Collected) -> dict[str, float]:
-    """`rollout/tokens_per_second`: sampled tokens over the seconds of sampling."""
-    tokens = sum(x.trajectory.num_sampled_tokens for g in made.groups for x in g.samples)
-    return {"rollout/tokens_per_second": tokens / max(made.seconds, 1e-9)}

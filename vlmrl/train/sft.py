@@ -12,12 +12,13 @@ from vlmrl.rollout.sample import encode_prompt
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.tasks.source import Source
 from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate_at_start
+from vlmrl.train.objectives import CrossEntropy
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.out_of_memory import budget_metrics, in_rows, keep_batches
 from vlmrl.train.rehearsal import rehearse
 from vlmrl.train.state import Session, draw_rows
-from vlmrl.train.step import StepBatch
-from vlmrl.train.update import CrossEntropy, update
+from vlmrl.train.step_batch import StepBatch
+from vlmrl.train.update import update
 from vlmrl.types import Row, Segment, hash64, name_row
 
 RESPONSE_COLUMN = "response"

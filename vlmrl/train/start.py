@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmrl.dist import rank_process
 from vlmrl.dist.world import ALONE, World
 from vlmrl.recipe.schema import Recipe
-from vlmrl.setup.new_run import Labels
-from vlmrl.store.provenance import usable_cores
 from vlmrl.store.read_only_run import FollowedRun
-from vlmrl.store.runs import Run, create_run, resume_run
-from vlmrl.train.resume import ResumePlan
+from vlmrl.store.runs import Run
 
 if TYPE_CHECKING:
     from vlmrl.train.state import Watcher
-
-
-def reopen_run(root: Path, plan: ResumePlan, argv: Sequence[str]) -> tuple[Run, Recipe, Path | None]:
-    """A run taken for a new attempt, as planned: (run, recipe, the checkpoint to go on from).
-
-    Raises: StoreError when a live process writes it.
-    """
-    run = resume_run(root, str(plan.run.dir), argv=argv, threads=usable_cores(), renewal=plan.renewal)
-    if plan.changes:
-        run.event(
-            run.start_step, "resumed with changes", changes=[c["what"] for c in run.manifest.attempts[-1].changes]
-        )
-    checkpoints = run.checkpoint_dirs()
-    return run, plan.loaded.recipe, checkpoints[-1] if checkpoints else None
-
-
-def fork_run(root: Path, plan: ResumePlan, argv: Sequence[str], labels: Labels) -> tuple[Run, Recipe, Path | None]:
-    """A new run that goes on from the whole of a checkpoint of another: (run, recipe, its copy of the checkpoint)."""
-    parent, loaded = plan.run, plan.loaded
-    assert plan.checkpoint is not None
-    run = create_run(
-        root, kind=parent.manifest.kind, recipe_name=loaded.path.stem if plan.recipe_given else parent.manifest.recipe,
-        recipe_text=loaded.text, resolved=loaded.resolved, argv=argv, seeds={"run": loaded.recipe.train.seed},
-        name=labels.name, tags=labels.tags, note=labels.note, threads=usable_cores(), texts=plan.texts, fork=plan.fork,
-        parent={"run": parent.id, "checkpoint": plan.checkpoint.name, "step": plan.step}, **plan.records,
-    )  # fmt: skip
-    run.event(plan.step, "forked", parent=parent.id, checkpoint=plan.checkpoint.name)
-    return run, loaded.recipe, run.checkpoint_dirs()[-1]
 
 
 def share_run(world: World, make: Callable[[], tuple[Run, Recipe, Path | None]]) -> tuple[Run, Recipe, Path | None]:
@@ -67,10 +36,10 @@ def run_session(
 ) -> str:
     """Train a run to its end. Returns how it ended: "done" or "interrupted". Errors end it as failed and go on."""
     from vlmrl.checkpoint.checked_files import compared_once
+    from vlmrl.train.checkpointing import finish_failed
     from vlmrl.train.loggers import loggers_of
     from vlmrl.train.out_of_memory import explaining
     from vlmrl.train.rl import train_rl
-    from vlmrl.train.saving import finish_failed
     from vlmrl.train.sft import train_sft
     from vlmrl.train.state import open_session
 

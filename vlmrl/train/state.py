@@ -34,13 +34,13 @@ from vlmrl.store.provenance import usable_cores
 from vlmrl.store.prune import RolloutRule
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
+from vlmrl.train.checkpointing import Saver
 from vlmrl.train.health import Health
 from vlmrl.train.loggers import Loggers
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.progress import Progress
 from vlmrl.train.reference import ReferencePolicy
 from vlmrl.train.rollout_writer import RolloutWriter
-from vlmrl.train.saver import Saver
 from vlmrl.train.sharding import check_sharing, make_filler, on_cpu, shard_policy
 from vlmrl.types import Group, hash64
 

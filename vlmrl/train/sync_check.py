@@ -15,10 +15,10 @@ from vlmrl.errors import EngineError
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, sample_rollouts
 from vlmrl.setup.model import sampling_params
+from vlmrl.train.forward_passes import fill_logps
 from vlmrl.train.out_of_memory import in_rows
 from vlmrl.train.state import Session
-from vlmrl.train.step import StepBatch
-from vlmrl.train.update import fill_logps
+from vlmrl.train.step_batch import StepBatch
 from vlmrl.types import hash64, name_row
 
 SYNC_PROMPTS, SYNC_TOKENS = 4, 16

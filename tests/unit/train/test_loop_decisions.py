@@ -12,9 +12,9 @@ import pytest
 from vlmrl.dist.world import ALONE
 from vlmrl.recipe.schema import Checkpoint, Eval, Train
 from vlmrl.train import loop
+from vlmrl.train.checkpointing import Saver
 from vlmrl.train.loop import StopRequest, catch_interrupt, stop_reason
-from vlmrl.train.saver import Saver
-from vlmrl.train.state import Progress
+from vlmrl.train.progress import Progress
 
 
 def session(step: int = 3, *, train=None, evaluation=None, checkpoint=None, seconds: float = 0.0, **progress):

@@ -20,11 +20,13 @@ from vlmrl.errors import CheckpointError, EngineError, Load, OutOfMemoryError, R
 from vlmrl.model.device_memory import asking_for, memory_use, ran_out
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Data, Model, Optim, Recipe, Rollout, Train
+from vlmrl.train.forward_passes import fill_logps, fill_reference
+from vlmrl.train.objectives import PolicyGradient
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.out_of_memory import budget_metrics, budget_of, explaining, in_rows, may_halve
-from vlmrl.train.state import Progress
-from vlmrl.train.step import StepBatch
-from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, update
+from vlmrl.train.progress import Progress
+from vlmrl.train.step_batch import StepBatch
+from vlmrl.train.update import update
 
 EXABYTE = 1 << 60
 CPU = torch.device("cpu")

@@ -13,9 +13,9 @@ from vlmrl.dist.fsdp import HostCopies
 from vlmrl.dist.world import ALONE
 from vlmrl.errors import CheckpointError
 from vlmrl.recipe.schema import Checkpoint
-from vlmrl.train import saving
-from vlmrl.train.saver import Saver, Written
-from vlmrl.train.saving import finish_failed, finish_save, look_after_save
+from vlmrl.train import checkpointing
+from vlmrl.train.checkpointing import Saver, Written, finish_failed, finish_save, look_after_save
+from vlmrl.train.progress import Progress
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda")
 
@@ -102,8 +102,8 @@ def test_a_run_that_fails_waits_for_its_checkpoint_and_fails_with_its_own_error(
 
 def test_the_next_checkpoint_waits_for_the_one_before(monkeypatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr(saving, "finish_save", lambda s: order.append("before is whole"))
-    monkeypatch.setattr(saving, "_proof", lambda s: order.append("begun") or pytest.fail("enough"))
+    monkeypatch.setattr(checkpointing, "finish_save", lambda s: order.append("before is whole"))
+    monkeypatch.setattr(checkpointing, "_proof", lambda s: order.append("begun") or pytest.fail("enough"))
     policy = SimpleNamespace(
         model=SimpleNamespace(config=SimpleNamespace(model_type="x")), temperature=1.0, banned_ids=(), value_head=None
     )
@@ -111,12 +111,12 @@ def test_the_next_checkpoint_waits_for_the_one_before(monkeypatch) -> None:
         kind="rl", lora=None, model=SimpleNamespace(dtype="float32", min_pixels=1, max_pixels=2, thinking=False)
     )
     here = SimpleNamespace(
-        progress=saving.Session.__dataclass_fields__["progress"].default_factory(), recipe=recipe, base={}, cursor={},
+        progress=Progress(), recipe=recipe, base={}, cursor={},
         policy=policy, optimizer=SimpleNamespace(updates=0), seconds=0.0, stream=SimpleNamespace(state_dict=dict),
         rollouts=SimpleNamespace(finish=lambda: order.append("rollouts are there")),
     )  # fmt: skip
     with pytest.raises(pytest.fail.Exception):
-        saving.save(here)
+        checkpointing.save(here)
     assert order == ["rollouts are there", "before is whole", "begun"]
 
 

@@ -19,10 +19,10 @@ from vlmrl.dist.world import World
 from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.rollout.sample import add_advantages, is_dead_group, mark_masked
 from vlmrl.train import rl
-from vlmrl.train.batches import balance, split_updates, step_batch
 from vlmrl.train.collect import Before, Collected, _by_sample, _critic_metrics
-from vlmrl.train.state import Progress
-from vlmrl.train.step import StepBatch
+from vlmrl.train.progress import Progress
+from vlmrl.train.step_batch import StepBatch, balance, split_updates, step_batch
+from vlmrl.train.step_metrics import group_metrics
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory
 
 
@@ -264,7 +264,7 @@ def test_group_metrics_by_hand():
         group(sample(0, 0.5), sample(1, 0.5), name="q"),
         group(sample(0, math.nan, error="x"), sample(1, 0.2), name="r"),
     ]
-    metrics = rl.group_metrics(advantages(scored, row("group_mean", "keep")))
+    metrics = group_metrics(advantages(scored, row("group_mean", "keep")))
     assert metrics["reward/mean"] == pytest.approx((1 + 0 + 0.5 + 0.5 + 0.2) / 5)
     assert metrics["reward/part/reward"] == pytest.approx(2.2 / 5)
     assert metrics["reward/errors"] == 1
@@ -275,12 +275,12 @@ def test_group_metrics_by_hand():
 
 
 def test_the_reward_of_one_group_has_no_interval():
-    metrics = rl.group_metrics(advantages([group(sample(0, 0.5), sample(1, 0.2))]))
+    metrics = group_metrics(advantages([group(sample(0, 0.5), sample(1, 0.2))]))
     assert metrics["reward/mean"] == pytest.approx(0.35) and not {"reward/low", "reward/high"} & set(metrics)
 
 
 def test_metrics_of_a_step_in_which_every_reward_failed_have_no_reward():
-    metrics = rl.group_metrics([replace(g) for g in groups_with(4, 4)])
+    metrics = group_metrics([replace(g) for g in groups_with(4, 4)])
     assert "reward/mean" not in metrics and metrics["reward/errors"] == 4
 
 
@@ -298,18 +298,18 @@ def test_a_service_that_is_down_is_said_and_is_no_failure(session):
     assert session.progress.reward_errors == 0 and session.saved == []
     told = "the reward was unavailable for 2 sample(s), which were left out: no answer from judge:8000"
     assert session.watcher.heard[0] == told
-    metrics = rl.group_metrics(groups)
+    metrics = group_metrics(groups)
     assert (metrics["reward/unavailable"], metrics["reward/errors"]) == (2, 0)
     assert "reward/inapplicable" not in metrics
-    assert "reward/unavailable" not in rl.group_metrics(groups_with(1, 8))
+    assert "reward/unavailable" not in group_metrics(groups_with(1, 8))
 
 
 def test_responses_that_hung_the_reward_are_counted():
     hung = Score(0.0, {}, "no answer within 1 s; alone too: it earns `on_timeout`")
     groups = [group(*(replace(sample(k, 0.0), score=hung) for k in range(3)), *(sample(k, 1.0) for k in range(5)))]
-    metrics = rl.group_metrics(groups)
+    metrics = group_metrics(groups)
     assert (metrics["reward/timeouts"], metrics["reward/errors"]) == (3, 0)
-    assert "reward/timeouts" not in rl.group_metrics(groups_with(1, 8))
+    assert "reward/timeouts" not in group_metrics(groups_with(1, 8))
 
 
 def test_a_service_that_is_down_stops_a_run_that_wants_it(session):
