@@ -28,11 +28,12 @@ ADVANTAGES, LOSSES, KL, AGGREGATE = (f"vlmrl/algo/{n}.py" for n in ("advantages"
 RETURNS, SHAPING, INPUTS = (f"vlmrl/algo/{n}.py" for n in ("returns", "shaping", "inputs"))
 STEP_FILE, BATCH, OPTIM = "vlmrl/train/update.py", "vlmrl/data/packing.py", "vlmrl/train/optim.py"
 STEP_BATCH, REFERENCE, TALLY = (f"vlmrl/train/{n}.py" for n in ("step_batch", "reference", "tally"))
+CREDIT, FAILURES = "vlmrl/train/credit.py", "vlmrl/train/reward_failures.py"
 OBJECTIVE, PASSES = "vlmrl/train/objectives.py", "vlmrl/train/forward_passes.py"
 LOGPROBS, POLICY, ATTENTION = "vlmrl/model/logprobs.py", "vlmrl/model/policy.py", "vlmrl/model/attention/prefix.py"
 SAMPLE, LOOP, COLLECT = "vlmrl/rollout/sample.py", "vlmrl/train/rl.py", "vlmrl/train/collect.py"
 LORA = "vlmrl/model/lora.py"
-STATE, CHECKPOINT = "vlmrl/train/state.py", "vlmrl/checkpoint/io.py"
+STATE, CHECKPOINT = "vlmrl/train/session.py", "vlmrl/checkpoint/io.py"
 RUNS = ["tests/e2e/test_every_algorithm.py"]
 CRITIC, CRITIC_STEP = ["tests/golden/test_critic_golden.py"], ["tests/property/test_critic_property.py"]
 STEP_OF_RL = ["tests/unit/train/test_step_of_rl.py"]
@@ -197,9 +198,9 @@ MUTANTS = [
     (LOGPROBS, "grad[rows] = g.div_(ctx.temperature)", "grad[rows] = g", STEP),
     (SAMPLE, 'masked = [not use or (c and truncated != "keep")', 'masked = [not use or (c and truncated == "keep")', UPDATE),
     (SAMPLE, "return all(s.advantage == 0.0", "return any(s.advantage == 0.0", UPDATE),
-    (COLLECT, "while passed < wanted and", "while", RUNS),
-    (COLLECT, "_draw(s, wanted - passed, clock)", "_draw(s, wanted, clock)", RUNS),
-    (COLLECT, "factor * found[first + k]", "found[first + k]", STEP_OF_RL),
+    (COLLECT, "while passed < count and", "while", RUNS),
+    (COLLECT, "_draw(feed, count - passed, clock)", "_draw(feed, count, clock)", RUNS),
+    (CREDIT, "factor * values[first + k]", "values[first + k]", STEP_OF_RL),
     (COLLECT, "temperature=0.0", "temperature=1.0", RUNS),
     (LOOP, 'if algorithm.kl_in == "loss" else (0.0, kl_coef)', 'if algorithm.kl_in == "loss" else (kl_coef, kl_coef)', RUNS),
     (STEP_BATCH, "elif count_dead and not use", "elif not use", STEP_OF_RL),
@@ -209,7 +210,7 @@ MUTANTS = [
     (STEP_BATCH, "if use and _is_trained(sample):", "if use:", STEP_OF_RL),
     (STEP_BATCH, "use = keep_dead or not is_dead_group(group)", "use = True", STEP_OF_RL),
     (STEP_BATCH, "order[k::number]", "order[:number]", STEP_OF_RL),
-    (LOOP, "if share > MAX_ERROR_SHARE:", "if share > 1:", UPDATE),
+    (FAILURES, "if share > MAX_ERROR_SHARE:", "if share > 1:", UPDATE),
     (ADVANTAGES, "if ESTIMATORS[estimator].critic:\n        return False", "if ESTIMATORS[estimator].critic:\n        return is_dead(kept.totals_G.tolist())", CRITIC),
     (ADVANTAGES, "if entry.critic and scale not in CRITIC_SCALES:", "if False:", CRITIC),
     (ADVANTAGES, "if index and not len(group.values):", "if False:", CRITIC),
@@ -252,13 +253,13 @@ MUTANTS = [
     (SAMPLE, 's.trajectory.finish == "length" and algorithm.truncated != "keep")', 's.trajectory.finish == "length" and algorithm.truncated == "keep")', STEP_OF_RL),
     (SAMPLE, "return s.score.error is not None or", "return", STEP_OF_RL),
     (SAMPLE, "tuple(s if s.masked else replace(s, value_targets", "tuple(replace(s, value_targets", STEP_OF_RL),
-    (COLLECT, "s.recipe.train.updates_per_step if critic else 1", "1", CRITIC_RUNS),
-    (COLLECT, "np.cumsum([0] + [", "np.cumsum([1] + [", STEP_OF_RL),
-    (COLLECT, "values=values\n", "values=None\n", CRITIC_RUNS),
-    (COLLECT, "explained_variance(values, _joined(targets))", "explained_variance(_joined(targets), values)", STEP_OF_RL),
+    (CREDIT, "learner.recipe.train.updates_per_step if critic else 1", "1", CRITIC_RUNS),
+    (CREDIT, "np.cumsum([0] + [", "np.cumsum([1] + [", STEP_OF_RL),
+    (CREDIT, "values=values,\n", "values=None,\n", CRITIC_RUNS),
+    (CREDIT, "explained_variance(estimates, _concatenated(targets))", "explained_variance(_concatenated(targets), estimates)", STEP_OF_RL),
     (LOOP, "acts_on_all = algorithm.needs_critic or bool", "acts_on_all = bool", CRITIC_RUNS),
-    (LOOP, "batch.old_logp |= made.before.logp", "batch.old_logp |= made.before.value", CRITIC_RUNS),
-    (LOOP, "batch.old_value = made.before.value", "batch.old_value = made.before.logp", CRITIC_RUNS),
+    (LOOP, "batch.old_logp |= before.logp", "batch.old_logp |= before.value", CRITIC_RUNS),
+    (LOOP, "batch.old_value = before.value", "batch.old_value = before.logp", CRITIC_RUNS),
     (STEP_BATCH, "if sample.value_targets is not None:", "if False:", CRITIC_RUNS),
     (STEP_BATCH, "torch.tensor(sample.value_targets,", "torch.tensor(sample.token_advantages,", STEP_OF_RL),
     (STATE, "policy.value_head.load_state_dict(io.load_value_head(resume))", "io.load_value_head(resume)", CRITIC_RUNS),

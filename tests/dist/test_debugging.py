@@ -63,9 +63,9 @@ class Stop(importlib.abc.MetaPathFinder):
             load(module)
             learn = module.learn
 
-            def stopped(session, made, objective):
+            def stopped(learner, batch, objective, before, step):
                 breakpoint()
-                return learn(session, made, objective)
+                return learn(learner, batch, objective, before, step)
 
             module.learn = stopped
 

@@ -1,26 +1,34 @@
-"""Metrics of one step of reinforcement learning: its rewards, its rollouts and their speed."""
+"""Metrics of one step: the seconds of its parts and the memory; in reinforcement learning its rewards and rollouts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
 
+import torch
+
+from vlmrl.dist import rank_process
+from vlmrl.dist.world import World
 from vlmrl.evaluate.estimates import mean_interval
 from vlmrl.evaluate.interval import Interval
 from vlmrl.rewards.base import value_range
 from vlmrl.rewards.scorer import Scorer, earned_on_timeout
 from vlmrl.rollout.sample import is_dead_group
-from vlmrl.train.collect import Collected
 from vlmrl.types import Group
 
 
 def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None = None) -> dict[str, Any]:
-    """Numbers of a step's rollouts: reward with its 95% interval over prompts (of one there is none), parts, shares,
-    lengths.
+    """Return the numbers of a step's rollouts: rewards and their parts, shares, lengths in tokens.
 
-    Args: scorers: by source name; they declare the range that the interval stays in.
+    The mean reward has its 95% interval over prompts; a single prompt has none.
+
+    Args:
+        groups: the scored groups of the step.
+        scorers: the scorers by source name; they declare the range that the interval stays in.
     """
     samples = [x for g in groups for x in g.samples]
     scored = [x for x in samples if x.score.error is None]
@@ -62,8 +70,9 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None 
 
 
 def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> Interval:
-    """The mean reward of all samples with its interval; samples of one prompt, or of prompts that share an image, are
-    dependent.
+    """Return the mean reward of all samples with its interval.
+
+    Samples of one prompt, or of prompts that share an image, are dependent.
     """
     scored = [(g, x.score) for g in groups for x in g.samples if x.score.error is None]
     clusters = [tuple(m.sha256 for m in g.row.media) or (g.row.source, g.row.prompt_id) for g, _ in scored]
@@ -77,7 +86,48 @@ def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> 
     return mean_interval([score.value for _, score in scored], clusters, declared)
 
 
-def rollout_speed(made: Collected) -> dict[str, float]:
-    """`rollout/tokens_per_second`: sampled tokens over the seconds of sampling."""
-    tokens = sum(x.trajectory.num_sampled_tokens for g in made.groups for x in g.samples)
-    return {"rollout/tokens_per_second": tokens / max(made.seconds, 1e-9)}
+def rollout_speed(groups: Sequence[Group], seconds: float) -> dict[str, float]:
+    """Return `rollout/tokens_per_second`: the sampled tokens over the seconds of sampling."""
+    tokens = sum(x.trajectory.num_sampled_tokens for g in groups for x in g.samples)
+    return {"rollout/tokens_per_second": tokens / max(seconds, 1e-9)}
+
+
+class Clock:
+    """Stopwatch of a step: adds up the seconds of each part, `with clock("rollout"): ...`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = time.perf_counter()
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        rank_process.phase(part)
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+
+    def metrics(self) -> dict[str, float]:
+        """Return `time/<part>_seconds` of each part and `time/step_seconds`, the seconds since the clock was made."""
+        parts = {f"time/{part}_seconds": seconds for part, seconds in self.seconds.items()}
+        return parts | {"time/step_seconds": time.perf_counter() - self._start}
+
+
+def memory_metrics(device: torch.device, world: World) -> dict[str, float]:
+    """Return `memory/peak_bytes`, in bytes: the memory allocated on a CUDA device, else the resident memory of the
+    process; of the process with the most. Where FlexAttention is used, `policy/attention_compilations` counts the
+    shapes that it was compiled for.
+    """
+    if device.type == "cuda":
+        from vlmrl.model.attention.flex import compiled_shapes
+
+        peak = float(torch.cuda.max_memory_allocated())
+        more = {"policy/attention_compilations": float(len(compiled_shapes))} if compiled_shapes else {}
+    else:
+        import resource
+        import sys
+
+        peak, more = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), {}
+        peak *= 1 if sys.platform == "darwin" else 1024
+    return {"memory/peak_bytes": max(world.gather(peak))} | more
