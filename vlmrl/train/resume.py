@@ -1,6 +1,6 @@
 """Resume and fork of a run: what would change, whether it may change, and the run that goes on.
 
-`plan_resume` and `plan_fork` read and refuse; nothing is written before `vlmrl/train/start.py` takes their plan.
+`plan_resume` and `plan_fork` read and refuse; nothing is written before `reopen_run` or `fork_run` takes their plan.
 """
 
 from __future__ import annotations

@@ -79,9 +79,7 @@ def train_rl(session: Session) -> str:
             updates = optimizer.updates
             with clock("update"):
                 objective = objective_of(recipe, algorithm, in_loss)
-                batch = batch_to_learn(learner, collected, objective, before, step)
-                session.saver.proof_items = proof_items(learner, collected, batch)
-                stats = learn(learner, batch, objective, before, step)
+                stats, session.saver.proof_items = learn(learner, collected, objective, before, step)
             if ahead is not None:
                 with clock("rollout"):
                     ahead.finish()
@@ -146,7 +144,29 @@ def longest_item(feed: PromptFeed, source: Source, row: Row, occurrence: int, in
     return TrainItem(prompt, index, (Segment("assistant", ids, True),), index)
 
 
-def batch_to_learn(
+def learn(
+    learner: Learner, collected: Collected, objective: PolicyGradient, before: Before, step: int
+) -> tuple[dict[str, float], list[TrainItem]]:
+    """Do all updates of a step.
+
+    Args:
+        learner: what is updated.
+        collected: the step's groups with their advantages.
+        objective: what is minimised.
+        before: token statistics from before the first update.
+        step: the step, for its learning rate and seeds.
+
+    Returns:
+        (metrics averaged over the updates, trajectories for the proof of the next checkpoint). The batch and its
+        tensors are freed.
+    """
+    batch = _batch_to_learn(learner, collected, objective, before, step)
+    # In a step of dead groups alone the batch is empty.
+    items = batch.items or batch_of(learner, collected, collected.groups, keep_dead=True).items
+    return _update_all(learner, batch, objective, before, step), items[:PROOF_CHOICE]
+
+
+def _batch_to_learn(
     learner: Learner, collected: Collected, objective: PolicyGradient, before: Before, step: int
 ) -> StepBatch:
     """Return the batch of a step's updates, from which dead groups are left out.
@@ -166,13 +186,9 @@ def batch_to_learn(
     return batch
 
 
-def proof_items(learner: Learner, collected: Collected, batch: StepBatch) -> list[TrainItem]:
-    """Return trajectories for the proof of the next checkpoint: of the batch, or of dead groups when it is empty."""
-    items = batch.items or batch_of(learner, collected, collected.groups, keep_dead=True).items
-    return items[:PROOF_CHOICE]
-
-
-def learn(learner: Learner, batch: StepBatch, objective: PolicyGradient, before: Before, step: int) -> dict[str, float]:
+def _update_all(
+    learner: Learner, batch: StepBatch, objective: PolicyGradient, before: Before, step: int
+) -> dict[str, float]:
     """Do all updates of a step and return their metrics, averaged over the updates.
 
     A step of dead groups alone makes no update. With `updates_per_step` > 1 the groups are dealt into that many
