@@ -1,4 +1,4 @@
-"""What changed between two commits, for the scripts that look at changes of words."""
+"""Changed files of a branch or between two commits, for the scripts that check changes of words."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ PATTERNS = {
     "error": re.compile(r"\b[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)\b"),
     "identifier": re.compile(r"\b[A-Za-z]\w*_\w+\b|--[a-z][\w-]+"),
     "unit": re.compile(rf"(?<!['\w])(?:{'|'.join(UNITS.split())})\b"),
-    "word": re.compile(rf"\b(?:{WORDS})\b"),
+    "word": re.compile(rf"\b(?:{WORDS})\b", re.IGNORECASE),
     "capitalised": re.compile(r"\b[A-Z][A-Za-z0-9]*(?:[-+.][A-Za-z0-9]+)*\b"),
 }
 """Kind of fact -> what it looks like."""
@@ -66,7 +66,7 @@ class Lost:
 
 def facts(text: str) -> dict[str, str]:
     """Return fact -> its kind. Numbers lose their commas, so that 1,000 is 1000."""
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for kind, pattern in PATTERNS.items():
         for match in pattern.finditer(text):
             fact = (match[1] if pattern.groups else match[0]).strip()
@@ -75,13 +75,14 @@ def facts(text: str) -> dict[str, str]:
             if kind == "shape" and not re.search(r"[\[\d]|[A-Z]\b", fact):
                 continue  # an ordinary word in parentheses
             fact = fact.replace(",", "").replace("_", "") if kind == "number" else fact
+            fact = fact.lower() if kind == "word" else fact
             fact = fact.rstrip("s") or fact if kind == "unit" else fact  # a token is the same unit as tokens
-            found.setdefault(fact, kind)
-    return found
+            kinds.setdefault(fact, kind)
+    return kinds
 
 
 def _is_name(word: str, before: str) -> bool:
-    """Whether a capitalised word is a name: it has a capital or a digit inside, or begins no sentence."""
+    """Return whether a capitalised word is a name: it has a capital or a digit inside, or begins no sentence."""
     inner = any(c.isupper() or c.isdigit() for c in word[1:])
     return inner or (len(word) > 1 and not SENTENCE_START.search(before))
 

@@ -186,12 +186,12 @@ def _code_differences(old: CodeType, new: CodeType, name: str = "module") -> lis
     inner = [
         (a, b) for a, b in zip(_codes(old), _codes(new), strict=False) if a.co_name == b.co_name
     ] if len(_codes(old)) == len(_codes(new)) else []  # fmt: skip
-    found = [d for a, b in inner for d in _code_differences(a, b, _name_of(b))]
+    differences = [d for a, b in inner for d in _code_differences(a, b, _name_of(b))]
     if not _same_here(old, new):
-        found.append((name, _reason(old, new)))
+        differences.append((name, _reason(old, new)))
     elif len(inner) < len(_codes(old)):
-        found.append((name, "functions were added, removed or renamed"))
-    return found
+        differences.append((name, "functions were added, removed or renamed"))
+    return differences
 
 
 def _name_of(code: CodeType) -> str:

@@ -1,4 +1,4 @@
-"""Every benchmark runs, at a toy size: one that README cites cannot die unnoticed. No figure is looked at."""
+"""Every benchmark runs, at a toy size: one that a page cites cannot die unnoticed. No figure is looked at."""
 
 from __future__ import annotations
 
@@ -81,13 +81,14 @@ def test_each_script_is_run_by_a_test() -> None:
 
 
 def test_each_script_that_a_text_names_is_there_and_is_run() -> None:
-    texts = [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("vlmrl/**/*.py"), *ROOT.glob("recipes/**/*.toml"),
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    texts = [*pages, *ROOT.glob("vlmrl/**/*.py"), *ROOT.glob("recipes/**/*.toml"),
              *ROOT.glob("scripts/**/*.py"), *ROOT.glob("tests/**/*.py")]  # fmt: skip
     named = {
         (path.name, name) for path in texts for name in re.findall(r"scripts/bench/(\w+)\.py", path.read_text("utf-8"))
     }
-    assert len({name for place, name in named if place == "README.md"}) > 5
+    assert len({name for place, name in named if place == "measurements.md"}) > 5
     assert {(place, name) for place, name in named if name not in {*SHOWN, *OTHERS}} == set()
-    for path in texts[:2]:
+    for path in pages:
         for name in re.findall(r"\bscripts/([\w-]+(?:/[\w.-]+)?)(?=[\s`)])", path.read_text("utf-8")):
             assert (ROOT / "scripts" / name).exists(), f"{path.name} names scripts/{name}"

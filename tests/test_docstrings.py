@@ -1,4 +1,4 @@
-"""How texts are written, as far as a test can see it: first words, sections, the word for a GPU, names of variables.
+"""Rules of writing that a test can check: first words, sections, the word for a GPU, names of variables.
 
 CONTRIBUTING says why. Ruff's `D` checks the rest. Packages that pyproject.toml exempts from `D` are exempt here, too;
 `python tests/test_docstrings.py vlmrl/data` lists the findings of one, exempt or not.

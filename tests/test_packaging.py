@@ -78,7 +78,7 @@ def test_the_image_copies_what_is_there_and_can_compile():
 
 
 def test_the_line_that_runs_the_image_gives_shared_memory_and_the_cache():
-    for text in ((ROOT / "Dockerfile").read_text(), (ROOT / "README.md").read_text()):
+    for text in ((ROOT / "Dockerfile").read_text(), (ROOT / "docs" / "scaling.md").read_text()):
         [line] = re.findall(r"docker run (?:.|\\\n)*", text)
         assert "--gpus all" in line and ("--ipc=host" in line or "--shm-size" in line)
         assert ".cache/huggingface:/root/.cache/huggingface" in line
@@ -87,7 +87,8 @@ def test_the_line_that_runs_the_image_gives_shared_memory_and_the_cache():
 def test_install_lines_name_extras_that_exist():
     extras = set(PROJECT["optional-dependencies"])
     assert {"vllm", "flash-attn", "flash-linear-attention", "causal-conv1d", "bitsandbytes"} <= extras >= NEEDS_TORCH
-    sources = [*(ROOT / "vlmrl").rglob("*.py"), ROOT / "README.md", *(ROOT / "scripts").glob("*")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    sources = [*(ROOT / "vlmrl").rglob("*.py"), *pages, *(ROOT / "scripts").glob("*")]
     for path in (p for p in sources if p.is_file()):
         text = path.read_text("utf-8", "replace")
         assert "vlmrl[" not in text, f"{path}: vlmrl is on no index: '.[extra]' in the checkout"

@@ -1,6 +1,6 @@
 """vlmrl: reinforcement learning of vision-language models, from a dataset to a model you can trust.
 
-What a task and a reward of one's own are made of; each is imported when it is asked for.
+This module exports what a user's own task and reward need. Each name is imported when it is first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The errors a user may meet. Each says what is wrong, where, and what to do next; only `cli/app.py` prints them."""
+"""Errors that a user may meet. Each says what is wrong, where, and what to do next; only `cli/app.py` prints them."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from functools import partial
 from typing import Literal
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system says when a disk, a quota or a file is full."""
+"""Error numbers of the system for a full disk, quota or file."""
 
 
-_SPACE = ("the disk refuses to take more", "free disk space: `vlmrl runs du` says what takes it")
-_PLACE = ("the place cannot be used", "choose another place, or ask who looks after this one")
+_SPACE = ("cannot write to the disk", "free disk space: `vlmrl runs du` shows what uses it")
+_PLACE = ("the path cannot be used", "choose another path, or ask the administrator of this one")
 REFUSED = {
     **dict.fromkeys(FULL, _SPACE),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP), _PLACE),
-    errno.ENAMETOOLONG: ("a name is too long", "a file's name takes 255 bytes, a path 4,096: give a shorter one"),
+    errno.ENAMETOOLONG: ("a name is too long", "a file name may have 255 bytes, a path 4,096: use a shorter one"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), ("too many files are open", "raise the limit: ulimit -n 65536")),
     **dict.fromkeys((errno.EIO, errno.ESTALE), ("the disk fails", "see `dmesg`, and copy the data")),
 }
-"""What the system says of the user's files and disks, no fault of ours -> in words, and what to do."""
+"""Error numbers of the system for the user's files and disks -> (message, hint). They are no bug of vlmrl."""
 MOST_SHOWN = 160
+"""Maximum number of characters that `shortened` keeps."""
 
 
 class VlmrlError(Exception):
-    """A mistake of the user or of the world, told in words. Exit code 2, no traceback.
+    """Mistake of the user, or failure of the environment, explained in words. Exit code 2, no traceback.
 
     Args:
         message: what is wrong, with the value. One sentence, lower case, no full stop.
         where: `file:line`, a path, or a place such as `row 17`; None when there is none.
-        hint: the next command or edit; None when there is nothing useful to say.
+        hint: the next command or edit; None when there is no useful one.
     """
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
@@ -52,20 +53,21 @@ def _rebuild(kind: type[VlmrlError], message: str, where: str | None, hint: str 
 
 
 class RecipeError(VlmrlError):
-    """A recipe that cannot be read or does not make sense."""
+    """Recipe that cannot be read or does not make sense."""
 
 
 class DataError(VlmrlError):
-    """A dataset, a row or an image that cannot be used."""
+    """Dataset, row or image that cannot be used."""
 
 
 class RewardError(VlmrlError):
-    """A bug in a reward: it raised, hung, or returned what is not a score. Never a score of 0."""
+    """Bug in a reward: it raised, hung, or returned something that is not a score. Never a score of 0."""
 
 
 class RewardUnavailable(RewardError):
-    """A service that is down, as a reward says with `raise RewardUnavailable("why")`. It is no bug of the reward: the
-    sample is left out, and never scored 0.
+    """Service that a reward needs and that is down. The reward reports it with `raise RewardUnavailable("why")`.
+
+    It is no bug of the reward: the sample is left out, and never scored 0.
     """
 
     def __init__(
@@ -75,15 +77,15 @@ class RewardUnavailable(RewardError):
 
 
 class StoreError(VlmrlError):
-    """A run folder that is missing, locked, damaged or ambiguous."""
+    """Run folder that is missing, locked, damaged or ambiguous."""
 
 
 class CheckpointError(VlmrlError):
-    """A checkpoint or model folder that is missing, incomplete or of another shape."""
+    """Checkpoint or model folder that is missing, incomplete or of another shape."""
 
 
 class EngineError(VlmrlError):
-    """A rollout engine that cannot do what was asked."""
+    """Rollout engine that cannot do what was requested."""
 
 
 class TrainError(VlmrlError):
@@ -91,18 +93,18 @@ class TrainError(VlmrlError):
 
 
 class LaunchError(VlmrlError):
-    """A run of several processes that cannot be started, or that lost one of them."""
+    """Run of several processes that cannot be started, or that lost one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What was to be in memory at once: a packed row, or a batch of the built-in engine.
+    """Content that had to fit in memory at once: a packed row, or a batch of the built-in engine.
 
     Args:
         budget: the recipe key that bounds it.
-        tokens, image_tokens: in it; images count in both.
-        responses: in it. A smaller budget takes them apart; a single one stays as it is.
-        rows: the data rows in it, each with its number of responses and the size of its images, in words.
+        tokens, image_tokens: in it; image tokens count in both.
+        responses: in it. A smaller budget splits them; a single response cannot be split.
+        rows: the dataset rows in it, each with its number of responses and the size of its images, as text.
     """
 
     budget: str
@@ -116,17 +118,19 @@ class Load:
         return f"{self.tokens:,} tokens{images} in {self.responses} response{'' if self.responses == 1 else 's'}"
 
     def half(self, budget: int) -> int:
-        """A budget that takes it apart: half of it, or of the budget where that was larger than it."""
+        """Return a budget that splits it: half of the budget, or of its tokens if they are fewer."""
         return max(1, min(budget, self.tokens) // 2)
 
 
 class OutOfMemoryError(VlmrlError):
-    """Memory ran out: that of the card, or the machine's.
+    """Lack of memory on the GPU or the machine.
 
     Args:
-        load: what did not fit, where that is known.
+        load: what did not fit; None = unknown.
+
     Attributes:
-        halved: what the run may be started again with: recipe key -> [its value in the recipe, what to take instead].
+        halved: what the run may be started again with: recipe key -> [its value in the recipe, the value to use
+            instead].
         fits: a value of the load's budget that was tried and fits; None = none was.
     """
 
@@ -145,7 +149,7 @@ class OutOfMemoryError(VlmrlError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding of a check. `level` "error" stops; "warning" is shown and goes on."""
+    """One finding of a check. `level` "error" stops the command; "warning" is only shown."""
 
     message: str
     where: str | None = None
@@ -154,9 +158,12 @@ class Problem:
 
 
 class Interruption(KeyboardInterrupt):
-    """An end by Ctrl-C or SIGTERM, with what a person wants to know then. Exit code 130.
+    """End by Ctrl-C or SIGTERM, with what a user wants to know then. Exit code 130.
 
-    Args: what: what was interrupted, such as "eval".    kept: what is there now.    again: the command to go on with.
+    Args:
+        what: what was interrupted, such as "eval".
+        kept: what exists now.
+        again: the command to continue with.
     """
 
     def __init__(self, what: str, kept: str, again: str | None = None) -> None:
@@ -182,7 +189,7 @@ class ProblemsError(VlmrlError):
 
 
 def format_error(message: str, where: str | None = None, hint: str | None = None, level: str = "error") -> str:
-    """`error: what` / `  --> where` / blank / `hint: next step`."""
+    """Return an error as text: `error: what` / `  --> where` / blank / `hint: next step`."""
     lines = [f"{level}: {message}"]
     if where:
         lines.append(f"  --> {where}")
@@ -192,39 +199,42 @@ def format_error(message: str, where: str | None = None, hint: str | None = None
 
 
 def first_line(error: BaseException, limit: int = 200) -> str:
-    """The first line of what an error says, at most so many characters; its kind when it says nothing."""
+    """Return the first line of an error's text, at most `limit` characters; its class name if it has no text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:limit]
 
 
 def shortened(text: str, limit: int = MOST_SHOWN) -> str:
-    """The text, or its beginning and end when it is longer than that many characters."""
+    """Return the text, or its beginning and end if it has more than `limit` characters."""
     half = limit // 2
     return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
 
 
 def gib(size: int) -> str:
-    """Bytes as people read them."""
+    """Return a number of bytes as text, in MiB or GiB."""
     return f"{size / (1 << 30):,.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):,.0f} MiB"
 
 
 def reason_of(error: BaseException) -> str:
-    """Why something ended, in one sentence: an error's message and place without its hint; of a bug its kind too."""
+    """Return why something ended, in one sentence: an error's message and place without its hint.
+
+    For a bug it also names the class of the error.
+    """
     if not isinstance(error, VlmrlError):
         return f"{type(error).__name__}: {error}"
     return f"{error.message} ({error.where})" if error.where else error.message
 
 
 def exit_of(error: BaseException) -> tuple[int, str]:
-    """(exit code, what is printed) of an error that ends a command: 2 the user's mistake, 130 Ctrl-C, 1 our bug."""
+    """Return (exit code, printed text) of an error that ends a command: 2 user's mistake, 130 Ctrl-C, 1 vlmrl's bug."""
     if isinstance(error, VlmrlError):
         return 2, str(error)
     if isinstance(error, KeyboardInterrupt):
         return 130, str(error) if isinstance(error, Interruption) else "interrupted"
     if isinstance(error, bdb.BdbQuit):
-        return 130, "the debugger was left"
+        return 130, "the debugger was quit"
     if isinstance(error, OSError) and error.errno in REFUSED:
         message, hint = REFUSED[error.errno]
         return 2, format_error(f"{message}: {error.strerror}", shortened(str(error.filename or "")) or None, hint)
     hint = "this is a bug in vlmrl, not your mistake; please report it with the lines above"
-    told = format_error(f"internal error: {type(error).__name__}: {error}", None, hint)
-    return 1, "".join(traceback.format_exception(error)) + "\n" + told
+    report = format_error(f"internal error: {type(error).__name__}: {error}", None, hint)
+    return 1, "".join(traceback.format_exception(error)) + "\n" + report

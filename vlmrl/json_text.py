@@ -1,4 +1,4 @@
-"""JSON of files that a crash, a disk or a person may have damaged: every file is parsed by the one function here."""
+"""Parser for JSON of files that a crash, a disk or a person may have damaged. All such files are parsed here."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 from typing import Any
 
 MOST_LEVELS = 200
-"""Arrays and objects inside each other. No file of vlmrl comes near; readers that walk a value call themselves once a
-level, and Python stops them at about 1000."""
+"""Maximum depth of arrays and objects inside each other. No file of vlmrl comes near. Functions that walk a value call
+themselves once per level, and Python stops them at about 1000."""
 
 
 def parse_json(text: str | bytes, *, unique_keys: bool = False, most_levels: int = MOST_LEVELS) -> Any:
     """Return the value of a JSON text.
 
     Args:
-        unique_keys: refuse an object that has a key twice; Python keeps the last value without a word.
-        most_levels: arrays and objects inside each other, at most.
+        unique_keys: refuse an object that has a key twice; Python silently keeps the last value.
+        most_levels: maximum depth of arrays and objects inside each other.
     Raises: ValueError when it is no JSON, no UTF-8, has a repeated key where it must not, or is nested deeper.
     """
     too_deep = ValueError(f"it nests more than {most_levels} levels of JSON")
@@ -33,12 +33,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key `{twice[:100]}` is there more than once")
+        raise ValueError(f"the key `{twice[:100]}` occurs more than once")
     return value
 
 
 def _openings(text: str | bytes) -> int:
-    """Return how many brackets a text opens, those within strings too: at least as many as it has levels."""
+    """Return the number of opening brackets in a text, including those in strings.
+
+    A text has at most this many levels.
+    """
     if isinstance(text, str):
         return text.count("[") + text.count("{")
     return text.count(b"[") + text.count(b"{")

@@ -1,4 +1,4 @@
-"""Facts about metrics: the range of their values and which way is better."""
+"""Facts about metrics: the range of their values and which direction is better."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Metric:
     """Facts about one metric and its variants `<name>/...`.
 
     Args:
-        better: which way is better; None = not known, so that a difference is called neither better nor worse.
+        better: the better direction; None = unknown, so that a difference is called neither better nor worse.
         range: (least, largest) value; intervals stay inside. None = not declared.
     Raises: ValueError for another direction, or a range that is not two growing numbers.
     """
@@ -61,14 +61,15 @@ METRICS: Mapping[str, Metric] = {
     "response_tokens": Metric("neither"),
     "truncated": Metric("neither", SHARE),
 }
-"""Metrics that every evaluation may have, whatever the task. A task declares those of its own (`Task.metrics`)."""
+"""Metrics that every evaluation may have, of any task. A task declares its own in `Task.metrics`."""
 UNKNOWN = Metric()
 
 
 def metric_facts(name: str, own: Mapping[str, Metric] | None = None) -> Metric:
-    """Return the facts about a metric: its own, else of the name before a `/`; UNKNOWN where nothing is declared.
+    """Return the facts about a metric: its own, else those of the name before a `/`; UNKNOWN if nothing is declared.
 
-    Args: own: declared by the task; they come before METRICS.
+    Args:
+        own: facts that the task declares; they have priority over METRICS.
     """
     base = "pass@k" if name.startswith("pass@") else name.split("/")[0]
     for table in (own or {}, METRICS):

@@ -1,4 +1,4 @@
-"""What trajectories are packed into, and what a policy answers: rows of tokens and their statistics. Frozen."""
+"""Packed rows of tokens, and the statistics that a policy returns for them. Frozen."""
 
 from __future__ import annotations
 
@@ -25,16 +25,19 @@ class PackedRow:
     """One row of a microbatch: whole groups `[prompt][response 1]...[response n]`, one after another.
 
     Letters: N tokens of the row, K trained tokens.
+
     Args:
-        input_ids_N: token ids, int64.      kinds_N: 0 text, 1 image, as the processor says, int64.
+        input_ids_N: token ids, int64.
+        kinds_N: 0 text, 1 image, as the processor says, int64.
         layout: the spans that make up the row, in order and without gaps.
-        num_images: images of each group's prompt, in order.
-        images: what the processor made of the row's images (`pixel_values`, `image_grid_thw`, ...), in token order.
+        num_images: number of images of each group's prompt, in order.
+        images: the processor's tensors of the row's images (`pixel_values`, `image_grid_thw`, ...), in token order.
         span_images: the part of `images` that belongs to each span (views of the same memory); empty without images.
         image_axes: for each of `images`, the axis along which images follow each other.
-        predict_at_K: index of the token whose hidden state predicts each trained token.   target_K: trained tokens.
+        predict_at_K: index of the token whose hidden state predicts each trained token.
+        target_K: trained tokens.
         span_K: index into `layout` of the response each trained token belongs to.
-        trajectories: for each span, which trajectory of the step it is; -1 for prompts.
+        trajectories: index of each span's trajectory in the step; -1 for prompts.
     """
 
     input_ids_N: Tensor
@@ -52,12 +55,13 @@ class PackedRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenStats:
-    """What a policy says of a row's trained tokens. [K] float32; all in nats but `value`.
+    """Token statistics of a packed row. [K] float32, one number per trained token; all in nats except `value`.
 
     Args:
-        logp: with gradient.      entropy: without, unless the policy was asked for it.
+        logp: with gradient.
+        entropy: without gradient, unless the policy has `entropy_gradient`.
         value: the score that the value head expects from here on, with gradient; None without a value head.
-        kl: KL(policy || reference) over the whole vocabulary, with gradient; None where no reference was given.
+        kl: KL(policy || reference) over the whole vocabulary, with gradient; None without a reference.
     """
 
     logp: Tensor
@@ -68,8 +72,12 @@ class TokenStats:
 
 @dataclass(frozen=True, slots=True)
 class RowReference:
-    """What the full KL needs of the reference for a row: `hidden_KD`, the hidden states that predict its trained tokens
-    (no gradient), and `head`, hidden states -> logits [.., V]."""
+    """Reference model's part of the full KL for a row.
+
+    Args:
+        hidden_KD: hidden states that predict the row's trained tokens, without gradient.
+        head: hidden states -> logits [.., V].
+    """
 
     hidden_KD: Tensor
     head: Callable[[Tensor], Tensor]

@@ -1,4 +1,4 @@
-"""What a process asks of the operating system about itself and the processes below it."""
+"""Operating-system functions for this process and its descendants: signals, parents, standard streams."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from types import FrameType
 from typing import TextIO
 
 DEBUG_RANK = "VLMRL_DEBUG_RANK"
-"""Environment variable of all processes of a run of which one has the terminal: its rank (`--debug-rank`)."""
+"""Environment variable of all processes of a run in which one rank has the terminal (`--debug-rank`): its rank."""
 DEBUG_SECONDS = 7 * 86_400.0
+"""Time limit under a debugger: one week, in seconds."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-"""From <sys/prctl.h>."""
+"""Option of prctl(2), from <sys/prctl.h>."""
 
 
 def has_terminal() -> bool:
-    """Return whether this process was given the terminal for a debugger: `breakpoint()` works in it and its rewards."""
+    """Return whether this process has the terminal for a debugger: `breakpoint()` works in it and its rewards."""
     return os.environ.get(DEBUG_RANK) == os.environ.get("RANK", "0")
 
 
@@ -30,14 +31,14 @@ def give_terminal(rank: int = 0) -> None:
 
 
 def patience(seconds: float) -> float:
-    """Return how long to wait for what should take `seconds`: a week where somebody looks on with a debugger."""
+    """Return the time limit for what should take `seconds`: a week where somebody uses a debugger."""
     return DEBUG_SECONDS if DEBUG_RANK in os.environ else seconds
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the process `parent`, which started this one, ends in whatever way; at once if it already has.
+    """Have this process killed when its parent process `parent` ends in any way; end at once if it already has.
 
-    Linux (prctl PR_SET_PDEATHSIG). Elsewhere the kernel is asked nothing: a closed pipe or lost peers end the process.
+    Linux only (prctl PR_SET_PDEATHSIG). Elsewhere a closed pipe or lost peers end the process.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -46,9 +47,10 @@ def die_with_parent(parent: int) -> None:
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM end this process as Ctrl-C does: by a KeyboardInterrupt, so that what was begun is put away.
+    """Make SIGTERM end this process as Ctrl-C does: by a KeyboardInterrupt, so that cleanup code runs.
 
-    Left alone where somebody has decided already. A forked child ends as if there were no handler: pools end theirs so.
+    An existing handler is kept. A forked child ends as if there were no handler, because pools end their children this
+    way.
     """
     owner = os.getpid()
 
@@ -63,9 +65,9 @@ def end_on_sigterm() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every process below this one whose own parent ends, so that none can slip away.
+    """Become the parent of every descendant whose own parent ends, so that no process is lost.
 
-    Linux (prctl PR_SET_CHILD_SUBREAPER). Elsewhere such a process goes to the system's first one, as ever.
+    Linux (prctl PR_SET_CHILD_SUBREAPER). Elsewhere the system's first process adopts it, as usual.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -74,60 +76,62 @@ def adopt_orphans() -> None:
 def descendants(pid: int) -> list[int]:
     """Return the processes that `pid` started, those that they started, and so on; [] where there is no /proc.
 
-    Zombies are among them. What is started while the list is made may be missing.
+    Zombies are included. A process that starts meanwhile may be missing.
     """
-    found, todo = [], [pid]
+    processes, todo = [], [pid]
     while todo:
         new = _children(todo.pop())
-        found += new
+        processes += new
         todo += new
-    return found
+    return processes
 
 
 def _children(pid: int) -> list[int]:
-    """The processes that were started by any thread of a process."""
+    """Return the processes that any thread of a process started."""
     words: list[str] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             words += Path(f"/proc/{pid}/task/{task}/children").read_text().split()
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         pass
     return [int(word) for word in words]
 
 
 def keep_standard_streams() -> None:
-    """Make the standard streams fit to rely on; called once, before anything else is opened.
+    """Make the standard streams reliable; called once, before any other file is opened.
 
-    One that was closed when this process was started (`<&-`, `2>&-`) becomes /dev/null: its number would go to the next
-    file or pipe that is opened, and what is meant for people would end there. The work goes on when nobody reads
-    standard error any more; when nobody reads standard output, the command ends with exit code 141.
+    A stream that was closed when this process started (`<&-`, `2>&-`) becomes /dev/null. Otherwise the next opened file
+    or pipe would get its number, and messages to people would be written into it. The work continues when standard
+    error has no reader any more; when standard output has none, the command ends with exit code 141.
     """
     for fd, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(fd)
         except OSError:
-            opened = os.open(os.devnull, mode)  # the lowest free number: this one
+            opened = os.open(os.devnull, mode)  # the system gives the lowest free number, which is this one
             os.set_inheritable(opened, True)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    if sys.stdout is sys.__stdout__:  # not replaced by somebody who catches the output
+    if sys.stdout is sys.__stdout__:  # not replaced by code that captures the output
         sys.stdout = _stream(1, sys.stdout, _Output)
     if sys.stderr is sys.__stderr__:
         sys.stderr = lasting(2, sys.stderr)
 
 
 def lasting(fd: int, like: TextIO | None = None) -> TextIO:
-    """A text stream for people on a file descriptor; what it is given when its reader is gone is dropped.
+    """Return a text stream for people on a file descriptor. What is written after its reader is gone is dropped.
 
-    Args: like: a stream whose encoding and buffering it has; default: UTF-8, line by line.
+    Args:
+        like: a stream whose encoding and buffering it has; default: UTF-8, line by line.
     """
     return _stream(fd, like, _Lasting)
 
 
 class _Stream(io.TextIOWrapper):
-    """Text stream on a file descriptor whose refusal is handled here, once, and not again at the interpreter's end.
+    """Text stream on a file descriptor that handles a failed write once, and not again when the interpreter ends.
 
-    Errors are caught above the buffer: a signal's exception in a raw file's own `write` would have it write twice.
+    Errors are caught above the buffer: if a signal's exception came from a raw file's own `write`, the text would be
+    written twice.
     """
 
     def write(self, text: str, /) -> int:
@@ -144,18 +148,18 @@ class _Stream(io.TextIOWrapper):
             self._refused(error)
 
     def _refused(self, error: OSError) -> None:
-        """Send what is left, and what comes, nowhere."""
+        """Redirect the rest of the output to /dev/null."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)
 
 
 class _Lasting(_Stream):
-    """Stream that falls silent when it is a pipe or a terminal that nobody reads any more, or a full disk."""
+    """Stream that drops its output when it is a pipe or a terminal without a reader, or a full disk."""
 
 
 class _Output(_Stream):
-    """Stream that ends the command when it is a pipe that nobody reads any more, as SIGPIPE would."""
+    """Stream that ends the command when it is a pipe without a reader, as SIGPIPE would."""
 
     def _refused(self, error: OSError) -> None:
         super()._refused(error)

@@ -1,4 +1,4 @@
-"""Why a path that a user names cannot be read as a file, before it is opened: opening a named pipe waits for ever."""
+"""Check before opening that a user's path is a regular file: opening a named pipe would wait forever."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import stat
 from pathlib import Path
 
 LFS_START = b"version https://git-lfs.github.com/spec/"
-_KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"),
-          (stat.S_ISBLK, "a device"), (stat.S_ISDIR, "a folder"))  # fmt: skip
+_KINDS = (
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISDIR, "a folder"),
+)
 
 
 def file_problem(path: Path) -> str | None:
-    """Return why a path is no regular file with content, in words; None when it is one.
+    """Return why a path is no regular file with content, as text; None when it is one.
 
-    A pointer of Git LFS is a regular file, but what it points to was never downloaded: it is refused as well.
-    Raises: OSError when the path cannot be looked at.
+    A pointer of Git LFS is a regular file, but the file that it points to was never downloaded: it is refused as well.
+
+    Raises: OSError when the path cannot be inspected.
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):

@@ -1,8 +1,8 @@
-"""The data types everything is made of. Frozen, picklable, no torch.
+"""Data types of the whole package. Frozen, picklable, no torch.
 
-Life of a prompt: a dataset gives a `Row`; its task renders `Message`s; the encoder makes an `EncodedPrompt`
+Life of a prompt: a dataset has `Row`s; the task renders each as `Message`s; the encoder makes an `EncodedPrompt`
 (data/encode.py, it holds tensors); the engine returns `Sample`s; a reward turns each into a `Score`; a `Trajectory` is
-what is trained on, a `Group` all trajectories of one prompt in one step.
+what is trained on, a `Group` all samples of one prompt in one step.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Finish = Literal["stop", "length"]
-"""Why a response ended: its end token (or a stop string), or the token limit."""
+"""Reason why a response ended: "stop" = its end token or a stop string, "length" = the token limit."""
 Author = Literal["policy", "demonstration", "environment"]
-"""Who wrote a segment: the model that is trained, somebody whom it may learn from, or a tool that answered it."""
+"""Author of a segment: the model that is trained, somebody whom it may learn from, or a tool that answered it."""
 Status = Literal["ok", "failed", "unavailable"]
-"""What became of a score: it is there, the reward has a bug, or a service that it needs is down."""
+"""State of a score: it exists, the reward has a bug, or a service that the reward needs is down."""
 Size = tuple[int, int]
 """Width and height in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A reference to one image: its content and its size in pixels as stored. Whoever owns the bytes finds them."""
+    """Reference to one image: the hash of its content, and its size in pixels as stored. It does not hold the bytes."""
 
     sha256: str
     width: int
@@ -32,7 +32,7 @@ class Media:
     kind: Literal["image"] = "image"
 
     def fields(self) -> dict[str, Any]:
-        """Return the reference as files of a run hold it."""
+        """Return the reference as files of a run store it."""
         return {"sha256": self.sha256, "width": self.width, "height": self.height, "kind": self.kind}
 
     @classmethod
@@ -43,7 +43,7 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool that the model called: its name and its arguments, a mapping of JSON values."""
+    """Call of a tool by the model: the tool's name and its arguments, a mapping of JSON values."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +53,10 @@ class Call:
 class Turn:
     """One turn of an episode as rewards and people see it: special tokens removed, calls parsed.
 
-    Args: role: "assistant", "tool", ....    media: images that came with the turn.    calls: tools that it calls.
+    Args:
+        role: "assistant", "tool", ...
+        media: images that came with the turn.
+        calls: tools that it calls.
     """
 
     role: str
@@ -63,7 +66,7 @@ class Turn:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Turn:
-        """Return the turn that `dataclasses.asdict` made these JSON values of. Raises: KeyError or TypeError."""
+        """Return the turn from the JSON values that `dataclasses.asdict` made of it. Raises: KeyError or TypeError."""
         media = tuple(Media(**reference) for reference in fields["media"])
         calls = tuple(Call(call["name"], call["arguments"]) for call in fields["calls"])
         return cls(fields["role"], fields["text"], media, calls)
@@ -79,16 +82,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a dataset, whatever it came from.
+    """One row of a dataset, from any source.
 
     Args:
         prompt_id: stable name of the row: the same row has the same id in every run (from its content and source).
         source: name of the `[[data]]` entry it came from.
         task: name of its task.
-        truth: what the task's truth schema made of the row; a plain mapping of JSON values.
+        truth: fields of the task's truth schema for this row; a plain mapping of JSON values.
         media: images in the order of the `<image>` slots.
         columns: every other column of the dataset, as JSON values; given to rewards and templates.
-        origin: where a person finds it (`rows.jsonl:17`), for messages; "" = not known. No part of what a row is.
+        origin: place of the row for messages (`rows.jsonl:17`); "" = unknown. It is no part of the row's identity.
     """
 
     prompt_id: str
@@ -101,17 +104,18 @@ class Row:
 
     @property
     def place(self) -> str:
-        """Where the row is, as an error says it."""
+        """Place of the row, as errors name it."""
         return f"{self.origin} ({self.prompt_id})" if self.origin else name_row(self.source, self.prompt_id)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. The policy is log-softmax(logits / temperature) with `banned_ids` at -inf.
+    """Sampling parameters. The policy is log-softmax(logits / temperature) with `banned_ids` at -inf.
 
     Args:
         temperature: > 0, or 0 for greedy (the arg-max; log-probs are then those at temperature 1).
-        top_p: in (0, 1]; 1 = off.    top_k: 0 = off.
+        top_p: in (0, 1]; 1 = off.
+        top_k: 0 = off.
         max_new_tokens: the end token counts.
         stop_ids: token ids that end a response; the one sampled is kept as the last token.
         stop: strings that end a response as soon as its text contains one; kept in the text.
@@ -129,15 +133,16 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of tokens after the prompt by one speaker.
+    """Consecutive tokens of one speaker after the prompt.
 
     Args:
-        role: of the chat turn.    trained: whether an update may learn these tokens.
-        sampler_logp: in nats, one a token; None where nobody sampled (a tool's answer, a demonstration).
+        role: of the chat turn.
+        trained: whether an update may learn these tokens.
+        sampler_logp: in nats, one per token; None where no token was sampled (a tool's answer, a demonstration).
         author: who wrote it.
         version: policy version that sampled it; None = that of the trajectory.
         media: images within the segment, in the order of their tokens.
-        seen_sizes: (width, height) of each of `media` as the model saw it; () = not known.
+        seen_sizes: (width, height) of each of `media` as the model saw it; () = unknown.
     """
 
     role: str
@@ -152,10 +157,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One response as an engine made it. `sampler_logp` in nats, one per token of `token_ids`.
+    """One response of an engine. `sampler_logp` in nats, one per token of `token_ids`.
 
     Args:
-        segments: who wrote which part of `token_ids`, in order; () = the policy all of it.
+        segments: authors of the parts of `token_ids`, in order; () = the policy wrote all of it.
         turns: the same as people see it; () = one turn of the assistant.
         files: sha256 -> image file, of the images of the segments.
     """
@@ -172,27 +177,27 @@ class Sample:
 
     @property
     def parts(self) -> tuple[Segment, ...]:
-        """Its segments, also where it is of one."""
+        """Its segments; a response without any is one segment."""
         return self.segments or (Segment("assistant", self.token_ids, True, self.sampler_logp),)
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens that the policy wrote."""
+        """Number of tokens that the policy wrote."""
         return sum(len(s.ids) for s in self.parts if s.author == "policy")
 
 
 INAPPLICABLE = "the reward does not apply to this response"
-"""`Score.error` of a response to which a reward in TRL's form gave None: left out like a failure, but no bug."""
+"""`Score.error` of a response for which a reward in TRL's form returned None: left out like a failure, but no bug."""
 NO_SCORE: Mapping[Status, str] = {"failed": "the reward failed", "unavailable": "the reward was unavailable"}
 """Status of a score without a value -> the words for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a reward said of one response.
+    """Result of a reward on one response.
 
     Args:
-        value: the number the advantage sees: the weighted sum of the parts.
+        value: the number that advantages are computed from: the weighted sum of the parts.
         parts: every part by name; None = not applicable to this row (its weight went to the others).
         note: one line for people, such as "no <answer> tag".
         error: what went wrong when there is no score; such a sample is masked out, it is never a 0.
@@ -223,10 +228,11 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """What a reward may return besides a number or parts.
+    """Result that a reward may return instead of a number or parts.
 
     Args:
-        parts: part -> number, or None where it does not apply.    note: one line for people.
+        parts: part -> number, or None where it does not apply.
+        note: one line for people.
         detail: a JSON value: what the reward read and found, kept with the rollout.
         artifacts: name -> PIL image, kept with the rollout by content and shown in reports.
     """
@@ -239,7 +245,7 @@ class RewardResult:
 
 @dataclass(frozen=True, slots=True)
 class RewardInput:
-    """All a reward may look at.
+    """Everything that a reward may read.
 
     Args:
         response: the text the model wrote, special tokens removed.
@@ -249,12 +255,13 @@ class RewardInput:
         finish: "stop" or "length".
         num_tokens: length of the response in tokens, end token included.
         prompt: the rendered prompt as text.
-        token_ids: the response's tokens, end token included; None where they are not known (a table of texts), or the
+        token_ids: the response's tokens, end token included; None where they are unknown (a table of texts), or the
             reward does not ask for them (`needs_token_ids`).
         step: version of the policy that wrote the response, from 0.
-        prompt_id, sample: the name of the row and the index of the response within its group; "" where not known.
+        prompt_id, sample: the name of the row and the index of the response within its group; "" where unknown.
         media: references to the prompt's images.
-        seen_sizes: (width, height) of each as the model saw it, which is what its coordinates are of; () = not known.
+        seen_sizes: (width, height) of each image as the model saw it; the model's coordinates refer to this size. () =
+            unknown.
         turns: all turns of an episode; () = the response is one turn.
     """
 
@@ -280,12 +287,13 @@ class Trajectory:
 
     Args:
         occurrence: how often the prompt had been drawn before in this run (0 the first time).
-        sample: index within its group.      version: policy version that sampled it (= training step).
+        sample: index within its group.
+        version: policy version that sampled it (= training step).
         seed: the seed it was sampled with: `sample_seed(run seed, step, prompt id, occurrence) + sample`.
         prompt_ids: token ids of the prompt with image tokens expanded.
         segments: what follows the prompt; one trained segment for a plain response.
-        media: images of the prompt; those within the response are their segment's.
-        seen_sizes: (width, height) of each of `media` as the model saw it; () = not known.
+        media: images of the prompt; images within the response belong to their segment.
+        seen_sizes: (width, height) of each of `media` as the model saw it; () = unknown.
     """
 
     task: str
@@ -302,7 +310,7 @@ class Trajectory:
 
     @property
     def response_ids(self) -> tuple[int, ...]:
-        """All tokens after the prompt, whoever wrote them."""
+        """All tokens after the prompt, of every author."""
         return tuple(i for s in self.segments for i in s.ids)
 
     @property
@@ -311,7 +319,7 @@ class Trajectory:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens that the policy wrote: the length of a response, and what an engine's speed is counted in."""
+        """Number of tokens that the policy wrote: the length of a response, and the unit of an engine's speed."""
         return sum(len(s.ids) for s in self.segments if s.author == "policy")
 
     @property
@@ -322,13 +330,16 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
-    """A trajectory with its text, score and advantage. `masked` = not trained on (failed reward, truncated).
+    """Trajectory with its text, score and advantage.
 
-    `token_advantages`: one a trained token where they differ (KL in the reward, gamma < 1), else None; `advantage` is
-    then their mean. Rollout files keep the mean only. `value_targets`: what a critic should have said before each
-    trained token; None without a critic, and where the sample is not trained on. `turns`: the response as people see
-    it where it has several turns, else (). `files`: sha256 -> image file, of images within the response, until they are
-    stored.
+    Args:
+        masked: it is not trained on (failed reward, truncated).
+        token_advantages: one per trained token where they differ (KL in the reward, gamma < 1), else None; `advantage`
+            is then their mean. Rollout files keep the mean only.
+        value_targets: target of the critic before each trained token; None without a critic, and where the sample is
+            not trained on.
+        turns: the response as people see it where it has several turns, else ().
+        files: sha256 -> image file, of images within the response, until they are stored.
     """
 
     trajectory: Trajectory
@@ -346,7 +357,11 @@ class ScoredSample:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All samples of one prompt in one step. `prompt_text` is the prompt as rendered, special tokens included."""
+    """All samples of one prompt in one step.
+
+    Args:
+        prompt_text: the prompt as rendered, special tokens included.
+    """
 
     row: Row
     prompt_text: str
@@ -358,16 +373,19 @@ class Group:
 
 
 def name_row(source: str, prompt_id: str) -> str:
-    """Return a row's name for people: `shapes row 12`. An id that begins with the source's name says it already."""
+    """Return a row's name for people: `shapes row 12`. The source is left out if the id begins with its name."""
     return f"row {prompt_id}" if prompt_id.startswith(f"{source}-") else f"{source} row {prompt_id}"
 
 
 def hash64(*parts: object) -> int:
-    """A stable 63-bit hash of the parts' text: the same on every machine, Python and run. Range [0, 2**63)."""
+    """Return a stable 63-bit hash of the parts' text: the same on every machine, Python and run. Range [0, 2**63)."""
     text = "\x1f".join(str(p) for p in parts).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 def sample_seed(run_seed: int, step: int, prompt_id: str, occurrence: int) -> int:
-    """Seed of sample 0 of a prompt; sample k uses this + k. Room is left so that + k never overflows 63 bits."""
+    """Return the seed of sample 0 of a prompt; sample k uses this + k.
+
+    It has 62 bits, so + k never overflows 63 bits.
+    """
     return hash64(run_seed, step, prompt_id, occurrence) >> 1

@@ -1,8 +1,8 @@
-"""Text that somebody else wrote (a model, a dataset, a reward, a file name), made safe to show.
+"""Text from others (a model, a dataset, a reward, a file name), made safe to show.
 
-`visible` is the one function for it. Every door to people calls it: the terminal (`cli/output.py`, `cli/progress.py`),
-logs (`store/runs.py`), pages (`report/page_shell.py`). Nothing that passes can move the cursor, colour a terminal,
-hide, or reorder what is read (Trojan Source, arXiv:2111.00169).
+`visible` is the one function for it. Everything that shows text to people calls it: the terminal (`cli/output.py`,
+`cli/progress.py`), logs (`store/runs.py`), pages (`report/page_shell.py`). What it returns cannot move the cursor,
+colour a terminal, hide characters, or change the order in which text is read (Trojan Source, arXiv:2111.00169).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import unicodedata
 from collections.abc import Callable
 
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-"""Unicode categories of characters that do not show or that break the line: controls, formats (bidirectional marks and
-zero-width characters among them), half surrogate pairs, private use, line and paragraph separators."""
+"""Unicode categories of characters that do not show or that break the line: controls, formats (including bidirectional
+marks and zero-width characters), half surrogate pairs, private use, line and paragraph separators."""
 JOINERS = "\u200c\u200d"
-"""Format characters that join or part letters of some scripts, and emoji: kept behind a character that is not ASCII."""
+"""Format characters that join or separate letters of some scripts, and emoji: kept behind a non-ASCII character."""
 UNUSUAL = re.compile(r"[^\x20-\x7e\n\t]")
 
 
@@ -28,7 +28,7 @@ def visible(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """Return `text` as UTF-8 can hold it: half surrogate pairs as escapes such as `\\ud800`."""
+    r"""Return `text` so that UTF-8 can encode it: half surrogate pairs as escapes such as `\ud800`."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -38,16 +38,16 @@ def one_line(text: str) -> str:
 
 
 def visible_json(text: str) -> str:
-    """Return a JSON text with the hidden characters in its strings as JSON's own escapes: it reads as the same value.
+    """Return a JSON text with the hidden characters in its strings as JSON's own escapes. Its value stays the same.
 
-    A newline can only stand between values, where it stays.
+    A newline can only be between values, and is kept.
     """
     return _escaped(text, _json_code)
 
 
 def _escaped(text: str, code: Callable[[str], str]) -> str:
-    def shown(found: re.Match[str]) -> str:
-        character, before = found[0], text[found.start() - 1] if found.start() else " "
+    def shown(match: re.Match[str]) -> str:
+        character, before = match[0], text[match.start() - 1] if match.start() else " "
         if character in JOINERS and not before.isascii():
             return character
         return code(character) if unicodedata.category(character) in HIDDEN else character
@@ -66,5 +66,5 @@ def _json_code(character: str) -> str:
 
 
 def plural(number: int) -> str:
-    """Return the ending of a word for so many: nothing for 1, else `s`."""
+    """Return the plural ending for a number: nothing for 1, else `s`."""
     return "" if number == 1 else "s"

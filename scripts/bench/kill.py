@@ -222,7 +222,7 @@ def warm_up() -> None:
         "train.rl",
         "train.sft",
         "checkpoint.merge",
-        "tasks.digits.task",
+        "tasks.digits",
         "store.verify",
         "cli.progress",
         "model.tiny",

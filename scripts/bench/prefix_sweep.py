@@ -1,6 +1,6 @@
 """How much faster a training pass is with the prompt computed once, over prompt length, group and response length:
 
-    python scripts/bench/prefix_sweep.py [--json] [--svg .github/prefix_sweep.svg] [--out /tmp/prefix_sweep] [--smoke]
+    python scripts/bench/prefix_sweep.py [--json] [--svg FILE] [--out /tmp/prefix_sweep] [--smoke]
 
 Forward and backward of one group of the 43 M-parameter model (fp32, CPU), two images in every prompt. The baseline
 packs the responses too, without padding, each behind a prompt of its own. Beside the measured ratio: that of the

@@ -99,7 +99,7 @@ def test_a_model_without_its_weights_is_no_whole_model(hub, recipe: Path) -> Non
     env, missing = hub
     missing.add("model.safetensors")
     done = fetch(recipe, env)
-    assert done.code == 2 and "is not whole" in done.err and "Traceback" not in done.err
+    assert done.code == 2 and "is incomplete" in done.err and "Traceback" not in done.err
 
 
 def test_a_model_that_the_hub_lacks_is_named(hub, recipe: Path) -> None:

@@ -154,7 +154,7 @@ def test_a_bad_reward_is_told_with_its_row_and_without_our_traceback(run_folder,
         (["last", "--diff", "taxonomi"], "did you mean `taxonomy`"),
         (["last", "--set", "partal=true"], "takes no argument `partal`"),
         (["last", "--set", "partial"], "not of the form name=value"),
-        (["last", "--weights", "colour=1"], "its weights name colour, none of which is among the parts"),
+        (["last", "--weights", "colour=1"], "its weights name colour, but the parts"),
         (
             ["last", "--weights", "colour=1,answer=1"],
             "names the part `colour`, which reward `taxonomy` does not return",
@@ -248,7 +248,7 @@ def test_token_ids_are_those_of_the_run_or_of_the_tables_column(tmp_path, vlmrl,
     assert report("ids.jsonl", "--reward", "r.py:f")["parts"]["value"]["mean"] == 3.0
     assert report("ids.csv", "--reward", "r.py:f")["parts"]["value"]["mean"] == 9.0
     refused = vlmrl("none.jsonl", "--reward", "r.py:f")
-    assert refused.code == 2 and "needs `completion_ids`, and no token ids are saved beside" in refused.err
+    assert refused.code == 2 and "needs `completion_ids`, but no token ids are saved with" in refused.err
     assert "none.jsonl:1" in refused.err and "a table needs a column `completion_ids`" in refused.err
 
 

@@ -1,4 +1,4 @@
-"""README's walk-through: the planted reward bug is found by the three commands that are printed there."""
+"""The walk-through in the documentation: three printed commands find the planted bug of a reward."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from command_line import this_process
 from reward_runs import make_pair_run
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-WALK = README.split("A planted bug, found on the demo's run in three commands.")[1].split("\n## ")[0]
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reward-check.md").read_text(encoding="utf-8")
+WALK = PAGE.split("## Find a planted bug")[1].split("\n## ")[0]
 
 
 def test_the_three_commands_find_the_planted_bug(tmp_path):

@@ -94,7 +94,7 @@ def test_in_two_parts_it_answers_as_in_one_with_fresh_weights_and_dies_as_a_whol
         for [a], [b] in zip(expected, trainer.engine.generate(trainer.requests(1), greedy), strict=True):
             assert a.token_ids == b.token_ids and b.version == version
             assert b.sampler_logp == pytest.approx(a.sampler_logp, rel=1e-4, abs=1e-5)
-    [host] = [p for p in below(os.getpid()) if "rollout.host" in command_of(p)]
+    [host] = [p for p in below(os.getpid()) if "rollout.vllm.host" in command_of(p)]
     parts = workers(host)
     assert len(parts) == 2
     os.kill(parts[1] if killed == "part" else host, signal.SIGKILL)
@@ -128,7 +128,7 @@ def test_two_trainers_share_an_engine_in_two_parts_and_none_outlives_them(going)
     process, folder = going
     everybody = below(process.pid)
     ranks = [p for p in everybody if "vlmrl train" in command_of(p)]
-    [host] = [p for p in everybody if "rollout.host" in command_of(p)]
+    [host] = [p for p in everybody if "rollout.vllm.host" in command_of(p)]
     assert len(ranks) == 2 and len(workers(host)) == 2
     os.kill(ranks[0], signal.SIGKILL)
     told = process.communicate(timeout=END_SECONDS)[1]

@@ -215,13 +215,13 @@ def test_numbers_of_log_extra_are_parts_without_weight(tmp_path):
 def test_a_function_that_needs_token_ids_says_so_where_there_are_none(tmp_path):
     with open_scorer(tmp_path, WRITTEN, "bools") as scorer, pytest.raises(RewardError) as error:
         scorer.score(inputs(ids=False), strict=True)
-    assert "`bools` needs `completion_ids`, and no token ids are saved beside" in error.value.message
+    assert "`bools` needs `completion_ids`, but no token ids are saved with" in error.value.message
     assert "a table needs a column `completion_ids`" in (error.value.hint or "")
 
 
 def test_a_trainer_state_that_is_not_known_says_what_is(tmp_path):
     source = "def f(completions, trainer_state, **kw): return [trainer_state.max_steps for _ in completions]"
-    told = r"trainer_state\.max_steps: .*global_step` alone"
+    told = r"trainer_state\.max_steps: .*only `trainer_state.global_step`"
     with open_scorer(tmp_path, source, "f") as scorer, pytest.raises(RewardError, match=told):
         scorer.score(inputs(), strict=True)
 

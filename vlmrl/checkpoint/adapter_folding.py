@@ -1,4 +1,4 @@
-"""Folding an adapter into the weight it sits on, a block of rows at a time: LoRA, rsLoRA, DoRA."""
+"""Folding of an adapter into the weight it sits on, a block of rows at a time: LoRA, rsLoRA, DoRA."""
 
 from __future__ import annotations
 
@@ -23,11 +23,15 @@ DOWN, UP, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 
 @dataclass(frozen=True)
 class Fold:
-    """What an adapter does to one weight W [rows, columns], in float32.
+    """Change of one weight W [rows, columns] by an adapter, in float32.
 
-    LoRA: W + scale * up @ down. DoRA (arXiv:2402.09353, equation 5): that, each row scaled to the length `magnitude`.
+    LoRA: W + scale * up @ down. DoRA: the same, with each row scaled to the length `magnitude`.
 
-    Args: down: [rank, columns].    up: [rows, rank].    magnitude: [rows]; None = LoRA.
+    Args:
+        down: [rank, columns].
+        up: [rows, rank].
+        magnitude: [rows]; None = LoRA.
+    Source: DoRA, arXiv:2402.09353, equation 5.
     """
 
     name: str
@@ -37,8 +41,12 @@ class Fold:
     magnitude: Tensor | None
 
     def add(self, rows: Tensor, start: int) -> Tensor:
-        """The folded rows that begin at row `start`, float32. Raises: CheckpointError when one is not finite."""
+        """Return the folded rows that begin at row `start`, float32 [len(rows), columns].
+
+        Raises: CheckpointError when one is not finite.
+        """
         end = start + len(rows)
+        # [r, columns] + [r, rank] @ [rank, columns]
         folded = rows.float() + (self.up[start:end] @ self.down) * self.scale
         if self.magnitude is not None:
             length = torch.linalg.norm(folded, dim=1)
@@ -49,15 +57,15 @@ class Fold:
 
 
 def read_folds(folder: Path, plan: MergePlan, lora: Lora, freeze: Sequence[str]) -> dict[str, Fold]:
-    """The folds of a PEFT folder by the name of the weight they change: exactly those that `lora` asks for.
+    """Return the folds of a PEFT folder by the name of the weight they change: exactly those that `lora` asks for.
 
-    Raises: CheckpointError naming a tensor that is missing, unknown or of another shape; CannotStreamError when the
+    Raises: CheckpointError that names a tensor that is missing, unknown or of another shape; CannotStreamError when the
         adapter sits on a tied weight.
     """
     tensors = read_adapter(folder)
     scale = lora.alpha / (math.sqrt(lora.rank) if lora.rslora else lora.rank)
     folds: dict[str, Fold] = {}
-    left = set(tensors)
+    unused = set(tensors)
     for module in target_names(linear_names(plan.model), lora, freeze):
         weight = f"{module}.weight"
         if len(plan.names.get(weight, ())) != 1:
@@ -68,16 +76,19 @@ def read_folds(folder: Path, plan: MergePlan, lora: Lora, freeze: Sequence[str])
         for part, shape in shapes.items():
             name = f"{PEFT_PREFIX}{module}.{part}"
             if name not in tensors or tuple(tensors[name].shape) != shape:
-                told = "is missing" if name not in tensors else f"has shape {tuple(tensors[name].shape)}, not {shape}"
-                raise _does_not_fit(folder, f"{module}.{part} {told}")
-            left.discard(name)
+                problem = (
+                    "is missing" if name not in tensors else f"has shape {tuple(tensors[name].shape)}, not {shape}"
+                )
+                raise _does_not_fit(folder, f"{module}.{part} {problem}")
+            unused.discard(name)
             parts[part] = tensors[name].float()
         folds[weight] = Fold(module, parts[DOWN], parts[UP], scale, parts.get(MAGNITUDE))
-    if left:
-        raise _does_not_fit(folder, f"{min(left).removeprefix(PEFT_PREFIX)} is on no layer of [lora]")
+    if unused:
+        raise _does_not_fit(folder, f"{min(unused).removeprefix(PEFT_PREFIX)} is on no layer of [lora]")
     return folds
 
 
 def _does_not_fit(folder: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"the adapter does not fit the model: {what}", where=str(folder),
-                           hint="use another checkpoint of the run")  # fmt: skip
+    return CheckpointError(
+        f"the adapter does not fit the model: {what}", where=str(folder), hint="use another checkpoint of the run"
+    )

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, compared once by all processes of a run, and made durable."""
+"""Check of a checkpoint's files, done once by all ranks of a run together, and writing of files to disk."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from vlmrl.errors import CheckpointError
 from vlmrl.store import checkpoints
 
 _compared: Path | None = None
-"""A checkpoint all of whose files the processes of this run have just read."""
+"""Checkpoint whose files the ranks of this run have all read and compared."""
 
 
 def check_files(folder: Path, under: str = "") -> list[str]:
-    """As `sealed.check_files`; within `compared_once` of this checkpoint no file is read again."""
+    """Check files as `store.checkpoints.check_files` does, without reading them within `compared_once`."""
     return checkpoints.check_files(folder, under, read=folder != _compared)
 
 
 @contextmanager
 def compared_once(folder: Path | None, world: World) -> Iterator[None]:
-    """Inside, `check_files` reads no file of this checkpoint again: each was read once, by one of the processes.
+    """Context manager: `check_files` reads no file of this checkpoint again. Each is read once, by one of the ranks.
 
-    Raises: CheckpointError on all of them, naming the first file that is missing or differs.
+    Raises: CheckpointError on all ranks, naming the first file that is missing or differs.
     """
     global _compared
     if folder is None or world.size == 1:
@@ -35,8 +35,8 @@ def compared_once(folder: Path | None, world: World) -> Iterator[None]:
         table = list(checkpoints.listed(folder).items())
         for i in world.mine(len(table)):
             checkpoints.check_file(folder, *table[i])
-    except CheckpointError as found:
-        error = found
+    except CheckpointError as problem:
+        error = problem
     first = next((e for e in world.gather(error) if e is not None), None)
     if first is not None:
         raise first
@@ -48,7 +48,7 @@ def compared_once(folder: Path | None, world: World) -> Iterator[None]:
 
 
 def sync_tree(folder: Path) -> None:
-    """Write everything in a folder, and the folder, to the disk."""
+    """Write everything in a folder, and the folder itself, to disk (fsync)."""
     for path in [*folder.rglob("*"), folder]:
         handle = os.open(path, os.O_RDONLY)
         try:

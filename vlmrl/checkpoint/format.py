@@ -1,4 +1,4 @@
-"""What a checkpoint is on disk. Nothing in it is ever unpickled.
+"""Files of a checkpoint. None of them is ever unpickled.
 
 checkpoints/step-000010/
   meta.json           schema, step, base model, dtype, what is trained, sampling policy, every file with size and sha256
@@ -8,14 +8,14 @@ checkpoints/step-000010/
                       stay in the base model, which meta.json names with a checksum
   value_head.safetensors
                       weight and bias of the critic's value head, where there is a critic; for a resume, never merged
-  optimizer/          moments, the same form; float32 masters too when the weights are bfloat16
+  optimizer/          moments, in the same form; float32 masters too when the weights are bfloat16
   hf/                 config, generation config, processor and chat template, as `save_pretrained` writes them
   data.json           position in the data, training state (step, best validation, ...)
   rng/torch.safetensors
   proof.safetensors   token log-probs of a few rollouts under exactly these weights, to prove a reload or a merge
-  COMPLETE            sha256 of meta.json, written last; without it the folder does not exist for resume, eval and merge
+  COMPLETE            sha256 of meta.json, written last; without it, resume, eval and merge ignore the folder
 
-Whether a folder is what meta.json says is checked in one place, `vlmrl/store/checkpoints.py`.
+Only `vlmrl/store/checkpoints.py` checks that a folder holds what its meta.json says.
 """
 
 from __future__ import annotations

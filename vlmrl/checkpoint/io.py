@@ -1,4 +1,4 @@
-"""Saving and loading checkpoints: all or nothing, and exact."""
+"""Saving and loading of checkpoints: all or nothing, and exact."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ from vlmrl.store.layout import COMPLETE, META, checkpoint_dir
 T = TypeVar("T")
 
 MAX_FILES = 64
-"""Files that weights or optimizer state are cut into, at most twice as many; each is copied in memory to be written."""
+"""Number of files that weights or optimizer state are split into; at most twice as many. Each is copied in memory to be
+written."""
 MIN_FILE_BYTES = 64 * 2**20
-"""Smaller files than this are not made, but for the last."""
+"""Minimum size of these files, except the last."""
 
 
 @dataclass(frozen=True)
 class CheckpointContent:
-    """What goes into a checkpoint besides tensors.
+    """Content of a checkpoint besides the model and the optimizer.
 
     Args:
         step: policy version of the weights.
@@ -61,29 +62,29 @@ class CheckpointContent:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The weights by name, each storage once: a tied weight is saved under the first of its names."""
+    """Return the weights by name, each storage once: a tied weight is saved under the first of its names."""
     names: dict[int, str] = {}
     tied = {n for n, p in model.named_parameters(remove_duplicate=False) if names.setdefault(id(p), n) != n}
-    seen: set[tuple[int, tuple[int, ...]]] = set()
+    storages: set[tuple[int, tuple[int, ...]]] = set()
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         part = own_part(tensor)
         key = (part.data_ptr(), tuple(part.shape))
-        if name in tied or (part.numel() and key in seen):
+        if name in tied or (part.numel() and key in storages):
             continue
-        seen.add(key)
+        storages.add(key)
         tensors[name] = tensor
     return tensors
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A checkpoint about to be written. With copies of the tensors nothing in it changes while training goes on.
+    """Checkpoint that is ready to be written. If its tensors are copies, training does not change it.
 
     Args:
-        final, temp: its folder, and where that is made.
-        weights: {} with an adapter, which is whole on every process.
-        rng: of all processes.
+        final, temp: its folder, and the temporary folder in which it is made.
+        weights: {} with an adapter. The adapter is whole on every rank.
+        rng: random states of all ranks.
     """
 
     final: Path
@@ -100,10 +101,12 @@ def save_checkpoint(
     run_dir: Path, saved: CheckpointContent, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
     world: World = ALONE, dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> Path:  # fmt: skip
-    """Write `checkpoints/step-<step>/`. Killed at any instant, the folder is complete or, for any reader, not there.
+    """Write `checkpoints/step-<step>/`. After a kill at any time, the folder is complete or ignored by every reader.
 
-    Args: as `stage`, without copies. Returns: the folder.
-    Raises: CheckpointError on all of them when the disk refuses; older checkpoints are untouched.
+    The arguments are those of `stage`, without copies.
+
+    Returns: the folder.
+    Raises: CheckpointError on all ranks when the disk fails; older checkpoints are untouched.
     """
     return write_staged(stage(run_dir, saved, model, processor, optimizer_tensors, world, dtypes), world)
 
@@ -112,13 +115,12 @@ def stage(
     run_dir: Path, saved: CheckpointContent, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
     world: World = ALONE, dtypes: Mapping[str, torch.dtype] | None = None, copies: HostCopies | None = None,
 ) -> Staged:  # fmt: skip
-    """Take everything that a checkpoint is made of as it is now; its folder is begun with the small files.
+    """Collect the current content of a checkpoint, and create its folder with the small files.
 
     Args:
-        world: the processes that hold the shards of the tensors; each writes its own, rank 0 the rest.
-        dtypes: parameter of the model -> what it is saved in, where that is not its own.
-        copies: where tensors are copied to; None = they are taken as they lie and must not change before they are
-            written.
+        world: the ranks that hold the shards of the tensors; each writes its own, rank 0 the rest.
+        dtypes: parameter of the model -> the dtype to save it in, where it is not its own.
+        copies: where tensors are copied to; None = they are not copied and must not change until they are written.
     Raises: CheckpointError as `save_checkpoint`.
     """
     final, dtypes = checkpoint_dir(run_dir, saved.step), dtypes or {}
@@ -127,14 +129,16 @@ def stage(
 
     def begin() -> None:
         temp.mkdir(parents=True)
-        _write_hf_files(temp / HF, model, processor)  # now: a tokenizer in use by two threads is an error
+        _write_hf_files(
+            temp / HF, model, processor
+        )  # now, not in the writing thread: two threads must not use a tokenizer
 
     with _saving(final, temp, world):
         _together(world, begin, alone=True)
         weights: dict[str, Tensor] = {}
         adapter: dict[str, Tensor] = {}
         if has_adapter(model):
-            narrow = next(iter(dtypes.values()), None)  # an adapter is of one dtype
+            narrow = next(iter(dtypes.values()), None)  # an adapter has one dtype
             adapter = {n: whole(t if narrow is None else t.to(narrow)) for n, t in adapter_tensors(model).items()}
         else:
             weights = {n: t.to(dtypes.get(n, t.dtype)) for n, t in model_tensors(model).items()}
@@ -147,7 +151,7 @@ def stage(
 
 
 def write_staged(staged: Staged, world: World = ALONE) -> Path:
-    """Write what was staged; see `save_checkpoint`. In a thread, `world` must be one that this thread alone uses."""
+    """Write a staged checkpoint; see `save_checkpoint`. In a thread, `world` must be used by this thread only."""
     with _saving(staged.final, staged.temp, world):
         _write_folder(staged, world)
         _together(world, lambda: _put_in_place(staged.temp, staged.final), alone=True)
@@ -156,7 +160,7 @@ def write_staged(staged: Staged, world: World = ALONE) -> Path:
 
 @contextmanager
 def _saving(final: Path, temp: Path, world: World) -> Iterator[None]:
-    """Inside, what the disk refuses is a CheckpointError; whatever is raised, the half-made folder is removed."""
+    """Context manager: a failing disk raises a CheckpointError; after any error the unfinished folder is removed."""
     try:
         yield
     except BaseException as error:
@@ -180,26 +184,26 @@ def _put_in_place(temp: Path, final: Path) -> None:
 
 
 def _together(world: World, action: Callable[[], T], *, alone: bool = False) -> T | None:
-    """Do a part of the saving on all processes (`alone`: on rank 0), which all wait for. It fails for all or for none.
+    """Do a part of the saving on all ranks (`alone`: on rank 0). All ranks wait; it fails on all of them or on none.
 
-    Raises: what the action raised; OSError with its words on the others.
+    Raises: the action's own error; on the other ranks an OSError with its text.
     """
-    found = error = None
+    result = error = None
     if world.is_main or not alone:
         try:
-            found = action()
+            result = action()
         except (OSError, StoreError, SafetensorError) as raised:
             error = raised
-    told = next((t for t in world.gather(None if error is None else str(error)) if t is not None), None)
+    first_error = next((t for t in world.gather(None if error is None else str(error)) if t is not None), None)
     if error is not None:
         raise error
-    if told is not None:
-        raise OSError(told)
-    return found
+    if first_error is not None:
+        raise OSError(first_error)
+    return result
 
 
 def _write_folder(staged: Staged, world: World) -> None:
-    """Everything but COMPLETE, on the disk when this returns."""
+    """Write everything except COMPLETE; it is on disk when this returns."""
     folder, saved = staged.temp, staged.saved
     if staged.adapter:
         base, adapter = saved.meta["base"], staged.adapter.items()
@@ -219,14 +223,14 @@ def _write_folder(staged: Staged, world: World) -> None:
             save_file(dict(saved.value_head), folder / VALUE_HEAD)
         (folder / RNG).parent.mkdir()
         save_file(dict(staged.rng), folder / RNG)
-        # Rollouts of one prompt share its pixels; safetensors wants every tensor in memory of its own.
+        # Rollouts of one prompt share its pixels; safetensors requires that tensors share no memory.
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in saved.proof.items()}, folder / PROOF)
         write_json(folder / DATA, dict(saved.data))
         return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
     names = world.gather(_together(world, write_rest, alone=True))[0]
     assert names is not None
-    mine = [names[i] for i in world.mine(len(names))]  # hashing is shared too
+    mine = [names[i] for i in world.mine(len(names))]  # the ranks share the hashing too
     table = world.interleave(_together(world, lambda: [file_facts(folder / name) for name in mine]) or [])
 
     def write_meta() -> None:
@@ -243,15 +247,15 @@ def _rng_name(rank: int) -> str:
 
 
 def weight_files_of(folder: Path, part: str) -> list[Path]:
-    """The safetensors files of a part of a checkpoint (`model`, `optimizer`), compared with meta.json.
+    """Return the safetensors files of a part of a checkpoint (`model`, `optimizer`), compared with meta.json.
 
-    Raises: CheckpointError when it lists none, or one is not what was saved.
+    Raises: CheckpointError when meta.json lists none, or a file was changed since it was saved.
     """
     return [folder / name for name in check_files(folder, part) if name.endswith(".safetensors")]
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
-    """Put a checkpoint's weights into a model of the same architecture, in place. Ties stay ties.
+    """Load a checkpoint's weights into a model of the same architecture, in place. Tied weights stay tied.
 
     Raises: CheckpointError when a tensor is missing, has another shape, or a file was changed since it was saved.
     """
@@ -268,31 +272,37 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 
 
 def load_optimizer_tensors(folder: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """What the optimizer saved, as `<kind>.<parameter name>`. Empty when meta.json lists nothing (no step was taken).
+    """Return the saved optimizer state, as `<kind>.<parameter name>`; {} when no step was taken.
 
-    Args: like: parameters by name. Of what is as large as its parameter, and that sharded, only this process's part is
-        read. However many processes saved it.
+    The number of ranks may differ from that at saving.
+
+    Args:
+        like: parameters by name. If a tensor has the shape of its parameter, and that is sharded, only this rank's part
+            is read.
     """
     if not listed(folder, OPTIMIZER):
         return {}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, stored in read_tensors(weight_files_of(folder, OPTIMIZER)).items():
         parameter = (like or {}).get(name.partition(".")[2])
         if parameter is None or stored.shape != tuple(parameter.shape):
-            found[name] = stored.whole()
+            tensors[name] = stored.whole()
         else:
-            found[name] = sharded_as(stored.rows(*own_rows(parameter)).to(own_part(parameter).device), parameter)
-    return found
+            tensors[name] = sharded_as(stored.rows(*own_rows(parameter)).to(own_part(parameter).device), parameter)
+    return tensors
 
 
 def load_value_head(folder: Path) -> dict[str, Tensor]:
-    """The critic's value head. Raises: CheckpointError when the checkpoint has none, or it was changed."""
+    """Return the critic's value head. Raises: CheckpointError when the checkpoint has none, or it was changed."""
     check_files(folder, VALUE_HEAD)
     return load_file(folder / VALUE_HEAD)
 
 
 def load_data(folder: Path) -> dict[str, Any]:
-    """data.json: data position and training state."""
+    """Return the content of data.json: data position and training state.
+
+    Raises: CheckpointError when it cannot be read.
+    """
     check_files(folder, DATA)
     try:
         return parse_json((folder / DATA).read_text("utf-8"))
@@ -301,7 +311,7 @@ def load_data(folder: Path) -> dict[str, Any]:
 
 
 def load_rng(folder: Path, world: World = ALONE) -> None:
-    """Put back torch's random state of this process; one that did not exist then keeps the state it has."""
+    """Restore torch's random state of this rank. A rank that did not exist at saving keeps its present state."""
     check_files(folder, RNG)
     states = load_file(folder / RNG)
     if _rng_name(world.rank) in states:
@@ -309,13 +319,13 @@ def load_rng(folder: Path, world: World = ALONE) -> None:
 
 
 def load_proof(folder: Path) -> dict[str, Tensor]:
-    """Tensors of the proof; empty when the checkpoint has none."""
+    """Return the tensors of the proof; {} when the checkpoint has none."""
     check_files(folder, PROOF)
     return load_file(folder / PROOF)
 
 
 def _write_tensors(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
-    """Each process writes what it holds; of what all hold (no shards) one writes it."""
+    """Write this rank's shards. A tensor that is whole on all ranks is written by one of them."""
     several = world.size > 1
     with _plain_errors():
         writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_file_of(tensors), save_distributed=several)
@@ -324,7 +334,10 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor], world: World) ->
 
 
 def _file_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The file, from 1, that each tensor goes into. The writer makes each file in memory first: many small ones."""
+    """Return the file number of each tensor, from 1.
+
+    The writer builds each file in memory, so there are many small ones.
+    """
     limit = max(MIN_FILE_BYTES, sum(t.nbytes for t in tensors.values()) // MAX_FILES)
     specs = [TensorSpec(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]
     return {spec.name: file for file, shard in enumerate(split_shards(specs, limit), 1) for spec in shard}
@@ -343,9 +356,12 @@ def _read_tensors(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """torch warns that no process group exists, which is what a single process means, and wraps what went wrong in an
-    exception that is no `Exception`: the first cause is raised instead."""
-    # For good: warnings of other threads must not come and go with this.
+    """Context manager that raises the first cause of a CheckpointException, and hides a warning of torch.
+
+    torch wraps errors in this exception, which is no subclass of `Exception`, and warns that no process group exists,
+    which is normal for a single process.
+    """
+    # Permanent: restoring the filters would change the warnings of other threads.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
     try:
         yield
@@ -357,14 +373,14 @@ def _plain_errors() -> Iterator[None]:
 def _write_hf_files(folder: Path, model: Any, processor: Any) -> None:
     folder.mkdir()
     config = copy.deepcopy(model.config)
-    if hasattr(config, "quantization_config"):  # how the base was held in memory is no property of the model
+    if hasattr(config, "quantization_config"):  # the base's quantization in memory is no property of the saved model
         del config.quantization_config
     config.save_pretrained(folder)
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(folder)
     try:
         processor.save_pretrained(folder)
-    except Exception as error:  # a fast tokenizer's own kind of OSError
+    except Exception as error:  # fast tokenizers raise a plain Exception for an OSError
         if type(error) is Exception and "os error" in str(error):
             raise OSError(str(error)) from error
         raise

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model: whole weights, or a base model and the adapter on it, and the base proven unchanged."""
+"""From a checkpoint to a model: whole weights, or a base model (checked to be unchanged) with an adapter."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def load_checkpoint_model(checkpoint: Path, settings: Model) -> Any:
-    """The model of a checkpoint: architecture from its `hf` folder, weights from its `model` folder.
+    """Return the model of a checkpoint: architecture from its `hf` folder, weights from its `model` folder.
 
-    Args: settings: dtype, device and `trust_remote_code`; its path is not used.
+    Args:
+        settings: dtype, device and `trust_remote_code`; its path is not used.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
@@ -52,16 +53,17 @@ def load_checkpoint_model(checkpoint: Path, settings: Model) -> Any:
 
 
 def saved_lora(checkpoint: Path) -> Lora | None:
-    """The `[lora]` table that a checkpoint's adapter was made with; None when it holds whole weights."""
+    """Return the `[lora]` table of a checkpoint's adapter; None when the checkpoint holds whole weights."""
     table = read_meta(checkpoint).get("lora")
     return None if table is None else Lora.model_validate(table)
 
 
 def load_saved(checkpoint: Path, settings: Model, lora: Lora | None = None) -> Any:
-    """The model of a checkpoint, ready to train and sample; its adapter, if it has one, attached and not folded in.
+    """Return the model of a checkpoint, ready to train and sample; an adapter is attached and not folded in.
 
-    Args: lora: in place of the table that the adapter was made with (only its dropout may be another).
-    Raises: CheckpointError when a file was changed, or the base model of the adapter is gone or another.
+    Args:
+        lora: replaces the table that the adapter was created with (only its dropout may differ).
+    Raises: CheckpointError when a file was changed, or the adapter's base model is missing or another one.
     """
     if saved_lora(checkpoint) is None:
         return prepare_model(load_checkpoint_model(checkpoint, settings), settings)
@@ -70,7 +72,7 @@ def load_saved(checkpoint: Path, settings: Model, lora: Lora | None = None) -> A
 
 
 def put_adapter(base: Any, checkpoint: Path, settings: Model, lora: Lora | None = None) -> Any:
-    """A base model with the checkpoint's adapter attached, in place."""
+    """Attach the checkpoint's adapter to a base model, in place."""
     lora = lora or saved_lora(checkpoint)
     assert lora is not None
     check_files(checkpoint, ADAPTER)
@@ -80,19 +82,21 @@ def put_adapter(base: Any, checkpoint: Path, settings: Model, lora: Lora | None 
 
 
 def load_base(checkpoint: Path, settings: Model, *, path: str | None = None) -> Any:
-    """The base model of a checkpoint's adapter as it was, not yet prepared.
+    """Return the base model of a checkpoint's adapter as it was, before `prepare_model`.
 
-    Args: settings: dtype, device and `quantize`.    path: where the base is now, when it is not where it was.
-    Raises: CheckpointError when it is not there or its weights are others.
+    Args:
+        settings: dtype, device and `quantize`.
+        path: where the base is now, if it was moved.
+    Raises: CheckpointError when it is missing or its weights differ.
     """
     meta = read_meta(checkpoint)
     base = meta["base"]
-    found = find_base(checkpoint, path)
+    place = find_base(checkpoint, path)
     try:
-        if isinstance(found, Path):
-            model = load_checkpoint_model(found, settings)
+        if isinstance(place, Path):
+            model = load_checkpoint_model(place, settings)
         else:
-            model = read_model(settings.model_copy(update={"path": found, "revision": base["revision"]}))
+            model = read_model(settings.model_copy(update={"path": place, "revision": base["revision"]}))
     except CheckpointError as error:
         message = f"the base model `{base['path']}` of this adapter cannot be loaded: {error.message}"
         raise CheckpointError(message, where=str(checkpoint), hint=BASE_HINT) from error
@@ -103,23 +107,23 @@ def load_base(checkpoint: Path, settings: Model, *, path: str | None = None) -> 
 
 
 def refuse_base(checkpoint: Path) -> NoReturn:
-    """Raise: the base model's weights are others."""
+    """Raise a CheckpointError: the weights of the base model differ."""
     path = read_meta(checkpoint)["base"]["path"]
     message = f"`{path}` is not the base model that this adapter was trained on: its weights differ"
     raise CheckpointError(message, where=str(checkpoint), hint=BASE_HINT)
 
 
 BASE_HINT = (
-    "an adapter works on its own base model only: put that back where it was, or say where it is now with "
+    "an adapter works on its own base model only: move that back to its old place, or give its new place with "
     "`vlmrl merge RUN --base PATH`"
 )
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A checksum of a model's weights: names, shapes and every bit of them, whatever device they are on.
+    """Return a checksum of a model's weights: names, shapes and every bit of them, independent of the device.
 
-    Each tensor counts by the sum of its bit patterns and by that sum weighted by position: any one change shows. Made
-    to notice a mix-up, not an attacker. Packed 4-bit weights are left out: devices pack them differently.
+    Each tensor contributes the sum of its bit patterns and that sum weighted by position, so any single change is
+    noticed. It detects mix-ups, not attacks. Packed 4-bit weights are left out: devices pack them differently.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model_tensors(model).items()):
@@ -131,42 +135,44 @@ def fingerprint(model: nn.Module) -> str:
 
 
 class BitSums:
-    """The two sums of a tensor in `fingerprint`, which may be given in parts, one after the other."""
+    """The two sums of a tensor in `fingerprint`. The tensor may be added in parts, one after the other."""
 
     def __init__(self) -> None:
         self._plain = self._weighted = self._seen = 0
 
     @property
     def pair(self) -> tuple[int, int]:
-        """(sum of the bit patterns, that sum weighted by position from 1)."""
+        """Sum of the bit patterns, and that sum weighted by position from 1."""
         return self._plain, self._weighted
 
     def add(self, tensor: Tensor) -> None:
-        """Count the next values."""
+        """Add the next values of the tensor."""
         bits = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
         for start in range(0, len(bits), CHECKSUM_ELEMENTS):
             piece = bits[start : start + CHECKSUM_ELEMENTS].to(torch.int64)
-            at = torch.arange(1, len(piece) + 1, device=piece.device)
+            positions = torch.arange(1, len(piece) + 1, device=piece.device)
             plain = int(piece.sum())
             self._plain += plain
-            self._weighted += int((piece * at).sum()) + self._seen * plain
+            # `at` counts from 1 within the piece; earlier values shift every position by `_seen`.
+            self._weighted += int((piece * positions).sum()) + self._seen * plain
             self._seen += len(piece)
 
 
 def find_base(checkpoint: Path, path: str | None = None) -> Path | str:
-    """Where the base is: a complete checkpoint as a Path, a folder or hub name as text.
+    """Return the place of the base model: a complete checkpoint as a Path, a folder or hub name as text.
 
-    Without `path`: the checkpoint of a run beside this one, a folder here or where the run began, a hub name.
+    Without `path`, these are tried: the checkpoint of a run beside this one, the recorded folder from the current
+    folder or from the folder in which the run was started, a hub name.
     """
     if path is not None:
         return Path(path) if (Path(path) / COMPLETE).is_file() else path
     base = read_meta(checkpoint)["base"]
     run_dir = checkpoint.absolute().parent.parent
-    given = Path(base["path"])
-    places = [given]
+    recorded = Path(base["path"])
+    places = [recorded]
     if base.get("run"):
         places.insert(0, checkpoint_dir(run_dir.parent / base["run"], base["step"]))
-    with suppress(VlmrlError):  # a checkpoint taken out of its run has no manifest above it
-        places.append(Path(open_run(run_dir.parent, run_dir.name).manifest.cwd) / given)
+    with suppress(VlmrlError):  # a checkpoint that was moved out of its run has no manifest above it
+        places.append(Path(open_run(run_dir.parent, run_dir.name).manifest.cwd) / recorded)
     complete = next((p for p in places if (p / COMPLETE).is_file()), None)
-    return complete or str(next((p for p in places if p.exists()), given))
+    return complete or str(next((p for p in places if p.exists()), recorded))

@@ -1,4 +1,4 @@
-"""From a checkpoint to a Hugging Face folder that anything can load, proven to be the same model."""
+"""From a checkpoint to an ordinary Hugging Face folder, proven to be the same model."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, remove_tree, sync_folde
 from vlmrl.store.layout import COMPLETE
 
 RECORD = "merge.json"
-"""In the merged folder: what it was made from, and what its proof found or why there is none."""
+"""File in the merged folder: its source, and the result of its proof or why there is none."""
 CARD = "README.md"
 MAX_SHARD_SIZE = "5GB"
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge did.
+    """Result of a merge.
 
     Args:
         whole: why the model had to be loaded as a whole; None = it was written tensor by tensor.
-        found: what killed merges had left beside the folder, in words; it was removed.
+        leftovers: notes on leftovers of killed merges beside the folder, which were removed.
     """
 
     folder: Path
@@ -53,37 +53,47 @@ class Merged:
     bytes: int
     proof: Proof
     whole: str | None = None
-    found: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
 
     @property
     def logp_gap(self) -> float | None:
-        """Nats: largest difference of saved and reloaded log-probs; None = not compared."""
+        """Largest difference of saved and reloaded log-probs, in nats; None = not compared."""
         return self.proof.logp_gap
 
 
 def merge(
-    checkpoint: Path, out: Path, *, dtype: str | None = None, force: bool = False, adapter: bool = False,
-    base: str | None = None, max_shard_size: str = MAX_SHARD_SIZE, skip_proof: bool = False, name: str | None = None,
-) -> Merged:  # fmt: skip
+    checkpoint: Path,
+    out: Path,
+    *,
+    dtype: str | None = None,
+    force: bool = False,
+    adapter: bool = False,
+    base: str | None = None,
+    max_shard_size: str = MAX_SHARD_SIZE,
+    skip_proof: bool = False,
+    name: str | None = None,
+) -> Merged:
     """Write the checkpoint as a Hugging Face folder: weights, config, generation config, processor, chat template.
 
     An adapter is folded into its base model's weights, or kept as a PEFT folder. Weights are read and written tensor by
-    tensor: memory does not grow with the model. What was written beside `out` is loaded again in a second process,
-    compared with the log-probs that were saved with the checkpoint, and only then renamed to `out`.
+    tensor, so memory does not grow with the model. The result is written beside `out`, loaded again in a second
+    process, compared with the log-probs that were saved with the checkpoint, and only then renamed to `out`.
 
     Args:
-        dtype: of the written weights; default: the dtype they were trained in.      force: replace an existing folder.
-        adapter: keep the adapter as it is.      base: where its base model is now, when it is not where it was.
+        dtype: of the written weights; default: the dtype they were trained in.
+        force: replace an existing folder.
+        adapter: keep the adapter as it is.
+        base: where its base model is now, if it was moved.
         max_shard_size: of a weight file, as 5GB or 500MB; a larger tensor gets a file of its own.
         skip_proof: do not load it again; the folder's merge.json says so.
         name: repository that the folder is uploaded to.
     Raises: CheckpointError when the checkpoint is damaged, `out` exists, or the reloaded model differs.
     """
     shard_bytes = parse_size(max_shard_size)
-    found = remove_leftovers(out)
+    notes = remove_leftovers(out)
     if out.exists() and not force:
-        told = "; ".join([f"{out} exists", *found])
-        raise CheckpointError(told, hint="choose another --out, or --force to replace it")
+        message = "; ".join([f"{out} exists", *notes])
+        raise CheckpointError(message, hint="choose another --out, or --force to replace it")
     meta = read_meta(checkpoint)
     _check_options(checkpoint, dtype, adapter, base)
     for part in (HF, PROOF):
@@ -101,55 +111,66 @@ def merge(
             request = ProofRequest(str(checkpoint), str(temp), dtype or meta["dtype"], adapter, base)
             proof = Proof(None, skipped="--skip-proof") if skip_proof else prove_elsewhere(request)
             write_json(temp / RECORD, _record(checkpoint, request, proof, whole))
-            # A card that is uploaded names no folder of this machine.
+            # A model card that is uploaded names no folder of this machine.
             where = None if name is not None or not adapter else _base_folder(checkpoint, base)
             card = model_card(checkpoint, proof, adapter=adapter, name=name or str(out), base_path=where)
             (temp / CARD).write_text(card, "utf-8")
             _publish(temp, out)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"the merged model could not be written: {error}", where=str(out),
+            f"the merged model could not be written: {error}",
+            where=str(out),
             hint="free disk space, or choose another --out; nothing was written",
-        ) from error  # fmt: skip
+        ) from error
     size = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
-    return Merged(out, meta["step"], parameters, size, proof, whole, tuple(found))
+    return Merged(out, meta["step"], parameters, size, proof, whole, tuple(notes))
 
 
 def _base_folder(checkpoint: Path, base: str | None) -> str | None:
-    """Return where the base model of an adapter is, as Transformers loads it; None where it is a run's checkpoint."""
+    """Return the base model of an adapter as a place that Transformers can load; None if it is a run's checkpoint."""
     place = find_base(checkpoint, base)
     return None if isinstance(place, Path) else place
 
 
 def _record(checkpoint: Path, request: ProofRequest, proof: Proof, whole: str | None) -> dict[str, Any]:
-    """merge.json. No path, host or clock in it: the same checkpoint gives the same folder."""
+    """Return the content of merge.json. It has no path, host or clock: the same checkpoint gives the same folder."""
     return {
-        "schema": 1, "vlmrl": __version__, "dtype": request.dtype,
-        "run": checkpoint.absolute().parent.parent.name, "checkpoint": checkpoint.name,
+        "schema": 1,
+        "vlmrl": __version__,
+        "dtype": request.dtype,
+        "run": checkpoint.absolute().parent.parent.name,
+        "checkpoint": checkpoint.name,
         "meta_sha256": (checkpoint / COMPLETE).read_text("utf-8").strip(),
         "adapter": "kept" if request.adapter else "folded" if saved_lora(checkpoint) else None,
-        "loaded_whole": whole, "proof": asdict(proof),
-    }  # fmt: skip
+        "loaded_whole": whole,
+        "proof": asdict(proof),
+    }
 
 
 def _check_options(checkpoint: Path, dtype: str | None, adapter: bool, base: str | None) -> None:
     if (adapter or base) and saved_lora(checkpoint) is None:
         option = "--adapter" if adapter else "--base"
-        raise CheckpointError("this checkpoint has no adapter: it holds whole weights", where=str(checkpoint),
-                              hint=f"leave {option} out")  # fmt: skip
+        raise CheckpointError(
+            "this checkpoint has no adapter: it holds whole weights", where=str(checkpoint), hint=f"leave {option} out"
+        )
     if adapter and dtype is not None:
-        raise CheckpointError("an adapter is kept as it was trained, so --dtype has no meaning with --adapter",
-                              hint="leave one of the two out")  # fmt: skip
+        raise CheckpointError(
+            "an adapter is kept as it was trained, so --dtype has no meaning with --adapter",
+            hint="leave one of the two out",
+        )
 
 
 def _write_merged(
     checkpoint: Path, folder: Path, dtype: str | None, base: str | None, shard_bytes: int
 ) -> tuple[int, str | None]:
-    """The whole model, an adapter folded in. Returns its number of parameters, and why it was loaded if it was."""
+    """Write the whole model with any adapter folded in.
+
+    Returns: its number of parameters, and why it was loaded as a whole (None = it was not).
+    """
     try:
         return write_streaming(checkpoint, folder, dtype, base, shard_bytes), None
     except CannotStreamError as reason:
-        why = str(reason)
+        text = str(reason)
     settings = merge_settings(checkpoint)
     if saved_lora(checkpoint) is None:
         model = load_checkpoint_model(checkpoint, settings)
@@ -157,11 +178,11 @@ def _write_merged(
         model = fold_adapter(put_adapter(base_model(checkpoint, base)[0], checkpoint, settings))
     with quiet_transformers(), publishing(model):
         (model if dtype is None else model.to(DTYPES[dtype])).save_pretrained(folder, max_shard_size=shard_bytes)
-    return sum(p.numel() for p in model.parameters()), why
+    return sum(p.numel() for p in model.parameters()), text
 
 
 def _write_adapter(checkpoint: Path, folder: Path) -> int:
-    """The adapter's own files. Returns its number of parameters."""
+    """Copy the adapter's own files. Return its number of parameters."""
     for name in check_files(checkpoint, ADAPTER):
         shutil.copyfile(checkpoint / name, folder / Path(name).name)
     return sum(t.numel() for t in read_adapter(folder).values())
@@ -169,7 +190,10 @@ def _write_adapter(checkpoint: Path, folder: Path) -> int:
 
 @contextmanager
 def _writing(out: Path) -> Iterator[Path]:
-    """A folder beside `out` to write into, held by a lock that the system lets go when this process dies."""
+    """Context manager: yield a folder beside `out` to write into.
+
+    It holds a lock on the folder, which the system releases when this process ends.
+    """
     temp = temp_path(out)
     temp.mkdir()
     lock = os.open(temp, os.O_RDONLY)
@@ -183,7 +207,7 @@ def _writing(out: Path) -> Iterator[Path]:
 
 
 def _publish(temp: Path, out: Path) -> None:
-    """Give the finished folder its name. One that is replaced is deleted only after that."""
+    """Rename the finished folder to its final name. A folder that it replaces is deleted only after that."""
     for path in (*temp.rglob("*"), temp):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -200,10 +224,10 @@ def _publish(temp: Path, out: Path) -> None:
 
 
 def remove_leftovers(out: Path) -> list[str]:
-    """Remove what killed merges into `out` left beside it; a running one is left alone. Returns it in words."""
+    """Remove what killed merges into `out` left beside it; a running merge is left alone. Return notes about it."""
     if not out.parent.is_dir():
         return []
-    found = []
+    notes = []
     prefixes = "|".join(map(re.escape, (TEMP_PREFIX, TRASH_PREFIX)))
     pattern = re.compile(rf"(?:{prefixes}){re.escape(out.name)}-[0-9]+-[0-9a-f]{{6}}")
     for path in sorted(p for p in out.parent.iterdir() if pattern.fullmatch(p.name) and p.is_dir()):
@@ -211,9 +235,9 @@ def remove_leftovers(out: Path) -> list[str]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
-            found.append(f"an interrupted merge had left {path.name}; it was removed")
+            notes.append(f"an interrupted merge had left {path.name}; it was removed")
         except BlockingIOError:
             continue
         finally:
             os.close(lock)
-    return found
+    return notes

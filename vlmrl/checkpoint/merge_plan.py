@@ -1,4 +1,4 @@
-"""What a merged folder holds, known before a weight is read: the model without memory, its ties, its names on disk."""
+"""Plan of a merged folder before any weight is read: the model on the meta device, its ties, its names on disk."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from vlmrl.model.quiet_transformers import quiet_transformers
 
 
 class CannotStreamError(Exception):
-    """This model's tensors cannot be written one by one; the message says why. The whole model is loaded then."""
+    """This model's tensors cannot be written one by one; the message says why. Then the whole model is loaded."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor of the merged folder: its name and shape there, and the model's own name of what it is made from.
+    """Tensor of the merged folder: its name and shape there, and the model's own name of its source.
 
-    `converted`: it is a part of that, or another arrangement (experts that the model keeps as one tensor).
+    Args:
+        converted: it is a part of the source, or another arrangement (experts that the model keeps as one tensor).
     """
 
     name: str
@@ -36,11 +37,12 @@ class Output:
 
 @dataclass(frozen=True)
 class MergePlan:
-    """The model on the meta device, its tensors, and what is written.
+    """Model on the meta device, its tensors, and the tensors to write.
 
     Args:
-        tensors: the model's own names, each storage once, under the first of its names.
-        names: own first name -> all names of the same storage.    outputs: in the order of writing.
+        tensors: by the model's own names, each storage once, under the first of its names.
+        names: own first name -> all names of the same storage.
+        outputs: in the order of writing.
     """
 
     model: Any
@@ -51,7 +53,10 @@ class MergePlan:
 
 
 def make_plan(hf: Path, dtype: torch.dtype) -> MergePlan:
-    """Plan from a checkpoint's `hf` folder. Raises: CannotStreamError when an output is made from several tensors."""
+    """Plan a merge from a checkpoint's `hf` folder.
+
+    Raises: CannotStreamError when an output is made from several tensors.
+    """
     from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
     with quiet_transformers(), torch.device("meta"):
@@ -69,12 +74,12 @@ def make_plan(hf: Path, dtype: torch.dtype) -> MergePlan:
 
 
 def _outputs(model: Any, tensors: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]]) -> list[Output]:
-    """Names and shapes as published checkpoints have them: a tie once, under the name that it is loaded from."""
+    """Return names and shapes as in published checkpoints; a tie once, under the name that it is loaded from."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
-    kept = {first: next((n for n in group if n not in tied), first) for first, group in names.items()}
-    state = {name: tensors[first] for first, name in kept.items() if name not in ignored}
-    own = {name: first for first, name in kept.items()}
+    kept_names = {first: next((n for n in group if n not in tied), first) for first, group in names.items()}
+    state = {name: tensors[first] for first, name in kept_names.items() if name not in ignored}
+    own = {name: first for first, name in kept_names.items()}
     by_id = {id(tensor): own[name] for name, tensor in state.items()}
     written = as_published(model, state)
     outputs, parts = [], {}
@@ -95,34 +100,36 @@ def _outputs(model: Any, tensors: Mapping[str, Tensor], names: Mapping[str, tupl
 
 
 def match_stored(plan: MergePlan, stored: Mapping[str, StoredTensor], where: Path) -> dict[str, StoredTensor]:
-    """Own first name -> what a checkpoint stored, every tensor accounted for.
+    """Return own first name -> the tensor that a checkpoint stored. Every tensor must match.
 
-    Raises: CheckpointError naming the first that is missing, unknown, stored twice, or of another shape.
+    Raises: CheckpointError that names the first tensor that is missing, unknown, stored twice, or of another shape.
     """
-    hint = "was the base model changed? Use another checkpoint of the run"
+    hint = "check whether the base model was changed, or use another checkpoint of the run"
     matched: dict[str, StoredTensor] = {}
     for first, group in plan.names.items():
-        found = [name for name in group if name in stored]
-        if len(found) != 1:
-            what = f"is missing: {first}" if not found else f"is there twice: {' and '.join(found)}"
+        stored_names = [name for name in group if name in stored]
+        if len(stored_names) != 1:
+            what = f"is missing: {first}" if not stored_names else f"is there twice: {' and '.join(stored_names)}"
             raise CheckpointError(f"a tensor of the model {what}", where=str(where), hint=hint)
-        matched[first] = stored[found[0]]
+        matched[first] = stored[stored_names[0]]
         if matched[first].shape != tuple(plan.tensors[first].shape):
             message = f"{first} has shape {matched[first].shape}, the model's is {tuple(plan.tensors[first].shape)}"
             raise CheckpointError(message, where=str(where), hint=hint)
     unknown = sorted(stored.keys() - {t.name for t in matched.values()})
     if unknown:
         raise CheckpointError(
-            f"{len(unknown)} tensors are not the model's, the first: {unknown[0]}", where=str(where), hint=hint
+            f"{len(unknown)} tensors do not belong to the model, the first: {unknown[0]}", where=str(where), hint=hint
         )
     return matched
 
 
 def match_written(plan: MergePlan, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Own first name -> what a Hugging Face folder holds: under the model's names, the published ones, or those that
-    transformers writes for a model that came from elsewhere.
+    """Return own first name -> the tensor in a Hugging Face folder.
 
-    Raises: CannotStreamError when a tensor is under neither: transformers' own loading must find it.
+    Its name there is one of the model's names, the published name, or the name that transformers writes for a model
+    from another source.
+
+    Raises: CannotStreamError when a tensor has none of these names: only transformers' own loading can find it.
     """
     published = {o.source: o.name for o in plan.outputs if not o.converted}
     own = {id(tensor): first for first, tensor in plan.tensors.items()}

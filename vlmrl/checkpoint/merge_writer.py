@@ -1,4 +1,4 @@
-"""A merged folder's weights, written tensor by tensor: whole weights, or a base model's with the adapter folded in."""
+"""Writing of a merged folder's weights, tensor by tensor: whole weights, or base weights with the adapter folded in."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from vlmrl.store.checkpoints import read_meta
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Where each of the model's tensors comes from.
+    """Sources of the model's tensors.
 
     Args:
-        stored: own first name -> tensor on disk.    trained: the type that the weights had in training.
+        stored: own first name -> tensor on disk.
+        trained: dtype of the weights in training.
         folds: own first name -> what the adapter adds to it.
-        fingerprint: what the base model's checksum must be; None = no adapter, the files' own checksums count.
+        fingerprint: expected checksum of the base model; None = no adapter, the files' own checksums are used.
     """
 
     stored: Mapping[str, StoredTensor]
@@ -41,10 +42,13 @@ class WeightSource:
 
 
 def write_streaming(checkpoint: Path, folder: Path, dtype: str | None, base: str | None, max_shard_bytes: int) -> int:
-    """Write weights, index, config and generation config. Memory: some blocks of rows, whatever the model's size.
+    """Write weights, index, config and generation config. Memory: a few blocks of rows, for a model of any size.
 
-    Args: dtype: of floating tensors; None = as trained.    base: where an adapter's base model is now.
-    Returns: number of parameters. Raises: CheckpointError; CannotStreamError, before anything was written.
+    Args:
+        dtype: of floating tensors; None = as trained.
+        base: where an adapter's base model is now.
+    Returns: number of parameters.
+    Raises: CheckpointError; CannotStreamError, before anything was written.
     """
     meta = read_meta(checkpoint)
     if meta.get("quantize"):
@@ -75,29 +79,34 @@ def _folded(checkpoint: Path, plan: MergePlan, base: str | None) -> WeightSource
     assert lora is not None
     folds = read_folds(checkpoint / ADAPTER, plan, lora, meta.get("freeze", ()))
     _same_types_as_loaded(plan, trained)
-    found = find_base(checkpoint, base)
-    if isinstance(found, Path):
-        stored = _whole(found, plan, trained).stored
-    elif not Path(found).is_dir():
-        raise CannotStreamError(f"the base model `{found}` is no folder here")
+    place = find_base(checkpoint, base)
+    if isinstance(place, Path):
+        stored = _whole(place, plan, trained).stored
+    elif not Path(place).is_dir():
+        raise CannotStreamError(f"the base model `{place}` is not a local folder")
     else:
-        stored = match_written(plan, read_tensors(weight_files(Path(found))))
+        stored = match_written(plan, read_tensors(weight_files(Path(place))))
     if {o.source for o in plan.outputs} != plan.tensors.keys():
         raise CannotStreamError("the base model's checksum counts tensors that are not written")
     return WeightSource(stored, trained, folds, meta["base"]["fingerprint"])
 
 
 def _same_types_as_loaded(plan: MergePlan, trained: torch.dtype) -> None:
-    """A base model is compared in the types it was loaded in; some families keep parts of it in float32."""
+    """Raise a CannotStreamError if loading the base model gives other dtypes than `trained`.
+
+    The checksum is computed in the dtypes of loading; some families keep parts in float32.
+    """
     model = plan.model
-    kept = getattr(model, "_keep_in_fp32_modules", None) or getattr(model, "_keep_in_fp32_modules_strict", None)
+    float32_modules = getattr(model, "_keep_in_fp32_modules", None) or getattr(
+        model, "_keep_in_fp32_modules_strict", None
+    )
     buffers = any(b.is_floating_point() for n, b in model.named_buffers() if n in plan.tensors)
-    if trained != torch.float32 and (kept or buffers):
+    if trained != torch.float32 and (float32_modules or buffers):
         raise CannotStreamError("this family keeps some weights in float32 when it is loaded")
 
 
 class _Writer:
-    """Blocks of each output, in the order of the plan; what was read of a base model goes into its checksum."""
+    """Blocks of each output, in the order of the plan. The rows that are read of a base model enter its checksum."""
 
     def __init__(self, plan: MergePlan, source: WeightSource, dtype: torch.dtype) -> None:
         self.plan, self.source, self.dtype = plan, source, dtype
@@ -122,7 +131,7 @@ class _Writer:
             yield (rows if fold is None else fold.add(rows, start)).to(dtype)
 
     def _arranged(self, source: str) -> dict[str, Tensor]:
-        """The parts that a tensor is written as; kept until the next such tensor, so that it is read once."""
+        """Return the parts that a tensor is written as. They are kept until the next such tensor: it is read once."""
         if self.converted[0] != source:
             self.converted = ("", {})
             rows = [self._as_trained(source, block) for _, block in self.source.stored[source].blocks()]
@@ -131,7 +140,10 @@ class _Writer:
         return self.converted[1]
 
     def _as_trained(self, source: str, rows: Tensor) -> Tensor:
-        """Rows of whole weights as stored (float32 masters are rounded once); of a base model as it was loaded."""
+        """Return rows of whole weights as stored, those of a base model as it was loaded.
+
+        float32 masters are rounded once, when they are written.
+        """
         if self.source.fingerprint is None or not rows.is_floating_point():
             return rows
         rows = rows.to(self.source.trained)
@@ -139,7 +151,7 @@ class _Writer:
         return rows
 
     def fingerprint(self) -> str:
-        """As `load.fingerprint` of the base model, from the blocks that were read."""
+        """Return `load.fingerprint` of the base model, from the blocks that were read."""
         digest = hashlib.sha256()
         for name in sorted(self.sums):
             shape = tuple(self.plan.tensors[name].shape)
@@ -148,7 +160,7 @@ class _Writer:
 
 
 def _write_config(model: Any, folder: Path, dtype: torch.dtype) -> None:
-    """config.json and generation_config.json as `save_pretrained` writes them."""
+    """Write config.json and generation_config.json as `save_pretrained` writes them."""
     model.config.dtype = str(dtype).removeprefix("torch.")
     model.config.architectures = [type(model).__name__]
     with quiet_transformers():

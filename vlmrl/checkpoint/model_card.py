@@ -1,6 +1,7 @@
-"""The model card of a merged folder (README.md), written from the run's record: where the weights come from, and how
-good they are. Nothing is claimed that the record does not hold. The only paths in it are those of its commands, and
-none where it is uploaded.
+"""Model card of a merged folder (README.md), written from the run's record.
+
+It says where the weights come from and how good they are, and claims nothing that the record does not hold. Its only
+paths are those in its commands; it has none when it is uploaded.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def model_card(checkpoint: Path, proof: Proof, *, adapter: bool, name: str, base_path: str | None = None) -> str:
-    """Return the card: Markdown with the front matter of the hub.
+    """Return the model card: Markdown with the front matter of the hub.
 
     Args:
         adapter: the folder holds an adapter, not a model.
         name: path of the folder or name of the repository, as it is typed in the commands.
-        base_path: where the adapter's base model is, in the commands; None = not said: they have `BASE` in its place.
+        base_path: path of the adapter's base model in the commands; None = the commands have `BASE` in its place.
     """
     meta = read_meta(checkpoint)
     run_dir = checkpoint.absolute().parent.parent
     try:
         manifest = read_manifest(run_dir)
-    except StoreError:  # a checkpoint taken out of its run
+    except StoreError:  # a checkpoint that was moved out of its run
         manifest = None
     recipe = _recipe(run_dir)
     base = _base_name(meta.get("base") or {})
@@ -63,7 +64,7 @@ def _recipe(run_dir: Path) -> Mapping[str, Any]:
 
 
 def _base_name(base: Mapping[str, Any]) -> str:
-    """A hub name as it is; of a folder its last part, of another run's checkpoint the run."""
+    """Return a hub name unchanged, the last part of a folder, or the run of another run's checkpoint."""
     path = str(base.get("path") or "")
     if base.get("run"):
         return f"run {base['run']}, step {base.get('step')}"
@@ -96,17 +97,27 @@ def _lineage(
         rows.append(("adapter", f"{kind}, rank {lora['rank']}, alpha {lora['alpha']}"))
     rows += [("step", str(meta["step"])), ("trained in", meta["dtype"])]
     if manifest is None:
-        return [*rows, ("run", "not known: the checkpoint was taken out of its run")]
+        return [*rows, ("run", "unknown: the checkpoint was moved out of its run")]
     rows += [("run", manifest.id), ("recipe", f"{manifest.recipe} (sha256 {manifest.recipe_sha256[:12] or 'unknown'})")]
     if manifest.parent:
-        rows.append(("started from", f"run {manifest.parent.get('run')}, {manifest.parent.get('checkpoint')}"
-                                     f"{', all of its state' if manifest.forked_at is not None else ''}"))  # fmt: skip
+        rows.append(
+            (
+                "started from",
+                f"run {manifest.parent.get('run')}, {manifest.parent.get('checkpoint')}"
+                f"{', all of its state' if manifest.forked_at is not None else ''}",
+            )
+        )
     if recipe:
         rows.append(("training", _training(recipe)))
     for d in manifest.datasets:
         fingerprint = str(d.get("fingerprint") or "unknown")[:12]
-        rows.append(("data", f"{d.get('name')}: task {d.get('task')}, split {d.get('split')}, {d.get('rows')} rows, "
-                             f"fingerprint {fingerprint}"))  # fmt: skip
+        rows.append(
+            (
+                "data",
+                f"{d.get('name')}: task {d.get('task')}, split {d.get('split')}, {d.get('rows')} rows, "
+                f"fingerprint {fingerprint}",
+            )
+        )
     rows += [("reward", f"{r.get('source')}: {identity_of(r).words}") for r in manifest.rewards]
     if manifest.git:
         dirty = ", with uncommitted changes" if manifest.git.get("dirty") else ""
@@ -116,16 +127,16 @@ def _lineage(
 
 def _training(recipe: Mapping[str, Any]) -> str:
     train, optim = recipe.get("train") or {}, recipe.get("optim") or {}
-    told = f"{train.get('steps')} steps planned, seed {train.get('seed')}, learning rate {optim.get('lr')}"
+    settings = f"{train.get('steps')} steps planned, seed {train.get('seed')}, learning rate {optim.get('lr')}"
     if recipe.get("kind") != "rl":
-        return f"supervised, {told}"
+        return f"supervised, {settings}"
     rollout = recipe.get("rollout") or {}
-    shape = f"{rollout.get('prompts_per_step')} prompts x {rollout.get('samples_per_prompt')} samples a step"
-    return f"{(recipe.get('algo') or {}).get('name')}, {shape}, temperature {rollout.get('temperature')}, {told}"
+    shape = f"{rollout.get('prompts_per_step')} prompts x {rollout.get('samples_per_prompt')} samples per step"
+    return f"{(recipe.get('algo') or {}).get('name')}, {shape}, temperature {rollout.get('temperature')}, {settings}"
 
 
 def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> str:
-    """Every evaluation of exactly this checkpoint that the run holds, with intervals, and on which rows it was made."""
+    """Return a table of all evaluations of exactly this checkpoint in the run, with intervals and their rows."""
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
     methods: dict[str, None] = {}
@@ -161,14 +172,14 @@ def _proof(proof: Proof) -> str:
     if proof.logp_gap is None:
         return f"Not proven: {proof.skipped}.\n"
     return (
-        f"Loaded again in a process of its own, the model gives the log-probs that were saved in training: largest "
+        f"Loaded again in a separate process, the model gives the log-probs that were saved in training: largest "
         f"difference {proof.logp_gap:.1e} nats over {proof.tokens} tokens of {proof.rollouts} rollouts "
         f"(limit {proof.limit:g}).\n"
     )
 
 
 def _how_to_get(base: Mapping[str, Any]) -> str:
-    """Return what the base model is; of another run's checkpoint the command that writes it to `BASE`."""
+    """Return the name of the base model, or for another run's checkpoint the command that writes it to `BASE`."""
     if base.get("run"):
         return f"`vlmrl merge {base['run']} --checkpoint {base.get('step')} --out BASE` writes it"
     return _cell(_base_name(base)) or "it is not recorded"
@@ -198,7 +209,7 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """One line that ends no table cell and opens no tag."""
+    """Return the text on one line, escaped so that it ends no table cell and opens no tag."""
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
 
 

@@ -1,8 +1,8 @@
-"""The proof of a merge: token log-probs saved with the checkpoint, computed again from what was written.
+"""Proof of a merge: token log-probs saved with the checkpoint, computed again from the written folder.
 
-The second half runs as a process of its own (`python -m vlmrl.checkpoint.proof REQUEST`), which has nothing but the
-written folder: it loads that as anybody would (`AutoModelForImageTextToText`, `PeftModel`). transformers maps the
-weight files on a CPU, so that a model larger than the memory is paged in layer by layer as it computes.
+The second computation runs in a separate process (`python -m vlmrl.checkpoint.proof REQUEST`), which gets only the
+written folder and loads it in the standard way (`AutoModelForImageTextToText`, `PeftModel`). transformers maps the
+weight files on a CPU, so a model larger than the memory is paged in layer by layer.
 """
 
 from __future__ import annotations
@@ -34,14 +34,20 @@ from vlmrl.store.checkpoints import read_meta
 from vlmrl.types import Segment
 
 TOLERANCE_NATS = {"float32": 1e-4, "bfloat16": 5e-2, "4bit": 1e-1}
-"""Largest |log-prob| difference after reload that counts as the same model: rounding of another batch shape (and, from
-4 bits, of the kernel that multiplied packed weights)."""
+"""Largest |log-prob| difference after a reload that counts as the same model. It allows for rounding in another batch
+shape (and, from 4 bits, in the kernel that multiplied packed weights)."""
 TAIL_CHARS = 1500
+"""Characters of the end of the process's stderr that an error quotes."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared. `logp_gap` in nats: the largest difference; None = not compared, and `skipped` says why."""
+    """Result of a comparison.
+
+    Args:
+        logp_gap: largest difference in nats; None = not compared, and `skipped` says why.
+        limit: largest difference that is allowed, in nats.
+    """
 
     logp_gap: float | None
     tokens: int = 0
@@ -52,9 +58,10 @@ class Proof:
 
 @dataclass(frozen=True)
 class ProofRequest:
-    """What to prove: a merged folder, or with `adapter` a PEFT folder on its base (at `base`, if it was moved).
+    """Folder to prove: a merged folder, or with `adapter` a PEFT folder on its base (at `base`, if it was moved).
 
-    Args: dtype: of the weights as written.
+    Args:
+        dtype: of the weights as written.
     """
 
     checkpoint: str
@@ -68,21 +75,23 @@ def prove_elsewhere(request: ProofRequest) -> Proof:
     """Prove in a second process.
 
     Raises: CheckpointError when the log-probs differ by more than the limit, the folder does not load, or that process
-        was ended.
+        was killed.
     """
     command = [sys.executable, "-m", "vlmrl.checkpoint.proof", json.dumps(asdict(request))]
-    done = subprocess.run(command, capture_output=True, text=True)
-    lines = done.stdout.splitlines()
-    if done.returncode < 0:
+    result = subprocess.run(command, capture_output=True, text=True)
+    lines = result.stdout.splitlines()
+    if result.returncode < 0:
         raise CheckpointError(
-            f"the process that proves the merge was ended by signal {-done.returncode}", where=request.folder,
+            f"the process that proves the merge was killed by signal {-result.returncode}",
+            where=request.folder,
             hint="most likely it ran out of memory; --skip-proof writes the folder unproven, and records that in it",
-        )  # fmt: skip
-    if done.returncode or not lines:
+        )
+    if result.returncode or not lines:
         raise CheckpointError(
-            f"the process that proves the merge failed: {done.stderr[-TAIL_CHARS:].strip()}", where=request.folder,
-            hint="nothing was written; this is worth a bug report",
-        )  # fmt: skip
+            f"the process that proves the merge failed: {result.stderr[-TAIL_CHARS:].strip()}",
+            where=request.folder,
+            hint="nothing was written; please report this as a bug",
+        )
     answer = json.loads(lines[-1])
     if "error" in answer:
         raise CheckpointError(**answer["error"])
@@ -90,26 +99,30 @@ def prove_elsewhere(request: ProofRequest) -> Proof:
 
 
 def check_gap(request: ProofRequest, proof: Proof) -> Proof:
-    """The proof with its limit. Raises: CheckpointError when it is above, or not a number."""
+    """Return the proof with its limit.
+
+    Raises: CheckpointError when the difference is above the limit, or not a number.
+    """
     meta = read_meta(Path(request.checkpoint))
     kinds = (request.dtype, meta["dtype"], meta.get("quantize") or meta["dtype"])
     limit = max(TOLERANCE_NATS[kind] for kind in kinds)
     if proof.logp_gap is not None and not proof.logp_gap <= limit:
         raise CheckpointError(
             f"the merged model is not the trained one: log-probs differ by {proof.logp_gap:.2g} nats (limit {limit:g})",
-            where=request.checkpoint, hint="nothing was written; this is worth a bug report",
-        )  # fmt: skip
+            where=request.checkpoint,
+            hint="nothing was written; please report this as a bug",
+        )
     return Proof(proof.logp_gap, proof.tokens, proof.rollouts, None if proof.logp_gap is None else limit, proof.skipped)
 
 
 def prove(request: ProofRequest) -> Proof:
-    """Load what was written and compare it, in this process."""
+    """Load the written folder and compare it, in this process."""
     checkpoint, folder = Path(request.checkpoint), Path(request.folder)
     proof = load_proof(checkpoint)
     if not proof:
         return Proof(None, skipped="the checkpoint was saved before any rollout: it holds no log-probs to compare")
-    if not request.adapter and (why := _does_not_fit(folder, request.dtype)):
-        return Proof(None, skipped=why)
+    if not request.adapter and (misfit := _does_not_fit(folder, request.dtype)):
+        return Proof(None, skipped=misfit)
     model = _adapted(request) if request.adapter else load_model(_settings(folder, request.dtype))
     sampling = read_meta(checkpoint)["policy"]
     policy = Policy(model, temperature=sampling["temperature"], banned_ids=sampling["banned_ids"], shared_prefix=False)
@@ -127,15 +140,18 @@ def _adapted(request: ProofRequest) -> Any:
 
 
 def base_model(checkpoint: Path, base: str | None) -> tuple[Any, Model]:
-    """(base model of a checkpoint's adapter in full width, the settings it was loaded with)."""
+    """Return (base model of a checkpoint's adapter in full precision, the settings it was loaded with)."""
     settings = merge_settings(checkpoint)
     model = load_base(checkpoint, settings, path=base)
-    # The adapter was trained on the rounded weights: those, in full width again, are what it belongs to.
+    # The adapter was trained on the quantized weights, so it belongs to their values, dequantized again.
     return (model if settings.quantize is None else model.dequantize()), settings
 
 
 def merge_settings(checkpoint: Path) -> Model:
-    """How a checkpoint's model is loaded to be merged: as it was trained, on the CPU unless it was in 4 bits."""
+    """Return the settings that load a checkpoint's model for a merge.
+
+    The model is as it was trained, on the CPU unless it was in 4 bits.
+    """
     meta = read_meta(checkpoint)
     quantize = meta.get("quantize")
     device = "cpu" if quantize is None else "auto"
@@ -143,7 +159,10 @@ def merge_settings(checkpoint: Path) -> Model:
 
 
 def _does_not_fit(folder: Path, dtype: str) -> str | None:
-    """Why the model cannot be loaded here, if so: what transformers must rearrange is copied, and must fit."""
+    """Return why the model cannot be loaded here, or None.
+
+    Weights that transformers must rearrange are copied, so they must fit in memory.
+    """
     size, have = sum(p.stat().st_size for p in folder.glob("*.safetensors")), usable_memory()
     if size <= have:
         return None
@@ -157,16 +176,19 @@ def _does_not_fit(folder: Path, dtype: str) -> str | None:
 
 
 def make_proof(items: Sequence[TrainItem], logps: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The log-probs of the trained tokens of a few trajectories, with all that computing them again needs."""
+    """Return the log-probs of the trained tokens of a few trajectories, with all inputs to compute them again."""
     proof: dict[str, Tensor] = {"count": torch.tensor(len(items))}
     for i, (item, logp) in enumerate(zip(items, logps, strict=True)):
         ids = [t for s in item.segments for t in s.ids]
         trained = [s.trained for s in item.segments for _ in s.ids]
         proof |= {
-            f"{i}.prompt_ids": torch.tensor(item.prompt.ids), f"{i}.kinds": torch.tensor(item.prompt.kinds),
-            f"{i}.response_ids": torch.tensor(ids), f"{i}.trained": torch.tensor(trained),
-            f"{i}.num_images": torch.tensor(item.prompt.num_images), f"{i}.logp": logp.cpu(),
-        }  # fmt: skip
+            f"{i}.prompt_ids": torch.tensor(item.prompt.ids),
+            f"{i}.kinds": torch.tensor(item.prompt.kinds),
+            f"{i}.response_ids": torch.tensor(ids),
+            f"{i}.trained": torch.tensor(trained),
+            f"{i}.num_images": torch.tensor(item.prompt.num_images),
+            f"{i}.logp": logp.cpu(),
+        }
         proof |= {f"{i}.image.{k}": v for k, v in item.prompt.images.items()}
         if item.images:
             proof |= {f"{i}.tail_kinds": torch.tensor(item.kinds)}
@@ -176,27 +198,29 @@ def make_proof(items: Sequence[TrainItem], logps: Sequence[Tensor]) -> dict[str,
 
 @torch.no_grad()
 def prove_items(policy: Policy, items: Sequence[TrainItem]) -> dict[str, Tensor]:
-    """`make_proof` with what this policy says now, each trajectory in a row of its own."""
+    """Return `make_proof` with this policy's present log-probs, each trajectory in a row of its own."""
     return make_proof(items, [policy(make_row([item], policy.device)).logp for item in items])
 
 
 def proof_gap(policy: Policy, proof: dict[str, Tensor]) -> float:
-    """Largest |log-prob difference| between the policy and a proof. Nats; NaN when any log-prob is."""
+    """Return the largest |log-prob difference| between the policy and a proof, in nats; NaN if any log-prob is."""
     worst = 0.0
     with torch.no_grad():
         for i in range(int(proof["count"])):
             images, tail = _images(proof, f"{i}.image."), _images(proof, f"{i}.tail_image.")
             kinds = tuple(proof[f"{i}.tail_kinds"].tolist()) if tail else ()
             prompt = PromptTokens(
-                tuple(proof[f"{i}.prompt_ids"].tolist()), tuple(proof[f"{i}.kinds"].tolist()), images,
+                tuple(proof[f"{i}.prompt_ids"].tolist()),
+                tuple(proof[f"{i}.kinds"].tolist()),
+                images,
                 int(proof[f"{i}.num_images"]),
-            )  # fmt: skip
+            )
             pairs = zip(proof[f"{i}.response_ids"].tolist(), proof[f"{i}.trained"].tolist(), strict=True)
             segments = tuple(Segment("assistant", (token,), trained) for token, trained in pairs)
             item = TrainItem(prompt, 0, segments, 0, kinds, tail)
             logp = policy(make_row([item], policy.device)).logp.cpu()
             gap = float((logp - proof[f"{i}.logp"]).abs().max()) if len(logp) else 0.0
-            if math.isnan(gap):  # max() would pass it over
+            if math.isnan(gap):  # max() can ignore NaN
                 return gap
             worst = max(worst, gap)
     return worst
@@ -207,7 +231,7 @@ def _images(proof: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def main(argument: str) -> None:
-    """Answer a request (JSON) with a line of JSON: a proof, or the error that a user may meet."""
+    """Answer a request (JSON) with one line of JSON: a proof, or a user's error."""
     try:
         print(json.dumps(asdict(prove(ProofRequest(**json.loads(argument))))))
     except VlmrlError as error:

@@ -1,4 +1,4 @@
-"""Uploading a merged folder to the Hugging Face hub, private unless asked otherwise."""
+"""Upload of a merged folder to the Hugging Face hub, private by default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vlmrl.errors import CheckpointError, first_line
 
 
 def check_access(repo: str) -> None:
-    """Before hours of work: is the name one, is there a token, and does the hub take it?
+    """Check before hours of work that the repository's name is valid and that the hub accepts the token.
 
     Raises: CheckpointError.
     """
@@ -20,35 +20,41 @@ def check_access(repo: str) -> None:
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
-        raise CheckpointError(f"`{repo}` is no name of a hub repository: {first_line(error)}",
-                              hint="write it as ORGANISATION/NAME") from None  # fmt: skip
+        raise CheckpointError(
+            f"`{repo}` is not a valid name of a hub repository: {first_line(error)}",
+            hint="write it as ORGANISATION/NAME",
+        ) from None
     try:
         HfApi().whoami()
-    except Exception as error:  # the network: every client library raises its own kinds
-        _refused("the hub does not know you", error, "hf auth login, or set HF_TOKEN")
+    except Exception as error:  # network: every client library has its own exceptions
+        _refused("the hub does not accept your token", error, "hf auth login, or set HF_TOKEN")
 
 
 def push(folder: Path, repo: str, *, public: bool = False) -> str:
-    """Upload all files of the folder as one commit. Returns the commit's address.
+    """Upload all files of the folder as one commit. Return the commit's address.
 
-    The repository is made if it does not exist. Raises: CheckpointError, also when it exists and is public although
-    that was not asked for; nothing is uploaded then.
+    The repository is created if it does not exist.
+
+    Raises: CheckpointError, also when the repository exists and is public and `public` is False; then nothing is
+        uploaded.
     """
     from huggingface_hub import HfApi
 
     api = HfApi()
-    hint = f"the folder is whole; when it is mended: hf upload {repo} {folder}"
+    hint = f"the folder is complete; to upload it later: hf upload {repo} {folder}"
     try:
-        made = api.create_repo(repo, private=not public, exist_ok=True)
-        is_public = api.repo_info(made.repo_id).private is False
+        repository = api.create_repo(repo, private=not public, exist_ok=True)
+        is_public = api.repo_info(repository.repo_id).private is False
     except Exception as error:  # as above
-        _refused(f"the hub repository {repo} cannot be made or read", error, hint)
+        _refused(f"the hub repository {repo} cannot be created or read", error, hint)
     if is_public and not public:
-        raise CheckpointError(f"the hub repository {repo} exists and is public: nothing was uploaded",
-                              hint="make it private, choose another, or give --public")  # fmt: skip
+        raise CheckpointError(
+            f"the hub repository {repo} exists and is public: nothing was uploaded",
+            hint="make it private, choose another, or give --public",
+        )
     try:
         message = f"Upload {folder.name} (vlmrl merge)"
-        return str(api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=message).commit_url)
+        return str(api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message=message).commit_url)
     except Exception as error:  # as above
         _refused(f"the upload to {repo} failed", error, hint)
 

@@ -1,9 +1,9 @@
 """Safetensors files read and written a block at a time: memory does not grow with the model.
 
-A file is 8 bytes of little-endian header length, a JSON header (name -> dtype, shape, data_offsets) and the data. What
-several processes saved has one more entry under `__metadata__`: where in the whole tensor each file's part begins
-(torch.distributed.checkpoint's DCP_SHARDING_INFO). Blocks are read by position instead of through a mapping, whose
-pages would count as this process's memory.
+A file is 8 bytes of little-endian header length, a JSON header (name -> dtype, shape, data_offsets) and the data. Files
+that several ranks saved have one more entry under `__metadata__`: the offset of each file's part in the whole tensor
+(torch.distributed.checkpoint's DCP_SHARDING_INFO). Blocks are read by position, not through a mapping, whose pages
+would count as this process's memory.
 """
 
 from __future__ import annotations
@@ -26,20 +26,29 @@ from vlmrl.json_text import parse_json
 from vlmrl.model.model_files import WEIGHTS_INDEX, read_header
 
 BLOCK_BYTES = 1 << 25
-"""Rows are read until they fill this; a single row may be larger."""
+"""Size of a block of rows; a single row may be larger."""
 SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 DTYPE_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """A box of a tensor as a file holds it: where in the tensor it begins, its shape, where its bytes begin."""
+    """Box of a tensor in a file: its offset in the tensor, its shape, and the position of its bytes in the file."""
 
     path: Path
     position: int
@@ -49,7 +58,7 @@ class TensorPiece:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor on disk, in one piece or in several that tile it."""
+    """Tensor on disk, in one piece or in several that tile it."""
 
     name: str
     dtype: torch.dtype
@@ -57,7 +66,10 @@ class StoredTensor:
     pieces: tuple[TensorPiece, ...]
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """(first row, rows) in order, rows in full width; about BLOCK_BYTES each. A scalar is one row without width."""
+        """Yield (first row, rows) in order, rows in full width, about BLOCK_BYTES each.
+
+        A scalar is one row without width.
+        """
         shape = self.shape or (1,)
         step = max(1, BLOCK_BYTES // max(1, math.prod(shape[1:]) * self.dtype.itemsize))
         for start in range(0, shape[0], step):
@@ -65,12 +77,12 @@ class StoredTensor:
             yield start, rows if self.shape else rows.reshape(())
 
     def whole(self) -> Tensor:
-        """All of it in memory."""
+        """Return all of it, in memory."""
         parts = [rows for _, rows in self.blocks()]
         return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else torch.empty(self.shape, dtype=self.dtype)
 
     def rows(self, start: int, end: int) -> Tensor:
-        """Rows [start, end) in full width; a scalar is its only row."""
+        """Return rows [start, end) in full width; a scalar is its only row."""
         rows = self._rows(start, end)
         return rows if self.shape else rows.reshape(())
 
@@ -83,36 +95,39 @@ class StoredTensor:
             first, last = max(start, piece.offsets[0]), min(end, piece.offsets[0] + piece.shape[0])
             if first < last:
                 box = tuple(slice(o, o + n) for o, n in zip(piece.offsets[1:], piece.shape[1:], strict=True))
-                found = _read_rows(piece, self.dtype, first - piece.offsets[0], last - piece.offsets[0])
-                rows[(slice(first - start, last - start), *box)] = found
+                part = _read_rows(piece, self.dtype, first - piece.offsets[0], last - piece.offsets[0])
+                rows[(slice(first - start, last - start), *box)] = part
         return rows
 
 
 def read_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
-    """What safetensors files hold, by name; several processes' parts are put together, and no weight is read.
+    """Return the tensors of safetensors files by name. Parts of several ranks are joined; no weight is read.
 
-    Raises: CheckpointError naming the file that is cut short, damaged, or holds what does not fit the others.
+    Raises: CheckpointError that names a file that is cut short, damaged, or does not match the others.
     """
-    found: dict[str, list[tuple[torch.dtype, TensorPiece]]] = {}
+    parts_by_name: dict[str, list[tuple[torch.dtype, TensorPiece]]] = {}
     for path in files:
         for name, dtype, piece in _header(path):
-            found.setdefault(name, []).append((dtype, piece))
-    return {name: _put_together(name, parts) for name, parts in found.items()}
+            parts_by_name.setdefault(name, []).append((dtype, piece))
+    return {name: _put_together(name, parts) for name, parts in parts_by_name.items()}
 
 
 def _put_together(name: str, parts: list[tuple[torch.dtype, TensorPiece]]) -> StoredTensor:
     dtype, pieces = parts[0][0], tuple(sorted((p for _, p in parts), key=lambda p: p.offsets))
     where = ", ".join(sorted({p.path.name for p in pieces}))
     if any(d != dtype or len(p.shape) != len(pieces[0].shape) for d, p in parts):
-        raise CheckpointError(f"the parts of {name} are of several kinds", where=f"{pieces[0].path.parent}: {where}")
+        raise CheckpointError(
+            f"the parts of {name} differ in dtype or number of dimensions", where=f"{pieces[0].path.parent}: {where}"
+        )
     ends = [[o + n for o, n in zip(p.offsets, p.shape, strict=True)] for p in pieces]
     shape = tuple(max(sizes) for sizes in zip(*ends, strict=True))
     overlap = any(_overlap(a, b) for i, a in enumerate(pieces) for b in pieces[:i])
     if overlap or sum(math.prod(p.shape) for p in pieces) != math.prod(shape):
         raise CheckpointError(
-            f"the parts of {name} do not make a whole tensor {shape}", where=f"{pieces[0].path.parent}: {where}",
+            f"the parts of {name} do not form a whole tensor {shape}",
+            where=f"{pieces[0].path.parent}: {where}",
             hint="a shard is missing, or of another step; use another checkpoint of the run",
-        )  # fmt: skip
+        )
     return StoredTensor(name, dtype, shape, pieces)
 
 
@@ -125,21 +140,21 @@ def _header(path: Path) -> list[tuple[str, torch.dtype, TensorPiece]]:
     header, data = read_header(path)
     try:
         sharding = parse_json(header.pop("__metadata__", {}).get(SHARDING, "{}"))
-        found = []
+        pieces = []
         for name, entry in header.items():
             shape, (first, last) = tuple(entry["shape"]), entry["data_offsets"]
             dtype = _DTYPES[entry["dtype"]]
             if last - first != math.prod(shape) * dtype.itemsize:
-                raise ValueError(f"{name} has {last - first} bytes, which is not its shape")
+                raise ValueError(f"{name} has {last - first} bytes, which does not match its shape")
             offsets = tuple(sharding[name][OFFSETS]) if sharding else (0,) * len(shape)
-            found.append((name, dtype, TensorPiece(path, data + first, offsets, shape)))
+            pieces.append((name, dtype, TensorPiece(path, data + first, offsets, shape)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path)) from error
-    return found
+    return pieces
 
 
 def _read_rows(piece: TensorPiece, dtype: torch.dtype, start: int, end: int) -> Tensor:
-    """Rows [start, end) of a piece; a row is contiguous in the file."""
+    """Return rows [start, end) of a piece. A row is contiguous in the file."""
     shape = piece.shape or (1,)
     row_bytes = math.prod(shape[1:]) * dtype.itemsize
     buffer = torch.empty((end - start) * row_bytes, dtype=torch.uint8)
@@ -155,7 +170,7 @@ def _read_rows(piece: TensorPiece, dtype: torch.dtype, start: int, end: int) -> 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor to write."""
+    """Name, dtype and shape of a tensor to write."""
 
     name: str
     dtype: torch.dtype
@@ -167,7 +182,7 @@ class TensorSpec:
 
 
 def split_shards(specs: Sequence[TensorSpec], max_bytes: int) -> list[list[TensorSpec]]:
-    """Specs in order, cut into shards of at most `max_bytes`; a larger tensor gets a shard of its own."""
+    """Split specs, in order, into shards of at most `max_bytes`; a larger tensor gets a shard of its own."""
     shards: list[list[TensorSpec]] = [[]]
     filled = 0
     for spec in specs:
@@ -182,9 +197,10 @@ def split_shards(specs: Sequence[TensorSpec], max_bytes: int) -> list[list[Tenso
 def write_shards(
     folder: Path, specs: Sequence[TensorSpec], blocks: Callable[[str], Iterator[Tensor]], max_bytes: int
 ) -> dict[str, str]:
-    """Write `model-0000k-of-0000n.safetensors` and their index as transformers reads them. Returns name -> file.
+    """Write `model-0000k-of-0000n.safetensors` and their index as transformers reads them. Return name -> file.
 
-    Args: blocks: name -> its values in order, in pieces of any shape, in the dtype of its spec.
+    Args:
+        blocks: name -> its values in order, in pieces of any shape, in the dtype of its spec.
     """
     shards = split_shards(specs, max_bytes)
     weight_map: dict[str, str] = {}
@@ -199,7 +215,7 @@ def write_shards(
 
 
 def _write_file(path: Path, specs: Sequence[TensorSpec], blocks: Callable[[str], Iterator[Tensor]]) -> None:
-    # Wide types first: every tensor then begins at a multiple of its own width, which lets readers map it.
+    # Wide types first: every tensor then begins at a multiple of its item size, so readers can map it.
     ordered = sorted(specs, key=lambda s: -s.dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -214,16 +230,16 @@ def _write_file(path: Path, specs: Sequence[TensorSpec], blocks: Callable[[str],
             written = 0
             for block in blocks(s.name):
                 if block.dtype != s.dtype:
-                    raise ValueError(f"{s.name}: {block.dtype} where {s.dtype} was announced")
+                    raise ValueError(f"{s.name}: a block is {block.dtype}, the header says {s.dtype}")
                 written += file.write(block.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
             if written != s.bytes:
-                raise ValueError(f"{s.name}: {written} bytes where {s.bytes} were announced")
+                raise ValueError(f"{s.name}: {written} bytes were written, the header says {s.bytes}")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a Hugging Face folder: those its index names, or `model.safetensors`.
+    """Return the weight files of a Hugging Face folder: those in its index, or `model.safetensors`.
 
-    Raises: CheckpointError naming one that is not there.
+    Raises: CheckpointError that names a missing file.
     """
     index = folder / WEIGHTS_INDEX
     if not index.is_file():
@@ -241,9 +257,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as 5GB, 500MB or 2GiB. Raises: CheckpointError."""
+    """Return the bytes of a size such as 5GB, 500MB or 2GiB. Raises: CheckpointError for any other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B)", text.strip(), re.IGNORECASE)
     size = int(float(match[1]) * _UNITS.get(match[2].upper(), 0)) if match else 0
     if size <= 0:
-        raise CheckpointError(f"`{text}` is no size", hint="write it as 5GB, 500MB or 2GiB")
+        raise CheckpointError(f"`{text}` is not a size", hint="write it as 5GB, 500MB or 2GiB")
     return size

@@ -74,14 +74,14 @@ def merge(
     address = push(done.folder, push_to_hub, public=public) if push_to_hub is not None else None
     emit({"folder": str(done.folder), "checkpoint": str(folder), "step": done.step, "parameters": done.parameters,
           "bytes": done.bytes, "logp_gap": done.logp_gap, "proof_skipped": done.proof.skipped,
-          "loaded_whole": done.whole, "uploaded": address, "found": list(done.found)}, json)  # fmt: skip
+          "loaded_whole": done.whole, "uploaded": address, "found": list(done.leftovers)}, json)  # fmt: skip
     if not json:
         _tell(done, folder.name, address, adapter)
 
 
 def _tell(done: Merged, checkpoint: str, address: str | None, adapter: bool) -> None:
     """What was written, whether it was proven, and how it is used."""
-    for line in done.found:
+    for line in done.leftovers:
         say(f"found: {line}")
     if done.whole:
         say(f"the whole model was loaded: {done.whole}")

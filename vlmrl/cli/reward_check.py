@@ -68,8 +68,8 @@ def reward_check(
 
     Without options a run's own reward is used, and must say what it said in training, to the digit. --weights, --set
     and --style belong to --diff when given, else to --reward, else they change the run's own reward.
-    --fail-on takes conditions joined by commas, each a name or a name with a bound (README lists them); when one holds
-    the exit code is 3.
+    --fail-on takes conditions joined by commas, each a name or a name with a bound (docs/reward-check.md lists them);
+    when one holds the exit code is 3.
 
     Example: vlmrl reward-check last --diff my_reward.py:score
 

@@ -10,7 +10,7 @@ from vlmrl.types import NO_SCORE
 
 
 def failing_reward(facts: RunFacts) -> Iterator[Cause]:
-    """The reward raised, hung or returned what is no score."""
+    """Report a reward that raised an error, timed out or returned something that is no score."""
     failed = [r for r in facts.responses if r.failed]
     number = max(len(failed), round(sum(facts.series("reward/errors"))))
     if not number:
@@ -23,10 +23,10 @@ def failing_reward(facts: RunFacts) -> Iterator[Cause]:
 
 
 def service_down(facts: RunFacts) -> Iterator[Cause]:
-    """Report a service that the reward asks and that did not answer, where samples were left out for it."""
+    """Report a service that the reward calls and that did not answer, if samples were left out because of it."""
     lost = [r for r in facts.responses if r.status == "unavailable"]
-    known, sampled = sum(facts.series("reward/unavailable")), sum(facts.series("rollout/samples"))
-    number = max(len(lost), round(known))
+    num_unavailable, sampled = sum(facts.series("reward/unavailable")), sum(facts.series("rollout/samples"))
+    number = max(len(lost), round(num_unavailable))
     ended = facts.manifest.error or ""
     if ended.startswith(NO_SCORE["unavailable"]):
         yield Cause("service_down", "error", f"the run stopped: {ended}", reward_check(facts), 0.95, [], rows_of(lost))

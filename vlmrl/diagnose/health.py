@@ -1,4 +1,4 @@
-"""Numbers of a step that show what a policy turns into, beside its reward: `health/...` in metrics.jsonl."""
+"""Metrics of a step that show how a policy's responses change, beside its reward: `health/...` in metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vlmrl.reward_check.texts import measure_texts
 
 PREFIX = "health/"
 WARNING = f"{PREFIX}warning"
-"""Words of the signs of a step, in its line; not there without any."""
+"""Metric with the words of a step's signs; missing from the line of a step without signs."""
 MAX_RESPONSES = 512
-"""Of a step, whole groups spread over it; their texts are compared pair by pair."""
+"""Maximum number of responses per step whose texts are compared pairwise: whole groups, spread over the step."""
 LEAST_PROMPTS = 4
-"""Different prompts from which it says something that their responses are alike."""
+"""Minimum number of different prompts for comparing the responses of different prompts."""
 TITLES = {
     "health/alike_share": "Responses that are alike (share)",
     "health/alike_in_group_share": "The same within a group (share)",
@@ -32,7 +32,7 @@ TITLES = {
     "health/characters_mean": "Response length (characters, mean)",
     "health/length_score_correlation": "Length and score within groups (correlation)",
 }
-"""Metric -> what a chart calls it."""
+"""Metric -> its title in a chart."""
 CHARACTERS = {
     "digit_share": "digits", "uppercase_share": "uppercase", "punctuation_share": "punctuation",
     "whitespace_share": "white space", "non_ascii_share": "non-ASCII", "top_character_share": "one character",
@@ -42,12 +42,15 @@ CHARACTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One response of a step, as training or a rollout file has it.
+    """One response of a step, from training or from a rollout file.
 
     Args:
-        group: number of its group.      truth: of its prompt, as text; "" = none.
-        tokens: its length.      cut: whether the token limit ended it.
-        score: None where the reward failed.      formed: whether it meets the format, as far as that is known.
+        group: number of its group.
+        truth: truth of its prompt, as text; "" = none.
+        tokens: its length.
+        cut: whether the token limit ended it.
+        score: None where the reward failed.
+        formed: whether it meets the format, as far as that is known.
     """
 
     group: int
@@ -61,7 +64,7 @@ class Sampled:
 
 
 def measure_health(samples: Sequence[Sampled]) -> dict[str, float]:
-    """Return the numbers of one step, under TITLES; those that mean nothing for these responses are left out."""
+    """Return the metrics of one step under the names in TITLES, without those that mean nothing for these responses."""
     samples = _bounded(samples)
     if not samples:
         return {}
@@ -87,7 +90,8 @@ def measure_health(samples: Sequence[Sampled]) -> dict[str, float]:
 def length_score_correlation(responses: Sequence[tuple[int, float, float]]) -> float | None:
     """Return the correlation of length and score within groups; None where lengths or scores are equal in all groups.
 
-    Args: responses: (group, length, score) of each.
+    Args:
+        responses: (group, length, score) of each response.
     """
     if len(responses) < 2:
         return None
@@ -102,10 +106,10 @@ def length_score_correlation(responses: Sequence[tuple[int, float, float]]) -> f
 
 
 def _bounded(samples: Sequence[Sampled]) -> Sequence[Sampled]:
-    """At most about MAX_RESPONSES responses: whole groups, evenly spread."""
+    """Return at most about MAX_RESPONSES responses: whole groups, evenly spread."""
     if len(samples) <= MAX_RESPONSES:
         return samples
     groups = list(dict.fromkeys(s.group for s in samples))
     number = max(1, MAX_RESPONSES * len(groups) // len(samples))
-    kept = {groups[i * len(groups) // number] for i in range(number)}
-    return [s for s in samples if s.group in kept]
+    chosen = {groups[i * len(groups) // number] for i in range(number)}
+    return [s for s in samples if s.group in chosen]

@@ -1,4 +1,4 @@
-"""Causes that show in what was asked and answered: templates, cut responses, formats, few distinct answers."""
+"""Causes that show in prompts and responses: templates, cut responses, formats, few distinct answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IMAGE_MARK = re.compile(r"<\|?(?:vision|image|video|img|box|quad|object)[a-z_]*\
 ROLE_MARK = re.compile(
     r"<\|[^|<>\s]{1,40}\|?>|</?[a-z_]{0,20}(?:turn|utterance)[a-z_]{0,20}\|?>|\[/?INST\]|<\uff5c[^\uff5c<>]{1,40}\uff5c>"
 )
-"""What chat templates put around turns; `IMAGE_MARK` is taken out first."""
+"""Marks that chat templates put around turns; `IMAGE_MARK` is removed from the text first."""
 TURN_END = re.compile(r"(?:<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<end_of_turn>|<turn\|>|<end_of_utterance>)\s*\Z")
 OPEN_TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>\s*\Z")
 CLOSED_THINK = re.compile(r"</(think|thinking|reasoning)>\s*\Z")
@@ -37,7 +37,7 @@ MOST_NOTES = 3
 
 
 def chat_template(facts: RunFacts) -> Iterator[Cause]:
-    """The prompt has no turns, or stops before the assistant's."""
+    """Report prompts without turns, or that stop before the assistant's turn."""
     prompts = _prompts(facts)
     if not prompts:
         return
@@ -46,9 +46,9 @@ def chat_template(facts: RunFacts) -> Iterator[Cause]:
     if len(bare) < len(prompts) and len(no_turn) < len(prompts):
         return
     what = (
-        "no prompt has the marks of a chat turn: the model's chat template is missing or writes none"
+        "no prompt has the marks of a chat turn: the model has no chat template, or one without marks"
         if len(bare) == len(prompts)
-        else "every prompt ends behind the user's turn: the chat template opens none for the assistant"
+        else "every prompt ends after the user's turn: the chat template opens no turn for the assistant"
     )
     level = "error" if _poor(facts) else "note"
     yield Cause(
@@ -59,42 +59,49 @@ def chat_template(facts: RunFacts) -> Iterator[Cause]:
 
 
 def prefilled_tag(facts: RunFacts) -> Iterator[Cause]:
-    """The prompt itself opens (or closes) the tag that the reward expects in the response."""
+    """Report a prompt that opens (or closes) the tag that the reward expects in the response."""
     prompts = _prompts(facts)
     opened = Counter(m.group(1) for p in prompts if (m := OPEN_TAG.search(p)))
     closed = Counter(m.group(1) for p in prompts if (m := CLOSED_THINK.search(p)))
-    found = opened or closed
-    if not found:
+    tags = opened or closed
+    if not tags:
         return
-    tag, count = found.most_common(1)[0]
+    tag, count = tags.most_common(1)[0]
     without = [r for r in facts.responses if f"<{tag}>" not in r.text]
     if count < len(prompts) or not without or any(_well_formed(r) for r in without):
-        return  # not in every prompt, or the reward takes responses that do not open it
+        return  # not in every prompt, or the reward accepts responses that do not open it
     writes = 1 - len(without) / len(facts.responses)
     closes = fmean(f"</{tag}>" in r.text for r in facts.responses)
     verb = "opens" if opened else "opens and closes"
     harm = writes < 0.5 or not any(_well_formed(r) for r in facts.responses)
     yield Cause(
-        "prefilled_tag", "error" if harm else "warning",
-        f"the chat template {verb} <{tag}> in the prompt, and the reward asks the response to",
-        _without_prefill(facts, bool(closed)), 1.0,
-        [f"every prompt ends with {prompts[0][-40:]!r}",
-         f"{percent(writes)} of the responses write <{tag}> once more, {percent(closes)} write </{tag}>; none of the "
-         "others is well formed",
-         "a template without a switch for it (model.thinking): take the tag out of the model's chat_template.jinja"],
+        "prefilled_tag",
+        "error" if harm else "warning",
+        f"the chat template {verb} <{tag}> in the prompt, and the reward expects it in the response",
+        _without_prefill(facts, bool(closed)),
+        1.0,
+        [
+            f"every prompt ends with {prompts[0][-40:]!r}",
+            f"{percent(writes)} of the responses write <{tag}> once more, {percent(closes)} write </{tag}>; none "
+            "of the others is well formed",
+            "if the template ignores model.thinking, remove the tag from the model's chat_template.jinja",
+        ],
         rows_of(without),
-    )  # fmt: skip
+    )
 
 
 def _without_prefill(facts: RunFacts, closed: bool) -> str:
-    """Templates close an empty <think> for `thinking = "off"`, and open it for "on"."""
+    """Return the command to sample again with the other value of `model.thinking`.
+
+    Templates close an empty <think> for `thinking = "off"`, and open it for "on".
+    """
     now = facts.recipe.model.thinking if facts.recipe else "template"
     other = "on" if closed else "off"
     return look_again(facts, f'model.thinking="{other}"') if now != other else look_again(facts)
 
 
 def stop_string(facts: RunFacts) -> Iterator[Cause]:
-    """Responses end at a string of `rollout.stop`, and none of these is well formed."""
+    """Report responses that end at a string of `rollout.stop`, none of them well formed."""
     stops = tuple(facts.recipe.rollout.stop) if facts.recipe else ()
     ended = [r for r in facts.responses if stops and not r.cut and r.text.endswith(stops)]
     share = len(ended) / max(1, len(facts.responses))
@@ -108,7 +115,7 @@ def stop_string(facts: RunFacts) -> Iterator[Cause]:
 
 
 def cut_off(facts: RunFacts) -> Iterator[Cause]:
-    """Responses end at the token limit."""
+    """Report responses that end at the token limit."""
     if not facts.responses:
         return
     cut = [r for r in facts.responses if r.cut]
@@ -118,8 +125,8 @@ def cut_off(facts: RunFacts) -> Iterator[Cause]:
     whole = [r.tokens for r in facts.responses if not r.cut]
     most = facts.recipe.rollout.max_new_tokens if facts.recipe else max(r.tokens for r in cut)
     scored = [(r.cut, r.score) for r in facts.responses if r.error is None]
-    means = [(kind, fmean(found)) for kind, of in (("cut", True), ("whole", False))
-             if (found := [score for was_cut, score in scored if was_cut is of])]  # fmt: skip
+    means = [(kind, fmean(scores)) for kind, is_cut in (("cut", True), ("whole", False))
+             if (scores := [score for was_cut, score in scored if was_cut is is_cut])]  # fmt: skip
     evidence = [f"mean score of {kind} responses {mean:.3f}" for kind, mean in means]
     if whole:
         evidence.append(f"whole responses have {median(whole):.0f} tokens (median), {max(whole)} at most")
@@ -127,7 +134,7 @@ def cut_off(facts: RunFacts) -> Iterator[Cause]:
     loops = fmean(repeats_itself(r.text) for r in cut)
     if loops > 0.5:
         evidence.append(
-            f"{percent(loops)} of the cut ones repeat themselves: the model does not stop, whatever the limit"
+            f"{percent(loops)} of the cut responses repeat themselves: the model does not stop, whatever the limit"
         )
     yield Cause(
         "cut_off", "error" if share >= limit("cut_error") else "warning",
@@ -137,7 +144,7 @@ def cut_off(facts: RunFacts) -> Iterator[Cause]:
 
 
 def format_unmet(facts: RunFacts) -> Iterator[Cause]:
-    """The format that the reward reads is hardly ever there."""
+    """Report responses that rarely have the format that the reward reads."""
     names = [n for n in facts.part_names if "format" in n.lower()]
     values = facts.part(names[0]) if names else []
     if len(values) >= limit("few_samples"):
@@ -148,25 +155,25 @@ def format_unmet(facts: RunFacts) -> Iterator[Cause]:
         broken = [r for r in facts.responses if r.note and r.score <= lowest]
         if len(facts.responses) < limit("few_samples"):
             return
-        met, what = 1 - len(broken) / len(facts.responses), "the form that the reward's notes speak of"
+        met, what = 1 - len(broken) / len(facts.responses), "the format that the reward's notes name"
     if met >= limit("format_warning"):
         return
     notes = Counter(r.note for r in broken if r.note).most_common(MOST_NOTES)
     evidence = [f"{percent(n / len(broken))}: {short(note, 120)}" for note, n in notes]
     prompts = _prompts(facts)
-    wanted = sorted({t for note, _ in notes for t in TAG.findall(note)})
-    unsaid = [t for t in wanted if prompts and not any(f"<{t}>" in p for p in prompts)]
+    note_tags = sorted({t for note, _ in notes for t in TAG.findall(note)})
+    unsaid = [t for t in note_tags if prompts and not any(f"<{t}>" in p for p in prompts)]
     if unsaid:
         evidence.append(f"the prompt never shows {', '.join(f'<{t}>' for t in unsaid)}: the model cannot know of it")
     written = [t for t, n in Counter(t for r in broken for t in set(CLOSED.findall(r.text))).items()
                if n >= limit("shared_tags") * len(broken)]  # fmt: skip
-    if written and not wanted:
+    if written and not note_tags:
         shown = ", ".join(f"<{t}>" for t in sorted(written))
         evidence.append(f"the responses do write {shown}: does the reward read other tags than the prompt asks for?")
     if prompts:
         evidence.append(f"the prompt ends with {prompts[0][-40:]!r}")
     sft = facts.recipe is not None and any(d.task != "table" for d in facts.recipe.data)
-    if facts.own_reward and not wanted:
+    if facts.own_reward and not note_tags:
         command = reward_check(facts, "--probe")
     else:
         command = look_again(facts) if unsaid or not sft else sft_first(facts)
@@ -177,7 +184,7 @@ def format_unmet(facts: RunFacts) -> Iterator[Cause]:
 
 
 def few_answers(facts: RunFacts) -> Iterator[Cause]:
-    """The samples of a prompt are alike, or one answer is given to all prompts."""
+    """Report samples of a prompt that are alike, and one answer that is given to all prompts."""
     temperature = facts.recipe.rollout.temperature if facts.recipe else 1.0
     distinct = [(len({r.text for r in g}) - 1) / (len(g) - 1) for g in facts.groups]
     share = fmean(distinct) if distinct else 1.0
@@ -187,7 +194,7 @@ def few_answers(facts: RunFacts) -> Iterator[Cause]:
         level: Level = "error" if share <= limit("distinct") / 4 else "warning"
         what = f"the samples of a prompt are nearly all the same text (rollout.temperature = {temperature:g})"
         if not cold and fmean(first) > limit("distinct") and (rise := learned(facts)):
-            level, what = "note", f"the samples of a prompt became nearly all the same text as {rise}"
+            level, what = "note", f"the samples of a prompt became nearly equal while {rise}"
         yield Cause(
             "temperature_low" if cold else "few_distinct", level, what,
             look_again(facts, "rollout.temperature=1.0" if cold else "rollout.temperature=1.2"), 1 - share,
@@ -197,13 +204,19 @@ def few_answers(facts: RunFacts) -> Iterator[Cause]:
         )  # fmt: skip
     elif temperature > limit("hot"):
         yield Cause(
-            "temperature_high", "error" if _format_poor(facts) else "warning",
-            f"rollout.temperature = {temperature:g}: sampled text falls apart",
-            look_again(facts, "rollout.temperature=1.0"), 0.9 if _format_poor(facts) else 0.3,
-            [f"entropy {fmean(found):.2f} nats a token" for found in [facts.series("policy/entropy")] if found]
+            "temperature_high",
+            "error" if _format_poor(facts) else "warning",
+            f"rollout.temperature = {temperature:g}: sampled text is broken",
+            look_again(facts, "rollout.temperature=1.0"),
+            0.9 if _format_poor(facts) else 0.3,
+            [
+                f"entropy {fmean(entropies):.2f} nats per token"
+                for entropies in [facts.series("policy/entropy")]
+                if entropies
+            ]
             + [f"mean score {_mean_score(facts):.3f}"],
             rows_of(facts.responses),
-        )  # fmt: skip
+        )
     yield from _one_answer(facts)
 
 
@@ -217,12 +230,14 @@ def _one_answer(facts: RunFacts) -> Iterator[Cause]:
     if count / len(answers) < limit("one_answer"):
         return
     yield Cause(
-        "one_answer", "warning",
-        f"{percent(count / len(answers))} of the responses answer {answer!r}, whatever is asked",
-        look_again(facts), count / len(answers),
+        "one_answer",
+        "warning",
+        f"{percent(count / len(answers))} of the responses answer {answer!r}, whatever the prompt",
+        look_again(facts),
+        count / len(answers),
         [f"{len(prompts)} prompts with {len(truths)} different truths; mean score {_mean_score(facts):.3f}"],
         rows_of([r for r, a in answers if a == answer]),
-    )  # fmt: skip
+    )
 
 
 def _prompts(facts: RunFacts) -> list[str]:
@@ -238,13 +253,13 @@ def _mean_score(facts: RunFacts) -> float:
 
 
 def _poor(facts: RunFacts) -> bool:
-    """Whether the scores are low, or nothing says how high they could be and most are the lowest."""
+    """Return whether scores are low. If the largest possible score is not known: whether most are the lowest."""
     shares = [r.score / most for r in facts.responses if (most := facts.most_possible(r.source))]
     return _mean(shares) < limit("poor_score") if shares else _format_poor(facts)
 
 
 def _format_poor(facts: RunFacts) -> bool:
-    """Whether most responses break the format; without such a part, whether most have the lowest score seen."""
+    """Return whether most responses break the format; without such a part, whether most have the lowest score seen."""
     names = [n for n in facts.part_names if "format" in n.lower()]
     if names and (values := facts.part(names[0])):
         return fmean(values) < limit("poor_score")
@@ -255,11 +270,11 @@ def _format_poor(facts: RunFacts) -> bool:
 
 
 def _well_formed(r: Response) -> bool:
-    """Whether a response meets the format, or earns anything where the reward has no such part."""
+    """Return whether a response meets the format. Without such a part: whether it earns anything."""
     form = next((v for n, v in r.parts.items() if "format" in n.lower()), None)
     return r.error is None and (r.score > 0 if form is None else form > 0)
 
 
 def responses_of(groups: Sequence[Sequence[Response]]) -> list[Response]:
-    """The first response of each group: as evidence, of different prompts."""
+    """Return the first response of each group: as evidence, of different prompts."""
     return [group[0] for group in groups if group]

@@ -1,4 +1,4 @@
-"""Causes that stand in the recipe: terms that outweigh the reward, updates that are clipped away, parts not paid."""
+"""Causes in the recipe: terms that outweigh the reward, updates that are clipped away, parts without weight."""
 
 from __future__ import annotations
 
@@ -11,41 +11,43 @@ from vlmrl.diagnose.run_facts import ANSWER_PARTS, GRADIENT, RunFacts
 from vlmrl.diagnose.thresholds import Cause, Level, again, check_again, limit, look_again, percent, rows_of
 
 EPSILON = 1e-8
-"""What AdamW adds to the root of its second moment: gradients far below it move no weight."""
+"""AdamW's epsilon, added to the root of its second moment: gradients far below it move no weight."""
 USUAL_CAP = 2.0
-"""The default of algo.importance_cap."""
+"""Default of algo.importance_cap."""
 PARAMETERS = 1e6
-"""Taken where the run does not say how many parameters it trains: few, so that the rule names too little."""
+"""Assumed number of trained parameters where the run does not log it: small, so that the rule reports too little."""
 
 
 def kl_term(facts: RunFacts) -> Iterator[Cause]:
-    """The KL to the start holds the policy where it is."""
+    """Report a KL term that holds the policy at the start weights."""
     coefs = facts.series("policy/kl_coef")
     if facts.recipe is None or not coefs or max(coefs) < limit("kl_warning"):
         return
     coef, kl = max(coefs), facts.series("loss/kl") or facts.series("policy/kl_in_reward")
     level: Level = "error" if coef >= limit("kl_error") else "warning"
-    evidence = [f"the KL is {fmean(kl):.2g} nats a token: times the coefficient {coef * fmean(kl):.2g}"] if kl else []
-    what = f"algo.kl_coef = {coef:g}: the KL to the start outweighs the reward (0.001 to 0.04 is usual)"
+    evidence = (
+        [f"the KL is {fmean(kl):.2g} nats per token; times the coefficient: {coef * fmean(kl):.2g}"] if kl else []
+    )
+    what = f"algo.kl_coef = {coef:g}: the KL to the start weights outweighs the reward (0.001 to 0.04 is usual)"
     yield Cause("kl_large", level, what, again(facts, "algo.kl_coef=0.01"), 0.95, evidence)
 
 
 def entropy_term(facts: RunFacts) -> Iterator[Cause]:
-    """The entropy bonus (or, negative, its opposite) outweighs the reward."""
+    """Report an entropy bonus (or, if negative, a penalty) that outweighs the reward."""
     coef = facts.recipe.algo.entropy_coef if facts.recipe and facts.manifest.kind == "rl" else 0.0
     if abs(coef) < limit("entropy_coef") and coef >= 0:
         return
     does = "certain of every token" if coef < 0 else "random"
     level: Level = "error" if abs(coef) >= limit("entropy_coef") else "warning"
-    told = []
+    evidence = []
     if ends := facts.ends("policy/entropy"):
-        told = [f"entropy {ends[0]:.3g} nats a token in the first third of the steps, {ends[1]:.3g} in the last"]
-    what = f"algo.entropy_coef = {coef:g} makes the policy {does}, whatever is paid (0 to 0.01 is usual)"
-    yield Cause("entropy_coef", level, what, again(facts, "algo.entropy_coef=0.0"), 1.0, told)
+        evidence = [f"entropy {ends[0]:.3g} nats per token in the first third of the steps, {ends[1]:.3g} in the last"]
+    what = f"algo.entropy_coef = {coef:g} makes the policy {does}, whatever the reward (0 to 0.01 is usual)"
+    yield Cause("entropy_coef", level, what, again(facts, "algo.entropy_coef=0.0"), 1.0, evidence)
 
 
 def clipped_gradient(facts: RunFacts) -> Iterator[Cause]:
-    """Gradients are scaled down so far that AdamW's epsilon is all that is left of the update."""
+    """Report gradients that are clipped so far that AdamW's epsilon outweighs them."""
     norms, recipe = [n for n in facts.series(GRADIENT) if n], facts.recipe
     if recipe is None or not norms:
         return
@@ -53,34 +55,34 @@ def clipped_gradient(facts: RunFacts) -> Iterator[Cause]:
     if median(norms) <= most or most / sqrt(size) >= EPSILON:
         return
     what = f"optim.max_grad_norm = {most:g} clips every update to nothing: the gradient norm is {median(norms):.3g}"
-    told = f"a parameter's share is then {most / sqrt(size):.1g}, below AdamW's epsilon of {EPSILON:g}"
-    yield Cause("clipped_gradient", "error", what, again(facts, "optim.max_grad_norm=1.0"), 1.0, [told])
+    share_words = f"a parameter's share is then {most / sqrt(size):.1g}, below AdamW's epsilon of {EPSILON:g}"
+    yield Cause("clipped_gradient", "error", what, again(facts, "optim.max_grad_norm=1.0"), 1.0, [share_words])
 
 
 def clipped_ratio(facts: RunFacts) -> Iterator[Cause]:
-    """Most tokens learn nothing: their probability ratio is clipped, or their importance weight is 0."""
+    """Report that most tokens teach nothing: their probability ratio is clipped, or their importance weight is 0."""
     shares, weights = facts.series("policy/clip_share"), facts.series("policy/importance_weight")
     if shares and fmean(shares) >= limit("clip_share"):
         what = f"the ratio of {percent(fmean(shares))} of the tokens is clipped: they teach nothing (1 to 5% is usual)"
         algo = facts.recipe.algo if facts.recipe else None
-        told = [f"{key} = {value:g}" for key in ("clip_low", "clip_high")
+        bounds = [f"{key} = {value:g}" for key in ("clip_low", "clip_high")
                 if (value := getattr(algo, key, None)) is not None]  # fmt: skip
-        row = ALGORITHMS.get(algo.name) if algo and told else None  # bounds on a sequence's ratio are far narrower
+        row = ALGORITHMS.get(algo.name) if algo and bounds else None  # bounds for a sequence's ratio are far narrower
         usual = [f"algo.{key}={value:g}" for key in ("clip_low", "clip_high")
                  if (value := getattr(row, key, None)) is not None]  # fmt: skip
         command = again(facts, *(usual or ["train.updates_per_step=1"]))
-        yield Cause("ratio_clipped", "warning", what, command, 0.8, [f"algo.{line}" for line in told])
+        yield Cause("ratio_clipped", "warning", what, command, 0.8, [f"algo.{line}" for line in bounds])
     if weights and fmean(weights) <= limit("importance_weight"):
-        what = f"the importance correction leaves {percent(fmean(weights))} of the gradient: the mean weight of a token"
+        what = f"the importance weights leave {percent(fmean(weights))} of the gradient (mean weight of a token)"
         cap = facts.recipe.algo.importance_cap if facts.recipe else None
-        told = [f"algo.importance_cap = {cap:g}; 2 is usual"] if cap is not None else []
+        bounds = [f"algo.importance_cap = {cap:g}; 2 is usual"] if cap is not None else []
         narrow = cap is not None and cap < USUAL_CAP
         command = again(facts, f"algo.importance_cap={USUAL_CAP}") if narrow else check_again(facts)
-        yield Cause("importance_masks", "error", what, command, 0.9, told)
+        yield Cause("importance_masks", "error", what, command, 0.9, bounds)
 
 
 def weight_decay(facts: RunFacts) -> Iterator[Cause]:
-    """The weights shrink faster than they learn."""
+    """Report weight decay that shrinks the weights faster than they learn."""
     if facts.recipe is None or facts.recipe.optim.weight_decay == 0:
         return
     decay, left = facts.recipe.optim.weight_decay, 1.0
@@ -89,12 +91,12 @@ def weight_decay(facts: RunFacts) -> Iterator[Cause]:
     if 1 - left < limit("weights_lost"):
         return
     what = f"optim.weight_decay = {decay:g} takes {percent(1 - left)} off every weight matrix over the run"
-    told = f"up to {max(facts.series('optim/lr')) * decay:.2g} of a weight in one update (lr x weight_decay)"
-    yield Cause("weight_decay", "error", what, again(facts, "optim.weight_decay=0.01"), 1.0, [told])
+    loss_words = f"up to {max(facts.series('optim/lr')) * decay:.2g} of a weight in one update (lr x weight_decay)"
+    yield Cause("weight_decay", "error", what, again(facts, "optim.weight_decay=0.01"), 1.0, [loss_words])
 
 
 def overlong(facts: RunFacts) -> Iterator[Cause]:
-    """The punishment of length reaches usual responses, or outweighs all else."""
+    """Report a length penalty that reaches usual responses, or outweighs all else."""
     if facts.recipe is None or not (tokens := facts.recipe.algo.overlong_tokens):
         return
     algo, most = facts.recipe.algo, facts.recipe.rollout.max_new_tokens
@@ -106,14 +108,14 @@ def overlong(facts: RunFacts) -> Iterator[Cause]:
         return
     lost = fmean(penalty * min(1.0, (r.tokens - (most - tokens)) / tokens) for r in reached)
     what = f"algo.overlong_tokens = {tokens} of {most} punishes {percent(share)} of the responses for their length"
-    told = f"they lose {lost:.3g} on average; scores reach from {low:.3g} to {high:.3g}"
+    penalty_words = f"they lose {lost:.3g} on average; scores reach from {low:.3g} to {high:.3g}"
     level: Level = "error" if lost > high - low else "warning"
     yield Cause("overlong", level, what, again(facts, f"algo.overlong_tokens={max(1, most // 5)}",
-                "algo.overlong_penalty=1.0"), 0.9, [told], rows_of(reached))  # fmt: skip
+                "algo.overlong_penalty=1.0"), 0.9, [penalty_words], rows_of(reached))  # fmt: skip
 
 
 def few_pixels(facts: RunFacts) -> Iterator[Cause]:
-    """Images are shrunk until little is left to see."""
+    """Report images that are shrunk until little detail is left."""
     if facts.recipe is None or facts.recipe.model.max_pixels >= limit("few_pixels"):
         return
     most = facts.recipe.model.max_pixels
@@ -122,24 +124,27 @@ def few_pixels(facts: RunFacts) -> Iterator[Cause]:
     if len(large) < 0.5 * max(1, len(stored)):
         return
     what = f"model.max_pixels = {most} shrinks images to {percent(most / median(large))} of their pixels"
-    told = f"the median image has {median(large):.0f} pixels; `vlmrl try` writes them as the model sees them"
+    size_words = f"the median image has {median(large):.0f} pixels; `vlmrl try` writes them as the model sees them"
     command = look_again(facts, f"model.max_pixels={max(int(median(large)), 3136)}")
-    yield Cause("few_pixels", "warning", what, command, 0.7, [told])
+    yield Cause("few_pixels", "warning", what, command, 0.7, [size_words])
 
 
 def unpaid(facts: RunFacts) -> Iterator[Cause]:
-    """The part that says whether a response is right has no weight, or a negative one."""
+    """Report a weight of zero or below for the part that says whether a response is right."""
     for source in dict.fromkeys(r.source for r in facts.responses):
         weights = facts.weights(source)
         parts = [p for p in ANSWER_PARTS if p in weights]
         if not parts or any(weights[p] > 0 for p in parts):
             continue
         part, weight = parts[0], weights[parts[0]]
-        how = "costs: wrong ones are paid more" if weight < 0 else "earns nothing"
+        how = "costs: wrong answers are paid more" if weight < 0 else "earns nothing"
         others = ", ".join(f"{p} = {w:g}" for p, w in weights.items() if w and p != part)
         yield Cause(
-            "unpaid", "error" if weight < 0 else "warning",
-            f"reward.weights: `{part}` = {weight:g}: being right {how}",
-            look_again(facts, f"reward.weights.{part}=1.0"), 0.9,
-            [f"paid is {others}"] if others else [], rows_of([r for r in facts.responses if r.source == source]),
-        )  # fmt: skip
+            "unpaid",
+            "error" if weight < 0 else "warning",
+            f"reward.weights: `{part}` = {weight:g}: a right answer {how}",
+            look_again(facts, f"reward.weights.{part}=1.0"),
+            0.9,
+            [f"other weights: {others}"] if others else [],
+            rows_of([r for r in facts.responses if r.source == source]),
+        )

@@ -1,7 +1,8 @@
-"""`vlmrl runs diagnose`: why a run does not learn. Ranked causes with their evidence, from the run's folder alone.
+"""`vlmrl runs diagnose`: ranked causes why a run does not learn, with evidence from the run's folder alone.
 
-Each rule looks at the facts and yields what it finds. A cause that another one explains (a response that is cut off
-meets no format, and groups of such responses are all dead) stands behind it, under `follows`.
+Each rule looks at the facts and yields the causes that it finds. A cause that another one explains stands behind it and
+is listed under its `follows`. For example, a response that is cut off meets no format, and groups of such responses are
+dead.
 """
 
 from __future__ import annotations
@@ -67,18 +68,19 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "constant_part": ("dead_groups", "no_updates", "no_signal"),
     "dead_groups": ("no_updates", "zero_gradient", "no_signal"),
 }  # fmt: skip
-"""Cause -> what may be no more than its consequence."""
+"""Cause -> causes that may be no more than its consequences."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found.
+    """Diagnosis of a run.
 
     Args:
-        run, status, steps: which run, how it ended, how many steps count.
+        run, status, steps: id of the run, how it ended, and the number of steps in its metrics.
         causes: most likely first; those that follow from another come last.
-        figures: what the run looks like in a few numbers.
-        read: what it was drawn from.      notes: what could not be read.
+        figures: metric -> its mean over the first and over the last third of the run.
+        read: number of steps, updates and responses that the diagnosis was drawn from.
+        notes: files that could not be read.
     """
 
     run: str
@@ -94,7 +96,7 @@ class Diagnosis:
         return all(cause.level == "note" for cause in self.causes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the diagnosis as plain JSON values."""
         return {**asdict(self), "healthy": self.healthy}
 
 
@@ -103,11 +105,11 @@ FIGURES = {
     "cut": "rollout/truncated_share", "tokens": "rollout/response_tokens_mean", "entropy": "policy/entropy",
     "gradient": "optim/grad_norm", "lr": "optim/lr",
 }  # fmt: skip
-"""What a run looks like in a few metrics."""
+"""Name of a figure -> the metric that it summarizes."""
 
 
 def diagnose(run: Run) -> Diagnosis:
-    """Look for everything that is known to keep a run from learning.
+    """Return every known cause that keeps a run from learning, with the figures of the run.
 
     Raises: StoreError when the run has neither metrics nor rollouts: there is nothing to look at.
     """
@@ -117,25 +119,25 @@ def diagnose(run: Run) -> Diagnosis:
             f"run {run.id} has no steps yet: there is nothing to diagnose", where=str(run.dir),
             hint="look again after a few steps (`vlmrl runs watch` shows them); before training: `vlmrl check RECIPE`",
         )  # fmt: skip
-    found = ranked([cause for rule in RULES for cause in rule(facts)])
+    causes = ranked([cause for rule in RULES for cause in rule(facts)])
     series = {name: facts.series(metric) for name, metric in FIGURES.items()}
     third = {name: max(1, len(values) // 3) for name, values in series.items()}
     figures = {n: [fmean(v[: third[n]]), fmean(v[-third[n] :])] for n, v in series.items() if v}
-    return Diagnosis(run.id, run.manifest.status, len(facts.train), found, figures, _read(facts), facts.notes)
+    return Diagnosis(run.id, run.manifest.status, len(facts.train), causes, figures, _read(facts), facts.notes)
 
 
 def _read(facts: RunFacts) -> str:
-    """What the diagnosis was drawn from."""
+    """Return how many steps, updates and responses the diagnosis was drawn from, in words."""
     steps, updates = len(facts.train), len(facts.updates)
     with_update = "" if updates == steps else f" ({updates or 'none'} of them with an update)"
     rollouts = f"{counted(len(facts.responses), 'response')} of {counted(facts.steps_read, 'step')}"
     if facts.steps_read < facts.steps_saved:
-        rollouts += f" (of {facts.steps_saved} that have rollouts: evenly spread, the first and the last among them)"
+        rollouts += f" (of {facts.steps_saved} that have rollouts: evenly spread, with the first and the last)"
     return f"{counted(steps, 'step')} of metrics{with_update}, {rollouts}"
 
 
 def ranked(causes: list[Cause]) -> list[Cause]:
-    """Causes before what they explain; then by level and weight. Each cause learns what follows from it."""
+    """Return the causes in order: consequences last, then by level and weight. Set `follows` of each cause."""
     alike: dict[str, list[Cause]] = {}
     for cause in causes:
         alike.setdefault(cause.name, []).append(cause)

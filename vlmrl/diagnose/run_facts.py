@@ -1,4 +1,4 @@
-"""What `runs diagnose` reads of a run: its manifest, its recipe, the metrics that count and a few steps' rollouts."""
+"""Facts that `runs diagnose` reads: manifest, recipe, the metrics that count and the rollouts of a few steps."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ COLUMNS = (
     "score", "note", "error", "status", "images",
 )  # fmt: skip
 HASH = re.compile(r"[0-9a-f]{16}")
-"""End of an id that was made from the content of its row."""
+"""End of a prompt id that was made from the content of its row."""
 GRADIENT = "optim/grad_norm"
 ANSWER_PARTS = ("accuracy", "answer", "correct", "correctness")
-"""What rewards call the part that says whether a response is right."""
+"""Names that rewards give to the part that says whether a response is right."""
 MOST_STEPS = 8
-"""Steps whose rollouts are read: the first, the last and some between. They show what a run does; metrics show when."""
+"""Number of steps whose rollouts are read: the first, the last and some between. Metrics show when a change came."""
 MOST_SAMPLES_A_STEP = 4096
 
 Line = Mapping[str, Any]
@@ -43,12 +43,17 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One sampled response with what it earned.
+    """One sampled response with its score.
 
     Args:
-        group: counts the groups of all steps that were read.      tokens: its length, end token included.
-        truth: of its row.      prompt: as rendered, special tokens included.      images: contents, by hash.
-        pixels: of each of its images, as stored.
+        step: as the metrics count it, from 0.
+        group: number of its group, counted over all steps that were read.
+        truth: the truth of its dataset row.
+        prompt: as rendered, special tokens included.
+        tokens: its length, end token included.
+        cut: whether the token limit ended it.
+        images: hashes of the contents of its images.
+        pixels: number of pixels of each image, as stored.
     """
 
     step: int
@@ -71,7 +76,7 @@ class Response:
 
     @property
     def failed(self) -> bool:
-        """Whether the reward failed on it, which is a bug in the reward."""
+        """Whether the reward raised an error on it, which is a bug in the reward."""
         return self.error not in (None, INAPPLICABLE) and self.status != "unavailable"
 
     @property
@@ -81,13 +86,13 @@ class Response:
 
 @dataclass
 class RunFacts:
-    """A run as the rules of `diagnose/run.py` see it. Everything comes from its folder; nothing is loaded or run.
+    """Run as the rules of `diagnose/run.py` see it. Everything comes from its folder; nothing is loaded or run.
 
     Args:
         train, validation, events: the metrics lines that count, by step.
-        responses: of the steps that were read, whose number is `steps_read`; `steps_saved` have rollouts.
-        validated: what tells a validation row from others, of every row that was validated during training.
-        notes: what could not be read.
+        responses: the responses of the `steps_read` steps that were read; `steps_saved` steps have rollouts.
+        validated: `identity` of every row that was validated during training.
+        notes: files that could not be read.
     """
 
     run: Run
@@ -107,31 +112,32 @@ class RunFacts:
 
     @cached_property
     def updates(self) -> list[Line]:
-        """The steps that made an update. A step of dead groups alone makes none: it has no gradient norm, and its
-        learning rate of 0 says nothing.
+        """Lines of the steps that made an update.
+
+        A step of dead groups alone makes no update: it has no gradient norm, and its learning rate of 0 has no meaning.
         """
         return [line for line in self.train if line.get(GRADIENT) is not None]
 
     def series(self, name: str) -> list[float]:
-        """The finite values of a metric over the steps that have it; of the optimizer's, over those with an update."""
+        """Return the finite values of a metric over the steps that have it (`optim/...`: over steps with an update)."""
         lines = self.updates if name.startswith("optim/") else self.train
-        found = (line.get(name) for line in lines)
-        return [float(v) for v in found if isinstance(v, (int, float)) and math.isfinite(v)]
+        values = (line.get(name) for line in lines)
+        return [float(v) for v in values if isinstance(v, (int, float)) and math.isfinite(v)]
 
     def ends(self, name: str) -> tuple[float, float] | None:
-        """(mean of the first third of the steps, mean of the last third); None without three steps to compare."""
+        """Return (mean over the first third of the steps, mean over the last); None without three steps to compare."""
         values = self.series(name)
         third = len(values) // 3
         return (fmean(values[:third]), fmean(values[-third:])) if third else None
 
     @cached_property
     def groups(self) -> list[list[Response]]:
-        """The responses of each group, failed rewards left out; groups of one are no groups."""
-        found: dict[int, list[Response]] = {}
+        """Responses of each group without those whose reward failed; groups with a single response are left out."""
+        by_group: dict[int, list[Response]] = {}
         for response in self.responses:
             if response.error is None:
-                found.setdefault(response.group, []).append(response)
-        return [group for group in found.values() if len(group) > 1]
+                by_group.setdefault(response.group, []).append(response)
+        return [group for group in by_group.values() if len(group) > 1]
 
     @cached_property
     def dead(self) -> list[list[Response]]:
@@ -140,7 +146,7 @@ class RunFacts:
 
     @cached_property
     def score_range(self) -> tuple[float, float]:
-        """(lowest, highest) score that was given; (0, 0) without any."""
+        """(Lowest, highest) score of the responses; (0, 0) if there is none."""
         scores = [r.score for r in self.responses if r.error is None]
         return min(scores, default=0.0), max(scores, default=0.0)
 
@@ -149,19 +155,21 @@ class RunFacts:
         return list(dict.fromkeys(name for r in self.responses for name in r.parts))
 
     def part(self, name: str) -> list[float]:
-        """The values of a part where it applies."""
+        """Return the values of a part, for the responses that it applies to."""
         return [v for r in self.responses if r.error is None and (v := r.parts.get(name)) is not None]
 
     def weights(self, source: str) -> dict[str, float]:
-        """The weights of the parts for a source, as its manifest says; {} when it does not."""
+        """Return the weights of the parts for a source, from the manifest; {} if the manifest has none."""
         for record in self.manifest.rewards:
             if record.get("source") == source and isinstance(record.get("weights"), Mapping):
                 return {str(k): float(v) for k, v in record["weights"].items() if isinstance(v, (int, float))}
         return {}
 
     def most_possible(self, source: str) -> float | None:
-        """The largest score of a source when each part is at most 1, as those of all built-in rewards are. None where
-        the weights are not known."""
+        """Return the largest possible score of a source; None if the weights are not known.
+
+        Each part counts as at most 1, as the parts of all built-in rewards are.
+        """
         weights = self.weights(source)
         if weights:
             return sum(w for w in weights.values() if w > 0)
@@ -173,24 +181,26 @@ class RunFacts:
 
     @cached_property
     def parts(self) -> tuple[dict[str, float], dict[str, float]]:
-        """(trained, frozen) parameters by part of the model, as the run noted at its start."""
+        """(Trained, frozen) numbers of parameters by part of the model, as the run logged them at its start."""
         noted = [e for e in self.events if e.get("event") == "parts"]
         return (dict(noted[-1].get("trained") or {}), dict(noted[-1].get("frozen") or {})) if noted else ({}, {})
 
     @property
     def key(self) -> str:
-        """What names the run in the commands to type next: its folder, where runs are not looked for by themselves."""
+        """Name of the run in the commands to type next; its folder if it is not in the usual folder of runs."""
         at_home = layout.runs_root().resolve() == self.run.dir.parent.resolve()
         return reference(self.run.dir, self.manifest.name) if at_home else str(self.run.dir)
 
     @property
     def own_reward(self) -> bool:
-        """Whether a function of the user's own is the reward, of some source at least."""
+        """Whether the reward of at least one source is a function of the user's own."""
         return any(".py:" in str(record.get("name")) for record in self.manifest.rewards)
 
 
 def read_facts(run: Run) -> RunFacts:
-    """Return everything the rules need. What is missing or damaged is left out or doubtful, and said in `notes`.
+    """Return everything the rules need.
+
+    A file that is missing or damaged is left out, and `notes` says so.
 
     Raises: StoreError when the run has neither metrics nor rollouts that can be read.
     """
@@ -205,7 +215,8 @@ def read_facts(run: Run) -> RunFacts:
             facts.responses += read_responses(files[step], step, first)
             facts.steps_read += 1
         except VlmrlError as error:
-            notes[:] = [note for note in notes if files[step].name not in note]  # it is said here, with what follows
+            # The note below says more than the one about the damaged file.
+            notes[:] = [note for note in notes if files[step].name not in note]
             notes.append(f"{files[step].name} was left out: {error.message}")
     facts.validated = _validated(run.dir, notes)
     return facts
@@ -220,7 +231,7 @@ def _recipe(run: Run, notes: list[str]) -> Recipe | None:
 
 
 def spread_steps(steps: Sequence[int], most: int) -> list[int]:
-    """Return at most so many of the steps, the first and the last among them, evenly spread."""
+    """Return at most `most` of the steps, evenly spread, including the first and the last."""
     if len(steps) <= most:
         return list(steps)
     return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
@@ -233,9 +244,9 @@ def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = M
     """
     table = read_table(path, COLUMNS).slice(0, most)
     lengths = [n for chunk in table["token_ids"].chunks for n in chunk.value_lengths().to_pylist()]
-    found = []
+    responses = []
     for row, tokens in zip(table.drop_columns(["token_ids"]).to_pylist(), lengths, strict=True):
-        found.append(
+        responses.append(
             Response(
                 step, first_group + row["group"], row["source"], row["prompt_id"], row["sample"],
                 parse_json(row["truth"]), row["prompt_text"], row["text"], tokens, row["finish"] == "length",
@@ -244,31 +255,31 @@ def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = M
                 tuple(image["width"] * image["height"] for image in row["images"]),
             )
         )  # fmt: skip
-    return found
+    return responses
 
 
 def _validated(run_dir: Path, notes: list[str]) -> set[tuple[str, ...]]:
-    """`identity` of every row that was validated while the run trained."""
+    """Return the `identity` of every row that was validated while the run trained."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found: set[tuple[str, ...]] = set()
-    seen: set[str] = set()
+    identities: set[tuple[str, ...]] = set()
+    read_names: set[str] = set()
     for folder in layout.eval_dirs(run_dir):
-        of = folder.name.rpartition("-step-")[0]  # each step validates the same rows
-        if not of or of in seen or not _is_validation(folder):
+        name = folder.name.rpartition("-step-")[0]  # each step validates the same rows
+        if not name or name in read_names or not _is_validation(folder):
             continue
-        seen.add(of)
+        read_names.add(name)
         try:
             table = pq.read_table(folder / layout.EVAL_ROWS, columns=["prompt_id", "images"])
-            found |= {identity(r["prompt_id"], [i["sha256"] for i in r["images"]]) for r in table.to_pylist()}
+            identities |= {identity(r["prompt_id"], [i["sha256"] for i in r["images"]]) for r in table.to_pylist()}
         except (OSError, pa.ArrowException, KeyError, TypeError) as error:
             notes.append(f"the validation {folder.name} cannot be read: {error}")
-    return found
+    return identities
 
 
 def _is_validation(folder: Path) -> bool:
-    """Whether training made an evaluation; `vlmrl eval` may have been given any rows, training's own too."""
+    """Return whether training made an evaluation; `vlmrl eval` may use any rows, those of the training too."""
     try:
         return bool(parse_json((folder / layout.EVAL_SUMMARY).read_bytes())["meta"].get("during"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -276,7 +287,7 @@ def _is_validation(folder: Path) -> bool:
 
 
 def identity(prompt_id: str, images: Sequence[str]) -> tuple[str, ...]:
-    """Return what makes two rows the same one: their id without the name of their source, and their images.
+    """Return what two equal rows have in common: their id without the name of their source, and their images.
 
     An id that does not end with a hash was given by the user, and counts as a whole.
     """

@@ -1,4 +1,4 @@
-"""Causes that show in what was paid: labels in another layout, parts that never vary, groups without contrast."""
+"""Causes that show in the scores: labels in another layout, parts that never vary, groups without contrast."""
 
 from __future__ import annotations
 
@@ -37,51 +37,55 @@ YES, NO = {"true", "yes", "same", "1"}, {"false", "no", "different", "0"}
 
 
 def other_layout(facts: RunFacts) -> Iterator[Cause]:
-    """What the response says is the truth, spelled in a way that the reward does not take."""
+    """Report labels that are right but spelled in a way that the reward does not accept."""
     unpaid, hits, spelled = 0, {}, {}
     for r in facts.responses:
-        for name, said, true in _labels(r):
+        for name, label, true in _labels(r):
             if (part := _part_of(name, r.parts)) is None or r.cut or (r.parts.get(part) or 0.0) > 0:
                 continue
             form = r.parts.get("format", 1.0)
             if form == 0 and f"<{name}>" not in r.note and r.note:
-                continue  # the form is broken elsewhere: its label was never looked at
+                continue  # the format is broken elsewhere: the reward did not read the label
             unpaid += 1
-            if said.strip() == true.strip():
-                spelled.setdefault(name, []).append((r, said, true))
-            elif why := agrees(said, true):
-                hits.setdefault((name, why), []).append((r, said, true))
-    for name, rows in spelled.items():  # paid for none of them, and for nothing else either
+            if label.strip() == true.strip():
+                spelled.setdefault(name, []).append((r, label, true))
+            elif why := agrees(label, true):
+                hits.setdefault((name, why), []).append((r, label, true))
+    for name, rows in spelled.items():  # the part never paid for these labels nor for any others
         if len(rows) >= limit("few_samples") and not any(facts.part(_part_of(name, rows[0][0].parts) or "")):
             hits[name, "the reward compares with something else"] = rows
-    found = sum(map(len, hits.values()))
-    if found >= limit("layout_least") and found >= limit("layout_share") * unpaid:
+    num_hits = sum(map(len, hits.values()))
+    if num_hits >= limit("layout_least") and num_hits >= limit("layout_share") * unpaid:
         (name, why), rows = max(hits.items(), key=lambda item: len(item[1]))
-        _, said, true = rows[0]
+        _, label, true = rows[0]
         yield Cause(
-            "other_layout", "error",
-            f"labels are right and earn nothing, in another layout than the reward takes: `{name}` ({why})",
-            reward_check(facts), 0.95 + 0.05 * min(1.0, found / unpaid),
-            [f"{found} of {unpaid} unpaid labels agree with the truth once spelling is put aside",
-             f"the response says {said!r}, the truth {true!r}"],
+            "other_layout",
+            "error",
+            f"labels are right and earn nothing, in another layout than the reward accepts: `{name}` ({why})",
+            reward_check(facts),
+            0.95 + 0.05 * min(1.0, num_hits / unpaid),
+            [
+                f"{num_hits} of {unpaid} unpaid labels agree with the truth if spelling is ignored",
+                f"the response says {label!r}, the truth is {true!r}",
+            ],
             rows_of([r for r, _, _ in rows]),
-        )  # fmt: skip
+        )
     else:
         yield from _other_words(facts)
 
 
 def _other_words(facts: RunFacts) -> Iterator[Cause]:
-    """Truth and responses use closed vocabularies that have no word in common."""
-    said: dict[str, list[str]] = {}
+    """Report truths and responses that use closed vocabularies without a word in common."""
+    labels: dict[str, list[str]] = {}
     true: dict[str, list[str]] = {}
     rows: dict[str, list[Response]] = {}
     for r in facts.responses:
         for name, one, other in _labels(r):
             if (part := _part_of(name, r.parts)) is not None and not (r.parts.get(part) or 0.0) > 0 and not r.cut:
-                said.setdefault(name, []).extend(map(plain, split(one)))
+                labels.setdefault(name, []).extend(map(plain, split(one)))
                 true.setdefault(name, []).extend(map(plain, split(other)))
                 rows.setdefault(name, []).append(r)
-    for name, words in said.items():
+    for name, words in labels.items():
         ours, theirs, closed = set(words), set(true[name]), limit("closed_labels")
         numbers = all(_number(w) is not None for w in ours | theirs)
         if (
@@ -98,26 +102,35 @@ def _other_words(facts: RunFacts) -> Iterator[Cause]:
             and not any(facts.part(_part_of(name, rows[name][0].parts) or ""))
         ):
             yield Cause(
-                "other_layout", "error", f"`{name}`: no word that the responses use is among the truth's labels",
-                reward_check(facts), 0.8,
-                [f"the truth says {_some(theirs)}", f"the responses say {_some(ours)}"], rows_of(rows[name]),
-            )  # fmt: skip
+                "other_layout",
+                "error",
+                f"`{name}`: no word of the responses is among the truth's labels",
+                reward_check(facts),
+                0.8,
+                [f"labels of the truth: {_some(theirs)}", f"labels of the responses: {_some(ours)}"],
+                rows_of(rows[name]),
+            )
 
 
 def constant_truth(facts: RunFacts) -> Iterator[Cause]:
-    """Every row has the same truth, or none."""
+    """Report that every row has the same truth, or none."""
     truths = {r.prompt_id: json.dumps(dict(r.truth), sort_keys=True) for r in facts.responses}
     if len(truths) < limit("few_samples") or len(set(truths.values())) > 1:
         return
     only = short(next(iter(truths.values())), 120)
     yield Cause(
-        "constant_truth", "error", f"all {len(truths)} rows that were drawn have the same truth: {only}",
-        look_again(facts), 0.9, [], rows_of(facts.responses),
-    )  # fmt: skip
+        "constant_truth",
+        "error",
+        f"all {len(truths)} sampled rows have the same truth: {only}",
+        look_again(facts),
+        0.9,
+        [],
+        rows_of(facts.responses),
+    )
 
 
 def constant_part(facts: RunFacts) -> Iterator[Cause]:
-    """Parts of the reward that give every response the same, or never apply. Those of one value are told together."""
+    """Report parts of the reward that are equal for all responses, or never apply; equal values share a cause."""
     if len(facts.responses) < limit("few_samples"):
         return
     weights, most = facts.weights(facts.responses[0].source), facts.most_possible(facts.responses[0].source) or 1.0
@@ -127,16 +140,16 @@ def constant_part(facts: RunFacts) -> Iterator[Cause]:
         what = f"every response earns {high:g}: {texts} different texts, one score"
         yield Cause("constant_reward", "error", what, reward_check(facts, "--probe"), 1.0, [],
                     rows_of(facts.responses))  # fmt: skip
-    found: dict[float | None, list[str]] = {}
+    names_of_value: dict[float | None, list[str]] = {}
     for name in facts.part_names:
         values = facts.part(name)
         if not values or (len(values) >= limit("few_samples") and min(values) == max(values)):
-            found.setdefault(values[0] if values else None, []).append(name)
+            names_of_value.setdefault(values[0] if values else None, []).append(name)
     blind = _unlike(facts)
-    for value, names in found.items():
+    for value, names in names_of_value.items():
         share = sum(weights.get(name, 0.0) for name in names) / most
         parts = f"the part{'s' * (len(names) > 1)} {', '.join(f'`{n}`' for n in names)}"
-        what, level = f"{parts}: applies to no response, for its truth is missing in every row", "warning"
+        what, level = f"{parts}: applies to no response: its truth is missing in every row", "warning"
         if value is not None:
             what = f"{parts}: {value:g} for all {len(facts.responses):,} responses"
         if value == 1 and not blind:
@@ -150,7 +163,7 @@ def constant_part(facts: RunFacts) -> Iterator[Cause]:
 
 
 def _unlike(facts: RunFacts) -> str:
-    """Why responses are too different to earn the same; "" when they may well."""
+    """Return why the responses are too different to earn the same; "" if they may earn the same."""
     cut = fmean(r.cut for r in facts.responses)
     if 0.05 < cut < 0.95:
         return f"{percent(cut)} of them are cut off"
@@ -159,7 +172,7 @@ def _unlike(facts: RunFacts) -> str:
 
 
 def no_contrast(facts: RunFacts) -> Iterator[Cause]:
-    """Groups in which no sample is right, or all are, or all are paid the same."""
+    """Report groups in which no sample is right, or all are, or all have the same score."""
     groups = facts.groups
     if not groups:
         return
@@ -169,46 +182,61 @@ def no_contrast(facts: RunFacts) -> Iterator[Cause]:
     series = facts.series("rollout/dead_group_share")
     over_all = f"dead groups: {percent(fmean(series))} over all steps" if series else f"dead groups: {percent(dead)}"
     if len(wrong) >= limit("one_sided") * len(groups):
-        told = [over_all, "nothing shows the model a better answer: start from `vlmrl sft`, or from easier rows "
-                "(`vlmrl try RECIPE --filter 0.1:0.9 --out FILE` keeps those of middling difficulty)"]  # fmt: skip
+        evidence = [
+            over_all,
+            "nothing shows the model a better answer: start from `vlmrl sft`, or from easier rows "
+            "(`vlmrl try RECIPE --filter 0.1:0.9 --out FILE` keeps those of medium difficulty)",
+        ]
         doubt = facts.own_reward and facts.score_range == (0.0, 0.0)
-        told += ["the reward pays nobody: does it read what the responses write?"] if doubt else []
+        evidence += ["the reward pays nobody: does it read what the responses write?"] if doubt else []
         yield Cause(
-            "all_wrong", "error", f"{percent(len(wrong) / len(groups))} of the groups hold no right response at all",
-            reward_check(facts, "--probe") if doubt else look_again(facts), len(wrong) / len(groups), told,
+            "all_wrong",
+            "error",
+            f"{percent(len(wrong) / len(groups))} of the groups have no right response at all",
+            reward_check(facts, "--probe") if doubt else look_again(facts),
+            len(wrong) / len(groups),
+            evidence,
             rows_of(responses_of(wrong)),
-        )  # fmt: skip
+        )
     elif len(perfect) >= limit("one_sided") * len(groups):
         first = [g for g in groups if g[0].step == groups[0][0].step]
         at_start = fmean(all(_perfect(r, facts) for r in g) for g in first) >= limit("one_sided")
         harder = f"{look_again(facts)} --filter 0.1:0.9 --out harder"
         yield Cause(
-            "all_right", "error" if at_start else "note",
-            f"{percent(len(perfect) / len(groups))} of the groups are right in every sample: "
+            "all_right",
+            "error" if at_start else "note",
+            f"{percent(len(perfect) / len(groups))} of the groups have right responses only: "
             + ("the rows are too easy" if at_start else "the task is learned"),
             harder if at_start else f"vlmrl eval {shlex.quote(facts.key)}",
-            len(perfect) / len(groups), [over_all], rows_of(responses_of(perfect)),
-        )  # fmt: skip
+            len(perfect) / len(groups),
+            [over_all],
+            rows_of(responses_of(perfect)),
+        )
     elif dead >= limit("dead_warning"):
         ends, rise = facts.ends("rollout/dead_group_share"), learned(facts)
         fresh = ends is not None and ends[0] < limit("dead_warning")
         yield Cause(
-            "dead_groups", "note" if fresh and rise else "error" if dead >= limit("dead_error") else "warning",
-            f"{percent(dead)} of the groups have equal scores throughout and teach nothing"
+            "dead_groups",
+            "note" if fresh and rise else "error" if dead >= limit("dead_error") else "warning",
+            f"{percent(dead)} of the groups have equal scores and teach nothing"
             + (f" any more: {rise}" if fresh and rise else ""),
-            again(facts, "algo.filter=spread"), dead,
-            [over_all, *onset(facts, "rollout/dead_group_share", lambda share: share >= limit("dead_warning")),
-             f"all wrong {percent(len(wrong) / len(groups))}, right {percent(len(perfect) / len(groups))}; "
-             "more samples a prompt or a higher temperature split such groups too"],
+            again(facts, "algo.filter=spread"),
+            dead,
+            [
+                over_all,
+                *onset(facts, "rollout/dead_group_share", lambda share: share >= limit("dead_warning")),
+                f"all wrong {percent(len(wrong) / len(groups))}, right {percent(len(perfect) / len(groups))}; "
+                "more samples per prompt or a higher temperature split such groups, too",
+            ],
             rows_of(responses_of(facts.dead)),
-        )  # fmt: skip
+        )
 
 
 def pays_wrong(facts: RunFacts) -> Iterator[Cause]:
-    """Of two answers to one prompt the wrong one is paid more: the reward reads another truth, or turns it around."""
+    """Report a reward that pays wrong answers to a prompt more than right ones: another truth, or an inverted one."""
     formed = [[r for r in group if r.parts.get("format", 1.0) != 0] for group in facts.groups]
-    told = [[(r, truly_right(r)) for r in group] for group in formed]
-    pairs = [(good, bad) for group in told for good, yes in group if yes for bad, no in group if no is False]
+    judged = [[(r, truly_right(r)) for r in group] for group in formed]
+    pairs = [(good, bad) for group in judged for good, yes in group if yes for bad, no in group if no is False]
     if len(pairs) < limit("few_samples"):
         return
     won = fmean(0.5 * ((good.score > bad.score) - (good.score < bad.score)) + 0.5 for good, bad in pairs)
@@ -216,15 +244,18 @@ def pays_wrong(facts: RunFacts) -> Iterator[Cause]:
         return
     good, bad = min(pairs, key=lambda pair: pair[0].score - pair[1].score)
     yield Cause(
-        "pays_wrong", "error",
-        f"wrong answers are paid more: right ones win {percent(won)} of {len(pairs):,} pairs of one each",
-        reward_check(facts), 1.0, ["right and wrong by the truth of the row, whatever the reward says"],
+        "pays_wrong",
+        "error",
+        f"wrong answers are paid more: right ones win {percent(won)} of {len(pairs):,} pairs (one right, one wrong)",
+        reward_check(facts),
+        1.0,
+        ["right and wrong are judged by the truth of the row, not by the reward"],
         rows_of([good, bad]),
-    )  # fmt: skip
+    )
 
 
 def truly_right(r: Response) -> bool | None:
-    """Whether the answer of a response is the row's, by its truth alone; None where that cannot be told."""
+    """Return whether the answer of a response is right by the truth of its row alone; None where that is not known."""
     if (answer := answer_of(r.text)) is None:
         return None
     if (is_right := kind_of(r.truth).is_right) is not None:
@@ -234,7 +265,7 @@ def truly_right(r: Response) -> bool | None:
 
 
 def pays_length(facts: RunFacts) -> Iterator[Cause]:
-    """Within a group, longer responses score higher (or lower), whatever they say."""
+    """Report a correlation of length and score within groups: longer (or shorter) responses score higher."""
     live = [g for g in facts.groups if max(r.score for r in g) > min(r.score for r in g)]
     whole = [[r for r in g if not r.cut and r.parts.get("format", 1.0) != 0] for g in live]
     usable = [g for g in whole if len(g) > 1 and _spread(g) >= limit("length_spread")]
@@ -255,17 +286,17 @@ def pays_length(facts: RunFacts) -> Iterator[Cause]:
     group = max(usable, key=lambda g: max(r.tokens for r in g) - min(r.tokens for r in g))
     parts = {n: _part_correlation(usable, n) for n in facts.part_names}
     best = max(parts, key=lambda n: abs(parts[n]), default=None)
-    told = [f"of the parts, `{best}` follows length most: {parts[best]:+.2f}"] if best and len(parts) > 1 else []
+    evidence = [f"the part `{best}` correlates most with length: {parts[best]:+.2f}"] if best and len(parts) > 1 else []
     yield Cause(
         "pays_length", "error" if abs(rho) >= limit("length_error") else "warning",
         f"{'longer' if rho > 0 else 'shorter'} responses score higher in a group: correlation {rho:+.2f} of {count}",
-        reward_check(facts, "--probe"), abs(rho), told + grown,
+        reward_check(facts, "--probe"), abs(rho), evidence + grown,
         rows_of([min(group, key=lambda r: r.tokens), max(group, key=lambda r: r.tokens)]),
     )  # fmt: skip
 
 
 def plain(text: str) -> str:
-    """A label without case, accents, spaces, marks, and "Image1=" before it."""
+    """Return a label without case, accents, spaces, punctuation, and "Image1=" before it."""
     text = unicodedata.normalize("NFKD", POSITION.sub("", text)).casefold()
     return re.sub(r"[^\w.]+|_", "", text).strip(".")
 
@@ -275,19 +306,19 @@ def split(text: str) -> list[str]:
 
 
 def agrees(said: str, true: str) -> str:
-    """How two spellings of the same label differ; "" when they are not the same label."""
+    """Return how two spellings of the same label differ; "" if they are equal or no spellings of the same label."""
     if said.strip() == true.strip() or not plain(said):
         return ""
     ours, theirs = [plain(p) for p in split(said)], [plain(p) for p in split(true)]
     if POSITION.search(said) and not POSITION.search(true) and ours == theirs:
         return "the response names the images"
     if ours == theirs:
-        return "case, spaces, marks or separators"
+        return "case, spaces, punctuation or separators"
     if plain(said) == plain(true):
-        return "where it is split"
+        return "the separators differ"
     one, other = _number(plain(said)), _number(plain(true))
     if one is not None and other is not None and one == other:
-        return "how the number is written"
+        return "the number is written differently"
     if {plain(said), plain(true)} <= YES or {plain(said), plain(true)} <= NO:
         return "another word for yes or no"
     if re.sub(r"</?[a-z]+>|\\boxed\{|\}", "", true.casefold()).strip() == said.casefold().strip():
@@ -299,19 +330,19 @@ def agrees(said: str, true: str) -> str:
 
 
 def _labels(r: Response) -> Iterator[tuple[str, str, str]]:
-    """(field, what the response says, what the truth says) of each truth field that the response speaks of."""
-    said = dict(FIELD.findall(r.text))
+    """Yield (field, the response's label, the truth's label) of each truth field that the response has."""
+    labels = dict(FIELD.findall(r.text))
     for name, value in r.truth.items():
         true = "; ".join(map(str, value)) if isinstance(value, list) else value
         if isinstance(true, (str, int, float)) and not isinstance(true, bool):
-            if name in said:
-                yield name, said[name], str(true)
+            if name in labels:
+                yield name, labels[name], str(true)
             elif name in TRUE_ANSWERS and (answer := answer_of(r.text)) is not None:
                 yield "answer", answer, str(true)
 
 
 def _part_of(name: str, parts: Mapping[str, Any]) -> str | None:
-    """The part that pays for a field."""
+    """Return the part that pays for a field."""
     if name in parts:
         return name
     return (
@@ -322,7 +353,7 @@ def _part_of(name: str, parts: Mapping[str, Any]) -> str | None:
 
 
 def _right(r: Response, facts: RunFacts) -> bool:
-    """Whether a response is on the right side. Where that is a matter of degree, whether it beats the worst seen."""
+    """Return whether a response is right. Without a yes-or-no part: whether it scores above the lowest score seen."""
     part = next((p for p in ANSWER_PARTS if r.parts.get(p) is not None), None)
     if part is not None and set(facts.part(part)) <= {0.0, 1.0}:
         return r.parts[part] == 1
@@ -337,7 +368,7 @@ def _perfect(r: Response, facts: RunFacts) -> bool:
     most = facts.most_possible(r.source)
     if most:
         return r.score >= limit("right_score") * most
-    low, high = facts.score_range  # nothing says how much there is to earn
+    low, high = facts.score_range  # the largest possible score is not known
     return low < high == r.score
 
 
@@ -347,16 +378,16 @@ def _spread(group: Sequence[Response]) -> float:
 
 
 def _centred(values: Sequence[float]) -> np.ndarray:
-    found = np.array(values, float)
-    return found - found.mean()
+    array = np.array(values, float)
+    return array - array.mean()
 
 
 def _part_correlation(groups: Sequence[Sequence[Response]], name: str) -> float:
     pairs = [[(r.tokens, float(v)) for r in g if (v := r.parts.get(name)) is not None] for g in groups]
-    kept = [p for p in pairs if len(p) > 1]
-    if not kept:
+    comparable = [p for p in pairs if len(p) > 1]
+    if not comparable:
         return 0.0
-    x, y = (np.concatenate([_centred([pair[i] for pair in p]) for p in kept]) for i in (0, 1))
+    x, y = (np.concatenate([_centred([pair[i] for pair in p]) for p in comparable]) for i in (0, 1))
     scale = float(np.sqrt((x**2).sum() * (y**2).sum()))
     return float((x * y).sum()) / scale if scale else 0.0
 

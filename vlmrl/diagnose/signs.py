@@ -1,7 +1,7 @@
-"""Signs that a run learns something else than what was meant: reward without accuracy, one response for all, ...
+"""Signs that a run learns something else than intended, such as reward without accuracy, or one response for all.
 
-They are lasting changes in the train lines of a run. Training warns by them while it runs, `runs diagnose` afterwards.
-A change counts when it is large, many standard errors of the noise of the steps, and still there.
+They are lasting changes in the train lines of a run. Training warns of them while it runs, `runs diagnose` afterwards.
+A change counts when it is large, many standard errors of the noise between steps, and still there at the end.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ Z95 = 1.96
 
 @dataclass(frozen=True)
 class Sign:
-    """Something that is wrong with a run.
+    """Lasting change of a metric that shows a problem.
 
     Args:
-        name: short and stable.      words: a few, for the line of a step.      what: a sentence.
+        name: short and stable.
+        words: a few words, for the line of a step.
+        what: a sentence.
         step: of the first line after the change; None where there was no change, or it is not known.
-        before, after: of the figure that gave it away.
+        before, after: values of the metric that shows the sign.
     """
 
     name: str
@@ -43,7 +45,9 @@ class Sign:
 def find_signs(lines: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[str, Any]] = ()) -> list[Sign]:
     """Return the signs that the metrics of a run show at their last line, the gravest first.
 
-    Args: lines: train lines.      validation: validation lines; they tell of a reward that was hacked in a few steps.
+    Args:
+        lines: train lines.
+        validation: validation lines; they show a reward that was hacked within a few steps.
     """
     history = History(lines)
     apart = [*_reward_without_accuracy(history)] or [*_validated_without_accuracy(validation)]
@@ -52,7 +56,7 @@ def find_signs(lines: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[
 
 
 def since(sign: Sign) -> str:
-    """Return from which step on, as screens number steps (from 1); "" where that is not known."""
+    """Return the step of the change in words, counted from 1 as on screens; "" if it is not known."""
     return "" if sign.step is None else f", from step {counted(sign.step)} on"
 
 
@@ -62,12 +66,12 @@ def warning_of(signs: Sequence[Sign]) -> str:
 
 
 def _fixed(value: float) -> str:
-    """Return a number with three digits after the point; what rounds to zero has no sign."""
+    """Return a number with three digits after the point; a number that rounds to zero has no sign."""
     return f"{round(float(value), 3) + 0.0:.3f}"
 
 
 def _reward_without_accuracy(h: History) -> Iterator[Sign]:
-    """The reward rose and the accuracy did not."""
+    """Yield a sign if the reward rose and the accuracy did not."""
     paid, right = h.paid, h.contrast(h.accuracy)
     if paid is None or right is None or h.no_better is None:
         return
@@ -86,7 +90,7 @@ def _reward_without_accuracy(h: History) -> Iterator[Sign]:
 
 
 def _validated_without_accuracy(lines: Sequence[Mapping[str, Any]]) -> Iterator[Sign]:
-    """The same from the first to the last validation, by their intervals."""
+    """Yield the same sign from the first to the last validation, by the intervals of reward and accuracy."""
     ends = [f"eval/{name}{end}" for name in ("reward", "accuracy") for end in ("", "_low", "_high")]
     measured = [n for n in lines if all(isinstance(n.get(e), (int, float)) and math.isfinite(n[e]) for e in ends)]
     if len(measured) < 2:
@@ -113,18 +117,18 @@ def _validated_without_accuracy(lines: Sequence[Mapping[str, Any]]) -> Iterator[
 
 
 def _difference(first: Mapping[str, Any], last: Mapping[str, Any], name: str) -> tuple[float, float]:
-    """(last minus first, its standard error) of a validation metric, from its 95% intervals."""
+    """Return (last minus first, its standard error) of a validation metric, from its 95% intervals."""
     errors = [(line[f"eval/{name}_high"] - line[f"eval/{name}_low"]) / (2 * Z95) for line in (first, last)]
     return last[f"eval/{name}"] - first[f"eval/{name}"], math.hypot(*errors)
 
 
 def _one_response(h: History) -> Iterator[Sign]:
-    """Prompts that ask for different things get one response."""
+    """Yield a sign if prompts that ask for different things get one response."""
     alike = h.contrast(h.series(f"{PREFIX}alike_share"))
     if alike is None or alike.last < limit("alike_share") or h.learned:
         return
     truth, chars = h.recent(f"{PREFIX}same_truth_share"), h.recent(f"{PREFIX}characters_mean")
-    if math.isnan(truth):  # nothing says what is right: short responses may well be one
+    if math.isnan(truth):  # no truth is known: short responses may rightly be the same
         risen = alike.lasting(limit("alike_rise_no_truth")) & (alike.before < limit("alike_before"))
         if chars < limit("long_text"):
             return
@@ -146,7 +150,7 @@ def _one_response(h: History) -> Iterator[Sign]:
 
 
 def _repetition(h: History) -> Iterator[Sign]:
-    """Responses came to repeat themselves, in words or in characters."""
+    """Yield a sign if responses began to repeat themselves, in words or in characters."""
     repeats = h.contrast(h.series(f"{PREFIX}repeating_share"))
     right = h.contrast(h.accuracy)
     if repeats is None or repeats.last < limit("repeating_share"):
@@ -163,7 +167,7 @@ def _repetition(h: History) -> Iterator[Sign]:
 
 
 def _characters(h: History) -> Iterator[Sign]:
-    """One class of characters took over as the reward rose. The class that grew most is short."""
+    """Yield a sign if one class of characters took over as the reward rose: the class that grew most."""
     paid, chars = h.paid, h.contrast(h.series(f"{PREFIX}characters_mean"))
     if paid is None or chars is None or not chars.last >= limit("long_text"):
         return
@@ -187,7 +191,7 @@ def _characters(h: History) -> Iterator[Sign]:
 
 
 def _length(h: History) -> Iterator[Sign]:
-    """Responses grew, the reward pays the longer ones, and the accuracy did not rise."""
+    """Yield a sign if responses grew, the reward pays longer ones more, and the accuracy did not rise."""
     paid, length = h.paid, h.contrast(h.series("rollout/response_tokens_mean"))
     follows = h.recent(f"{PREFIX}length_score_correlation")
     if paid is None or length is None or not follows >= limit("length_warning"):
@@ -205,10 +209,10 @@ def _length(h: History) -> Iterator[Sign]:
 
 
 def _streaks(h: History) -> Iterator[Sign]:
-    """The last steps were all without a signal, or all their responses were cut off."""
+    """Yield a sign for each streak: the last steps all lack a signal, or all their responses were cut off."""
     for name, metric, words, what in (
         ("no_signal", "rollout/dead_group_share", "all groups dead for {} steps",
-         "every group has equal scores throughout, {} steps in a row: they taught nothing"),
+         "every group had equal scores, {} steps in a row: they taught nothing"),
         ("all_cut", "rollout/truncated_share", "all responses cut off for {} steps",
          "every response was cut off at the token limit, {} steps in a row"),
     ):  # fmt: skip

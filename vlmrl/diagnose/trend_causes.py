@@ -1,4 +1,4 @@
-"""Causes that are lasting changes over a run: what the reward came to pay, in place of what was meant."""
+"""Causes that are lasting changes over a run, such as a reward that rises without the accuracy."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from vlmrl.diagnose.thresholds import (
 from vlmrl.errors import VlmrlError
 
 MOST_STEPS = 40
-"""Steps whose rollouts are measured where the metrics of a run do not have these numbers."""
+"""Maximum number of steps whose rollouts are measured if the metrics of a run have no `health/...`."""
 EXAMPLES = 2
-"""Responses that are shown from before a change, and as many from after it."""
+"""Number of responses that are shown from before a change, and from after it."""
 LEVELS: dict[str, tuple[Level, float]] = {
     "reward_without_accuracy": ("error", 1.0), "one_response": ("error", 0.9), "repetition": ("error", 0.85),
     "characters": ("error", 0.8), "grown_length": ("warning", 0.8), "no_signal": ("warning", 0.7),
@@ -33,7 +33,7 @@ LEVELS: dict[str, tuple[Level, float]] = {
 
 
 def lasting_changes(facts: RunFacts) -> Iterator[Cause]:
-    """The signs that training warns of (diagnose/signs.py), with responses from before and after each change."""
+    """Report the signs that training warns of (diagnose/signs.py), with responses from before and after each change."""
     for sign in find_signs(_lines(facts), facts.validation):
         level, weight = LEVELS[sign.name]
         rise = learned(facts) if sign.name == "no_signal" else ""
@@ -54,7 +54,10 @@ def _command(facts: RunFacts, sign: Sign) -> str:
 
 
 def _lines(facts: RunFacts) -> Sequence[Mapping[str, Any]]:
-    """The train lines; of a run whose lines have no `health/...` those of some steps, measured from their rollouts."""
+    """Return the train lines.
+
+    If the lines have no `health/...`, return the lines of some steps, with these metrics measured from their rollouts.
+    """
     if facts.manifest.kind != "rl" or any(n.startswith(PREFIX) for line in facts.train[-1:] for n in line):
         return facts.train
     files = facts.run.rollout_files()
@@ -79,7 +82,7 @@ def _sampled(r: Response) -> Sampled:
 
 
 def _examples(facts: RunFacts, sign: Sign) -> list[dict[str, Any]]:
-    """The best-paid responses of the last step before a change and of the run's last step, of different prompts."""
+    """Return the best-paid responses to different prompts, from the step before a change and from the last step."""
     files = facts.run.rollout_files()
     before = [step for step in files if sign.step is not None and step < sign.step]
     steps = {"before": before[-1:], "after": [] if not files else [max(files)]}
@@ -89,7 +92,7 @@ def _examples(facts: RunFacts, sign: Sign) -> list[dict[str, Any]]:
             try:
                 responses = read_responses(files[step], step)
             except VlmrlError:
-                continue  # said where the steps are read
+                continue  # `read_facts` notes a file that cannot be read
             ranked = sorted((r for r in responses if r.error is None), key=lambda r: -r.score)
             prompts = {r.prompt_id: r for r in reversed(ranked)}
             best = sorted(prompts.values(), key=lambda r: -r.score)[:EXAMPLES]

@@ -15,7 +15,7 @@ from vlmrl.reward_check.scores import Floats, Ints
 from vlmrl.rewards.accuracy_part import NAMES as ACCURACY_NAMES
 
 MOST_GAPS = 0.2
-"""Share of the lines that may lack a metric; they take its value of the line before."""
+"""Share of the lines that may lack a metric; such a line takes the value of the line before."""
 
 WATCHED = (
     "step", "reward/mean", "reward/accuracy", "rollout/dead_group_share", "rollout/truncated_share",
@@ -24,16 +24,19 @@ WATCHED = (
 
 
 def is_watched(metric: str) -> bool:
-    """Return whether a metric of a train line is looked at here or in `diagnose/signs.py`."""
+    """Return whether this module or `diagnose/signs.py` reads a metric of a train line."""
     return metric in WATCHED or metric.startswith(("health/", "reward/part/"))
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A series before and after each candidate step of a change, over the lines that have it. All [T].
+    """Means of a series before and after each candidate step of a change. All [T], over the lines that have the metric.
 
-    Args: mean before (over a window) and after (to the end), the standard error of their difference; `last`: the mean
-        of the last few lines.
+    Args:
+        before: mean over a window before the step.
+        after: mean from the step to the end.
+        error: standard error of their difference.
+        last: mean of the last few lines.
     """
 
     before: Floats
@@ -46,18 +49,18 @@ class Contrast:
         return self.after - self.before
 
     def lasting(self, least: float | Floats) -> Any:
-        """[T] whether it rose by that much with certainty, and is still that high."""
+        """Return [T]: whether the series certainly rose by `least` or more, and is still that high."""
         certain = self.rise > limit("sign_certainty") * self.error
         return certain & (self.rise >= least) & (self.last - self.before >= least)
 
     @property
     def certainty(self) -> Floats:
-        """[T] the rise over its standard error; the error of a series without noise counts as tiny."""
+        """Rise over its standard error, [T]. A series without noise counts with a tiny error."""
         return self.rise / np.maximum(self.error, 1e-9)
 
 
 class History:
-    """The train lines of a run as series. A metric that a line does not have is NaN."""
+    """Train lines of a run as series. A metric that a line does not have is NaN."""
 
     def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
         self.lines = lines
@@ -74,14 +77,14 @@ class History:
 
     @cached_property
     def accuracy(self) -> Floats:
-        """Of older runs, whose lines have none, the part of the reward that is called so."""
+        """Mean accuracy per step; for older runs without this metric, the part of the reward with such a name."""
         named = self.series("reward/accuracy")
         parts = (self.series(f"reward/part/{name}") for name in ACCURACY_NAMES)
         return named if np.isfinite(named).any() else next((p for p in parts if np.isfinite(p).any()), named)
 
     @cached_property
     def format(self) -> Floats:
-        """The mean of the format part, between 0 and 1; NaN where the reward has none."""
+        """Mean of the format part per step, between 0 and 1; NaN where the reward has none."""
         names = {n for line in self.lines[-1:] for n in line if n.startswith("reward/part/") and "format" in n.lower()}
         series = self.series(min(names)) if names else np.full(len(self.lines), math.nan)
         inside = np.nanmin(series, initial=0.0) >= 0 and np.nanmax(series, initial=1.0) <= 1
@@ -89,18 +92,22 @@ class History:
 
     @cached_property
     def scale(self) -> float:
-        """What a rise of the reward is measured by: the largest mean, or the range of the means."""
+        """Unit of a rise of the reward: the largest absolute mean or the range of the means, whichever is larger."""
         values = self.reward[np.isfinite(self.reward)]
         return float(max(np.abs(values).max(), np.ptp(values))) if len(values) else 0.0
 
     @cached_property
     def steps(self) -> Ints:
-        """[T] the candidates of a change: indices of lines with enough lines on both sides."""
+        """Candidates of a change, [T]: indices of lines with enough lines on both sides."""
         least = int(limit("sign_before"))
         return np.arange(least, max(least, len(self.lines) - int(limit("sign_steps")) + 1))
 
     def contrast(self, values: Floats) -> Contrast | None:
-        """The contrast of a series at each of `steps`; None where it has many gaps, or there are too few lines."""
+        """Return the contrast of a series at each of `steps`; None if it has many gaps or too few lines.
+
+        Args:
+            values: [N], one value per line; NaN where a line has none.
+        """
         if not len(self.steps) or np.isnan(values).mean() > MOST_GAPS or np.isnan(values[0]):
             return None
         values = values[np.maximum.accumulate(np.where(np.isnan(values), 0, np.arange(len(values))))]
@@ -118,15 +125,16 @@ class History:
 
         before, noise_before = mean_and_variance(start, t)
         after, noise_after = mean_and_variance(t, np.full(len(t), number))
-        few = t - start < limit("sign_steps")  # whose own noise may be small by chance
+        few = t - start < limit("sign_steps")  # so few steps may have little noise by chance
         noise_before = np.where(few, np.maximum(noise_before, noise_after), noise_before)
         error = np.sqrt(noise_before / (t - start) + noise_after / (number - t))
         return Contrast(before, after, error, float(values[-int(limit("sign_steps")) :].mean()))
 
     @cached_property
     def paid(self) -> Contrast | None:
-        """The reward. While the format is being learned, that of well-formed responses: a rise that comes from the
-        format alone is what was meant.
+        """Contrast of the reward. While the format is being learned, that of well-formed responses.
+
+        A rise that comes from the format alone is intended.
         """
         plain = self.contrast(self.reward)
         form = self.contrast(self.format)
@@ -143,7 +151,7 @@ class History:
 
     @cached_property
     def no_better(self) -> Any:
-        """[T] whether the accuracy did not rise with the reward: certainly by far less. None where it is not known."""
+        """Whether the accuracy rose by certainly far less than the reward, or not at all, [T]; None if not known."""
         paid, right = self.paid, self.contrast(self.accuracy)
         if paid is None or right is None:
             return None
@@ -159,16 +167,16 @@ class History:
         return bool(len(recent)) and bool(np.mean(recent) >= limit("accuracy_learned"))
 
     def recent(self, name: str) -> float:
-        """The mean of the last few lines; NaN where one of them does not have it."""
+        """Return the mean of the last few lines; NaN where one of them lacks the metric."""
         values = self.series(name)[-int(limit("sign_steps")) :]
         return float(np.mean(values)) if len(values) == int(limit("sign_steps")) else math.nan
 
     def step_at(self, where: Any, contrast: Contrast) -> int | None:
-        """Index in `steps` of the clearest change among those where `where` holds; None without any."""
+        """Return the index in `steps` of the clearest change among those where `where` holds; None if there is none."""
         if where is None or not np.any(where):
             return None
         return int(np.argmax(np.where(where, contrast.certainty, -np.inf)))
 
     def number(self, place: int) -> int:
-        """The step of the line at an index of `steps`."""
+        """Return the step of the line at an index of `steps`."""
         return int(self.lines[int(self.steps[place])].get("step", self.steps[place]))

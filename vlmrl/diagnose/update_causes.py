@@ -23,11 +23,11 @@ from vlmrl.diagnose.thresholds import (
 SEEING = ("vision", "connector")
 """Parts of a model that only images reach."""
 MIN_UPDATES = 3
-"""Updates before greedy answers may be expected to change."""
+"""Minimum number of updates after which greedy answers are expected to change."""
 
 
 def stopped(facts: RunFacts) -> Iterator[Cause]:
-    """The run did not come to its end by itself."""
+    """Report a run that failed."""
     error = facts.manifest.error
     if facts.manifest.status != "failed" or not error:
         return
@@ -39,28 +39,28 @@ def stopped(facts: RunFacts) -> Iterator[Cause]:
 
 
 def learning_rate(facts: RunFacts) -> Iterator[Cause]:
-    """The learning rate is 0, or far from what is usual for a model of this size."""
+    """Report a learning rate of 0, or one far from what is usual for a model of this size."""
     recipe, rates = facts.recipe, facts.series("optim/lr")
     if recipe is None or not rates:
         return
     peak, real, lora = recipe.optim.lr, max(rates), recipe.lora is not None
     if real == 0:
         what = f"the learning rate is 0 in all {len(rates)} updates: the weights never change"
-        said = f"the recipe says optim.lr = {peak:g}, schedule = {recipe.optim.schedule}"
+        setting = f"the recipe says optim.lr = {peak:g}, schedule = {recipe.optim.schedule}"
         command = again(facts, "optim.schedule=constant")
-        yield Cause("lr_small", "error", what, command, 1.0, [said])
+        yield Cause("lr_small", "error", what, command, 1.0, [setting])
         return
     factor = limit("lora_factor") if lora else 1.0
     unmoved = _unmoved(facts)
     evidence = [unmoved] if unmoved else []
     if real < 0.1 * peak:
         warmup = recipe.optim.warmup_steps
-        what = f"the learning rate came to {real:.2g} only: warmup_steps = {warmup} outlasts {len(facts.train)} steps"
+        what = f"the learning rate reached only {real:.2g}: warmup_steps = {warmup}, but {len(facts.train)} steps"
         yield Cause("lr_small", "warning", what, again(facts, "optim.warmup_steps=0"), 0.6, evidence)
     if peak <= limit("lr_small_warning") * factor:
         far = peak <= limit("lr_small_error") * factor
         what = f"optim.lr = {peak:g} is far too small"
-        moved = f"AdamW moves a weight by about that an update: by {peak * len(rates):.1g} in the run's {len(rates)}"
+        moved = f"AdamW moves a weight by about that per update: by {peak * len(rates):.1g} in {len(rates)} updates"
         command = again(facts, f"optim.lr={1e-6 * factor:g}")
         yield Cause("lr_small", "error" if far else "warning", what, command, 1.0 if far else 0.7, [moved, *evidence])
     elif unmoved and any(facts.series(GRADIENT)):
@@ -78,19 +78,19 @@ def _too_large(facts: RunFacts, peak: float, lora: bool) -> Iterator[Cause]:
     norms = facts.series(GRADIENT)
     if peak > most and facts.manifest.kind == "rl":
         level = "error" if broken or failed or peak >= limit("lr_large_error") else "warning"
-        of = f" for {size / 1e6:,.3g} M trained parameters" if size else ""
-        what = f"optim.lr = {peak:g} is far too large{of}: up to {most:g} is usual"
+        size_words = f" for {size / 1e6:,.3g} M trained parameters" if size else ""
+        what = f"optim.lr = {peak:g} is far too large{size_words}: up to {most:g} is usual"
         evidence = [broken] * bool(broken) + [f"gradient norm {max(norms, default=0.0):.3g} at most"] * bool(norms)
         weight = 0.95 if level == "error" else 0.6
         yield Cause("lr_large", level, what, again(facts, f"optim.lr={most / 10:g}"), weight, evidence)
     elif broken:
-        hint = "a smaller learning rate, a KL term (algo.kl_coef = 0.01) or fewer updates a step hold it"
+        hint = "a smaller learning rate, a KL term (algo.kl_coef = 0.01) or fewer updates per step prevent this"
         command, rows = again(facts, f"optim.lr={peak / 3:g}"), rows_of(facts.responses[-3:])
-        yield Cause("collapse", "warning", f"the policy fell apart: {broken}", command, 0.7, [hint], rows)
+        yield Cause("collapse", "warning", f"the policy collapsed: {broken}", command, 0.7, [hint], rows)
 
 
 def gradients(facts: RunFacts) -> Iterator[Cause]:
-    """No gradient arrives, or none in a part that is trained; parts that are frozen."""
+    """Report missing gradients, in total or in a trained part, and frozen parts."""
     norms, check = facts.series(GRADIENT), check_again(facts)
     if norms and not any(norms):
         what = f"the gradient is 0 in all {len(norms)} updates: the weights never change"
@@ -116,14 +116,14 @@ def gradients(facts: RunFacts) -> Iterator[Cause]:
 
 
 def no_updates(facts: RunFacts) -> Iterator[Cause]:
-    """Steps without any update."""
+    """Report a run in which no step made an update."""
     if facts.train and facts.manifest.kind == "rl" and not facts.updates:
         what = f"no update was made in {counted(len(facts.train), 'step')}: there was nothing to learn from"
         yield Cause("no_updates", "error", what, reward_check(facts), 0.4)
 
 
 def engine_gap(facts: RunFacts) -> Iterator[Cause]:
-    """The engine's log-probs are not the trainer's."""
+    """Report a difference between the log-probs of the engine and of the trainer."""
     gaps = facts.series("policy/sampler_gap_mean")
     if not gaps or facts.recipe is None:
         return
@@ -137,25 +137,25 @@ def engine_gap(facts: RunFacts) -> Iterator[Cause]:
     evidence += onset(facts, "policy/sampler_gap_mean", lambda nats: nats > allowed)
     command = check_again(facts)
     if rollout.top_p < 1 or rollout.top_k > 0:
-        evidence.append(f"rollout.top_p = {rollout.top_p:g}, top_k = {rollout.top_k}: samples are not the policy's")
+        evidence.append(f"rollout.top_p = {rollout.top_p:g}, top_k = {rollout.top_k}: samples do not follow the policy")
         command = again(facts, "rollout.top_p=1.0", "rollout.top_k=0")
     elif any(facts.series("rollout/version_lag")):
         evidence.append("rollout.overlap: the engine is one step behind")
         command = again(facts, "rollout.overlap=false")
     elif rollout.engine == "vllm":
         command = again(facts, "rollout.engine=torch")
-    what = f"engine and trainer disagree by {gap:.3g} nats a token (median over {len(gaps)} steps)"
+    what = f"engine and trainer disagree by {gap:.3g} nats per token (median over {len(gaps)} steps)"
     level = "error" if gap > limit("gap_error") * allowed else "warning"
     yield Cause("engine_gap", level, what, command, min(1.0, 0.5 + gap / allowed / 100), evidence)
 
 
 def entropy(facts: RunFacts) -> Iterator[Cause]:
-    """The policy became certain of every token."""
+    """Report a policy that became certain of every token."""
     ends, dead = facts.ends("policy/entropy"), facts.ends("rollout/dead_group_share")
     if ends is None or ends[1] >= limit("entropy_low") or ends[1] >= limit("entropy_fall") * ends[0]:
         return
     harm = dead is not None and dead[1] >= limit("dead_warning") and dead[1] > dead[0]
-    what = f"entropy fell from {ends[0]:.3g} to {ends[1]:.3g} nats a token: the samples of a prompt become one"
+    what = f"entropy fell from {ends[0]:.3g} to {ends[1]:.3g} nats per token: the samples of a prompt become equal"
     evidence = [f"dead groups {percent(dead[0])} at the start, {percent(dead[1])} at the end"] if dead else []
     evidence += onset(facts, "policy/entropy", lambda nats: nats < limit("entropy_low"))
     command = again(facts, "algo.clip_high=0.28", "algo.entropy_coef=0.001")
@@ -163,14 +163,14 @@ def entropy(facts: RunFacts) -> Iterator[Cause]:
 
 
 def validation(facts: RunFacts) -> Iterator[Cause]:
-    """Checkpoints are chosen on rows that are trained on."""
+    """Report validation rows that are also trained on: checkpoints are then chosen by memory."""
     shared = facts.validated & {identity(r.prompt_id, r.images) for r in facts.responses}
     sources, datasets = facts.recipe.data if facts.recipe else [], facts.manifest.datasets
     prints = [str(d["fingerprint"]) for d in datasets if d.get("fingerprint")]
     apart = any("(validation)" in str(d.get("name")) for d in datasets)
     certain = True
     if any(d.validation == d.split for d in sources):
-        how = "on the split that is trained on"
+        how = "of the split that is trained on"
     elif apart and len(prints) > len(set(prints)):
         how = "in a file with the same content as the training rows"
     elif shared:
@@ -180,16 +180,20 @@ def validation(facts: RunFacts) -> Iterator[Cause]:
         return
     rows = rows_of([r for r in facts.responses if identity(r.prompt_id, r.images) in shared])
     yield Cause(
-        "validation_is_training", "error" if certain else "warning", f"validation rows are {how}: it measures memory",
-        again(facts, "data.0.validation=validation"), 0.8,
-        ["`vlmrl prep` makes splits that share no image; name the held-out one in [[data]] validation"], rows,
-    )  # fmt: skip
+        "validation_is_training",
+        "error" if certain else "warning",
+        f"validation rows are {how}: validation measures memory",
+        again(facts, "data.0.validation=validation"),
+        0.8,
+        ["`vlmrl prep` makes splits that share no image; name the held-out one in [[data]] validation"],
+        rows,
+    )
 
 
 def _unmoved(facts: RunFacts) -> str:
-    """That greedy validation gave the very same numbers although updates were made; "" when it did not.
+    """Return in words that greedy validation gave equal numbers although updates were made; "" if it did not.
 
-    Numbers of responses that earn nothing, or are all cut off, are equal anyway.
+    Numbers of responses that all earn nothing, or are all cut off, are equal in any case and do not count.
     """
     lines = [{k: v for k, v in line.items() if k.startswith("eval/")} for line in facts.validation]
     updates = max(facts.series("optim/updates"), default=0)

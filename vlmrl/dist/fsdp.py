@@ -1,4 +1,4 @@
-"""A policy whose parameters, gradients and optimizer state lie in shards on all processes (FSDP2)."""
+"""Policy whose parameters, gradients and optimizer state are sharded over all ranks (FSDP2)."""
 
 from __future__ import annotations
 
@@ -18,22 +18,28 @@ from vlmrl.dist.world import World
 
 
 def shard(
-    policy: nn.Module, layers: list[nn.Module], world: World, device: torch.device, *,
-    compute_dtype: torch.dtype | None = None, group_size: int | None = None, offload: bool = False,
+    policy: nn.Module,
+    layers: list[nn.Module],
+    world: World,
+    device: torch.device,
+    *,
+    compute_dtype: torch.dtype | None = None,
+    group_size: int | None = None,
+    offload: bool = False,
     exact: Sequence[nn.Module] = (),
-) -> None:  # fmt: skip
-    """Shard a policy in place, every layer as a unit of its own and the rest with the root.
+) -> None:
+    """Shard a policy in place: every layer is a unit of its own, the rest belongs to the root.
 
-    Gradients are SUMMED over the processes: a loss is divided by the step's one denominator before its backward.
+    Gradients are SUMMED over the ranks: a loss is divided by the update's one denominator before its backward.
 
     Args:
-        layers: modules that run as a whole, exactly once a row; each is gathered when it runs. None of them: everything
-            is gathered for the whole row, for policies that run a layer as often as a row's groups ask for.
-        device: that computes; parameters may still lie elsewhere.
-        compute_dtype: of forward and backward; what is trained is then held in float32. None = as the parameters are.
-        group_size: processes that hold one whole copy between them, a divisor of their number; None = all. Gathering
-            stays within these (ranks follow each other on a machine), and only gradients cross over.
-        offload: parameters, gradients and optimizer state live in main memory between their uses.
+        layers: modules that run as a whole, exactly once per row; each is gathered when it runs. Empty: everything is
+            gathered for the whole row, for policies in which a row's groups decide how often a layer runs.
+        device: device of the computation; parameters may still be elsewhere.
+        compute_dtype: of forward and backward; trained parameters are then held in float32. None = the parameters' own.
+        group_size: number of ranks that hold one whole copy between them, a divisor of the world's size; None = all.
+            Gathering stays within such a group (its ranks are consecutive on a machine), and only gradients cross it.
+        offload: parameters, gradients and optimizer state are in main memory between their uses.
         exact: modules that compute in their parameters' own dtype.
     """
     size = group_size or world.size
@@ -44,9 +50,9 @@ def shard(
     options: dict[str, Any] = {
         "mesh": mesh,
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy(),
-    }  # fmt: skip
-    # Inputs stay as the caller made them, as in one process: pixels, and the rotary tables that a vision tower computes
-    # in float32 once and hands to its layers, would be rounded.
+    }
+    # Inputs keep their dtype, as in one process. A cast would round pixels, and the rotary tables that a vision tower
+    # computes once in float32 and passes to its layers.
     precision = partial(MixedPrecisionPolicy, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in exact:
         fully_shard(module, mp_policy=precision(), **options)
@@ -54,25 +60,28 @@ def shard(
     for module in [*layers, policy]:
         for parameter in module.parameters() if compute_dtype is not None else ():
             if parameter.requires_grad and not isinstance(parameter, DTensor):
-                parameter.data = parameter.data.float()  # unit by unit: never all of the model twice
+                parameter.data = (
+                    parameter.data.float()
+                )  # unit by unit, so that the whole model is never in memory twice
         fully_shard(module, mp_policy=mixed, **options)
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+            module.set_force_sum_reduction_for_comms(True)  # gloo only has sums
 
 
 @contextmanager
 def gathered(policy: nn.Module) -> Iterator[None]:
-    """Inside, every process has all parameters whole, and may run any part of the policy as often as it likes, without
-    the others: what a built-in engine needs. Changes nothing where nothing is sharded. Without gradient.
+    """Context manager: every rank has all parameters whole, and may run any part of the policy without the others.
+
+    The built-in engine needs this. It changes nothing if nothing is sharded. Without gradient.
     """
     units = [m for m in policy.modules() if isinstance(m, FSDPModule)]
     if not units:
         yield
         return
     root = units[0]
-    root._get_fsdp_state()._lazy_init()  # else the first layer to run would take itself for the root
+    root._get_fsdp_state()._lazy_init()  # otherwise FSDP would make the first layer that runs the root
     root.set_reshard_after_forward(False)
     for unit in units:
         unit.unshard()
@@ -82,13 +91,15 @@ def gathered(policy: nn.Module) -> Iterator[None]:
         for unit in units:
             unit.reshard()
         root.set_reshard_after_forward(True)
-        root.set_reshard_after_forward(False, recurse=False)  # its backward pass follows at once
+        root.set_reshard_after_forward(False, recurse=False)  # the root's backward pass follows at once
         _forget_order(units)
 
 
 def _forget_order(units: Sequence[FSDPModule]) -> None:
-    """FSDP notes in what order its units ran and gathers them ahead in the reverse of it. What ran here, as often as
-    this process alone asked for, must not decide what all gather together in the next backward pass.
+    """Clear the order in which FSDP's units ran.
+
+    FSDP gathers units ahead in the reverse of this order. The runs inside `gathered` differ between ranks, so they must
+    not decide what all ranks gather together in the next backward pass.
     """
     for unit in units:
         state = unit._get_fsdp_state()
@@ -98,15 +109,18 @@ def _forget_order(units: Sequence[FSDPModule]) -> None:
 
 
 def regather(policy: nn.Module) -> None:
-    """Forget what was gathered: the shards were changed behind it. Changes nothing where nothing is sharded."""
+    """Drop gathered parameters, because the shards were changed. Does nothing if nothing is sharded."""
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def own_part(tensor: Tensor, like: Tensor | None = None) -> Tensor:
-    """The part of a tensor that this process holds: of a sharded one, or of a whole one if it were sharded as `like`
-    is. A view; all of it where nothing is sharded.
+    """Return the part of a tensor that this rank holds, as a view; the whole tensor if nothing is sharded.
+
+    Args:
+        tensor: sharded, or whole.
+        like: sharded tensor; a whole `tensor` is cut as this one is.
     """
     if isinstance(tensor, DTensor):
         return tensor.to_local()
@@ -117,7 +131,10 @@ def own_part(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def own_rows(like: Tensor) -> tuple[int, int]:
-    """[first, last) row of a tensor held here (FSDP cuts rows); all where it is not sharded. A scalar is one."""
+    """Return the rows [first, last) of a tensor that this rank holds (FSDP cuts rows).
+
+    All rows if it is not sharded. A scalar is one row.
+    """
     rows = like.shape[0] if like.ndim else 1
     if not isinstance(like, DTensor):
         return 0, rows
@@ -126,7 +143,7 @@ def own_rows(like: Tensor) -> tuple[int, int]:
 
 
 def sharded_as(part: Tensor, like: Tensor) -> Tensor:
-    """The whole tensor of which this process holds `part`, sharded as `like` is; `part` where that is not sharded."""
+    """Return the tensor of which this rank holds `part`, sharded as `like` is; `part` itself if `like` is whole."""
     if not isinstance(like, DTensor):
         return part
     return DTensor.from_local(
@@ -135,14 +152,15 @@ def sharded_as(part: Tensor, like: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor as every process has it whole (all of them must ask); others as they are."""
+    """Return a sharded tensor whole (all ranks must call this together); return any other tensor unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class HostCopies:
-    """Copies of tensors in main memory, each in the same place every time: memory is asked for once.
+    """Copies of tensors in main memory, each in the same buffer every time, so memory is allocated once.
 
-    Args: pinned: whether a GPU copies there at full speed.
+    Args:
+        pinned: whether the memory is pinned, so that a GPU copies to it at full speed.
     """
 
     def __init__(self, pinned: bool = False) -> None:
@@ -150,9 +168,10 @@ class HostCopies:
         self._places: dict[str, Tensor] = {}
 
     def take(self, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of these, of sharded ones this process's part. Those of the same kind that were taken before are gone.
+        """Return copies of these tensors; of sharded ones, of this rank's part.
 
-        All are there when this returns; a sharded tensor's copy says the same of itself as that does.
+        They overwrite earlier copies of the same kind. All are complete when this returns. The copy of a sharded tensor
+        is a DTensor with the same layout.
         """
         return {name: self._copy(f"{kind}.{name}", tensor.detach()) for name, tensor in tensors.items()}
 

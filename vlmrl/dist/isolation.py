@@ -1,4 +1,4 @@
-"""A library that lives in a rank's process and takes it for its own (an engine): what it must not touch."""
+"""Isolation of a library (an engine) that runs in a rank's process and changes the process's global state."""
 
 from __future__ import annotations
 
@@ -12,22 +12,34 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-WORLD_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
-                   "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+WORLD_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 AGENT_PREFIX = "TORCHELASTIC_"
-"""What torchrun sets: an engine is a world of its own and must not take itself for a rank of the trainer's."""
+"""Variables that torchrun sets. An engine has a world of its own and must not take itself for one of the trainer's
+ranks."""
 
 
 def environment_without_world() -> dict[str, str]:
-    """This process's environment but for what torchrun put there."""
+    """Return this process's environment without torchrun's variables."""
     return {n: v for n, v in os.environ.items() if n not in WORLD_VARIABLES and not n.startswith(AGENT_PREFIX)}
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """What building an engine changes in its process is put back: random states, threads, the launcher's variables.
+    """Context manager: restore what building an engine changes: random states, threads, the launcher's variables.
 
-    Inside, those variables are not there.
+    Inside, those variables are not set.
     """
     world = {name: os.environ.pop(name) for name in os.environ.keys() - environment_without_world()}
     states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
@@ -44,19 +56,21 @@ def undisturbed() -> Iterator[None]:
         torch.random.set_rng_state(states[2])
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
-        torch.set_num_threads = set_threads  # vLLM's CPU worker puts a stub there, and has left one thread
+        torch.set_num_threads = set_threads  # vLLM's CPU worker replaces this function by a stub, and leaves one thread
         torch.set_num_threads(threads)
 
 
 def has_world() -> bool:
-    """Whether this process is in a group with others, or with itself."""
+    """Return whether this process is in a process group, with others or alone."""
     return dist.is_initialized()
 
 
 @contextmanager
 def world_kept() -> Iterator[None]:
-    """Inside, groups of a guest's own can be destroyed; the group of all processes of the run, and so all groups at
-    once, cannot: vLLM does that when it ends, whoever made it."""
+    """Context manager: the run's own process group cannot be destroyed; groups of a guest library can.
+
+    vLLM destroys all groups when it ends, including those that it did not create.
+    """
     real = dist.destroy_process_group
 
     def destroy(group: Any = None) -> None:

@@ -1,12 +1,13 @@
-"""What a rank does for the launcher that started it: its log, its phase, how it ended, and no life without a launcher.
+"""Communication of a rank with the launcher that started it: its log, its phase, how it ended.
 
-Everything goes through small files in one folder (`VLMRL_LAUNCH_DIR`), which launch/rank_watch.py reads:
+A rank ends when its launcher ends. Everything goes through small files in one folder (`VLMRL_LAUNCH_DIR`), which
+launch/rank_watch.py reads:
 
-    rank-0.beat     JSON: pid, phase, step, ticks (how many phases were entered), run folder, log
-    rank-0.out      pipe (FIFO) that takes all the rank prints; the launcher writes it to the run's logs, secrets hidden
-    rank-0.end      JSON: exit code, message, reason, time, budgets to start again with; missing when it was killed
+    rank-0.beat     JSON: pid, phase, step, ticks (number of phases entered), run folder, log
+    rank-0.out      pipe (FIFO) with all the rank's output; the launcher writes it to the run's logs, secrets hidden
+    rank-0.end      JSON: exit code, message, reason, time, budgets to start again with; missing if it was killed
 
-In a process that no launcher started every function here does nothing. No torch.
+In a process that no launcher started, every function here does nothing. No torch.
 """
 
 from __future__ import annotations
@@ -34,26 +35,26 @@ from vlmrl.visible import visible
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
 PARENT_VARIABLE = "VLMRL_LAUNCHER_PID"
 ENGINES_VARIABLE = "VLMRL_ENGINE_CARDS"
-"""Cards that the launcher set aside for engines in processes of their own: CUDA's numbers; on a CPU as many words."""
+"""GPUs that the launcher reserved for engines in separate processes: CUDA's numbers; on a CPU as many words."""
 HALVED_VARIABLE = "VLMRL_HALVED"
 CHOICES_VARIABLE = "VLMRL_CHOICES"
 LAUNCH_WORDS_VARIABLE = "VLMRL_LAUNCH_WORDS"
-"""JSON list: the launch options of the command line (`--gpus 2`), which the command of a rank lacks."""
+"""JSON list: the launch options of the command line (`--gpus 2`), which a rank's own command lacks."""
 BEAT_BYTES = 4096
 PIPE_BYTES = 1 << 20
-"""Of what a rank prints, so much waits while the launcher is stopped (a Ctrl-Z)."""
+"""Size of the pipe's buffer: so much of a rank's output waits while the launcher is stopped (Ctrl-Z)."""
 STACK_SIGNAL = signal.SIGUSR2
-"""At this signal a rank writes the stacks of its threads to its log; a hung rank too."""
+"""At this signal a rank writes the stacks of its threads to its log, even if it hangs."""
 
 
 class _Both(io.TextIOBase):
-    """The terminal and the log as one text stream. Whether it is a terminal, the terminal says."""
+    """Text stream that writes to the terminal and to the log. `isatty` is the terminal's."""
 
     def __init__(self, terminal: TextIO, log: TextIO) -> None:
         self._terminal, self._log = terminal, log
 
     def write(self, text: str) -> int:
-        line = text.rpartition("\r")[2]  # what is written over in place, a counter, is for the eye alone
+        line = text.rpartition("\r")[2]  # text that overwrites a line, such as a counter, is not logged
         if line == text or line.endswith("\n"):
             self._log.write(line)
         return self._terminal.write(text)
@@ -74,10 +75,11 @@ class _Both(io.TextIOBase):
 
 
 class Rank:
-    """This process as its launcher sees it. Made by `begin`.
+    """This process as its launcher sees it. Created by `begin`.
 
-    Attributes: terminal: whether it talks on the terminal: rank 0 alone does, or else the one that is debugged.
-        debugged: whether the terminal is its own: what it reads and prints is not redirected.
+    Attributes:
+        terminal: whether it writes to the terminal: only rank 0 does, or the one that is debugged.
+        debugged: whether the terminal is its own: its input and output are not redirected.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -85,21 +87,29 @@ class Rank:
         self.terminal = self.debugged or (rank == 0 and DEBUG_RANK not in os.environ)
         self.voices: dict[str, TextIO] = {}
         self._state: dict[str, Any] = {
-            "rank": rank, "pid": os.getpid(), "phase": "start", "step": 0, "ticks": 0, "run": None, "log": None,
-        }  # fmt: skip
+            "rank": rank,
+            "pid": os.getpid(),
+            "phase": "start",
+            "step": 0,
+            "ticks": 0,
+            "run": None,
+            "log": None,
+        }
         self._beat = os.open(folder / f"rank-{rank}.beat", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.note()
 
     def note(self, **changes: Any) -> None:
-        """Say that the rank goes on, and with what. One write of one block, some microseconds."""
+        """Write the rank's state, with these changes, as a sign of life. One write of one block, some microseconds."""
         self._state |= changes
         self._state["ticks"] += 1
         os.pwrite(self._beat, json.dumps(self._state).encode().ljust(BEAT_BYTES), 0)
 
     def take_output(self) -> None:
-        """Send what any library writes to stdout and stderr, in C or in Python, to the log. What rank 0 itself has to
-        say goes to both (`stdout`, `stderr` of this module): no progress bar or warning comes between. Nobody reads
-        from the terminal. The rank that is debugged keeps all of it.
+        """Send everything that is written to stdout and stderr, by any library in C or Python, to the log.
+
+        What rank 0 itself prints goes to terminal and log (`stdout`, `stderr` of this module), so no library's progress
+        bar or warning comes between. No process reads from the terminal. The rank that is debugged keeps all of its
+        streams.
         """
         if self.debugged:
             return
@@ -108,39 +118,44 @@ class Rank:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-        outside = [os.dup(1), os.dup(2)]
+        terminals = [os.dup(1), os.dup(2)]
         self._send_to_pipe()
-        sys.stdout, sys.stderr = lasting(1), lasting(2)  # made anew: a stream on a file cannot tell where a pipe is
-        for name, log, fd in zip(("stdout", "stderr"), (sys.stdout, sys.stderr), outside, strict=True):
+        sys.stdout, sys.stderr = (
+            lasting(1),
+            lasting(2),
+        )  # new streams: one that was opened on a file fails on a pipe
+        for name, log, fd in zip(("stdout", "stderr"), (sys.stdout, sys.stderr), terminals, strict=True):
             if self.terminal:
                 self.voices[name] = cast(TextIO, _Both(lasting(fd), log))
             else:
                 os.close(fd)
 
     def end(self, code: int, message: str, reason: str = "", halved: Mapping[str, list[int]] | None = None) -> None:
-        """Leave word of how it ended: exit code, what is printed, and why in one sentence.
+        """Write how it ended: exit code, printed message, and the reason in one sentence.
 
-        Args: halved: token budgets that all ranks may be started again with.
+        Args:
+            halved: token budgets that all ranks may be started again with.
         """
-        word = {"code": code, "message": message, "reason": reason, "time": time.time(), "halved": dict(halved or {})}
-        content = json.dumps(word)
-        making = self.folder / f".rank-{self.rank}.end"
-        making.write_text(content)
-        os.replace(making, self.folder / f"rank-{self.rank}.end")
+        record = {"code": code, "message": message, "reason": reason, "time": time.time(), "halved": dict(halved or {})}
+        content = json.dumps(record)
+        temp = self.folder / f".rank-{self.rank}.end"
+        temp.write_text(content)
+        os.replace(temp, self.folder / f"rank-{self.rank}.end")
 
     def _send_to_pipe(self) -> None:
-        """Let stdout and stderr go into the pipe, which gets its name when it can be read: no word is lost, and nobody
-        waits for the launcher to open it.
+        """Redirect stdout and stderr into the pipe, which gets its final name when it can be read.
+
+        So no output is lost, and no process waits until the launcher opens it.
         """
-        making, pipe = (self.folder / f"{prefix}rank-{self.rank}.out" for prefix in (".", ""))
-        os.mkfifo(making, 0o600)
-        handle = os.open(making, os.O_RDWR | os.O_CLOEXEC)
-        with contextlib.suppress(OSError, AttributeError):  # Linux lets a pipe be larger
+        temp, pipe = (self.folder / f"{prefix}rank-{self.rank}.out" for prefix in (".", ""))
+        os.mkfifo(temp, 0o600)
+        handle = os.open(temp, os.O_RDWR | os.O_CLOEXEC)
+        with contextlib.suppress(OSError, AttributeError):  # only Linux can enlarge a pipe
             fcntl.fcntl(handle, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
         os.close(handle)
-        os.replace(making, pipe)
+        os.replace(temp, pipe)
 
 
 _me: Rank | None = None
@@ -149,17 +164,17 @@ _doing: tuple[str, int] = ("start", 0)
 
 
 def launched() -> bool:
-    """Whether a launcher of ours started this process as one rank of several."""
+    """Return whether one of vlmrl's launchers started this process as one rank of several."""
     return _me is not None or FOLDER_VARIABLE in os.environ
 
 
 def stdout() -> TextIO:
-    """Where this process says what a program reads: on a rank, the terminal of rank 0 and the log."""
+    """Return the stream for output that programs read: on a rank, the terminal of rank 0 and the log."""
     return _voice("stdout")
 
 
 def stderr() -> TextIO:
-    """Where this process speaks to people: on a rank, the terminal of rank 0 and the log."""
+    """Return the stream for messages to people: on a rank, the terminal of rank 0 and the log."""
     return _voice("stderr")
 
 
@@ -168,7 +183,11 @@ def _voice(name: str) -> TextIO:
 
 
 def phase(name: str, step: int | None = None) -> None:
-    """Say what this process is doing now: what a timeout or an error names. `step`: when it has changed."""
+    """Record what this process is doing now; timeouts and errors name it.
+
+    Args:
+        step: the step, if it has changed.
+    """
     global _doing
     _doing = name, _doing[1] if step is None else step
     if _me is not None:
@@ -176,32 +195,32 @@ def phase(name: str, step: int | None = None) -> None:
 
 
 def doing() -> str:
-    """What this process does now, in words. Example: ``phase `update` of step 12 on rank 0``."""
+    """Return what this process does now, as text. Example: ``phase `update` of step 12 on rank 0``."""
     return f"phase `{_doing[0]}` of step {_doing[1]} on rank {os.environ.get('RANK', '0')}"
 
 
 def join_run(run_dir: Path, attempt: int) -> None:
-    """Say which run this rank belongs to: its log is there from now on, with what it printed so far."""
+    """Tell the launcher which run this rank belongs to. From then on its log is there, with what it printed so far."""
     if _me is not None:
         _me.note(run=str(run_dir), log=str(layout.log_path(run_dir, attempt, _me.rank)))
 
 
 def join_evaluation(run_dir: Path, name: str) -> None:
-    """Say the same of a rank that evaluates: its log stands beside those of the run's attempts."""
+    """Tell the launcher which evaluation this rank belongs to: its log is beside those of the run's attempts."""
     if _me is not None:
         _me.note(run=str(run_dir), log=str(layout.eval_log_path(run_dir, name, f"rank-{_me.rank}")))
 
 
 def halved() -> dict[str, list[int]]:
-    """Token budgets that the launcher started this process again with, after memory ran out; {} = none.
+    """Return the token budgets that the launcher started this process again with, after memory ran out; {} = none.
 
-    Returns: recipe key -> [its value in the recipe, what it is now].
+    Returns: recipe key -> [its value in the recipe, its value now].
     """
     return json.loads(os.environ.get(HALVED_VARIABLE, "{}"))
 
 
 def choices() -> list[dict[str, Any]]:
-    """Return what the launcher chose for keys that the recipe leaves open; [] when no launcher started this process.
+    """Return the launcher's choices for keys that the recipe leaves open; [] when no launcher started this process.
 
     Returns: {"key", "value", "reason"} each (recipe/settle.py).
     """
@@ -209,15 +228,15 @@ def choices() -> list[dict[str, Any]]:
 
 
 def command_words() -> list[str]:
-    """Return the command line as the user gave it, for the record: on a rank with the launch options, at its end."""
+    """Return the user's command line for the record; on a rank with the launch options at its end."""
     return ["vlmrl", *sys.argv[1:], *_launch_words]
 
 
 def run(program: Callable[[], object]) -> NoReturn:
-    """Run a rank's program and leave word of how it ended. The launcher prints errors; here they go to the log.
+    """Run a rank's program and record how it ended. Errors go to the log here; the launcher prints them.
 
-    A clean interruption (SystemExit 130: the step was finished, the state saved) ends with exit code 0, so that the
-    agent lets the other ranks finish theirs.
+    A clean interruption (SystemExit 130: the step was finished, the state saved) ends with exit code 0, so that
+    torchrun's agent lets the other ranks finish theirs.
     """
     rank = begin()
     code, message = 0, ""
@@ -233,8 +252,8 @@ def run(program: Callable[[], object]) -> NoReturn:
             hint = f"--debug-rank {rank.rank} gives it the terminal"
             error = LaunchError(f"breakpoint() on rank {rank.rank}, which has no terminal", hint=hint)
         code, message = exit_of(error)
-        message = redact_text(message)  # it may quote what a user's code raised or printed
-        # Said before it is printed: the order of these files tells who failed first.
+        message = redact_text(message)  # it may quote errors or output of the user's code
+        # Written before it is printed: the order of these files tells which rank failed first.
         rank.end(
             code, message, redact_text(reason_of(error)), error.halved if isinstance(error, OutOfMemoryError) else None
         )
@@ -245,14 +264,14 @@ def run(program: Callable[[], object]) -> NoReturn:
 
 
 def begin() -> Rank:
-    """Take this process for a rank of its launcher. Its children must not: the variable is taken away."""
+    """Make this process a rank of its launcher. The variable is removed, so its children do not become ranks."""
     global _me
     _launch_words[:] = json.loads(os.environ.pop(LAUNCH_WORDS_VARIABLE, "[]"))
     die_with_parent(int(os.environ[PARENT_VARIABLE]))
     _me = Rank(Path(os.environ.pop(FOLDER_VARIABLE)), int(os.environ["RANK"]))
     _me.take_output()
     if DEBUG_RANK in os.environ and not _me.debugged:
-        os.environ["PYTHONBREAKPOINT"] = "0"  # one process has the terminal: the others, and their rewards, go on
+        os.environ["PYTHONBREAKPOINT"] = "0"  # only one process has the terminal: breakpoints of the others are ignored
     faulthandler.enable(file=2)
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

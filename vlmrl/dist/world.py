@@ -1,7 +1,7 @@
-"""The processes of a run: who they are, and the few things they tell each other.
+"""The ranks of a run, and the few collective operations between them.
 
-No torch until there are several. Each is started with RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR
-and MASTER_PORT (torchrun's names).
+torch is not imported until there are several ranks. Each is started with RANK, LOCAL_RANK, WORLD_SIZE,
+LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun's names).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """All processes of a run and this one's place among them. Every method must be called by all of them.
+    """All ranks of a run, and which of them this process is. Every method must be called by all of them.
 
     Args:
-        rank: 0 <= rank < size; the one of rank 0 talks and writes.      local_rank, local_size: on this machine.
-        group: torch's group that they talk in; None = the one of all processes.
+        rank: 0 <= rank < size; rank 0 prints and writes.
+        local_rank, local_size: rank on this machine, and number of ranks on it.
+        group: torch's process group for these operations; None = that of all ranks.
     """
 
     rank: int = 0
@@ -36,25 +37,25 @@ class World:
         return self.rank == 0
 
     def gather(self, mine: T) -> list[T]:
-        """What every process gave, in order of rank. Small things: numbers, ids, names."""
+        """Return the values of all ranks, in order of rank. For small values: numbers, ids, names."""
         if self.size == 1:
             return [mine]
         import torch.distributed as dist
 
-        found: list[T | None] = [None] * self.size
-        dist.all_gather_object(found, mine, group=self.group)
-        return found  # type: ignore[return-value]  # all places are filled
+        values: list[T | None] = [None] * self.size
+        dist.all_gather_object(values, mine, group=self.group)
+        return values  # type: ignore[return-value]  # all entries are filled
 
     def from_main(self, make: Callable[[], T]) -> T:
-        """What `make` gives on rank 0, where alone it is called. When it raises there, the others lose their peer."""
+        """Call `make` on rank 0 and return its result on all ranks. If it raises, the other ranks lose their peer."""
         return self.gather(make() if self.is_main else None)[0]  # type: ignore[return-value]  # rank 0 gave a T
 
     def wait(self) -> None:
-        """Return when all processes are here."""
+        """Return when all ranks have called this."""
         self.gather(None)
 
     def apart(self) -> World:
-        """The same processes in a second group (gloo), for a thread of each that talks to the others' beside them."""
+        """Return the same ranks in a second group (gloo), for a thread of each that talks beside the main thread."""
         if self.size == 1:
             return self
         import torch.distributed as dist
@@ -62,29 +63,30 @@ class World:
         return replace(self, group=dist.new_group(backend="gloo"))
 
     def mine(self, count: int) -> range:
-        """Which of `count` things, numbered from 0, are this process's: every size-th, from its rank."""
+        """Return which of `count` items, numbered from 0, are this rank's: every size-th, from its rank."""
         return range(self.rank, count, self.size)
 
     def interleave(self, own: Sequence[T]) -> list[T]:
-        """All processes' things in order, where each gives those of `mine`."""
-        given = self.gather(list(own))
-        return [given[i % self.size][i // self.size] for i in range(sum(map(len, given)))]
+        """Return all ranks' items in order; each rank passes the items of `mine`."""
+        values = self.gather(list(own))
+        return [values[i % self.size][i // self.size] for i in range(sum(map(len, values)))]
 
 
 ALONE = World()
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one of rank 0, by its environment: before `join_world` too."""
+    """Return whether this process is rank 0 by its environment. Also works before `join_world`."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 @contextmanager
 def join_world(device: str, timeout_seconds: float = 1800.0) -> Iterator[World]:
-    """This process's place, as its environment says; the group of all of them exists inside the `with`.
+    """Context manager: this process's place by its environment; inside, the process group of all ranks exists.
 
-    Args: device: "cpu" (gloo), "cuda" (NCCL, with gloo for what lies in main memory), or "auto".
-        timeout_seconds: how long a process waits for the others before it gives up with an error.
+    Args:
+        device: "cpu" (gloo), "cuda" (NCCL, with gloo for tensors in main memory), or "auto".
+        timeout_seconds: how long a rank waits for the others before it fails with an error.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -94,14 +96,16 @@ def join_world(device: str, timeout_seconds: float = 1800.0) -> Iterator[World]:
     import torch.distributed as dist
 
     world = World(
-        int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", os.environ["RANK"])),
+        int(os.environ["RANK"]),
+        size,
+        int(os.environ.get("LOCAL_RANK", os.environ["RANK"])),
         int(os.environ.get("LOCAL_WORLD_SIZE", size)),
-    )  # fmt: skip
+    )
     backend = "gloo"
     if device != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(world.local_rank)
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
     yield world
-    # Not after an error: the others would lose this process before it has said what happened to it.
+    # Not after an error: the other ranks would lose this one before it has reported its error.
     dist.destroy_process_group()

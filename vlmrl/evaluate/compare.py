@@ -1,4 +1,4 @@
-"""Two runs or evaluations side by side: is B better than A, what was different going in, what came out.
+"""Comparison of two runs or evaluations: is B better than A, how their inputs differ, how their results differ.
 
 Every difference is B minus A, row by row on the rows that both evaluations answered, with its 95% interval (see
 `evaluate/interval.py`).
@@ -45,12 +45,12 @@ _LEFT_OUT = ("step", "attempt")
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two things compared.
+    """One of the two things to compare.
 
     Args:
-        ref: as the user named it.
-        run: the run; None for an evaluation folder outside of one.
-        evaluations: name -> folder. Of one name at several steps, the one at the best (else the last) step.
+        ref: name that the user gave.
+        run: the run; None for an evaluation folder outside of a run.
+        evaluations: name -> folder. If one name has several steps, it is the one at the best (else the last) step.
     """
 
     ref: str
@@ -63,7 +63,7 @@ class Side:
 
 
 def open_side(root: Path, ref: str) -> Side:
-    """A run (by any of its names), or the folder of one evaluation (`<run>/eval/<name>`).
+    """Return a run (by any of its names), or the folder of one evaluation (`<run>/eval/<name>`).
 
     Raises: StoreError when it is neither.
     """
@@ -77,33 +77,36 @@ def open_side(root: Path, ref: str) -> Side:
 
 
 def compare(a: Side, b: Side) -> dict[str, Any]:
-    """Everything that `vlmrl compare` says, as JSON values. Lists hold differences only, except metrics.
+    """Return all facts that `vlmrl compare` prints, as JSON values. Lists hold only differences, except metrics.
 
-    Returns: "conclusion" (see `evaluate.verdict.conclude`) first, then what it rests on.
+    Returns: "conclusion" (see `evaluate.verdict.conclude`) first, then the facts that it is based on.
     """
     runs = [s.run for s in (a, b)]
     both = a.run is not None and b.run is not None
     notes = [f"{s.title}: {line}" for s in (a, b) if s.run for line in shortened(damage_of(s.run.dir), s.run.id)]
     trained_alike = not (a.run and b.run) or _rewards(a.run) == _rewards(b.run)
     evaluations = []
-    for name, one, other in _in_common(a, b, notes):
+    for name, folder_a, folder_b in _common_evaluations(a, b, notes):
         try:
-            evaluations.append(_paired(name, one, other, trained_alike))
+            evaluations.append(_paired(name, folder_a, folder_b, trained_alike))
         except StoreError as error:
             notes.append(f"evaluation {name} is left out: {error.message}")
-    apart = [e["name"] for e in evaluations if not e["scored_alike"]]
-    if apart or not (trained_alike or evaluations):
-        where = f" in {', '.join(apart)}" if apart and len(apart) < len(evaluations) else ""
-        ours = ", nor `accuracy`, which is a part of the reward" if _accuracy_apart(evaluations) else ""
-        told = f"{OTHER_REWARDS} or weights{where}: `reward` and `part/...` are not comparable{ours}"
-        notes.append(told + "".join(f"; A by {one}; B by {other}" for one, other in _scored_by(a, b, evaluations)))
+    incomparable = [e["name"] for e in evaluations if not e["scored_alike"]]
+    if incomparable or not (trained_alike or evaluations):
+        where = f" in {', '.join(incomparable)}" if incomparable and len(incomparable) < len(evaluations) else ""
+        addition = ", nor `accuracy`, which is a part of the reward" if _accuracy_apart(evaluations) else ""
+        note = f"{OTHER_REWARDS} or weights{where}: `reward` and `part/...` are not comparable{addition}"
+        notes.append(
+            note
+            + "".join(f"; A by {reward_a}; B by {reward_b}" for reward_a, reward_b in _scored_by(a, b, evaluations))
+        )
     evaluations.sort(key=lambda e: ROLES.index(e["role"]))
     return {
         "conclusion": conclude(evaluations, [s.title for s in (a, b)]),
         "a": _describe(a),
         "b": _describe(b),
         "recipe": _recipe_differences(a, b, notes) if both else [],
-        "made_with": _made_otherwise(*(run for run in runs if run)) if both else [],
+        "made_with": _provenance_differences(*(run for run in runs if run)) if both else [],
         "train": _lines(runs, "train") if both else [],
         "validation": _lines(runs, "validation") if both else [],
         "evaluations": evaluations,
@@ -113,46 +116,49 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
 
 
 def _accuracy_apart(evaluations: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether some accuracy is a part of rewards that differ."""
+    """Return whether an accuracy comes from rewards that differ."""
     return any(e["accuracy_of_reward"] and not e["scored_alike"] for e in evaluations)
 
 
-def _in_common(a: Side, b: Side, notes: list[str]) -> list[tuple[str, Path, Path]]:
-    """(name, folder of A, folder of B) of evaluations that are called alike, then of others on rows called alike."""
-    found = [(n, a.evaluations[n], b.evaluations[n]) for n in a.evaluations if n in b.evaluations]
-    names = {name for name, *_ in found}
+def _common_evaluations(a: Side, b: Side, notes: list[str]) -> list[tuple[str, Path, Path]]:
+    """Return (name, folder of A, folder of B) of evaluations with equal names, then of others on equally named rows."""
+    pairs = [(n, a.evaluations[n], b.evaluations[n]) for n in a.evaluations if n in b.evaluations]
+    names = {name for name, *_ in pairs}
     mine, theirs = (_by_rows(side, names) for side in (a, b))
-    found += [(key, mine[key], theirs[key]) for key in mine if key in theirs]
-    if not found and (a.evaluations or b.evaluations):
-        there = (", ".join(s.evaluations) or "none" for s in (a, b))
-        notes.append("no evaluation in common: A has {}; B has {}".format(*there))
-    return found
+    pairs += [(key, mine[key], theirs[key]) for key in mine if key in theirs]
+    if not pairs and (a.evaluations or b.evaluations):
+        names_of_sides = (", ".join(s.evaluations) or "none" for s in (a, b))
+        notes.append("no evaluation in common: A has {}; B has {}".format(*names_of_sides))
+    return pairs
 
 
 def _by_rows(side: Side, taken: set[str]) -> dict[str, Path]:
-    """Rows and sampling -> the evaluation, of those whose name is not taken; where two are of the same, neither."""
-    found: dict[str, list[Path]] = {}
+    """Return rows and sampling -> the evaluation, without names in `taken`.
+
+    A key that two evaluations have is left out.
+    """
+    folders_by_key: dict[str, list[Path]] = {}
     for name, folder in side.evaluations.items():
         try:
             key = same_rows_key(read_summary(folder).get("meta") or {})
         except StoreError:
             continue
         if name not in taken and key is not None:
-            found.setdefault(key, []).append(folder)
-    return {key: folders[0] for key, folders in found.items() if len(folders) == 1}
+            folders_by_key.setdefault(key, []).append(folder)
+    return {key: folders[0] for key, folders in folders_by_key.items() if len(folders) == 1}
 
 
 def _evaluations(run: Run) -> dict[str, Path]:
-    """Finished evaluations by name without the step: of several steps the best's, else the last's."""
-    found: dict[str, Path] = {}
+    """Return finished evaluations by name without the step: of several steps, the best one, else the last one."""
+    folders: dict[str, Path] = {}
     best = run.manifest.best.step if run.manifest.best else None
     for folder in layout.eval_dirs(run.dir):
         name = without_step(folder.name)
-        before = TRAINING_STEP.search(found[name].name) if name in found else None
+        step_match = TRAINING_STEP.search(folders[name].name) if name in folders else None
         # Names sort by step, so a later folder replaces an earlier one, but never the best.
-        if before is None or int(before[1]) != best:
-            found[name] = folder
-    return found
+        if step_match is None or int(step_match[1]) != best:
+            folders[name] = folder
+    return folders
 
 
 def _describe(side: Side) -> dict[str, Any]:
@@ -187,9 +193,9 @@ def _recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, An
     return _rows(values[0], values[1], only_different=True)
 
 
-def _made_otherwise(a: Run, b: Run) -> list[dict[str, Any]]:
-    """Return what the two runs were made with, where that differs."""
-    rows = _rows(_made_with(a), _made_with(b), only_different=True)
+def _provenance_differences(a: Run, b: Run) -> list[dict[str, Any]]:
+    """Return the differences in how the two runs were made: code, packages, data, rewards, seeds, prompts."""
+    rows = _rows(_provenance(a), _provenance(b), only_different=True)
     prompts = [{str(p.get("source")): p for p in run.manifest.prompts} for run in (a, b)]
     for source in dict.fromkeys([*prompts[0], *prompts[1]]):
         one, other = (p.get(source) for p in prompts)
@@ -199,8 +205,8 @@ def _made_otherwise(a: Run, b: Run) -> list[dict[str, Any]]:
     return rows
 
 
-def _made_with(run: Run) -> dict[str, Any]:
-    """Return what a run was made with, flat: code, packages, data, reward, seeds, hardware."""
+def _provenance(run: Run) -> dict[str, Any]:
+    """Return the inputs of a run as a flat mapping: code, packages, data, reward, seeds, hardware."""
     m = run.manifest
     git = m.git or {}
     facts: dict[str, Any] = {
@@ -231,17 +237,17 @@ def _made_with(run: Run) -> dict[str, Any]:
 
 
 def _rewards(run: Run) -> list[tuple[Any, ...]]:
-    """Return what scored each source: the reward and its weights."""
+    """Return the reward and its weights for each source."""
     return [(entry.get("source"), identity_of(entry), entry.get("weights")) for entry in run.manifest.rewards]
 
 
 def _scored_by(a: Side, b: Side, evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return the rewards of A and B in words, where they differ: those of the evaluations, else of the manifests."""
-    said = [(e["scored_by"][0], e["scored_by"][1]) for e in evaluations if e["scored_by"]]
-    if not said and a.run and b.run:
-        pairs = zip(a.run.manifest.rewards, b.run.manifest.rewards, strict=False)
-        said = [(reward_words(one), reward_words(other)) for one, other in pairs]
-    return [pair for pair in dict.fromkeys(said) if pair[0] != pair[1]]
+    """Return the rewards of A and B in words, if they differ: those of the evaluations, else of the manifests."""
+    pairs_of_words = [(e["scored_by"][0], e["scored_by"][1]) for e in evaluations if e["scored_by"]]
+    if not pairs_of_words and a.run and b.run:
+        records = zip(a.run.manifest.rewards, b.run.manifest.rewards, strict=False)
+        pairs_of_words = [(reward_words(one), reward_words(other)) for one, other in records]
+    return [pair for pair in dict.fromkeys(pairs_of_words) if pair[0] != pair[1]]
 
 
 def _rows(a: Mapping[str, Any], b: Mapping[str, Any], *, only_different: bool) -> list[dict[str, Any]]:
@@ -251,7 +257,7 @@ def _rows(a: Mapping[str, Any], b: Mapping[str, Any], *, only_different: bool) -
 
 
 def _lines(runs: Sequence[Run | None], kind: str) -> list[dict[str, Any]]:
-    """Last value of every metric of one kind, and for validation that of the best step too."""
+    """Return the last value of every metric of one kind; for validation, also that of the best step."""
     last: list[dict[str, Any]] = []
     best: list[dict[str, Any]] = []
     for run in runs:
@@ -273,20 +279,21 @@ def _lines(runs: Sequence[Run | None], kind: str) -> list[dict[str, Any]]:
 
 
 def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
-    """Differences on the rows that both evaluations answered.
+    """Return the differences on the rows that both evaluations answered.
 
-    Args: trained_alike: whether the runs were trained with the same rewards: asked where an evaluation does not say
-        which scored it.
+    Args:
+        trained_alike: whether the runs were trained with the same rewards. It is used if an evaluation does not say
+            which reward scored it.
     """
     left, right = read_evaluation(a), read_evaluation(b)
     pairs, changed = shared_rows(right.rows, left.rows)
     metas = [e.summary.get("meta") or {} for e in (left, right)]
     roles = [role_of(meta) for meta in metas]
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
-    said = scored_alike(*metas)
-    alike = trained_alike if said is None else said
+    recorded_alike = scored_alike(*metas)
+    alike = trained_alike if recorded_alike is None else recorded_alike
     of_reward = any("accuracy_of" in e.summary for e in (left, right))
-    found = differences(right, left)
+    differences_by_metric = differences(right, left)
     return {
         "name": name,
         "a": str(a),
@@ -296,37 +303,44 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "scored_alike": alike,
         "accuracy_of_reward": of_reward,
         "intervals_of_sets": set_method_of(right.summary),
-        "scored_by": [scored_by(meta) for meta in metas] if said is False else None,
+        "scored_by": [scored_by(meta) for meta in metas] if recorded_alike is False else None,
         "rows_a": len(left.rows),
         "rows_b": len(right.rows),
         "rows_paired": len(pairs),
         "rows_with_other_truth": changed,
         "metrics": [
             {
-                "metric": metric, "a": m["a"], "b": m["b"], "difference": m["value"], "low": m["low"],
-                "high": m["high"], "n": m["n"], "clusters": m["clusters"], "range": m["range"],
+                "metric": metric,
+                "a": m["a"],
+                "b": m["b"],
+                "difference": m["value"],
+                "low": m["low"],
+                "high": m["high"],
+                "n": m["n"],
+                "clusters": m["clusters"],
+                "range": m["range"],
                 "verdict": verdict(metric, m, alike, of_reward),
                 "excludes_zero": excludes_zero(m["low"], m["high"]),
             }
-            for metric, m in found.items()
+            for metric, m in differences_by_metric.items()
         ],
-    }  # fmt: skip
+    }
 
 
 def _number(value: Any) -> float | None:
-    """A finite number as it is; None for everything else."""
+    """Return a finite number unchanged; None for everything else."""
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def differences(after: Evaluation, before: Evaluation) -> dict[str, dict[str, Any]]:
     """Return metric -> after minus before, with its interval; see `metrics.paired_differences`.
 
-    Metrics of a whole split are there where both are of the very same rows.
+    Metrics of a whole split are included if both evaluations have exactly the same rows.
     """
     summaries = (before.summary, after.summary)
     of_rows = paired_differences(after.rows, before.rows, joined_ranges(*summaries), joined_by(*summaries))
-    found = of_rows | set_differences(after.summary, before.summary)
-    for name, difference in found.items():
-        ways = {(s["metrics"].get(name) or {}).get("better") for s in summaries}
-        difference["better"] = ways.pop() if len(ways) == 1 else None
-    return found
+    differences_by_metric = of_rows | set_differences(after.summary, before.summary)
+    for name, difference in differences_by_metric.items():
+        directions = {(s["metrics"].get(name) or {}).get("better") for s in summaries}
+        difference["better"] = directions.pop() if len(directions) == 1 else None
+    return differences_by_metric

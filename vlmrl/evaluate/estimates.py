@@ -1,6 +1,6 @@
 """Means, differences, ratios, AUC and ECE with 95% intervals, for rows that share images. NumPy float64, no randomness.
 
-Each is an estimate and the influence of every row on it; `evaluate/interval.py` makes the interval of these.
+Each function computes an estimate and the influence of every row on it; `evaluate/interval.py` computes the interval.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ECE_BINS = 10
 def mean_interval(
     values: ArrayLike, clusters: Clusters | None, value_range: Range | None = None, *, length: bool = False
 ) -> Interval:
-    """Mean of one number a row.
+    """Return the mean of one number per row.
 
     Args:
         values: [N], finite.
@@ -56,9 +56,11 @@ def mean_interval(
 def difference_interval(
     a: ArrayLike, b: ArrayLike, clusters: Clusters | None, value_range: Range | None = None, *, length: bool = False
 ) -> Interval:
-    """Mean of a - b on the same rows: what one model has over another, row by row. In [-(high - low), high - low].
+    """Return the mean of a - b on the same rows, in [-(high - low), high - low].
 
-    Args: value_range: range of the quantity itself, not of the difference.    length: as of `mean_interval`.
+    Args:
+        value_range: (low, high) of the quantity itself, not of the difference.
+        length: as of `mean_interval`.
     Raises: ValueError for NaN, infinities, or lengths that differ.
     """
     a_N, b_N = _numbers(a), _numbers(b)
@@ -69,17 +71,22 @@ def difference_interval(
 
 
 def pooled_difference_interval(
-    runs: Sequence[tuple[ArrayLike, ArrayLike]], clusters: Sequence[Clusters] | None, value_range: Range | None = None,
-    *, length: bool = False,
-) -> Interval:  # fmt: skip
-    """Mean of a - b over rows and runs (say, of three seeds). Each run counts alike, whatever its number of rows.
+    runs: Sequence[tuple[ArrayLike, ArrayLike]],
+    clusters: Sequence[Clusters] | None,
+    value_range: Range | None = None,
+    *,
+    length: bool = False,
+) -> Interval:
+    """Return the mean of a - b over rows and runs (such as three seeds), with the same weight for every run.
 
-    The runs are given; the interval is about the test images, not about seeds that were never tried. Where runs have
-    the same images under the same ids, their rows are dependent.
+    The runs are taken as given: the interval is about the test images, and not about seeds that were never tried. If
+    runs have the same images under the same ids, their rows are dependent.
 
     Args:
-        runs: for each run (a, b), both [N_run].    clusters: for each run the image ids of its rows.
-        value_range: range of the quantity itself.    length: as of `mean_interval`.
+        runs: for each run (a, b), both [N_run].
+        clusters: for each run the image ids of its rows.
+        value_range: range of the quantity itself.
+        length: as of `mean_interval`.
     Example: one run of [1, 0] - [0, 0], another of [0, 0] - [0, 0], on the same two rows -> mean 0.25.
     """
     if clusters is not None and len(runs) != len(clusters):
@@ -89,7 +96,7 @@ def pooled_difference_interval(
     if not counted:
         return EMPTY
     a_N, b_N = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
-    # Mean 1: every row of a single run has weight 1.
+    # [N] with mean 1: every row of a single run has weight 1.
     weight_N = np.concatenate([np.full(len(a), len(a_N) / (counted * len(a))) for a, _ in pairs if len(a)])
     units = Units(None if clusters is None else [ids for run in clusters for ids in run], len(a_N))
     difference_N = a_N - b_N
@@ -103,11 +110,12 @@ def pooled_difference_interval(
 
 
 def ratio_interval(numerators: ArrayLike, denominators: ArrayLike, clusters: Clusters | None) -> Interval:
-    """Sum of numerators / sum of denominators: a share among rows that are themselves counted (precision, F1). In
-    [0, 1].
+    """Return sum of numerators / sum of denominators, in [0, 1]: a share among rows that are counted (precision, F1).
 
-    Args: numerators: [N], each from 0 to its denominator.
-    Returns: EMPTY when the denominators add up to 0.    Raises: ValueError as `difference_interval`.
+    Args:
+        numerators: [N], each from 0 to its denominator.
+    Returns: EMPTY when the sum of the denominators is 0.
+    Raises: ValueError as `difference_interval`, and for a numerator outside of its range.
     """
     num_N, den_N = _numbers(numerators), _numbers(denominators)
     if len(num_N) != len(den_N):
@@ -117,10 +125,11 @@ def ratio_interval(numerators: ArrayLike, denominators: ArrayLike, clusters: Clu
         return EMPTY
     if ((num_N < 0) | (num_N > den_N)).any():
         raise ValueError("a ratio in [0, 1] needs numerators from 0 to their denominators")
-    # Rows that count for nothing are left out: they have no influence, and are no evidence either.
+    # Rows with denominator 0 are left out: they have no influence and are no evidence. [N] -> [counted rows]
     num_N, den_N = num_N[counted_N], den_N[counted_N]
-    units = Units(None if clusters is None else [c for c, use in zip(clusters, counted_N, strict=True) if use],
-                  len(num_N))  # fmt: skip
+    units = Units(
+        None if clusters is None else [c for c, use in zip(clusters, counted_N, strict=True) if use], len(num_N)
+    )
     value = float(num_N.sum() / den_N.sum())
     influence_N = (num_N - value * den_N) / den_N.mean()
     binary = bool(np.isin(num_N, UNIT_RANGE).all() and (den_N == 1).all())
@@ -129,23 +138,26 @@ def ratio_interval(numerators: ArrayLike, denominators: ArrayLike, clusters: Clu
 
 
 def auc_interval(labels: ArrayLike, scores: ArrayLike, clusters: Clusters | None) -> Interval:
-    """Area under the ROC curve: the chance that a positive row has the higher score; ties count half. Range [0, 1].
+    """Return the area under the ROC curve, in [0, 1].
+
+    It is the chance that a positive row has the higher score than a negative one; ties count half.
 
     Args:
-        labels: [N] 0 or 1.    scores: [N], infinities allowed (a failed answer is ranked last).
+        labels: [N] 0 or 1.
+        scores: [N], infinities allowed (a failed answer is ranked last).
     Returns: EMPTY unless both labels occur.
-    Source of the influences: DeLong, DeLong and Clarke-Pearson 1988.
+    Source: of the influences: DeLong, DeLong and Clarke-Pearson 1988.
     """
     labels_N, scores_N = _numbers(labels), np.asarray(scores, dtype=np.float64)
     if len(labels_N) != len(scores_N) or np.isnan(scores_N).any() or not np.isin(labels_N, UNIT_RANGE).all():
-        raise ValueError("AUC needs one 0/1 label and one score (not NaN) a row")
+        raise ValueError("AUC needs one 0/1 label and one score (not NaN) per row")
     positive_N = labels_N == 1.0
     if positive_N.all() or not positive_N.any():
         return EMPTY
     placed_N = _placements(positive_N, scores_N)
     value = float(placed_N[positive_N].mean())
     share_N = np.where(positive_N, positive_N.mean(), 1 - positive_N.mean())
-    # The smaller class is all the evidence there may be: an AUC varies no more than a share of its rows.
+    # The evidence is at least that of the smaller class: an AUC varies no more than a share of its rows.
     of_class = [
         Units(None if clusters is None else [c for c, use in zip(clusters, mask, strict=True) if use], int(mask.sum()))
         for mask in (positive_N, ~positive_N)
@@ -157,20 +169,22 @@ def auc_interval(labels: ArrayLike, scores: ArrayLike, clusters: Clusters | None
 def ece_interval(
     labels: ArrayLike, confidences: ArrayLike, clusters: Clusters | None, *, bins: int = ECE_BINS
 ) -> Interval:
-    """Expected calibration error: how far probabilities are, on average over rows, from the shares that came true.
+    """Return the expected calibration error, in [0, 1]; 0 is best.
 
-    Rows are put into bins of equal width by their probability, [0, 0.1), [0.1, 0.2), ..., [0.9, 1.0] for ten; ECE is
-    the mean over rows of |mean label - mean probability| of the row's bin. Range [0, 1], 0 is best. With few rows a bin
-    it is too high even for a calibrated model (its terms cannot be negative), and its interval with it.
+    It is the mean distance over rows between probabilities and the shares that came true. Rows are put into bins of
+    equal width by their probability, [0, 0.1), [0.1, 0.2), ..., [0.9, 1.0] for ten; ECE is the mean over rows of |mean
+    label - mean probability| of the row's bin. With few rows per bin it is too high even for a calibrated model (its
+    terms cannot be negative), and so is its interval.
 
     Args:
-        labels: [N] 0 or 1.    confidences: [N] probability of 1, in [0, 1].
+        labels: [N] 0 or 1.
+        confidences: [N] probability of 1, in [0, 1].
     Source: Naeini, Cooper and Hauskrecht 2015, "Calibration Metrics"; Guo et al. 2017, eq. 3, for a binary label.
     Example: probabilities 0.92, 0.98, 0.31 for labels 1, 0, 0 -> (2 * |0.5 - 0.95| + 1 * |0 - 0.31|) / 3 = 0.4033.
     """
     labels_N, confidences_N = _numbers(labels), _numbers(confidences)
     if len(labels_N) != len(confidences_N) or not np.isin(labels_N, UNIT_RANGE).all():
-        raise ValueError("ECE needs one 0/1 label and one probability a row")
+        raise ValueError("ECE needs one 0/1 label and one probability per row")
     if ((confidences_N < 0) | (confidences_N > 1)).any() or bins < 1:
         raise ValueError("ECE needs probabilities from 0 to 1, and at least one bin")
     if not len(labels_N):
@@ -185,12 +199,15 @@ def ece_interval(
 
 
 def _kish(weight_N: Floats) -> float:
-    """Effective share of rows of unequal weight: (sum w)^2 / (N sum w^2); 1 for equal weights."""
+    """Return the effective share of rows with unequal weights: (sum w)^2 / (N sum w^2); 1 for equal weights."""
     return float(weight_N.sum() ** 2 / (len(weight_N) * np.square(weight_N).sum()))
 
 
 def _placements(positive_N: NDArray[np.bool_], scores_N: Floats) -> Floats:
-    """Share of the other class that each row beats (positives: has above; negatives: has below), ties half. [N]."""
+    """Return the share of the other class that each row beats, [N].
+
+    A positive row beats the rows below it, a negative row those above it. Ties count half.
+    """
     placed_N = np.empty(len(scores_N))
     for own_N, wins_above in ((positive_N, True), (~positive_N, False)):
         others = np.sort(scores_N[~own_N])
@@ -201,7 +218,7 @@ def _placements(positive_N: NDArray[np.bool_], scores_N: Floats) -> Floats:
 
 
 def _numbers(values: ArrayLike) -> Floats:
-    found = np.asarray(values, dtype=np.float64)
-    if found.ndim != 1 or not np.isfinite(found).all():
+    numbers = np.asarray(values, dtype=np.float64)
+    if numbers.ndim != 1 or not np.isfinite(numbers).all():
         raise ValueError("expected a list of finite numbers")
-    return found
+    return numbers

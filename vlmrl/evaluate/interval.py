@@ -1,24 +1,24 @@
 """95% intervals of estimates over rows that share images: Wilson's score at the clusters' effective sample size.
 
-Rows may share images: two that show the same one are not two independent observations. What rows share are their
-clusters. An interval is made in three steps:
+Two rows that show the same image are not two independent observations. The images that rows share are their clusters.
+An interval is computed in three steps:
 
-1. The variance of the estimate, robust to any dependence of rows that share a cluster: the sum of e_p * e_q over all
-   rows p, q that share one, e = influence of a row (Aronow, Samii and Assenova 2015, eq. 4; for rows of one cluster
-   each this is the usual cluster-robust variance); never below that of independent rows.
-2. The effective sample size: how many independent draws of 0 and 1 with the same mean would have that variance,
-   lowered for few clusters by Student's t (Korn and Graubard 1998). Its degrees of freedom come from how few clusters
-   carry the variance (Satterthwaite's, from the fourth moment of the clusters' influences). It is never below the
-   number of independent clusters: nothing in [0, 1] varies more than a coin of the same mean.
+1. The variance of the estimate, robust to any dependence of rows that share a cluster. It is the sum of e_p * e_q over
+all rows p, q that share one, e = influence of a row (Aronow, Samii and Assenova 2015, eq. 4; for rows of one cluster
+each this is the usual cluster-robust variance). It is never below that of independent rows.
+2. The effective sample size: the number of independent draws of 0 and 1 with the same mean that would have this
+variance, lowered for few clusters by Student's t (Korn and Graubard 1998). The degrees of freedom come from the number
+of clusters that carry the variance (Satterthwaite's, from the fourth moment of the clusters' influences). The size is
+never below the number of independent clusters: nothing in [0, 1] varies more than a coin of the same mean.
 3. Wilson's score interval at that size (Wilson 1927), with the Poisson limit of Brown, Cai and DasGupta (2001, section
-   4.1.1) beside 0 and 1. Dean and Pagano (2015) and Franco et al. (2019) find Wilson's at the effective size the best
-   of the usual intervals for clustered shares.
+4.1.1) beside 0 and 1. Dean and Pagano (2015) and Franco et al. (2019) find Wilson's at the effective size the best of
+the usual intervals for clustered shares.
 
 A quantity of another range is scaled to [0, 1] first, a paired difference of it to [-(b - a), b - a]; so no interval
-leaves the range. Of a quantity without a range, step 1 with Student's t remains; also of a length, whose range is a
-limit far from most values: Wilson's interval would treat it as a coin of 0 and that limit. One cluster alone says
-nothing of others: there is no interval. `tests/unit/evaluate/test_interval.py` simulates how often the intervals hold
-the truth.
+leaves the range. A quantity without a range gets step 1 with Student's t. So does a length: its range is a limit far
+from most values, and Wilson's interval would treat it as a coin of 0 and that limit. With a single cluster there is no
+interval, because it says nothing about others. `tests/unit/evaluate/test_interval.py` simulates how often the intervals
+contain the true value.
 """
 
 from __future__ import annotations
@@ -33,36 +33,37 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Clusters = Sequence[Sequence[Hashable]]
-"""For every row the ids of its images; the same id twice in a row counts once. A row without ids stands alone."""
+"""Image ids of every row; the same id twice in a row counts once. A row without ids is a cluster of its own."""
 Range = tuple[float, float]
 
 METHOD = (
     "Wilson's score interval at the effective sample size of rows that share images; "
     "Student's t where no range is known, and of lengths"
 )
-"""The name of all intervals of quantities with a range, as shown to people."""
+"""Method of all intervals of quantities with a range, as shown to people."""
 Z_95 = 1.959963984540054
 NEAR_BOUND = 3.0
-"""With so many effective zeros (or ones) or fewer, Wilson's limit next to that bound gives way to Poisson's."""
+"""With at most so many effective zeros (or ones), Poisson's limit replaces Wilson's next to that bound."""
 FEW_CARRY = 4.0
 """With fewer degrees of freedom, one or two clusters carry all the variance: rows unlike all others may be unseen."""
 ROUNDING = 1e-9
 """Share of its range by which a value may be outside."""
 NO_SPREAD = 1e-12
-"""Influences of a quantity in [0, 1] below this are rounding: all rows are alike."""
+"""Influences of a quantity in [0, 1] below this are rounding errors: all rows are alike."""
 UNIT_RANGE: Range = (0.0, 1.0)
 BLOCK_NUMBERS = 4_000_000
-"""Most pairs of rows that share a cluster held at once."""
+"""Maximum number of pairs of rows with a common cluster that are in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with its 95% interval.
+    """Estimate with its 95% interval.
 
     Args:
         mean: the estimate; NaN when n = 0.
-        low, high: the interval; NaN where there is none (one cluster, or no spread and no range to judge by).
-        n: rows it is made of.      clusters: distinct clusters of these rows.
+        low, high: the interval; NaN if there is none (one cluster, or no spread and no range to judge by).
+        n: number of rows.
+        clusters: number of distinct clusters of these rows.
     """
 
     mean: float
@@ -76,29 +77,34 @@ EMPTY = Interval(math.nan, math.nan, math.nan, 0)
 
 
 def excludes_zero(low: float | None, high: float | None) -> bool:
-    """Whether an interval (None or NaN = there is none) has zero outside. The one rule of every verdict."""
+    """Return whether zero is outside of an interval (None or NaN = there is none). Every verdict uses this rule."""
     return low is not None and high is not None and (low > 0 or high < 0)
 
 
 def range_of(declared: Range | None, *values: ArrayLike) -> Range | None:
-    """The range of a quantity: the declared one if it is finite and holds all values, else [0, 1] while that does, else
-    None.
+    """Return the range of a quantity.
+
+    It is the declared range if that is finite and contains all values, else [0, 1] if that contains them, else None.
 
     Example: no range declared, values 0.2 and 1.0 -> (0, 1); 0.2 and 1.4 -> None.
     """
-    found = np.concatenate([np.asarray(v, dtype=np.float64).ravel() for v in values])
+    numbers = np.concatenate([np.asarray(v, dtype=np.float64).ravel() for v in values])
     for low, high in (*([declared] if declared else []), UNIT_RANGE):
         slack = ROUNDING * (high - low)
         finite = math.isfinite(low) and math.isfinite(high) and low < high
-        if finite and bool(((found >= low - slack) & (found <= high + slack)).all()):
+        if finite and bool(((numbers >= low - slack) & (numbers <= high + slack)).all()):
             return low, high
     return None
 
 
 def wilson(share: float, n: float) -> Range:
-    """Wilson's 95% score interval of a share, with Poisson's limit where fewer than NEAR_BOUND zeros or ones are seen.
+    """Return Wilson's 95% score interval of a share.
 
-    Args: share in [0, 1]; n > 0 may be a fractional effective size.
+    If fewer than NEAR_BOUND zeros or ones were seen, Poisson's limit is used next to that bound.
+
+    Args:
+        share: in [0, 1].
+        n: > 0; may be a fractional effective size.
     Source: Wilson 1927; the limits next to the bounds: Brown, Cai and DasGupta 2001, section 4.1.1.
     Example: 0 of 10 -> [0, 0.278]; 1 of 10 -> [0.005, 0.404], where Wilson's own lower limit is 0.018.
     """
@@ -118,19 +124,18 @@ def wilson(share: float, n: float) -> Range:
 
 
 class Evidence(NamedTuple):
-    """Bounds on an effective sample size: at least the independent clusters, at most the rows of 0 and 1."""
+    """Bounds of an effective sample size: at least the independent clusters, at most the rows of 0 and 1."""
 
     least: float
     most: float = math.inf
 
 
 class Units:
-    """What rows share: clusters, joined where they occur in exactly the same rows.
+    """Clusters of rows; those that occur in exactly the same rows are joined to one unit.
 
     Attributes:
         count: M, number of units.
-        independent: about how many rows' worth of independent information there is at least: M / (units a row), at
-            most N.
+        independent: lower bound of the number of independent rows, approximately: M / (units per row), at most N.
         rows_in, unit_of: the row and the unit of every (row, unit) incidence; sorted by row.
     """
 
@@ -152,17 +157,21 @@ class Units:
         self.independent = min(num_rows, self.count * num_rows / max(1, len(pairs)))
 
     def variance(self, influence_N: Floats) -> float:
-        """Variance of the mean of row influences when rows that share a unit are dependent in any way; never below that
-        of independent rows. Corrected for few units by M / (M - 1).
+        """Return the variance of the mean of row influences, where rows that share a unit may depend on each other.
+
+        It is never below that of independent rows, and corrected for few units by M / (M - 1). Any kind of dependence
+        is allowed.
         """
         own = float(np.square(influence_N).sum())
         return max(self._together(influence_N), own) / self.num_rows**2 * self.count / (self.count - 1)
 
     def freedom(self, influence_N: Floats) -> float:
-        """Degrees of freedom of `variance`: 2 / (sum r^4 / (sum r^2)^2 - 1 / M), r = summed influence of a unit.
-        At most those of the independent units, at least 1.
+        """Return the degrees of freedom of `variance`: at most those of the independent units, at least 1.
 
-        Normal influences leave about M, one unit that carries everything about 2.    Source: Satterthwaite 1946.
+        They are 2 / (sum r^4 / (sum r^2)^2 - 1 / M), r = summed influence of a unit: about M for normal influences,
+        about 2 if one unit carries everything.
+
+        Source: Satterthwaite 1946.
         """
         square_M = np.square(np.bincount(self.unit_of, influence_N[self.rows_in], minlength=self.count))
         most = max(1.0, self.independent - 1)
@@ -171,8 +180,8 @@ class Units:
         return most if excess <= 0 else min(most, max(1.0, 2 / excess))
 
     def _together(self, influence_N: Floats) -> float:
-        """Sum of e_p * e_q over all rows p, q that share a unit; each pair of rows once, however much they share."""
-        if len(self.unit_of) == self.num_rows:  # one unit a row
+        """Return the sum of e_p * e_q over all rows p, q that share a unit; each pair of rows counts once."""
+        if len(self.unit_of) == self.num_rows:  # one unit per row
             return float(np.square(np.bincount(self.unit_of, influence_N, minlength=self.count)).sum())
         from scipy.sparse import csr_array
 
@@ -184,6 +193,7 @@ class Units:
         total = 0.0
         for start in np.flatnonzero(np.diff(block_of_row, prepend=-1)):
             stop = int(np.searchsorted(block_of_row, block_of_row[start], "right"))
+            # [rows of the block, N]: number of common units, then 1 for each pair that has any.
             shared = incidence[start:stop] @ incidence.T
             shared.data[:] = 1.0
             total += float(influence_N[start:stop] @ (shared @ influence_N))
@@ -191,10 +201,10 @@ class Units:
 
 
 def interval_in_range(value: float, influence_N: Floats, units: Units, bounds: Range, evidence: Evidence) -> Interval:
-    """The interval of an estimate in `bounds`; see the head of this file.
+    """Return the interval of an estimate in `bounds`; see the module's docstring.
 
     Args:
-        influence_N: what each row adds to the estimate, its mean is 0: for a mean, value of the row - mean.
+        influence_N: what each row adds to the estimate, with mean 0: for a mean, value of the row - mean.
         bounds: range of the estimate.
     Returns: low and high are NaN for a single unit.
     """
@@ -207,7 +217,7 @@ def interval_in_range(value: float, influence_N: Floats, units: Units, bounds: R
     share = min(1.0, max(0.0, (value - start) / width))
     small_N = influence_N / width
     least = max(evidence.least, 1.0)
-    # Rows unlike all that were seen may be so large a share of all rows: Wilson's limit for none among `least`.
+    # Rows unlike all that were seen may have this share of all rows: Wilson's limit for 0 of `least`.
     unseen = Z_95**2 / (least + Z_95**2)
     around = (share - unseen * share, share + unseen * (1 - share))
     if float(np.abs(small_N).max()) < NO_SPREAD:
@@ -224,9 +234,10 @@ def interval_in_range(value: float, influence_N: Floats, units: Units, bounds: R
 
 
 def t_interval(value: float, influence_N: Floats, units: Units, bounds: Range | None = None) -> Interval:
-    """Return Student's t interval from the robust variance; NaN where nothing varies.
+    """Return Student's t interval from the robust variance; NaN if nothing varies.
 
-    For a quantity of no known range, or of one that says little of its spread (a length): `bounds` only clips it.
+    It is for a quantity without a known range, or whose range says little about its spread (a length): `bounds` only
+    clips.
     """
     from scipy.special import stdtrit
 

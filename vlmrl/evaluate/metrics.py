@@ -1,13 +1,13 @@
-"""From the rows of an evaluation to its summary: every metric with a 95% interval and the rows it is made of.
+"""Summary of an evaluation from its rows: every metric with a 95% interval and the number of its rows.
 
-A row is one response (`evaluate.run.make_records`). Which numbers there are is the task's business (`Task.outcome`);
-here each is averaged over the rows it applies to. Metric names: `reward`, `accuracy`, `accuracy/<level>`,
+A row is one response (`evaluate.run.make_records`). The task decides which numbers there are (`Task.outcome`); here
+each is averaged over the rows that have it. Metric names: `reward`, `accuracy`, `accuracy/<level>`,
 `accuracy/<field>-<value>` (see `Task.by`), `brier`, `parse_failure`, any other outcome of the task, `auc`, `ece`,
-`precision`, `recall`, `f1`, `part/<name>`, `response_tokens`, `truncated`, `pass@<k>` for several samples a prompt.
+`precision`, `recall`, `f1`, `part/<name>`, `response_tokens`, `truncated`, `pass@<k>` for several samples per prompt.
 
-`auc` to `f1` exist where the answer is a probability (outcomes `label` and `confidence`). They are of the counts of
-the whole split, never of means of means, and an answer that cannot be parsed counts as wrong in every one of them:
-ranked behind everything, certain of the wrong thing, in the wrong cell of the confusion matrix.
+`auc` to `f1` exist if the answer is a probability (outcomes `label` and `confidence`). They are computed from the
+counts of the whole split, never as means of means. An answer that cannot be parsed counts as wrong in each of them:
+ranked last, certain of the wrong label, in the wrong cell of the confusion matrix.
 """
 
 from __future__ import annotations
@@ -25,42 +25,44 @@ from vlmrl.types import INAPPLICABLE
 Record = Mapping[str, Any]
 
 NOT_AVERAGED = frozenset({"label", "confidence"})
-"""Outcomes that are not a quality of the answer: they make AUC and the baselines."""
+"""Outcomes that do not measure the quality of an answer: AUC and the baselines are computed from them."""
 PROBABILITY_METRICS = ("auc", "ece", "precision", "recall", "f1")
 """Metrics of tasks whose answer is a probability."""
 LENGTHS = ("response_tokens",)
 """Metrics that count tokens: Student's t, clipped at the declared range."""
 SIGNED_RANGE = (-1.0, 1.0)
 MAX_VALUES = 20
-"""A field of the truth with more different values than that is a measurement or a name, not a kind of row."""
+"""Maximum number of different values of a field that groups rows. With more, it is a measurement or a name."""
 OLD_BY = ("distance",)
-"""`by` of summaries that do not hold it: earlier versions knew this field alone."""
+"""`by` of summaries without it: earlier versions knew only this field."""
 FAILED_POSITIVE, FAILED_NEGATIVE = -math.inf, math.inf
-"""Score for AUC of a row without a confidence: ranked behind everything, so that a failure counts as wrong."""
+"""Score for AUC of a row without a confidence: ranked last, so that a failure counts as wrong."""
 
 
 def summarise(
     rows: Sequence[Record], ranges: Mapping[str, Range] | None = None, by: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The summary of an evaluation.
+    """Return the summary of an evaluation.
 
     Args:
         rows: records with `score`, `parts`, `outcome`, `truth`, `finish`, `num_tokens`, `images`, `prompt_id`.
-        ranges: metric -> range that its value has by declaration, before those of `metric_facts`.
+        ranges: metric -> declared range of its value; they go before those of `metric_facts`.
         by: see `Task.by`.
-    Returns: {"rows", "prompts", "samples", "images", "by", "reward_errors", "reward_unavailable" (where there are any),
+    Returns: {"rows", "prompts", "samples", "images", "by", "reward_errors", "reward_unavailable" (if there are any),
         "intervals": name of the method, "metrics": name -> {"value", "low", "high", "n", "clusters", "range"},
-        "baselines": name -> {"value", "what"}}. A metric that no row has is left out. low and high are None where there
-        is no interval, range where none is declared. pass@k needs accuracies that say right or wrong.
+        "baselines": name -> {"value", "what"}}. A metric that no row has is left out. low and high are None if there is
+        no interval, range if none is declared. pass@k needs accuracies that are right or wrong only.
     """
     metrics: dict[str, dict[str, Any]] = {}
-    behind = {name: as_json(found, UNIT_RANGE) for name, found in _of_probabilities(rows).items() if found.n}
+    probability_metrics = {
+        name: as_json(interval, UNIT_RANGE) for name, interval in _of_probabilities(rows).items() if interval.n
+    }
     for name, pick in picks(rows, by).items():
         if name.startswith(("part/", "response_tokens")):
-            metrics |= behind
-        chosen = [(r, v) for r in rows if (v := pick(r)) is not None]
-        if chosen:
-            clusters, values = clusters_of([r for r, _ in chosen]), [v for _, v in chosen]
+            metrics |= probability_metrics
+        rows_with_value = [(r, v) for r in rows if (v := pick(r)) is not None]
+        if rows_with_value:
+            clusters, values = clusters_of([r for r, _ in rows_with_value]), [v for _, v in rows_with_value]
             declared = _holding(range_of_metric(name, ranges or {}), values)
             metrics[name] = as_json(mean_interval(values, clusters, declared, length=name in LENGTHS), declared)
     metrics |= _pass_at_k(rows)
@@ -81,27 +83,32 @@ def summarise(
 
 
 def task_problems(summary: Mapping[str, Any]) -> list[str]:
-    """Return in words what the task failed to measure of an evaluation: [] where it measured all."""
-    told = []
-    if found := summary.get("outcome_problems"):
-        told.append(f"the task measured nothing of {found['rows']:,} of {summary['rows']:,} answers: {found['first']}")
-    if found := summary.get("set_metrics_problem"):
-        told.append(f"the metrics of the whole split are missing: {found}")
-    if found := (summary.get("set_metrics") or {}).get("problem"):
-        told.append(f"the metrics of the whole split have no intervals, for one of their resamples failed: {found}")
-    if found := summary.get("figures_problem"):
-        told.append(f"the figures are missing: {found}")
-    return told
+    """Return in words what the task failed to measure of an evaluation: [] if it measured everything."""
+    texts = []
+    if problem := summary.get("outcome_problems"):
+        texts.append(
+            f"the task could not measure {problem['rows']:,} of {summary['rows']:,} answers: {problem['first']}"
+        )
+    if problem := summary.get("set_metrics_problem"):
+        texts.append(f"the metrics of the whole split are missing: {problem}")
+    if problem := (summary.get("set_metrics") or {}).get("problem"):
+        texts.append(
+            f"the metrics of the whole split have no intervals, because one of their resamples failed: {problem}"
+        )
+    if problem := summary.get("figures_problem"):
+        texts.append(f"the figures are missing: {problem}")
+    return texts
 
 
 def range_of_metric(name: str, ranges: Mapping[str, Range]) -> Range | None:
-    """Return the declared range of a metric: that of `ranges`, else of what is known of it, else None."""
+    """Return the declared range of a metric: that of `ranges`, else that of `metric_facts`, else None."""
     return ranges.get(name) or metric_facts(name).range
 
 
 def _holding(declared: Range | None, values: Sequence[float]) -> Range | None:
-    """Return the range while it holds all values: the accuracy of a user's reward need not be a share. For -1 and 1, as
-    rewards say right and wrong, the range is [-1, 1].
+    """Return the declared range if it contains all values, else None; [-1, 1] if rewards use -1 and 1.
+
+    The accuracy of a user's reward need not be a share: it may be -1 for wrong and 1 for right.
     """
     if declared is None or range_of(declared, values) == declared:
         return declared
@@ -109,53 +116,60 @@ def _holding(declared: Range | None, values: Sequence[float]) -> Range | None:
 
 
 def picks(rows: Sequence[Record], by: Sequence[str] = ()) -> dict[str, Callable[[Record], float | None]]:
-    """Metric name -> its number of a row, or None where it does not apply: all that are a mean over rows, in order."""
+    """Return metric name -> function that gives its number of a row, or None if the row has none.
+
+    These are all metrics that are a mean over rows, in order.
+    """
     outcomes = [n for n in _names(rows, "outcome") if n not in NOT_AVERAGED]
     outcomes.sort(key=lambda n: (not n.startswith("accuracy"), n != "accuracy"))
-    found: dict[str, Callable[[Record], float | None]] = {"reward": lambda r: _finite(r["score"])}
+    pick_by_name: dict[str, Callable[[Record], float | None]] = {"reward": lambda r: _finite(r["score"])}
     for name in [n for n in outcomes if n.startswith("accuracy")]:
-        found[name] = lambda r, name=name: _finite(r["outcome"].get(name))
+        pick_by_name[name] = lambda r, name=name: _finite(r["outcome"].get(name))
     right = [r["truth"] for r in rows if r["outcome"].get("accuracy") is not None]
     for name, (field, value) in accuracies_by(right, by).items():
-        found[name] = lambda r, field=field, value=value: (
+        pick_by_name[name] = lambda r, field=field, value=value: (
             _finite(r["outcome"].get("accuracy")) if r["truth"].get(field) == value else None
         )
     for name in [n for n in outcomes if not n.startswith("accuracy")]:
-        found[name] = lambda r, name=name: _finite(r["outcome"].get(name))
+        pick_by_name[name] = lambda r, name=name: _finite(r["outcome"].get(name))
     for name in _names(rows, "parts"):
-        found[f"part/{name}"] = lambda r, name=name: _finite(r["parts"].get(name))
-    found["response_tokens"] = lambda r: float(r["num_tokens"])
-    found["truncated"] = lambda r: float(r["finish"] == "length")
-    return found
+        pick_by_name[f"part/{name}"] = lambda r, name=name: _finite(r["parts"].get(name))
+    pick_by_name["response_tokens"] = lambda r: float(r["num_tokens"])
+    pick_by_name["truncated"] = lambda r: float(r["finish"] == "length")
+    return pick_by_name
 
 
 def metric_value(summary: Mapping[str, Any], name: str) -> float:
-    """The value of a metric of a summary; NaN when the rows do not have it."""
-    found = summary["metrics"].get(name)
-    return math.nan if found is None or found["value"] is None else float(found["value"])
+    """Return the value of a metric of a summary; NaN if the rows do not have it."""
+    metric = summary["metrics"].get(name)
+    return math.nan if metric is None or metric["value"] is None else float(metric["value"])
 
 
 def clusters_of(rows: Sequence[Record]) -> Clusters:
-    """What makes rows dependent: the images they show; for rows without images, the prompt."""
+    """Return the clusters of rows: the images that they show, or the prompt of a row without images."""
     return [image_ids(r) or (str(r["prompt_id"]),) for r in rows]
 
 
 def image_ids(row: Record) -> tuple[str, ...]:
-    """Content hashes of a row's images."""
+    """Return the content hashes of a row's images."""
     return tuple(image["sha256"] for image in row["images"])
 
 
 def as_json(interval: Interval, declared: Range | None = None) -> dict[str, Any]:
-    """{"value", "low", "high", "n", "clusters", "range"}; NaN becomes None, which JSON has."""
+    """Return {"value", "low", "high", "n", "clusters", "range"}; NaN becomes None, as JSON has no NaN."""
     value, low, high = (x if math.isfinite(x) else None for x in (interval.mean, interval.low, interval.high))
     return {
-        "value": value, "low": low, "high": high, "n": interval.n, "clusters": interval.clusters,
+        "value": value,
+        "low": low,
+        "high": high,
+        "n": interval.n,
+        "clusters": interval.clusters,
         "range": None if declared is None else list(declared),
-    }  # fmt: skip
+    }
 
 
 def baselines(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """What one gets without looking: always the commoner label, always the base rate. Empty without labels.
+    """Return the metrics of blind baselines: always the majority label, always the base rate. Empty without labels.
 
     Example: labels 1, 1, 1, 0 -> accuracy 0.75, brier 0.1875.
     """
@@ -174,9 +188,10 @@ def baselines(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Chance that at least one of k samples drawn without replacement from n is correct: 1 - C(n - c, k) / C(n, k).
+    """Return the chance that one or more of k samples, drawn without replacement from n, are correct.
 
-    Unbiased for the chance with k fresh samples (Chen et al. 2021, eq. 1).
+    It is 1 - C(n - c, k) / C(n, k), unbiased for the chance with k fresh samples (Chen et al. 2021, eq. 1).
+
     Raises: ValueError unless 1 <= k <= n and 0 <= c <= n.
     Example: n = 4, c = 1, k = 2 -> 1 - 3/6 = 0.5.
     """
@@ -187,7 +202,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def _pass_at_k(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """pass@1, 2, 4, ... and n over prompts, when there are several samples of each and accuracy says right or wrong."""
+    """Return pass@1, 2, 4, ... and n over prompts, if each has several samples and accuracy is right or wrong only."""
     groups: dict[str, list[Record]] = {}
     for r in rows:
         if r["outcome"].get("accuracy") is not None:
@@ -197,23 +212,23 @@ def _pass_at_k(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
     smallest = min((len(g) for g in groups.values()), default=0)
     if smallest < 2:
         return {}
-    found = {}
+    metrics = {}
     for k in sorted({2**i for i in range(smallest.bit_length()) if 2**i <= smallest} | {smallest}):
         values = [pass_at_k(len(g), sum(r["outcome"]["accuracy"] == RIGHT for r in g), k) for g in groups.values()]
         clusters = clusters_of([g[0] for g in groups.values()])
-        found[f"pass@{k}"] = as_json(mean_interval(values, clusters, UNIT_RANGE), UNIT_RANGE)
-    return found
+        metrics[f"pass@{k}"] = as_json(mean_interval(values, clusters, UNIT_RANGE), UNIT_RANGE)
+    return metrics
 
 
 def _of_probabilities(rows: Sequence[Record]) -> dict[str, Interval]:
-    """The PROBABILITY_METRICS of the rows whose answer is a probability of the label 1; EMPTY ones have n = 0."""
-    chosen = [r for r in rows if r["outcome"].get("label") in (0.0, 1.0) and "confidence" in r["outcome"]]
-    clusters, labels = clusters_of(chosen), [float(r["outcome"]["label"]) for r in chosen]
-    said = [r["outcome"]["confidence"] for r in chosen]
+    """Return the PROBABILITY_METRICS of rows whose answer is a probability of the label 1; EMPTY ones have n = 0."""
+    rows_with_label = [r for r in rows if r["outcome"].get("label") in (0.0, 1.0) and "confidence" in r["outcome"]]
+    clusters, labels = clusters_of(rows_with_label), [float(r["outcome"]["label"]) for r in rows_with_label]
+    confidences = [r["outcome"]["confidence"] for r in rows_with_label]
     scores, probabilities = [], []
-    for label, confidence in zip(labels, said, strict=True):
-        failed = FAILED_POSITIVE if label else FAILED_NEGATIVE
-        scores.append(failed if confidence is None else float(confidence))
+    for label, confidence in zip(labels, confidences, strict=True):
+        failure_score = FAILED_POSITIVE if label else FAILED_NEGATIVE
+        scores.append(failure_score if confidence is None else float(confidence))
         probabilities.append(1.0 - label if confidence is None else float(confidence))
     return {
         "auc": auc_interval(labels, scores, clusters),
@@ -223,20 +238,20 @@ def _of_probabilities(rows: Sequence[Record]) -> dict[str, Interval]:
 
 
 def _of_counts(labels: Sequence[float], probabilities: Sequence[float], clusters: Clusters) -> dict[str, Interval]:
-    """Return precision, recall and F1 of the label 1; a probability of 0.5 is wrong, whatever the label."""
+    """Return precision, recall and F1 of the label 1. A probability of 0.5 is wrong, whatever the label."""
     cells = [(y, (p > 0.5) if y else (p >= 0.5)) for y, p in zip(labels, probabilities, strict=True)]
-    hit = [float(y == 1 and said) for y, said in cells]
-    said_one = [float(said) for _, said in cells]
-    both = [y + float(said) for y, said in cells]  # 2 TP + FP + FN = positives + answers with the label 1
+    hit = [float(y == 1 and answer) for y, answer in cells]
+    answered_one = [float(answer) for _, answer in cells]
+    both = [y + float(answer) for y, answer in cells]  # 2 TP + FP + FN = positives + answers with the label 1
     return {
-        "precision": ratio_interval(hit, said_one, clusters),
+        "precision": ratio_interval(hit, answered_one, clusters),
         "recall": ratio_interval(hit, labels, clusters),
         "f1": ratio_interval([2 * h for h in hit], both, clusters),
     }
 
 
 def _names(rows: Sequence[Record], field: str) -> list[str]:
-    """Keys of a mapping of the rows, in order of first appearance."""
+    """Return the keys of a mapping of the rows, in order of first appearance."""
     return list(dict.fromkeys(name for r in rows for name in r[field]))
 
 
@@ -260,15 +275,17 @@ def paired_differences(
     ranges: Mapping[str, Range] | None = None,
     by: Sequence[str] = (),
 ) -> dict[str, dict[str, Any]]:
-    """Mean of (rows - others) for every number that both have, on the rows they share.
+    """Return the mean of (rows - others) for every number that both have, on the rows they share.
 
-    Rows are the same when prompt id and sample are, and the truth: an answer to another question is no pair.
-    Args: ranges, by: as of `summarise`.
+    Rows are the same if their prompt id, sample and truth are: an answer to another question is no pair.
+
+    Args:
+        ranges, by: as of `summarise`.
     Returns: metric name -> {"value", "low", "high", "n", "clusters", "range" (of the metric), "a", "b": the means of
         `others` and of `rows` on these rows}; names as in `summarise`. Empty when no row is shared.
     """
     pairs, _ = shared_rows(rows, others)
-    found = {}
+    differences = {}
     for name, pick in picks([r for r, _ in pairs], by).items():
         both = [(r, a, b) for r, o in pairs if (a := pick(r)) is not None and (b := pick(o)) is not None]
         if not both:
@@ -278,12 +295,12 @@ def paired_differences(
         clusters = clusters_of([r for r, _, _ in both])
         difference = difference_interval(mine, theirs, clusters, declared, length=name in LENGTHS)
         means = {"a": math.fsum(theirs) / len(both), "b": math.fsum(mine) / len(both)}
-        found[name] = as_json(difference, declared) | means
-    return found
+        differences[name] = as_json(difference, declared) | means
+    return differences
 
 
 def shared_rows(rows: Sequence[Record], others: Sequence[Record]) -> tuple[list[tuple[Record, Record]], int]:
-    """(pairs of a row and the other's row of the same prompt, sample and truth; how many have another truth)."""
+    """Return (pairs of a row and the other's row with the same prompt, sample and truth; number with another truth)."""
     before = {(r["prompt_id"], r["sample"]): r for r in others}
     pairs = [(r, o) for r in rows if (o := before.get((r["prompt_id"], r["sample"]))) is not None]
     same = [(r, o) for r, o in pairs if r["truth"] == o["truth"]]
@@ -291,21 +308,24 @@ def shared_rows(rows: Sequence[Record], others: Sequence[Record]) -> tuple[list[
 
 
 def declared_ranges(summary: Mapping[str, Any]) -> dict[str, Range]:
-    """The ranges that a summary's metrics were declared with. Those of older evaluations do not say."""
+    """Return the declared ranges of a summary's metrics. Older evaluations have none."""
     return {n: (float(r[0]), float(r[1])) for n, m in summary["metrics"].items() if (r := m.get("range"))}
 
 
 def joined_ranges(*summaries: Mapping[str, Any]) -> dict[str, Range]:
-    """Ranges that hold for the metrics of all of these summaries: the widest; of a metric that all declare."""
-    each = [declared_ranges(s) for s in summaries]
-    names = set.intersection(*(set(e) for e in each)) if each else set()
-    return {n: (min(e[n][0] for e in each), max(e[n][1] for e in each)) for n in names}
+    """Return the widest range of each metric for which all of these summaries declare one."""
+    ranges_of_summaries = [declared_ranges(s) for s in summaries]
+    names = set.intersection(*(set(ranges) for ranges in ranges_of_summaries)) if ranges_of_summaries else set()
+    return {
+        n: (min(ranges[n][0] for ranges in ranges_of_summaries), max(ranges[n][1] for ranges in ranges_of_summaries))
+        for n in names
+    }
 
 
 def joined_by(*summaries: Mapping[str, Any]) -> list[str]:
-    """Return the fields of the truth by which all of these summaries average accuracy too."""
-    each = [s.get("by", OLD_BY) for s in summaries]
-    return [field for field in each[0] if all(field in others for others in each)]
+    """Return the fields of the truth by which all of these summaries also average accuracy."""
+    fields_of_summaries = [s.get("by", OLD_BY) for s in summaries]
+    return [field for field in fields_of_summaries[0] if all(field in others for others in fields_of_summaries)]
 
 
 def _finite(value: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""Outcomes of scored responses: those of their task, with the part of the reward that is an accuracy."""
+"""Outcomes of scored responses: those of their task, and the part of the reward that is an accuracy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from vlmrl.types import Group, RewardInput, ScoredSample
 
 
 def outcome_of(task: Task, group: Group, sample: ScoredSample, spec: RewardSpec) -> tuple[Outcome, str]:
-    """Return the outcome of a response of a group, and why it is incomplete, or "".
+    """Return the outcome of a response of a group, and the reason why it is incomplete, or "".
 
-    A task that fails on one response costs the numbers of that response, not the run.
+    If a task fails on one response, only the numbers of that response are lost.
 
-    Args: spec: the reward that gave the score.
+    Args:
+        spec: the reward that gave the score.
     """
     try:
         outcome, problem = task.outcome(response_input(group, sample), sample.score), ""
@@ -28,33 +29,45 @@ def outcome_of(task: Task, group: Group, sample: ScoredSample, spec: RewardSpec)
 
 
 def response_input(group: Group, sample: ScoredSample) -> RewardInput:
-    """Return the input of the reward that a scored response had, without the pixels."""
+    """Return the reward's input for a scored response, without the pixels."""
     row, trajectory = group.row, sample.trajectory
     return RewardInput(
-        sample.text, row.truth, row.columns, finish=trajectory.finish, num_tokens=trajectory.num_sampled_tokens,
-        prompt=group.prompt_text, token_ids=trajectory.response_ids, step=trajectory.version, prompt_id=row.prompt_id,
-        sample=trajectory.sample, media=row.media, seen_sizes=trajectory.seen_sizes, turns=sample.turns,
-    )  # fmt: skip
+        sample.text,
+        row.truth,
+        row.columns,
+        finish=trajectory.finish,
+        num_tokens=trajectory.num_sampled_tokens,
+        prompt=group.prompt_text,
+        token_ids=trajectory.response_ids,
+        step=trajectory.version,
+        prompt_id=row.prompt_id,
+        sample=trajectory.sample,
+        media=row.media,
+        seen_sizes=trajectory.seen_sizes,
+        turns=sample.turns,
+    )
 
 
 def accuracies(groups: Sequence[Group], sources: Sequence[Source]) -> list[list[float | None]]:
-    """Return the accuracy of every sample of every group; None where there is none."""
-    return [[found.get("accuracy") for found, _ in measured] for measured in _outcomes(groups, sources)]
+    """Return the accuracy of every sample of every group; None if it has none."""
+    return [[outcome.get("accuracy") for outcome, _ in measured] for measured in _outcomes(groups, sources)]
 
 
 def accuracy_metrics(groups: Sequence[Group], sources: Sequence[Source]) -> dict[str, float]:
-    """Return `reward/accuracy`, the mean over the samples that have one, and `reward/outcome_errors`, the samples on
-    which the task failed; each only where there is one.
+    """Return `reward/accuracy` and `reward/outcome_errors`, each only if there is one.
+
+    The first is the mean over the samples that have an accuracy, the second the number of samples on which the task
+    failed.
     """
     measured = [one for of_group in _outcomes(groups, sources) for one in of_group]
-    values = [value for found, _ in measured if (value := found.get("accuracy")) is not None]
+    values = [value for outcome, _ in measured if (value := outcome.get("accuracy")) is not None]
     failed = sum(bool(problem) for _, problem in measured)
     errors = {"reward/outcome_errors": float(failed)} if failed else {}
     return ({"reward/accuracy": fmean(values)} if values else {}) | errors
 
 
 def _outcomes(groups: Sequence[Group], sources: Sequence[Source]) -> list[list[tuple[Outcome, str]]]:
-    """Return `outcome_of` of every sample of every group."""
+    """Return `outcome_of` every sample of every group."""
     by_name = {source.name: source for source in sources}
     return [
         [outcome_of(source.task, group, s, source.reward) for s in group.samples]
@@ -63,14 +76,14 @@ def _outcomes(groups: Sequence[Group], sources: Sequence[Source]) -> list[list[t
     ]
 
 
-def accuracy_told(groups: Sequence[Group], sources: Sequence[Source]) -> str:
-    """Return in words what the accuracy is of those sources that take it from their reward; "" where none does."""
-    told = []
+def accuracy_text(groups: Sequence[Group], sources: Sequence[Source]) -> str:
+    """Return in words where sources get their accuracy from, if it is their reward; "" if none does."""
+    texts = []
     for source in sources:
         own = [g for g in groups if g.row.source == source.name]
-        found = [a for values in accuracies(own, [source]) for a in values if a is not None]
+        values = [a for values_of_group in accuracies(own, [source]) for a in values_of_group if a is not None]
         parts = dict.fromkeys(name for g in own for s in g.samples for name in s.score.parts)
-        words = accuracy_words(source.task.measured(own[0].row.truth), parts, found, source.reward) if own else ""
+        words = accuracy_words(source.task.measured(own[0].row.truth), parts, values, source.reward) if own else ""
         if words:
-            told.append(f"{words} ({source.name})" if len(sources) > 1 else words)
-    return f"accuracy is {'; '.join(told)}" if told else ""
+            texts.append(f"{words} ({source.name})" if len(sources) > 1 else words)
+    return f"accuracy is {'; '.join(texts)}" if texts else ""

@@ -1,7 +1,7 @@
-"""The files of an evaluation. No torch: whoever compares or shows evaluations reads them here.
+"""Files of an evaluation, read and written without torch, for programs that compare or show evaluations.
 
-<run>/eval/<name>/rows.parquet     one row a response: text, score, parts, outcome
-                  media.arrow      images that rewards made of the responses, where there are any
+<run>/eval/<name>/rows.parquet     one row per response: text, score, parts, outcome
+                  media.arrow      images that rewards made for the responses, if any
                   summary.json     metrics with intervals, what was evaluated; written last
 """
 
@@ -30,12 +30,12 @@ COLUMNS: Mapping[str, str] = {
     "parts": "string", "note": "string", "error": "string", "status": "string", "images": "list", "detail": "string",
     "artifacts": "list",
 }  # fmt: skip
-"""Columns of the rows of an evaluation -> their Arrow types; of a list, images."""
+"""Columns of the rows of an evaluation -> their Arrow types; "list" is a list of images."""
 JSON_COLUMNS = ("truth", "parts")
 REMARKS = ("note", "error")
 """Columns that no score is computed from."""
 OUTCOME = "outcome/"
-"""Prefix, in the Parquet file, of the columns that are the task's outcome."""
+"""Prefix of the columns with the task's outcome, in the Parquet file."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Evaluation:
     """Rows and summary of one evaluation.
 
     Args:
-        rows: one mapping a response, see `evaluate.run.make_records`; each outcome is also a key of its own
+        rows: one mapping per response, see `evaluate.run.make_records`; each outcome is also a key of its own
             (`row["accuracy"]`).
         summary: see `evaluate.metrics.summarise`; as read from disk it also has "schema" and "meta".
         files: sha256 -> image file that a reward made; not read from disk (store/media.py finds them).
@@ -55,41 +55,42 @@ class Evaluation:
 
 
 def write_evaluation(folder: Path, evaluation: Evaluation, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Write an evaluation; one that is there already is replaced as a whole. Returns the summary with `meta` in it.
+    """Write an evaluation, replacing an existing one as a whole. Return the summary with `meta` in it.
 
-    Args: meta: what was evaluated (model, checkpoint, split, sampling ...); JSON values.
+    Args:
+        meta: what was evaluated (model, checkpoint, split, sampling ...); JSON values.
     """
     summary = {"schema": SCHEMA, "meta": redact_value(dict(meta)), **evaluation.summary}
-    making = temp_path(folder)
-    making.mkdir(parents=True)
+    temp_dir = temp_path(folder)
+    temp_dir.mkdir(parents=True)
     try:
-        write_atomic(making / EVAL_ROWS, _parquet(evaluation.rows))
+        write_atomic(temp_dir / EVAL_ROWS, _parquet(evaluation.rows))
         if evaluation.files:
-            write_shard(making / EVAL_MEDIA, sorted(evaluation.files.items()))
-        write_json(making / EVAL_SUMMARY, summary)
+            write_shard(temp_dir / EVAL_MEDIA, sorted(evaluation.files.items()))
+        write_json(temp_dir / EVAL_SUMMARY, summary)
         if folder.exists():
             remove_tree(folder)
-        making.rename(folder)
+        temp_dir.rename(folder)
         sync_folder(folder.parent)
     except BaseException:
-        shutil.rmtree(making, ignore_errors=True)
+        shutil.rmtree(temp_dir, ignore_errors=True)
         raise
     return summary
 
 
 def read_evaluation(folder: Path) -> Evaluation:
-    """What `write_evaluation` wrote. Raises: StoreError when it is missing, damaged or of a newer schema."""
+    """Return what `write_evaluation` wrote. Raises: StoreError when it is missing, damaged or of a newer schema."""
     return Evaluation(_read_rows(folder / EVAL_ROWS), read_summary(folder))
 
 
 def training_folder(run_dir: Path, split: str, source: str, step: int) -> Path:
-    """Where a validation during training is written. What a person's `vlmrl eval` put there is not replaced."""
+    """Return the folder for a validation during training. A user's own `vlmrl eval` of that name is not replaced."""
     folder = eval_dir(run_dir, training_name(split, source, step))
     try:
-        taken = not read_summary(folder).get("meta", {}).get("during")
-    except StoreError:  # there is none, or a damaged one
+        is_users = not read_summary(folder).get("meta", {}).get("during")
+    except StoreError:  # it is missing or damaged
         return folder
-    return eval_dir(run_dir, f"training-{folder.name}") if taken else folder
+    return eval_dir(run_dir, f"training-{folder.name}") if is_users else folder
 
 
 def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -109,13 +110,14 @@ def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _cell(name: str, value: Any) -> Any:
-    """A value as Parquet holds it: mappings as JSON text, half surrogate pairs as their escapes, secrets hidden as in
-    rollouts.
+    """Return a value as Parquet holds it: mappings as JSON text, half surrogate pairs as their escapes.
+
+    Secrets are hidden as in rollouts.
     """
     if isinstance(value, Mapping):
         return hide_known(json.dumps(redact_value(dict(value)) if name == "detail" else dict(value)))
     if name == "artifacts" and value:
-        return [{**one, "name": encodable(redact_text(one["name"]))} for one in value]
+        return [{**artifact, "name": encodable(redact_text(artifact["name"]))} for artifact in value]
     if not isinstance(value, str):
         return value
     hide = redact_text if name in REMARKS else hide_known
@@ -142,14 +144,16 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 KEPT_BYTES = 64 * 1024 * 1024
-"""Of all images of an evaluation that `vlmrl eval` makes; of one in training, a validation, an eighth."""
+"""Maximum size of all images of an evaluation by `vlmrl eval`; a validation during training has an eighth of it."""
 
 
 @dataclass
 class ArtifactLimit:
-    """A limit of bytes, spent response by response: one that does not fit loses its images, and is counted.
+    """Limit in bytes, used up response by response. A response that does not fit loses its images and is counted.
 
-    Args: left: bytes that may still be kept.    left_out: responses whose images were not kept.
+    Args:
+        left: bytes that may still be kept.
+        left_out: responses whose images were not kept.
     """
 
     left: int

@@ -1,4 +1,4 @@
-"""Evaluation: the prompts, sampling, parsing and reward of training, on a fixed set of rows."""
+"""Evaluation on a fixed set of rows, with the prompts, sampling, parsing and reward of training."""
 
 from __future__ import annotations
 
@@ -34,33 +34,47 @@ from vlmrl.tasks.source import Source
 from vlmrl.types import Group, SamplingParams, Score
 
 CHUNK_PROMPTS = 512
-"""Prompts encoded at once: bounds memory, does not change results."""
+"""Number of prompts encoded at once: it bounds memory and does not change results."""
 NO_PROMPT_LIMIT = 2**31
 
 TAKEN = {*COLUMNS, "outcome", "reward", "response_tokens", "truncated"}
 TAKEN_BEGINNINGS = ("part/", "pass@")
-"""Names that no outcome may have, and their beginnings: fields, and metrics that every evaluation has."""
+"""Beginnings of names that no outcome may have, as every evaluation has such metrics.
+
+`TAKEN` has whole names and fields.
+"""
 
 __all__ = ["Evaluation", "evaluate", "read_evaluation", "write_evaluation"]
 
 
 def evaluate(
-    generator: Generator, encoder: Encoder, source: Source, scorer: Scorer, *, params: SamplingParams, seed: int = 0,
-    max_rows: int | None = None, samples: int = 1, strict: bool = False, progress: Callable[[int], Any] | None = None,
-    world: World = ALONE, artifact_bytes: int = KEPT_BYTES, patient: bool = False,
-) -> Evaluation:  # fmt: skip
+    generator: Generator,
+    encoder: Encoder,
+    source: Source,
+    scorer: Scorer,
+    *,
+    params: SamplingParams,
+    seed: int = 0,
+    max_rows: int | None = None,
+    samples: int = 1,
+    strict: bool = False,
+    progress: Callable[[int], Any] | None = None,
+    world: World = ALONE,
+    artifact_bytes: int = KEPT_BYTES,
+    patient: bool = False,
+) -> Evaluation:
     """Answer, parse and score the rows of a source.
 
     Args:
         params: temperature 0 = greedy.
-        seed: of sampling.
-        max_rows: the first so many rows; None = all.
-        samples: responses a prompt.
+        seed: seed of the sampling.
+        max_rows: evaluate only this number of rows, from the first; None = all.
+        samples: responses per prompt.
         strict: a bug in the reward stops with its row; else the row's score is None and it is counted.
-        progress: called with the number of responses newly finished.
+        progress: called with the number of newly finished responses.
         world: processes that share the work, each with an engine of its own; all get the whole evaluation.
-        artifact_bytes: of images that the reward makes, most that are kept; those of later responses are left out.
-        patient: a service that is down for every row is no error: there are no scores then.
+        artifact_bytes: limit of the images that the reward makes, in bytes; those of later responses are left out.
+        patient: a service that is unavailable for every row is no error: there are no scores then.
     Raises: DataError when the source has no rows; RewardError when strict, or when the reward failed for every row.
     """
     count = len(source.rows) if max_rows is None else min(max_rows, len(source.rows))
@@ -75,34 +89,39 @@ def evaluate(
         rollouts = sample_rollouts(
             generator, prompts, params, num_samples=samples, run_seed=seed, version=generator.version, progress=progress
         )
-        # A reward that fails on every row of the first chunk is a bug, not bad luck: strict shows the first row.
+        # A reward that fails on every row of the first chunk has a bug: strict scoring shows the first row.
         scored = score_rollouts(rollouts, {source.name: scorer}, strict=strict)
         limit.left_out += scorer.images_left_out
         if start == 0 and _is_broken([s.score for g in scored for s in g.samples], world, patient):
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
         groups += world.interleave(limit.keep(scored))
-    found, problems = make_records(groups, source, scorer.spec)
+    records, problems = make_records(groups, source, scorer.spec)
     left_out = sum(world.gather(limit.left_out))
-    # The task's own functions need not give the same twice: all processes go on with what one of them has measured.
-    summary = world.from_main(lambda: _summary(found, groups, source, scorer, params))
+    # The task's functions may not be deterministic: all processes use the summary of one of them.
+    summary = world.from_main(lambda: _summary(records, groups, source, scorer, params))
     if left_out:
         summary["artifacts_left_out"] = left_out
     if problems:
         summary["outcome_problems"] = {"rows": len(problems), "first": problems[0]}
-    return Evaluation(found, summary, kept_files(groups))
+    return Evaluation(records, summary, kept_files(groups))
 
 
 def _is_broken(scores: Sequence[Score], world: World, patient: bool) -> bool:
     """Return whether a reward gives no score at all, on any process; see `evaluate`."""
-    seen = [one for found in world.gather({(s.error is None, s.status) for s in scores}) for one in found]
-    is_down = patient and all(status == "unavailable" for _, status in seen)
-    return not is_down and not any(scored for scored, _ in seen)
+    facts = [
+        fact for facts_of_rank in world.gather({(s.error is None, s.status) for s in scores}) for fact in facts_of_rank
+    ]
+    is_down = patient and all(status == "unavailable" for _, status in facts)
+    return not is_down and not any(scored for scored, _ in facts)
 
 
 def _summary(
-    records: Sequence[Mapping[str, Any]], groups: Sequence[Group], source: Source, scorer: Scorer,
+    records: Sequence[Mapping[str, Any]],
+    groups: Sequence[Group],
+    source: Source,
+    scorer: Scorer,
     params: SamplingParams,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return the metrics of an evaluation, of its rows and of the whole split, and the figures of its task."""
     ranges = _ranges(records, source, scorer, params)
     summary = summarise(records, ranges, source.task.by) | _accuracy_of(records, source, scorer.spec)
@@ -115,9 +134,9 @@ def _summary(
 def _of_the_whole(
     summary: dict[str, Any], records: Sequence[Mapping[str, Any]], groups: Sequence[Group], source: Source
 ) -> dict[str, Any]:
-    """Return the summary with what the task says of the whole split: its set metrics and its figures.
+    """Return the summary with the task's results for the whole split: its set metrics and its figures.
 
-    The answers are there, and may have taken an hour: a failure of the task is noted, not raised.
+    The answers exist, and may have taken an hour. So a failure of the task is recorded, not raised.
     """
     task = source.task
     places = [(group, sample) for group in groups for sample in group.samples]
@@ -130,15 +149,15 @@ def _of_the_whole(
         return summary
     try:
         units = None if task.unit is None else [task.unit(group.row) for group, _ in places]
-        found = summarise_sets(task.set_metrics, verdicts, records, units, task.replicates)
-        no_clash(list(found["metrics"]), summary["metrics"], task.name)
+        set_summary = summarise_sets(task.set_metrics, verdicts, records, units, task.replicates)
+        no_clash(list(set_summary["metrics"]), summary["metrics"], task.name)
     except VlmrlError as error:
         return summary | {"set_metrics_problem": str(error)}
-    return summary | {"metrics": summary["metrics"] | found["metrics"], "set_metrics": found["set_metrics"]}
+    return summary | {"metrics": summary["metrics"] | set_summary["metrics"], "set_metrics": set_summary["set_metrics"]}
 
 
 def _figures(task: Task, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Return `figures` of a summary, and `figures_problem` where they cannot be made."""
+    """Return `figures` of a summary, and `figures_problem` if they cannot be made."""
     try:
         return {"figures": figures_to_json(task.figures(list(verdicts)))}
     except VlmrlError as error:
@@ -151,23 +170,23 @@ def _ranges(
     """Return metric -> declared range: of the reward, its parts, an accuracy that is one of them, and the length."""
     spec = scorer.spec
     finite = {f"part/{n}": ends for n, ends in spec.ranges.items() if all(map(math.isfinite, ends))}
-    found: dict[str, Range] = finite | {"response_tokens": (0.0, float(params.max_new_tokens))}
+    ranges: dict[str, Range] = finite | {"response_tokens": (0.0, float(params.max_new_tokens))}
     scored = [r["parts"] for r in rows if r["error"] is None]
     whole = value_range(scored, scorer.weights, spec.ranges)
     if whole is not None:
-        found["reward"] = whole
+        ranges["reward"] = whole
     own = source.task.metrics
     names = dict.fromkeys(name for r in rows for name in r["outcome"])
-    found |= {name: ends for name in names if own and (ends := metric_facts(name, own).range) is not None}
+    ranges |= {name: ends for name in names if own and (ends := metric_facts(name, own).range) is not None}
     measured = "accuracy" in source.task.measured(rows[0]["truth"]) and not spec.accuracy_named
     part = None if measured else accuracy_part(dict.fromkeys(name for parts in scored for name in parts), spec)
     if part is not None and f"part/{part}" in finite:
-        found["accuracy"] = finite[f"part/{part}"]
-    return found
+        ranges["accuracy"] = finite[f"part/{part}"]
+    return ranges
 
 
 def _accuracy_of(records: Sequence[Mapping[str, Any]], source: Source, spec: RewardSpec) -> dict[str, str]:
-    """`accuracy_of`: in words, what the accuracy is where it comes from the reward."""
+    """Return `accuracy_of`: the source of the accuracy in words, if it comes from the reward."""
     parts = dict.fromkeys(name for r in records for name in r["parts"])
     values = [a for r in records if (a := r["outcome"].get("accuracy")) is not None]
     words = accuracy_words(source.task.measured(records[0]["truth"]), parts, values, spec)
@@ -175,13 +194,15 @@ def _accuracy_of(records: Sequence[Mapping[str, Any]], source: Source, spec: Rew
 
 
 def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> tuple[list[dict[str, Any]], list[str]]:
-    """One mapping a response: prompt_id, sample, seed, source, task, truth, text, finish, num_tokens, score, parts,
-    note, error, status, images, detail, artifacts, outcome, and each outcome under its own name. And why outcomes are
-    not there, of each response that has none.
+    """Return one mapping per response, and a problem for each response without an outcome.
 
-    Args: spec: the reward that gave the scores; its accuracy is an outcome where the task has none.
+    A mapping has prompt_id, sample, seed, source, task, truth, text, finish, num_tokens, score, parts, note, error,
+    status, images, detail, artifacts, outcome, and each outcome under its own name.
+
+    Args:
+        spec: the reward that gave the scores; its accuracy is an outcome if the task has none.
     """
-    found, problems = [], []
+    records, problems = [], []
     for group in groups:
         for s in group.samples:
             outcome, problem = outcome_of(source.task, group, s, spec)
@@ -210,15 +231,15 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
                 outcome, problem = {}, str(error)
             if problem:
                 problems.append(problem)
-            found.append({**row, "outcome": outcome, **outcome})
-    return found, problems
+            records.append({**row, "outcome": outcome, **outcome})
+    return records, problems
 
 
 def _check_names(names: Iterable[str], task: str) -> None:
-    """Raise a DataError for a name of an outcome that stands for something else in every evaluation."""
+    """Raise a DataError for an outcome with the name of a field or metric that every evaluation has."""
     for name in names:
         if name in TAKEN or name.startswith(TAKEN_BEGINNINGS):
             raise DataError(
-                f"task `{task}` calls an outcome `{name}`, which is a field or a metric of every evaluation",
-                hint="give it a name of its own",
+                f"task `{task}` has an outcome `{name}`, but every evaluation has a field or metric of this name",
+                hint="give it another name",
             )

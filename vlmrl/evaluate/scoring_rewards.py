@@ -1,4 +1,4 @@
-"""The rewards that scored evaluations: in words, and compared."""
+"""Rewards that scored evaluations: in words, and compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Meta = Mapping[str, Any]
 
 
 def scored_alike(one: Meta, other: Meta) -> bool | None:
-    """Say whether one reward with the same arguments and weights scored both; None where one does not record it."""
+    """Return whether one reward with the same arguments and weights scored both; None if one does not record it."""
     if not (_says(one) and _says(other)):
         return None
     same_weights = one["reward"].get("weights") == other["reward"].get("weights")
@@ -20,7 +20,7 @@ def scored_alike(one: Meta, other: Meta) -> bool | None:
 
 
 def scored_by(meta: Meta) -> str:
-    """Return the reward in words, with its weights; "" where the evaluation does not record it."""
+    """Return the reward in words, with its weights; "" if the evaluation does not record it."""
     return reward_words({**meta["reward"], "args": meta.get("reward_args")}) if _says(meta) else ""
 
 
@@ -34,6 +34,6 @@ def _says(meta: Meta) -> bool:
 
 
 def _identity(meta: Meta, beside: Meta) -> RewardIdentity:
-    """Return the reward of an evaluation; without arguments where one of the two does not record them."""
+    """Return the reward of an evaluation; without arguments if one of the two does not record them."""
     has_args = "reward_args" in meta and "reward_args" in beside
     return identity_of({**meta["reward"], "args": meta["reward_args"] if has_args else {}})

@@ -1,16 +1,16 @@
 """Metrics of a whole split (`Task.set_metrics`), with intervals from resampled units.
 
-Such a metric is no mean over rows (average precision, a ratio of pooled counts), so that no influence of a row is
-known. It is computed again on `Task.replicates` resamples of the units that rows share: as many units are drawn as
-there are, with replacement, and a row is in a resample as often as all of its units were drawn together (the product
-of their counts). For rows of one unit each this is the cluster bootstrap; for rows that show several images it is
-Owen's pigeonhole bootstrap (2007), whose variance is, if anything, too large. The interval is that of the
-percentiles. Simulated for an F1 of 10 to 200 units it holds the true value in 92 to 94% of cases; of 5 units in 78%,
-so that fewer than LEAST_UNITS have no interval (tests/unit/evaluate/test_set_metrics.py).
+Such a metric is no mean over rows (average precision, a ratio of pooled counts), so the influence of a row is not
+known. It is computed again on `Task.replicates` resamples of the units that rows share. As many units are drawn as
+there are, with replacement. A row is in a resample as often as all of its units were drawn together (the product of
+their counts). For rows of one unit each this is the cluster bootstrap; for rows that show several images it is Owen's
+pigeonhole bootstrap (2007), whose variance is, if anything, too large. The interval is that of the percentiles. In
+simulations for an F1 of 10 to 200 units it contains the true value in 92 to 94% of cases; of 5 units in 78%. So fewer
+than LEAST_UNITS units have no interval (tests/unit/evaluate/test_set_metrics.py).
 
-The draws depend on the units, their number and SEED alone. Two evaluations of the same rows therefore have the same
-resamples, and the replicates of a paired difference are the differences of their replicates: `vlmrl compare` needs no
-task for it.
+The draws depend only on the units, their number and SEED. Two evaluations of the same rows therefore have the same
+resamples, and the replicates of a paired difference are the differences of their replicates. So `vlmrl compare` does
+not need the task.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vlmrl.evaluate.metrics import as_json, clusters_of
 from vlmrl.tasks.base import REPLICATES, SetMetrics, Verdict
 
 LEAST_UNITS = 10
-"""Of fewer there is no interval: percentiles are too narrow."""
+"""Minimum number of units for an interval. With fewer, percentile intervals are too narrow."""
 SEED = 20_070_601
 Record = Mapping[str, Any]
 
@@ -45,13 +45,14 @@ def summarise_sets(
     """Return the metrics of a whole split, as a summary holds them.
 
     Args:
-        compute: `Task.set_metrics`.    verdicts, records: of the same responses, in the same order.
-        units: of each response, what it is resampled with; None = the images that rows share.
-        num_resamples: that an interval is made of; 0 = no intervals.
+        compute: `Task.set_metrics`.
+        verdicts, records: those of the same responses, in the same order.
+        units: the unit with which each response is resampled; None = the images that rows share.
+        num_resamples: number of resamples for an interval; 0 = no intervals.
     Returns: {"metrics": name -> as `summarise` has them, "set_metrics": {"names", "undefined": names of metrics that
         are None on all of the rows and left out, "method", "key": hash of rows, units and draws, "replicates": name ->
-        [num_resamples] values, None where a metric is not defined, "problem": why a resample could not be measured, and
-        there is no interval, where that is so}}.
+        [num_resamples] values, None if a metric is not defined, "problem": why a resample could not be measured; then
+        there is no interval}}.
     Raises: DataError for a metric that is not a number.
     """
     clusters = clusters_of(records) if units is None else [(unit,) for unit in units]
@@ -80,7 +81,7 @@ def summarise_sets(
 def _replicates(
     compute: SetMetrics, verdicts: Sequence[Verdict], units: Units, names: Sequence[str], number: int
 ) -> dict[str, Floats]:
-    """Return name -> the metric on each of so many resamples, NaN where it is not defined; [number] each."""
+    """Return name -> the metric on each of so many resamples, NaN if it is not defined; [number] each."""
     replicates = {name: np.full(number, math.nan) for name in names}
     for k, count_N in enumerate(resamples(units, number) if number else ()):
         chosen = [verdicts[i] for i in np.repeat(np.arange(len(verdicts)), count_N).tolist()]
@@ -98,7 +99,7 @@ def resamples(units: Units, number: int) -> list[NDArray[np.int64]]:
 
 
 def row_counts(units: Units, drawn_M: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how often each row is in a resample: the product of how often its units were drawn. [N]."""
+    """Return how often each row is in a resample: the product of the counts of its units. [N]."""
     count_N = np.ones(units.num_rows, dtype=np.int64)
     np.multiply.at(count_N, units.rows_in, drawn_M[units.unit_of])
     return count_N
@@ -107,7 +108,7 @@ def row_counts(units: Units, drawn_M: NDArray[np.int64]) -> NDArray[np.int64]:
 def set_differences(summary: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the paired differences (summary - other) of the metrics of a whole split that both have.
 
-    Returns: as `metrics.paired_differences`; {} unless both are of the same rows, units and draws.
+    Returns: as `metrics.paired_differences`; {} unless both have the same rows, units and draws.
     """
     mine, theirs = (s.get("set_metrics") or {} for s in (summary, other))
     if not mine or mine.get("key") != theirs.get("key"):
@@ -118,7 +119,9 @@ def set_differences(summary: Mapping[str, Any], other: Mapping[str, Any]) -> dic
         if name not in theirs["replicates"] or a is None or b is None:
             continue
         before = theirs["replicates"][name]
-        pairs = zip(drawn, before, strict=True) if len(drawn) == len(before) else ()  # one of them has no intervals
+        pairs = (
+            zip(drawn, before, strict=True) if len(drawn) == len(before) else ()
+        )  # () if one of them has no intervals
         drawn_R = np.array([math.nan if None in pair else pair[0] - pair[1] for pair in pairs], dtype=np.float64)
         low, high = _ends(drawn_R)
         value = b["value"] - a["value"]
@@ -147,7 +150,7 @@ def _ends(drawn_R: Floats) -> tuple[float, float]:
 
 
 def _numbers(returned: Any) -> dict[str, float]:
-    """Return what a task's set metrics gave as names with numbers, NaN where one is not defined."""
+    """Return a task's set metrics as names with numbers, NaN if one is not defined."""
     if not isinstance(returned, Mapping):
         raise DataError(f"the set metrics of the task are a {type(returned).__name__}, not names with numbers")
     numbers: dict[str, float] = {}
@@ -159,10 +162,10 @@ def _numbers(returned: Any) -> dict[str, float]:
 
 
 def _key(records: Sequence[Record], clusters: Clusters, num_resamples: int) -> str:
-    """Return a hash of all that resamples depend on: the rows with their truths, their units, the draws."""
+    """Return a hash of everything that resamples depend on: the rows with their truths, their units, the draws."""
     digest = hashlib.sha256(json.dumps([SEED, num_resamples]).encode())
     for record, ids in zip(records, clusters, strict=True):
-        row = [record["prompt_id"], record["sample"], record["truth"], [str(one) for one in ids]]
+        row = [record["prompt_id"], record["sample"], record["truth"], [str(unit) for unit in ids]]
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
@@ -172,10 +175,10 @@ def _finite(value: float) -> float | None:
 
 
 def no_clash(names: Sequence[str], metrics: Mapping[str, Any], task: str) -> None:
-    """Raise a DataError where a set metric is called like a metric that every evaluation has."""
+    """Raise a DataError if a set metric has the name of a metric that every evaluation has."""
     for name in names:
         if name in metrics:
             raise DataError(
-                f"task `{task}` calls a set metric `{name}`, which is a metric of its rows too",
-                hint="give it a name of its own",
+                f"task `{task}` has a set metric `{name}`, but a metric of its rows has this name too",
+                hint="give it another name",
             )

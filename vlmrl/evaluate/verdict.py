@@ -1,4 +1,4 @@
-"""What a paired difference says, and the one sentence that answers whether B is better than A."""
+"""Verdict on a paired difference, and the sentence that says whether B is better than A."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ Answer = Literal["better", "worse", "mixed", "not clear", "same", "not known"]
 
 OTHER_REWARDS = "A and B were scored by different rewards"
 OF_THE_REWARD = ("reward", "part")
-"""Metrics that the reward makes: the score and its parts."""
+"""Metrics that come from the reward: the score and its parts."""
 OF_THE_ACCURACY = ("accuracy", "pass@")
-"""How metrics begin that are made of the accuracy: the reward makes these too where the task has no measure of its own.
+"""Beginnings of metrics that come from the accuracy.
+
+They come from the reward if the task has no measure of its own.
 """
 
 
 def verdict(
     metric: str, difference: Mapping[str, Any], scored_alike: bool = True, accuracy_of_reward: bool = False
 ) -> Verdict:
-    """Return what a difference (B - A) of a metric says of B: better or worse where its 95% interval excludes 0.
+    """Return the verdict on B for a difference (B - A) of a metric: better or worse if its 95% interval excludes 0.
 
-    A metric whose better way is not known, or that has none, only differs.
+    If it is not known whether higher is better, B only differs.
 
     Args:
-        difference: {"value", "low", "high", "a", "b"}, as of `evaluate.metrics.paired_differences`; "better" where the
+        difference: {"value", "low", "high", "a", "b"}, as of `evaluate.metrics.paired_differences`; "better" if the
             task has declared it.
         scored_alike: whether one reward scored both; if not, the score and its parts cannot be compared.
         accuracy_of_reward: whether the accuracy is a part of the reward, so that it cannot be compared either.
@@ -45,16 +47,16 @@ def verdict(
 
 
 def conclude(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> dict[str, Any]:
-    """Is B better than A?
+    """Return whether B is better than A, with the reasons in a sentence.
 
-    The evaluations on the rows that say most about new ones decide: test rows, else held-out ones, else those that
-    training validated on, else its own. Of each the reward counts, and the accuracy where there is one; where the two
-    were scored by different rewards, only an accuracy that the task itself measures. The sentence then says so.
+    The evaluations whose rows say most about new rows decide: test rows, else held-out ones, else those that training
+    validated on, else training rows. In each, the reward counts, and the accuracy if there is one. If the two were
+    scored by different rewards, only an accuracy that the task itself measures counts, and the sentence says so.
 
     Args:
         evaluations: of `evaluate.compare`, each with its metrics, and whether both were scored alike.
-        titles: what A and B are called.
-    Returns: {"answer": an Answer, "text": one sentence, "evaluations": the names of those that it rests on}.
+        titles: names of A and B.
+    Returns: {"answer": an Answer, "text": one sentence, "evaluations": the names of those that it is based on}.
     """
     usable = [e for e in evaluations if _deciding(e)]
     if usable and all(e["a"] == e["b"] for e in usable):
@@ -66,15 +68,18 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) ->
     verdicts = {m["verdict"] for e in usable for m in _deciding(e)}
     answer = _answer(verdicts)
     begin = {
-        "better": "B is better than A", "worse": "B is worse than A", "mixed": "B is better than A in part only",
-        "same": "A and B score the same", "not clear": "It is not clear whether B is better than A",
-    }[answer]  # fmt: skip
+        "better": "B is better than A",
+        "worse": "B is worse than A",
+        "mixed": "B is better than A only in part",
+        "same": "A and B score the same",
+        "not clear": "It is not clear whether B is better than A",
+    }[answer]
     if not all(e["scored_alike"] for e in usable):
         begin = f"{OTHER_REWARDS}, so only the task's own accuracy counts. {begin}"
-    told = "; ".join(_told(e) for e in usable)
+    numbers = "; ".join(_numbers_text(e) for e in usable)
     labels = sorted({e["label"] for e in usable if e["label"]})
     warning = f". These are {'; '.join(labels)}" if labels else ""
-    return {"answer": answer, "text": f"{begin}: {told}{warning}.", "evaluations": [e["name"] for e in usable]}
+    return {"answer": answer, "text": f"{begin}: {numbers}{warning}.", "evaluations": [e["name"] for e in usable]}
 
 
 def _answer(verdicts: set[str]) -> Answer:
@@ -91,8 +96,8 @@ def _deciding(evaluation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [m for m in evaluation["metrics"] if m["metric"] in names and m["verdict"] != "other reward"]
 
 
-def _told(evaluation: Mapping[str, Any]) -> str:
-    """`reward +0.110 [+0.081, +0.141] (0.765 -> 0.875), accuracy ..., paired on 1,200 rows of test-digits`."""
+def _numbers_text(evaluation: Mapping[str, Any]) -> str:
+    """Return `reward +0.110 [+0.081, +0.141] (0.765 -> 0.875), accuracy ..., paired on 1,200 rows of test-digits`."""
     metrics = _deciding(evaluation)
     parts = [f"{m['metric']} {_signed(m)} ({m['a']:.3f} -> {m['b']:.3f})" for m in metrics]
     n, clusters = metrics[0]["n"], metrics[0]["clusters"]
@@ -107,7 +112,7 @@ def _signed(m: Mapping[str, Any]) -> str:
 
 
 def _why_unknown(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> str:
-    begin = "Nothing says whether B is better than A"
+    begin = "It is not known whether B is better than A"
     if not evaluations:
         a, b = titles
         return f"{begin}: they have no evaluation in common (make them: vlmrl eval {a}; vlmrl eval {b})."

@@ -1,7 +1,7 @@
-"""How much memory the activations of a packed row take: what is kept for the backward pass, and what it works with.
+"""Memory of the activations of a packed row: what is kept for the backward pass, and its working memory.
 
-Counted, not measured on a GPU: per token and layer, in numbers of the compute dtype, as multiples of the layer's
-widths. The multiples were found by counting the tensors that real passes of small Qwen2.5-VL, Qwen3-VL and Qwen3.5
+The multiples are counted, not measured on a GPU: numbers of the compute dtype per token and layer, as multiples of the
+layer's widths. They were found by counting the tensors that real passes of small Qwen2.5-VL, Qwen3-VL and Qwen3.5
 models keep (tests/unit/preflight/test_memory_plan.py counts whole updates). For models that are built otherwise they
 are estimates.
 """
@@ -19,11 +19,11 @@ flash-linear-attention's kernels (estimated from what they save; not measured)."
 
 @dataclass(frozen=True)
 class LayerSize:
-    """Numbers a token that a layer takes.
+    """Numbers per token that a layer takes.
 
     Args:
         kept: held from its forward to its backward pass.
-        whole: held inside its backward pass when it was computed again (gradient checkpointing).
+        whole: held inside its backward pass when it is computed again (gradient checkpointing).
         working: the gradients that its backward pass holds besides, at most.
     """
 
@@ -34,7 +34,7 @@ class LayerSize:
 
 @dataclass(frozen=True)
 class Widths:
-    """The widths of a text model's layers, from its configuration."""
+    """Widths of a text model's layers, from its configuration."""
 
     hidden: int
     query: int
@@ -63,21 +63,23 @@ class Widths:
 
 
 HEAD_NORMS = ("qwen3", "gemma3", "gemma4", "glm4")
-"""Text models that normalise queries and keys head by head, by the beginning of their type."""
+"""First letters of the types of text models that normalise queries and keys per head."""
 
 
 def text_layers(text: Mapping[str, Any], dtype_bytes: int, kernels: str = "torch") -> list[LayerSize]:
     """Return the sizes of a text model's layers.
 
-    Args: dtype_bytes: of a number in the forward pass, 2 or 4.      kernels: of linear attention, "torch" or "fla".
+    Args:
+        dtype_bytes: of a number in the forward pass, 2 or 4.
+        kernels: of linear attention, "torch" or "fla".
     """
     w = Widths.of(text)
     layers = int(text.get("num_hidden_layers") or 0)
     kinds = list(text.get("layer_types") or ["full_attention"] * layers)
-    half = dtype_bytes == 2  # norms compute in float32: of half precision they keep a copy
+    half = dtype_bytes == 2  # norms compute in float32: in half precision they keep a float32 copy
     inner_kept, inner_whole, inner_working = _mlp(w)
     norms = 2.0 * w.hidden * half
-    made: dict[str, LayerSize] = {}
+    sizes: dict[str, LayerSize] = {}
     for kind in set(kinds):
         if kind == "linear_attention":
             value, key = LINEAR_KEPT[kernels]
@@ -87,12 +89,12 @@ def text_layers(text: Mapping[str, Any], dtype_bytes: int, kernels: str = "torch
             head_norms = (3.0 if half else 2.0) * (w.query + w.key) * w.has_head_norms
             mixing = norms + 2.0 * (w.query + w.key) + head_norms
         kept = 4.0 * w.hidden + mixing + inner_kept
-        made[kind] = LayerSize(kept, kept + 2.0 * w.hidden + inner_whole - inner_kept, inner_working + 2.0 * w.hidden)
-    return [made[kind] for kind in kinds]
+        sizes[kind] = LayerSize(kept, kept + 2.0 * w.hidden + inner_whole - inner_kept, inner_working + 2.0 * w.hidden)
+    return [sizes[kind] for kind in kinds]
 
 
 def _mlp(w: Widths) -> tuple[float, float, float]:
-    """(kept, held when it is computed again, gradients in its backward pass) of an MLP or a mixture of experts."""
+    """Return (kept, held when it is computed again, gradients in its backward pass) of an MLP or mixture of experts."""
     if not w.experts_per_token:
         return 2.0 * w.inner, 4.0 * w.inner, 2.0 * w.inner
     tokens = float(w.experts_per_token)
@@ -101,7 +103,11 @@ def _mlp(w: Widths) -> tuple[float, float, float]:
 
 
 def vision_layer(vision: Mapping[str, Any], gated: bool, dtype_bytes: int) -> LayerSize:
-    """Return the size of a vision tower's layer, per patch. Args: gated: whether its MLP has a gate."""
+    """Return the size of a vision tower's layer, per patch.
+
+    Args:
+        gated: whether its MLP has a gate.
+    """
     hidden = vision_width(vision)
     inner = int(vision.get("intermediate_size") or int(vision.get("mlp_ratio") or 4) * hidden)
     half = dtype_bytes == 2
@@ -110,7 +116,10 @@ def vision_layer(vision: Mapping[str, Any], gated: bool, dtype_bytes: int) -> La
 
 
 def vision_width(vision: Mapping[str, Any]) -> int:
-    """Return the hidden width of a vision tower; Qwen2-VL calls it `embed_dim`, its `hidden_size` is the text's."""
+    """Return the hidden width of a vision tower.
+
+    Qwen2-VL calls it `embed_dim`; its `hidden_size` is the text model's.
+    """
     return int(vision.get("embed_dim") or vision.get("hidden_size") or 0)
 
 

@@ -1,9 +1,9 @@
-"""Keys and values for sampling many responses of a prompt: the prompt's are stored once, each response keeps its own.
+"""Key-value cache for sampling many responses of a prompt: the prompt is stored once, each response has its own part.
 
-One decoding step attends to the two parts apart and joins them by their log-sum-exp, which is exact: softmax over both
-parts is the mean of the two outputs weighted by each part's share of the exponentials. A layer with a sliding window
-keeps the end of the prompt and of each response alone. The state of a linear attention layer belongs to a response from
-its first token on, so each has its own.
+One decoding step attends to the two parts separately and joins them by their log-sum-exp, which is exact: softmax over
+both parts is the mean of the two outputs, weighted by each part's share of the exponentials. A layer with a sliding
+window keeps only the end of the prompt and of each response. The state of a linear attention layer differs between
+responses from their first token on, so each response has its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, LinearAt
 from vlmrl.model.attention.split import attention_part, join_parts
 
 GROWTH_TOKENS = 64
-"""Room for response tokens is made in steps of this many: appending in place instead of copying at every token."""
+"""Step in which the buffer of response tokens grows. Tokens are appended in place; nothing is copied at every token."""
 
 
 class SplitLayer(DynamicLayer):
@@ -28,17 +28,18 @@ class SplitLayer(DynamicLayer):
     Attributes:
         prompt_keys, prompt_values: [P, H, T, D]; with a window, of the prompts' last tokens only.
         keys, values: [B, H, room, D], of which the first `end` tokens count.
-        length: tokens of each response so far, those that a window has left behind included.
+        length: tokens of each response so far, including those that have left the window.
+
     Args:
         prefilled: the layer after the prompts ran, left padded; its tensors are taken over.
-        longest: most tokens of a response; more room is never made.
+        longest: maximum number of tokens of a response; no more room than this is allocated.
     """
 
     def __init__(self, prefilled: Any, longest: int) -> None:
         super().__init__()
         assert isinstance(prefilled.keys, Tensor), "the prompts have not run yet"
         self.window: int | None = prefilled.sliding_window if prefilled.is_sliding else None
-        # A window's layer holds a view of the whole prompt: cloned, so that the rest is freed.
+        # A layer with a window holds a view of the whole prompt: the view is cloned, so that the rest is freed.
         parts = (prefilled.keys, prefilled.values)
         self.prompt_keys, self.prompt_values = parts if self.window is None else (part.clone() for part in parts)
         self.longest = longest
@@ -46,7 +47,7 @@ class SplitLayer(DynamicLayer):
 
     @property
     def prompt_seen(self) -> int:
-        """How many of the last prompt tokens the newest response token sees."""
+        """Number of the last prompt tokens that the newest response token sees."""
         stored = self.prompt_keys.shape[-2]
         return stored if self.window is None else min(stored, max(0, self.window - self.length))
 
@@ -55,11 +56,15 @@ class SplitLayer(DynamicLayer):
         return [self.prompt_keys, self.prompt_values, *own]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append one token to each response: [B, H, 1, D].
+        """Append one token to each response.
 
+        Args:
+            key_states, value_states: [B, H, 1, D].
         Returns: keys and values of the response that this token sees, views of [B, H, L, D].
         """
         if self.keys is None or self.values is None or self.end == self.keys.shape[-2]:
+            # [B, H, room, D] -> larger room; a window's buffer begins again with the tokens that the next one still
+            # sees
             kept = self.end if self.window is None else min(self.end, self.window - 1)
             room = kept + min(GROWTH_TOKENS, self.longest - self.length)
             self.keys, self.values = (
@@ -70,14 +75,14 @@ class SplitLayer(DynamicLayer):
         self.keys[:, :, self.end : self.end + 1] = key_states
         self.values[:, :, self.end : self.end + 1] = value_states
         self.end, self.length = self.end + 1, self.length + 1
-        seen = slice(0 if self.window is None else max(0, self.end - self.window), self.end)
-        return self.keys[:, :, seen], self.values[:, :, seen]
+        visible = slice(0 if self.window is None else max(0, self.end - self.window), self.end)
+        return self.keys[:, :, visible], self.values[:, :, visible]
 
     def get_seq_length(self) -> int:
         return self.length
 
     def select(self, rows: Tensor, prompts: Tensor) -> None:
-        """Keep these rows and these prompts, in this order."""
+        """Keep the given rows and prompts, in the given order."""
         if self.keys is not None and self.values is not None:
             self.keys, self.values = self.keys[rows], self.values[rows]
         if len(prompts) < len(self.prompt_keys):
@@ -85,13 +90,13 @@ class SplitLayer(DynamicLayer):
 
 
 class DecodeCache(Cache):
-    """The cache of one batch: P prompts, B rows (responses), the rows of a prompt next to each other.
+    """Cache of one batch: P prompts, B rows (responses), the rows of a prompt next to each other.
 
     Args:
         prefilled: the cache after the prompts ran once, left padded to T tokens; its tensors are taken over.
         mask_PT: 1 = a prompt token, 0 = padding.
         prompt_of_B: the prompt of each row, not decreasing.
-        longest: most tokens of a response.
+        longest: maximum number of tokens of a response.
         keys_of: for each layer, the layer whose keys and values it attends to (see `key_layers`).
     """
 
@@ -110,39 +115,47 @@ class DecodeCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys, values and states held, by the memory that they keep alive."""
-        kept = [t for layer in self.attention for t in layer.tensors()]
+        """Bytes of all keys, values and states: the size of the storages that they keep alive."""
+        tensors = [t for layer in self.attention for t in layer.tensors()]
         for layer in self.linear:
-            kept += [t for t in (*layer.conv_states.values(), *layer.recurrent_states.values()) if t is not None]
-        return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in kept)}.values())
+            tensors += [t for t in (*layer.conv_states.values(), *layer.recurrent_states.values()) if t is not None]
+        return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order; a prompt without rows is dropped too."""
-        left, prompt_of = self._prompt_of_B[rows].unique_consecutive(return_inverse=True)
+        """Keep the given rows, in the given order; a prompt without rows is dropped too."""
+        kept_prompts, prompt_of = self._prompt_of_B[rows].unique_consecutive(return_inverse=True)
         for layer in self.attention:
-            layer.select(rows, left)
+            layer.select(rows, kept_prompts)
         for layer in self.linear:
             layer.reorder_cache(rows)
-        self._mask_PT = self._mask_PT[left]
+        self._mask_PT = self._mask_PT[kept_prompts]
         self._arrange(prompt_of)
 
     def _arrange(self, prompt_of_B: Tensor) -> None:
-        """Where each row sits in a grid [P, n], n being the most rows of any prompt; the prompts' padding as a bias."""
+        """Compute the slot of each row in a grid [P, n], and the bias that hides the prompts' padding.
+
+        n is the largest number of rows of a prompt.
+        """
         counts = torch.bincount(prompt_of_B, minlength=len(self._mask_PT))
         self._prompt_of_B, self._width = prompt_of_B, int(counts.max())
+        # [B]: number of the row among those of its prompt
         rank = torch.arange(len(prompt_of_B), device=prompt_of_B.device) - (counts.cumsum(0) - counts)[prompt_of_B]
         self._full = len(prompt_of_B) == self._width * len(counts)
         self._slot_B = prompt_of_B * self._width + rank
         self._bias = None
         if not bool(self._mask_PT.all()):
             zero = torch.zeros(self._mask_PT.shape, device=self._mask_PT.device)
-            self._bias = zero.masked_fill(~self._mask_PT, float("-inf"))[:, None, None]
+            self._bias = zero.masked_fill(~self._mask_PT, float("-inf"))[:, None, None]  # [P, T] -> [P, 1, 1, T]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """One step of attention over prompt and own response. `scale`: of the scores; None = 1 / sqrt(D).
+        """Return the attention of one decoding step over the prompt and the response's own tokens.
 
         Letters: H query heads, K key heads, R = H / K, D head width; S prompt and L response tokens are seen.
-        Args: query [B, H, 1, D]; key, value [B, K, L, D]: the response's own, as `update` returned them.
+
+        Args:
+            query: [B, H, 1, D].
+            key, value: [B, K, L, D]: the response's own, as `update` returned them.
+            scale: factor of the scores; None = 1 / sqrt(D).
         Returns: [B, 1, H, D].
         """
         B, H, _, D = query.shape
@@ -155,15 +168,16 @@ class DecodeCache(Cache):
         S = store.prompt_seen
         if S == 0:  # the window has left the prompt behind
             return own[0].reshape(B, 1, H, D)
+        # [B, K, R, D] -> [P, n, K, R, D] -> [P, K, n * R, D]: all rows of a prompt are queries of one call.
         grid = self._to_grid(q_BKRD).permute(0, 2, 1, 3, 4).reshape(-1, K, self._width * (H // K), D)
         keys, values = store.prompt_keys[:, :, -S:], store.prompt_values[:, :, -S:]
         bias = None if self._bias is None else self._bias[..., -S:]
-        seen, lse = attention_part(grid, keys, values, scale, bias=bias)
-        prompt = self._to_rows(seen, H // K), self._to_rows(lse[..., None], H // K)[..., 0]
+        over_prompt, lse = attention_part(grid, keys, values, scale, bias=bias)
+        prompt = self._to_rows(over_prompt, H // K), self._to_rows(lse[..., None], H // K)[..., 0]
         return join_parts(prompt, own)[0].reshape(B, 1, H, D)
 
     def _to_grid(self, x: Tensor) -> Tensor:
-        """[B, ...] -> [P, n, ...]; places without a row are zero."""
+        """Arrange rows by prompt: [B, ...] -> [P, n, ...]; slots without a row are zero."""
         size = (len(self._mask_PT), self._width)
         if self._full:
             return x.reshape(*size, *x.shape[1:])
@@ -171,16 +185,17 @@ class DecodeCache(Cache):
         return filled.reshape(*size, *x.shape[1:])
 
     def _to_rows(self, x: Tensor, repeat: int) -> Tensor:
-        """[P, K, n * R, ...] -> [B, K, R, ...]."""
+        """Undo `_to_grid`: [P, K, n * R, ...] -> [B, K, R, ...]."""
         P, K = x.shape[:2]
         rows = x.reshape(P, K, self._width, repeat, -1).transpose(1, 2).reshape(P * self._width, K, repeat, -1)
         return rows if self._full else rows[self._slot_B]
 
 
 def key_layers(text: Any) -> list[int]:
-    """For each layer of a text model, by its configuration, the layer whose keys and values it attends to.
+    """Return, for each layer of a text model, the layer whose keys and values it attends to.
 
-    Its own; where the last layers have none (Gemma 4's `num_kv_shared_layers`), the last of their kind before those.
+    That is the layer itself. Where the last layers have no keys (Gemma 4's `num_kv_shared_layers`), it is the last
+    layer of the same kind before them.
     """
     own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
@@ -189,7 +204,7 @@ def key_layers(text: Any) -> list[int]:
 
 
 def rows_of(copies: Sequence[int], device: torch.device) -> Tensor:
-    """The prompt of each row when prompt i has copies[i] rows. Example: [2, 1] -> [0, 0, 1]."""
+    """Return the prompt of each row [B], when prompt i has copies[i] rows. Example: [2, 1] -> [0, 0, 1]."""
     counts = torch.tensor(copies, device=device)
     return torch.arange(len(copies), device=device).repeat_interleave(counts)
 
@@ -199,7 +214,10 @@ def _is_linear(layer: Any) -> bool:
 
 
 def _moved(old: Tensor | None, new: Tensor, start: int, kept: int, room: int) -> Tensor:
-    """A buffer like `new` with that much room; its first `kept` tokens are those of `old` from `start` on."""
+    """Return a buffer like `new` with `room` tokens.
+
+    Its first `kept` tokens are those of `old` from `start` on. [B, H, 1, D] -> [B, H, room, D].
+    """
     grown = new.new_empty(*new.shape[:2], room, new.shape[-1])
     if old is not None:
         grown[:, :, :kept] = old[:, :, start : start + kept]

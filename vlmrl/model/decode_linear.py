@@ -1,4 +1,4 @@
-"""Linear layers for decoding on the CPU, where a step has few rows and the time goes into reading the weights."""
+"""Linear layers for decoding on the CPU, where a step has few rows and most time goes into reading the weights."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MAX_ROWS = 64
-"""More rows than this (a prompt) are multiplied as always."""
+"""Largest number of rows that oneDNN multiplies. More rows (a prompt) use torch's own product."""
 HAS_KERNEL = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-"""Whether this torch has oneDNN's product, which is not part of its public interface for float32."""
+"""True if this torch has oneDNN's product, which is not part of torch's public interface for float32."""
 
 
 @contextmanager
 def fast_linears(model: nn.Module) -> Iterator[None]:
-    """While in it, the model's plain float32 linear layers on the CPU use oneDNN for few rows. Without gradient.
+    """Context manager: the model's plain float32 linear layers on the CPU use oneDNN for few rows. Without gradient.
 
-    torch's own choice, MKL, copies the weights into another order at every call: measured 1.6 times slower on 16 rows.
+    torch's own choice, MKL, reorders the weights at every call: measured 1.6 times slower on 16 rows.
     """
     layers = [m for m in model.modules() if type(m) is nn.Linear and "forward" not in vars(m) and _fits(m)]
     for layer in layers:

@@ -1,4 +1,4 @@
-"""Memory of the device that computes: how much was taken at most, how much there is, and whether it ran out."""
+"""Memory of the compute device: its peak, its size, and whether an error means that it ran out."""
 
 from __future__ import annotations
 
@@ -20,68 +20,72 @@ SAYINGS = (
     "Cannot allocate memory",  # the system's words, in errors of file and tensor libraries
     "No available memory for the cache blocks", "is less than desired GPU memory utilization",  # vLLM's start
 )  # fmt: skip
-"""How errors that have no type of their own say that memory ran out."""
+"""Phrases of errors without a type of their own that mean that memory ran out."""
 
 VAGUE_SAYINGS = (
     "could not create a primitive", "could not create a memory object", "could not execute a primitive",  # oneDNN
     "PyObject pointer is null",  # safetensors
 )  # fmt: skip
-"""What may be a lack of memory among other things: taken for one where the process is near its limit."""
+"""Phrases of errors that can mean a lack of memory among other things.
+
+They count as a lack of memory when the process is near its limit.
+"""
 NEAR = 0.9
+"""Share of the limit from which a process is near it."""
 
 
 def ran_out(error: BaseException | None) -> bool:
-    """Whether memory ran out, in this error or in one that it came of."""
+    """Return whether this error, or one that caused it, means that memory ran out."""
     while error is not None:
         if isinstance(error, (MemoryError, torch.OutOfMemoryError, OutOfMemoryError)):
             return True
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             return True
-        # Our own errors may quote somebody else's, such as a reward's that met the limit of its worker.
+        # Errors of vlmrl may quote others, such as that of a reward whose worker reached its own memory limit.
         if not isinstance(error, VlmrlError):
-            if any(said in str(error) for said in SAYINGS):
+            if any(phrase in str(error) for phrase in SAYINGS):
                 return True
-            if any(said in str(error) for said in VAGUE_SAYINGS) and _is_near_limit():
+            if any(phrase in str(error) for phrase in VAGUE_SAYINGS) and _is_near_limit():
                 return True
         error = error.__cause__
     return False
 
 
 def memory_use(device: torch.device) -> tuple[int, int]:
-    """(the most that was taken since the start, what there is), in bytes.
+    """Return (peak use since the start, limit), in bytes.
 
-    On a card: of torch's own allocations. On a CPU: resident memory against the machine's or the container's, or
-    address space against the process's limit (`ulimit -v`), whichever is nearer to its end.
+    On a GPU: torch's own allocations. On a CPU: resident memory and the memory of the machine or the container, or
+    address space and the process's limit (`ulimit -v`): the pair that is nearer to its limit.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
-    import resource  # not on Windows
+    import resource  # Windows has no such module
     import sys
 
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    found = [(usage, _machine_bytes())]
+    pairs = [(usage, _machine_bytes())]
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
-        found.append((_status_bytes("VmPeak"), limit))
-    return max(found, key=lambda pair: pair[0] / pair[1])
+        pairs.append((_status_bytes("VmPeak"), limit))
+    return max(pairs, key=lambda pair: pair[0] / pair[1])
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that nobody has taken, what torch keeps for later included; None where the device does not tell."""
+    """Return the free memory of a GPU in bytes, including what torch caches; None for other devices."""
     if device.type != "cuda":
         return None
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + kept
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
 
 
 def use_in_words(device: torch.device) -> str:
-    """Example: `peak 3.1 GiB of 7.8 GiB`."""
+    """Return the memory use as text. Example: `peak 3.1 GiB of 7.8 GiB`."""
     peak, limit = memory_use(device)
     return f"peak {gib(peak)} of {gib(limit)}"
 
 
 def give_back(device: torch.device) -> None:
-    """Let go of what nobody holds any more, what torch and the C library keep for themselves included."""
+    """Free unused memory, including what torch and the C library cache."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -90,16 +94,16 @@ def give_back(device: torch.device) -> None:
 
 @contextmanager
 def asking_for(load: Callable[[], Load], device: torch.device) -> Iterator[None]:
-    """Inside, running out of memory is an OutOfMemoryError that names `load()`."""
+    """Context manager: running out of memory raises an OutOfMemoryError that names `load()`."""
     try:
         yield
     except Exception as error:
         if isinstance(error, OutOfMemoryError) or not ran_out(error):
             raise
-        found = load()
+        current = load()
         raise OutOfMemoryError(
-            f"out of memory with {found} at once; {use_in_words(device)}", where="; ".join(found.rows),
-            hint=f"lower {found.budget}", load=found,
+            f"out of memory with {current} at once; {use_in_words(device)}", where="; ".join(current.rows),
+            hint=f"lower {current.budget}", load=current,
         ) from error  # fmt: skip
 
 
@@ -109,16 +113,16 @@ def _is_near_limit() -> bool:
 
 
 def _machine_bytes() -> int:
-    """Main memory of the machine, or of the container."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    """Return the main memory of the machine, or the container's limit if that is lower, in bytes."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-        found.append(int(text))
-    return min(found)
+        limits.append(int(text))
+    return min(limits)
 
 
 def _status_bytes(name: str) -> int:
-    """A line of /proc/self/status, in bytes; 0 where there is none."""
+    """Return a line of /proc/self/status in bytes; 0 if it does not exist."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.is_file() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)

@@ -1,6 +1,6 @@
-"""How large the cache of a generating engine is: keys and values of every token, states of linear attention.
+"""Cache size of a generating engine: keys and values of every token, states of linear attention.
 
-All from the text model's configuration, as transformers writes it.
+All sizes come from the text model's configuration, as transformers writes it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 
 BLOCK_TOKENS = 16
-"""Tokens of a block of vLLM's cache: a sequence takes whole blocks."""
+"""Tokens per block of vLLM's cache. A sequence takes whole blocks."""
 STATES_A_SEQUENCE = 2
-"""Recurrent states that vLLM holds of a sequence: the running one, and that at the last border of a cached block."""
+"""Recurrent states that vLLM holds per sequence: the current one, and that at the last border of a cached block."""
 
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What one sequence takes of the cache.
+    """Bytes that one sequence takes in the cache.
 
     Args:
         token_bytes: keys and values of a token in all layers that see the whole sequence.
         window_bytes: keys and values of a token in the layers that see a sliding window.
-        window_tokens: size of that window.
-        state_bytes: recurrent and convolution states of a sequence, whatever its length.
+        window_tokens: size of that window, in tokens.
+        state_bytes: recurrent and convolution states of a sequence; they do not depend on its length.
     """
 
     token_bytes: int
@@ -32,18 +32,21 @@ class CacheShape:
     state_bytes: int = 0
 
     def sequence_bytes(self, tokens: int) -> int:
-        """Return the bytes of one sequence of so many tokens."""
+        """Return the bytes of one sequence of `tokens` tokens."""
         return self.prefix_bytes(tokens) + STATES_A_SEQUENCE * self.state_bytes
 
     def prefix_bytes(self, tokens: int) -> int:
-        """Return the bytes of the keys and values of so many tokens, in whole blocks."""
+        """Return the bytes of the keys and values of `tokens` tokens, in whole blocks."""
         seen = min(tokens, self.window_tokens + BLOCK_TOKENS)
         return self.token_bytes * _whole(tokens) + (self.window_bytes * _whole(seen) if self.window_bytes else 0)
 
     def group_bytes(self, prompt: int, response: int, samples: int) -> int:
-        """Return the bytes of so many responses to one prompt, which they share where they see the whole of it.
+        """Return the bytes of `samples` responses to one prompt.
 
-        Args: prompt, response: tokens of each.
+        The responses share the prompt's keys and values in the layers that see the whole sequence.
+
+        Args:
+            prompt, response: tokens of each.
         """
         shared = self.token_bytes * _whole(prompt)
         own = self.token_bytes * _whole(response) + STATES_A_SEQUENCE * self.state_bytes
@@ -53,9 +56,11 @@ class CacheShape:
 
 
 def cache_shape(text: Mapping[str, Any], dtype_bytes: int) -> CacheShape:
-    """Return what a text model asks of a cache.
+    """Return the bytes that a text model takes in a cache.
 
-    Args: text: its configuration as a mapping.      dtype_bytes: of one number, 2 or 4.
+    Args:
+        text: its configuration as a mapping.
+        dtype_bytes: of one number, 2 or 4.
     """
     layers = int(text.get("num_hidden_layers") or 0)
     kinds = list(text.get("layer_types") or ["full_attention"] * layers)
@@ -74,7 +79,7 @@ def cache_shape(text: Mapping[str, Any], dtype_bytes: int) -> CacheShape:
 
 
 def _state_bytes(text: Mapping[str, Any], dtype_bytes: int) -> int:
-    """Return the bytes of one linear-attention layer: a float32 matrix a head, and the tail of the convolution."""
+    """Return the bytes of one linear-attention layer: a float32 matrix per head, and the tail of the convolution."""
     value_heads, key_heads = int(text["linear_num_value_heads"]), int(text["linear_num_key_heads"])
     value, key = int(text["linear_value_head_dim"]), int(text["linear_key_head_dim"])
     channels = 2 * key_heads * key + value_heads * value
@@ -86,29 +91,29 @@ def _whole(tokens: int) -> int:
 
 
 MAX_SEQUENCES = 256
-"""Responses that an engine works on at once, at most: more hardly make it faster."""
+"""Maximum number of responses that an engine generates at once. More hardly make it faster."""
 MIN_CACHE_BYTES = 1 << 28
-"""Floor of an automatic cache, besides the longest sequence, which must always fit."""
+"""Lower limit of an automatic cache. The longest sequence must fit in any case."""
 MAX_CACHE_BYTES_CPU = 4 << 30
-"""Ceiling of an automatic cache in main memory."""
+"""Upper limit of an automatic cache in main memory."""
 CPU_CACHE_SHARE = 0.25
-"""Share of the main memory that is free which an automatic cache may take."""
+"""Share of the free main memory that an automatic cache may take."""
 BATCHED_TOKENS = 8192
-"""Tokens in one step of the engine, at least: a prompt's images are encoded whole."""
+"""Minimum number of tokens per step of the engine. The images of a prompt are encoded in one step."""
 GRAPH_BYTES = 1 << 30
-"""CUDA graphs and what vLLM's kernels keep for themselves; not given back in sleep. Typical of vLLM, not measured here.
-"""
+"""Memory of CUDA graphs and of vLLM's kernels, not freed in sleep. Typical of vLLM, not measured here."""
 RESERVE_SHARE = 0.04
-"""Share of a GPU's memory that an automatic cache leaves free: other allocations, fragments."""
+"""Share of a GPU's memory that an automatic cache leaves free, for other allocations and fragments."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What an engine has to generate at once.
+    """Sequences that an engine has to generate at once.
 
     Args:
-        groups: prompts, each with `samples` responses.      prompt, response: tokens of each, at most.
-        longest: tokens of the longest sequence that it must take.
+        groups: number of prompts, each with `samples` responses.
+        prompt, response: maximum number of tokens of each.
+        longest: tokens of the longest sequence that must fit.
     """
 
     groups: int
@@ -124,7 +129,13 @@ class Demand:
 
 @dataclass(frozen=True)
 class CacheSize:
-    """An automatic cache. Bytes: `needed` by all sequences at once, `least` by a single one, `chosen`."""
+    """Size of an automatic cache in bytes.
+
+    Args:
+        needed: by all sequences at once.
+        least: by a single sequence.
+        chosen: what the engine gets.
+    """
 
     needed: int
     least: int
@@ -132,15 +143,17 @@ class CacheSize:
 
 
 def size_cache(shape: CacheShape, demand: Demand, free_bytes: int | None, device: str, parts: int = 1) -> CacheSize:
-    """Return the cache that an engine gets on each of its GPUs: what its sequences need, as far as memory is free.
+    """Return the cache size of an engine on each of its GPUs: what its sequences need, limited by the free memory.
 
     Args:
-        free_bytes: what the cache may take; None = not known, it gets what it needs.
-        device: "cuda" or "cpu".      parts: GPUs that share each sequence's keys and values.
+        free_bytes: what the cache may take; None = unknown: it gets what it needs.
+        device: "cuda" or "cpu".
+        parts: number of GPUs that share each sequence's keys and values.
     """
     samples = max(1, min(demand.samples, demand.sequences))
     groups = -(-demand.sequences // samples)
     needed = max(groups * shape.group_bytes(demand.prompt, demand.response, samples) // parts, MIN_CACHE_BYTES)
+    # 10% more than the longest sequence
     least = int(1.1 * shape.sequence_bytes(demand.longest)) // parts
     if device == "cpu":
         limit = (
@@ -152,7 +165,10 @@ def size_cache(shape: CacheShape, demand: Demand, free_bytes: int | None, device
 
 
 def engine_work(text: Mapping[str, Any], dtype_bytes: int, longest: int, sequences: int, parts: int) -> int:
-    """Return what an engine takes on a GPU besides weights and cache: activations of a step, logits, CUDA graphs."""
+    """Return the bytes that an engine takes on a GPU besides weights and cache.
+
+    These are the activations of a step, the logits and the CUDA graphs.
+    """
     hidden, inner = int(text.get("hidden_size") or 0), int(text.get("intermediate_size") or 0)
     experts = int(text.get("num_experts_per_tok") or 0)
     inner = max(inner, experts * (int(text.get("moe_intermediate_size") or 0) + hidden))

@@ -1,4 +1,4 @@
-"""What differs between model families: how they share a prompt, their positions, their head, their parts.
+"""Differences between model families: sharing of the prompt, position ids, output head, parts.
 
 A family that is not in the table works too, on the padded path (each response with its own copy of the prompt).
 """
@@ -24,7 +24,7 @@ PART_NAMES = {
 }  # fmt: skip
 """Name fragments of the parts that `model.freeze` names. A parameter belongs to the first part that matches.
 
-The connector (merger, projector) turns what the vision tower sees into the language model's embeddings.
+The connector (merger, projector) maps the vision tower's outputs to the language model's embeddings.
 """
 
 Sharing = Literal["packed", "forked", "padded"]
@@ -33,18 +33,18 @@ Bidirectional = Literal["never", "sliding", "always"]
 
 @dataclass(frozen=True)
 class Family:
-    """How a family is trained.
+    """Properties of a model family that training depends on.
 
     Args:
         sharing: how the responses of a group share their prompt.
-            "packed": one row `[prompt][response 1]...`; its text attention goes through transformers'
-            AttentionInterface, has no state besides keys and values, and takes position ids.
+            "packed": one row `[prompt][response 1]...`. The text attention must go through transformers'
+                AttentionInterface, have no state besides keys and values, and take position ids.
             "forked": the prompt runs once through a differentiable cache that every response continues (linear
-            attention, whose recurrent state a mask cannot separate).
-            "padded": not at all; each response runs behind its own copy of the prompt.
+                attention, whose recurrent state a mask cannot separate).
+            "padded": not shared; each response runs behind its own copy of the prompt.
         rope_index: whether positions come from `model.model.get_rope_index` (three axes) instead of 0, 1, 2, ...
-        kinds_name: what the model's forward calls the token kinds (0 text, 1 image); None when it does not take them.
-        bidirectional: in which layers the tokens of an image see each other both ways.
+        kinds_name: name of the forward's argument for the token kinds (0 text, 1 image); None when it has none.
+        bidirectional: layers in which the tokens of an image see each other in both directions.
     """
 
     sharing: Sharing
@@ -84,27 +84,28 @@ HEADS: dict[str, tuple[Literal["cap", "multiply", "divide"], str]] = {
 }
 """Model type -> what its image-text-to-text model does with the logits, and the text configuration's key for it.
 
-Others leave them alone, even where their text configuration has such a number (Gemma 3, PaliGemma, Aya Vision):
-`vlmrl check --deep` compares with the model's own logits.
+Other models leave the logits unchanged, even where their text configuration has such a number (Gemma 3, PaliGemma, Aya
+Vision). `vlmrl check --deep` compares with the model's own logits.
 """
 
 
-def has_two_way_images(model_type: str, wanted: str | None) -> bool:
-    """Whether the tokens of an image see each other both ways, in any layer.
+def has_two_way_images(model_type: str, setting: str | None) -> bool:
+    """Return whether the tokens of an image see each other in both directions, in any layer.
 
-    Args: wanted: `use_bidirectional_attention` of the text model's configuration, by which sizes of Gemma 4 differ.
+    Args:
+        setting: `use_bidirectional_attention` of the text model's configuration; the sizes of Gemma 4 differ in it.
     """
     where = FAMILIES.get(model_type, OTHER).bidirectional
-    return where == "always" or (where == "sliding" and wanted == "vision")
+    return where == "always" or (where == "sliding" and setting == "vision")
 
 
 def has_axes(model_type: str) -> bool:
-    """Whether positions have three axes; the vision towers of these families run all images as one sequence."""
+    """Return whether positions have three axes. The vision towers of these families run all images as one sequence."""
     return FAMILIES.get(model_type, OTHER).rope_index
 
 
 def family_of(model: Any) -> Family:
-    """The family of a transformers model, by `config.model_type` and, where its text model may vary, by that.
+    """Return the family of a transformers model, by `config.model_type` and by the layers of its text model.
 
     A text model with linear attention is never packed. Gemma 4 has bidirectional images in some sizes only.
     """
@@ -120,7 +121,12 @@ def family_of(model: Any) -> Family:
 
 
 def head_of(model: Any) -> Callable[[Tensor], Tensor]:
-    """Hidden states after the last norm -> logits: the output embedding (with its bias), then what `HEADS` names."""
+    """Return the function from hidden states after the last norm to logits: [..., D] -> [..., V].
+
+    It is the output embedding (with its bias), followed by what `HEADS` names.
+
+    Raises: CheckpointError when the model has no output embedding.
+    """
     projection = model.get_output_embeddings()
     if projection is None:
         raise CheckpointError(
@@ -136,7 +142,7 @@ def head_of(model: Any) -> Callable[[Tensor], Tensor]:
 
 
 def part_of(parameter_name: str) -> str | None:
-    """The part of `PART_NAMES` that a parameter belongs to; None when its name says nothing."""
+    """Return the part of `PART_NAMES` that a parameter belongs to; None when no fragment is in its name."""
     for part, fragments in PART_NAMES.items():
         if any(fragment in f"{parameter_name}." for fragment in fragments):
             return part
@@ -144,15 +150,15 @@ def part_of(parameter_name: str) -> str | None:
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of a transformers model that it says must not be split: of its text model and its vision tower."""
+    """Return the layers that a transformers model declares not to be split, of text model and vision tower."""
     names = {n for m in model.modules() for n in (getattr(m, "_no_split_modules", None) or ())}
     return [m for m in model.modules() if type(m).__name__ in names]
 
 
 def sharded_units(model: Any, sharing: str) -> list[nn.Module]:
-    """Return the units of a sharded policy; everything else is one more, gathered for the whole of a row.
+    """Return the layers that a sharded policy gathers one by one; everything else is gathered once for a whole row.
 
-    None where a layer runs as often as a row's groups ask for (a forked cache, the padded path): processes would
-    disagree about how often to gather it.
+    Empty unless rows are packed: with a forked cache or on the padded path, the number of groups in a row decides how
+    often a layer runs, so ranks would disagree about how often to gather it.
     """
     return units_of(model) if sharing == "packed" else []

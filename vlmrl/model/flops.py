@@ -1,10 +1,11 @@
-"""Floating-point operations of a training pass, by formula: what the model needs, whatever the hardware does.
+"""Floating-point operations of a training pass, by formula: what the model needs, independent of the hardware.
 
-Two for each multiply-add. Linear layers and convolutions are read off the model itself, so adapters and frozen parts
-are counted as they are; attention, windows of the vision tower and the gated delta rule follow from its configuration.
-Covered: Qwen2-VL, Qwen2.5-VL (windowed vision attention), Qwen3-VL (deep-stack mergers), Qwen3.5 / 3.6 (gated delta
-rule) and what is built like them. Left out, as usual: norms, softmax, rotary positions, the optimizer, and everything
-that is computed a second time (gradient checkpointing, the scores in a flash-attention backward pass).
+A multiply-add counts as two. Linear layers and convolutions are counted from the model itself, so adapters and frozen
+parts are counted as they are; attention, windows of the vision tower and the gated delta rule follow from its
+configuration. Covered: Qwen2-VL, Qwen2.5-VL (windowed vision attention), Qwen3-VL (deep-stack mergers), Qwen3.5 / 3.6
+(gated delta rule) and models that are built like them. Left out, as usual: norms, softmax, rotary positions, the
+optimizer, and everything that is computed a second time (gradient checkpointing, the scores in a flash-attention
+backward pass).
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from vlmrl.model.families import part_of
 from vlmrl.model.forked_cache import MIN_TOKENS, batches_of_similar_length
 
 DELTA_CHUNK = 64
-"""Tokens that transformers' chunked gated delta rule takes at once; sequences are padded to a multiple."""
+"""Tokens per chunk of transformers' chunked gated delta rule; sequences are padded to a multiple."""
 FIRST_READERS = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-"""Projections that read a layer's input. Of an adapter on them, the second factor does not."""
+"""Projections that read a layer's input. The second factor of an adapter on them does not read it."""
 
 UPSTREAM = {"vision": {"vision"}, "connector": {"vision", "connector"}}
-"""Parts on whose training it depends whether a part's inputs need a gradient."""
+"""Part -> the parts whose training makes the gradient of its inputs necessary."""
 
 
 @dataclass(frozen=True)
 class PassWork:
-    """What one forward pass computes.
+    """Work of one forward pass.
 
     Args:
-        spans: (tokens, tokens of the same sequence before them) of each run of tokens; each sees what is before it.
-        images: (rows, columns) in patches of each image, named as often as it goes through the vision tower.
-        targets: positions whose logits are computed.
+        spans: (tokens, tokens of the same sequence before them) of each run of tokens; each token sees what is before
+            it.
+        images: (rows, columns) in patches of each image, listed as often as it goes through the vision tower.
+        targets: number of positions whose logits are computed.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -47,7 +49,7 @@ class PassWork:
 
     @property
     def pairs(self) -> int:
-        """(token, token it sees), itself included."""
+        """Number of pairs (token, token it sees), itself included."""
         return sum(n * before + n * (n + 1) // 2 for n, before in self.spans)
 
     @property
@@ -56,22 +58,28 @@ class PassWork:
 
 
 def shared_work(prompt: int, responses: Sequence[int], images: Sequence[tuple[int, int]] = ()) -> PassWork:
-    """A group whose prompt is computed once. Example: prompt 10, responses 3 and 2: 15 tokens, 55 + 36 + 23 pairs."""
+    """Return the work of a group whose prompt is computed once.
+
+    Example: prompt 10, responses 3 and 2: 15 tokens, 55 + 36 + 23 pairs.
+    """
     return PassWork(((prompt, 0), *((n, prompt) for n in responses)), tuple(images), sum(responses))
 
 
 def alone_work(prompt: int, responses: Sequence[int], images: Sequence[tuple[int, int]] = ()) -> PassWork:
-    """The same group, each response behind its own copy of the prompt and its images, nothing padded."""
+    """Return the work of a group in which each response has its own copy of the prompt and its images; no padding."""
     return PassWork(tuple((prompt + n, 0) for n in responses), tuple(images) * len(responses), sum(responses))
 
 
 def padded_work(prompt: int, responses: Sequence[int], images: Sequence[tuple[int, int]] = ()) -> PassWork:
-    """The same group as one batch, each response padded to the longest of them."""
+    """Return the work of a group as one batch, each response padded to the longest of them."""
     return alone_work(prompt, [max(responses)] * len(responses), images)
 
 
 def forked_work(prompt: int, responses: Sequence[int], images: Sequence[tuple[int, int]] = ()) -> PassWork:
-    """The same group through a forked cache: the prompt once, responses in batches padded to similar lengths."""
+    """Return the work of a group through a forked cache: the prompt once, responses in batches of similar lengths.
+
+    Within a batch the responses are padded.
+    """
     batches = batches_of_similar_length(list(responses))
     padded = [(max(MIN_TOKENS, *(responses[i] for i in batch)), prompt) for batch in batches for _ in batch]
     return PassWork(((prompt, 0), *padded), tuple(images), sum(responses))
@@ -79,7 +87,7 @@ def forked_work(prompt: int, responses: Sequence[int], images: Sequence[tuple[in
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one forward and one backward pass, by part of the model."""
+    """FLOPs of one forward and one backward pass, by part of the model."""
 
     forward: dict[str, float]
     backward: dict[str, float]
@@ -90,10 +98,12 @@ class Flops:
 
 
 def training_flops(model: Any, work: PassWork) -> Flops:
-    """FLOPs of a model's forward and backward pass over `work`; the model may be on the meta device.
+    """Return the FLOPs of a model's forward and backward pass over `work`; the model may be on the meta device.
 
     The backward pass has the forward's FLOPs once for each weight that is trained and once for each input that needs a
-    gradient: in the vision tower and the connector every input as soon as anything in them is trained, pixels never.
+    gradient. In the vision tower and the connector every input needs one as soon as anything in them is trained; pixels
+    never do.
+
     Raises: ValueError for layers whose attention is neither full nor the gated delta rule.
     """
     trained = {part_of(n) for n, p in model.named_parameters() if p.requires_grad}
@@ -125,12 +135,12 @@ def training_flops(model: Any, work: PassWork) -> Flops:
 
 
 def _reads_embeddings(name: str) -> bool:
-    """Whether this linear layer of the text model reads the first layer's input."""
+    """Return whether this linear layer of the text model reads the first layer's input."""
     return ".layers.0." in name and "lora_B" not in name and any(reader in name for reader in FIRST_READERS)
 
 
 def _anything_trained_before_the_layers(model: Any) -> bool:
-    """Whether the input of the first text layer's projections needs a gradient."""
+    """Return whether the input of the first text layer's projections needs a gradient."""
     return any(
         p.requires_grad and not n.startswith("lm_head")
         for n, p in model.named_parameters()
@@ -139,7 +149,7 @@ def _anything_trained_before_the_layers(model: Any) -> bool:
 
 
 def _text_mixing(text: Any, work: PassWork) -> Iterator[float]:
-    """FLOPs of what mixes tokens in each text layer, besides its projections."""
+    """Yield the FLOPs of each text layer for mixing tokens, without its projections."""
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     for kind in getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers:
         if kind == "full_attention":
@@ -151,11 +161,13 @@ def _text_mixing(text: Any, work: PassWork) -> Iterator[float]:
 
 
 def _delta_rule(text: Any, work: PassWork) -> float:
-    """The gated delta rule, chunk by chunk (arXiv:2412.06464; the matrix products of `torch_chunk_gated_delta_rule`).
+    """Return the FLOPs of the gated delta rule, chunk by chunk.
 
-    Letters: C tokens of a chunk, K and V widths of a key and a value head. A chunk of a head takes
-    beta K K^T and Q K^T: 4 C C K;  two triangular solves, of V and of the decayed keys: C C (V + K);
-    keys and queries times the K x V state, and the state's update: 6 C K V;  scores times new values: 2 C C V.
+    Letters: C tokens of a chunk, K and V widths of a key and a value head. One chunk of one head takes:
+    beta K K^T and Q K^T: 4 C C K; two triangular solves, of V and of the decayed keys: C C (V + K); keys and queries
+    times the K x V state, and the state's update: 6 C K V; scores times new values: 2 C C V.
+
+    Source: arXiv:2412.06464; the matrix products of `torch_chunk_gated_delta_rule`.
     """
     C, K, V = DELTA_CHUNK, text.linear_key_head_dim, text.linear_value_head_dim
     chunks = sum(-(-n // C) for n, _ in work.spans)
@@ -164,7 +176,10 @@ def _delta_rule(text: Any, work: PassWork) -> float:
 
 
 def _vision_attention(vision: Any, work: PassWork) -> float:
-    """All layers of the vision tower: every patch sees its image, or in windowed layers its window."""
+    """Return the FLOPs of attention in all layers of the vision tower.
+
+    Every patch sees its image, or in windowed layers its window.
+    """
     width = getattr(vision, "embed_dim", None) or vision.hidden_size  # Qwen2-VL's hidden_size is the text model's
     whole = sum((rows * columns) ** 2 for rows, columns in work.images)
     full = getattr(vision, "fullatt_block_indexes", None)
@@ -176,5 +191,8 @@ def _vision_attention(vision: Any, work: PassWork) -> float:
 
 
 def _squares(length: int, side: int) -> int:
-    """Sum of squared lengths of the windows along one axis; the last may be short. Example: 10 by 4: 16 + 16 + 4."""
+    """Return the sum of squared lengths of the windows along one axis; the last may be short.
+
+    Example: 10 by 4: 16 + 16 + 4.
+    """
     return length // side * side**2 + (length % side) ** 2

@@ -1,11 +1,11 @@
-"""A differentiable cache: a prompt runs once, and every response continues it as if it had run the prompt itself.
+"""Differentiable cache: a prompt runs once, and every response continues it as if it had run the prompt itself.
 
 For models whose layers have a state that no mask can separate (Gated DeltaNet: a convolution tail and a recurrent
-matrix). The prompt's keys, values and states are recorded, not copied in place as in generation, and handed to the
-responses expanded: gradients of all of them flow back into the one prompt.
+matrix). The prompt's keys, values and states are recorded, not overwritten in place as in generation, and given
+expanded to the responses: gradients of all responses flow back into the one prompt.
 
-Both caches may be read again when gradient checkpointing runs a layer a second time: recording keeps what it recorded
-first, and continuing changes nothing.
+Both caches may be read again when gradient checkpointing runs a layer a second time: a recording keeps the first
+tensors that it got, and continuing a prompt changes nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 
 MIN_TOKENS = 2
-"""Shortest run that a forward with a cache gets: for one token the models take their in-place decoding step."""
+"""Minimum number of tokens of a forward with a cache: with one token the models use their in-place decoding step."""
 
 _running: ContextVar[RecordedPrompt | ContinuedCache | None] = ContextVar("vlmrl_fork_cache", default=None)
 
 
 class RecordedPrompt(Cache):
-    """What a prompt leaves behind in each layer. Give it to one forward of the prompt, batch 1."""
+    """Keys, values and states of a prompt in each layer. Give it to one forward of the prompt, batch 1."""
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[])
@@ -61,7 +61,11 @@ class RecordedPrompt(Cache):
     def update_conv_state(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 4, **kwargs: Any
     ) -> Tensor:
-        """conv_states [1, channels, P]: the convolution's input. Its last columns are what the next tokens need."""
+        """Record the convolution's input.
+
+        Args:
+            conv_states: [1, channels, P]. The next tokens need its last columns.
+        """
         if self.tails[layer_idx] is None:
             self.tails[layer_idx] = conv_states[..., -conv_kernel_size:]
         return conv_states
@@ -75,21 +79,21 @@ class RecordedPrompt(Cache):
 
 
 class ContinuedCache(Cache):
-    """A prompt's cache as seen by `copies` responses, one a batch row. It never changes."""
+    """Prompt's cache as seen by `copies` responses, one per batch row. It never changes."""
 
     def __init__(self, prompt: RecordedPrompt, copies: int) -> None:
         super().__init__(layers=[])
         self.prompt, self.copies = prompt, copies
-        # Where transformers 5.16 and 5.17 look for a layer's state; later versions ask `get_recurrent_state`.
+        # transformers 5.16 and 5.17 look here for a layer's state; later versions call `get_recurrent_state`.
         self.layers: list[Any] = [SimpleNamespace(recurrent_states=[self._expanded(s)]) for s in prompt.states]
 
     def _expanded(self, tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.expand(self.copies, *tensor.shape[1:])
+        return None if tensor is None else tensor.expand(self.copies, *tensor.shape[1:])  # [1, ...] -> [copies, ...]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any):
         keys, values = (self._expanded(x[layer_idx]) for x in (self.prompt.keys, self.prompt.values))
         assert keys is not None and values is not None
-        return torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
+        return torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)  # [B, H, P + R, D]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.prompt.num_tokens
@@ -120,7 +124,7 @@ class ContinuedCache(Cache):
 
 
 def run_with_cache(forward: Callable[..., Any], cache: RecordedPrompt | ContinuedCache, **inputs: Any) -> Any:
-    """`forward(**inputs)` with this cache, also where layers are recomputed (see `checkpoint_layer`)."""
+    """Run `forward(**inputs)` with this cache, also where layers are recomputed (see `checkpoint_layer`)."""
     before = _running.set(cache)
     try:
         return forward(past_key_values=cache, use_cache=True, **inputs)
@@ -129,10 +133,11 @@ def run_with_cache(forward: Callable[..., Any], cache: RecordedPrompt | Continue
 
 
 def checkpoint_layer(layer: Callable[..., Any], *args: Any) -> Any:
-    """The gradient checkpointing function of forked models: recomputes a layer, and lets it keep its cache.
+    """Recompute a layer in the backward pass with its cache: the gradient checkpointing function of forked models.
 
-    transformers takes the cache away from a checkpointed layer, because an ordinary one would be written twice; these
-    may be. Outside `run_with_cache`, and for layers without a cache (the vision tower), it is plain checkpointing.
+    transformers removes the cache from a checkpointed layer, because an ordinary cache would be written twice; these
+    caches may be. Outside `run_with_cache`, and for layers without a cache (the vision tower), it is plain
+    checkpointing.
     """
     cache = _running.get()
     if cache is not None and isinstance(layer, partial) and "past_key_values" in layer.keywords:
@@ -141,7 +146,7 @@ def checkpoint_layer(layer: Callable[..., Any], *args: Any) -> Any:
 
 
 def batches_of_similar_length(lengths: list[int]) -> list[list[int]]:
-    """Indices of responses to run together, so that padding at most doubles what is computed; longest first."""
+    """Return the indices of responses to run together, the longest first. Padding at most doubles the tokens."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     batches: list[list[int]] = []
     for i in order:

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as the driver lists them, and why torch sees none where some are assigned. No torch."""
+"""GPUs of this machine as the driver lists them, and why torch sees none where some are assigned. No torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from functools import cache
 from vlmrl.errors import LaunchError, first_line
 
 SLURM_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""Cards that Slurm gave this job, where it does not set CUDA_VISIBLE_DEVICES itself."""
+"""Variables with the GPUs that Slurm gave this job, where it does not set CUDA_VISIBLE_DEVICES itself."""
 NO_DEVICES = ("", "-1", "NoDevFiles")
-"""First entries of CUDA_VISIBLE_DEVICES that stand for none."""
+"""First entries of CUDA_VISIBLE_DEVICES that mean no device."""
 OLDEST_DRIVERS = {11: "450", 12: "525", 13: "580"}
 """Major version of CUDA -> the oldest Linux driver that runs it. Source: NVIDIA's CUDA toolkit release notes, table of
 minor version compatibility."""
@@ -22,7 +22,12 @@ minor version compatibility."""
 
 @dataclass(frozen=True)
 class Card:
-    """A graphics card, or a slice of one (MIG): its number on the machine (-1 = a slice), MiB used (None = unknown)."""
+    """NVIDIA GPU, or a slice of one (MIG).
+
+    Args:
+        index: its number on the machine; -1 = a slice.
+        used_mib: memory in use, in MiB; None = unknown.
+    """
 
     index: int
     uuid: str
@@ -30,54 +35,54 @@ class Card:
 
     @property
     def name(self) -> str:
-        """For CUDA_VISIBLE_DEVICES. Numbers, where there are: some libraries read nothing else there."""
+        """Entry for CUDA_VISIBLE_DEVICES. A number where there is one: some libraries read only numbers there."""
         return self.uuid if self.index < 0 else str(self.index)
 
 
 def machine_cards() -> list[Card]:
-    """All NVIDIA cards of this machine, as `nvidia-smi` lists them; none where there is no such program.
+    """Return all NVIDIA GPUs of this machine, as `nvidia-smi` lists them; empty if that program does not exist.
 
-    Raises: LaunchError when the driver hangs, or is another than its library.
+    Raises: LaunchError when the driver hangs, or its version is not that of its library.
     """
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=60)
+        result = subprocess.run(query, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
         return []
     except subprocess.TimeoutExpired:
         raise LaunchError("nvidia-smi does not answer", hint="the driver may hang: see `dmesg`") from None
-    if "mismatch" in (told := done.stdout + done.stderr):
+    if "mismatch" in (output := result.stdout + result.stderr):
         raise LaunchError(
-            f"nvidia-smi: {told.strip().splitlines()[0]}", hint="the driver was updated while it was loaded: reboot"
+            f"nvidia-smi: {output.strip().splitlines()[0]}", hint="the driver was updated while it was loaded: reboot"
         )
-    if done.returncode:
+    if result.returncode:
         return []
-    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 2]
+    rows = [[cell.strip() for cell in line.split(",")] for line in result.stdout.splitlines() if line.count(",") == 2]
     return [Card(int(index), uuid, int(used) if used.isdigit() else None) for index, uuid, used in rows]
 
 
 def visible_cards(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Card]:
-    """The cards this process may use, in its order: by CUDA_VISIBLE_DEVICES, else what Slurm gave, else all.
+    """Return the GPUs this process may use, in its order: by CUDA_VISIBLE_DEVICES, else by Slurm's variables, else all.
 
-    As CUDA does, the list ends at the first entry that is no card.
+    As in CUDA, the list ends at the first entry that is no GPU.
     """
     slurm = next((environ[name] for name in SLURM_VARIABLES if environ.get(name)), None)
     listed = environ.get("CUDA_VISIBLE_DEVICES", slurm)
     if listed is None:
         return list(cards)
-    found: list[Card] = []
+    chosen: list[Card] = []
     for word in (w.strip() for w in listed.split(",")):
         match = [c for c in cards if word and (word == str(c.index) or c.uuid.startswith(word))]
         if word.startswith("MIG-"):
-            match = [Card(-1, word, None)]  # a slice of a card, which the list of cards does not hold
+            match = [Card(-1, word, None)]  # a slice of a GPU is not in the list of GPUs
         if len(match) != 1:
             break
-        found += match
-    return found
+        chosen += match
+    return chosen
 
 
 def assigned_gpus(environ: Mapping[str, str]) -> str:
-    """What says that this process has GPUs, in words; "" when nothing does, or it was told to use none.
+    """Return what assigns GPUs to this process, as text; "" when nothing does, or when it was told to use none.
 
     Example: `CUDA_VISIBLE_DEVICES=0,1`.
     """
@@ -93,7 +98,7 @@ def assigned_gpus(environ: Mapping[str, str]) -> str:
 
 @cache
 def missing_gpus() -> tuple[str, str] | None:
-    """Why a process that has GPUs cannot use them: (what is wrong, what to do); None when it can, or has none."""
+    """Return why this process cannot use its GPUs: (what is wrong, what to do); None if it can, or has none."""
     import torch
 
     if torch.cuda.is_available():
@@ -102,17 +107,17 @@ def missing_gpus() -> tuple[str, str] | None:
     if not assigned:
         return None
     what = f"this process has GPUs ({assigned}), and torch {torch.__version__} sees none: {_reason()}"
-    return what, f"{_remedy(torch.version.cuda)}; --set model.device=cpu runs on the CPU all the same"
+    return what, f"{_remedy(torch.version.cuda)}; --set model.device=cpu runs on the CPU instead"
 
 
 def require_gpus() -> None:
-    """Raise a LaunchError where `missing_gpus` finds something: a run for GPUs never goes to the CPU in silence."""
+    """Raise a LaunchError if `missing_gpus` returns a reason: a run for GPUs never falls back to the CPU silently."""
     if missing := missing_gpus():
         raise LaunchError(missing[0], hint=missing[1])
 
 
 def _reason() -> str:
-    """What torch says when it is asked to use a GPU."""
+    """Return torch's own message for why it cannot use a GPU."""
     import torch
 
     if torch.version.cuda is None:
@@ -129,4 +134,6 @@ def _remedy(cuda: str | None) -> str:
         return f"install a torch with CUDA into {sys.prefix}"
     oldest = OLDEST_DRIVERS.get(int(cuda.partition(".")[0]))
     driver = f"driver {oldest} or newer" if oldest else "a driver that runs it"
-    return f"torch for CUDA {cuda} needs {driver} (`nvidia-smi` shows yours): update it, or install a torch for it"
+    return (
+        f"torch for CUDA {cuda} needs {driver} (`nvidia-smi` shows yours): update the driver, or install another torch"
+    )

@@ -1,4 +1,4 @@
-"""The C library's heap, when a model is trained on the CPU."""
+"""Settings of the C library's heap for training on the CPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep the memory that it frees, for its next allocations. Returns: whether it does now.
+    """Let this process keep the memory that it frees, for its next allocations. Return whether that is set.
 
-    A training step allocates and frees the same gigabytes again and again. glibc gives much of it back to the
-    kernel and gets it again as zeroed pages, one fault for each 4 KiB: measured 0.2 to 2 s of an update of 3.2 s, most
-    on virtual machines. Other C libraries have no such call: nothing is done there; nor under a limit of the address
-    space (`ulimit -v`), where what this process keeps is missing to it elsewhere.
+    A training step allocates and frees the same gigabytes again and again. glibc returns much of it to the kernel and
+    gets it again as zeroed pages, with one page fault per 4 KiB: measured 0.2 to 2 s of an update of 3.2 s, most on
+    virtual machines. Nothing is done with other C libraries, which have no such call, or under a limit of the address
+    space (`ulimit -v`), where memory that this process keeps would be missing elsewhere in it.
     """
     if _address_space_is_limited():
         return False
@@ -36,6 +36,6 @@ def _address_space_is_limited() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Give freed memory back to the system, which `keep_freed_memory` lets the process keep (malloc_trim(3))."""
+    """Return freed memory to the system, which `keep_freed_memory` lets the process keep (malloc_trim(3))."""
     with suppress(AttributeError, OSError, TypeError):  # other C libraries
         ctypes.CDLL(None).malloc_trim(0)

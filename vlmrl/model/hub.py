@@ -1,4 +1,7 @@
-"""Is there such a model? Asked once, with a short limit, before transformers tries each of its files five times."""
+"""Check that a model exists on the hub: one request with a short time limit, before transformers tries each file.
+
+transformers would try each of the files five times.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,19 @@ from vlmrl.errors import CheckpointError, first_line
 from vlmrl.json_text import parse_json
 
 ANSWER_SECONDS = 10.0
+"""Time limit of the request to the hub, in seconds."""
 
 
 def require_source(path: str, revision: str | None = None) -> None:
-    """Return when `path` is a folder here, a hub model in the cache, or one that the hub has.
+    """Return if `path` is a local folder, a hub model in the cache, or a model that the hub has.
 
     Raises: CheckpointError that says which of these failed.
     """
     if Path(path).exists():
         return
     hint = "name a local folder, a run, or a hub model (org/name) that is in the cache or can be downloaded"
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:  # plain to see, and the client takes a while to import
-        raise CheckpointError(f"`{path}` is no folder here and no hub name", hint=hint)
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:  # needs no request; importing the hub's client is slow
+        raise CheckpointError(f"`{path}` is neither a local folder nor a hub name", hint=hint)
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -28,7 +32,7 @@ def require_source(path: str, revision: str | None = None) -> None:
             return
         HfApi().model_info(path, revision=revision, timeout=ANSWER_SECONDS)
     except HFValidationError:
-        raise CheckpointError(f"`{path}` is no folder here and no hub name", hint=hint) from None
+        raise CheckpointError(f"`{path}` is neither a local folder nor a hub name", hint=hint) from None
     except GatedRepoError:
         raise CheckpointError(
             f"the hub model `{path}` is gated", hint="accept its terms, then `hf auth login`"
@@ -36,24 +40,24 @@ def require_source(path: str, revision: str | None = None) -> None:
     except RevisionNotFoundError:
         raise CheckpointError(f"the hub model `{path}` has no revision `{revision}`", hint="model.revision") from None
     except RepositoryNotFoundError:
-        raise CheckpointError(f"`{path}` is no folder here, and the hub has no such public model", hint=hint) from None
-    except Exception as error:  # the network: every client library raises its own kinds
+        raise CheckpointError(f"`{path}` is no local folder, and the hub has no such public model", hint=hint) from None
+    except Exception as error:  # network: every client library has its own exceptions
         reason = first_line(error, 120)
-        message = f"`{path}` is no folder here, it is not in the hub cache, and the hub cannot be asked: {reason}"
+        message = f"`{path}` is no local folder, it is not in the hub cache, and the hub cannot be reached: {reason}"
         raise CheckpointError(message, hint=hint) from error
 
 
 WANTED_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.safetensors"]
-"""What is fetched of a model: configuration, tokenizer, processor, code it ships, weights."""
+"""Patterns of the files that are downloaded: configuration, tokenizer, processor, code, weights."""
 
 
 def is_cached(path: str, revision: str | None = None) -> bool:
-    """Whether all of a hub model is in the local cache: configuration, tokenizer, and every shard of its weights."""
+    """Return whether all of a hub model is in the local cache: configuration, tokenizer, every shard of its weights."""
     from huggingface_hub import try_to_load_from_cache
 
     def local(name: str) -> Path | None:
-        found = try_to_load_from_cache(path, name, revision=revision)
-        return Path(found) if isinstance(found, str) else None
+        cached = try_to_load_from_cache(path, name, revision=revision)
+        return Path(cached) if isinstance(cached, str) else None
 
     if local("config.json") is None or local("tokenizer_config.json") is None:
         return False
@@ -64,19 +68,21 @@ def is_cached(path: str, revision: str | None = None) -> bool:
 
 
 def download(path: str, revision: str | None = None) -> Path:
-    """Bring a hub model into the local cache. Returns its folder there.
+    """Download a hub model into the local cache and return its folder there.
 
-    Raises: CheckpointError when the hub cannot be asked, has no such model, or has its weights not as safetensors.
+    Raises: CheckpointError when the hub cannot be reached, has no such model, or has its weights not as safetensors.
     """
     from huggingface_hub import snapshot_download
 
     require_source(path, revision)
     try:
         folder = snapshot_download(path, revision=revision, allow_patterns=WANTED_FILES)
-    except Exception as error:  # the network: every client library raises its own kinds
+    except Exception as error:  # network: every client library has its own exceptions
         reason = first_line(error, 120)
-        raise CheckpointError(f"`{path}` cannot be fetched: {reason}", hint="the same command goes on") from error
+        raise CheckpointError(
+            f"`{path}` cannot be downloaded: {reason}", hint="run the same command again: the download continues"
+        ) from error
     if not is_cached(path, revision):
-        raise CheckpointError(f"the hub model `{path}` is not whole: configuration, tokenizer or weights are missing",
+        raise CheckpointError(f"the hub model `{path}` is incomplete: configuration, tokenizer or weights are missing",
                               where=folder, hint="its weights must be safetensors")  # fmt: skip
     return Path(folder)

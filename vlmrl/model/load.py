@@ -1,4 +1,4 @@
-"""Loading a Hugging Face model and its processor, ready to be trained or sampled."""
+"""Loading of a Hugging Face model and its processor, ready to be trained or sampled."""
 
 from __future__ import annotations
 
@@ -25,31 +25,33 @@ if TYPE_CHECKING:  # the models load with torch and transformers alone
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DROPOUT_RATES = ("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
-"""What models call their dropout, in configs and on modules."""
+"""Names of dropout rates in configs and on modules."""
 IMAGE_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "audio_token_id",
                 "image_token_index", "video_token_index", "boi_token_id", "eoi_token_id")  # fmt: skip
 
 
-def pick_device(wanted: str) -> torch.device:
-    """The device of a recipe's `model.device`.
+def pick_device(device: str) -> torch.device:
+    """Return the device of a recipe's `model.device`.
 
-    Raises: LaunchError when this process has GPUs that torch cannot use; CheckpointError when cuda is asked for and not
-        there.
+    Raises: LaunchError when this process has GPUs that torch cannot use; CheckpointError when cuda is chosen and torch
+        sees no CUDA device.
     """
-    if wanted != "cpu":
+    if device != "cpu":
         require_gpus()
-    if wanted == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         raise CheckpointError("model.device is cuda, but torch sees no CUDA device", hint="--set model.device=cpu")
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def load_model(settings: Model, *, path: str | None = None, weights_from: Callable[[Model], Any] | None = None) -> Any:
-    """The model ready to train and sample: no dropout, on its device, shared-prefix attention where its family allows.
+    """Return a model ready to train and sample: without dropout, on its device, with shared-prefix attention.
+
+    Families that cannot share a prefix keep their attention.
 
     Args:
         path: overrides `settings.path` (a resolved folder).
-        weights_from: makes the model instead of reading it from `path` (a checkpoint's, say).
-    Raises: CheckpointError when nothing loadable is there.
+        weights_from: returns the model instead of reading it from `path` (from a checkpoint, for example).
+    Raises: CheckpointError when the model cannot be loaded.
     """
     return prepare_model(read_model(settings, path) if weights_from is None else weights_from(settings), settings)
 
@@ -77,9 +79,12 @@ def read_model(settings: Model, path: str | None = None) -> Any:
 
 
 def quantized_arguments(settings: Model, config: Any) -> dict[str, Any]:
-    """What `from_pretrained` is told for `model.quantize`: NF4 with double quantization, in the language model only.
+    """Return the arguments of `from_pretrained` for `model.quantize`: NF4 with double quantization.
 
-    Args: config: of the model, whose other linear layers are named so that they stay whole.
+    Only the language model is quantized.
+
+    Args:
+        config: of the model. Its other linear layers are listed by name, so that they are not quantized.
     Raises: CheckpointError when bitsandbytes is missing.
     """
     if settings.quantize is None:
@@ -103,7 +108,7 @@ def quantized_arguments(settings: Model, config: Any) -> dict[str, Any]:
 
 
 def prepare_model(model: Any, settings: Model) -> Any:
-    """Attention, checkpointing, frozen parts, device and eval mode of a model, as the recipe says.
+    """Set attention, checkpointing, frozen parts, device and eval mode of a model, as the recipe says.
 
     Raises: CheckpointError when `model.freeze` names a part that this model does not have.
     """
@@ -122,7 +127,7 @@ def prepare_model(model: Any, settings: Model) -> Any:
                 setattr(module, rate, 0.0)
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    if not getattr(model, "is_quantized", False):  # those are on their device since they were read
+    if not getattr(model, "is_quantized", False):  # a quantized model was read onto its device
         model = model.to(pick_device(settings.device))
     if pick_device(settings.device).type == "cpu":
         keep_freed_memory()
@@ -130,7 +135,7 @@ def prepare_model(model: Any, settings: Model) -> Any:
 
 
 def check_freeze(settings: Model, parts: Collection[str | None]) -> None:
-    """Raise a CheckpointError unless the model has every part that `model.freeze` names and one that it does not."""
+    """Raise a CheckpointError unless the model has all parts that `model.freeze` names and at least one other part."""
     there = [p for p in PART_NAMES if p in parts]
     for name in settings.freeze:
         if name not in parts:
@@ -141,7 +146,7 @@ def check_freeze(settings: Model, parts: Collection[str | None]) -> None:
 
 
 def share_prefix(model: Any) -> None:
-    """Let the text attention take packed rows where the family can; it stays plain SDPA for everything else.
+    """Set the text attention that accepts packed rows, if the family can share; other calls use plain SDPA.
 
     Vision towers that run images of any size as one sequence (those with axes) get one attention call for all windows.
     """
@@ -152,12 +157,16 @@ def share_prefix(model: Any) -> None:
 
 
 def checkpoint_gradients(model: Any, vision_only: bool = False) -> None:
-    """Turn gradient checkpointing on: each layer (of the vision tower alone) is computed again in the backward pass."""
+    """Turn gradient checkpointing on: each layer is computed again in the backward pass.
+
+    Args:
+        vision_only: only layers of the vision tower.
+    """
     old = "gradient_checkpointing_enable"  # until transformers 5.22
     enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old)
     enable({"use_reentrant": False})
-    # transformers makes embeddings and patches ask for gradients, for the sake of reentrant checkpointing. Under an
-    # adapter, or a frozen vision tower, that would run the whole tower's backward pass for nothing.
+    # transformers makes embeddings and patches require gradients, because reentrant checkpointing needs it. Under an
+    # adapter, or with a frozen vision tower, that would run the whole tower's backward pass for nothing.
     model.disable_input_require_grads()
     forked = family_of(model).sharing == "forked"
     for name, module in model.named_modules():
@@ -168,7 +177,10 @@ def checkpoint_gradients(model: Any, vision_only: bool = False) -> None:
 
 
 def load_processor(settings: Model, *, path: str | None = None) -> Any:
-    """The model's processor (tokenizer, image processor, chat template). Raises: CheckpointError."""
+    """Return the model's processor (tokenizer, image processor, chat template).
+
+    Raises: CheckpointError when it cannot be read or has no image processor.
+    """
     from transformers import AutoProcessor
 
     source = path or settings.path
@@ -181,14 +193,14 @@ def load_processor(settings: Model, *, path: str | None = None) -> Any:
 
 
 def stop_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Ids that end a response: the generation config's and the tokenizer's end token."""
+    """Return the ids that end a response: the generation config's and the tokenizer's end token."""
     configured = getattr(model.generation_config, "eos_token_id", None)
-    found = configured if isinstance(configured, list) else [configured]
-    return tuple(sorted({int(i) for i in [*found, tokenizer.eos_token_id] if i is not None}))
+    end_ids = configured if isinstance(configured, list) else [configured]
+    return tuple(sorted({int(i) for i in [*end_ids, tokenizer.eos_token_id] if i is not None}))
 
 
 def banned_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Ids that must never be sampled: image, video and padding tokens (never the end token)."""
+    """Return the ids that must never be sampled: image, video and padding tokens (never the end token)."""
     ids = {getattr(model.config, name, None) for name in IMAGE_TOKENS} | {tokenizer.pad_token_id}
     return tuple(sorted({int(i) for i in ids if isinstance(i, int)} - set(stop_ids_of(model, tokenizer))))
 

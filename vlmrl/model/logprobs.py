@@ -1,6 +1,6 @@
-"""Token log-probs from hidden states, chunk by chunk: `[T, V]` logits never exist at once.
+"""Token log-probs from hidden states, chunk by chunk: the logits `[T, V]` never exist all at once.
 
-The policy is log-softmax(logits / temperature) with banned ids at -inf; float32 from the logits on.
+The policy is log-softmax(logits / temperature) with banned ids at -inf; all numbers from the logits on are float32.
 """
 
 from __future__ import annotations
@@ -19,26 +19,35 @@ from vlmrl.model.head_chunks import HeadChunks, head_chunks
 
 @cache
 def chunks_for(device: torch.device) -> HeadChunks:
-    """The sizes for a device: settled when it is first asked, so that all passes over a row split it alike."""
+    """Return the chunk sizes for a device.
+
+    They are fixed at the first call, so that all passes over a row split it in the same way.
+    """
     return head_chunks(device.type, free_bytes(device))
 
 
 def policy_logits(logits: Tensor, temperature: float, banned: Tensor | None) -> Tensor:
-    """Logits of the policy: float32, divided by the temperature, banned ids at -inf. Shape unchanged, `[..., V]`.
+    """Return the logits of the policy: float32, divided by the temperature, banned ids at -inf.
 
     Args:
-        temperature: > 0. banned: bool [V], True = never sampled; None = nothing is banned.
+        logits: [..., V].
+        temperature: > 0.
+        banned: bool [V], True = never sampled; None = nothing is banned.
+    Returns: [..., V].
     """
-    own, made = logits.float(), logits.dtype != torch.float32  # changed in place only where it is nobody else's
+    logits_32, is_copy = logits.float(), logits.dtype != torch.float32  # only a copy is changed in place
     if temperature != 1.0:
-        own, made = (own.div_(temperature) if made else own / temperature), True
+        logits_32, is_copy = (logits_32.div_(temperature) if is_copy else logits_32 / temperature), True
     if banned is None:
-        return own
-    return own.masked_fill_(banned, float("-inf")) if made else own.masked_fill(banned, float("-inf"))
+        return logits_32
+    return logits_32.masked_fill_(banned, float("-inf")) if is_copy else logits_32.masked_fill(banned, float("-inf"))
 
 
 def banned_mask(banned_ids: Sequence[int], vocabulary: int, device: torch.device) -> Tensor | None:
-    """bool [V], True at `banned_ids`; None when there are none. Ids past the vocabulary are ignored."""
+    """Return a mask that is True at `banned_ids`, bool [V]; None when there are none.
+
+    Ids past the vocabulary are ignored.
+    """
     ids = [i for i in banned_ids if 0 <= i < vocabulary]
     if not ids:
         return None
@@ -56,14 +65,16 @@ def token_logprobs(
     banned_ids: Sequence[int] = (),
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """log pi(target) and the policy's entropy at each position.
+    """Return log pi(target) and the policy's entropy at each position.
 
     Letters: K positions, D hidden width, V vocabulary.
+
     Args:
-        hidden_KD: the hidden state that predicts each target.      target_K: int64.
+        hidden_KD: the hidden state that predicts each target.
+        target_K: int64.
         head: hidden -> logits [.., V]; everything after the last norm, soft caps included.
         entropy_gradient: whether the entropy carries a gradient (for an entropy bonus).
-    Returns: (logp_K with gradient, entropy_K), float32, nats.
+    Returns: (logp_K with gradient, entropy_K), float32, in nats.
     """
 
     def chunk(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,12 +84,13 @@ def token_logprobs(
     if len(target_K) == 0:
         return hidden_KD.sum(-1).float(), hidden_KD.detach().sum(-1).float()
     vocabulary = head(hidden_KD[:1].detach()).shape[-1]
-    banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)  # once: each making of it makes a GPU wait
+    banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)  # built once: each build makes a GPU wait
     size = chunks_for(hidden_KD.device).positions(vocabulary)
     if len(target_K) <= size:
         return chunk(hidden_KD, target_K)
     logps, entropies = [], []
     for hidden, target in zip(hidden_KD.split(size), target_K.split(size), strict=True):
+        # [C, D] -> [C, V] -> [C] per chunk; its logits are computed again in the backward pass.
         if torch.is_grad_enabled():
             logp, entropy = checkpoint(chunk, hidden, target, use_reentrant=False)  # pyright: ignore[reportGeneralTypeIssues]
         else:
@@ -89,12 +101,12 @@ def token_logprobs(
 
 
 class _LogprobAndEntropy(torch.autograd.Function):
-    """log pi(target) [C] and entropy [C] of logits [C, V] as the head made them; float32, a few rows at a time.
+    """log pi(target) [C] and entropy [C] from the head's logits [C, V]; float32, a few rows at a time.
 
-    Kept for backward: the logits themselves, and three numbers a row. By hand, because the chain of operations would
-    keep and pass over several arrays of [C, V]; the gradient takes the place of the logits (autograd stops with an
-    error if anybody else had kept those). Of pi = softmax(x): d logp / dx_j = [j = target] - pi_j, and
-    d entropy / dx_j = -pi_j (log pi_j + entropy).
+    Kept for the backward pass: the logits themselves and three numbers per row. Written by hand, because autograd's
+    chain of operations would keep and read several arrays of [C, V]. The gradient overwrites the logits (autograd
+    raises an error if another operation kept them). With pi = softmax(x): d logp / dx_j = [j = target] - pi_j, and d
+    entropy / dx_j = -pi_j (log pi_j + entropy).
     """
 
     @staticmethod
@@ -103,6 +115,7 @@ class _LogprobAndEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logp, entropy, lse = (torch.empty(len(logits), device=logits.device) for _ in range(3))
         for rows in _blocks(logits):
+            # [rows, V], float32
             x = policy_logits(logits[rows], temperature, banned)
             lse[rows] = x.logsumexp(-1)
             logp[rows] = x.gather(-1, target[rows, None])[:, 0] - lse[rows]
@@ -111,7 +124,7 @@ class _LogprobAndEntropy(torch.autograd.Function):
             entropy[rows] = -_p_logp(p, x).sum(-1)
         ctx.save_for_backward(logits, target, lse, entropy)
         ctx.temperature, ctx.banned, ctx.entropy_gradient = temperature, banned, entropy_gradient
-        ctx.is_mine = logits.grad_fn is not None  # a leaf is somebody's own
+        ctx.is_mine = logits.grad_fn is not None  # a leaf tensor belongs to the caller
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         return logp, entropy
@@ -135,7 +148,7 @@ class _LogprobAndEntropy(torch.autograd.Function):
 
 
 def _p_logp(p: Tensor, logp: Tensor) -> Tensor:
-    """p log p, 0 where p is 0. In the place of `logp`."""
+    """Return p log p, 0 where p is 0. Overwrites `logp`."""
     return logp.masked_fill_(p == 0, 0.0).mul_(p)
 
 
@@ -153,14 +166,15 @@ def full_kl(
     temperature: float,
     banned_ids: Sequence[int] = (),
 ) -> Tensor:
-    """KL(policy || reference) at each position, summed over the whole vocabulary, chunk by chunk.
+    """Return KL(policy || reference) at each position, summed over the whole vocabulary, chunk by chunk.
 
     Letters: K positions, D hidden width (the reference may have another), V vocabulary.
+
     Args:
         hidden_KD, ref_hidden_KD: last hidden states of the same positions; the reference's gets no gradient.
         head, ref_head: hidden -> logits [.., V].
-        temperature, banned_ids: of the policy; both distributions have them.
-    Returns: [K] with gradient to `hidden_KD` and `head`, float32, nats, never negative but for rounding.
+        temperature, banned_ids: of the policy; both distributions use them.
+    Returns: [K] with gradient to `hidden_KD` and `head`, float32, in nats, never negative except for rounding.
     Example: policy (0.5, 0.5), reference (0.25, 0.75): 0.5 ln 2 + 0.5 ln (2 / 3) = 0.1438.
     """
 
@@ -176,8 +190,8 @@ def full_kl(
     if len(hidden_KD) == 0:
         return hidden_KD.sum(-1).float()
     vocabulary = head(hidden_KD[:1].detach()).shape[-1]
-    banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)  # once: each making of it makes a GPU wait
-    size = max(1, chunks_for(hidden_KD.device).positions(vocabulary) // 2)  # two distributions
+    banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)  # built once: each build makes a GPU wait
+    size = max(1, chunks_for(hidden_KD.device).positions(vocabulary) // 2)  # two distributions are held at once
     pieces = []
     for hidden, ref_hidden in zip(hidden_KD.split(size), ref_hidden_KD.split(size), strict=True):
         if torch.is_grad_enabled() and len(hidden_KD) > size:

@@ -1,6 +1,7 @@
-"""LoRA: an adapter put into a transformers model in place, switched off, saved as PEFT does, folded into the weights.
+"""LoRA: attach an adapter to a transformers model in place, switch it off, save it as PEFT does, fold it in.
 
-The model keeps its class, so nothing else has to know. peft is imported here alone, when an adapter is asked for.
+The model keeps its class, so no other code has to know about the adapter. Only this module imports peft, and only when
+an adapter is needed.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ if TYPE_CHECKING:  # the models load with torch and transformers alone
 
 ALL_LINEAR = "all-linear"
 PEFT_PREFIX = "base_model.model."
-"""What PEFT's files put before the model's own names."""
+"""Prefix that PEFT's files put before the model's own names."""
 
 
 def target_names(linear: Sequence[str], lora: Lora, freeze: Sequence[str] = ()) -> list[str]:
-    """Which of a model's linear layers get an adapter, as full names in the model's order. A pure function.
+    """Return which of a model's linear layers get an adapter, as full names in the model's order. A pure function.
 
-    Args: linear: full names of the model's linear layers.    freeze: parts of `model.freeze`; they get none.
+    Args:
+        linear: full names of the model's linear layers.
+        freeze: parts of `model.freeze`; they get none.
     Raises: CheckpointError when nothing is left, or a name or pattern of the recipe matches nothing.
     """
     parts = {"language", "vision", "connector"} if lora.vision else {"language"}
@@ -46,14 +49,17 @@ def target_names(linear: Sequence[str], lora: Lora, freeze: Sequence[str] = ()) 
             if not any(_ends_with(n, target) for n in offered):
                 ends = {".".join(n.split(".")[-1 - target.count(".") :]) for n in offered}
                 near = get_close_matches(target, sorted(ends), n=1)
-                told = f"did you mean `{near[0]}`?  {hint}" if near else hint
-                raise CheckpointError(f"`lora.targets` names `{target}`, which no such layer is called", hint=told)
+                full_hint = f"did you mean `{near[0]}`?  {hint}" if near else hint
+                raise CheckpointError(
+                    f"`lora.targets` names `{target}`, but no layer that can get an adapter has this name",
+                    hint=full_hint,
+                )
         chosen = [n for n in offered if any(_ends_with(n, t) for t in lora.targets)]
     for pattern in lora.exclude:
         if not any(fnmatchcase(n, pattern) for n in chosen):
             near = sorted(chosen, key=lambda n: -_letters_shared(n, pattern))[:2]
-            told = f"patterns are over full names; the nearest: {', '.join(near)}" if near else hint
-            raise CheckpointError(f"`lora.exclude` has `{pattern}`, which matches no layer", hint=told)
+            full_hint = f"patterns are compared with full names; the nearest: {', '.join(near)}" if near else hint
+            raise CheckpointError(f"`lora.exclude` has `{pattern}`, which matches no layer", hint=full_hint)
     chosen = [n for n in chosen if not any(fnmatchcase(n, p) for p in lora.exclude)]
     if not chosen:
         raise CheckpointError("[lora] leaves no layer with an adapter: nothing would be trained", hint=hint)
@@ -61,15 +67,17 @@ def target_names(linear: Sequence[str], lora: Lora, freeze: Sequence[str] = ()) 
 
 
 def linear_names(model: nn.Module) -> list[str]:
-    """Full names of the linear layers, quantized ones too (bitsandbytes' are subclasses)."""
+    """Return the full names of the linear layers, including quantized ones (bitsandbytes' are subclasses)."""
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
 
 def attach_adapter(model: Any, lora: Lora, freeze: Sequence[str] = (), dtype: torch.dtype | None = None) -> Any:
-    """Put a fresh adapter into the model, in place: its second factor is 0, so the model's function is unchanged.
+    """Attach a new adapter to the model, in place. Its second factor is 0, so the model's function is unchanged.
 
     peft makes the adapter's parameters the only trainable ones. Random numbers come from torch's global generator.
-    Args: dtype: of the adapter; None = that of the layer it sits on (for 4-bit layers it must be given).
+
+    Args:
+        dtype: of the adapter; None = that of the layer it sits on (for 4-bit layers it must be given).
     Raises: CheckpointError as `target_names`, or when peft is missing.
     """
     peft = _peft()
@@ -89,9 +97,9 @@ def attach_adapter(model: Any, lora: Lora, freeze: Sequence[str] = (), dtype: to
 
 
 class _GradientDropout(nn.Module):
-    """Dropout wherever gradients are computed, the recomputation in a backward pass included, and nowhere else.
+    """Dropout wherever gradients are computed, including the recomputation in a backward pass, and nowhere else.
 
-    The model's mode does not say that: it is eval when a checkpointed layer is recomputed.
+    The model's mode cannot tell: it is eval when a checkpointed layer is recomputed.
     """
 
     def __init__(self, p: float) -> None:
@@ -103,24 +111,24 @@ class _GradientDropout(nn.Module):
 
 
 def has_adapter(model: nn.Module) -> bool:
-    """Whether `attach_adapter` was here."""
+    """Return whether the model has an adapter of `attach_adapter`."""
     return bool(getattr(model, "peft_config", None))
 
 
 def adapter_rank(model: nn.Module) -> int:
-    """Rank of the adapter's factors; 0 without one."""
+    """Return the rank of the adapter's factors; 0 without an adapter."""
     return int(_config(model).r) if has_adapter(model) else 0
 
 
 def adapted_parts(model: nn.Module) -> set[str]:
-    """Parts of the model whose layers have an adapter: language, vision, connector."""
+    """Return the parts of the model whose layers have an adapter: language, vision, connector."""
     return {part for name, _ in _named_layers(model) if (part := part_of(f"{name}.weight")) is not None}
 
 
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes what its base computes."""
-    # peft's `enable_adapters` would freeze the parameters too, and what a sharded model is gathered into would stay so.
+    """Context manager: the model computes what its base model computes."""
+    # peft's `enable_adapters` would freeze the parameters too, and a sharded model's gathered parameters would stay so.
     layers = list(_layers(model))
     for layer in layers:
         layer._disable_adapters = True
@@ -132,18 +140,18 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 
 
 def has_adapted_head(model: Any) -> bool:
-    """Whether the layer that makes logits has an adapter (a family may call it a part of the language model)."""
+    """Return whether the output embedding has an adapter (a family may count it as part of the language model)."""
     return next(_layers(model.get_output_embeddings()), None) is not None
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The adapter's weights by PEFT's names."""
-    found = _peft().get_peft_model_state_dict(model, save_embedding_layers=False)
-    return {name if name.startswith(PEFT_PREFIX) else PEFT_PREFIX + name: t.detach() for name, t in found.items()}
+    """Return the adapter's weights by PEFT's names."""
+    tensors = _peft().get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {name if name.startswith(PEFT_PREFIX) else PEFT_PREFIX + name: t.detach() for name, t in tensors.items()}
 
 
 def load_adapter_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put adapter weights into the attached adapter, in place.
+    """Copy adapter weights into the attached adapter, in place.
 
     Raises: CheckpointError when they do not fit it.
     """
@@ -158,7 +166,8 @@ def write_adapter(
 ) -> None:  # fmt: skip
     """Write `adapter_config.json` and `adapter_model.safetensors` as PEFT does; nothing is pickled.
 
-    Args: base: path or hub name of the base model, recorded as given.
+    Args:
+        base: path or hub name of the base model, recorded as given.
         tensors: the adapter's weights by PEFT's names; None = the model's own, which must not be sharded.
     """
     from safetensors.torch import save_file
@@ -166,15 +175,18 @@ def write_adapter(
     config = _config(model).to_dict()
     config |= {"base_model_name_or_path": base, "revision": revision, "inference_mode": True, "auto_mapping": None,
                "task_type": None}  # fmt: skip
-    tidy = {k: sorted(v) if isinstance(v, set) else getattr(v, "value", v) for k, v in sorted(config.items())}
+    plain_config = {k: sorted(v) if isinstance(v, set) else getattr(v, "value", v) for k, v in sorted(config.items())}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / ADAPTER_CONFIG).write_text(json.dumps(tidy, indent=2) + "\n", "utf-8")
-    given = adapter_tensors(model).items() if tensors is None else tensors
-    save_file({k: v.cpu().contiguous() for k, v in given}, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(plain_config, indent=2) + "\n", "utf-8")
+    named_tensors = adapter_tensors(model).items() if tensors is None else tensors
+    save_file({k: v.cpu().contiguous() for k, v in named_tensors}, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 
 def read_adapter(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a PEFT folder. Raises: CheckpointError when there are none or they are damaged."""
+    """Return the tensors of a PEFT folder.
+
+    Raises: CheckpointError when there are none or they are damaged.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -185,13 +197,13 @@ def read_adapter(folder: Path) -> dict[str, Tensor]:
 
 
 def load_peft_folder(model: Any, folder: Path) -> Any:
-    """The base model with the adapter of a PEFT folder, loaded as anybody would: through PeftModel."""
+    """Return the base model with the adapter of a PEFT folder, loaded in the standard way: through PeftModel."""
     return _peft().PeftModel.from_pretrained(model, str(folder), is_trainable=False).get_base_model()
 
 
 @torch.no_grad()
 def fold_adapter(model: Any) -> Any:
-    """Add the adapter to the weights it sits on and take it out, in place. Each sum is made in float32, rounded once.
+    """Add the adapter to the weights it sits on and remove it, in place. Each sum is made in float32 and rounded once.
 
     Raises: CheckpointError when a weight would not be finite.
     """
@@ -210,25 +222,28 @@ def fold_adapter(model: Any) -> Any:
 
 @dataclass(frozen=True)
 class Trained:
-    """Parameters by part: how many are trained, how many are not."""
+    """Number of trained and of frozen parameters, by part."""
 
     trained: Mapping[str, int]
     frozen: Mapping[str, int]
 
     def __str__(self) -> str:
-        """Example: training language 252.0 M; frozen: vision 76.8 M, embeddings 311.2 M."""
-        told = [f"training {_counts(self.trained)}"]
-        return "; ".join(told + [f"frozen: {_counts(self.frozen)}"] * bool(self.frozen))
+        """Return a line of text. Example: training language 252.0 M; frozen: vision 76.8 M, embeddings 311.2 M."""
+        texts = [f"training {_counts(self.trained)}"]
+        return "; ".join(texts + [f"frozen: {_counts(self.frozen)}"] * bool(self.frozen))
 
 
 def trained_parts(model: nn.Module) -> Trained:
-    """What is trained and what is frozen, by part; the adapter's parameters are called after the part they sit in."""
+    """Return the number of trained and of frozen parameters by part.
+
+    An adapter's parameters are listed under the part that they sit in, with " adapter" added.
+    """
     counts: tuple[dict[str, int], dict[str, int]] = ({}, {})
     adapters = adapter_parameters(model) if has_adapter(model) else {}
     for name, parameter in model.named_parameters():
         part = (part_of(name) or "other") + (" adapter" if name in adapters else "")
         where = counts[0 if parameter.requires_grad else 1]
-        packed = 1 if parameter.is_floating_point() else 2  # 4-bit weights: two in a byte
+        packed = 1 if parameter.is_floating_point() else 2  # 4-bit weights: two per byte
         where[part] = where.get(part, 0) + packed * parameter.numel()
     return Trained(*counts)
 
@@ -238,7 +253,7 @@ def _counts(parts: Mapping[str, int]) -> str:
 
 
 def _letters_shared(name: str, pattern: str) -> int:
-    """How many letters of the pattern are in the name, in runs and in order."""
+    """Return how many letters of the pattern are in the name, in runs and in order."""
     return sum(run.size for run in SequenceMatcher(None, pattern.replace("*", ""), name, False).get_matching_blocks())
 
 
@@ -269,23 +284,29 @@ def _layers(model: nn.Module) -> Iterator[Any]:
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The adapter's parameters by the model's own names."""
+    """Return the adapter's parameters by the model's own names."""
     return {n: p for n, p in model.named_parameters() if ".lora_" in n}
 
 
 def by_parameter(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by PEFT's names -> by the model's own parameter names, on the parameters' device and in their dtype."""
-    own = adapter_parameters(model)
-    saved_as = {PEFT_PREFIX + _without_adapter_name(name): name for name in own}
-    given = {name.removesuffix(".weight"): t for name, t in tensors.items()}
-    wrong = sorted(saved_as.keys() ^ given.keys())
-    wrong += [n for n in saved_as.keys() & given.keys() if given[n].shape != own[saved_as[n]].shape]
+    """Rename tensors from PEFT's names to the model's parameter names; set the parameters' device and dtype.
+
+    Raises: CheckpointError when they do not fit the adapter.
+    """
+    parameters = adapter_parameters(model)
+    saved_as = {PEFT_PREFIX + _without_adapter_name(name): name for name in parameters}
+    by_name = {name.removesuffix(".weight"): t for name, t in tensors.items()}
+    wrong = sorted(saved_as.keys() ^ by_name.keys())
+    wrong += [n for n in saved_as.keys() & by_name.keys() if by_name[n].shape != parameters[saved_as[n]].shape]
     if wrong:
         raise CheckpointError(
-            f"the adapter does not fit: {len(wrong)} of {len(own)} tensors are missing, unknown or of another shape",
-            hint=f"first of them: {wrong[0]}; [lora] must be as it was, and the base model the same",
+            f"the adapter does not fit: {len(wrong)} of {len(parameters)} tensors are missing, unknown"
+            " or of another shape",
+            hint=f"first of them: {wrong[0]}; [lora] and the base model must be the same as before",
         )
-    return {saved_as[n]: t.to(own[saved_as[n]].device, own[saved_as[n]].dtype) for n, t in given.items()}
+    return {
+        saved_as[n]: t.to(parameters[saved_as[n]].device, parameters[saved_as[n]].dtype) for n, t in by_name.items()
+    }
 
 
 def _without_adapter_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""How big a model is and what machine it would run on, without loading a weight."""
+"""Size of a model, and the device and memory that it would run on, without loading a weight."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ if TYPE_CHECKING:
     from vlmrl.recipe.schema import Model
 
 EXPERTS = ".experts."
-"""What is in the names of a mixture's expert weights."""
+"""Fragment in the names of a mixture's expert weights."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model's size, from its configuration.
+    """Size of a model, from its configuration.
 
     Args:
-        parameters: by part ("vision", "connector", "language", "embeddings", "other").
+        parameters: count by part ("vision", "connector", "language", "embeddings", "other").
         text, vision: their config values.
         linear: (rows, columns) of every linear layer, by full name.
-        architecture: name of its class.      sharing: how responses share a prompt, as in `families.Family`.
+        architecture: name of the model's class.
+        sharing: how responses share a prompt, as in `families.Family`.
         units: numbers in each layer that a sharded policy gathers by itself (model/families.py), by part; all else is
             gathered together.
-        head: numbers in the output embedding.      largest: numbers in the largest single parameter.
-        experts: numbers in the experts of mixtures, all of them.
+        head: numbers in the output embedding.
+        largest: numbers in the largest single parameter.
+        experts: numbers in all experts of mixtures.
     """
 
     model_type: str
@@ -64,12 +66,12 @@ class ModelFacts:
 
     @property
     def layers(self) -> int:
-        """Layers of the text model."""
+        """Number of layers of the text model."""
         return int(self.text.get("num_hidden_layers") or 0)
 
     @property
     def two_way_images(self) -> bool:
-        """Whether the tokens of an image see each other both ways."""
+        """Whether the tokens of an image see each other in both directions."""
         return has_two_way_images(self.model_type, self.text.get("use_bidirectional_attention"))
 
     @property
@@ -85,7 +87,7 @@ class ModelFacts:
 
     @property
     def active(self) -> int:
-        """Numbers that a token is multiplied with: all, but for the experts that it does not use."""
+        """Numbers that a token is multiplied with: all, except the experts that it does not use."""
         return self.total - round(self.experts * (1 - self.experts_used))
 
     def trained(self, frozen: list[Any]) -> int:
@@ -95,7 +97,8 @@ class ModelFacts:
 def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
     """Read a model's configuration and count its parameters without loading a weight.
 
-    Args: path: overrides `settings.path` (a resolved folder).
+    Args:
+        path: overrides `settings.path` (a resolved folder).
     Raises: CheckpointError when there is no such model.
     """
     from transformers import AutoConfig
@@ -122,9 +125,9 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
     )  # fmt: skip
 
 
-def device_facts(wanted: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The training device: kind, name, memory in bytes; and what is wrong with it, with what to do."""
-    if wanted != "cpu" and torch.cuda.is_available():
+def device_facts(device: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Return the training device (kind, name, memory in bytes), and a list of (problem, remedy)."""
+    if device != "cpu" and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         facts = {"kind": "cuda", "name": properties.name, "memory_bytes": properties.total_memory}
         return facts | {"gpus": torch.cuda.device_count()}, []
@@ -134,26 +137,29 @@ def device_facts(wanted: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         "memory_bytes": usable_memory(),
         "gpus": 0,
     }
-    if wanted != "cpu" and (missing := missing_gpus()):
+    if device != "cpu" and (missing := missing_gpus()):
         return facts, [missing]
-    none = ("model.device is cuda, but torch sees no CUDA device", 'set model.device = "auto"')
-    return facts, [none] if wanted == "cuda" else []
+    problem = ("model.device is cuda, but torch sees no CUDA device", 'set model.device = "auto"')
+    return facts, [problem] if device == "cuda" else []
 
 
 def usable_memory() -> int:
-    """Main memory this process may have: what the system calls available, or less under a container's limit."""
-    found = []
+    """Return the main memory this process may have, in bytes.
+
+    It is what the system calls available, or what is left under a container's limit if that is less.
+    """
+    amounts = []
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
+                amounts.append(int(line.split()[1]) * 1024)
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         if limit.isdigit():
-            found.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+            amounts.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
     except (OSError, ValueError):
         pass
-    if found:
-        return max(0, min(found))
+    if amounts:
+        return max(0, min(amounts))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -162,21 +168,21 @@ def _text_config(config: Any) -> dict[str, Any]:
 
 
 def _vision_config(config: Any) -> dict[str, Any]:
-    found = getattr(config, "vision_config", None)
-    return dict(found.to_dict()) if found is not None and hasattr(found, "to_dict") else {}
+    vision = getattr(config, "vision_config", None)
+    return dict(vision.to_dict()) if vision is not None and hasattr(vision, "to_dict") else {}
 
 
 def _unit_sizes(model: Any, sharing: str) -> dict[str, tuple[int, ...]]:
     """Return part -> the numbers in each of its units. Nested units are counted once, as the outermost."""
     names = {id(module): name for name, module in model.named_modules()}
-    found: dict[str, list[int]] = {}
+    sizes_by_part: dict[str, list[int]] = {}
     counted: set[int] = set()
     for unit in sharded_units(model, sharing):
         own = [p for p in unit.parameters() if id(p) not in counted]
         counted.update(map(id, own))
         part = part_of(f"{names[id(unit)]}.") or "other"
-        found.setdefault(part, []).append(sum(p.numel() for p in own))
-    return {part: tuple(sizes) for part, sizes in found.items()}
+        sizes_by_part.setdefault(part, []).append(sum(p.numel() for p in own))
+    return {part: tuple(sizes) for part, sizes in sizes_by_part.items()}
 
 
 def _by_part(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -188,20 +194,25 @@ def _by_part(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 
 
 def _check_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise unless the safetensors of a local folder hold as many numbers as its configuration asks for.
+    """Raise unless the safetensors of a local folder hold about as many numbers as its configuration needs.
 
-    A folder without any holds a configuration only (a checkpoint keeps its weights elsewhere). `compare_stored` looks
-    at the names; this finds what it allows, such as a second model in the folder. Tied weights may be stored twice.
+    A folder without any holds a configuration only (a checkpoint keeps its weights elsewhere). `compare_stored` checks
+    the names; this check catches what the names allow, such as a second model in the folder. Tied weights may be stored
+    twice.
+
+    Raises: CheckpointError below 0.7 and above 1.5 times the number.
     """
     stored = stored_numbers(folder)
-    wanted = sum(math.prod(shape) for shape in shapes.values())
-    if stored and not 0.7 * wanted <= stored <= 1.5 * wanted:
-        message = f"the weights hold {stored:,} numbers, the configuration asks for {wanted:,}"
-        raise CheckpointError(message, where=str(folder), hint="are all shards there, and of one model?")
+    needed = sum(math.prod(shape) for shape in shapes.values())
+    if stored and not 0.7 * needed <= stored <= 1.5 * needed:
+        message = f"the weights hold {stored:,} numbers, the configuration needs {needed:,}"
+        raise CheckpointError(
+            message, where=str(folder), hint="check that all shards are there and belong to one model"
+        )
 
 
 def _meta_model(config: Any, settings: Model) -> Any:
-    """A model made without memory from its configuration."""
+    """Return a model built from its configuration on the meta device, without memory."""
     from transformers import AutoModelForImageTextToText
 
     try:

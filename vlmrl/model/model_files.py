@@ -1,6 +1,6 @@
-"""A model folder as its files say it: is all there that loading needs, and whole? No torch, no transformers.
+"""Check of a model folder by its files: everything that loading needs is there and complete. No torch, no transformers.
 
-Weights are safetensors; pickled weights are never opened, whatever else could read them.
+Weights are safetensors; pickled weights are never opened, even if other libraries could read them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 PROCESSOR = ("processor_config.json", "preprocessor_config.json")
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
              "sentencepiece.bpe.model")  # fmt: skip
-"""Files of which one holds the tokenizer, by the library that wrote it."""
+"""Names of the tokenizer's file, by the library that wrote it. One of them must exist."""
 JSON_FILES = (
     CONFIG, "generation_config.json", *PROCESSOR, "video_preprocessor_config.json", "tokenizer_config.json",
     "tokenizer.json", "special_tokens_map.json", WEIGHTS_INDEX,
@@ -28,42 +28,43 @@ JSON_FILES = (
 MAX_HEADER_BYTES = 100 << 20
 MAX_JSON_BYTES = 256 << 20
 MAX_LAYERS = 1000
-"""Layers of a tower that are believed; a model of a million would be built for hours only to count its parameters."""
+"""Maximum number of layers of a tower. A model of a million layers would take hours to build only to be counted."""
 LAYER_KEYS = ("num_hidden_layers", "depth", "num_layers", "n_layers")
-_WHOLE = "copy or download the folder again; `save_pretrained` of model and processor writes all that is needed"
+_WHOLE = "copy or download the folder again; `save_pretrained` of model and processor writes all files that are needed"
 
 
 def folder_problems(folder: Path, *, has_weights: bool = True, own_code: bool = False) -> list[Problem]:
-    """What is missing or broken in a model folder, from the names and headers of its files.
+    """Return what is missing or broken in a model folder, from the names and headers of its files.
 
     Args:
         has_weights: whether the weights must be there; a checkpoint keeps them elsewhere.
-        own_code: the repository brings code of its own (`model.trust_remote_code`), which may read other files.
+        own_code: whether the repository has code of its own (`model.trust_remote_code`), which may read other files.
     """
     names = {path.name for path in folder.iterdir()}
-    found = [problem for name in JSON_FILES if name in names and (problem := _json_problem(folder / name))]
+    problems = [problem for name in JSON_FILES if name in names and (problem := _json_problem(folder / name))]
     if CONFIG not in names:
         hint = f"a model folder holds {CONFIG}, weights in .safetensors and the processor's files"
-        found.append(Problem(f"{folder} holds no model: there is no {CONFIG}", str(folder), hint))
-    elif not found:
-        found += _config_problems(folder / CONFIG)
+        problems.append(Problem(f"{folder} holds no model: there is no {CONFIG}", str(folder), hint))
+    elif not problems:
+        problems += _config_problems(folder / CONFIG)
     if has_weights:
-        found += _weight_problems(folder, names)
+        problems += _weight_problems(folder, names)
     if own_code:
-        return found
+        return problems
     if not names & set(TOKENIZER):
         message = f"{folder} holds no tokenizer (none of {', '.join(TOKENIZER[:3])} ...)"
-        found.append(Problem(message, str(folder), _WHOLE))
+        problems.append(Problem(message, str(folder), _WHOLE))
     if not names & set(PROCESSOR):
         message = f"{folder} holds no image processor (neither {' nor '.join(PROCESSOR)})"
-        found.append(Problem(message, str(folder), f"a model of text alone cannot be used; else: {_WHOLE}"))
-    return found
+        problems.append(Problem(message, str(folder), f"text-only models are not supported; otherwise: {_WHOLE}"))
+    return problems
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file (name -> dtype, shape, data_offsets) and where its data begins.
+    """Return the header of a safetensors file (name -> dtype, shape, data_offsets) and the offset of its data in bytes.
 
-    Format: 8 bytes of little-endian header length, then that much JSON, then the data.
+    Format: 8 bytes of little-endian header length, then a JSON header of that length, then the data.
+
     Raises: CheckpointError when the header is damaged or the file ends before its data does.
     """
     try:
@@ -71,7 +72,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         with open(path, "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(MAX_HEADER_BYTES, size):
-                raise ValueError("its header is longer than it")
+                raise ValueError("its header is longer than the file")
             header: dict[str, Any] = parse_json(file.read(length))
         end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
         missing = 8 + length + end - size
@@ -84,7 +85,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the tensors in a safetensors file. Raises: CheckpointError as `read_header`."""
+    """Return name -> shape of the tensors in a safetensors file. Raises: CheckpointError as `read_header`."""
     header = read_header(path)[0]
     try:
         return {name: tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"}
@@ -93,7 +94,7 @@ def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def stored_numbers(folder: Path) -> int:
-    """How many numbers the safetensors files of a folder hold; 0 where there are none. Raises: as `stored_shapes`."""
+    """Return how many numbers the safetensors files of a folder hold; 0 without files. Raises: as `stored_shapes`."""
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     return sum(math.prod(shape) for path in files for shape in stored_shapes(path).values())
 
@@ -105,18 +106,22 @@ def _json_problem(path: Path) -> Problem | None:
         value = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         return Problem(f"{path.name} of the model is not JSON: {error}", str(path), _WHOLE)
-    return None if isinstance(value, dict) else Problem(f"{path.name} of the model holds no object", str(path), _WHOLE)
+    return (
+        None
+        if isinstance(value, dict)
+        else Problem(f"{path.name} of the model is not a JSON object", str(path), _WHOLE)
+    )
 
 
 def _config_problems(path: Path) -> Iterator[Problem]:
     config: dict[str, Any] = parse_json(path.read_bytes())
     if not isinstance(config.get("model_type"), str):
-        yield Problem(f"{path.name} of the model says no `model_type`", str(path), _WHOLE)
+        yield Problem(f"{path.name} of the model has no `model_type`", str(path), _WHOLE)
     for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
         for key in LAYER_KEYS:
             count = part.get(key)
             if isinstance(count, int) and not 0 <= count <= MAX_LAYERS:
-                message = f"{path.name} of the model says {key} = {count:,}; 0 to {MAX_LAYERS:,} are believed"
+                message = f"{path.name} of the model has {key} = {count:,}; 0 to {MAX_LAYERS:,} are accepted"
                 yield Problem(message, str(path))
 
 
@@ -139,9 +144,9 @@ def _no_weights(folder: Path, names: set[str]) -> Problem:
         return Problem(f"{folder} holds no weights: there is no {WEIGHTS}", str(folder), _WHOLE)
     if others[0].endswith(".safetensors"):
         hint = f"one file is called {WEIGHTS}; several are listed in {WEIGHTS_INDEX}"
-        return Problem(f"{folder} holds weights, but not under a name that is loaded: {others[0]}", str(folder), hint)
-    message = f"the weights of {folder} are in {others[0]}, a format that is not read"
-    hint = "convert them where you trust them: load the model with transformers and `save_pretrained` it as safetensors"
+        return Problem(f"{folder} holds weights, but under a name that is not loaded: {others[0]}", str(folder), hint)
+    message = f"the weights of {folder} are in {others[0]}, a format that vlmrl does not read"
+    hint = "if you trust them, convert them: load the model with transformers and `save_pretrained` it as safetensors"
     return Problem(message, str(folder), hint)
 
 
@@ -157,7 +162,7 @@ def _index_problems(folder: Path) -> Iterator[Problem]:
         return
     outside = [name for name in by_file if not isinstance(name, str) or Path(name).name != name]
     if outside:
-        yield Problem(f"{WEIGHTS_INDEX} names {outside[0]!r}, which is no file of the folder", str(index), _WHOLE)
+        yield Problem(f"{WEIGHTS_INDEX} names {outside[0]!r}, which is no file name in the folder", str(index), _WHOLE)
         return
     missing = sorted(name for name in by_file if not (folder / name).is_file())
     if missing:

@@ -1,6 +1,6 @@
 """The policy: a transformers model whose `forward` takes a packed row and returns token log-probs.
 
-Nothing outside `Policy.forward` (and the built-in engine, which only reads) touches a parameter.
+No code outside `Policy.forward` touches a parameter, except the built-in engine, which only reads.
 """
 
 from __future__ import annotations
@@ -27,26 +27,28 @@ from vlmrl.model.selective_recompute import cheap_modules, recomputing_cheap
 from vlmrl.packed import PackedRow, RowReference, Span, TokenStats
 
 CACHED_POSITIONS = 256
-"""Prompts whose position ids are kept: those of a step are needed by the engine and again by the update."""
+"""Number of prompts whose position ids are kept. The engine needs those of a step, and the update needs them again."""
 KINDS_NAMES = frozenset({"mm_token_type_ids", "token_type_ids"})
 
 
 class Policy(nn.Module):
-    """log-softmax(logits / temperature) with banned ids at -inf, over an unmodified transformers model.
+    """Policy log-softmax(logits / temperature) with banned ids at -inf, over an unmodified transformers model.
 
     Args:
-        model: an image-text-to-text model; its text attention must be `prefix_attention.NAME` for shared rows.
+        model: an image-text-to-text model; its text attention must be `prefix.NAME` for shared rows.
         temperature: > 0; 1.0 for supervised training.
         banned_ids: ids that are never sampled and have probability zero.
-        shared_prefix: False forces the padded path (the reference in tests, and what other families use).
+        shared_prefix: False forces the padded path (the reference in tests, and the path of other families).
         entropy_gradient: whether entropies carry a gradient, for an entropy bonus.
-        backend: of packed rows: "auto", or one of `prefix_attention.BACKENDS`.
+        backend: of packed rows: "auto", or one of `prefix.BACKENDS`.
         critic: whether it has a `value_head`: a linear layer on the hidden states that predict the trained tokens, in
-            float32, and 0 at first, so that all values are. It is no part of the model: `model.freeze` does not freeze
-            it, and a merged model does not have it.
+            float32. It starts at 0, so all values start at 0. It is no part of the model: `model.freeze` does not
+            freeze it, and a merged model does not have it.
+
     Attributes:
-        device, dtype: that it computes on and in. Those of the model's parameters, unless these are sharded.
-        saved_dtypes: parameters that are held in float32 here and saved as they came, by name; {} unless sharded.
+        device, dtype: device and dtype of the computation: those of the model's parameters, unless these are sharded.
+        saved_dtypes: original dtype by name of parameters that are float32 here and are saved as they came; {} unless
+            sharded.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Policy(nn.Module):
 
     @property
     def path(self) -> str:
-        """How rows are run, in words for the log."""
+        """Description of how rows are run, for the log."""
         if self.sharing == "packed":
             return f"shared prefix, packed rows, attention by {self._backend()}"
         if self.sharing == "forked":
@@ -86,9 +88,11 @@ class Policy(nn.Module):
     def forward(
         self, row: PackedRow, reference: RowReference | None = None, *, states_only: bool = False
     ) -> TokenStats | Tensor:
-        """What the policy says of the row's trained tokens, in the row's order, from one pass over it.
+        """Return the token statistics of the row's trained tokens, in the row's order, from one pass over it.
 
-        Args: reference: of the same row; the full KL to it comes with the rest. states_only: for `states`.
+        Args:
+            reference: of the same row; with it, the statistics include the full KL to the reference.
+            states_only: used by `states`.
         """
         hidden_KD = self._states(row)
         if states_only:
@@ -97,7 +101,9 @@ class Policy(nn.Module):
             hidden_KD, row.target_K, self.head, temperature=self.temperature, banned_ids=self.banned_ids,
             entropy_gradient=self.entropy_gradient,
         )  # fmt: skip
-        value_K = None if self.value_head is None else self.value_head(hidden_KD.float())[:, 0]
+        value_K = (
+            None if self.value_head is None else self.value_head(hidden_KD.float())[:, 0]
+        )  # [K, D] -> [K, 1] -> [K]
         kl_K = None if reference is None else full_kl(
             hidden_KD, reference.hidden_KD, self.head, reference.head, temperature=self.temperature,
             banned_ids=self.banned_ids,
@@ -105,9 +111,9 @@ class Policy(nn.Module):
         return TokenStats(logp_K, entropy_K, value_K, kl_K)
 
     def states(self, row: PackedRow) -> Tensor:
-        """The last hidden states that predict the row's trained tokens. [K, D] in the model's dtype, with gradient.
+        """Return the last hidden states that predict the row's trained tokens: [K, D], with gradient.
 
-        By way of `forward`: it is where a sharded policy has its parameters.
+        They have the model's dtype. Calls `forward`, because a sharded policy has its parameters only there.
         """
         return self(row, states_only=True)
 
@@ -122,11 +128,11 @@ class Policy(nn.Module):
         return hidden_KD
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Hidden states -> logits [.., V]."""
+        """Return the logits [.., V] of hidden states [.., D]."""
         return head_of(self.model)(hidden)
 
     def kinds_argument(self, kinds: Tensor) -> dict[str, Tensor]:
-        """Token kinds under the name that this model's forward gives them."""
+        """Return the token kinds under the argument name of this model's forward; {} if it takes none."""
         return {self.family.kinds_name: kinds} if self.family.kinds_name else {}
 
     def _backend(self) -> str:
@@ -139,6 +145,7 @@ class Policy(nn.Module):
         plan = plan_row(
             row.layout, device, kinds_N=row.kinds_N, bidirectional=self.family.bidirectional, backend=self._backend()
         )
+        # [axes, N]
         positions = torch.cat([p for p, _ in self._span_positions(row)], dim=1)
         hidden_ND = self.model.model(
             input_ids=row.input_ids_N[None],
@@ -149,11 +156,11 @@ class Policy(nn.Module):
             **row.images,
             **(self.kinds_argument(row.kinds_N[None]) if self.family.rope_index else {}),
         ).last_hidden_state[0]
-        return hidden_ND[row.predict_at_K]
+        return hidden_ND[row.predict_at_K]  # [N, D] -> [K, D]: the hidden state that predicts each trained token
 
     def _span_positions(self, row: PackedRow) -> list[tuple[Tensor, int]]:
-        """(position ids [axes, span length], position of what would follow) of every span of a row."""
-        found: list[tuple[Tensor, int]] = []
+        """Return (position ids [axes, span length], position of the next token) of every span of a row."""
+        results: list[tuple[Tensor, int]] = []
         for index, span in enumerate(row.layout):
             cut = slice(span.start, span.end)
             ids, kinds = row.input_ids_N[cut], row.kinds_N[cut]
@@ -165,53 +172,53 @@ class Policy(nn.Module):
             elif row.span_images[index] and self.family.rope_index:
                 start = row.layout[prompt]
                 cuts = (slice(start.start, start.end), cut)
-                story, story_kinds = (torch.cat([x[c] for c in cuts]) for x in (row.input_ids_N, row.kinds_N))
+                sequence, sequence_kinds = (torch.cat([x[c] for c in cuts]) for x in (row.input_ids_N, row.kinds_N))
                 grids = [i["image_grid_thw"] for i in (row.span_images[prompt], row.span_images[index]) if i]
-                positions, following = self._positions_and_next(story, story_kinds, torch.cat(grids))
+                positions, following = self._positions_and_next(sequence, sequence_kinds, torch.cat(grids))
                 positions = positions[:, start.end - start.start :]
             else:
-                first = found[prompt][1]
+                first = results[prompt][1]
                 following = first + len(ids)
                 positions = torch.arange(first, following, device=ids.device)
-                positions = positions.expand(found[prompt][0].shape[0], -1)
-            found.append((positions, following))
-        return found
+                positions = positions.expand(results[prompt][0].shape[0], -1)
+            results.append((positions, following))
+        return results
 
     def prompt_positions(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> Tensor:
-        """Position ids of a prompt as the model's own index function gives them: [3, P], or [1, P] without axes."""
+        """Return the position ids of a prompt from the model's own index function: [3, P], or [1, P] without axes."""
         return self._positions_and_next(ids, kinds, grids)[0]
 
     def _positions_and_next(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> tuple[Tensor, int]:
-        """`prompt_positions`, and the position of what would follow."""
+        """Return `prompt_positions`, and the position of the next token."""
         if not self.family.rope_index or grids is None:
             return torch.arange(len(ids), device=ids.device).expand(3 if self.family.rope_index else 1, -1), len(ids)
         key = ids.cpu().numpy().tobytes() + b"|" + grids.cpu().numpy().tobytes()
         if key not in self._positions:
             if len(self._positions) >= CACHED_POSITIONS:
                 self._positions.clear()
-            found, _ = self.model.model.get_rope_index(ids[None], kinds[None].int(), image_grid_thw=grids)
-            self._positions[key] = found[:, 0], int(found.max()) + 1
+            positions, _ = self.model.model.get_rope_index(ids[None], kinds[None].int(), image_grid_thw=grids)
+            self._positions[key] = positions[:, 0], int(positions.max()) + 1
         return self._positions[key]
 
     def _forked(self, row: PackedRow) -> Tensor:
-        """Each prompt once through a differentiable cache; its responses continue it, padded to similar lengths."""
+        """Run each prompt once through a differentiable cache; its responses continue it, padded to similar lengths."""
         positions = [p for p, _ in self._span_positions(row)]
         hidden: list[Tensor] = []
         for group in groups_of(row.layout):
             prompt, responses = group[0], group[1:]
-            found = self._run_prompt(row, prompt, positions[prompt])
-            hidden.append(found[0])
+            prompt_run = self._run_prompt(row, prompt, positions[prompt])
+            hidden.append(prompt_run[0])
             parts: dict[int, Tensor] = {}
             lengths = [_length(row.layout[i]) for i in responses]
             for batch in batches_of_similar_length(lengths):
                 chosen = [responses[b] for b in batch]
-                states = self._continue(row, found[1], chosen, positions)
+                states = self._continue(row, prompt_run[1], chosen, positions)
                 parts |= {i: state[: _length(row.layout[i])] for i, state in zip(chosen, states, strict=True)}
             hidden += [parts[i] for i in responses]
         return torch.cat(hidden)[row.predict_at_K]
 
     def _run_prompt(self, row: PackedRow, index: int, positions: Tensor) -> tuple[Tensor, RecordedPrompt]:
-        """(hidden states [P, D], cache) of a prompt of at least one token."""
+        """Return (hidden states [P, D], cache) of a prompt of at least one token."""
         span = row.layout[index]
         cut = slice(span.start, span.end)
         cache = RecordedPrompt(self.model.config.get_text_config().num_hidden_layers)
@@ -226,34 +233,40 @@ class Policy(nn.Module):
     def _continue(
         self, row: PackedRow, cache: RecordedPrompt, spans: Sequence[int], positions: Sequence[Tensor]
     ) -> Tensor:
-        """Hidden states [len(spans), R, D] of responses behind a cached prompt, R the longest of them."""
+        """Return the hidden states [len(spans), R, D] of responses behind a cached prompt. R: length of the longest."""
         device = row.input_ids_N.device
         longest = max(MIN_TOKENS, *(_length(row.layout[i]) for i in spans))
         ids = torch.zeros(len(spans), longest, dtype=torch.long, device=device)
-        at = torch.zeros(len(spans), positions[spans[0]].shape[0], longest, dtype=torch.long, device=device)
+        padded_positions = torch.zeros(
+            len(spans), positions[spans[0]].shape[0], longest, dtype=torch.long, device=device
+        )
         for k, i in enumerate(spans):
             span = row.layout[i]
             ids[k, : _length(span)] = row.input_ids_N[span.start : span.end]
-            at[k, :, : _length(span)] = positions[i]
+            padded_positions[k, :, : _length(span)] = positions[i]
         out = run_with_cache(
-            self.model.model, ContinuedCache(cache, len(spans)), input_ids=ids, position_ids=self._batched(at),
-            attention_mask=no_mask(device), row_plan=fork_plan(cache.num_tokens, longest, device),
+            self.model.model,
+            ContinuedCache(cache, len(spans)),
+            input_ids=ids,
+            position_ids=self._batched(padded_positions),
+            attention_mask=no_mask(device),
+            row_plan=fork_plan(cache.num_tokens, longest, device),
             **_join(row, spans),
-        )  # fmt: skip
+        )
         return out.last_hidden_state
 
     def _batched(self, positions: Tensor) -> Tensor:
-        """[B, axes, T] -> what the model takes: [3, B, T] with axes, [B, T] without."""
+        """Rearrange positions [B, axes, T] for the model: [3, B, T] with axes, [B, T] without."""
         return positions.transpose(0, 1) if self.family.rope_index else positions[:, 0]
 
     def _padded(self, row: PackedRow) -> Tensor:
-        """The slow reference: each response behind its own copy of the prompt, one forward each, plain attention."""
+        """Run each response behind its own copy of the prompt, one plain forward each: the slow reference."""
         hidden: list[Tensor] = []
-        before = [0] * len(row.layout)  # rows of `hidden` before each response's
+        before = [0] * len(row.layout)  # number of states in `hidden` before each response's own
         for group in groups_of(row.layout):
             for i in group[1:]:
                 before[i] = sum(map(len, hidden))
-                # Its prompt's last token, which predicts its first, and then its own.
+                # The states of the prompt's last token, which predicts the first response token, and of the response.
                 hidden.append(self._alone(row, group[0], i)[_length(row.layout[group[0]]) - 1 :])
         span = row.span_K
         start = torch.tensor([s.start for s in row.layout], device=span.device)[span]
@@ -262,7 +275,7 @@ class Policy(nn.Module):
         ]
 
     def _alone(self, row: PackedRow, prompt: int, response: int) -> Tensor:
-        """Hidden states of one prompt and one response by the model's plain forward."""
+        """Return the hidden states [P + R, D] of one prompt and one response from the model's plain forward."""
         cuts = [slice(row.layout[i].start, row.layout[i].end) for i in (prompt, response)]
         ids, kinds = (torch.cat([x[c] for c in cuts])[None] for x in (row.input_ids_N, row.kinds_N))
         names = KINDS_NAMES & frozenset(inspect.signature(self.model.model.forward).parameters)
@@ -285,7 +298,7 @@ def _length(span: Span) -> int:
 
 
 def _join(row: PackedRow, spans: Sequence[int]) -> dict[str, Tensor]:
-    """The image tensors of some spans of a row, in this order."""
+    """Return the image tensors of some spans of a row, concatenated in this order."""
     some = [row.span_images[i] for i in spans if row.span_images[i]]
     if len(some) <= 1:
         return dict(some[0]) if some else {}

@@ -1,4 +1,4 @@
-"""A model's tensors as its files have them: transformers gives some other names, or keeps several of them as one."""
+"""Names of a model's tensors in its files: transformers renames some of them and merges others in memory."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from torch import Tensor
 
 @torch.no_grad()
 def as_written(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by the model's own names -> as `save_pretrained` names and arranges them."""
+    """Convert tensors from the model's own names to the names and shapes of `save_pretrained`."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    found = revert_weight_conversion(model, dict(tensors))
-    return {name: value[0] if isinstance(value, list) else value for name, value in found.items()}
+    converted = revert_weight_conversion(model, dict(tensors))
+    return {name: value[0] if isinstance(value, list) else value for name, value in converted.items()}
 
 
 def as_published(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As `as_written`, with the names of `publishing`."""
+    """Convert tensors as `as_written` does, with the names of `publishing`."""
     with publishing(model):
         return as_written(model, tensors)
 
 
 @contextmanager
 def publishing(model: Any) -> Iterator[None]:
-    """Inside, `save_pretrained` names tensors as the family's published checkpoints have them, which engines read,
-    wherever the model came from: else it leaves out prefixes (of a vision tower inside a vision model) that it has not
-    seen loaded.
+    """Context manager: `save_pretrained` names tensors as in the family's published checkpoints, which engines read.
+
+    This holds for models from any source. Otherwise transformers leaves out prefixes (of a vision tower inside a vision
+    model) that it has not seen while loading.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
@@ -42,9 +43,10 @@ def publishing(model: Any) -> Iterator[None]:
 
 
 def published_names(model: Any, shapes: Mapping[str, torch.Size]) -> dict[str, str]:
-    """The model's own name -> the published one, of all tensors that are published as they are.
+    """Return own name -> published name of all tensors that are published unchanged.
 
-    Args: shapes: by the model's own names.
+    Args:
+        shapes: by the model's own names.
     """
     stand_ins = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     own = {id(tensor): name for name, tensor in stand_ins.items()}

@@ -1,4 +1,4 @@
-"""Calling transformers for a stranger's folder: its own bars and remarks off the screen, its failures in words."""
+"""Calls of transformers without its progress bars and info lines, and with its errors as CheckpointError."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vlmrl.errors import CheckpointError, VlmrlError, first_line
 
 
 class quiet_transformers:
-    """Keeps transformers' progress bars and info lines away; warnings and errors still come."""
+    """Context manager that hides transformers' progress bars, info lines and warnings; errors are still shown."""
 
     def __enter__(self) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -32,10 +32,10 @@ class quiet_transformers:
 
 @contextmanager
 def loading(source: str) -> Iterator[None]:
-    """What is read inside belongs to the model `source`, a folder or hub name.
+    """Context manager for reading the model `source`, a folder or hub name.
 
-    Raises: CheckpointError for whatever transformers and its readers raise of files that are not what they should be:
-        they have no error in common. Errors in words of our own, and memory that runs out, go through.
+    Raises: CheckpointError for every error of transformers and its readers about files that are not as they should be:
+        these errors have no common class. Errors of vlmrl and out-of-memory errors go through unchanged.
     """
     import torch
 

@@ -1,10 +1,11 @@
-"""Activations that cost nothing to make again are not kept for the backward pass.
+"""Selective recomputation: activations that are cheap to compute again are not kept for the backward pass.
 
-Of a gated MLP `down(act(gate) * up)`, autograd keeps gate, up, act(gate) and the product; of a norm, the normalised
+For a gated MLP `down(act(gate) * up)`, autograd keeps gate, up, act(gate) and the product; for a norm, the normalised
 states and their product with the weight. The last of each is an elementwise product of tensors that are kept anyway, so
-it (and act(gate)) is made again when the backward pass asks for it: bit for bit the same numbers, a third less memory
-(measured 734 MB for 1063 MB), for elementwise work alone. Model code is neither patched nor copied: hooks see what goes
-into the linear layers, autograd's graph says how it was made, and `saved_tensors_hooks` keep the recipe instead.
+it (and act(gate)) is computed again when the backward pass needs it: bit for bit the same numbers, a third less memory
+(measured 734 MB instead of 1063 MB), for elementwise work only. Model code is neither patched nor copied: hooks see the
+inputs of the linear layers, autograd's graph says how they were computed, and `saved_tensors_hooks` keep that recipe
+instead.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class _Recipe:
-    """A tensor as a function of others, which autograd keeps too."""
+    """Tensor as a function of other tensors, which autograd keeps too."""
 
     make: Callable[..., Tensor]
     inputs: Sequence[Tensor | _Recipe]
@@ -34,7 +35,7 @@ class _Recipe:
 
 @dataclass(frozen=True)
 class _Packed:
-    """What is kept in place of a tensor of this shape."""
+    """Recipe and shape that are kept in place of a tensor."""
 
     recipe: _Recipe
     shape: torch.Size
@@ -46,30 +47,33 @@ class _Packed:
 
 @contextmanager
 def recomputing_cheap(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Run a forward pass in it. Args: modules: the linear layers and activations whose tensors may be made again; none
-    of them inside gradient checkpointing, which keeps nothing in the first place.
+    """Context manager for a forward pass that keeps recipes instead of cheap tensors.
+
+    Args:
+        modules: the linear layers and activations whose tensors may be computed again; none of them inside gradient
+            checkpointing, which keeps no tensors in the first place.
     """
     if not modules:
         yield
         return
-    known: dict[int, tuple[weakref.ref[Tensor], int, _Recipe]] = {}  # address -> tensor, its version, how it is made
+    known: dict[int, tuple[weakref.ref[Tensor], int, _Recipe]] = {}  # address -> tensor, its version, its recipe
 
     def note(x: Any) -> None:
-        # Address 0: a subclass that has its numbers elsewhere; all of these would be taken for one.
+        # Address 0: a subclass that stores its numbers elsewhere; all of these would count as one tensor.
         if isinstance(x, Tensor) and x.grad_fn is not None and x.is_contiguous() and x.data_ptr():
             recipe = _recipe_of(x.grad_fn)
             if recipe is not None:
                 known[x.data_ptr()] = weakref.ref(x), x._version, recipe
 
     def pack(saved: Tensor) -> Tensor | _Packed:
-        # Without its history: an operation that keeps its own output would hold itself, until a backward pass that may
-        # never come (memory ran out).
+        # Without its history: an operation that keeps its own output would hold itself in memory until the backward
+        # pass, which may never come (out of memory).
         plain = saved.detach()
-        found = known.get(saved.data_ptr())
-        if found is None:
+        entry = known.get(saved.data_ptr())
+        if entry is None:
             return plain
-        # As long as the tensor itself lives, its address is nobody else's.
-        tensor, version, recipe = found[0](), found[1], found[2]
+        # While the tensor itself is alive, no other tensor has its address.
+        tensor, version, recipe = entry[0](), entry[1], entry[2]
         if tensor is None or tensor._version != version or tensor.dtype != saved.dtype:
             return plain
         whole = tensor.numel() == saved.numel() and saved.is_contiguous()
@@ -87,21 +91,21 @@ def recomputing_cheap(modules: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-        known.clear()  # autograd keeps `pack` with every tensor: the same circle
+        known.clear()  # autograd keeps `pack` with every tensor: the same reference cycle
 
 
 def cheap_modules(model: nn.Module) -> list[nn.Module]:
-    """The linear layers and activations of a model, but for those inside gradient checkpointing."""
+    """Return the linear layers and activations of a model, except those inside gradient checkpointing."""
     inside = tuple(f"{name}." for name, m in model.named_modules() if getattr(m, "gradient_checkpointing", False))
-    found = {}  # an activation may be shared by all layers
+    chosen = {}  # an activation may be shared by all layers
     for name, module in model.named_modules(remove_duplicate=False):
         if not name.startswith(inside) and (isinstance(module, nn.Linear) or name.endswith("act_fn")):
-            found[module] = None
-    return list(found)
+            chosen[module] = None
+    return list(chosen)
 
 
 def _recipe_of(node: Any) -> _Recipe | None:
-    """How the output of an autograd node is made from what the node keeps; None for all that is not cheap."""
+    """Return how an autograd node's output is computed from what the node keeps; None for all that is not cheap."""
     name = node.name()
     if name == "SiluBackward0":
         return _Recipe(F.silu, (node._saved_self,))

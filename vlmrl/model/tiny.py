@@ -1,7 +1,7 @@
-"""A real but tiny Qwen2.5-VL with a tokenizer trained on the spot, saved as an ordinary Hugging Face folder.
+"""Real but tiny Qwen2.5-VL with a newly trained tokenizer, saved as an ordinary Hugging Face folder.
 
-Tests and the demo get a model from here without a download. About 1.3 M parameters; 56 x 56 pixels are 4 tokens.
-`vlmrl demo --model-only OUT --data DATASET` makes one for a dataset of your own.
+Tests and the demo use it as a model without a download. About 1.3 M parameters; 56 x 56 pixels are 4 tokens. `vlmrl
+demo --model-only OUT --data DATASET` makes one for a dataset of your own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from vlmrl.errors import CheckpointError
 from vlmrl.model.quiet_transformers import quiet_transformers
 
 INIT_STD = 0.1
-"""Of the random weights; about one over the square root of the width, as in a model trained from scratch at this size.
-With transformers' 0.02, made for wide models, comparing two names in context stays unlearned for over 500 steps."""
+"""Standard deviation of the random weights: about one over the square root of the width, as in a model trained from
+scratch at this size. With transformers' 0.02, made for wide models, comparing two names in context stays unlearned for
+over 500 steps."""
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
     "<|image_pad|>", "<|video_pad|>",
@@ -36,11 +37,14 @@ def build_tiny(
     """Write a randomly initialised Qwen2.5-VL and its processor to `folder`.
 
     Args:
-        texts: what the tokenizer is trained on (prompts and answers of the task).
-        seed: of the weights. hidden: a multiple of 32; heads are 32 wide.
-        vocabulary: upper bound; a byte-level BPE with at least 264 entries. min_pixels, max_pixels: image area bounds.
-        init_std: of the random weights.
-    Returns: the folder. Raises: CheckpointError when it exists and is not empty.
+        texts: training texts of the tokenizer (prompts and answers of the task).
+        seed: of the weights.
+        hidden: a multiple of 32; heads are 32 wide.
+        vocabulary: upper bound; a byte-level BPE with at least 264 entries.
+        min_pixels, max_pixels: bounds of the image area.
+        init_std: standard deviation of the random weights.
+    Returns: the folder.
+    Raises: CheckpointError when it exists and is not empty.
     """
     import torch
     from transformers import (

@@ -1,4 +1,4 @@
-"""Whether the stored weights of a model are those that its configuration asks for: by name, by shape, and finite."""
+"""Check that the stored weights of a model are those of its configuration: by name, by shape, and finite."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from vlmrl.errors import CheckpointError
 from vlmrl.model.model_files import stored_shapes
 
 SHOWN = 3
-"""Names in a message."""
-HINT = "copy or download the folder again: are all shards there, and of this model?"
+"""Maximum number of names in a message."""
+HINT = "copy or download the folder again; check that all shards are there and belong to this model"
 
 
 def refuse_incomplete(report: Mapping[str, Any], source: str) -> None:
     """Raise unless every weight of the model was in the files, in the right shape.
 
-    Args: report: loading report of transformers (`output_loading_info`), which knows renamed and tied weights.
+    Args:
+        report: loading report of transformers (`output_loading_info`), which accounts for renamed and tied weights.
     Raises: CheckpointError with the first names.
     """
     if missing := sorted(report["missing_keys"]):
@@ -28,7 +29,7 @@ def refuse_incomplete(report: Mapping[str, Any], source: str) -> None:
     if mismatched := sorted(report["mismatched_keys"]):
         name, stored, needed = mismatched[0]
         message = (
-            f"{len(mismatched):,} weights of `{source}` have another shape than its configuration says: "
+            f"{len(mismatched):,} weights of `{source}` have another shape than in its configuration: "
             f"{name} is {tuple(stored)}, not {tuple(needed)}"
         )
         raise CheckpointError(message, where=source, hint=HINT)
@@ -48,9 +49,10 @@ def refuse_non_finite(model: torch.nn.Module, source: str) -> None:
 def compare_stored(folder: Path, model: Any) -> None:
     """Compare the names and shapes in a folder's safetensors headers with a model on the meta device.
 
-    transformers loads empty tensors of these names, so that its renaming rules and ties hold here as well.
-    A folder without safetensors holds a configuration only (a checkpoint keeps its weights elsewhere), and weights
-    that were stored quantized have names and shapes of their own: neither is compared.
+    transformers loads empty tensors of these names, so its rules for renamed and tied weights apply here as well. Two
+    kinds are not compared: a folder without safetensors, which holds a configuration only (a checkpoint keeps its
+    weights elsewhere), and weights that were stored quantized, which have names and shapes of their own.
+
     Raises: CheckpointError as `refuse_incomplete`.
     """
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
@@ -68,7 +70,7 @@ def compare_stored(folder: Path, model: Any) -> None:
 def _is_finite(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.element_size() < 2 or not tensor.numel():
         return True
-    low, high = tensor.aminmax()  # NaN goes through both
+    low, high = tensor.aminmax()  # both are NaN if any number is
     return bool(low.isfinite() & high.isfinite())
 
 

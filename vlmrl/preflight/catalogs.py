@@ -1,4 +1,4 @@
-"""The names a recipe may use, gathered from the packages that own them. No torch."""
+"""Names that a recipe may use, collected from the packages that define them. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vlmrl.recipe.schema import Recipe
 
 
 def catalogs() -> Catalogs:
-    """Tasks, algorithms and rewards that exist in this installation, each with one line about it."""
+    """Return the tasks, algorithms and rewards of this installation, each with a one-line summary."""
     from dataclasses import asdict
 
     from vlmrl.algo.advantages import ESTIMATORS
@@ -35,24 +35,26 @@ def catalogs() -> Catalogs:
 
 
 def resolve_tasks(recipe: Recipe) -> list[dict[str, Any]]:
-    """What each `[[data]]` entry comes to, as far as it can be known before its data are opened.
+    """Return what is known of each `[[data]]` entry before its data are opened.
 
-    Args: recipe: sound by the rules of recipe/checks.py.
-    Returns: of each `path`, `task` (table: or the prepared dataset's own), `variant` (None where the task has none),
-        `by_default` (the recipe names no variant: it is the baseline if the data lack the truth for this one), `reward`
-        (None where only the data tell) and `profile` (None where the recipe names another reward than the task's own).
+    Args:
+        recipe: sound by the rules of recipe/checks.py.
+    Returns: for each entry: `path`; `task` (table: or the prepared dataset's own); `variant` (None where the task has
+        none); `by_default` (the recipe names no variant: the baseline variant is used if the data lack the truth for
+        this one); `reward` (None where only the data show it); `profile` (None where the recipe names another reward
+        than the task's own).
     """
     from vlmrl.tasks import TASKS, make_task
 
-    found = []
+    entries = []
     for data in recipe.data:
         named, profile = data.reward or recipe.reward.name, recipe.reward.profile
-        entry = TASKS.get(data.task)  # None: a task of one's own, whose file is not run to say this
+        entry = TASKS.get(data.task)  # None: a user's own task, whose file is not run here
         task = make_task(data.task, {}, data.variant) if entry is not None and entry.variants else None
         variant, own = (task.variant, task.profile(profile)[0]) if task else (None, None)
-        found.append({
+        entries.append({
             "path": data.path, "task": data.task, "variant": variant,
             "by_default": variant is not None and data.variant is None,
             "reward": named or own, "profile": profile if named in (None, own) else None,
         })  # fmt: skip
-    return found
+    return entries

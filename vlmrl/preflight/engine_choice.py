@@ -1,6 +1,4 @@
-"""Which engine generates where the recipe says `rollout.engine = "auto"`: vLLM on a GPU where it can, else the
-built-in one.
-"""
+"""Choice of the engine for `rollout.engine = "auto"`: vLLM on a GPU where it can run, else the built-in one."""
 
 from __future__ import annotations
 
@@ -23,12 +21,14 @@ KEY = "rollout.engine"
 
 @dataclass(frozen=True)
 class EngineWorld:
-    """What the choice depends on besides the recipe. What takes time is asked for only where it matters.
+    """Facts that the choice depends on besides the recipe. The callables run only if the choice needs them.
 
     Args:
-        gpu: the GPU that trains; None = there is none.      vllm: asks the installed vLLM.
-        model: reads the model's configuration; may raise a VlmrlError.      where: of `rollout.engine`, for messages.
-        is_elsewhere: whether another machine is planned for, of which nothing more is known.
+        gpu: the GPU that trains; None = there is none.
+        vllm: returns what the installed vLLM supports.
+        model: reads the model's configuration; may raise a VlmrlError.
+        where: place of `rollout.engine` in the recipe, for messages.
+        is_elsewhere: whether the plan is for another machine, of which only the GPU is known.
     """
 
     gpu: Gpu | None
@@ -39,7 +39,7 @@ class EngineWorld:
 
 
 def choose_engine(recipe: Recipe, world: EngineWorld) -> Choice:
-    """Choose `rollout.engine`. The built-in engine on a GPU comes with a warning: why, and what it costs."""
+    """Choose `rollout.engine`. The built-in engine on a GPU comes with a warning: why, and how much slower it is."""
     if recipe.kind != "rl":
         return Choice(KEY, "torch", "`vlmrl sft` samples with the built-in engine")
     if world.gpu is None:
@@ -54,7 +54,7 @@ def choose_engine(recipe: Recipe, world: EngineWorld) -> Choice:
         return _built_in(recipe, world, "vLLM is not installed", f"install it: {VLLM_INSTALL}")
     if vllm.error:
         why = f"vLLM {vllm.version} is installed and cannot be imported: {vllm.error}"
-        return _built_in(recipe, world, why, f"install it anew: {VLLM_INSTALL}")
+        return _built_in(recipe, world, why, f"reinstall it: {VLLM_INSTALL}")
     try:
         model = world.model()
     except VlmrlError as error:  # the check of the model says the same as an error
@@ -68,7 +68,7 @@ def choose_engine(recipe: Recipe, world: EngineWorld) -> Choice:
 
 
 def _built_in(recipe: Recipe, world: EngineWorld, why: str, hint: str | None) -> Choice:
-    """The built-in engine on a GPU, with the warning. Where the recipe needs vLLM, an error."""
+    """Return the built-in engine on a GPU, with the warning; with an error if the recipe needs vLLM."""
     rollout = recipe.rollout
     needs = [key for key, on in (("engine_gpus", rollout.engine_gpus > 0), ("overlap", rollout.overlap),
                                  ("tensor_parallel", rollout.tensor_parallel > 1)) if on]  # fmt: skip
@@ -79,26 +79,27 @@ def _built_in(recipe: Recipe, world: EngineWorld, why: str, hint: str | None) ->
     try:
         times = times_slower(recipe, world.model(), world.gpu) if world.gpu else 0.0
         message += f". Rollouts take about {times:.0f} times as long as with vLLM (estimated)"
-    except VlmrlError:  # a model that cannot be read is an error of its own
+    except VlmrlError:  # another check reports a model that cannot be read
         pass
-    silence = 'to have it so without this warning: rollout.engine = "torch"'
+    silence = 'to choose it without this warning: rollout.engine = "torch"'
     return Choice(
         KEY, "torch", why, Problem(message, world.where, f"{hint}; {silence}" if hint else silence, "warning")
     )
 
 
 LAYER_SECONDS = 0.8e-3
-"""Python and the starting of kernels, a layer and a step: what transformers' models take on today's processors."""
+"""Seconds per layer and decoding step for Python and kernel launches: transformers' models on today's processors."""
 VLLM_STEP_SECONDS = 2.0e-3
-"""What vLLM does between two steps: scheduling, sampling."""
+"""Seconds that vLLM needs between two decoding steps, for scheduling and sampling."""
 VLLM_SEQUENCES = 256
-"""Responses that vLLM decodes together."""
+"""Number of responses that vLLM decodes together."""
 
 
 def times_slower(recipe: Recipe, facts: ModelFacts, gpu: Gpu, gpus: int = 1) -> float:
     """Estimate how many times as long as vLLM the built-in engine takes for the rollouts of a step.
 
-    Args: gpus: that generate, each its share of the responses.
+    Args:
+        gpus: number of GPUs that generate; each has its share of the responses.
     """
     r = recipe.rollout
     size = 4 if recipe.model.dtype == "float32" else 2

@@ -1,4 +1,4 @@
-"""GPUs by name: how much memory they have and how fast they read it, for plans of machines that are not this one."""
+"""GPUs by name, with the size and the bandwidth of their memory, for plans of machines other than this one."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from vlmrl.errors import RecipeError
 GIB = 1 << 30
 MAX_GIB = 1024
 TYPICAL_BANDWIDTH = 2.0e12
-"""Bytes a second of a GPU that the table does not know."""
+"""Bandwidth in bytes per second of a GPU that is not in the table."""
 
 _ONE_NAME = re.compile(r"(?!.*\dg\.)[A-Za-z0-9 ()_.-]+", re.IGNORECASE)
-"""One GPU by name: no list of them, no MIG slice."""
+"""Name of a single GPU: no list of names, no MIG slice."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that a plan is made for.
+    """GPU that a plan is made for.
 
     Args:
-        name: for people.      memory_bytes: what CUDA gives out of it.
-        bandwidth: bytes a second from its memory.
+        name: for people.
+        memory_bytes: memory that CUDA makes available.
+        bandwidth: of its memory, in bytes per second.
     """
 
     name: str
@@ -40,21 +41,23 @@ KNOWN: tuple[tuple[str, float, float], ...] = (
     ("V100", 15.8, 0.9e12), ("T4", 14.6, 0.32e12), ("5090", 31.4, 1.8e12), ("4090", 23.5, 1.0e12),
     ("3090", 23.6, 0.94e12), ("4080", 15.6, 0.72e12), ("3080", 9.6, 0.76e12),
 )  # fmt: skip
-"""Name, GiB that CUDA gives out (less than is on the box), bytes a second: from data sheets and `nvidia-smi`."""
+"""(Name, GiB that CUDA makes available, bytes per second), from data sheets and `nvidia-smi`. The GiB are less than the
+advertised size.
+"""
 MIG = re.compile(r"([1-7])G\.(\d+)GB(?:\+[A-Z0-9.]+)?", re.IGNORECASE | re.ASCII)
-"""A slice of a GPU as NVIDIA names it: 3g.40gb is three of its seven parts, with 40 GB."""
+"""MIG slice of a GPU as NVIDIA names it: 3g.40gb is three of its seven parts, with 40 GB."""
 
 
 def parse_gpu(text: str) -> Gpu:
     """Return the GPU that `--gpu-memory` names: GiB (`80`, `24GB`), a name (`H100`), or a MIG slice (`3g.40gb`).
 
-    Raises: RecipeError when it is none of these.
+    Raises: RecipeError when the text is none of these.
     """
     word = text.strip()
     if any(word.upper() == name for name, _, _ in KNOWN):  # some names are numbers
-        found = known_gpu(word)
-        assert found is not None
-        return found
+        gpu = known_gpu(word)
+        assert gpu is not None
+        return gpu
     if number := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gib|gb|g)?", word, re.IGNORECASE | re.ASCII):
         size = float(number[1])
         if 0 < size <= MAX_GIB:
@@ -63,14 +66,14 @@ def parse_gpu(text: str) -> Gpu:
         size = int(slice_[2])
         if 0 < size <= MAX_GIB:
             return Gpu(f"MIG slice {word}", int(size * GIB * 0.98))
-    if found := _ONE_NAME.fullmatch(word) and known_gpu(word):
-        return found
+    if gpu := _ONE_NAME.fullmatch(word) and known_gpu(word):
+        return gpu
     names = ", ".join(name for name, _, _ in KNOWN)
     raise RecipeError(f"--gpu-memory cannot be `{text}`", hint=f"GiB (80), a MIG slice (3g.40gb), or one of {names}")
 
 
 def known_gpu(name: str) -> Gpu | None:
-    """Return the GPU of the table whose name is in this one (`NVIDIA H100 80GB HBM3`); None when there is none."""
+    """Return the GPU of the table whose name is in `name` (such as `NVIDIA H100 80GB HBM3`); None if there is none."""
     plain = re.sub(r"[^A-Z0-9]+", "-", name.upper())
     fitting = [(len(known), known, gib, speed) for known, gib, speed in KNOWN if re.search(_pattern(known), plain)]
     if not fitting:
@@ -80,6 +83,9 @@ def known_gpu(name: str) -> Gpu | None:
 
 
 def _pattern(known: str) -> str:
-    """Return a pattern of whole words, with others between them: `A100-40` is in A100-SXM4-40GB, A10 is not."""
+    """Return a pattern of whole words, possibly with others in between.
+
+    Example: `A100-40` matches A100-SXM4-40GB, A10 does not.
+    """
     words = r"(?:-[A-Z0-9]+)*?-?".join(map(re.escape, known.split("-")))
     return rf"(?:^|[^A-Z0-9]){words}(?:GB)?(?:$|[^A-Z0-9])"

@@ -1,4 +1,4 @@
-"""Optional GPU kernels that a model would profit from: what is missing, how to get it, what it costs to be without."""
+"""Optional GPU kernels that a model would use: which are missing, how to install them, what it costs without them."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ def check_kernels(loaded: LoadedRecipe, facts: ModelFacts, target: Target = HERE
     if find_cluster(loaded, target).gpu is None or target.is_elsewhere:
         return []
     linear = list(facts.text.get("layer_types") or []).count("linear_attention")
-    where, found = loaded.where(("model", "path")), []
+    where, problems = loaded.where(("model", "path")), []
     if linear and importlib.util.find_spec("fla") is None:
         times = LINEAR_KEPT["torch"][0] / LINEAR_KEPT["fla"][0]
         message = (
-            f"flash-linear-attention is not installed: {linear} of {facts.layers} layers run their recurrence in plain "
-            f"PyTorch, in many small kernels, and keep about {times:.0f} times the activations for it"
+            f"flash-linear-attention is not installed: {linear} of {facts.layers} layers compute their recurrence in "
+            f"plain PyTorch, in many small kernels, and keep about {times:.0f} times as many activations"
         )
-        found.append(Problem(message, where, install_line("flash-linear-attention"), "warning"))
+        problems.append(Problem(message, where, install_line("flash-linear-attention"), "warning"))
     if linear and importlib.util.find_spec("causal_conv1d") is None:
         message = f"causal-conv1d is not installed: the convolutions of {linear} layers run in plain PyTorch, slower"
-        found.append(Problem(message, where, install_line("causal-conv1d"), "warning"))
-    return found
+        problems.append(Problem(message, where, install_line("causal-conv1d"), "warning"))
+    return problems
 
 
 def attention_kernel(loaded: LoadedRecipe, facts: ModelFacts, target: Target = HERE) -> dict[str, Any] | None:
     """Return which kernel computes attention in training on this machine's GPU; None where there is no GPU.
 
-    Returns: `text` and `images`, the kernels of the language model and of the vision tower in words; `missing`: how to
-        install flash-attn where it would be used if it were there, else None. Being without it is no warning: PyTorch
-        has a kernel of the same kind.
+    PyTorch has a kernel of the same kind as flash-attn, so that there is no warning without it.
+
+    Returns: `text` and `images`: the kernels of the language model and of the vision tower in words; `missing`: how to
+        install flash-attn if this run would use it, else None.
     """
     if target.is_elsewhere or find_cluster(loaded, target).gpu is None:
         return None

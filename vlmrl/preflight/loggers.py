@@ -1,4 +1,4 @@
-"""What is wrong with a recipe's `[log]`: names, libraries and classes of loggers. Nothing of a user's file is run."""
+"""Check of a recipe's `[log]`: names, libraries and classes of loggers. No code of a user's file is run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from vlmrl.sinks import BUILTIN, file_and_class, short_name
 METHODS = ("open", "log", "samples", "close")
 FOR_SERVICES = ("project", "entity", "group", "name")
 UNFIT = re.compile(r"[/\\#?%:]")
-"""What the project of a service cannot hold."""
+"""Characters that the project name of a service cannot contain."""
 MAX_CHARS = 128
 
 
 def check_loggers(loaded: LoadedRecipe) -> list[Problem]:
-    """Every problem of `[log]` that can be known before a run."""
+    """Return every problem of `[log]` that can be found before a run."""
     return [*_sinks(loaded), *_names(loaded)]
 
 
@@ -46,7 +46,7 @@ def _sinks(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported. A folder of that name, such as wandb's own in the current one, is none."""
+    """Return whether a package can be imported. A folder of that name, such as wandb's own, is none."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 
@@ -86,8 +86,10 @@ def _names(loaded: LoadedRecipe) -> Iterator[Problem]:
             continue
         if not services:
             hint = 'log.sinks = ["wandb"] or ["trackio"], or leave it out'
-            yield Problem(f"`log.{key}` does nothing: no logger of log.sinks takes it", where, hint, "warning")
+            yield Problem(f"`log.{key}` does nothing: no logger of log.sinks uses it", where, hint, "warning")
         if len(value) > MAX_CHARS or not value.isprintable():
-            yield Problem(f"`log.{key}` has more than {MAX_CHARS} characters, or some that cannot be shown", where)
+            yield Problem(
+                f"`log.{key}` has more than {MAX_CHARS} characters, or characters that cannot be displayed", where
+            )
         elif key == "project" and UNFIT.search(value):
             yield Problem(f"`log.project` cannot be `{value}`", where, "leave out / \\ # ? % and :")

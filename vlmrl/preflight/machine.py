@@ -1,4 +1,4 @@
-"""What a recipe needs of this machine: packages, parameters that are trained, disk, and the arithmetic of a run."""
+"""Checks of a recipe against this machine: packages, trained parameters, disk, and the arithmetic of a run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 BYTES_PER_ROLLOUT_TOKEN = 12
 MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2, "adamw_bf16_kahan": 8}
-"""What an optimizer keeps of a trained number besides its master (kahan: two bfloat16, one float32)."""
+"""Bytes that an optimizer keeps per trained number besides its master (kahan: two bfloat16, one float32)."""
 
 
 def checkpoint_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
-    """Size of one checkpoint: the weights (or the adapter), the moments, the masters where they are not the weights."""
+    """Return the bytes of one checkpoint: weights (or adapter), moments, and masters that are no weights."""
     recipe = loaded.recipe
     size = 4 if recipe.model.dtype == "float32" else 2
     trained = trained_parameters(loaded, facts)
@@ -34,7 +34,7 @@ def checkpoint_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
 
 
 def trained_parameters(loaded: LoadedRecipe, facts: ModelFacts) -> int:
-    """How many numbers are trained: the adapter's, or the weights that are not frozen."""
+    """Return how many numbers are trained: the adapter's, or the weights that are not frozen."""
     lora, freeze = loaded.recipe.lora, loaded.recipe.model.freeze
     if lora is None:
         return facts.trained(freeze)
@@ -45,7 +45,7 @@ def trained_parameters(loaded: LoadedRecipe, facts: ModelFacts) -> int:
 
 
 def weight_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
-    """The model itself, with its adapter; quantized, half a byte a number and a 32nd more for the scales."""
+    """Return the bytes of the model with its adapter; a quantized number takes half a byte, and 1/32 for the scales."""
     size = 4 if loaded.recipe.model.dtype == "float32" else 2
     adapter = trained_parameters(loaded, facts) * size if loaded.recipe.lora else 0
     quantized = facts.language_linear if loaded.recipe.model.quantize else 0
@@ -53,7 +53,7 @@ def weight_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
 
 
 def check_trained(loaded: LoadedRecipe, facts: ModelFacts) -> list[Problem]:
-    """What `[lora]` and `model.freeze` name must be in this model, and something must be left to train."""
+    """Return a problem if `[lora]` or `model.freeze` names something this model lacks, or leaves nothing to train."""
     from vlmrl.model.load import check_freeze
 
     try:
@@ -69,7 +69,11 @@ def check_trained(loaded: LoadedRecipe, facts: ModelFacts) -> list[Problem]:
 
 
 def check_served(loaded: LoadedRecipe, facts: ModelFacts, device: str | None = None) -> list[Problem]:
-    """Whether the engine that the recipe names can generate for this model. Args: device: None = this machine's."""
+    """Return a problem if the engine that the recipe names cannot generate for this model.
+
+    Args:
+        device: "cuda" or "cpu"; None = this machine's.
+    """
     from vlmrl.model.model_facts import device_facts
 
     recipe = loaded.recipe
@@ -81,20 +85,20 @@ def check_served(loaded: LoadedRecipe, facts: ModelFacts, device: str | None = N
 
 
 def check_installed(loaded: LoadedRecipe) -> list[Problem]:
-    """Packages beyond the usual ones that the recipe asks for, and the device that they need."""
+    """Return the optional packages that the recipe needs and that are missing, and a missing device for them."""
     recipe = loaded.recipe
     if recipe.rollout.engine == "vllm" and recipe.kind == "rl" and importlib.util.find_spec("vllm") is None:
         message = 'rollout.engine = "vllm" needs vllm, which is not installed'
         return [Problem(message, loaded.where(("rollout", "engine")), VLLM_HINT)]
-    wanted = [(("model", "quantize"), f'model.quantize = "{recipe.model.quantize}"', recipe.model.quantize is not None),
+    uses = [(("model", "quantize"), f'model.quantize = "{recipe.model.quantize}"', recipe.model.quantize is not None),
               (("optim", "name"), 'optim.name = "adamw_8bit"', recipe.optim.name == "adamw_8bit")]  # fmt: skip
     if importlib.util.find_spec("bitsandbytes") is not None:
         return _check_quantized_device(loaded)
     hint = f"{install_line('bitsandbytes')}, or leave the key out"
     return [
         Problem(f"{what} needs bitsandbytes, which is not installed", loaded.where(key), hint)
-        for key, what, is_asked in wanted
-        if is_asked
+        for key, what, is_used in uses
+        if is_used
     ]
 
 
@@ -115,20 +119,23 @@ def _check_quantized_device(loaded: LoadedRecipe) -> list[Problem]:
 def check_disk(
     loaded: LoadedRecipe, folder: Path, checkpoint: int, merged: int = 0
 ) -> tuple[list[Problem], dict[str, Any]]:
-    """Room for the checkpoints kept (one more while the next is written), the rollouts, and the merged model.
+    """Check the room for the checkpoints kept (one more while the next is written), the rollouts, and the merged model.
 
-    Args: folder: of the runs.    checkpoint: bytes of one.    merged: bytes of the model as `vlmrl merge` writes it.
+    Args:
+        folder: folder of the runs.
+        checkpoint: bytes of one checkpoint.
+        merged: bytes of the model as `vlmrl merge` writes it.
     """
     recipe = loaded.recipe
     kept = min(recipe.checkpoint.keep_last + recipe.checkpoint.keep_best, checkpoints_written(loaded)) + 1
     rollouts = _rollout_steps_kept(loaded) * _rollout_bytes(loaded)
-    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    free = shutil.disk_usage(existing).free
     facts = {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": checkpoint, "checkpoints_at_once": kept,
              "rollouts_bytes_at_most": rollouts, "merged_bytes": merged}  # fmt: skip
     need = kept * checkpoint + rollouts + merged
-    if not os.access(there, os.W_OK):
-        return [Problem(f"{there} cannot be written: no run can be kept there", str(folder), "--runs DIR")], facts
+    if not os.access(existing, os.W_OK):
+        return [Problem(f"{existing} cannot be written: no run can be stored there", str(folder), "--runs DIR")], facts
     if need > free:
         level = "error" if kept * checkpoint > free else "warning"
         parts = [f"{kept} checkpoints of {gib(checkpoint)}"]
@@ -136,7 +143,7 @@ def check_disk(
             parts.append(f"rollouts of at most {gib(rollouts)}")
         if merged:
             parts.append(f"a merged model of {gib(merged)}")
-        message = f"the run may write {gib(need)} to {there} ({', '.join(parts)}); {gib(free)} are free"
+        message = f"the run may write {gib(need)} to {existing} ({', '.join(parts)}); {gib(free)} are free"
         key = ("log", "keep_rollouts") if rollouts > kept * checkpoint else ("checkpoint", "keep_last")
         change = "set log.keep_rollouts" if key[0] == "log" else "lower checkpoint.keep_last"
         hint = f"free some space (vlmrl runs du), {change}, or keep runs elsewhere with --runs DIR"
@@ -145,19 +152,19 @@ def check_disk(
 
 
 def merged_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
-    """Size of the model as `vlmrl merge` writes it: every weight in the recipe's type, an adapter folded in."""
+    """Return the bytes of the model as `vlmrl merge` writes it: in the recipe's type, with an adapter folded in."""
     return facts.total * (4 if loaded.recipe.model.dtype == "float32" else 2)
 
 
 def _rollout_bytes(loaded: LoadedRecipe) -> int:
-    """Of one step's rollouts, at most: every response as long as it may be."""
+    """Return the bytes of one step's rollouts, at most: every response as long as allowed."""
     r = loaded.recipe.rollout
     tokens = r.prompts_per_step * r.samples_per_prompt * r.max_new_tokens
     return tokens * BYTES_PER_ROLLOUT_TOKEN if loaded.recipe.kind == "rl" else 0
 
 
 def _rollout_steps_kept(loaded: LoadedRecipe) -> int:
-    """Steps whose rollouts are on the disk at the end, under `log.keep_rollouts`."""
+    """Return the number of steps whose rollouts are on the disk at the end, under `log.keep_rollouts`."""
     steps, newest, every = (
         loaded.recipe.train.steps,
         loaded.recipe.log.keep_rollouts,
@@ -169,13 +176,17 @@ def _rollout_steps_kept(loaded: LoadedRecipe) -> int:
 
 
 def checkpoints_written(loaded: LoadedRecipe) -> int:
-    """How many checkpoints a whole run writes: one every so many steps and the last."""
+    """Return how many checkpoints a whole run writes: one every `checkpoint.every_steps` steps and the last."""
     steps, every = loaded.recipe.train.steps, loaded.recipe.checkpoint.every_steps
     return -(-steps // every) if every else 1
 
 
 def arithmetic(loaded: LoadedRecipe, sources: Sequence[tuple[str, float, int]], validation_rows: int) -> dict[str, Any]:
-    """The numbers of the whole run. `sources`: name, share and number of training rows of each."""
+    """Return the numbers of the whole run, such as responses and epochs.
+
+    Args:
+        sources: (name, share, number of training rows) of each source.
+    """
     recipe = loaded.recipe
     is_rl = recipe.kind == "rl"
     per_step = recipe.rollout.prompts_per_step if is_rl else recipe.train.rows_per_step

@@ -1,4 +1,4 @@
-"""Does a run fit into memory: the machine it is planned for, the plan, and what to say where it does not fit."""
+"""Memory check of a run: the machine it is planned for, the plan, and the message where it does not fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ERROR_FACTOR = 1.25
 
 @dataclass(frozen=True)
 class Target:
-    """Where a run is to run.
+    """Machine on which a run is to run.
 
     Args:
         processes: as `--gpus` counts them.
@@ -42,7 +42,7 @@ HERE = Target()
 
 @dataclass(frozen=True)
 class FittedPlan:
-    """A plan, and the smallest changes that make it fit where it does not."""
+    """Plan of a run, with the smallest changes that make it fit where it does not."""
 
     plan: MemoryPlan
     fits: tuple[Fit, ...] = ()
@@ -77,12 +77,12 @@ def find_cluster(loaded: LoadedRecipe, target: Target) -> Cluster:
 
 
 def linear_kernels() -> str:
-    """Return what computes linear attention in this environment: "fla" where flash-linear-attention is installed."""
+    """Return the kernels of linear attention here: "fla" if flash-linear-attention is installed, else "torch"."""
     return "torch" if importlib.util.find_spec("fla") is None else "fla"
 
 
 def check_device(loaded: LoadedRecipe, target: Target) -> list[Problem]:
-    """Find what is wrong with the device that the recipe asks for."""
+    """Return what is wrong with the device that the recipe asks for."""
     from vlmrl.model.model_facts import device_facts
 
     if target.is_elsewhere:
@@ -99,12 +99,12 @@ def check_device(loaded: LoadedRecipe, target: Target) -> list[Problem]:
     return []
 
 
-def check_memory(loaded: LoadedRecipe, found: FittedPlan) -> list[Problem]:
-    """Say that a plan does not fit, and what to change first."""
-    plan = found.plan
+def check_memory(loaded: LoadedRecipe, fitted: FittedPlan) -> list[Problem]:
+    """Return a problem if a plan does not fit, with what to change first."""
+    plan = fitted.plan
     cluster = plan.cluster
     where = loaded.where(("train", "tokens_per_row"), ("model", "path"))
-    hint = _hint(found)
+    hint = _hint(fitted)
     if not plan.fits_gpus:
         peak, have = plan.peak, cluster.each_bytes
         level = "error" if peak.total > ERROR_FACTOR * have else "warning"
@@ -127,14 +127,14 @@ def check_memory(loaded: LoadedRecipe, found: FittedPlan) -> list[Problem]:
     if plan.is_tight:
         sizes = f"about {gib(plan.peak.total)} of {gib(cluster.each_bytes)}"
         message = f"a GPU is nearly full in the phase `{plan.peak.name}`: {sizes}"
-        tight = "halve train.tokens_per_row if memory runs out; the row that is run before step 1 will tell"
+        tight = "halve train.tokens_per_row if memory runs out; the largest row, run before step 1, shows it"
         return [Problem(message, where, tight, "warning")] if cluster.gpu else []
     return []
 
 
-def _hint(found: FittedPlan) -> str:
-    if not found.fits:
+def _hint(fitted: FittedPlan) -> str:
+    if not fitted.fits:
         return "none of the usual changes makes it fit: a smaller model, shorter prompts and responses, or more GPUs"
-    first, *others = found.fits
+    first, *others = fitted.fits
     also = "".join(f"; or {fit.words} ({fit.costs})" for fit in others)
     return f"{first.words} makes it fit ({first.costs}){also}"

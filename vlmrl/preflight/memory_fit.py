@@ -1,4 +1,4 @@
-"""The smallest change that makes a run fit: found by planning it again with one to three keys changed."""
+"""Smallest changes that make a run fit into memory, found by planning it again with one to three keys changed."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ if TYPE_CHECKING:
 
 ADAPTER_RANK = 32
 MAX_TOGETHER = 3
-"""Most changes that are tried together."""
+"""Maximum number of changes that are tried together."""
 ONE_MORE = 1.1
-"""What a further change costs by itself: of two ways of equal cost the one with fewer changes is smaller."""
+"""Factor for each further change: of two ways of equal cost, the one with fewer changes comes first."""
 SHOWN = 3
-"""Ways that are shown."""
+"""Maximum number of ways that are shown."""
 
 
 @dataclass(frozen=True)
 class RecipeEdit:
-    """One change of a recipe or of the number of GPUs.
+    """Change of a recipe or of the number of GPUs.
 
     Args:
-        words: of the command line.      costs: what it costs, for people.
-        factor: the same as a rough factor on the time (or the money) of a step, by which ways are ordered.
-        key: dotted; of two changes of one key only one is made.      value: of the key; "" of `gpus` and `lora`.
-        learns: whether it changes what is learned.
+        words: options of the command line.
+        costs: disadvantage of the change, in words.
+        factor: rough factor on the time (or the money) per step, which orders the ways.
+        key: dotted; of two changes of one key only one is made.
+        value: new value of the key; unused for `gpus` and `lora`.
+        learns: whether the change affects what is learned.
     """
 
     words: str
@@ -62,7 +64,7 @@ class Fit:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Smaller comes first: what changes nothing of what is learned, then what costs less."""
+        """Sort key: changes that do not affect what is learned come first, then those with the smaller cost."""
         return any(c.learns for c in self.changes), prod(c.factor * ONE_MORE for c in self.changes)
 
 
@@ -71,21 +73,21 @@ def find_fits(
 ) -> list[Fit]:
     """Return the smallest ways to make a run fit that does not, with room to spare; [] when none is known here."""
     changes = list(possible_changes(loaded.recipe, facts, cluster, prompts))
-    found: list[Fit] = []
+    fits: list[Fit] = []
     for count in range(1, MAX_TOGETHER + 1):
         for some in combinations(changes, count):
-            if len({change.key for change in some}) < count or _needless(some, found):
+            if len({change.key for change in some}) < count or _needless(some, fits):
                 continue
             planned = _plan(some, loaded, facts, cluster, prompts, kernels)
             if planned.fits and not planned.is_tight:
-                found.append(Fit(some, planned))
-    return _different(sorted(found, key=lambda fit: fit.order))
+                fits.append(Fit(some, planned))
+    return _different(sorted(fits, key=lambda fit: fit.order))
 
 
 def possible_changes(
     recipe: Recipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths
 ) -> Iterator[RecipeEdit]:
-    """Yield what may be tried, the cheapest first."""
+    """Yield the changes that may be tried, the cheapest first."""
     r, train = recipe.rollout, recipe.train
     vllm = recipe.kind == "rl" and r.engine == "vllm"
     if recipe.model.gradient_checkpointing is not True:
@@ -114,15 +116,15 @@ def possible_changes(
             key = "rollout.tensor_parallel"
             yield RecipeEdit(f"--set {key}={parts}", "each token takes longer", 1.0 + 0.1 * parts, key, parts)
     if cluster.processes > 1 and not recipe.parallel.offload and recipe.optim.name == "adamw":
-        told = "an update takes several times as long"
-        yield RecipeEdit("--set parallel.offload=true", told, 3.0, "parallel.offload", True)
+        costs = "an update takes several times as long"
+        yield RecipeEdit("--set parallel.offload=true", costs, 3.0, "parallel.offload", True)
     for gpus in (2, 4, 8, 16, 32, 64):
         if cluster.processes < gpus <= 8 * cluster.processes and recipe.model.quantize is None:
             machines = f" ({gpus // 8} machines of 8)" if gpus > 8 else ""
             yield RecipeEdit(f"--gpus {gpus}", f"more GPUs{machines}", gpus / cluster.processes, "gpus", gpus)
     if recipe.lora is None and not recipe.model.freeze:
-        told = "an adapter is trained, not the weights"
-        yield RecipeEdit(f"--set lora.rank={ADAPTER_RANK}", told, 1.0, "lora", learns=True)
+        costs = "an adapter is trained, not the weights"
+        yield RecipeEdit(f"--set lora.rank={ADAPTER_RANK}", costs, 1.0, "lora", learns=True)
 
 
 def _plan(
@@ -141,14 +143,14 @@ def _plan(
     return make_plan(replace(loaded, recipe=recipe), facts, cluster, prompts, kernels)
 
 
-def _needless(some: tuple[RecipeEdit, ...], found: list[Fit]) -> bool:
-    """Whether fewer of these changes are enough."""
-    return any(set(fit.changes) < set(some) for fit in found)
+def _needless(some: tuple[RecipeEdit, ...], fits: list[Fit]) -> bool:
+    """Return whether fewer of these changes are enough."""
+    return any(set(fit.changes) < set(some) for fit in fits)
 
 
-def _different(found: list[Fit]) -> list[Fit]:
-    """The first few that change different keys: of a key's values the mildest came first."""
+def _different(fits: list[Fit]) -> list[Fit]:
+    """Return the first few fits that change different keys. Of one key's values, the mildest came first."""
     chosen: dict[tuple[str, ...], Fit] = {}
-    for fit in found:
+    for fit in fits:
         chosen.setdefault(tuple(change.key for change in fit.changes), fit)
     return list(chosen.values())[:SHOWN]

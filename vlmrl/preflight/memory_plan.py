@@ -1,8 +1,8 @@
-"""The plan of a run's memory: what each GPU holds in each phase, what the main memory holds, and whether it fits.
+"""Memory plan of a run: what each GPU holds in each phase, what the main memory holds, and whether it fits.
 
-A GPU trains and generates in turn, so that the largest phase counts, not their sum. Estimates, made to be within 15%
-of what a GPU takes; tests/unit/preflight/test_memory_plan.py compares updates with counted tensors. They leave out the
-memory that torch keeps in fragments.
+A GPU trains and generates in turn, so that the largest phase counts, not the sum. The numbers are estimates, meant to
+be within 15% of what a GPU takes; tests/unit/preflight/test_memory_plan.py compares updates with counted tensors. They
+leave out the memory that torch loses in fragments.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 RUNTIME_BYTES = int(1.2 * GIB)
-"""CUDA's context, the libraries' work space and NCCL's buffers, a process. Typical, not measured here."""
+"""Bytes per process for CUDA's context, the libraries' work space and NCCL's buffers. Typical, not measured here."""
 BUCKET_BYTES = 1 << 28
-"""Of a weight sync (rollout/weight_sync.py): gathered at once, and its source beside it."""
+"""Bytes that a weight sync gathers at once (rollout/weight_sync.py); their source takes as much again."""
 MOVING, CACHE = "gradients on their way", "kv cache"
 TIGHT = 0.92
 """A phase above this share of the memory is called tight: fragments may take the rest."""
@@ -40,13 +40,14 @@ TIGHT = 0.92
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a plan is made for.
+    """Machines that a plan is made for.
 
     Args:
-        processes: GPUs of `--gpus`, those that only generate included; on a CPU processes, which share its memory.
-        gpu: each of them; None = there is none, `memory_bytes` is main memory.
-        memory_bytes: of each; of the whole machine on a CPU.
-        host_bytes: main memory beside GPUs; None = not known, the plan is for another machine.
+        processes: number of GPUs of `--gpus`, including those that only generate; on a CPU, processes that share its
+            memory.
+        gpu: model of each GPU; None = there is none, and `memory_bytes` is main memory.
+        memory_bytes: of each GPU; of the whole machine on a CPU.
+        host_bytes: main memory beside GPUs; None = not known, because the plan is for another machine.
     """
 
     processes: int
@@ -70,7 +71,12 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Phase:
-    """What one GPU holds in one phase of a run. Args: on: "trainer" or "engine" GPUs.      parts: what for -> bytes."""
+    """Memory that one GPU holds in one phase of a run.
+
+    Args:
+        on: "trainer" or "engine" GPUs.
+        parts: purpose -> bytes.
+    """
 
     name: str
     on: Literal["trainer", "engine"]
@@ -82,7 +88,7 @@ class Phase:
 
     @property
     def main(self) -> str:
-        """What takes most."""
+        """Name of the largest part."""
         return max(self.parts, key=lambda name: self.parts[name], default="")
 
     def as_dict(self) -> dict[str, Any]:
@@ -92,14 +98,15 @@ class Phase:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of a run.
+    """Memory of a run.
 
     Args:
-        trainers, engines: GPUs (or processes) that train, and that only generate.
-        phases: of a GPU, in the order of a run; several of one name = those of different GPUs.
+        trainers, engines: numbers of GPUs (or processes) that train, and that only generate.
+        phases: of a GPU, in the order of a run; phases of the same name are those of different GPUs.
         host: main memory of the whole machine, by phase.
-        cache: bytes of vLLM's cache on a GPU, 0 without vLLM; `cache_needed`: by all responses of a step at once;
-            `elastic`: what of it could be taken away.
+        cache: bytes of vLLM's cache on a GPU, 0 without vLLM.
+        cache_needed: bytes of cache for all responses of a step at once.
+        elastic: bytes of the cache that could be taken away.
     """
 
     cluster: Cluster
@@ -131,12 +138,12 @@ class MemoryPlan:
 
     @property
     def is_tight(self) -> bool:
-        """Whether it fits barely. A cache that takes what is free is not what makes it tight."""
+        """Whether it barely fits. A cache that takes all free memory does not count as tight."""
         largest = max(p.total - (self.elastic if CACHE in p.parts else 0) for p in self.phases)
         return self.fits and largest > TIGHT * self.cluster.each_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as JSON values."""
+        """Return the plan as JSON values."""
         return {
             "device": self.cluster.name, "processes": self.cluster.processes, "trainers": self.trainers,
             "engines": self.engines, "bytes_each": self.cluster.each_bytes, "peak": self.peak.total,
@@ -150,15 +157,17 @@ class MemoryPlan:
 def make_plan(
     loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths, kernels: str = "torch"
 ) -> MemoryPlan:
-    """Plan a run. Nothing of its recipe may be open; a number of GPUs that cannot be divided as it says is taken as if.
+    """Plan a run.
 
-    Args: kernels: of linear attention on these GPUs, "torch" or "fla".
+    Args:
+        loaded: no value may be open; if the GPUs cannot be divided as it says, the plan assumes that they can.
+        kernels: of linear attention on these GPUs, "torch" or "fla".
     """
     return _Planner(loaded, facts, cluster, prompts, kernels).plan()
 
 
 class _Planner:
-    """Puts the sizes of a run together, phase by phase."""
+    """Planner that adds up the sizes of a run, phase by phase."""
 
     def __init__(
         self, loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths, kernels: str
@@ -196,19 +205,19 @@ class _Planner:
     # -- phases of a GPU that trains
 
     def _states(self, gradients: bool) -> dict[str, int]:
-        """Weights and what belongs to them, where this process computes; offloaded, nothing is there."""
+        """Return the weights and the states that belong to them on the computing device; none with offload."""
         s = self.sizes
         if self.offload and self.on_gpu:
             return {}
-        found = {"weights": s.weights, "masters": s.masters, "moments": s.moments, "reference": s.reference}
-        return found | ({"gradients": s.gradients} if gradients else {})
+        states = {"weights": s.weights, "masters": s.masters, "moments": s.moments, "reference": s.reference}
+        return states | ({"gradients": s.gradients} if gradients else {})
 
     def _resting(self) -> dict[str, int]:
-        """Between update and rollout: states without gradients, and what a sleeping engine keeps."""
+        """Return what is held between update and rollout: states without gradients, and a sleeping engine's memory."""
         return self._states(False) | self._asleep()
 
     def _asleep(self) -> dict[str, int]:
-        """What an engine on the trainers' GPUs keeps while they update; on a CPU it cannot sleep."""
+        """Return what an engine on the trainers' GPUs keeps while they update; on a CPU it cannot sleep."""
         if not self.vllm or self.apart:
             return {}
         return {"engine asleep": GRAPH_BYTES} if self.on_gpu else self._engine()
@@ -224,12 +233,14 @@ class _Planner:
         return shards | {"a whole unit": max(s.layer, s.root) * (4 if s.trained_share else s.size)}
 
     def _update(self) -> Phase:
-        """The largest moment of an update: in the head, in a layer, or at the end of the backward pass."""
+        """Return the largest moment of an update: in the head, in a layer, or at the end of the backward pass."""
         s = self.sizes
         base = self._states(True) | self._asleep() | self.runtime
         kept, root = s.kept(), s.root * s.size if self.trainers > 1 else 0
         logits = s.logits(self.cluster.device, self.cluster.each_bytes)
-        newest = s.layer * s.size if s.layer else root  # what was gathered last is there twice until the next is
+        newest = (
+            s.layer * s.size if s.layer else root
+        )  # the unit gathered last is held twice until the next is gathered
         moments = [
             {"gathered": root + newest * (self.trainers > 1), "activations": kept, "logits": logits},  # forward, head
             {"gathered": root, "activations": kept, "logits": logits, MOVING: 2 * s.head_gradient},  # backward, head
@@ -253,7 +264,10 @@ class _Planner:
         return states | {"gathered": gathered, CACHE: self._built_in_cache(), "activations": s.prefill()}
 
     def _sync(self) -> dict[str, int]:
-        """Weights on their way. The engine's own are there; its cache wakes last (on a CPU it never slept)."""
+        """Return the memory during a weight sync.
+
+        The engine's own weights are there; its cache wakes last (on a CPU it never slept).
+        """
         s, states = self.sizes, self._states(False) | self.runtime
         buckets = 2 * max(BUCKET_BYTES, self.facts.largest * s.size) if self.trainers > 1 else 0
         if self.apart:
@@ -269,13 +283,13 @@ class _Planner:
         s = self.sizes
         adapter = s.trained * s.size if self.recipe.lora else 0
         weights = (self.facts.total * s.size) // self.parts + adapter
-        found = {"engine weights": weights, CACHE: self.cache}
+        parts = {"engine weights": weights, CACHE: self.cache}
         if not self.on_gpu:
-            return found
+            return parts
         d = self._demand()
         work = engine_work(self.facts.text, s.size, d.longest, d.sequences, self.parts)
-        # An engine in parts has processes of its own beside the trainers'.
-        return found | {"engine work": work + (RUNTIME_BYTES if self.parts > 1 and not self.apart else 0)}
+        # A tensor-parallel engine has processes of its own beside the trainers'.
+        return parts | {"engine work": work + (RUNTIME_BYTES if self.parts > 1 and not self.apart else 0)}
 
     def _demand(self) -> Demand:
         r = self.recipe.rollout
@@ -285,18 +299,21 @@ class _Planner:
         return Demand(-(-r.prompts_per_step // engines), r.samples_per_prompt, prompts, r.max_new_tokens, longest)
 
     def _size_cache(self) -> None:
-        """Set the bytes of an engine's cache on one GPU, and what all responses of a step would need."""
+        """Set the bytes of an engine's cache on one GPU, and the bytes that all responses of a step would need."""
         shape, demand = text_cache_shape(self.facts.text, self.recipe.model.dtype), self._demand()
         taken = sum(self._engine().values()) + (0 if self.apart else sum(self._states(False).values()))
         reserve = int(RESERVE_SHARE * self.cluster.each_bytes) + sum(self.runtime.values())
         free = self.cluster.each_bytes - taken - reserve
         size = size_cache(shape, demand, free, self.cluster.device, self.parts)
-        asked = self.recipe.rollout.kv_cache_gib
-        self.cache, self.needed = size.chosen if asked is None else int(asked * GIB), size.needed
-        self.elastic = 0 if asked is not None else self.cache - max(size.least, min(self.cache, size.needed // 4))
+        configured = self.recipe.rollout.kv_cache_gib
+        self.cache, self.needed = size.chosen if configured is None else int(configured * GIB), size.needed
+        self.elastic = 0 if configured is not None else self.cache - max(size.least, min(self.cache, size.needed // 4))
 
     def _built_in_cache(self) -> int:
-        """The built-in engine's cache: `rollout.batch_tokens` tokens at most, prompts stored once for their samples."""
+        """Return the size of the built-in engine's cache.
+
+        It holds at most `rollout.batch_tokens` tokens, and each prompt once for its samples.
+        """
         shape: CacheShape = text_cache_shape(self.facts.text, self.recipe.model.dtype)
         r = self.recipe.rollout
         mine = -(-r.prompts_per_step // self.trainers)
@@ -315,7 +332,7 @@ class _Planner:
             return tuple(Phase(p.name, p.on, {k: v * count[p.on] for k, v in p.parts.items()}) for p in phases)
         model = self.facts.total * s.size
         unit = max(s.layer, s.root) * (4 - s.size) if self.trainers > 1 and s.trained_share else 0
-        found = [Phase("load", "trainer", {"the whole model, in every process": self.trainers * model,
+        host_phases = [Phase("load", "trainer", {"the whole model, in every process": self.trainers * model,
                                            "a unit in float32": self.trainers * unit})]  # fmt: skip
         running: dict[str, int] = {}
         if self.offload:
@@ -326,7 +343,7 @@ class _Planner:
             running["copies for checkpoints"] = self.trainers * copies
         if self.vllm and self.recipe.lora and not self.apart:
             running["engines' weights asleep"] = self.trainers * model // self.parts
-        return (*found, Phase("training", "trainer", running)) if running else tuple(found)
+        return (*host_phases, Phase("training", "trainer", running)) if running else tuple(host_phases)
 
     def _notes(self) -> list[str]:
         notes: list[str] = []

@@ -1,4 +1,4 @@
-"""The sizes that a plan of memory is made of: what one process holds, gathers, keeps and works with, in bytes.
+"""Sizes in bytes that a memory plan is made of: what one process holds, gathers, keeps and works with.
 
 Each follows from what the code does: dist/fsdp.py and torch's FSDP2 (which units are gathered, in which type gradients
 are reduced), train/optim.py (masters, moments), model/activation_memory.py (a packed row), rollout/ (caches, engines).
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     from vlmrl.model.model_facts import ModelFacts
 
 MASTER_BYTES = GRADIENT_BYTES = 4
-"""Of a trained number: float32 (with several processes they are the parameters themselves)."""
+"""Bytes per trained number: float32. With several processes the masters are the parameters themselves."""
 PIXEL_BYTES = 4
 
 
 @dataclass(frozen=True)
 class PromptLengths:
-    """How long prompts and responses are.
+    """Lengths of the longest prompt and response.
 
     Args:
-        tokens, image_tokens: of the longest prompt known; images count in both.
+        tokens: of the longest prompt known, including its images.
+        image_tokens: image tokens of a prompt, at most.
         response: tokens of the longest response.
     """
 
@@ -44,9 +45,13 @@ class PromptLengths:
 
 @dataclass(frozen=True)
 class LargestRow:
-    """The largest packed row, made as the rehearsal makes it: every response as long as it may be.
+    """Largest packed row, built as the rehearsal builds it: every response as long as allowed.
 
-    Args: tokens: of it.      prompts: in it.      trained: response tokens.      run: the most tokens that run at once.
+    Args:
+        tokens: number of its tokens.
+        prompts: number of its prompts.
+        trained: number of its response tokens.
+        run: the largest number of tokens that run at once.
     """
 
     tokens: int
@@ -67,7 +72,7 @@ def largest_row(loaded: LoadedRecipe, prompts: PromptLengths, sharing: str) -> L
     count = max(1, min(most, -(-tokens // group)))
     trained = max(prompts.response, tokens - count * prompts.tokens)
     responses = -(-trained // max(1, prompts.response))
-    if sharing == "padded":  # every response runs behind a copy of its prompt, one after the other
+    if sharing == "padded":  # each response runs after a copy of its prompt, one response at a time
         return LargestRow(trained + responses * prompts.tokens, responses, trained, prompts.longest)
     if sharing == "forked":  # a prompt runs, then its responses
         own = min(samples, responses) * prompts.response
@@ -76,10 +81,11 @@ def largest_row(loaded: LoadedRecipe, prompts: PromptLengths, sharing: str) -> L
 
 
 class Sizes:
-    """What one process of a run takes, by what it takes it for.
+    """Memory of one process of a run, in bytes, by purpose.
 
     Args:
-        shards: processes that hold one copy of the model between them; 1 = nothing is sharded.
+        shards: number of processes that hold one copy of the model together; 1 = nothing is sharded.
+        world: number of processes that train.
         kernels: of linear attention, "torch" or "fla".
     """
 
@@ -99,11 +105,11 @@ class Sizes:
         self.trained = trained_parameters(loaded, facts)
         self.row = largest_row(loaded, prompts, facts.sharing)
 
-    # -- what stays: weights, masters, moments, gradients, the reference
+    # -- permanent: weights, masters, moments, gradients, the reference
 
     @property
     def weights(self) -> int:
-        """The model as this process holds it: with several, trained numbers in float32, shard by shard."""
+        """Weights that this process holds; with several processes, its shard, with trained numbers in float32."""
         if self.world == 1:
             return weight_bytes(self.loaded, self.facts)
         frozen = self.facts.total - (0 if self.recipe.lora else self.trained)
@@ -111,7 +117,7 @@ class Sizes:
 
     @property
     def masters(self) -> int:
-        """float32 copies of trained weights; with several processes the weights are their own."""
+        """float32 copies of trained weights; with several processes the weights themselves are float32."""
         own = self.world > 1 or self.size == 4 or self.recipe.optim.name == "adamw_bf16_kahan"
         return 0 if own else self.trained * MASTER_BYTES
 
@@ -125,20 +131,20 @@ class Sizes:
 
     @property
     def reference(self) -> int:
-        """A second model for the KL; with an adapter it is the same one."""
+        """Weights of the second model for the KL divergence; with an adapter, the reference is the same model."""
         needed = self.recipe.kind == "rl" and self.recipe.lora is None and algorithm_of(self.recipe.algo).kl_coef > 0
         return self.facts.total * self.size // self.shards if needed else 0
 
-    # -- what is gathered of a sharded model, and the gradients on their way to their shards
+    # -- gathered units of a sharded model, and gradients that are being reduced to their shards
 
     @cached_property
     def layer(self) -> int:
-        """Numbers in the largest unit that is gathered by itself; 0 = none is."""
+        """Number of parameters in the largest unit that is gathered by itself; 0 = there is none."""
         return max((max(sizes) for sizes in self.facts.units.values() if sizes), default=0)
 
     @cached_property
     def root(self) -> int:
-        """Numbers in what is gathered for the whole of a row."""
+        """Number of parameters in the unit that stays gathered for the whole row."""
         return self.facts.total - sum(map(sum, self.facts.units.values()))
 
     @property
@@ -148,22 +154,22 @@ class Sizes:
 
     @property
     def head_gradient(self) -> int:
-        """The output embedding's gradient, in the compute type, there from the first moment of a backward pass."""
+        """Gradient of the output embedding, in the compute type. It exists from the start of a backward pass."""
         frozen = self.recipe.lora is not None or "embeddings" in self.recipe.model.freeze
         return 0 if frozen else self.facts.head * self.size
 
     def gathered(self) -> int:
-        """Parameters that are whole in the middle of a pass: the root, a layer that runs, and one that arrives."""
+        """Return the size of the gathered parameters in the middle of a pass: root, running layer, next layer."""
         return 0 if self.world == 1 else (self.root + 2 * self.layer) * self.size
 
     def layer_gradients(self) -> int:
-        """A layer's gradients as they are made, and the layer's before, in float32, on their way to their shards."""
-        if self.world == 1:  # one parameter at a time, and its float32 copy
+        """Return the size of a layer's new gradients, and the previous layer's in float32, on their way to shards."""
+        if self.world == 1:  # one parameter at a time, with its float32 copy
             return 0 if self.recipe.lora else self.facts.largest * (self.size + (4 if self.size == 2 else 0))
         return int(self.layer * self.trained_share * (self.size + GRADIENT_BYTES))
 
     def root_gradients(self) -> int:
-        """At the end of a backward pass: all gradients of the root, and their float32 copy that is scattered."""
+        """Return the size at a backward pass's end: the root's gradients, and their float32 copy being scattered."""
         if self.world == 1:
             return 0
         each = self.size + GRADIENT_BYTES + GRADIENT_BYTES / self.shards
@@ -184,7 +190,7 @@ class Sizes:
 
     @property
     def patches(self) -> int:
-        """Patches of the largest row's images."""
+        """Number of patches of the largest row's images."""
         merge = int(self.facts.vision.get("spatial_merge_size") or 2)
         return self.row.prompts * self.prompts.image_tokens * merge**2
 
@@ -195,7 +201,7 @@ class Sizes:
         return lora.vision if lora else not {"vision", "connector"} <= set(freeze)
 
     def kept(self) -> int:
-        """Activations of a row from its forward to its backward pass."""
+        """Return the size of the activations kept from a row's forward to its backward pass."""
         hidden = Widths.of(self.facts.text).hidden
         recomputed = self.recipe.model.gradient_checkpointing
         per_token = hidden * len(self.text) if recomputed is True else sum(layer.kept for layer in self.text)
@@ -203,7 +209,7 @@ class Sizes:
         return int(text * self.size) + self.vision_kept()
 
     def vision_kept(self) -> int:
-        """The vision tower's share of `kept`."""
+        """Return the vision tower's share of `kept`."""
         if not self.vision_learns or not self.patches:
             return self.patches * 1200 * PIXEL_BYTES
         width, depth = vision_width(self.facts.vision), vision_depth(self.facts.vision)
@@ -211,20 +217,25 @@ class Sizes:
         return int(self.patches * ((depth * each + 8 * width) * self.size + 1200 * PIXEL_BYTES))
 
     def layer_work(self) -> int:
-        """What the backward pass of one text layer works with besides."""
+        """Return the size of the temporary tensors in the backward pass of one text layer."""
         recomputed = self.recipe.model.gradient_checkpointing is True
-        made = max((layer.whole if recomputed else layer.whole - layer.kept) + layer.working for layer in self.text)
+        per_token = max(
+            (layer.whole if recomputed else layer.whole - layer.kept) + layer.working for layer in self.text
+        )
         one = self._copied_keys(recomputed) / max(1, self._full_layers()) if recomputed else 0.0
-        return int((self.row.run * made + one) * self.size)
+        return int((self.row.run * per_token + one) * self.size)
 
     def vision_work(self) -> int:
-        """What the backward pass of the vision tower works with; the text model's activations are gone by then."""
+        """Return the size of the temporary tensors in the vision tower's backward pass.
+
+        The text model's activations are freed by then.
+        """
         if not self.vision_learns:
             return 0
         return int(self.patches * (self.vision.whole + self.vision.working) * self.size)
 
     def logits(self, device: str, memory_bytes: int) -> int:
-        """Logits at once, with all that is made of them."""
+        """Return the size of the logits that exist at once, with everything computed from them."""
         from vlmrl.model.head_chunks import head_chunks
 
         # Half of a device's memory stands for what is free when the sizes are settled.
@@ -236,7 +247,7 @@ class Sizes:
         return list(kinds).count("full_attention")
 
     def _copied_keys(self, kept: bool) -> float:
-        """Numbers of the prompt's keys and values that a forked row copies for each response, in all full layers."""
+        """Return how many of the prompt's keys and values a forked row copies for all responses, in all full layers."""
         if self.facts.sharing != "forked" or not kept:
             return 0.0
         responses = self.row.trained / max(1, self.prompts.response)
@@ -245,7 +256,7 @@ class Sizes:
     # -- generating
 
     def prefill(self) -> int:
-        """What the built-in engine works with when it reads prompts: one layer at a time, without gradient."""
+        """Return the working memory of the built-in engine when it reads prompts: a layer at a time, no gradient."""
         r, w = self.recipe.rollout, Widths.of(self.facts.text)
         group = self.prompts.tokens + r.samples_per_prompt * self.prompts.response
         prompts = max(1, min(r.prompts_per_step, r.batch_tokens // max(1, group)))

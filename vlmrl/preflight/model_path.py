@@ -1,4 +1,4 @@
-"""The first thing that a check looks at: is the model there, and whole. It imports little: the answer comes at once."""
+"""First check: whether the model exists and is complete. It imports little, so that the answer comes at once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from vlmrl.recipe.load import LoadedRecipe
 
 
 def check_location(loaded: LoadedRecipe, model_files: str | None = None) -> list[Problem]:
-    """Whether the model is where the recipe says, and all its files are there and whole. A second at most, but for a
-    hub name that is not in the cache; nothing of torch is imported.
+    """Return what is wrong with the model's folder or name: it is missing, or some of its files are.
 
-    Args: model_files: as for `preflight`.
+    This takes at most a second, except for a hub name that is not in the cache. Nothing of torch is imported.
+
+    Args:
+        model_files: as for `preflight`.
     """
     model = loaded.recipe.model
     folder = Path(model_files or model.path).expanduser()

@@ -1,4 +1,4 @@
-"""How long prompts are, before any is encoded: what a plan of memory goes by."""
+"""Estimates of prompt lengths for a memory plan, before any prompt is encoded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ESTIMATED_ROWS = 64
 TEXT_TOKENS = 256
-"""Text of a prompt of which nothing is known but its limit; the rest is taken for images."""
+"""Text tokens of a prompt of which only the limit is known; the remaining tokens count as image tokens."""
 
 
 def estimate_prompts(loaded: LoadedRecipe, sources: Sequence[Source]) -> PromptLengths:

@@ -1,4 +1,4 @@
-"""What is wrong with the prompts that rows make: the template, the images, and control tokens typed in the text."""
+"""Checks of the prompts that rows make: the template, the images, and control tokens typed in the text."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ SHOWN = 3
 
 
 def named(row: Row, error: VlmrlError) -> tuple[str, str]:
-    """(where a row is, what is wrong with it), as the examples of a finding list it."""
+    """Return (the place of a row, what is wrong with it), as the examples of a problem list it."""
     inside = bool(error.where and row.origin and error.where.startswith(row.origin))
     words = f"{error.message} ({error.hint})" if error.hint and not inside else error.message
     return (error.where or row.place) if inside else row.place, words
 
 
 def examples(bad: Sequence[tuple[str, str]]) -> str:
-    """The first findings, one a line."""
+    """Return the first few failures, one per line."""
     lines = [f"{name}: {words}" for name, words in bad[:SHOWN]]
     return "first of them:\n  " + "\n  ".join(lines)
 
 
 @dataclass
 class PromptScan:
-    """The prompts of a source's rows, looked at one by one without reading an image.
+    """Scan of a source's prompts, row by row, without reading an image.
 
     Args:
-        encoder: the model's; None = only what needs no model.
+        encoder: the model's; None = only checks that need no model.
         learns: whether the rows' responses are learned from, as in `vlmrl sft`.
-    Attributes:
-        stopped: the template cannot be used at all, whatever the row.
+        stopped: set when the template cannot be used at all, whatever the row.
     """
 
     source: Source
@@ -57,7 +56,7 @@ class PromptScan:
         self._size_problem = lru_cache(maxsize=100_000)(self.encoder.size_problem if self.encoder else _no_problem)
 
     def look(self, row: Row) -> None:
-        """Look at one row; at none more once the template turned out to be of no use."""
+        """Check one row, unless the template turned out to be unusable."""
         if self.stopped:
             return
         self.rows += 1
@@ -86,9 +85,9 @@ class PromptScan:
                 texts.append(self.source.task.trace(row, random.Random(0)))
             except VlmrlError as error:
                 self.failed.append(named(row, error))
-        found = sum((encoder.control.found_in(text) for text in texts), Counter())
-        if found:
-            self.typed.append((row.place, found))
+        token_counts = sum((encoder.control.found_in(text) for text in texts), Counter())
+        if token_counts:
+            self.typed.append((row.place, token_counts))
 
     @property
     def is_sound(self) -> bool:
@@ -96,29 +95,33 @@ class PromptScan:
         return not (self.stopped or self.failed)
 
     def problems(self, where: str) -> list[Problem]:
-        """What was found. Args: where: the place of the source in the recipe, for what has none of its own."""
+        """Return the problems of the rows so far.
+
+        Args:
+            where: the place of the source in the recipe, for a problem without a place of its own.
+        """
         rows = f"{self.rows:,} rows of `{self.source.name}` ({self.source.split})"
-        found = list(self._faults)
+        problems = list(self._faults)
         if self.failed:
             what = "no prompt, or no response to learn" if self.learns else "no prompt"
             message = f"{len(self.failed):,} of {rows} make {what}"
-            found.append(Problem(message, where, examples(self.failed)))
+            problems.append(Problem(message, where, examples(self.failed)))
         if self.refused:
-            message = f"{len(self.refused):,} of {rows} have an image that the model does not take"
-            found.append(Problem(message, where, examples(self.refused)))
+            message = f"{len(self.refused):,} of {rows} have an image that the model does not accept"
+            problems.append(Problem(message, where, examples(self.refused)))
         if self.typed:
             total: Counter[str] = Counter()
             for _, tokens in self.typed:
                 total.update(tokens.keys())
             listing = ", ".join(f"{token} in {count:,}" for token, count in total.most_common(SHOWN))
-            message = f"{len(self.typed):,} of {rows} hold control tokens of the model: {listing}"
+            message = f"{len(self.typed):,} of {rows} contain control tokens of the model: {listing}"
             lines = [(place, ", ".join(f"{n} x {name}" for name, n in tokens.items())) for place, tokens in self.typed]
             hint = (
-                "they are read as letters: they end no turn and stand for no image (an image is <image>); "
+                "they are read as plain text: they end no turn and are no image (an image is <image>); "
                 f"{examples(lines)}"
             )
-            found.append(Problem(message, where, hint, "warning"))
-        return found
+            problems.append(Problem(message, where, hint, "warning"))
+        return problems
 
 
 def _no_problem(width: int, height: int) -> None:

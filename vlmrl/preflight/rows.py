@@ -1,4 +1,4 @@
-"""What is wrong with the rows a recipe names: every truth, images on a sample, prompts, rewards, overlap of splits."""
+"""Checks of the rows that a recipe names: every truth, images of a sample, prompts, rewards, overlap of splits."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ class Entry:
     """One opened `[[data]]` entry.
 
     Args:
-        where: its place in the recipe.    validation: None when it has no validation rows.
-        reward_ok: False when its reward could not be loaded; a stand-in scores then, which nobody should read.
+        where: its place in the recipe.
+        validation: None when it has no validation rows.
+        reward_ok: False when its reward could not be loaded; a stand-in scores then, whose scores mean nothing.
     """
 
     where: str
@@ -51,7 +52,7 @@ class Entry:
 
 @dataclass
 class Opened:
-    """The entries that could be opened, and what was wrong with the others."""
+    """Entries that could be opened, and the problems of the others."""
 
     entries: list[Entry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -59,12 +60,14 @@ class Opened:
 
 @dataclass
 class RowScan:
-    """What a walk over a source's rows found.
+    """Result of reading a source's rows.
 
     Args:
-        rows: in the split.    seen: looked at.
-        contents: `row_content` of each row seen -> the id of the first one that has it.
-        images: content hashes of the images seen.    repeated: rows seen whose content an earlier row has.
+        rows: number of rows in the split.
+        seen: number of rows that were read.
+        contents: `row_content` of each row read -> the id of the first row that has it.
+        images: content hashes of the images seen.
+        repeated: number of rows whose content equals that of an earlier row.
     """
 
     rows: int
@@ -76,7 +79,7 @@ class RowScan:
 
 
 def problems_in(error: VlmrlError, where: str | None = None) -> list[Problem]:
-    """An error as findings; `where` is used when it does not say itself."""
+    """Return an error as problems; `where` is their place if the error names none."""
     if isinstance(error, ProblemsError):
         return list(error.problems)
     return [Problem(error.message, error.where or where, error.hint)]
@@ -101,7 +104,7 @@ def open_sources(loaded: LoadedRecipe) -> Opened:
 
 
 def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> Entry | None:
-    """Open one entry, its validation rows too where the recipe validates. A broken reward keeps no rows closed."""
+    """Open one entry, and its validation rows if the recipe validates; a broken reward does not stop this."""
     from vlmrl.tasks.source import open_source, open_validation, scores_responses
 
     train = validation = None
@@ -126,8 +129,8 @@ def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> En
 
 
 def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
-    """Whether there is anything to validate on, and whether `eval.metric` will exist."""
-    there = [e.validation for e in opened.entries if e.validation and e.reward_ok]
+    """Return what is missing for validation: rows to validate on, or the metric `eval.metric`."""
+    sources = [e.validation for e in opened.entries if e.validation and e.reward_ok]
     settings = loaded.recipe.eval
     if opened.entries and settings.enabled and not any(e.validation for e in opened.entries):
         waiting = [("train", "stop_above"), ("eval", "patience")]
@@ -135,14 +138,14 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
         if waiting:
             key = ".".join(waiting[0])
             message = f"`{key}` waits for a validation, and no source has validation rows"
-            return [Problem(message, loaded.where(waiting[0]), f"name them with data.validation, or remove {key}")]
-        hint = "name one with data.validation, or prepare the data with one; training goes on without validation"
+            return [Problem(message, loaded.where(waiting[0]), f"name some with data.validation, or remove {key}")]
+        hint = "name a split with data.validation, or prepare the data with one; training runs without validation"
         where = loaded.where(("eval", "metric"), ("data", 0))
         return [Problem("no source has validation rows: no best checkpoint, no early stop", where, hint, "warning")]
     metric = loaded.recipe.eval.metric
-    for source in there:
+    for source in sources:
         wrong = list(wrong_goal(loaded, metric_facts(metric, source.task.metrics)))
-        if wrong and metric_facts(metric).better is None:  # else the recipe's own check has said it
+        if wrong and metric_facts(metric).better is None:  # otherwise the check of the recipe reports it
             return wrong
         known = metric_names(source)
         open_ended = metric.startswith("part/") and not source.reward.pure
@@ -153,14 +156,14 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
         if metric not in known and not open_ended:
             near = nearest(metric, known)
             hint = (f"did you mean `{near}`?  " if near else "") + f"there are: {', '.join(known)}"
-            hint += '; [reward] accuracy = "PART" says which part is it' if metric == "accuracy" else ""
+            hint += '; [reward] accuracy = "PART" names the part' if metric == "accuracy" else ""
             message = f"validation of `{source.name}` has no metric `{metric}`"
             return [Problem(message, loaded.where(("eval", "metric")), hint)]
     return []
 
 
 def _parts_seen(loaded: LoadedRecipe, source: Source) -> list[str]:
-    """The parts that a user's reward returns for an empty response and for the answer itself; [] where it fails."""
+    """Return the parts of a user's reward for an empty response and for the truth itself; [] where it fails."""
     row = source.rows[0]
     texts = ["", *(str(value) for value in row.truth.values())][:2]
     inputs = [responding(source.reward_input(row, text, "stop", 0, ""), text) for text in texts]
@@ -169,9 +172,9 @@ def _parts_seen(loaded: LoadedRecipe, source: Source) -> list[str]:
 
 
 def metric_names(source: Source) -> list[str]:
-    """Metrics that an evaluation of this source has (evaluate/metrics.py): of the task, the reward's parts, lengths.
+    """Return the metrics that an evaluation of this source has (evaluate/metrics.py): task, reward's parts, lengths.
 
-    The parts of a user's reward are known only when it has run; those with a weight are named.
+    The parts of a user's reward are known only after it has run; those with a weight are named.
     """
     known = dict.fromkeys([*source.reward.ranges, *source.weights])
     outcome = with_accuracy(dict.fromkeys(source.task.measured(source.rows[0].truth)), known, source.reward)
@@ -184,7 +187,10 @@ def metric_names(source: Source) -> list[str]:
 def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: PromptScan | None = None) -> RowScan:
     """Validate the truth of every row (or of `limit` rows spread evenly), and collect contents and image hashes.
 
-    Stops after SCAN_SECONDS; `Scan.seen` says how far it got. Args: prompts: also looks at each row's prompt.
+    Reading stops after SCAN_SECONDS; `RowScan.seen` is the number of rows read.
+
+    Args:
+        prompts: also checks the prompt of each row.
     """
     scan = RowScan(len(source.rows))
     bad: list[tuple[str, str]] = []
@@ -204,12 +210,12 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
         scan.images.update(media.sha256 for media in row.media)
         bad += [(row.place, words) for words in source.task.validate(row.truth)]
         if scan.seen == 1 and source.task.unit is not None:
-            source.task.unit(row)  # a mistake in it is met here, not after a whole evaluation
+            source.task.unit(row)  # an error in it shows here, not after a whole evaluation
         if prompts is not None:
             prompts.look(row)
     if bad:
         rows = len({name for name, _ in bad})
-        message = f"{rows:,} of {scan.seen:,} rows of `{source.name}` ({source.split}) are not sound"
+        message = f"{rows:,} of {scan.seen:,} rows of `{source.name}` ({source.split}) are not valid"
         scan.problems.append(Problem(message, where, examples(bad)))
     scan.problems += prompts.problems(where) if prompts is not None else []
     if scan.repeated:
@@ -219,27 +225,27 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
 
 
 def row_content(row: Row) -> bytes:
-    """Return a hash of what a row holds, whatever its id and source are called."""
+    """Return a hash of the content of a row, without its id and source."""
     return content_hash(row.media, row.columns, row.truth)
 
 
 def check_overlap(name: str, split: str, train: RowScan, other: RowScan, where: str) -> list[Problem]:
-    """Rows or images of the training split that also stand in a split meant to measure what was learned."""
+    """Return warnings about rows or images of the training split that are also in a split for evaluation."""
     problems = []
     rows, images = train.contents.keys() & other.contents.keys(), train.images & other.images
     if rows:
         message = f"{len(rows):,} of {other.seen:,} {split} rows of `{name}` are training rows too"
-        hint = f"the {split} numbers will flatter; first: {min(other.contents[content] for content in rows)}"
+        hint = f"the {split} metrics will be too high; first: {min(other.contents[content] for content in rows)}"
         problems.append(Problem(message, where, hint, "warning"))
     elif images:
         message = f"{len(images):,} of {len(other.images):,} {split} images of `{name}` are training images too"
-        hint = f"a model can know them by heart; first: sha256 {min(images)[:12]}"
+        hint = f"the model may have memorized them; first: sha256 {min(images)[:12]}"
         problems.append(Problem(message, where, hint, "warning"))
     return problems
 
 
 def check_images(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list[Problem]:
-    """Decode the images of a sample of rows; also what was noted while prompts were made."""
+    """Decode the images of a sample of rows; also return the notes made while prompts were rendered."""
     bad: list[tuple[str, str]] = []
     for row in sample_rows(source, rows):
         try:
@@ -251,13 +257,13 @@ def check_images(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list
     if not bad:
         return notes
     looked_at = min(rows, len(source.rows))
-    message = f"{len(bad)} of {looked_at} sampled rows of `{source.name}` have an image that cannot be shown"
+    message = f"{len(bad)} of {looked_at} sampled rows of `{source.name}` have an image that cannot be read"
     hint = f"{examples(bad)}\n`vlmrl data doctor {source.dataset.path}` decodes every image"
     return [Problem(message, where, hint), *notes]
 
 
 def check_traces(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list[Problem]:
-    """For `vlmrl sft`: is there a correct response to learn from in each sampled row?"""
+    """Return what `vlmrl sft` lacks: a correct response to learn from in each sampled row."""
     if source.task.trace is None:
         hint = "give the table a response column ([[data]] columns = {response = ...}), or use a task with traces"
         return [Problem(f"task `{source.task.name}` of `{source.name}` has no responses to learn from", where, hint)]
@@ -277,9 +283,11 @@ def check_traces(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list
 
 @dataclass
 class RewardFacts:
-    """What the reward said of correct and of empty responses. Values are means over the sampled rows.
+    """Scores of correct and of empty responses, as means over the sampled rows.
 
-    Args: parts: names of the parts that came back.    correct: None when the task cannot write a correct response.
+    Args:
+        parts: names of the parts that the reward returned.
+        correct: None when the task cannot write a correct response.
     """
 
     parts: list[str] = field(default_factory=list)
@@ -293,9 +301,9 @@ class RewardFacts:
 
 
 def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFacts:
-    """Score sampled rows' own correct response (where the task can write one) and an empty one, strictly.
+    """Score the correct response of sampled rows (where the task can write one) and an empty one, strictly.
 
-    A bug in the reward is a problem, with its row; so is a weight that names no part.
+    A bug in the reward is a problem that names its row. A weight that names no part is a problem, too.
     """
     facts = RewardFacts()
     rows = sample_rows(source, REWARD_ROWS)
@@ -317,21 +325,21 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFact
         message = (
             f"on `{source.name}` a correct response scores {facts.correct:.3g}, "
             f"an empty response earns {facts.empty:.3g}: "
-            "this reward does not ask for the right answer"
+            "this reward does not pay for the right answer"
         )
-        facts.problems.append(Problem(message, where, "look at the parts: `vlmrl try RECIPE`", "warning"))
+        facts.problems.append(Problem(message, where, "see the parts: `vlmrl try RECIPE`", "warning"))
     return facts
 
 
-def spread(total: int, wanted: int) -> list[int]:
-    """Up to `wanted` of the indices 0 .. total - 1, evenly spread, the first included."""
-    count = min(total, wanted)
+def spread(total: int, most: int) -> list[int]:
+    """Return up to `most` of the indices 0 .. total - 1, evenly spread, the first included."""
+    count = min(total, most)
     return [i * total // count for i in range(count)]
 
 
-def sample_rows(source: Source, wanted: int) -> list[Row]:
-    """Rows spread evenly over a source; those that cannot be read are left out (the scan reports them)."""
-    return list(_readable(source, spread(len(source.rows), wanted)))
+def sample_rows(source: Source, most: int) -> list[Row]:
+    """Return rows spread evenly over a source, without those that cannot be read (the scan reports them)."""
+    return list(_readable(source, spread(len(source.rows), most)))
 
 
 def _readable(source: Source, indices: Sequence[int]) -> Iterator[Row]:
@@ -343,7 +351,7 @@ def _readable(source: Source, indices: Sequence[int]) -> Iterator[Row]:
 
 
 def _missing_parts(source: Source, scores: Sequence[Score], where: str) -> list[Problem]:
-    """Return a warning where correct responses lack a weighted part: a name that was changed in one place looks so."""
+    """Return a warning if correct responses lack a weighted part, such as one that was renamed in one place only."""
     returned = {part for score in scores for part in score.parts}
     missing = [part for part, weight in source.weights.items() if weight and part not in returned]
     if not missing:
@@ -358,8 +366,10 @@ def _missing_parts(source: Source, scores: Sequence[Score], where: str) -> list[
 
 
 def _scored(loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Sequence[str], kind: str) -> list[Score]:
-    """Return the scores of a response to each row. Args: kind: of the responses, for messages.
+    """Return the scores of a response to each row.
 
+    Args:
+        kind: kind of the responses, for messages.
     Raises: RewardError for a reward that fails, hangs, or scores none of them.
     """
     inputs: list[RewardInput] = []
@@ -368,13 +378,13 @@ def _scored(loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Se
     with Scorer(source.reward, source.weights, **_limits(loaded)) as scorer:
         scores = scorer.score(inputs, strict=True)
     if not scores:
-        raise RewardError(f"the reward of `{source.name}` was given no row it could score")
+        raise RewardError(f"the reward of `{source.name}` could score none of the sampled rows")
     if hung := sum(map(earned_on_timeout, scores)):
         seconds = loaded.recipe.reward.timeout_seconds
         raise RewardError(
-            f"reward `{source.reward.name}` does not answer within {seconds:g} s for {hung} of {len(scores)} {kind} "
+            f"reward `{source.reward.name}` does not return within {seconds:g} s for {hung} of {len(scores)} {kind} "
             "responses",
-            hint="mend it, or give it longer: [reward] timeout_seconds",
+            hint="correct it, or raise the limit: [reward] timeout_seconds",
         )
     return scores
 

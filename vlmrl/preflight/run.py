@@ -1,7 +1,7 @@
 """`vlmrl check`: everything wrong with recipe, data and machine at once, and the plan of a run.
 
-`run_quick_checks` and then `check_model` are what `vlmrl train`, `vlmrl sft` and `vlmrl try` run before they begin;
-`preflight` is all of it.
+`vlmrl train`, `vlmrl sft` and `vlmrl try` run `run_quick_checks` and then `check_model` before they begin; `preflight`
+runs all checks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ QUICK_PROMPTS = 4
 
 @dataclass
 class Preflight:
-    """What a check found.
+    """Result of all checks.
 
     Args:
         problems: errors and warnings, in the order they were found.
@@ -56,7 +56,7 @@ class Preflight:
 
 
 def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
-    """The checks that take a second or two: rules, names, files, opening the data, some rows and prompts of each.
+    """Run the checks that take a second or two: rules, names, files, opening the data, some rows and prompts of each.
 
     Returns: errors and warnings; with errors in the recipe itself nothing is opened.
     """
@@ -64,7 +64,7 @@ def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
 
 
 def quick_look(loaded: LoadedRecipe) -> tuple[list[Problem], PromptLengths | None]:
-    """`run_quick_checks`, and the longest prompt of some rows, estimated without a tokenizer; None = not known."""
+    """Return `run_quick_checks`, and the longest of some prompts, estimated without a tokenizer; None = not known."""
     problems = check_recipe(loaded, catalogs()) + machine.check_installed(loaded) + check_loggers(loaded)
     if any(p.level == "error" for p in problems):
         return problems, None
@@ -84,12 +84,15 @@ def check_model(
     loaded: LoadedRecipe, model_files: str | None = None, runs_folder: Path | None = None, *,
     target: Target = HERE, prompts: PromptLengths | None = None,
 ) -> list[Problem]:  # fmt: skip
-    """What the recipe says of the model's parts, layers and images, against its configuration; no weight is read.
+    """Check the recipe's words on the model's parts, layers and images against its configuration. No weight is read.
 
-    `preflight` finds the same.
+    `preflight` includes these checks.
+
     Args:
-        model_files: as there.    runs_folder: a run is to follow: also whether it fits on its disk.
-        target: where it is to run.    prompts: how long they are: also whether it fits into memory; None = not known.
+        model_files: as for `preflight`.
+        runs_folder: folder of the run that will follow: also check that it fits on its disk; None = no run follows.
+        target: where it is to run.
+        prompts: lengths of the prompts: also check that the run fits into memory; None = not known.
     """
     recipe = loaded.recipe
     problems = check_location(loaded, model_files)
@@ -118,74 +121,74 @@ def preflight(
     loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | None = None, target: Target = HERE,
     missing: Sequence[Problem] = (),
 ) -> Preflight:  # fmt: skip
-    """Check everything. Takes from seconds to minutes: every row is read once, and the model's processor is loaded.
+    """Check everything. This takes seconds to minutes: every row is read once, and the model's processor is loaded.
 
     Args:
         model_files: where the model's configuration and processor are, when `model.path` names a run or checkpoint.
         target: where the run is to run.
-        missing: why there is no such model (`check_location`, or the run store): then nothing is asked of it.
+        missing: why there is no such model (`check_location`, or the run store); then the model is not read.
     """
     at_model = loaded.where(("model", "path"))
     installed = [] if target.is_elsewhere else machine.check_installed(loaded) + check_loggers(loaded)
-    found = Preflight(check_recipe(loaded, catalogs()) + installed + _check_world(loaded, target))
-    if missing:  # what the run store says of a run without a checkpoint is better than that there is no such folder
-        found.problems = [p for p in found.problems if p.where != at_model]
-    elif not any(p.level == "error" and p.where == at_model for p in found.problems):
+    result = Preflight(check_recipe(loaded, catalogs()) + installed + _check_world(loaded, target))
+    if missing:  # the run store's message on a run without a checkpoint says more than "no such folder"
+        result.problems = [p for p in result.problems if p.where != at_model]
+    elif not any(p.level == "error" and p.where == at_model for p in result.problems):
         missing = check_location(loaded, model_files)
-    there = not missing and not any(p.level == "error" and p.where == at_model for p in found.problems)
-    found.problems = [*missing, *found.problems]
+    has_model = not missing and not any(p.level == "error" and p.where == at_model for p in result.problems)
+    result.problems = [*missing, *result.problems]
     opened = rows.open_sources(loaded)
-    found.problems += [p for p in opened.problems if not _told(p, found.problems)]
-    found.problems += rows.check_validation(loaded, opened)
-    encoder = _open_encoder(found, loaded, model_files) if there else None
-    askable = [entry for entry in opened.entries if _check_entry(found, loaded, entry, encoder)]
-    longest = None if encoder is None else _check_tokens(found, loaded, askable, encoder)
+    result.problems += [p for p in opened.problems if not _was_reported(p, result.problems)]
+    result.problems += rows.check_validation(loaded, opened)
+    encoder = _open_encoder(result, loaded, model_files) if has_model else None
+    measurable = [entry for entry in opened.entries if _check_entry(result, loaded, entry, encoder)]
+    longest = None if encoder is None else _check_tokens(result, loaded, measurable, encoder)
     sources = [(e.train.name, e.train.share, len(e.train.rows)) for e in opened.entries]
     validation = [len(e.validation.rows) for e in opened.entries if e.validation]
     limit = loaded.recipe.eval.max_rows
-    if loaded.recipe.train.steps:  # else they are still to be counted
-        found.plan["run"] = machine.arithmetic(loaded, sources, sum(min(n, limit or n) for n in validation))
-    if there:
-        _check_machine(found, loaded, runs_folder, model_files, longest, target)
-    return found
+    if loaded.recipe.train.steps:  # 0: the number of steps is not known yet
+        result.plan["run"] = machine.arithmetic(loaded, sources, sum(min(n, limit or n) for n in validation))
+    if has_model:
+        _check_machine(result, loaded, runs_folder, model_files, longest, target)
+    return result
 
 
-def _open_encoder(found: Preflight, loaded: LoadedRecipe, model_files: str | None) -> Encoder | None:
-    """The model's processor, and what it has no use for; None with the reason among the problems."""
+def _open_encoder(result: Preflight, loaded: LoadedRecipe, model_files: str | None) -> Encoder | None:
+    """Return the model's processor, and report pixel bounds that it does not use; None with a problem if it fails."""
     try:
         encoder = tokens.make_encoder(loaded, model_files)
     except VlmrlError as error:
         where = loaded.where(("model", "path"))
-        found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
+        result.problems += [p for p in rows.problems_in(error, where) if not _was_reported(p, result.problems)]
         return None
-    found.problems += tokens.check_pixels(loaded, encoder)
+    result.problems += tokens.check_pixels(loaded, encoder)
     return encoder
 
 
-def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry, encoder: Encoder | None) -> bool:
-    """Everything about one source but its prompts' lengths. Returns whether it has prompts that can be measured."""
+def _check_entry(result: Preflight, loaded: LoadedRecipe, entry: rows.Entry, encoder: Encoder | None) -> bool:
+    """Check one source except the lengths of its prompts. Return whether it has prompts that can be measured."""
     source, where = entry.train, entry.where
     learns = loaded.recipe.kind == "sft"
     prompts = PromptScan(source, encoder, learns)
     scan = rows.scan_rows(source, where, prompts=prompts)
-    found.problems += scan.problems
+    result.problems += scan.problems
     others = {split: source.with_split(split) for split in source.dataset.splits if split != source.split}
     if entry.validation and entry.validation.dataset.path != source.dataset.path:
         others["validation"] = entry.validation
     splits: dict[str, Any] = {}
     for split, other_source in others.items():
-        same = prompts.is_sound  # else the same template fails there too
+        same = prompts.is_sound  # otherwise the same template fails there, too
         other = rows.scan_rows(other_source, where, prompts=PromptScan(other_source, encoder) if same else None)
-        found.problems += other.problems
-        found.problems += rows.check_overlap(source.name, split, scan, other, where)
+        result.problems += other.problems
+        result.problems += rows.check_overlap(source.name, split, scan, other, where)
         splits[split] = {"rows": other.rows, "images": len(other.images)}
-    found.problems += rows.check_images(source, where)
+    result.problems += rows.check_images(source, where)
     if learns and (prompts.is_sound or source.task.trace is None):
-        found.problems += rows.check_traces(source, where)
+        result.problems += rows.check_traces(source, where)
     sound = not any(p.level == "error" for p in scan.problems)
     reward = rows.check_reward(loaded, source, where) if sound and entry.reward_ok else rows.RewardFacts()
-    found.problems += reward.problems
-    found.plan.setdefault("data", {})[source.name] = {
+    result.problems += reward.problems
+    result.plan.setdefault("data", {})[source.name] = {
         "path": source.dataset.path,
         "task": source.task.name,
         "variant": source.task.variant or None,
@@ -197,7 +200,7 @@ def _check_entry(found: Preflight, loaded: LoadedRecipe, entry: rows.Entry, enco
         "prompt": source.template_path if source.template else "the table's own messages",
     }
     if entry.reward_ok:
-        found.plan.setdefault("reward", {})[source.name] = _reward_plan(source, reward, loaded.recipe.reward.profile)
+        result.plan.setdefault("reward", {})[source.name] = _reward_plan(source, reward, loaded.recipe.reward.profile)
     return not prompts.stopped
 
 
@@ -219,7 +222,7 @@ def _reward_plan(source: Source, reward: rows.RewardFacts, profile: str) -> dict
 
 
 def _accuracy(source: Source, parts: Sequence[str]) -> str | None:
-    """What the metric `accuracy` of a source is, in words; None where it has none, as far as the parts seen tell."""
+    """Return in words what the metric `accuracy` of a source is; None if it has none, as far as the parts seen show."""
     if "accuracy" in source.task.measured(source.rows[0].truth) and not source.reward.accuracy_named:
         return f"measured by the task `{source.task.name}`"
     part = accuracy_part(parts, source.reward)
@@ -227,17 +230,17 @@ def _accuracy(source: Source, parts: Sequence[str]) -> str | None:
 
 
 def _check_tokens(
-    found: Preflight, loaded: LoadedRecipe, entries: Sequence[rows.Entry], encoder: Encoder
+    result: Preflight, loaded: LoadedRecipe, entries: Sequence[rows.Entry], encoder: Encoder
 ) -> PromptLengths | None:
-    """Measure prompts with the model's processor. Returns the longest; None when no row of any source was measured."""
+    """Measure prompts with the model's processor. Return the longest; None if no row of any source was measured."""
     longest = images = traces = 0
     for where, source in ((entry.where, entry.train) for entry in entries):
         facts = tokens.measure_tokens(loaded, source, encoder, where)
-        found.problems += [p for p in facts.failures if not _told(p, found.problems)] + facts.problems
+        result.problems += [p for p in facts.failures if not _was_reported(p, result.problems)] + facts.problems
         if facts.prompt_tokens:
             longest, images = max(longest, *facts.prompt_tokens), max(images, *facts.image_tokens)
             traces = max(traces, *facts.trace_tokens, 0)
-            found.plan.setdefault("prompts", {})[source.name] = _token_plan(facts)
+            result.plan.setdefault("prompts", {})[source.name] = _token_plan(facts)
     response = traces if loaded.recipe.kind == "sft" and traces else loaded.recipe.rollout.max_new_tokens
     return PromptLengths(longest, images, response) if longest else None
 
@@ -260,42 +263,46 @@ def _token_plan(facts: tokens.TokenFacts) -> Mapping[str, Any]:
 
 
 def _check_machine(
-    found: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: PromptLengths | None,
+    result: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: PromptLengths | None,
     target: Target,
 ) -> None:  # fmt: skip
-    """Args: longest: what `_check_tokens` found. Without it memory is planned for the longest prompt that the recipe
-    allows, and nothing is an error that a shorter one would not be."""
+    """Check the model, the memory and the disk of the machine.
+
+    Args:
+        longest: what `_check_tokens` returned. If None, memory is planned for the longest prompt that the recipe
+            allows, and nothing is an error that would not be one for a shorter prompt.
+    """
     from vlmrl.model.model_facts import model_facts
 
     try:
         facts = model_facts(loaded.recipe.model, path=model_files)
     except VlmrlError as error:
         where = loaded.where(("model", "path"))
-        found.problems += [p for p in rows.problems_in(error, where) if not _told(p, found.problems)]
+        result.problems += [p for p in rows.problems_in(error, where) if not _was_reported(p, result.problems)]
         return
     device = "cuda" if target.is_elsewhere else None
     problems = machine.check_trained(loaded, facts) + machine.check_served(loaded, facts, device)
     if problems:
-        found.problems += [p for p in problems if not _told(p, found.problems)]
+        result.problems += [p for p in problems if not _was_reported(p, result.problems)]
         return
     trained = machine.trained_parameters(loaded, facts)
     parts = dict(facts.parameters)
-    found.plan["model"] = {"type": facts.model_type, "parameters": facts.total, "trained": trained, "parts": parts}
-    found.problems += check_device(loaded, target)
+    result.plan["model"] = {"type": facts.model_type, "parameters": facts.total, "trained": trained, "parts": parts}
+    result.problems += check_device(loaded, target)
     memory = plan_memory(loaded, facts, target, longest or longest_allowed(loaded))
-    found.problems += (check_memory(loaded, memory) if longest else []) + check_kernels(loaded, facts, target)
+    result.problems += (check_memory(loaded, memory) if longest else []) + check_kernels(loaded, facts, target)
     if (attention := attention_kernel(loaded, facts, target)) is not None:
-        found.plan["attention"] = attention
-    found.plan["memory"] = memory.as_dict() | {"measured_prompts": longest is not None}
+        result.plan["attention"] = attention
+    result.plan["memory"] = memory.as_dict() | {"measured_prompts": longest is not None}
     problems, disk = _check_disk(loaded, runs_folder, facts)
-    found.problems += [] if target.is_elsewhere else problems
-    found.plan["disk"] = disk
+    result.problems += [] if target.is_elsewhere else problems
+    result.plan["disk"] = disk
     limit = int(facts.text.get("max_position_embeddings") or 0)
-    asked = longest.tokens + loaded.recipe.rollout.max_new_tokens if longest else 0
-    if limit and asked > limit:
-        message = f"prompt and response may have {asked} tokens; this model takes {limit}"
+    needed = longest.tokens + loaded.recipe.rollout.max_new_tokens if longest else 0
+    if limit and needed > limit:
+        message = f"prompt and response may have {needed} tokens; this model accepts {limit}"
         where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))
-        found.problems.append(Problem(message, where, "lower rollout.max_new_tokens or model.max_pixels"))
+        result.problems.append(Problem(message, where, "lower rollout.max_new_tokens or model.max_pixels"))
 
 
 def _check_world(loaded: LoadedRecipe, target: Target) -> list[Problem]:
@@ -303,7 +310,7 @@ def _check_world(loaded: LoadedRecipe, target: Target) -> list[Problem]:
 
 
 def _check_chosen_engine(loaded: LoadedRecipe) -> list[Problem]:
-    """The rules of the engine, where it was chosen after the recipe's own rules were asked."""
+    """Return the problems of the engine if it was chosen after the recipe's own checks ran."""
     chosen = loaded.origins.get("rollout.engine", "").startswith(AUTO_ORIGIN)
     return list(check_engine(loaded)) if chosen else []
 
@@ -313,6 +320,6 @@ def _check_disk(loaded: LoadedRecipe, runs_folder: Path, facts: ModelFacts) -> t
     return machine.check_disk(loaded, runs_folder, *sizes)
 
 
-def _told(problem: Problem, already: list[Problem]) -> bool:
-    """Return whether an error at the same place, or of the same words, was reported before: the rules have said it."""
+def _was_reported(problem: Problem, already: list[Problem]) -> bool:
+    """Return whether an error at the same place, or with the same words, was reported before."""
     return any(p.level == "error" and (p.where == problem.where or p.message == problem.message) for p in already)

@@ -1,4 +1,4 @@
-"""How long the prompts are in tokens and what becomes of the images, with the model's real processor, on a sample."""
+"""Length of prompts in tokens and size of images after processing, measured with the model's processor on a sample."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOKEN_ROWS = 64
 PIXEL_KEYS = ("min_pixels", "max_pixels")
 SAME_AREA = 1.1
-"""An image whose area changes by less than this factor counts as kept: patches round its edges."""
+"""An image whose area changes by less than this factor counts as unchanged: sizes are rounded to whole patches."""
 
 
 @dataclass
@@ -26,10 +26,12 @@ class TokenFacts:
     """Counts over the sampled rows of one source.
 
     Args:
-        prompt_tokens: length of each prompt, image tokens counted.    image_tokens: the part that is images.
+        prompt_tokens: length of each prompt, including image tokens.
+        image_tokens: number of image tokens of each prompt.
         trace_tokens: length of the correct responses, where the task writes them.
         images: (stored size, size as the model sees it) of each image, in pixels.
-        failures: rows that could not be encoded. Nothing new where the same source has an error already.
+        problems: prompts and correct responses that are longer than the recipe's limits.
+        failures: rows that could not be encoded. They are no news where the source has an error already.
     """
 
     prompt_tokens: list[int] = field(default_factory=list)
@@ -49,9 +51,9 @@ class TokenFacts:
 
 
 def make_encoder(loaded: LoadedRecipe, model_files: str | None) -> Encoder:
-    """The encoder of the recipe's model, or of the files given, its chat template tried once.
+    """Return the encoder of the recipe's model, or of `model_files`; its chat template has been tried once.
 
-    Raises: CheckpointError or DataError when there is none to load, or no chat template that can be used.
+    Raises: CheckpointError or DataError when there is no processor to load, or no chat template that can be used.
     """
     from vlmrl.data.encode import Encoder
     from vlmrl.model.load import load_processor
@@ -65,7 +67,7 @@ def make_encoder(loaded: LoadedRecipe, model_files: str | None) -> Encoder:
 
 
 def check_pixels(loaded: LoadedRecipe, encoder: Encoder) -> list[Problem]:
-    """Warnings about bounds of an image's area that this model's processor has no use for."""
+    """Return warnings about bounds of an image's area that this model's processor does not use."""
     if encoder.takes_pixel_bounds:
         return []
     size = dict(getattr(encoder.processor.image_processor, "size", None) or {})
@@ -88,10 +90,12 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
     for row in rows:
         try:
             encoder.require_sizes(row)
-            seen = encoder.count_image_tokens(row)
-            if seen is not None and seen > loaded.recipe.rollout.max_prompt_tokens:  # too long whatever the text
+            image_tokens = encoder.count_image_tokens(row)
+            if (
+                image_tokens is not None and image_tokens > loaded.recipe.rollout.max_prompt_tokens
+            ):  # too long whatever the text
                 facts.prompt_tokens.append(encoder.count_prompt_tokens(row, source.messages(row)))
-                facts.image_tokens.append(seen)
+                facts.image_tokens.append(image_tokens)
                 continue
             images = [source.dataset.image(media) for media in row.media]
             prompt = encoder.encode(row, source.messages(row), images)
@@ -101,9 +105,9 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
             continue
         facts.prompt_tokens.append(len(prompt.prompt_ids))
         facts.image_tokens.append(prompt.num_image_tokens)
-        facts.images += [(image.size, seen) for image, seen in zip(images, prompt.image_sizes, strict=True)]
+        facts.images += [(image.size, seen_size) for image, seen_size in zip(images, prompt.image_sizes, strict=True)]
         if trace is not None:
-            facts.trace_tokens.append(len(encoder.encode_text(trace)) + 1)  # the end token
+            facts.trace_tokens.append(len(encoder.encode_text(trace)) + 1)  # + 1: the end token
     if failed:
         message = f"{len(failed)} of {len(rows)} sampled rows of `{source.name}` cannot be encoded"
         facts.failures.append(Problem(message, where, examples(failed)))
@@ -113,7 +117,7 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
 
 
 def histogram(values: list[int], bins: int = 6) -> list[tuple[int, int, int]]:
-    """(lowest, highest, count) of each bin over whole numbers; one bin when all are equal."""
+    """Return (lowest, highest, count) of each bin over whole numbers; one bin when all are equal."""
     low, high = min(values), max(values)
     width = max(1, -(-(high - low + 1) // bins))
     edges = range(low, high + 1, width)
@@ -131,12 +135,12 @@ def _length_problems(loaded: LoadedRecipe, source: Source, facts: TokenFacts, wh
             f"({rollout.max_prompt_tokens}); the longest has {longest} tokens"
         )
         place = loaded.where(("rollout", "max_prompt_tokens"), ("model", "max_pixels"))
-        hint = f"set rollout.max_prompt_tokens = {longest} or more, or lower model.max_pixels; nothing is ever cut"
+        hint = f"set rollout.max_prompt_tokens = {longest} or more, or lower model.max_pixels; prompts are never cut"
         problems.append(Problem(message, place, hint))
     if loaded.recipe.kind == "rl" and longest + rollout.max_new_tokens > train.tokens_per_row:
         message = (
-            f"the longest prompt ({longest} tokens) and a full response ({rollout.max_new_tokens}) do not fit in "
-            f"train.tokens_per_row ({train.tokens_per_row}): such a response gets a row of its own"
+            f"the longest prompt ({longest} tokens) and a full response ({rollout.max_new_tokens}) do not fit into "
+            f"train.tokens_per_row ({train.tokens_per_row}): such a response gets a packed row of its own"
         )
         hint = f"train.tokens_per_row = {longest + rollout.max_new_tokens} would hold it"
         problems.append(Problem(message, loaded.where(("train", "tokens_per_row")), hint, "warning"))

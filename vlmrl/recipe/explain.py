@@ -154,7 +154,7 @@ def _explained(names: tuple[str, ...], field: FieldInfo) -> Explained:
         default=default,
         required=field.is_required(),
         range=" and ".join(dict.fromkeys(_bounds(field))),
-        choices=() if _has_list(field.annotation) else tuple(literal_choices(field.annotation)),
+        choices=() if _is_more_than_choices(field.annotation) else tuple(literal_choices(field.annotation)),
         keys=tuple(model.model_fields) if model else (),
         uses=() if model else tuple(_uses(names)),
     )
@@ -211,7 +211,7 @@ def _is_free(field: FieldInfo) -> bool:
 
 def _type_words(annotation: Any) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if literal_choices(annotation) and _has_list(annotation):
+    if literal_choices(annotation) and _is_more_than_choices(annotation):
         return " or ".join(toml_value(a.__args__[0]) if literal_choices(a) else _type_words(a) for a in arguments)
     if literal_choices(annotation) and origin is not list:
         return "one of the choices"
@@ -234,12 +234,11 @@ def _type_words(annotation: Any) -> str:
     return TYPE_WORDS.get(annotation, "any value")
 
 
-def _has_list(annotation: Any) -> bool:
-    """Whether a union offers a list beside other things."""
+def _is_more_than_choices(annotation: Any) -> bool:
+    """Return whether a union offers a value beside fixed choices and being left out: a list, true or false."""
     if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
         return False
-    inner = (a.__origin__ if typing.get_origin(a) is typing.Annotated else a for a in typing.get_args(annotation))
-    return any(typing.get_origin(a) is list for a in inner)
+    return any(a is not type(None) and not literal_choices(a) for a in typing.get_args(annotation))
 
 
 def _bounds(field: FieldInfo) -> Iterator[str]:

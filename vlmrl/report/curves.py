@@ -1,4 +1,4 @@
-"""From the metrics of runs to the charts and the headline numbers of a report."""
+"""Charts and headline numbers of a report, from the metrics of runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SMALL = (380, 190)
 TITLES = {
     "reward/mean": "Reward in training",
     "reward/accuracy": "Accuracy in training",
-    "loss/cross_entropy": "Loss (cross-entropy, nats a token)",
+    "loss/cross_entropy": "Loss (cross-entropy, nats per token)",
     "rollout/dead_group_share": "Dead groups (share)",
     "rollout/truncated_share": "Truncated responses (share)",
     "rollout/response_tokens_mean": "Response length (tokens, mean)",
-    "rollout/tokens_per_second": "Sampling speed (tokens a second)",
-    "policy/entropy": "Entropy (nats a token)",
+    "rollout/tokens_per_second": "Sampling speed (tokens per second)",
+    "policy/entropy": "Entropy (nats per token)",
     "policy/sampler_gap_max": "Sampler gap (largest, nats)",
     "policy/clip_share": "Clipped tokens (share)",
     "optim/grad_norm": "Gradient norm (before clipping)",
@@ -39,12 +39,12 @@ TITLES = {
     "reward/errors": "Failed rewards (samples)",
     "reward/unavailable": "Rewards that were unavailable (samples)",
     "reward/timeouts": "Responses that hung the reward (samples)",
-    "time/step_seconds": "Seconds a step",
+    "time/step_seconds": "Seconds per step",
     "memory/peak_bytes": "Peak memory (bytes)",
     "loss/kl": "KL to the reference (nats)",
     "policy/kl_in_reward": "KL to the reference (nats)",
     "loss/value": "Loss of the critic",
-    "value/explained_variance": "What the critic foretold (share of variance)",
+    "value/explained_variance": "Variance explained by the critic (share)",
     **HEALTH_TITLES,
 }
 HEALTH = (
@@ -68,16 +68,17 @@ VALIDATION_TITLES = {
 LEADING = ("reward", "accuracy")
 """Validation metrics with a large chart and a place among the headline numbers."""
 TRAINED = {"reward": ("reward/mean", ("reward/low", "reward/high")), "accuracy": ("reward/accuracy", None)}
-"""The same of the rollouts: the training metric, and its interval."""
+"""Training metric, and its interval, for each leading metric."""
 
 
 @dataclass(frozen=True)
 class RunCurves:
-    """The lines of one run's metrics.jsonl that count.
+    """Lines of one run's metrics.jsonl that count.
 
     Args:
-        label, colour: how the run is told apart.     marks: where it was resumed.
-        problem: why metrics could not be read; empty when they could.
+        label, colour: name and colour of the run on the page.
+        marks: steps at which it was resumed.
+        problem: why metrics could not be read; empty if they could.
     """
 
     label: str
@@ -91,7 +92,7 @@ class RunCurves:
 
 @dataclass(frozen=True)
 class Chart:
-    """A titled chart of the page."""
+    """Titled chart of the page."""
 
     title: str
     svg: Markup
@@ -100,11 +101,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class Headline:
-    """One number of the top row: where it began and where it ended.
+    """Number of the top row: its first and its last value.
 
     Args:
-        interval: of the change, where its rows were compared one by one: [low, high] or [None, None].
-        verdict: what that says; "" where they were not compared.
+        interval: of the change, if its rows were compared one by one: [low, high] or [None, None].
+        verdict: the result of this comparison; "" if they were not compared.
     """
 
     title: str
@@ -120,12 +121,12 @@ class Headline:
 
     @property
     def colour(self) -> str:
-        """`up` (good) or `down` (bad) for a change that is clear; none for any other."""
+        """`up` (good) or `down` (bad) for a clear change; empty for any other."""
         return {"better": "up", "worse": "down"}.get(self.verdict, "")
 
 
 def read_curves(run: Run, label: str, colour: int) -> RunCurves:
-    """The curves of a run; damaged metrics are told, not raised."""
+    """Return the curves of a run. For damaged metrics `problem` is set; nothing is raised."""
     from vlmrl.errors import StoreError
 
     try:
@@ -133,7 +134,7 @@ def read_curves(run: Run, label: str, colour: int) -> RunCurves:
     except StoreError as error:
         return RunCurves(label, colour, problem=error.message)
     marks = [
-        Mark(a.from_step, f"{label}: attempt {a.number} went on from step {a.from_step}", colour)
+        Mark(a.from_step, f"{label}: attempt {a.number} resumed from step {a.from_step}", colour)
         for a in run.manifest.attempts
         if a.number > 1
     ]
@@ -141,7 +142,7 @@ def read_curves(run: Run, label: str, colour: int) -> RunCurves:
 
 
 def main_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """Reward and accuracy: training lines with their validation dots, all runs in one chart."""
+    """Return the charts of reward and accuracy: training lines with validation dots, all runs in one chart."""
     charts = []
     for metric in LEADING:
         series = [s for r in runs for s in _leading_series(r, metric)]
@@ -154,13 +155,13 @@ def main_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 
 
 def part_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """Reward parts over the training steps, then the reward of each source where there are several."""
+    """Return the charts of the reward's parts over the training steps, then of the rewards of several sources."""
     names = _ordered(n for r in runs for n in _names(r.train) if n.startswith(("reward/part/", "reward/source/")))
     return [_train_chart(runs, n, title=n.removeprefix("reward/").replace("part/", "")) for n in names]
 
 
 def validation_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """Every validation metric but the leading ones (they have large charts)."""
+    """Return charts of all validation metrics except the leading ones (they have large charts)."""
     names = _ordered(n for r in runs for n in _names(r.validation) if n.startswith("eval/") and not n.endswith(ENDS))
     charts = []
     for name in names:
@@ -176,13 +177,13 @@ def validation_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 
 
 def health_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """What goes wrong first: dead groups, truncation, entropy, gradient, gap between sampler and trainer ..."""
+    """Return charts of early warnings: dead groups, truncation, entropy, gradient, gap between sampler and trainer."""
     there = {n for r in runs for n in _names(r.train)}
     return [_train_chart(runs, n) for n in (*HEALTH, *HEALTH_TITLES) if n in there]
 
 
 def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """Every training metric that has no chart elsewhere."""
+    """Return charts of all training metrics that have no chart elsewhere."""
     shown = {
         *HEALTH,
         *HEALTH_TITLES,
@@ -193,27 +194,31 @@ def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
         "loss/cross_entropy",
     }
     names = _ordered(n for r in runs for n in _names(r.train))
-    left = [n for n in names if n not in shown and not n.startswith(("reward/part/", "reward/source/"))]
-    return [_train_chart(runs, n) for n in left]
+    other_names = [n for n in names if n not in shown and not n.startswith(("reward/part/", "reward/source/"))]
+    return [_train_chart(runs, n) for n in other_names]
 
 
 def headlines(run: RunCurves, changes: Changes = lambda first, last: {}) -> list[Headline]:
-    """Return validation reward and accuracy at the first and the last validation; then training reward, accuracy or
-    loss.
+    """Return validation reward and accuracy at the first and the last validation; then training numbers.
 
-    Args: changes: (first step, last step) -> metric -> (paired difference of the validations, what it says).
+    The latter are reward, accuracy or loss.
+
+    Args:
+        changes: (first step, last step) -> metric -> (paired difference of the validations, its verdict).
     """
-    found = []
+    result = []
     lines = run.validation
     for metric in LEADING:
         name = f"eval/{metric}"
-        measured = [n for n in lines if _finite(n.get(name))]
-        if measured:
-            first, last = measured[0], measured[-1]
-            start = _point(first, name) if len(measured) > 1 else None
-            difference, told = changes(first["step"], last["step"]).get(metric, ({}, ""))
+        measured_lines = [n for n in lines if _finite(n.get(name))]
+        if measured_lines:
+            first, last = measured_lines[0], measured_lines[-1]
+            start = _point(first, name) if len(measured_lines) > 1 else None
+            difference, verdict_on_change = changes(first["step"], last["step"]).get(metric, ({}, ""))
             ends = (difference.get("low"), difference.get("high"))
-            found.append(Headline(f"Validation {metric}", start, _point(last, name), interval=ends, verdict=told))
+            result.append(
+                Headline(f"Validation {metric}", start, _point(last, name), interval=ends, verdict=verdict_on_change)
+            )
     for name, title in (
         ("reward/mean", "Training reward"),
         ("reward/accuracy", "Training accuracy"),
@@ -221,18 +226,18 @@ def headlines(run: RunCurves, changes: Changes = lambda first, last: {}) -> list
     ):
         values = [(counted(n["step"]), n[name]) for n in run.train if _finite(n.get(name))]
         if values:
-            found.append(_averaged(title, values))
-    return found
+            result.append(_averaged(title, values))
+    return result
 
 
 def mean_value(lines: Sequence[Line], name: str) -> float | None:
-    """Mean of a metric over all lines that have it."""
+    """Return the mean of a metric over all lines that have it."""
     values = [n[name] for n in lines if _finite(n.get(name))]
     return math.fsum(values) / len(values) if values else None
 
 
 def _averaged(title: str, values: Sequence[tuple[int, float]]) -> Headline:
-    """First and last tenth of a noisy series (at least one step, at most ten)."""
+    """Return the means of the first and last tenth of a noisy series (at least one step, at most ten)."""
     size = min(10, max(1, len(values) // 10))
     first, last = values[:size], values[-size:]
 
@@ -258,17 +263,17 @@ def _point(line: Line, name: str) -> dict[str, Any]:
 def _leading_series(run: RunCurves, metric: str) -> list[Series]:
     name, ends = TRAINED[metric]
     train = _series(run, run.train, name, f"{run.label}, training", ends)
-    found = [train] if train else []
+    series_of_metric = [train] if train else []
     dots = _dots(run, f"eval/{metric}")
-    return [*found, *([dots] if dots else [])]
+    return [*series_of_metric, *([dots] if dots else [])]
 
 
 def _dots(run: RunCurves, name: str) -> Series | None:
     label = f"{run.label}, validation"
-    found = _series(run, run.validation, name, label, (f"{name}_low", f"{name}_high"))
-    if found is None:
+    series = _series(run, run.validation, name, label, (f"{name}_low", f"{name}_high"))
+    if series is None:
         return None
-    return Series(label, found.x, found.y, found.low, found.high, run.colour, dots=True)
+    return Series(label, series.x, series.y, series.low, series.high, run.colour, dots=True)
 
 
 def _train_chart(runs: Sequence[RunCurves], name: str, *, title: str = "", large: bool = False) -> Chart:
@@ -281,19 +286,19 @@ def _train_chart(runs: Sequence[RunCurves], name: str, *, title: str = "", large
 def _series(
     run: RunCurves, lines: Sequence[Line], name: str, label: str, ends: tuple[str, str] | None = None
 ) -> Series | None:
-    chosen = [n for n in lines if _finite(n.get(name)) and not _no_rate(n, name)]
-    if not chosen:
+    lines_with_value = [n for n in lines if _finite(n.get(name)) and not _no_rate(n, name)]
+    if not lines_with_value:
         return None
     low = high = ()
-    if ends is not None and any(_finite(n.get(ends[0])) and _finite(n.get(ends[1])) for n in chosen):
-        low, high = ([_number(n.get(end)) for n in chosen] for end in ends)
+    if ends is not None and any(_finite(n.get(ends[0])) and _finite(n.get(ends[1])) for n in lines_with_value):
+        low, high = ([_number(n.get(end)) for n in lines_with_value] for end in ends)
     trained = lines is run.train
-    steps = [float(counted(n["step"]) if trained else n["step"]) for n in chosen]
-    return Series(label, steps, [float(n[name]) for n in chosen], low, high, run.colour, smooth=trained)
+    steps = [float(counted(n["step"]) if trained else n["step"]) for n in lines_with_value]
+    return Series(label, steps, [float(n[name]) for n in lines_with_value], low, high, run.colour, smooth=trained)
 
 
 def _no_rate(line: Line, name: str) -> bool:
-    """Whether this is the 0 that older versions wrote as the learning rate of a step without an update."""
+    """Return whether this is the 0 that older versions wrote as the learning rate of a step without an update."""
     return name == "optim/lr" and line[name] == 0 and "optim/grad_norm" not in line
 
 
@@ -302,7 +307,7 @@ def _marks(runs: Sequence[RunCurves]) -> list[Mark]:
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
-    """Names of the numeric metrics of lines, in order of first appearance."""
+    """Return the names of the numeric metrics of lines, in order of first appearance."""
     return _ordered(k for n in lines for k, v in n.items() if k not in NOT_METRICS and _finite(v))
 
 

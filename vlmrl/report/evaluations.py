@@ -1,4 +1,4 @@
-"""The evaluations of a report: tables with intervals and paired differences, and the figures of their task."""
+"""Evaluations of a report: tables with intervals and paired differences, and the figures of their task."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from vlmrl.store.runs import Run
 DIFFERENCES = ("reward", "accuracy", "brier", "parse_failure")
 """Metrics whose paired difference is shown, with every `accuracy/<level>`."""
 MAX_FIGURE_COLUMNS = 4
-"""Evaluations of a table whose figures are shown."""
+"""Number of evaluations of a table whose figures are shown."""
 
 
 @dataclass(frozen=True)
 class EvalColumn:
-    """One evaluation: a column of the table of its name."""
+    """One evaluation: a column in the table of its name."""
 
     label: str
     colour: int
@@ -46,13 +46,16 @@ class EvalColumn:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What was evaluated; empty when the summary does not say."""
+        """Description of the evaluation; empty if the summary has none."""
         return self.summary.get("meta") or {}
 
 
 def eval_columns(run: Run, label: str, colour: int) -> tuple[list[EvalColumn], list[str]]:
-    """(columns, what could not be read). Of the validations during training only the best (else the last) step's."""
-    found: list[EvalColumn] = []
+    """Return (columns, problems).
+
+    Of the validations during training, only that of the best (else the last) step counts.
+    """
+    columns: list[EvalColumn] = []
     during: dict[str, EvalColumn] = {}
     problems: list[str] = []
     best = run.manifest.best.step if run.manifest.best else None
@@ -63,17 +66,20 @@ def eval_columns(run: Run, label: str, colour: int) -> tuple[list[EvalColumn], l
             problems.append(f"Evaluation {folder.name}: {error.message}.")
             continue
         if not column.meta.get("during"):
-            found.append(column)
+            columns.append(column)
             continue
-        # Names end in the step and come in order: a later one replaces an earlier one, but never the best.
+        # Names end with the step and are sorted: a later one replaces an earlier one, but never the best.
         kind = _kind_of(column)
         if kind not in during or during[kind].meta.get("step") != best:
             during[kind] = column
-    return [*found, *during.values()], problems
+    return [*columns, *during.values()], problems
 
 
 def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
-    """One table a kind of evaluation (split, source, sampling): metrics down, runs across, paired differences last."""
+    """Return one table per kind of evaluation (split, source, sampling).
+
+    The metrics are its rows, the runs its columns, and paired differences are the last column.
+    """
     groups: dict[str, list[EvalColumn]] = {}
     for column in columns:
         groups.setdefault(_kind_of(column), []).append(column)
@@ -87,72 +93,85 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
         rows = [_eval_row(n, group, differences, numbers, baselines) for n in names]
         tables.append(
             {
-                "kind": kind, "notes": _notes(group), "columns": group, "rows": rows, "paper": paper if numbers else {},
-                "baselines": bool(baselines), "differences": bool(differences),
+                "kind": kind,
+                "notes": _notes(group),
+                "columns": group,
+                "rows": rows,
+                "paper": paper if numbers else {},
+                "baselines": bool(baselines),
+                "differences": bool(differences),
                 "against": f"{group[-1].label} - {group[0].label}" if differences else "",
                 "figures": _figures(group) if not group[0].meta.get("during") else [],
             }
-        )  # fmt: skip
+        )
     return sorted(tables, key=_rank)
 
 
 def _rank(table: Mapping[str, Any]) -> tuple[int, bool]:
-    """Rows that say most about new ones first; of the same rows, what `vlmrl eval` made before training's own."""
+    """Return a sort key: tables whose rows say most about new rows first.
+
+    For the same rows, those that `vlmrl eval` made come before those of training.
+    """
     metas = [c.meta for c in table["columns"]]
     return max(ROLES.index(role_of(m)) for m in metas), any(m.get("during") for m in metas)
 
 
 def _notes(group: Sequence[EvalColumn]) -> list[str]:
-    """What must be known of the rows of a table, and how its intervals were made."""
+    """Return what readers must know about the rows of a table, and the method of its intervals."""
     labels = {c.label: role_label(c.meta) for c in group}
-    told = [f"{name}: {label}." for name, label in labels.items() if label]
+    notes = [f"{name}: {label}." for name, label in labels.items() if label]
     if len(set(labels.values())) == 1:
-        told = [f"These are {label}." for label in {*labels.values()} if label]
-    lost = [(c.label, n) for c in group if (n := c.summary.get("artifacts_left_out"))]
-    told += [f"{label}: pictures of {n:,} responses were not kept, for their size." for label, n in lost]
-    told += [f"{c.label}: {problem}" for c in group for problem in task_problems({**c.summary, "figures_problem": ""})]
+        notes = [f"These are {label}." for label in {*labels.values()} if label]
+    columns_without_pictures = [(c.label, n) for c in group if (n := c.summary.get("artifacts_left_out"))]
+    notes += [
+        f"{label}: pictures of {n:,} responses were not kept, because they were too large."
+        for label, n in columns_without_pictures
+    ]
+    notes += [f"{c.label}: {problem}" for c in group for problem in task_problems({**c.summary, "figures_problem": ""})]
     sets = {f"Intervals {words}." for c in group if (words := set_method_of(c.summary))}
-    return [*told, *(f"Intervals: {m}." for m in dict.fromkeys(method_of(c.summary) for c in group)), *sorted(sets)]
+    return [*notes, *(f"Intervals: {m}." for m in dict.fromkeys(method_of(c.summary) for c in group)), *sorted(sets)]
 
 
 def _kind_of(column: EvalColumn) -> str:
-    """What evaluations of one table have in common. Validations during training go by the name of their folder."""
+    """Return what evaluations in one table have in common. For validations during training, it is the folder's name."""
     meta, sampling = column.meta, column.meta.get("sampling") or {}
     if not meta.get("split") or meta.get("during"):
         return without_step(column.folder.name) + (", during training" if meta.get("during") else "")
     words = [str(meta["split"]), str(meta.get("source") or "")]
-    how = "greedy" if meta.get("greedy", True) else f"T={sampling.get('temperature')}, n={sampling.get('samples')}"
+    sampling_text = (
+        "greedy" if meta.get("greedy", True) else f"T={sampling.get('temperature')}, n={sampling.get('samples')}"
+    )
     rows = f"first {meta['max_rows']} rows" if meta.get("max_rows") else ""
-    return ", ".join(w for w in (*words, how, rows) if w)
+    return ", ".join(w for w in (*words, sampling_text, rows) if w)
 
 
 def _figures(group: Sequence[EvalColumn]) -> list[FigureView]:
     """Return the figures of the evaluations of a table."""
     views: list[FigureView] = []
     for column in group[:MAX_FIGURE_COLUMNS]:
-        kept = column.summary.get("figures")
-        if kept is None:
+        figures = column.summary.get("figures")
+        if figures is None:
             try:
-                kept = confidence_figures(read_evaluation(column.folder).rows)
+                figures = confidence_figures(read_evaluation(column.folder).rows)
             except StoreError:
                 continue
-        views += figure_views(kept, column.label, column.colour)
+        views += figure_views(figures, column.label, column.colour)
         if problem := column.summary.get("figures_problem"):
             views.append(FigureView(f"{column.label}: figures", f"They could not be made: {problem}"))
     return views
 
 
 def _differences(group: Sequence[EvalColumn]) -> dict[str, dict[str, Any]]:
-    """Paired differences of the last evaluation to the first, when they are of two runs and share rows."""
+    """Return paired differences of the last evaluation to the first, if they are of two runs and share rows."""
     if len(group) < 2 or group[0].label == group[-1].label:
         return {}
-    found = _paired(group[0].folder, group[-1].folder)
+    differences = _paired(group[0].folder, group[-1].folder)
     shown = {*DIFFERENCES, *set_metrics_of(group[-1].summary)}
-    return {n: d for n, d in found.items() if n in shown or n.startswith("accuracy/")}
+    return {n: d for n, d in differences.items() if n in shown or n.startswith("accuracy/")}
 
 
 def _paired(first: Path, last: Path) -> dict[str, dict[str, Any]]:
-    """Differences of the last evaluation to the first, row by row; {} where one of them cannot be read."""
+    """Return differences of the last evaluation to the first, row by row; {} if one of them cannot be read."""
     try:
         before, after = read_evaluation(first), read_evaluation(last)
     except StoreError:
@@ -161,11 +180,11 @@ def _paired(first: Path, last: Path) -> dict[str, dict[str, Any]]:
 
 
 def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[str, Any], Verdict]]:
-    """Metric -> (paired difference, what it says) of the validation at one step to that at another.
+    """Return metric -> (paired difference, its verdict) of the validation at one step to that at another.
 
-    Only for a run with one validation source, and only while the rows of both are there: {} otherwise.
+    It is {} unless the run has one validation source and the rows of both are there.
     """
-    at: dict[int, list[Path]] = {}
+    folders_by_step: dict[int, list[Path]] = {}
     for folder in layout.eval_dirs(run.dir):
         try:
             is_training = bool((read_summary(folder).get("meta") or {}).get("during"))
@@ -173,29 +192,37 @@ def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[
             continue
         step = TRAINING_STEP.search(folder.name)
         if is_training and step is not None:
-            at.setdefault(int(step[1]), []).append(folder)
-    if first == last or any(len(at.get(step, [])) != 1 for step in (first, last)):
+            folders_by_step.setdefault(int(step[1]), []).append(folder)
+    if first == last or any(len(folders_by_step.get(step, [])) != 1 for step in (first, last)):
         return {}
-    found = _paired(at[first][0], at[last][0])
-    return {name: (difference, verdict(name, difference)) for name, difference in found.items()}
+    differences_by_metric = _paired(folders_by_step[first][0], folders_by_step[last][0])
+    return {name: (difference, verdict(name, difference)) for name, difference in differences_by_metric.items()}
 
 
 def _eval_row(
-    name: str, group: Sequence[EvalColumn], differences: Mapping[str, Any], numbers: Mapping[str, Any],
+    name: str,
+    group: Sequence[EvalColumn],
+    differences: Mapping[str, Any],
+    numbers: Mapping[str, Any],
     baselines: Mapping[str, Any],
-) -> dict[str, Any]:  # fmt: skip
-    found = [(c, c.summary["metrics"].get(name)) for c in group]
-    values = [v for _, m in found if m for v in (m["value"], m["low"], m["high"]) if v is not None]
+) -> dict[str, Any]:
+    metrics = [(c, c.summary["metrics"].get(name)) for c in group]
+    values = [v for _, m in metrics if m for v in (m["value"], m["low"], m["high"]) if v is not None]
     share = bool(values) and min(values) >= 0 and max(values) <= 1
     scale = (0.0, 1.0) if share else (min(values), max(values)) if values else (0.0, 1.0)
     cells = [
-        None if m is None or m["value"] is None
+        None
+        if m is None or m["value"] is None
         else {**m, "bar": interval_bar(m["value"], m["low"], m["high"], scale, c.colour)}
-        for c, m in found
-    ]  # fmt: skip
+        for c, m in metrics
+    ]
     difference = differences.get(name)
     sure = bool(difference and excludes_zero(difference["low"], difference["high"]))
     return {
-        "name": name, "cells": cells, "difference": difference, "sure": sure, "paper": numbers.get(name),
+        "name": name,
+        "cells": cells,
+        "difference": difference,
+        "sure": sure,
+        "paper": numbers.get(name),
         "baseline": baselines.get(name),
-    }  # fmt: skip
+    }

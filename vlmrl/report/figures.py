@@ -1,4 +1,4 @@
-"""Figures of evaluations: those that a task has added, drawn for the page."""
+"""Figures of evaluations that a task has added, drawn for the page."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class FigureView:
-    """One figure of the page.
+    """Figure of the page.
 
     Args:
-        svg: the drawing; empty for a table, which has `header` and `rows`.    legend: (colour, name) of each line.
+        svg: the drawing; empty for a table, which has `header` and `rows`.
+        legend: (colour, name) of each line.
         y: what the vertical axis is.
     """
 
@@ -32,9 +33,11 @@ class FigureView:
 
 
 def figure_views(kept: Any, label: str, colour: int) -> list[FigureView]:
-    """Return the figures of a summary, drawn. One that cannot be read is a sentence that says so.
+    """Return the drawn figures of a summary. In place of one that cannot be read is a sentence that says so.
 
-    Args: kept: `figures` of a summary.    label, colour: of the run.
+    Args:
+        kept: `figures` of a summary.
+        label, colour: those of the run.
     """
     try:
         figures = figures_from_json(kept)
@@ -56,7 +59,7 @@ def figure_views(kept: Any, label: str, colour: int) -> list[FigureView]:
 def confidence_figures(rows: Sequence[Record]) -> list[dict[str, Any]]:
     """Return the figures of an evaluation whose summary has none, because an earlier version made it.
 
-    Where the answer is a probability: those given where the label is 1, and those given where it is 0.
+    If the answer is a probability, they show the probabilities for rows with label 1, and for rows with label 0.
     """
     texts = ("the label is 1", "the label is 0")
     return figures_to_json(by_label((r["outcome"] for r in rows), texts, "probability of the label 1"))

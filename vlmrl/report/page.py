@@ -1,4 +1,4 @@
-"""The report: one HTML file about one or several runs, with everything in it and nothing to load."""
+"""Report: one HTML file about one or several runs that contains everything and loads nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_EVENTS = 40
 
 @dataclass
 class RunView:
-    """One run, as the page shows it."""
+    """Run as the page shows it."""
 
     label: str
     colour: int
@@ -54,9 +54,9 @@ class RunView:
 
 
 def write_report(runs: Sequence[Run], out: Path) -> dict[str, list[str]]:
-    """Write the page, atomically. The folder of `out` is made.
+    """Write the page, atomically. The folder of `out` is created.
 
-    Returns: run id -> what of it could not be read, of runs with damage.
+    Returns: run id -> what could not be read, for runs with damage.
     Raises: StoreError when the page cannot be written.
     """
     damage = _damage(runs)
@@ -69,9 +69,10 @@ def _damage(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = None) -> str:
-    """Return the page as text. What is missing or damaged in a run is told above all else of it.
+    """Return the page as text. Missing or damaged parts of a run are shown before everything else of it.
 
-    Args: damage: run id -> sentences of `damage_of`; default: it is looked for.
+    Args:
+        damage: run id -> sentences of `damage_of`; default: the runs are checked for it.
     """
     damage = _damage(runs) if damage is None else damage
     album, labels = Album(), run_labels(runs)
@@ -79,8 +80,8 @@ def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = 
     lines = [v.curves for v in views]
     columns: list[EvalColumn] = []
     for run, view in zip(runs, views, strict=True):
-        found, problems = eval_columns(run, view.label, view.colour)
-        columns += found
+        run_columns, problems = eval_columns(run, view.label, view.colour)
+        columns += run_columns
         view.notes += problems
         view.damage = shortened(damage.get(run.id, []), run.id)
     return render(
@@ -100,13 +101,13 @@ def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = 
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
-    """How runs are called on the page: their names, or their ids where a name is missing or not unique."""
+    """Return the names of runs on the page, or their ids if a name is missing or not unique."""
     names = [run.manifest.name or run.id for run in runs]
     return [name if names.count(name) == 1 else run.id for run, name in zip(runs, names, strict=True)]
 
 
 def recipe_differences(views: Sequence[RunView]) -> list[tuple[str, list[Any]]]:
-    """(key, value in each run) of the recipe values that are not the same in all runs; "-" where a run has none."""
+    """Return (key, value in each run) of the recipe values that differ between runs; "-" if a run has none."""
     if len(views) < 2:
         return []
     recipes = [{key: value for key, value, _ in view.recipe} for view in views]
@@ -116,8 +117,8 @@ def recipe_differences(views: Sequence[RunView]) -> list[tuple[str, list[Any]]]:
 
 
 def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
-    """Everything about one run but its evaluations."""
-    about, images = redact_value(describe(run)), run_images(run.dir)  # a run of an earlier version may hold more
+    """Return all of a run except its evaluations."""
+    about, images = redact_value(describe(run)), run_images(run.dir)  # runs of earlier versions may hold secrets
     lines = curves.read_curves(run, label, colour)
     notes = [*about["problems"]]
     steps = example_steps(run, images, album)
@@ -131,19 +132,32 @@ def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
     facts = _facts(about, lines)
     facts += [("model", str(value)) for key, value, _ in recipe if key == "model.path"]
     facts += [("parent", about["parent_text"])] if run.manifest.forked_at is not None else []
-    told = curves.headlines(lines, cache(partial(validation_changes, run)))
+    headlines = curves.headlines(lines, cache(partial(validation_changes, run)))
     return RunView(
-        label, colour, about, span(about["seconds"]), lines, told, facts, steps,
-        answers, answers_of, recipe, recipe_text, lines.events[-MAX_EVENTS:], _provenance(run), notes,
-    )  # fmt: skip
+        label,
+        colour,
+        about,
+        span(about["seconds"]),
+        lines,
+        headlines,
+        facts,
+        steps,
+        answers,
+        answers_of,
+        recipe,
+        recipe_text,
+        lines.events[-MAX_EVENTS:],
+        _provenance(run),
+        notes,
+    )
 
 
 def _answers(run: Run, images: RunImages, album: Album, notes: list[str]) -> tuple[list[GroupView], str]:
-    """For a run without rollouts (supervised, evaluation): answers of its last evaluation."""
-    found = layout.eval_dirs(run.dir)
-    if not found:
+    """Return answers of the last evaluation, for a run without rollouts (supervised, evaluation), and its name."""
+    folders = layout.eval_dirs(run.dir)
+    if not folders:
         return [], ""
-    newest = max(found, key=lambda f: (f / layout.EVAL_SUMMARY).stat().st_mtime)
+    newest = max(folders, key=lambda f: (f / layout.EVAL_SUMMARY).stat().st_mtime)
     try:
         return answer_views(read_evaluation(newest).rows, images, album), newest.name
     except StoreError as error:
@@ -152,7 +166,7 @@ def _answers(run: Run, images: RunImages, album: Album, notes: list[str]) -> tup
 
 
 def _facts(about: Mapping[str, Any], lines: curves.RunCurves) -> list[tuple[str, str]]:
-    """Small numbers under the headline: length, responses, speed, what went wrong."""
+    """Return the small numbers under the headline: length, responses, speed, failures."""
     train = lines.train
     samples = sum(int(n.get("rollout/samples") or 0) for n in train)
     pairs: list[tuple[str, str]] = [("steps", f"{len(train):,}")] if train else []
@@ -164,9 +178,11 @@ def _facts(about: Mapping[str, Any], lines: curves.RunCurves) -> list[tuple[str,
     if samples:
         pairs.append(("responses", f"{samples:,}"))
     for label, name, form in (
-        ("dead groups", "rollout/dead_group_share", "{:.0%}"), ("truncated", "rollout/truncated_share", "{:.0%}"),
-        ("tokens a second", "rollout/tokens_per_second", "{:,.0f}"), ("seconds a step", "time/step_seconds", "{:.1f}"),
-    ):  # fmt: skip
+        ("dead groups", "rollout/dead_group_share", "{:.0%}"),
+        ("truncated", "rollout/truncated_share", "{:.0%}"),
+        ("tokens per second", "rollout/tokens_per_second", "{:,.0f}"),
+        ("seconds per step", "time/step_seconds", "{:.1f}"),
+    ):
         value = curves.mean_value(train, name)
         if value is not None:
             pairs.append((label, form.format(value)))
@@ -186,7 +202,7 @@ def _facts(about: Mapping[str, Any], lines: curves.RunCurves) -> list[tuple[str,
 
 
 def _recipe(run: Run, notes: list[str]) -> tuple[list[tuple[str, Any, str]], str]:
-    """(key, value, origin) of every leaf of the resolved recipe, and the recipe's text as it was given."""
+    """Return (key, value, origin) of every leaf of the resolved recipe, and the recipe's text as the user gave it."""
     from vlmrl.recipe.load import leaves
     from vlmrl.recipe.toml_lines import dotted
 
@@ -207,7 +223,7 @@ def _recipe(run: Run, notes: list[str]) -> tuple[list[tuple[str, Any, str]], str
 
 
 def _provenance(run: Run) -> list[tuple[str, str]]:
-    """What the run was made with, one line each; what is not known is left out."""
+    """Return how the run was made, one line each; unknown facts are left out."""
     m = run.manifest
     git, gpus = m.git or {}, m.hardware.get("gpus") or ()
     code = f"{str(git.get('commit', ''))[:12]}{' with uncommitted changes (code.diff)' if git.get('dirty') else ''}"
@@ -222,11 +238,13 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
         ("seeds", ", ".join(f"{k} {v}" for k, v in m.seeds.items())),
     ]
     for d in m.datasets:
-        mark = str(d.get("fingerprint") or "")[:16]
-        pairs.append((f"data {d.get('name', '')}", f"{d.get('path')}, {d.get('rows', '?')} rows, fingerprint {mark}"))
+        fingerprint = str(d.get("fingerprint") or "")[:16]
+        pairs.append(
+            (f"data {d.get('name', '')}", f"{d.get('path')}, {d.get('rows', '?')} rows, fingerprint {fingerprint}")
+        )
     for r in m.rewards:
         pairs.append((f"reward {r.get('source', '')}", identity_of(r).words))
     for a in m.attempts:
-        began = f"from step {a.from_step}, {a.start[:16].replace('T', ' ')} UTC on {a.host}: {a.status}"
-        pairs += [(f"attempt {a.number}", began), (f"changed by attempt {a.number}", a.changes_text)]
+        attempt_text = f"from step {a.from_step}, {a.start[:16].replace('T', ' ')} UTC on {a.host}: {a.status}"
+        pairs += [(f"attempt {a.number}", attempt_text), (f"changed by attempt {a.number}", a.changes_text)]
     return [(k, v) for k, v in pairs if v.strip()]

@@ -1,7 +1,7 @@
-"""What all pages share: head, style, macros (shell.html, style.css, macros.html) and how values are written.
+"""Common parts of all pages: head, style, macros (shell.html, style.css, macros.html) and formats of values.
 
-A page has no script and asks for nothing: a content security policy forbids it, and everything that comes from a model,
-a dataset or a recipe is escaped (Jinja's autoescape; charts escape on their own).
+A page has no script and loads nothing: a content security policy forbids it. Everything that comes from a model, a
+dataset or a recipe is escaped (Jinja's autoescape; charts escape on their own).
 """
 
 from __future__ import annotations
@@ -21,20 +21,24 @@ from vlmrl.visible import visible
 
 
 def render(template: str, **values: Any) -> str:
-    """A page as text, of a template in this folder. A name that it needs and that is not given is an error."""
+    """Return a page as text, from a template in this folder. A missing value is an error."""
     from jinja2 import FunctionLoader, StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
-        loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, finalize=_final,
-    )  # fmt: skip
+        loader=FunctionLoader(_source),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_final,
+    )
     environment.filters |= {"number": number, "signed": signed, "visible": _visible, "json": _json}
     return environment.get_template(template).render(**values, version=__version__, time=now()[:16].replace("T", " "))
 
 
 def write_page(out: Path, text: str) -> None:
-    """Write a page, atomically, without secrets of this process. The folder of `out` is made.
+    """Write a page, atomically, without secrets of this process. The folder of `out` is created.
 
     Raises: StoreError when it cannot be written.
     """
@@ -50,7 +54,7 @@ def _source(name: str) -> str:
 
 
 def number(value: Any) -> str:
-    """A number for people: 0.634, 18.6, 1,234, 3e-05; a dash for None and NaN."""
+    """Return a number for people: 0.634, 18.6, 1,234, 3e-05; a dash for None and NaN."""
     if value is None or not isinstance(value, (int, float)) or not math.isfinite(value):
         return "\u2013"
     if isinstance(value, int):
@@ -62,12 +66,12 @@ def number(value: Any) -> str:
 
 
 def signed(value: float) -> str:
-    """`+0.021`, `-0.004` with a true minus sign."""
+    """Return `+0.021`, or `-0.004` with a true minus sign."""
     return f"{round(value, 3) + 0.0:+.3f}".replace("-", "\u2212")
 
 
 def _final(value: Any) -> Any:
-    """Every value that a template writes: text is made visible, whoever wrote it; what was escaped before stays."""
+    """Return a value as a template writes it: control characters of texts are made visible; escaped markup stays."""
     return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
@@ -76,7 +80,7 @@ def _visible(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    """A value of a truth, a recipe or a manifest as short JSON; texts bare, lists of texts with commas."""
+    """Return a value of a truth, a recipe or a manifest as short JSON; texts bare, lists of texts with commas."""
     if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
         return visible(", ".join(value))
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,7 +1,7 @@
 """Small line charts as inline SVG: axes with round ticks, interval bands, values on hover. No script, no file.
 
-Colours come from the page's CSS (`--c0`, `--c1`, ... one a run), so a chart follows the reader's light or dark theme.
-All text is escaped here; what these functions return may go into a page as it is.
+Colours come from the page's CSS (`--c0`, `--c1`, ... one per run), so a chart follows the reader's light or dark theme.
+All text is escaped here; a page may contain the results unchanged.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 34
 NUM_COLOURS = 6
 MAX_POINTS = 400
-"""Points of a line that are drawn; of a longer one the least and the largest of each stretch."""
+"""Maximum number of drawn points of a line; of a longer line, the least and the largest point of each stretch."""
 MAX_HOVERS = 160
 STEP = "step"
 SMOOTH_FROM = 30
-"""A training series of at least this many points also gets a moving mean, and its raw line is faint."""
+"""A training series with at least so many points also gets a moving mean, and its raw line is faint."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line. `low`, `high`: its 95% interval, drawn as a band (line) or as whiskers (dots); NaN leaves a gap.
+    """Line of a chart. `low`, `high`: its 95% interval, drawn as a band (line) or as whiskers (dots); NaN leaves a gap.
 
     Args:
-        colour: index of the run's colour.    dots: marks at the points, for sparse series such as validation.
-        smooth: add a moving mean when there are enough points.
+        colour: index of the run's colour.
+        dots: marks at the points, for sparse series such as validation.
+        smooth: add a moving mean if there are enough points.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """A vertical line: something happened at this step. Shown on hover."""
+    """Vertical line for an event at this step. The text is shown on hover."""
 
     x: float
     text: str
@@ -55,7 +56,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class PlotFrame:
-    """The box that data is drawn into: value ranges, and where they are on the drawing."""
+    """Box that data is drawn into: value ranges, and the size of the drawing."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -65,7 +66,7 @@ class PlotFrame:
     ticks_y: Sequence[float] = field(default_factory=tuple)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """Position in drawing units of a data point."""
+        """Return the position of a data point, in drawing units."""
         across = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         left, right = LEFT, self.width - RIGHT
@@ -75,13 +76,21 @@ class PlotFrame:
 
 
 def line_chart(
-    title: str, series: Sequence[Series], *, marks: Sequence[Mark] = (), width: int = WIDTH, height: int = HEIGHT,
-    line: float | None = None, line_text: str = "", axis: str = STEP,
-) -> Markup:  # fmt: skip
-    """A chart of series over the step. `line`: a horizontal reference (a baseline, a published number), dashed.
+    title: str,
+    series: Sequence[Series],
+    *,
+    marks: Sequence[Mark] = (),
+    width: int = WIDTH,
+    height: int = HEIGHT,
+    line: float | None = None,
+    line_text: str = "",
+    axis: str = STEP,
+) -> Markup:
+    """Return a chart of series over the step.
 
-    Args: axis: what x is. That of steps has whole numbers alone.
-
+    Args:
+        line: a horizontal, dashed reference line (a baseline, a published number).
+        axis: what x is. An axis of steps has only whole numbers.
     Example: line_chart("reward", [Series("train", [0, 1], [0.2, 0.4])])
     """
     drawn = [s for s in series if any(map(math.isfinite, s.y))]
@@ -106,7 +115,7 @@ def line_chart(
 
 
 def interval_bar(value: float, low: float | None, high: float | None, span: tuple[float, float], colour: int) -> Markup:
-    """A dot with its interval on a short scale, for table cells. `span`: range of the scale."""
+    """Return a dot with its interval on a short scale, for table cells. `span`: range of the scale."""
     width, height, pad = 120, 14, 6
     first, last = span if span[1] > span[0] else (span[0] - 0.5, span[0] + 0.5)
 
@@ -124,14 +133,21 @@ def interval_bar(value: float, low: float | None, high: float | None, span: tupl
 
 
 def histogram(
-    title: str, groups: Mapping[str, Sequence[int]], *, span: tuple[float, float], axis: str, colour: int,
-    width: int = WIDTH, height: int = HEIGHT,
-) -> Markup:  # fmt: skip
-    """Draw how numbers are spread over equal bins, each bar as a share of its own group.
+    title: str,
+    groups: Mapping[str, Sequence[int]],
+    *,
+    span: tuple[float, float],
+    axis: str,
+    colour: int,
+    width: int = WIDTH,
+    height: int = HEIGHT,
+) -> Markup:
+    """Return a chart of the distribution of numbers over equal bins; each bar is a share of its own group.
 
     Args:
-        groups: what a group is -> count of each bin; one group, or two back to back: the second's bars go down.
-        span: the numbers that the bins cover.    axis: what the numbers are.
+        groups: name of a group -> count of each bin; one group, or two back to back: the second's bars go down.
+        span: the numbers that the bins cover.
+        axis: what the numbers are.
     """
     shares = [[count / max(1, sum(counts)) for count in counts] for counts in groups.values()]
     top = (max(share for group in shares for share in group) or 1.0) * 1.15
@@ -171,7 +187,7 @@ def _bars(
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` multiples of a round number (1, 2 or 5 times a power of ten) that cover [low, high].
+    """Return about `count` multiples of a round number (1, 2 or 5 times a power of ten) that cover [low, high].
 
     Example: nice_ticks(0, 0.93) -> [0.0, 0.2, 0.4, 0.6, 0.8, 1.0].
     """
@@ -179,12 +195,12 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= 0.75 * rough)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    # A product of integers, not a running sum: 3 * 0.1 and not 0.1 + 0.1 + 0.1.
+    # i * step, not a running sum: 3 * 0.1 and not 0.1 + 0.1 + 0.1, so that rounding errors do not add up.
     return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(first, last + 1)]
 
 
 def short(value: float) -> str:
-    """A number in few characters: 0.25, 1.2k, 3e-05, 4.1M."""
+    """Return a number in few characters: 0.25, 1.2k, 3e-05, 4.1M."""
     if not math.isfinite(value):
         return "-"
     size = abs(value)
@@ -197,7 +213,7 @@ def short(value: float) -> str:
 
 
 def moving_mean(values: Sequence[float], width: int) -> list[float]:
-    """Mean of the finite values in a centred window of `width`; NaN where there are none."""
+    """Return the mean of the finite values in a centred window of `width`; NaN if there are none."""
     half, out = width // 2, []
     for i in range(len(values)):
         near = [v for v in values[max(0, i - half) : i + half + 1] if math.isfinite(v)]
@@ -211,7 +227,7 @@ def _frame(series: Sequence[Series], line: float | None, width: int, height: int
     ys += [line] if line is not None else []
     low, high = min(ys), max(ys)
     if high - low < 1e-12 * max(1.0, abs(high)):
-        # A flat line: around it, or above zero where numbers are never negative.
+        # A flat line: 10% below and above it; 0 to 1 for a line at 0.
         pad = abs(high) * 0.1
         low, high = (low - pad, high + pad) if pad else (0.0, 1.0)
     ticks = nice_ticks(low, high)
@@ -238,7 +254,7 @@ def _axes(frame: PlotFrame, axis: str) -> str:
 
 
 def _thin(s: Series) -> list[int]:
-    """Indices of the points to draw: all, or of each stretch the least and the largest."""
+    """Return indices of the points to draw: all, or the least and the largest point of each stretch."""
     if len(s.y) <= MAX_POINTS:
         return list(range(len(s.y)))
     size = math.ceil(len(s.y) / (MAX_POINTS / 2))
@@ -251,7 +267,7 @@ def _thin(s: Series) -> list[int]:
 
 
 def _path(points: Sequence[tuple[float, float]], frame: PlotFrame) -> str:
-    """`M..L..` through the points; a point that is not finite breaks the line."""
+    """Return `M..L..` through the points; a point that is not finite breaks the line."""
     words, pen_down = [], False
     for x, y in points:
         if not math.isfinite(y):
@@ -265,8 +281,8 @@ def _path(points: Sequence[tuple[float, float]], frame: PlotFrame) -> str:
 
 def _line(s: Series, frame: PlotFrame) -> str:
     colour = s.colour % NUM_COLOURS
-    kept = _thin(s)
-    raw = _path([(s.x[i], s.y[i]) for i in kept], frame)
+    point_indices = _thin(s)
+    raw = _path([(s.x[i], s.y[i]) for i in point_indices], frame)
     if not (s.smooth and len(s.y) >= SMOOTH_FROM):
         return f'<path class="s{colour} curve" d="{raw}"/>'
     mean = moving_mean(s.y, max(5, len(s.y) // 20))
@@ -275,7 +291,7 @@ def _line(s: Series, frame: PlotFrame) -> str:
 
 
 def _band(s: Series, frame: PlotFrame) -> str:
-    """The interval as a filled area; each run of finite points is an area of its own."""
+    """Return the interval as a filled area; each sequence of finite points is an area of its own."""
     stretches: list[list[int]] = [[]]
     for i in _thin(s):
         if math.isfinite(s.low[i]) and math.isfinite(s.high[i]):
@@ -283,11 +299,13 @@ def _band(s: Series, frame: PlotFrame) -> str:
         elif stretches[-1]:
             stretches.append([])
     parts = []
-    for kept in stretches:
-        if len(kept) > 1:
-            there = [(s.x[i], s.high[i]) for i in kept]
-            back = [(s.x[i], s.low[i]) for i in reversed(kept)]
-            parts.append(f'<path class="f{s.colour % NUM_COLOURS} band" d="{_path([*there, *back], frame)}Z"/>')
+    for indices in stretches:
+        if len(indices) > 1:
+            upper_points = [(s.x[i], s.high[i]) for i in indices]
+            lower_points = [(s.x[i], s.low[i]) for i in reversed(indices)]
+            parts.append(
+                f'<path class="f{s.colour % NUM_COLOURS} band" d="{_path([*upper_points, *lower_points], frame)}Z"/>'
+            )
     return "".join(parts)
 
 
@@ -303,18 +321,18 @@ def _whiskers(s: Series, frame: PlotFrame) -> str:
 
 
 def _points(s: Series, frame: PlotFrame, axis: str) -> str:
-    """The dots of a sparse series, and for every series invisible ones that show a value on hover."""
+    """Return the dots of a sparse series, and for every series invisible ones that show a value on hover."""
     parts, colour = [], s.colour % NUM_COLOURS
     every = max(1, math.ceil(len(s.y) / MAX_HOVERS))
     for i in range(0, len(s.y), 1 if s.dots else every):
         if not math.isfinite(s.y[i]):
             continue
         px, py = frame.at(s.x[i], s.y[i])
-        told = f"{s.name}\n{axis} {s.x[i]:g}: {s.y[i]:.4g}"
+        hover = f"{s.name}\n{axis} {s.x[i]:g}: {s.y[i]:.4g}"
         if s.low and math.isfinite(s.low[i]):
-            told += f"  [{s.low[i]:.4g}, {s.high[i]:.4g}]"
+            hover += f"  [{s.low[i]:.4g}, {s.high[i]:.4g}]"
         shape = f'class="f{colour} dot" r="3.4"' if s.dots else 'class="hover" r="7"'
-        parts.append(f'<circle {shape} cx="{px}" cy="{py}"><title>{_text(told)}</title></circle>')
+        parts.append(f'<circle {shape} cx="{px}" cy="{py}"><title>{_text(hover)}</title></circle>')
     return "".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""What `reward-check --probe` found, as the page of a reward shows it."""
+"""Findings of `reward-check --probe`, as the page of a reward shows them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """One trick that was found to pay, or to break the reward. `earned`: on average, None where the reward failed."""
+    """Trick that earned reward, or broke the reward. `earned`: mean reward; None if the reward failed."""
 
     name: str
     idea: str
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class ProbeVerdict:
-    """The findings of one kind, what they say and what to do about them; `mild`: no way to be paid."""
+    """Findings of one kind, their meaning and what to do about them. `mild`: they do not let a policy earn reward."""
 
     name: str
     words: str
@@ -39,7 +39,7 @@ class ProbeVerdict:
 
 @dataclass(frozen=True)
 class ProbeView:
-    """The tricks against the reward of one source. `report`: see `probe_reward`; `quiet`: tricks without a finding."""
+    """Tricks against the reward of one source. `report`: see `probe_reward`; `quiet`: tricks without a finding."""
 
     source: str
     report: Mapping[str, Any]
@@ -49,18 +49,18 @@ class ProbeView:
 
 
 def probe_views(probes: Mapping[str, Mapping[str, Any]] | None) -> list[ProbeView]:
-    """One view a source, in order; none where the reward was not attacked."""
+    """Return one view per source, in order; none if no trick was tried."""
     return [_view(source, report) for source, report in (probes or {}).items()]
 
 
 def _view(source: str, report: Mapping[str, Any]) -> ProbeView:
-    tried = report["probes"]
+    tricks = report["probes"]
     verdicts = []
     for verdict, words in WORDS.items():
-        found = [_finding(p) for p in tried if p["verdict"] == verdict]
-        if found:
-            verdicts.append(ProbeVerdict(verdict, words, ADVICE[verdict], verdict in WARNINGS, found))
-    quiet = [p for p in tried if not p["verdict"] and p["mean"] is not None]
+        findings = [_finding(p) for p in tricks if p["verdict"] == verdict]
+        if findings:
+            verdicts.append(ProbeVerdict(verdict, words, ADVICE[verdict], verdict in WARNINGS, findings))
+    quiet = [p for p in tricks if not p["verdict"] and p["mean"] is not None]
     return ProbeView(source, report, verdicts, quiet, troubles(report["behaviour"]))
 
 

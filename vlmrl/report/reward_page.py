@@ -1,7 +1,7 @@
-"""The page of `vlmrl reward-check --html`: what a reward pays, and the responses that tell most about it with their
-images; of two rewards, those that they judge most differently; where tricks were tried, what they earn.
+"""Page of `vlmrl reward-check --html`: what a reward pays, with the responses that tell most about it.
 
-All that comes from a model or a dataset is escaped; images are inside the page, shrunk and within a budget.
+For two rewards, it shows the responses on which they differ most; if tricks were tried, their rewards. Everything that
+comes from a model or a dataset is escaped. Images are inside the page, shrunk and within a budget.
 """
 
 from __future__ import annotations
@@ -32,9 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowView:
-    """One response. `scores`: what each reward says (one, or the two that are compared): value (None = it failed) and
-    note; `parts`: name -> the part in each; `advantage`: under both, where groups are known; `artifacts` and `detail`:
-    images that the reward made, and what else it found, of the last of the scores; `prompt`: "" where it is not known.
+    """Response on the page.
+
+    Args:
+        scores: value (None = it failed) and note of each reward: one, or the two that are compared.
+        parts: name -> the part in each score.
+        advantage: under both rewards, if groups are known.
+        artifacts, detail: images that the last reward made, and what else it found.
+        prompt: "" if it is not known.
     """
 
     where: str
@@ -51,15 +56,15 @@ class RowView:
 
 @dataclass(frozen=True)
 class Section:
-    """Responses of one kind: a title, what is to be said of them, the responses."""
+    """Responses of one kind: a title, a sentence about them, the responses."""
 
     title: str
-    told: str
+    sentence: str
     rows: Sequence[RowView]
 
 
 def write_reward_page(out: Path, saved: SavedResponses, checked: Checked) -> None:
-    """Write the page, atomically. The folder of `out` is made.
+    """Write the page, atomically. The folder of `out` is created.
 
     Raises: StoreError when it cannot be written, DataError when the table can no longer be read.
     """
@@ -67,16 +72,16 @@ def write_reward_page(out: Path, saved: SavedResponses, checked: Checked) -> Non
 
 
 def render_reward_page(saved: SavedResponses, checked: Checked) -> str:
-    """The page as text."""
+    """Return the page as text."""
     album, report, notes = Album(), checked.report, list(checked.report["notes"])
     kinds = _kinds(report)
     pictures = _pictures(saved, checked, {row["row"]: None for *_, rows in kinds for row in rows}, album, notes)
     scored = findings(saved, checked.chosen, checked.samples)
     sections = []
-    for title, told, rows in kinds:
+    for title, sentence, rows in kinds:
         views = {row["row"]: _view(row, checked, pictures) for row in rows}
         shown = [_with_findings(view, scored.get(number), album) for number, view in views.items()]
-        sections.append(Section(title, told, shown))
+        sections.append(Section(title, sentence, shown))
     return render(
         "reward_page.html",
         title=_title(report),
@@ -97,26 +102,26 @@ def _title(report: Mapping[str, Any]) -> str:
 
 
 def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[str, Any]]]]:
-    """(title, what is to be said, rows) of each kind of responses that the page shows."""
-    errors, stored, apart, extremes = (report[k] for k in ("errors", "stored", "disagreements", "extremes"))
+    """Return (title, sentence, rows) of each kind of responses that the page shows."""
+    errors, stored, disagreements, extremes = (report[k] for k in ("errors", "stored", "disagreements", "extremes"))
     kinds: list[tuple[str, str, Sequence[Mapping[str, Any]]]] = []
     if errors["number"]:
         kinds.append(("The reward failed", f"On {errors['number']:,} responses.", errors["first"]))
     if report["diff"] is not None:
         changed = report["diff"]["changed"]
-        told = "" if changed else "Both rewards say the same of every response."
-        return [*kinds, ("Changed most", told, changed)]
+        sentence = "" if changed else "Both rewards give every response the same score."
+        return [*kinds, ("Changed most", sentence, changed)]
     if stored is not None and stored["different"]:
-        told = f"{stored['different']:,} scores are not what was stored; the first figure is the stored one."
-        kinds.append(("Not as stored", told, stored["worst"]))
-    if apart is not None:
-        wrong, right = apart["wrong"], apart["right"]
+        sentence = f"{stored['different']:,} scores differ from the stored ones; the first number is the stored one."
+        kinds.append(("Not as stored", sentence, stored["worst"]))
+    if disagreements is not None:
+        wrong, right = disagreements["wrong"], disagreements["right"]
         if wrong["number"]:
-            told = f"{wrong['paid']:,} of {wrong['number']:,} wrong answers earn more than the least there is."
-            kinds.append(("Wrong, yet paid most", told, apart["wrong_but_paid"]))
+            sentence = f"{wrong['paid']:,} of {wrong['number']:,} wrong answers earn more than the lowest score."
+            kinds.append(("Wrong, yet paid most", sentence, disagreements["wrong_but_paid"]))
         if right["number"]:
-            told = f"{right['unpaid']:,} of {right['number']:,} right answers earn less than the most there is."
-            kinds.append(("Right, yet paid least", told, apart["right_but_unpaid"]))
+            sentence = f"{right['unpaid']:,} of {right['number']:,} right answers earn less than the highest score."
+            kinds.append(("Right, yet paid least", sentence, disagreements["right_but_unpaid"]))
     if extremes is not None:
         both = (("Paid most", extremes["paid_most"]), ("Paid least", extremes["paid_least"]))
         kinds += [(title, "", rows) for title, rows in both if rows]
@@ -126,24 +131,24 @@ def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[s
 def _pictures(
     saved: SavedResponses, checked: Checked, rows: Iterable[int], album: Album, notes: list[str]
 ) -> dict[int, list[Picture]]:
-    """Row -> its images: by reference where a run is known, else from the table's own column."""
+    """Return row -> its images: by reference if a run is known, else from the table's own column."""
     if isinstance(saved.reader, TableReader):
-        found = row_images(saved.reader, rows)
-        return {row: [album.add_file(image) for image in images] for row, images in found}
+        images_of_rows = row_images(saved.reader, rows)
+        return {row: [album.add_file(image) for image in images] for row, images in images_of_rows}
     if saved.run is None:
         return {}
     images = run_images(saved.run.dir)
-    made = {row: [album.add(media, images) for media in checked.samples[row].media] for row in rows}
+    pictures = {row: [album.add(media, images) for media in checked.samples[row].media] for row in rows}
     notes += images.notes
-    return made
+    return pictures
 
 
 def _view(row: Mapping[str, Any], checked: Checked, pictures: Mapping[int, Sequence[Picture]]) -> RowView:
     sample = checked.samples[row["row"]]
-    before = row.get("old") or (row["stored"] if _differs(row) else None)
-    scores = [score for score in (before, row["new"]) if score is not None]
+    first_score = row.get("old") or (row["stored"] if _differs(row) else None)
+    scores = [score for score in (first_score, row["new"]) if score is not None]
     names = dict.fromkeys(name for score in scores for name in score["parts"])
-    grouped = checked.report["diff"] is not None and checked.report["diff"]["advantages"] is not None
+    has_advantages = checked.report["diff"] is not None and checked.report["diff"]["advantages"] is not None
     return RowView(
         where=visible(sample.where),
         text=marked_text(sample.input.response),
@@ -151,18 +156,18 @@ def _view(row: Mapping[str, Any], checked: Checked, pictures: Mapping[int, Seque
         pictures=pictures.get(row["row"], ()),
         scores=[(score["value"], visible(score["error"] or score["note"])) for score in scores],
         parts={n: [score["parts"].get(n) for score in scores] for n in names},
-        advantage=tuple(row["advantage"]) if grouped and "advantage" in row else None,
+        advantage=tuple(row["advantage"]) if has_advantages and "advantage" in row else None,
         prompt=marked_text(sample.input.prompt),
     )
 
 
 def _with_findings(view: RowView, score: Score | None, album: Album) -> RowView:
-    """Return the view with the reward's detail and images, provided that its score is the same as before."""
+    """Return the view with the reward's detail and images, if its score is the same as before."""
     if score is None or view.scores[-1][0] != score.value:
         return view
     images = [(visible(name), album.add_file(score.files[media.sha256])) for name, media in score.artifacts.items()]
-    found = None if score.detail is None else marked_text(json.dumps(redact_value(score.detail), ensure_ascii=False))
-    return replace(view, artifacts=images, detail=found)
+    detail = None if score.detail is None else marked_text(json.dumps(redact_value(score.detail), ensure_ascii=False))
+    return replace(view, artifacts=images, detail=detail)
 
 
 def _differs(row: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Which rollouts a report shows, and how they are shown: groups with their images, texts, parts and advantages."""
+"""Choice of the rollouts that a report shows, and their views: groups with images, texts, parts and advantages."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ MAX_STEPS = 4
 MAX_TEXT = 6000
 MAX_SAMPLES = 8
 MAX_SIDE = 448
-"""Images are shown at most this many pixels wide or high."""
+"""Maximum width and height of a shown image, in pixels."""
 MAX_IMAGE_BYTES = 12 * 1024 * 1024
-"""Of all images of a page together; later ones are left out and counted."""
+"""Maximum size of all images of a page together; later ones are left out and counted."""
 MAX_IMAGES = 400
-"""Different images of a page; decoding further ones would take too long."""
+"""Maximum number of different images of a page; decoding more would take too long."""
 TAG = re.compile(r"&lt;/?[A-Za-z][\w-]{0,40}&gt;")
 
 
 @dataclass
 class Picture:
-    """One image of the page. `uri` is empty when it was not found or did not fit; `note` then says why."""
+    """Image of the page. `uri` is empty if it was not found or did not fit; `note` then says why."""
 
     key: str
     width: int
@@ -48,7 +48,7 @@ class Picture:
 
 @dataclass
 class Album:
-    """The images of a page: each content once, shrunk to what is looked at, as PNG data URIs, within a size budget."""
+    """Images of a page: each content once, shrunk to the shown size, as PNG data URIs, within a size budget."""
 
     budget: int = MAX_IMAGE_BYTES
     most: int = MAX_IMAGES
@@ -57,7 +57,7 @@ class Album:
     left_out: int = 0
 
     def add(self, media: Media, images: RunImages) -> Picture:
-        """The picture of a reference, made on first sight."""
+        """Return the picture of a reference; it is made at the first call."""
         if media.sha256 not in self.pictures:
             try:
                 content = images.find(media)
@@ -68,7 +68,10 @@ class Album:
         return self._used(media.sha256)
 
     def add_file(self, content: bytes | str) -> Picture:
-        """The picture of an image file, made on first sight; of a text that says why there is none, just that."""
+        """Return the picture of an image file; it is made at the first call.
+
+        For a text that says why there is no image, the picture has only this note.
+        """
         if isinstance(content, str):
             return Picture("", 1, 1, note=visible(content))
         sha256 = image_hash(content)
@@ -77,7 +80,7 @@ class Album:
         return self._used(sha256)
 
     def shared(self) -> list[Picture]:
-        """Pictures that are shown more than once: the page holds them once and refers to them."""
+        """Return the pictures that are shown more than once: the page holds them once and refers to them."""
         return [p for p in self.pictures.values() if p.uri and p.uses > 1]
 
     def _used(self, sha256: str) -> Picture:
@@ -107,7 +110,7 @@ class Album:
 
 @dataclass(frozen=True)
 class SampleView:
-    """One response of a group, as the page shows it."""
+    """Response of a group, as the page shows it."""
 
     number: int
     text: Markup
@@ -127,7 +130,7 @@ class SampleView:
 
 @dataclass(frozen=True)
 class TurnView:
-    """One turn of an episode: who speaks, what, with which images, and the tools that it calls."""
+    """Turn of an episode: the speaker, the text, its images, and the tools that it calls."""
 
     role: str
     text: Markup
@@ -137,7 +140,7 @@ class TurnView:
 
 @dataclass(frozen=True)
 class GroupView:
-    """A prompt with its images and responses. `why`: what it is an example of."""
+    """Prompt with its images and responses. `why`: what it is an example of."""
 
     why: str
     title: str
@@ -152,7 +155,7 @@ class GroupView:
 
 @dataclass(frozen=True)
 class StepView:
-    """The examples of one step: its number as people count, and the name of its rollout file."""
+    """Examples of one step: its number as users count, and the name of its rollout file."""
 
     number: int
     file: str
@@ -161,9 +164,9 @@ class StepView:
 
 
 def example_steps(run: Run, images: RunImages, album: Album, *, max_steps: int = MAX_STEPS) -> list[StepView]:
-    """Best, worst, most disagreeing and random groups of steps spread over the run, the last one first.
+    """Return best, worst, most disagreeing and random groups of steps spread over the run, the last step first.
 
-    A damaged rollout file is told in its step's place.
+    A step with a damaged rollout file has the `problem` instead of groups.
     """
     files = run.rollout_files()
     steps = list(files)
@@ -176,74 +179,90 @@ def example_steps(run: Run, images: RunImages, album: Album, *, max_steps: int =
         except StoreError as error:
             views.append(StepView(counted(step), files[step].name, (), error.message))
             continue
-        chosen = [view_group(g, why, images, album) for why, g in choose_groups(groups, seed=step)]
-        views.append(StepView(counted(step), files[step].name, chosen))
+        group_views = [view_group(g, why, images, album) for why, g in choose_groups(groups, seed=step)]
+        views.append(StepView(counted(step), files[step].name, group_views))
     return views
 
 
 def choose_groups(groups: Sequence[Group], *, seed: int) -> list[tuple[str, Group]]:
-    """(why, group): the best and the worst mean score, the widest spread within a group, and one at random.
+    """Return (why, group): the best and the worst mean score, the largest spread within a group, and a random one.
 
-    Each group once; a group without a score comes first, with its error.
+    Each group appears once; a group without a score comes first, with its error.
     """
     scored = [g for g in groups if _scores(g)]
     unscored = [g for g in groups if g.samples and not _scores(g)]
     picks = [(NO_SCORE.get(g.samples[0].score.status, INAPPLICABLE), g) for g in unscored[:1]]
-    left = list(scored)
+    remaining = list(scored)
 
     def take(why: str, key: Callable[[Group], float]) -> None:
-        if left:
-            picks.append((why, max(left, key=key)))
-            left.remove(picks[-1][1])
+        if remaining:
+            picks.append((why, max(remaining, key=key)))
+            remaining.remove(picks[-1][1])
 
     take("best", _mean)
     take("worst", lambda g: -_mean(g))
-    if any(_spread(g) > 0 for g in left):
+    if any(_spread(g) > 0 for g in remaining):
         take("most disagreeing", _spread)
-    if left:
-        picks.append(("random", random.Random(seed).choice(left)))
+    if remaining:
+        picks.append(("random", random.Random(seed).choice(remaining)))
     return picks
 
 
 def view_group(group: Group, why: str, images: RunImages, album: Album) -> GroupView:
-    """A group as the page shows it: its samples from the best to the worst."""
+    """Return a group as the page shows it, with its samples from the best to the worst."""
     ordered = sorted(group.samples, key=lambda s: -s.score.value if math.isfinite(s.score.value) else math.inf)
-    kept = ordered if len(ordered) <= MAX_SAMPLES else [*ordered[: MAX_SAMPLES - 2], *ordered[-2:]]
-    samples = [_view_sample(s, images, album) for s in kept]
+    shown = ordered if len(ordered) <= MAX_SAMPLES else [*ordered[: MAX_SAMPLES - 2], *ordered[-2:]]
+    samples = [_view_sample(s, images, album) for s in shown]
     return GroupView(
-        why, _title(group.row.source, group.row.prompt_id), marked_text(group.prompt_text), group.row.truth,
-        [album.add(m, images) for m in dict.fromkeys(group.row.media)], samples,
-        _mean(group) if _scores(group) else None, _spread(group) if _scores(group) else None, len(ordered) - len(kept),
-    )  # fmt: skip
+        why,
+        _title(group.row.source, group.row.prompt_id),
+        marked_text(group.prompt_text),
+        group.row.truth,
+        [album.add(m, images) for m in dict.fromkeys(group.row.media)],
+        samples,
+        _mean(group) if _scores(group) else None,
+        _spread(group) if _scores(group) else None,
+        len(ordered) - len(shown),
+    )
 
 
 def _view_sample(s: ScoredSample, images: RunImages, album: Album) -> SampleView:
     score = s.score
     turns = s.turns or _turns_of_images(s)
     return SampleView(
-        number=s.trajectory.sample, text=marked_text(s.text), score=score.value, advantage=s.advantage,
-        parts=score.parts, finish=s.trajectory.finish, tokens=s.trajectory.num_sampled_tokens, note=visible(score.note),
-        error=visible(score.error or ""), masked=s.masked, unavailable=score.status == "unavailable",
+        number=s.trajectory.sample,
+        text=marked_text(s.text),
+        score=score.value,
+        advantage=s.advantage,
+        parts=score.parts,
+        finish=s.trajectory.finish,
+        tokens=s.trajectory.num_sampled_tokens,
+        note=visible(score.note),
+        error=visible(score.error or ""),
+        masked=s.masked,
+        unavailable=score.status == "unavailable",
         turns=[
             TurnView(
-                turn.role, marked_text(turn.text), [album.add(m, images) for m in turn.media],
+                turn.role,
+                marked_text(turn.text),
+                [album.add(m, images) for m in turn.media],
                 [f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in turn.calls],
             )
             for turn in turns
         ],
         artifacts=[(name, album.add(m, images)) for name, m in score.artifacts.items()],
         detail=detail_text(score.detail),
-    )  # fmt: skip
+    )
 
 
 def _turns_of_images(s: ScoredSample) -> list[Turn]:
-    """The segments of a response with images whose turns are not kept: the text, then who brought which images."""
+    """Return turns for a response with images but without turns: its text, then each segment's author and images."""
     pictured = [Turn(part.role, "", part.media) for part in s.trajectory.segments if part.media]
     return [Turn("assistant", s.text), *pictured] if pictured else []
 
 
 def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Album, count: int = 4) -> list[GroupView]:
-    """Answers of an evaluation: those with the lowest score and some at random."""
+    """Return answers of an evaluation: those with the lowest score and some random ones."""
     scored = [r for r in rows if r["score"] is not None]
     worst = sorted(scored, key=lambda r: (r["score"], str(r["prompt_id"])))[:count]
     rest = [r for r in scored if not any(r is w for w in worst)]
@@ -251,12 +270,20 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
     picks += [("random", r) for r in random.Random(0).sample(rest, min(count, len(rest)))]
     views = []
     for why, row in picks:
-        drawn = [(one["name"], album.add(Media.of(one), images)) for one in row["artifacts"]]
+        artifacts = [(artifact["name"], album.add(Media.of(artifact), images)) for artifact in row["artifacts"]]
         sample = SampleView(
-            row["sample"], marked_text(row["text"]), row["score"], None, row["parts"], row["finish"],
-            row["num_tokens"], visible(row["note"] or ""), visible(row["error"] or ""), artifacts=drawn,
+            row["sample"],
+            marked_text(row["text"]),
+            row["score"],
+            None,
+            row["parts"],
+            row["finish"],
+            row["num_tokens"],
+            visible(row["note"] or ""),
+            visible(row["error"] or ""),
+            artifacts=artifacts,
             detail=detail_text(row["detail"]),
-        )  # fmt: skip
+        )
         pictures = [album.add(Media(i["sha256"], i["width"], i["height"]), images) for i in row["images"]]
         title = _title(row["source"], row["prompt_id"])
         views.append(GroupView(why, title, Markup(""), row["truth"], pictures, [sample], row["score"], None))
@@ -264,12 +291,12 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
 
 
 def detail_text(detail: Mapping[str, Any] | None) -> str:
-    """Return what a reward found as indented JSON, escaped; "" without any."""
+    """Return the detail of a reward as indented JSON, escaped; "" without any."""
     return marked_text(json.dumps(detail, ensure_ascii=False, indent=1)) if detail else ""
 
 
 def marked_text(text: str) -> Markup:
-    """Text of a model or dataset, escaped, control characters visible, cut when long; its tags are set in a `<b>`."""
+    """Return text of a model or dataset, escaped, with visible control characters, its tags in `<b>`; cut if long."""
     cut = len(text) - MAX_TEXT
     body = escape(visible(text[:MAX_TEXT]))
     body = Markup(TAG.sub(lambda m: f"<b>{m[0]}</b>", str(body)))
@@ -277,7 +304,10 @@ def marked_text(text: str) -> Markup:
 
 
 def png_uri(content: bytes) -> tuple[str, int, int]:
-    """An image file as a PNG data URI, at most MAX_SIDE pixels a side, and its size. Raises: see `decode_image`."""
+    """Return an image file as a PNG data URI, at most MAX_SIDE pixels a side, and its size.
+
+    Raises: see `decode_image`.
+    """
     image = decode_image(content)
     image.thumbnail((MAX_SIDE, MAX_SIDE))
     sink = io.BytesIO()
@@ -290,7 +320,7 @@ def _key(sha256: str) -> str:
 
 
 def _title(source: str, prompt_id: str) -> str:
-    """Source and prompt id; ids of prepared datasets begin with the source's name already."""
+    """Return source and prompt id; ids of prepared datasets begin with the source's name already."""
     return prompt_id if prompt_id.startswith(source) else f"{source} {prompt_id}"
 
 
@@ -299,12 +329,12 @@ def _scores(group: Group) -> list[float]:
 
 
 def _mean(group: Group) -> float:
-    """Mean score of a group that has one."""
+    """Return the mean score of a group that has one."""
     scores = _scores(group)
     return math.fsum(scores) / len(scores)
 
 
 def _spread(group: Group) -> float:
-    """Standard deviation of the scores within a group that has any."""
+    """Return the standard deviation of the scores within a group that has any."""
     scores, mean = _scores(group), _mean(group)
     return math.sqrt(math.fsum((s - mean) ** 2 for s in scores) / len(scores))

@@ -1,4 +1,4 @@
-"""One response of a rollout as fields for programs and as lines for people: who wrote it, what it scored and why."""
+"""Response of a rollout as fields for programs and as lines for people: its author, its score and the reasons."""
 
 from __future__ import annotations
 
@@ -11,35 +11,48 @@ from vlmrl.types import Group, Media, ScoredSample, Size
 from vlmrl.visible import one_line, plural, visible
 
 MAX_DETAIL = 300
-"""Characters of a reward's detail on one line."""
+"""Maximum number of characters of a reward's detail on one line."""
 
 
 def sample_fields(scored: ScoredSample) -> dict[str, Any]:
-    """Return a response as JSON values: text, score, parts, note, error, status, and what is there of the rest."""
+    """Return a response as JSON values: text, score, parts, note, error, status, and other fields that it has."""
     trajectory, score = scored.trajectory, scored.score
     fields: dict[str, Any] = {
-        "sample": trajectory.sample, "text": scored.text, "score": score.value, "parts": dict(score.parts),
-        "note": score.note, "error": score.error, "status": score.status, "finish": trajectory.finish,
-        "tokens": trajectory.num_sampled_tokens, "advantage": scored.advantage, "masked": scored.masked,
+        "sample": trajectory.sample,
+        "text": scored.text,
+        "score": score.value,
+        "parts": dict(score.parts),
+        "note": score.note,
+        "error": score.error,
+        "status": score.status,
+        "finish": trajectory.finish,
+        "tokens": trajectory.num_sampled_tokens,
+        "advantage": scored.advantage,
+        "masked": scored.masked,
         "version": trajectory.version,
-    }  # fmt: skip
+    }
     if len(trajectory.segments) > 1 or any(s.author != "policy" for s in trajectory.segments):
         fields["segments"] = [
             {
-                "role": s.role, "author": s.author, "tokens": len(s.ids), "trained": s.trained,
+                "role": s.role,
+                "author": s.author,
+                "tokens": len(s.ids),
+                "trained": s.trained,
                 "version": trajectory.version if s.version is None else s.version,
                 "images": [_image(m, seen) for m, seen in zip(s.media, _sizes(s.media, s.seen_sizes), strict=True)],
             }
             for s in trajectory.segments
-        ]  # fmt: skip
+        ]
     if scored.turns:
         fields["turns"] = [
             {
-                "role": turn.role, "text": turn.text, "images": [_image(m, None) for m in turn.media],
+                "role": turn.role,
+                "text": turn.text,
+                "images": [_image(m, None) for m in turn.media],
                 "calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.calls],
             }
             for turn in scored.turns
-        ]  # fmt: skip
+        ]
     if score.detail is not None:
         fields["detail"] = dict(score.detail)
     if score.artifacts:
@@ -48,18 +61,18 @@ def sample_fields(scored: ScoredSample) -> dict[str, Any]:
 
 
 def sample_lines(fields: Mapping[str, Any]) -> list[str]:
-    """Return what `sample_fields` holds besides the text, the score and the parts, as lines of words; often none."""
+    """Return lines about `sample_fields` other than the text, the score and the parts; often none."""
     lines = []
     if fields["status"] == "unavailable":
-        lines.append("not scored: a service that the reward needs was not there")
+        lines.append("not scored: a service that the reward needs was unavailable")
     if segments := fields.get("segments"):
         lines.append("written by " + ", ".join(map(_segment_words, segments)))
     for turn in fields.get("turns", ()):
         calls = "".join(f"  calls {call['name']}({_short(call['arguments'])})" for call in turn["calls"])
         images = f"  with {_count(len(turn['images']), 'image')}" if turn["images"] else ""
         lines.append(f"{turn['role']}: {one_line(turn['text'])}{images}{calls}")
-    for reward, found in (fields.get("detail") or {}).items():
-        lines.append(f"{reward} found {_short(found)}")
+    for reward, detail in (fields.get("detail") or {}).items():
+        lines.append(f"{reward} found {_short(detail)}")
     for name, image in fields.get("artifacts", {}).items():
         lines.append(f"image `{name}` of the reward: {_image_words(image)}")
     return [visible(line) for line in lines]
@@ -80,11 +93,14 @@ def group_fields(group: Group, sample: int | None = None) -> dict[str, Any]:
         )
     seen = _sizes(first.media, first.seen_sizes)
     return {
-        "prompt_id": group.row.prompt_id, "source": group.row.source, "task": group.row.task,
-        "truth": dict(group.row.truth), "prompt": group.prompt_text,
+        "prompt_id": group.row.prompt_id,
+        "source": group.row.source,
+        "task": group.row.task,
+        "truth": dict(group.row.truth),
+        "prompt": group.prompt_text,
         "images": [_image(m, size) for m, size in zip(first.media, seen, strict=True)],
         "samples": [sample_fields(s) for s in samples],
-    }  # fmt: skip
+    }
 
 
 def image_lines(group: Mapping[str, Any]) -> list[str]:
@@ -97,14 +113,14 @@ def _sizes(media: Sequence[Media], seen: Sequence[Size]) -> Sequence[Size | None
 
 
 def _image(media: Media, seen: Size | None) -> dict[str, Any]:
-    found = {"sha256": media.sha256, "width": media.width, "height": media.height}
-    return found if seen is None else {**found, "seen": list(seen)}
+    fields = {"sha256": media.sha256, "width": media.width, "height": media.height}
+    return fields if seen is None else {**fields, "seen": list(seen)}
 
 
 def _image_words(image: Mapping[str, Any]) -> str:
     seen = image.get("seen")
-    told = f", seen as {seen[0]} x {seen[1]}" if seen else ""
-    return f"{image['width']} x {image['height']} pixels{told} ({image['sha256'][:8]})"
+    seen_text = f", seen as {seen[0]} x {seen[1]}" if seen else ""
+    return f"{image['width']} x {image['height']} pixels{seen_text} ({image['sha256'][:8]})"
 
 
 def _segment_words(segment: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""How a reward behaves, whatever it pays: does it repeat itself, do rows depend on each other, how slow, how greedy."""
+"""Behaviour of a reward besides its values: repeatability, independence of rows, time and memory."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ STEADY = {
     "order_free": ("the rows in reverse", "nothing kept from one row for the next"),
     "alone": ("a row in a call of its own", "score each row by itself: the algorithm compares the samples of a group"),
 }
-"""What a sound reward does not notice, and what to do about one that gives another score then."""
+"""Kind of repeated call -> (the call in words, what to do if its scores differ). A sound reward gives equal scores."""
 TO_KEEP_MEMORY = "keep nothing of a response in a global, a default argument or a cache without a limit"
 ROUNDS = 6
 ROUND_SECONDS = 2.0
-"""A round that takes longer is the last."""
+"""Time limit in seconds: a round that takes longer is the last."""
 ALONE = 12
 GROWTH_MIB = 32.0
-"""Less growth over all rounds is what any process does."""
+"""Growth of memory in MiB over all rounds that any process may show."""
 
 
 def behaviour(scorer: Scorer, inputs: Sequence[RewardInput]) -> dict[str, Any]:
-    """Score the same inputs again and again, in another order, and alone.
+    """Score the same inputs again and again, in another order, and one by one.
 
-    Returns: deterministic; order_free (the same in reverse); alone (the same in a call of its own): each True or the
-        first row that differs as {"row", "first", "then"}; memory_mib: growth over the rounds, None where it cannot be
-        read; leaks: whether that growth goes on and is more than GROWTH_MIB; rounds.
+    Returns: `deterministic`, `order_free` (the same in reverse), `alone` (the same in a call of its own): each True, or
+        the first row that differs as {"row", "first", "then"}; `memory_mib`: growth over the rounds, None where it
+        cannot be read; `leaks`: whether that growth continues and is more than GROWTH_MIB; `rounds`.
     """
     first = scorer.score(inputs)
     again = scorer.score(inputs)
@@ -60,31 +60,32 @@ def behaviour(scorer: Scorer, inputs: Sequence[RewardInput]) -> dict[str, Any]:
     }
 
 
-def troubles(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is wrong with a behaviour, in words, and what to do about it.
+def troubles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what is wrong with a behaviour, in words, and what to do about it.
 
-    Args: found: of `behaviour`.
+    Args:
+        report: result of `behaviour`.
     """
-    told = []
+    problems = []
     for key, (words, to_do) in STEADY.items():
-        if found[key] is not True:
-            pair = (found[key]["first"], found[key]["then"])
+        if report[key] is not True:
+            pair = (report[key]["first"], report[key]["then"])
             before, after = (x if isinstance(x, str) else f"{x:.10g}" for x in pair)
-            told.append((f"{words} gives another score: {before} -> {after}", to_do))
-    if found["leaks"]:
-        grown = f"memory grows by {found['memory_mib']:.0f} MiB over {found['rounds']} rounds"
-        told.append((grown, TO_KEEP_MEMORY))
-    return told
+            problems.append((f"{words} gives another score: {before} -> {after}", to_do))
+    if report["leaks"]:
+        grown = f"memory grows by {report['memory_mib']:.0f} MiB over {report['rounds']} rounds"
+        problems.append((grown, TO_KEEP_MEMORY))
+    return problems
 
 
 def milliseconds(seconds: Sequence[float]) -> dict[str, float]:
-    """Percentiles of the time of one row, in milliseconds."""
+    """Return percentiles of the time of one row, in milliseconds."""
     array = np.asarray([s for s in seconds if s > 0] or [0.0]) * 1000
     return {name: float(np.percentile(array, q)) for name, q in (("p50", 50), ("p95", 95), ("p99", 99), ("max", 100))}
 
 
 def resident_mib(scorer: Scorer) -> float | None:
-    """Resident memory of the processes that run the reward; None where the system does not tell."""
+    """Return the resident memory in MiB of the processes that run the reward; None where it cannot be read."""
     total = 0
     for pid in scorer.pids():
         try:

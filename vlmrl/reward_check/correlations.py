@@ -1,4 +1,4 @@
-"""What goes with the score: length, parts, the step, and words that came to be paid."""
+"""Correlations of the score with length, parts and step, and words that began to be paid."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from vlmrl.reward_check.statistics import correlation, mean, ranks
 
 
 def correlations(facts: ResponseColumns, scores: Scores, texts: Mapping[int, str]) -> dict[str, Any]:
-    """Pearson's and rank correlations (Spearman's) of the score, over the rows that have one.
+    """Return Pearson's and rank correlations (Spearman's) of the score, over the rows that have one.
 
-    Returns: length, tokens (None where nothing says them), step: {"pearson", "spearman"} each; ends_cut = mean score of
-    responses that the token limit ended and of the others; parts: part -> part -> Pearson's; ngrams: see `paid_ngrams`;
-    by_step = [step, mean score, mean characters, rank correlation of score and length within the step].
+    Returns: `length`, `tokens` (None where they are not known) and `step`: {"pearson", "spearman"} each; `cut`: the
+        share of responses that the token limit ended, their mean score and that of the others; `parts`: part -> part ->
+        Pearson's; `ngrams`: see `paid_ngrams`; `by_step`: [step, mean score, mean characters, rank correlation of score
+        and length within the step].
     """
     there = ~scores.failed_N
     values, chars = scores.values_N[there], facts.chars_N[there].astype(np.float64)
@@ -40,7 +41,7 @@ def _both(a: Floats, b: Floats) -> dict[str, float | None]:
 
 
 def _between(scores: Scores) -> dict[str, dict[str, float | None]]:
-    """Pearson's correlation of every two parts, over the rows to which both apply."""
+    """Return Pearson's correlation of every two parts, over the rows to which both apply."""
     table: dict[str, dict[str, float | None]] = {}
     names = list(scores.parts)
     for i, one in enumerate(names):

@@ -1,6 +1,6 @@
-"""Words that came to be paid: n-grams that spread over a run and that go with the score. In bounded work.
+"""N-grams that began to be paid: they spread over a run and correlate with the score. The work is bounded.
 
-Text without spaces between words (Chinese, Thai, a long run of digits) is taken character by character.
+Text without spaces between words (Chinese, Thai, a long run of digits) is split into characters.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from vlmrl.reward_check.texts import joins_words
 WORD = re.compile(r"[^\W_]+|</?[A-Za-z][^<>\s]{0,40}>")
 """A word, or a tag as one word."""
 MAX_WORDS = 400
-"""Of each response, its first words; a character of text without spaces counts as a word."""
+"""Maximum number of words of a response, from its start; a character of text without spaces counts as a word."""
 MAX_NGRAM = 3
 MAX_CHARACTERS = 8
-"""The longest n-gram of characters."""
+"""Length of the longest n-gram of characters."""
 LONGEST_WORD = 24
-"""What is longer is no word: its characters are looked at."""
+"""Maximum length of a word, in characters; longer words are split into characters."""
 MIN_TEXTS = 20
-"""An n-gram in fewer of the texts says nothing."""
+"""Minimum number of texts with an n-gram."""
 MIN_PROMPTS = 8
-"""So many prompts must have texts both with and without it."""
+"""Minimum number of prompts that have texts both with and without an n-gram."""
 MOST = 15
 MIN_Z = 4.0
-"""How many standard errors both the rise and the pay must be from nothing for an n-gram to be told: among some 100,000
-n-grams of honest text, 4 in both at once are not expected."""
+"""Minimum number of standard errors of both the rise and the pay of an n-gram that is reported. Among some 100,000
+n-grams of honest text, 4 in both at once are not expected.
+"""
 
 
 @dataclass(frozen=True)
 class Holders:
-    """Which texts hold which n-gram: pairs (gram, text), each once. `words` gives the words of an n-gram."""
+    """Texts that contain each n-gram: pairs (gram, text), each once. `words` returns the words of an n-gram."""
 
     gram_P: Ints
     text_P: Ints
@@ -48,44 +49,48 @@ class Holders:
 
 
 def paid_ngrams(facts: ResponseColumns, scores: Scores, texts: Mapping[int, str]) -> dict[str, Any]:
-    """N-grams (1 to 3 words, or 1 to 8 characters of text without spaces) whose frequency rose over the run and that go
-    with the score.
+    """Return the n-grams whose frequency rose over the run and that correlate with the score.
 
-    Of each: in how many of the texts it is (`texts`), its share in the first and in the last third of the steps, and by
-    how much texts with it are paid more than texts without it (`pays`). Both are compared in a way that neither a score
-    that rises with training nor a name that belongs to a prompt can feign: pay among the samples of one prompt, rise
-    between prompts. (Where each row is a prompt of its own, the texts of a step are compared, and a name that goes with
-    easy prompts can look paid.) Rise and pay must both be MIN_Z standard errors from nothing.
+    An n-gram has 1 to 3 words, or 1 to 8 characters of text without spaces. Each has the number of its texts (`texts`),
+    its share in the first and in the last third of the steps, and how much more texts with it are paid than texts
+    without it (`pays`). Pay is compared among the samples of one prompt, and the rise between prompts. So a score that
+    rises with training or a name that belongs to a prompt cannot look paid. (Where each row is a prompt of its own, the
+    texts of a step are compared, and a name that occurs in easy prompts can look paid.) Rise and pay must both be MIN_Z
+    standard errors above zero.
 
     Args:
-        texts: row of the input -> response; the sample that is looked at, groups whole.
-    Returns: texts (how many), thirds (whether there are steps to compare), found: the n-grams by rise times pay, the
-        largest first; of n-grams that are in the same texts, the longest alone. `unit` of each: words or characters.
+        texts: row of the input -> response: the sample that is examined, with whole groups.
+    Returns: `texts` (how many), `thirds` (whether there are steps to compare), `found`: the n-grams by rise times pay,
+        the largest first; of n-grams that are in the same texts, the longest alone. `unit` of each: words or
+        characters.
     """
     at = np.flatnonzero(np.isin(facts.rows_N, np.asarray(list(texts), dtype=np.int64)) & ~scores.failed_N)
     third_D = _thirds(facts.steps_N[at])
-    told: dict[str, Any] = {"texts": len(at), "thirds": bool(len(at)) and int(third_D.max()) > 0, "found": []}
-    if not told["thirds"]:
-        return told
+    result: dict[str, Any] = {"texts": len(at), "thirds": bool(len(at)) and int(third_D.max()) > 0, "found": []}
+    if not result["thirds"]:
+        return result
     prompts = TextsByPrompt.of(facts.groups_N[at], facts.steps_N[at], third_D, scores.values_N[at])
-    found: dict[bytes, dict[str, Any]] = {}
+    by_texts: dict[bytes, dict[str, Any]] = {}
     units = WordSequence.of([texts[row] for row in facts.rows_N[at].tolist()])
     for holders in _ngrams(units, len(at)):
         for gram, one in _judged(holders, prompts):
             key = np.sort(holders.text_P[holders.gram_P == gram]).tobytes()
-            found[key] = {**units.spelled(holders.words(gram)), **one}
-    told["found"] = sorted(found.values(), key=lambda f: -(f["last"] - f["first"]) * f["pays"])[:MOST]
-    return told
+            by_texts[key] = {**units.spelled(holders.words(gram)), **one}
+    result["found"] = sorted(by_texts.values(), key=lambda f: -(f["last"] - f["first"]) * f["pays"])[:MOST]
+    return result
 
 
 @dataclass(frozen=True)
 class TextsByPrompt:
-    """The texts by prompt: D texts of C prompts (each text its own where nothing says which belong together).
+    """Texts by prompt: D texts of C prompts (each text its own prompt where the prompts are not known).
 
     Args:
-        prompt_D: of each text.     size_C: texts of each prompt.     third_C: third of the steps it is in.
+        prompt_D: prompt of each text.
+        size_C: number of texts of each prompt.
+        third_C: third of the steps that a prompt is in.
         rest_D: score minus the mean of the texts it is compared with: those of its prompt, else those of its step.
-        stratum_D: what it is compared within.      size_S: texts of each stratum.
+        stratum_D: index of the set of texts that a text is compared with.
+        size_S: number of texts of each stratum.
     """
 
     prompt_D: Ints
@@ -106,10 +111,13 @@ class TextsByPrompt:
 
 @dataclass(frozen=True)
 class WordSequence:
-    """The words of texts, one after the other; T of them.
+    """Words of texts, one text after the other; T words in total.
 
-    Args: text_T: number of its text.      word_T: index in `names`.      names: spellings, in lower case.
-        character: of each name, whether it is one character of text without spaces.
+    Args:
+        text_T: number of its text.
+        word_T: index in `names`.
+        names: spellings, in lower case.
+        character: for each name, whether it is one character of text without spaces.
     """
 
     text_T: Ints
@@ -119,7 +127,7 @@ class WordSequence:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> WordSequence:
-        """Split the texts into words, each text's first MAX_WORDS. A word that is none is split into its characters."""
+        """Split the texts into words, each text's first MAX_WORDS. Other strings are split into their characters."""
         known: dict[str, int] = {}
         rows = [
             [known.setdefault(m.group().lower(), len(known)) for m, _ in zip(WORD.finditer(t), range(MAX_WORDS))]  # noqa: B905
@@ -137,7 +145,7 @@ class WordSequence:
         return cls(text_T, word_T, [*known, *characters], np.arange(len(known) + len(characters)) >= len(known))
 
     def spelled(self, words: Sequence[int]) -> dict[str, str]:
-        """Return an n-gram as text, and what it is made of: `{"ngram", "unit"}`."""
+        """Return an n-gram as text with the kind of its units: `{"ngram", "unit"}`."""
         text = self.names[words[0]]
         for before, word in pairwise(words):
             apart = "" if self.character[before] and self.character[word] else " "
@@ -146,15 +154,15 @@ class WordSequence:
 
 
 def _is_word(text: str) -> bool:
-    """Whether this is a word as languages with spaces have them, or a tag."""
+    """Return whether this is a word as languages with spaces have them, or a tag."""
     return text.startswith("<") or (len(text) <= LONGEST_WORD and (text.isascii() or not any(map(joins_words, text))))
 
 
 def _ngrams(units: WordSequence, texts: int) -> Iterator[Holders]:
-    """The n-grams of each length that are in at least MIN_TEXTS of the texts.
+    """Yield the n-grams of each length that are in at least MIN_TEXTS of the texts.
 
-    A frequent n-gram has frequent ends, so the longer ones are made of frequent shorter ones alone. Those that are
-    longer than MAX_NGRAM are of characters alone.
+    The ends of a frequent n-gram are frequent, so that longer n-grams are built from frequent shorter ones alone.
+    N-grams longer than MAX_NGRAM consist of characters alone.
     """
     text_T, word_T, vocabulary = units.text_T, units.word_T, len(units.names)
     character_T = units.character[word_T] if vocabulary else np.zeros(0, dtype=bool)
@@ -183,7 +191,7 @@ def _ngrams(units: WordSequence, texts: int) -> Iterator[Holders]:
 
 
 def _words(longer: Sequence[Ints], vocabulary: int, gram: int) -> list[int]:
-    """The words of an n-gram: each of `longer` gives a shorter n-gram and the word that makes it one longer."""
+    """Return the words of an n-gram. Each entry of `longer` splits an n-gram into a shorter one and its last word."""
     words: list[int] = []
     for values in reversed(longer):
         gram, word = divmod(int(values[gram]), vocabulary)
@@ -192,7 +200,7 @@ def _words(longer: Sequence[Ints], vocabulary: int, gram: int) -> list[int]:
 
 
 def _judged(holders: Holders, prompts: TextsByPrompt) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The n-grams with a certain rise and a certain pay, with both. Letters: K pairs of an n-gram and a prompt."""
+    """Yield the n-grams with certain rise and pay, and these. Letters: K pairs of an n-gram and a prompt."""
     size, p = holders.number, prompts
     number = len(p.size_C)
     cells, cell_P = np.unique(holders.gram_P * number + p.prompt_D[holders.text_P], return_inverse=True)
@@ -218,7 +226,7 @@ def _judged(holders: Holders, prompts: TextsByPrompt) -> Iterator[tuple[int, dic
 
 
 def _mean_share(share_K: Floats, gram_K: Ints, here_K: Any, size: int, number: int) -> tuple[Floats, Floats]:
-    """Each n-gram's mean share over `number` prompts (0 in those that are no pair of it), and its standard error."""
+    """Return each n-gram's mean share over `number` prompts (0 for prompts without it), and its standard error."""
     if number < 2:
         return np.zeros(size), np.full(size, np.inf)
     mean = np.bincount(gram_K[here_K], weights=share_K[here_K], minlength=size) / number
@@ -227,7 +235,7 @@ def _mean_share(share_K: Floats, gram_K: Ints, here_K: Any, size: int, number: i
 
 
 def _thirds(steps: Any) -> Any:
-    """0, 1, 2 for steps in the first, the middle and the last third of the run's range; 0 for all of a single step."""
+    """Return 0, 1, 2 for steps in the first, middle and last third of the run's range; 0 for all of a single step."""
     if not len(steps) or steps.min() == steps.max():
         return np.zeros(len(steps), dtype=np.int64)
     past = steps.astype(np.int64) - int(steps.min())

@@ -1,9 +1,10 @@
-"""Attack a reward: known tricks, tried on the truths of saved responses, judged beside honest play.
+"""Attack on a reward: known tricks, tried on the truths of saved responses and compared with honest play.
 
-Three yardsticks. *Informed* play knows the truth and keeps the form. *Uninformed* play keeps the form and knows
-nothing: one constant answer for every row, the best of a few. *Wrong* play keeps the form and errs. What pays more than
-uninformed play is a hole through which a model will leave the task; what pays although it says nothing, breaks the form
-or takes its answer back is a leak.
+Honest play gives three baselines. *Informed* play knows the truth and keeps the form. *Uninformed* play keeps the form
+and knows nothing: one constant answer for every row, the best of a few. *Wrong* play keeps the form and is wrong. A
+trick
+that pays more than uninformed play is a hole: a model will use it instead of the task. A trick that is paid although it
+says nothing, breaks the form or takes its answer back is a leak.
 """
 
 from __future__ import annotations
@@ -46,17 +47,17 @@ from vlmrl.types import RewardInput, Row
 
 MAX_ROWS = 48
 MOST_HUNG = 3
-"""After so many tricks on which the reward hung the others are not tried: each costs a time limit."""
+"""Maximum number of tricks on which the reward hangs; the others are not tried, because each costs a time limit."""
 ASKED_FOR = {"relaxed": "never closed"}
-"""Argument of a built-in reward -> the trick that it allows in so many words."""
+"""Argument of a built-in reward -> the trick that it explicitly allows."""
 BELIEFS = (0.1, 0.2, 0.3, 0.4)
 REPEATS = 8
-"""Calls on the same answers from which the noise of a reward is read, where two calls differ at all."""
+"""Calls on the same answers that measure the noise of a reward, if two calls differ at all."""
 REPEATED_ROWS = 12
 
 
 def probe_source(saved: SavedResponses, facts: ResponseColumns, source: str, choice: ChosenReward) -> dict[str, Any]:
-    """`probe_reward` with the truths of up to 48 different prompts of a source, spread over what was saved."""
+    """Run `probe_reward` with the truths of up to 48 different prompts of a source, spread over the saved responses."""
     code = facts.sources.words.index(source)
     places = np.flatnonzero(facts.sources.codes_N == code)
     _, first = np.unique(facts.prompts.codes_N[places], return_index=True)
@@ -79,9 +80,9 @@ def probe_source(saved: SavedResponses, facts: ResponseColumns, source: str, cho
 
 
 def _tracer(task: Task | None, source: str) -> Make | None:
-    """Return the response that a task of one's own calls correct, for the input of a row; None where it has none.
+    """Return the response that a user's own task calls correct, for the input of a row; None where it has none.
 
-    The same random numbers serve each row: two texts differ because their rows do.
+    The same random numbers are used for each row: two texts differ because their rows do.
     """
     if task is None or task.own is None or (trace := task.trace) is None:
         return None
@@ -97,20 +98,21 @@ def probe_reward(
     """Try the tricks on up to 48 rows.
 
     Args:
-        inputs: one input a row, with its truth, columns and images; the responses are replaced.
+        inputs: one input per row, with its truth, columns and images; the responses are replaced.
         play: how the task is played, see `RowKind.play`; None = rows have text answers.
         trace: a correct response to a row in the task's own form; with `play` it is not used.
         more: tricks of the task's own.
         echo: the prompt's template, for rows that do not hold their prompt.
         limits: of the scorer: timeout_seconds, memory_mb, workers.
-    Returns: honest (informed, wrong, uninformed with its answer and all that were tried), rows, `probes` (a ProbeResult
-        each, as a mapping, with `flagged`; see `ranked`), skipped (tricks that were not tried: MOST_HUNG had hung),
-        flagged and warnings (how many), behaviour (behaviour.py, with `milliseconds` a row), unsteady (1 = it does not
-        repeat itself, or rows depend on each other).
+    Returns: `honest` (informed, wrong, uninformed with its answer and all that were tried), `rows`, `probes` (a
+        ProbeResult each, as a mapping, with `flagged`; see `ranked`), `skipped` (number of tricks not tried because
+        MOST_HUNG had hung), `flagged` and `warnings` (how many), `behaviour` (behaviour.py, with `milliseconds` per
+        row), `unsteady` (1 = it does not repeat itself, or rows depend on each other).
     Raises: RewardError when the reward fails on all honest answers.
     """
     rows = list(inputs[:MAX_ROWS])
-    with Scorer(replace(spec, on_timeout={}), weights, **(limits or {})) as scorer:  # what hangs is to be seen
+    # Without on_timeout a hang is an error, which the verdict needs.
+    with Scorer(replace(spec, on_timeout={}), weights, **(limits or {})) as scorer:
         attempts = Attempts(scorer, rows)
         unpaid = [part for part in spec.ranges if not (weights or spec.weights).get(part)]
         played = play(Stage(rows, echo, unpaid)) if play is not None else _text_play(attempts, trace)
@@ -127,11 +129,11 @@ def probe_reward(
             results += _beliefs(attempts, played.belief, honest.tolerance)
         sample = [honest.informed.attack.write(x) for x in rows[:24]]
         sample += [t.attack.write(rows[0]) for t in tried if not t.error][:24]
-        found = behaviour(scorer, [x for x in sample if x is not None and len(x.response) < 50_000])
-    found["milliseconds"] = milliseconds(attempts.seconds)
-    found["calls"] = len(attempts.seconds)
-    steady = [found[key] is True for key in ("deterministic", "order_free", "alone")]
-    flagged = sum(r.flagged for r in results) + int(not all(steady)) + int(found["leaks"])
+        facts = behaviour(scorer, [x for x in sample if x is not None and len(x.response) < 50_000])
+    facts["milliseconds"] = milliseconds(attempts.seconds)
+    facts["calls"] = len(attempts.seconds)
+    steady = [facts[key] is True for key in ("deterministic", "order_free", "alone")]
+    flagged = sum(r.flagged for r in results) + int(not all(steady)) + int(facts["leaks"])
     warned = sum(r.verdict in WARNINGS for r in results)
     return {
         "rows": len(rows),
@@ -143,13 +145,13 @@ def probe_reward(
         "flagged": flagged,
         "warnings": warned,
         "probes": [{**vars(r), "flagged": r.flagged} for r in ranked(results)],
-        "behaviour": found,
+        "behaviour": facts,
         "unsteady": int(not all(steady)),
     }  # fmt: skip
 
 
 def _all_tried(attempts: Attempts, attacks: Sequence[Attack]) -> tuple[list[Tried], int]:
-    """What was tried, and how many were left out."""
+    """Return the results of the tricks, and how many tricks were left out."""
     tried: list[Tried] = []
     for attack in attacks:
         if sum(HUNG in t.error for t in tried) == MOST_HUNG:
@@ -159,7 +161,7 @@ def _all_tried(attempts: Attempts, attacks: Sequence[Attack]) -> tuple[list[Trie
 
 
 def _honest(attempts: Attempts, play: Play) -> Honest:
-    """Honest play. Raises: RewardError when the reward fails on every honest answer."""
+    """Return honest play. Raises: RewardError when the reward fails on every honest answer."""
     tried = [attempts.on(guess) for guess in play.guesses]
     earned = {t.attack.name: mean for t in tried if (mean := t.mean) is not None}
     if not earned:
@@ -172,9 +174,9 @@ def _honest(attempts: Attempts, play: Play) -> Honest:
 
 
 def _tolerance(attempts: Attempts, honest: Sequence[Tried]) -> float:
-    """Twice the widest spread of a row's value over repeated calls, at least EPSILON.
+    """Return twice the widest spread of a row's value over repeated calls, at least EPSILON.
 
-    A smaller difference says nothing about a reward that draws random numbers or asks a service.
+    A smaller difference means nothing for a reward that draws random numbers or calls a service.
     """
     rows = attempts.rows[:REPEATED_ROWS]
     spread = 0.0
@@ -190,17 +192,17 @@ def _tolerance(attempts: Attempts, honest: Sequence[Tried]) -> float:
 
 
 def _text_forms(attempts: Attempts) -> list[str]:
-    """The forms in which a right answer may be given, the one that pays best first; those that hang left out."""
+    """Return the forms in which a right answer may be given, the one that pays best first, without those that hang."""
     known = answers(attempts.rows)
-    told = {form: attempts.on(_in_form(form, known, right=True)) for form in FORMS}
-    forms = [form for form in FORMS if HUNG not in told[form].error] or list(FORMS)
-    return sorted(forms, key=lambda form: -(told[form].mean or -math.inf))
+    earned = {form: attempts.on(_in_form(form, known, right=True)) for form in FORMS}
+    forms = [form for form in FORMS if HUNG not in earned[form].error] or list(FORMS)
+    return sorted(forms, key=lambda form: -(earned[form].mean or -math.inf))
 
 
 def _text_play(attempts: Attempts, trace: Make | None) -> Play:
-    """Return the play of rows whose answers are texts, in the form of them that this reward takes.
+    """Return the play of rows whose answers are texts, in the form that this reward accepts.
 
-    Where no known form earns what the task's own correct responses do, honest play is those.
+    If the task's own correct responses earn more than every known form, honest play consists of these.
     """
     known, forms = answers(attempts.rows), _text_forms(attempts)
     guesses = [
@@ -214,7 +216,7 @@ def _text_play(attempts: Attempts, trace: Make | None) -> Play:
 
 
 def _traced_play(attempts: Attempts, play: Play, trace: Make) -> Play:
-    """Return a play whose honest answers are the task's correct responses, where these earn more than `play.informed`.
+    """Return a play whose honest answers are the task's correct responses, if they earn more than `play.informed`.
 
     A wrong answer is the response that is correct for another row.
     """
@@ -242,9 +244,9 @@ def _in_form(form: str, known: Sequence[str], *, right: bool) -> Attack:
 
 
 def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play) -> ProbeResult:
-    """Whether knowing pays at all. Where all rows have one truth, a constant may be as good."""
+    """Return whether the right answer earns most. If all rows have one truth, a constant may be as good."""
     informed, wrong, blind = (t.mean or 0.0 for t in (honest.informed, honest.wrong, honest.uninformed))
-    vary = len({repr(play.asked(x)) for x in rows}) > 1  # a truth may hold anything
+    vary = len({repr(play.asked(x)) for x in rows}) > 1  # by repr: a truth may hold values of any type
     against = f"a wrong one earns {wrong:.3g}, `{honest.uninformed.attack.name}` {blind:.3g}"
     verdict = "blind" if informed <= max(wrong, blind if vary else wrong) + honest.tolerance else ""
     return replace(
@@ -254,7 +256,7 @@ def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play
 
 
 def _judge_all(tried: Sequence[Tried], honest: Honest, low_R: Floats, rows: Sequence[RewardInput]) -> list[ProbeResult]:
-    """A verdict on each; of near misses only that names are not looked at all, where that is so."""
+    """Return a verdict on each trick. If names are ignored altogether, this replaces all other near misses."""
     results = [_judged(t, honest, low_R, rows) for t in tried]
     if any(r.name == IGNORED and r.verdict for r in results):
         results = [r for r in results if r.kind != "miss" or r.name == IGNORED]
@@ -300,7 +302,7 @@ def _example(attack: Attack, rows: Sequence[RewardInput]) -> str:
 
 
 def _broken_honest(honest: Honest, rows: Sequence[RewardInput], low_R: Floats) -> list[ProbeResult]:
-    """Honest answers on which the reward fails."""
+    """Return the results of honest answers on which the reward fails."""
     return [_result(t, "breaks", low_R, rows, honest.tolerance) for t in (honest.informed, honest.wrong) if t.error]
 
 
@@ -308,13 +310,13 @@ ANY_TRUTHS: Mapping[str, Callable[[RewardInput], Mapping[str, Any]]] = {
     "no truth at all": lambda x: {},
     "a truth of None": lambda x: {**dict.fromkeys(x.truth), "ground_truth": None},
 }
-"""Truths that no reward should score, whatever the task: in words -> how they are made of a row's."""
+"""Truths that no reward should score, for any task: name -> function that makes it from a row's truth."""
 
 
 def _broken_truths(attempts: Attempts, honest: Honest, play: Play) -> list[ProbeResult]:
-    """A broken truth must make the reward fail: a silent 0 for every response is an hour's training for nothing.
+    """Try broken truths. Each must make the reward fail: a silent 0 for every response wastes an hour of training.
 
-    A reward that does not look at the truth says what it said; that is no finding.
+    For a reward that does not read the truth the scores stay the same; that is no finding.
     """
     results = []
     for name, broken in {**ANY_TRUTHS, **play.broken_truths}.items():
@@ -335,16 +337,16 @@ def _broken_truths(attempts: Attempts, honest: Honest, play: Play) -> list[Probe
     return results
 
 
-def _beliefs(attempts: Attempts, asked: Belief, slack: float) -> list[ProbeResult]:
-    """Whether saying what one believes pays best, for one who thinks yes as likely as each of BELIEFS.
+def _beliefs(attempts: Attempts, question: Belief, slack: float) -> list[ProbeResult]:
+    """Return whether stating one's belief pays best, for believers who give yes each probability of BELIEFS.
 
     A reward that is not a proper score teaches extreme answers.
     """
-    yes = np.asarray([asked.holds(x) for x in attempts.rows])
+    yes = np.asarray([question.holds(x) for x in attempts.rows])
     if yes.all() or not yes.any():
         return []
     grid = (0.0, *BELIEFS, 0.5)
-    paid = {p: attempts.on(Attack("belief", "", "guess", says(asked.write(p)))).values_R for p in grid}
+    paid = {p: attempts.on(Attack("belief", "", "guess", says(question.write(p)))).values_R for p in grid}
     if any(np.isnan(v).any() for v in paid.values()):
         return []
     worst: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -353,7 +355,7 @@ def _beliefs(attempts: Attempts, asked: Belief, slack: float) -> list[ProbeResul
         best = max(expected, key=lambda p: expected[p])
         worst = max(worst, (expected[best] - expected[belief], belief, best))
     loss, belief, best = worst
-    told = f"who believes {belief:g} earns {loss:.3f} more by saying {best:g}" if loss > slack else ""
+    gain = f"who believes {belief:g} earns {loss:.3f} more by saying {best:g}" if loss > slack else ""
     verdict = "improper" if loss > slack else ""
-    idea = told or "what one believes, said as it is, pays best"
-    return [ProbeResult("half sure", idea, "belief", None, None, None, 0, "", verdict, asked.write(best))]
+    idea = gain or "what one believes, said as it is, pays best"
+    return [ProbeResult("half sure", idea, "belief", None, None, None, 0, "", verdict, question.write(best))]

@@ -1,4 +1,4 @@
-"""Which reward scores what was saved: the run's own as it is today, another one, a task's profile."""
+"""Choice of the reward that scores saved responses: the run's own as it is now, another, or a task's profile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vlmrl.types import Media, Score
 
 
 def own_rewards(saved: SavedResponses) -> dict[str, ChosenReward]:
-    """The rewards that scored the rollouts, by source, as they are today.
+    """Return the rewards that scored the rollouts, by source, in their present version.
 
     Raises: RewardError when the manifest does not name them, or they cannot be loaded any more.
     """
@@ -63,7 +63,7 @@ def named_rewards(
     weights: Mapping[str, float] | None,
     style: str = "auto",
 ) -> dict[str, ChosenReward]:
-    """The reward `name` for every source: a built-in, `file.py:function`, or `profile:name` of each source's task."""
+    """Return the reward `name` for every source: a built-in, `file.py:function`, or `profile:name` of each task."""
     if name.startswith(PROFILE):
         return profile_rewards(saved, name.removeprefix(PROFILE), args=args, weights=weights)
     return other_rewards(saved, name, args=args, weights=weights, style=style)
@@ -72,7 +72,7 @@ def named_rewards(
 def profile_rewards(
     saved: SavedResponses, profile: str, *, args: Mapping[str, Any], weights: Mapping[str, float] | None
 ) -> dict[str, ChosenReward]:
-    """A reward profile of each source's task, `args` added to the arguments that the task binds.
+    """Return a reward profile of each source's task, with `args` added to the arguments that the task binds.
 
     Raises: RewardError where a source's task is not known or has no reward of its own; RecipeError for an unknown
         profile.
@@ -101,9 +101,9 @@ def other_rewards(
     weights: Mapping[str, float] | None,
     style: str = "auto",
 ) -> dict[str, ChosenReward]:
-    """The reward `name` for every source. A built-in gets the arguments that the rows themselves say (`RowKind`).
+    """Return the reward `name` for every source. A built-in gets its arguments from the rows (`RowKind`).
 
-    Where the run itself used `name`, its own arguments and weights hold as far as `args` and `weights` do not say more.
+    If the run itself used `name`, its own arguments and weights hold unless `args` and `weights` replace them.
     """
     chosen: dict[str, ChosenReward] = {}
     for source in saved.sources:
@@ -119,7 +119,7 @@ def other_rewards(
 
 
 def _kept_weights(saved: SavedResponses, record: Mapping[str, Any], spec: RewardSpec) -> Mapping[str, float]:
-    """The run's weights if its recipe chose them; else the reward's defaults, which depend on its arguments."""
+    """Return the run's weights if its recipe chose them; else the reward's defaults, which depend on its arguments."""
     kept = dict(record.get("weights") or {})
     base_dir = saved.run.manifest.cwd if saved.run is not None else None
     try:
@@ -131,7 +131,7 @@ def _kept_weights(saved: SavedResponses, record: Mapping[str, Any], spec: Reward
 
 
 def parse_weights(text: str) -> dict[str, float]:
-    """`a=1,b=0.5` as a mapping. Raises: RewardError when it is not of that form."""
+    """Return `a=1,b=0.5` as a mapping. Raises: RewardError when the text does not have this form."""
     weights: dict[str, float] = {}
     for item in text.split(","):
         name, sign, number = item.partition("=")
@@ -148,16 +148,16 @@ def scan_saved(
     saved: SavedResponses, sides: Sequence[Mapping[str, ChosenReward]], *, jobs: int = 1, keep_going: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> ScoredResponses:  # fmt: skip
-    """One pass over what was saved, scored with each of `sides`; see `scan`."""
+    """Score the saved responses with each of `sides` in one pass; see `scan`."""
     tasks = {source: ref for source in saved.sources if (ref := saved.task_ref(source)) is not None}
     plan = ScoringPlan(saved.reader.decoder, sides, tasks, keep_going, saved.limits(), image_reader(saved))
     return scan(saved.reader, plan, jobs=jobs, progress=progress)
 
 
 def image_reader(saved: SavedResponses) -> Callable[[Sequence[Media], str], list[Any]]:
-    """A function that gives the images of a row as PIL RGB, from their references and the row's name.
+    """Return a function that reads the images of a row as PIL RGB, from their references and the row's name.
 
-    It raises: StoreError when the rollouts belong to no run, or the image is nowhere any more.
+    The function raises StoreError when the rollouts belong to no run, or the image no longer exists.
     """
     cache: dict[str, Any] = {}
 
@@ -179,7 +179,7 @@ def image_reader(saved: SavedResponses) -> Callable[[Sequence[Media], str], list
 
 
 def _taken(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the arguments that a built-in takes."""
+    """Return those of the arguments that a built-in accepts."""
     import inspect
 
     taken = inspect.signature(REWARDS[name].build).parameters if name in REWARDS else {}
@@ -191,9 +191,10 @@ def findings(
 ) -> dict[int, Score]:
     """Return row -> its score with details, images and their files, where the reward returned any.
 
-    Args: chosen: source -> its reward; rows of other sources are left out.
+    Args:
+        chosen: source -> its reward; rows of other sources are left out.
     """
-    read, found = image_reader(saved), {}
+    read, scores_by_row = image_reader(saved), {}
     for source, choice in chosen.items():
         rows = [row for row, sample in samples.items() if sample.source == source]
         inputs = [samples[row].input for row in rows]
@@ -202,5 +203,5 @@ def findings(
             inputs = [replace(x, images=images) for x, images in zip(inputs, seen, strict=True)]
         with Scorer(choice.spec, choice.weights, **saved.limits()) as scorer:
             scores = scorer.score(inputs, rows=[samples[row].where for row in rows])
-        found |= {row: s for row, s in zip(rows, scores, strict=True) if s.detail is not None or s.artifacts}
-    return found
+        scores_by_row |= {row: s for row, s in zip(rows, scores, strict=True) if s.detail is not None or s.artifacts}
+    return scores_by_row

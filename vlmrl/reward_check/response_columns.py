@@ -1,4 +1,4 @@
-"""What is known of saved responses besides their texts, as columns; and the pieces in which an input is read."""
+"""Facts about saved responses besides their texts, as columns; and the chunks in which an input is read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ class ResponseColumns:
     """Columns over N responses, in the order of the input.
 
     Args:
-        rows_N: index in the whole input.      places_N: line of its text file, or row of its Parquet file.
-        files_N: which of the input's files.   steps_N: training step (0 where nothing says it).
-        groups_N: equal for the samples of one prompt in one step.       samples_N: index within the group.
+        rows_N: index in the whole input.
+        places_N: line of its text file, or row of its Parquet file.
+        files_N: index of the file.
+        steps_N: training step (0 where it is not known).
+        groups_N: equal for the samples of one prompt in one step.
+        samples_N: index within the group.
         sources, prompts: `[[data]]` entry and prompt id.
-        cut_N: ended by the token limit.       tokens_N: 0 where nothing says it.     chars_N: length of the text.
+        cut_N: ended by the token limit.
+        tokens_N: length in tokens; 0 where it is not known.
+        chars_N: length in characters.
         advantages_N: as saved; NaN where there is none.
     """
 
@@ -43,7 +48,7 @@ class ResponseColumns:
         return len(self.rows_N)
 
     def at(self, rows: Any) -> ResponseColumns:
-        """These rows, in that order."""
+        """Return these rows, in that order."""
         return ResponseColumns(**{f.name: _at(getattr(self, f.name), rows) for f in fields(self)})
 
     @classmethod
@@ -51,7 +56,7 @@ class ResponseColumns:
         return cls(**{f.name: _concat([getattr(piece, f.name) for piece in pieces]) for f in fields(cls)})
 
     def group_bounds(self) -> tuple[Ints, Ints]:
-        """(order, starts): rows sorted by group, stable, and where each group starts in that order."""
+        """Return (order, starts): rows sorted by group, stable, and where each group starts in that order."""
         order = np.argsort(self.groups_N, kind="stable")
         change = np.diff(self.groups_N[order], prepend=self.groups_N[order[:1]] - 1) != 0
         return order, np.flatnonzero(change)
@@ -67,12 +72,13 @@ def _concat(columns: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of the input as it was read, cheap to hand to another process.
+    """Part of the input as it was read, cheap to send to another process.
 
     Args:
-        first: index of its first row in the whole input.     rows: how many there are.
-        file, place: which file it comes from, and the line or row of that file it begins at.
-        data: an Arrow record batch, the bytes of whole lines, or rows with their lines; the decoder knows.
+        first: index of its first row in the whole input.
+        rows: number of its rows.
+        file, place: index of its file, and the line or row of that file at which it begins.
+        data: an Arrow record batch, the bytes of whole lines, or rows with their lines; the decoder reads it.
     """
 
     first: int
@@ -84,7 +90,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Broken:
-    """A row that cannot be read: where it is, and why."""
+    """Row that cannot be read: its place, and the reason."""
 
     where: str
     why: str
@@ -92,13 +98,13 @@ class Broken:
 
 @dataclass
 class Decoded:
-    """A chunk as the inputs of a reward.
+    """Chunk as the inputs of a reward.
 
     Args:
-        stored: what was saved beside them; None = nothing.
-        media: images of each row, where they were asked for.
-        broken: rows of the chunk that are left out of all else.
-        doubts: truths that were taken as they are although they break the task's form: (where, why).
+        stored: scores that were saved beside the inputs; None = none.
+        media: images of each row, where they were requested.
+        broken: rows of the chunk that are left out of all other fields.
+        doubts: truths that were used unchanged although they break the task's form: (where, why).
     """
 
     inputs: list[RewardInput]
@@ -110,35 +116,37 @@ class Decoded:
 
 
 class PieceReader(Protocol):
-    """An input: its pieces, in order, and how a piece is read. The decoder can be handed to another process."""
+    """Input that yields its chunks in order, with the decoder of a chunk, which can be sent to a process."""
 
     @property
     def decoder(self) -> Decoder: ...
 
-    def chunks(self, wanted: Ints | None = None) -> Iterator[Chunk]:
-        """All pieces; with `wanted` (sorted row indices) at least those that hold such rows."""
+    def chunks(self, rows: Ints | None = None, /) -> Iterator[Chunk]:
+        """Yield all chunks; with `rows` (sorted row indices) at least those that contain such rows."""
         ...
 
 
 class Decoder(Protocol):
-    """Turns a chunk into inputs."""
+    """Reader of chunks as inputs."""
 
     def decode(
         self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
     ) -> Decoded:
-        """The chunk's rows, or those at these places within it; with their images' names and their token ids where
-        these are asked for.
+        """Return the chunk's rows, or those at `rows` within it.
+
+        Args:
+            media, ids: also return the references of their images, and their token ids.
         """
         ...
 
     def where(self, facts: ResponseColumns, index: int) -> str:
-        """How a person finds a row."""
+        """Return a row's name for people."""
         ...
 
 
 @dataclass(frozen=True)
 class Head:
-    """What is known of a source before anything is scored: its task and the first row's truth and columns."""
+    """Facts of a source before anything is scored: its task and the first row's truth and columns."""
 
     task: str
     truth: Mapping[str, Any]

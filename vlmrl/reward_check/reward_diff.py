@@ -1,4 +1,4 @@
-"""What another reward would have changed: values, the order within groups, advantages, and which groups are dead."""
+"""Effect of another reward: on values, the order within groups, advantages, and which groups are dead."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from vlmrl.reward_check.statistics import correlation, mean, ranks, row_of, scor
 
 @dataclass(frozen=True)
 class Estimate:
-    """How the run turned scores into advantages: its row of the table, and the token limit of a response.
+    """Advantage estimator of the run: its row of the algorithm table, and the token limit of a response.
 
-    `stand_in`: what is taken in place of what only training has, in words; "" = nothing.
+    Args:
+        stand_in: what replaces the values that only training has, in words; "" = nothing.
     """
 
     algorithm: Algorithm
@@ -33,20 +34,21 @@ class Estimate:
 
 
 def estimate_of(saved: SavedResponses) -> Estimate:
-    """The run's own estimator; GRPO's when the rollouts belong to no run.
+    """Return the run's own estimator; GRPO's when the rollouts belong to no run.
 
-    Greedy answers (ReMax) are not saved: the group mean stands in for them; nor is what a critic said (PPO): 0 stands
-    in. A KL in the reward is left out.
+    Scores of greedy answers (ReMax) are not saved: the group mean replaces them. Values of a critic (PPO) are not saved
+    either: 0 replaces them. A KL in the reward is left out.
     """
     if saved.recipe is None:
         return Estimate(ALGORITHMS["grpo"], 0)
-    asked = algorithm_of(saved.recipe.algo)
-    return Estimate(without_greedy(asked), saved.recipe.rollout.max_new_tokens, stand_in(asked))
+    own_algorithm = algorithm_of(saved.recipe.algo)
+    return Estimate(without_greedy(own_algorithm), saved.recipe.rollout.max_new_tokens, stand_in(own_algorithm))
 
 
 def advantages_of(saved: SavedResponses, facts: ResponseColumns, scores: Scores, estimate: Estimate) -> Floats:
-    """The advantage of every sample under these scores, by the rules of training, each step a batch of its own: failed
-    rewards are left out, and truncated responses where the recipe drops them.
+    """Return the advantage of every sample under these scores, by the rules of training.
+
+    Each step is a batch of its own. Failed rewards are left out, and truncated responses where the recipe drops them.
     """
     advantages = np.zeros(len(scores))
     steps: dict[int, list[list[int]]] = {}
@@ -71,7 +73,7 @@ def advantages_of(saved: SavedResponses, facts: ResponseColumns, scores: Scores,
 
 
 def groups_of(facts: ResponseColumns) -> list[list[int]]:
-    """Indices of the samples of each group, groups in the order of their first samples."""
+    """Return the indices of the samples of each group, groups in the order of their first samples."""
     order, starts = facts.group_bounds()
     groups = [g.tolist() for g in np.split(order, starts[1:])]
     return sorted(groups, key=lambda g: g[0]) if len(order) else []
@@ -80,7 +82,7 @@ def groups_of(facts: ResponseColumns) -> list[list[int]]:
 def diff_rewards(
     saved: SavedResponses, facts: ResponseColumns, first: Scores, second: Scores, most: int = 5
 ) -> dict[str, Any]:
-    """Compare two scorings of the same responses; `first` is what was, `second` what would have been.
+    """Compare two scorings of the same responses: `first`, the old one, and `second`, the new one.
 
     Returns a mapping with:
         value: mean of both, mean absolute difference, changed (rows), changed_share, correlation over all samples, rank
@@ -133,7 +135,7 @@ def diff_rewards(
 
 def _groups(facts: ResponseColumns, first: Scores, second: Scores, old: Floats, new: Floats) -> dict[str, Any]:
     dead_first = dead_second = died = revived = best_changes = alive = 0
-    found: list[float] = []
+    rank_correlations: list[float] = []
     failed = first.failed_N | second.failed_N
     groups = groups_of(facts)
     for group in groups:
@@ -148,7 +150,7 @@ def _groups(facts: ResponseColumns, first: Scores, second: Scores, old: Floats, 
         best_changes += not np.any((a == a.max()) & (b == b.max()))
         rank = correlation(ranks(a), ranks(b))
         if rank is not None:
-            found.append(rank)
+            rank_correlations.append(rank)
     return {
         "number": len(groups),
         "dead_first": dead_first,
@@ -157,7 +159,7 @@ def _groups(facts: ResponseColumns, first: Scores, second: Scores, old: Floats, 
         "revived": revived,
         "alive_in_both": alive,
         "best_changes": best_changes,
-        "same_order": math.fsum(found) / len(found) if found else None,
+        "same_order": math.fsum(rank_correlations) / len(rank_correlations) if rank_correlations else None,
     }
 
 

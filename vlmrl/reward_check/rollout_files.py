@@ -1,4 +1,4 @@
-"""Rollout files of a run as pieces and inputs; see facts.py. Texts are read when their turn comes, and not kept."""
+"""Rollout files of a run as chunks and inputs; see response_columns.py. Texts are read when needed, and not kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = (
     "turns",
 )  # fmt: skip
 REPEATED = ("source", "task", "prompt_id", "truth", "columns", "prompt_text", "finish", "note", "error", "status")
-"""Columns with one value for many rows: each value is made a Python object once."""
+"""Columns with one value for many rows: each value becomes a Python object once."""
 CHUNK_ROWS = 8192
 GROUPS_OF_A_FILE = 1 << 32
 
@@ -34,7 +34,8 @@ class RolloutReader:
     """Rollout files in the order of their steps.
 
     Args:
-        paths: the files.     source: only rows of this `[[data]]` entry.
+        paths: the files.
+        source: only rows of this `[[data]]` entry.
     """
 
     paths: tuple[str, ...]
@@ -44,13 +45,13 @@ class RolloutReader:
     def decoder(self) -> RolloutDecoder:
         return RolloutDecoder(self.paths, self.source)
 
-    def chunks(self, wanted: Ints | None = None) -> Iterator[Chunk]:
+    def chunks(self, rows_N: Ints | None = None) -> Iterator[Chunk]:
         first = 0
         for number, name in enumerate(self.paths):
             path = Path(name)
-            if wanted is not None:
+            if rows_N is not None:
                 rows = count_rows(path)
-                if not np.any((wanted >= first) & (wanted < first + rows)):
+                if not np.any((rows_N >= first) & (rows_N < first + rows)):
                     first += rows
                     continue
             place = 0
@@ -60,24 +61,24 @@ class RolloutReader:
                 first, place = first + batch.num_rows, place + batch.num_rows
 
     def heads(self) -> dict[str, Head]:
-        """Every source with its first row. Raises: StoreError for a file that cannot be read."""
-        found: dict[str, Head] = {}
+        """Return every source with its first row. Raises: StoreError for a file that cannot be read."""
+        heads: dict[str, Head] = {}
         names = ("source", "task", "truth", "columns")
         for path in self.paths:
             for batch in read_batches(Path(path), names, rows=1 << 16, repeated=names):
                 codes = batch.column("source").indices.to_numpy(zero_copy_only=False)
                 words = batch.column("source").dictionary.to_pylist()
                 for code, row in zip(*np.unique(codes, return_index=True), strict=True):
-                    if words[code] in found or self.source not in (None, words[code]):
+                    if words[code] in heads or self.source not in (None, words[code]):
                         continue
                     task, truth, columns = (batch.column(name)[int(row)].as_py() for name in names[1:])
-                    found[words[code]] = Head(task, *_loads(truth, columns, path))
-        return found
+                    heads[words[code]] = Head(task, *_loads(truth, columns, path))
+        return heads
 
 
 @dataclass(frozen=True)
 class RolloutDecoder:
-    """See `RolloutReader`."""
+    """Decoder of the chunks of a `RolloutReader`."""
 
     paths: tuple[str, ...]
     source: str | None
@@ -85,7 +86,7 @@ class RolloutDecoder:
     def decode(
         self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
     ) -> Decoded:
-        """Raises: StoreError for a value of the wrong kind."""
+        """Return a chunk as inputs. Raises: StoreError for a value of the wrong kind."""
         batch, at = chunk.data, np.arange(chunk.rows)
         if self.source is not None:
             codes = batch.column("source").indices.to_numpy(zero_copy_only=False)
@@ -158,7 +159,7 @@ def _loads(truth: str, columns: str, path: str) -> tuple[Mapping[str, Any], Mapp
 
 
 def _repeated(column: Any, make: Any = None) -> list[Any]:
-    """The values of a dictionary-encoded column, each made once and shared."""
+    """Return the values of a dictionary-encoded column; rows with equal values share one object."""
     words = column.dictionary.to_pylist()
     values = [*(words if make is None else [make(w) for w in words]), None]
     indices = column.indices.fill_null(len(words)) if column.null_count else column.indices
@@ -175,7 +176,7 @@ def _numbers(batch: Any, name: str, kind: Any) -> Any:
 
 
 def _sampled_tokens(batch: Any) -> Any:
-    """The number of tokens that the policy wrote, of each row; int64 [rows]."""
+    """Return the number of tokens that the policy wrote in each row; int64 [rows]."""
     segments = batch.column("segments")
     flat = segments.flatten()
     lengths = (flat.field("end").to_numpy() - flat.field("start").to_numpy()).astype(np.int64)
@@ -188,13 +189,13 @@ def _sampled_tokens(batch: Any) -> Any:
 
 
 def _pictures(batch: Any) -> list[tuple[tuple[Media, ...], tuple[Size, ...]]]:
-    """The prompt's images of each row and the sizes that the model saw: made once for the rows of a group."""
+    """Return the images of each row's prompt, and the sizes that the model saw. Rows of a group share one object."""
     groups, counts = batch.column("group").to_pylist(), batch.column("num_row_images").to_pylist()
-    images, made = batch.column("images"), []
+    images, pictures = batch.column("images"), []
     for row, (group, count) in enumerate(zip(groups, counts, strict=True)):
         if row and groups[row - 1] == group:
-            made.append(made[-1])
+            pictures.append(pictures[-1])
             continue
         own = images[row].as_py()[:count]
-        made.append((tuple(map(Media.of, own)), seen_of(own)))
-    return made
+        pictures.append((tuple(map(Media.of, own)), seen_of(own)))
+    return pictures

@@ -1,4 +1,4 @@
-"""What `vlmrl reward-check` does, as one function: read, score again, compare, attack. No torch."""
+"""`vlmrl reward-check` as one function: read, score again, compare, attack. No torch."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ MOST_BROKEN = 10
 
 @dataclass(frozen=True)
 class RewardQuestion:
-    """What is asked.
+    """Options of a check.
 
     Args:
         reward: score with this one instead of the run's own: a built-in, `file.py:function` or `profile:name`.
         diff: another reward to compare with, named in the same way.
         args, weights, style: of `diff` when given, else of `reward`, else changes to the run's own.
         probe: attack the reward as well.
-        most: rows shown of each kind.
+        most: maximum number of rows shown of each kind.
         jobs: processes for built-in rewards.
-        keep_going: rows that cannot be read and rows on which a reward fails are counted, not the end.
+        keep_going: count rows that cannot be read and rows on which a reward fails, instead of stopping.
     """
 
     reward: str | None = None
@@ -64,14 +64,18 @@ class RewardQuestion:
 
     @property
     def is_lenient(self) -> bool:
-        """Whether all scoring is by rewards that take any ground truth as it is."""
+        """Whether all rewards of the check accept any ground truth unchanged."""
         return takes_any_truth(self.reward) and (self.diff is None or takes_any_truth(self.diff))
 
 
 @dataclass
 class Checked:
-    """The report as JSON values, and what it was made from: the scores shown, the rows with their texts, and the reward
-    of each source that gave these scores (none where they are those that were stored).
+    """Report as JSON values, and what it was made from.
+
+    Args:
+        scores: the scores shown.
+        samples: the rows shown, with their texts.
+        chosen: the reward of each source that gave these scores; {} if they are the stored ones.
     """
 
     report: dict[str, Any]
@@ -87,20 +91,21 @@ Sides = tuple["dict[str, ChosenReward] | None", "dict[str, ChosenReward] | None"
 def check_rewards(
     saved: SavedResponses, question: RewardQuestion, progress: Callable[[int], None] | None = None
 ) -> Checked:
-    """The whole report.
+    """Return the whole report.
 
     It is a mapping with: path, run, steps, samples, groups, sources, notes, seconds;
         rewards: source -> name, weights, args, changed (of the scores that follow), accuracy (the part that is one);
         stored: see `compare_stored`, when the run's own reward was used unchanged, else None;
         broken: number and the first rows that could not be read; errors: number and the first rows that failed, and
         how many had no score because a service was down;
-        doubts: number of truths scored as they are although they break the task's form, and of contradictions among
+        doubts: number of truths scored unchanged although they break the task's form, and of contradictions among
         them;
         parts, reasons, dead_groups, disagreements: of the new scores (statistics.py);
         extremes: the rows paid most and least, where the disagreements have no rows, else None;
         correlations: see `correlations`;
         diff: see `diff_rewards`, with `names` of both sides, when there are two sides, else None;
-        probes: source -> see `probe_reward`, when asked for, else None.
+        probes: source -> see `probe_reward`, when requested, else None.
+
     Raises: RewardError for a reward that cannot be loaded or that fails on a row; DataError for rows that cannot be
         read, all of them named.
     """
@@ -108,52 +113,54 @@ def check_rewards(
     own, own_error = _own(saved)
     first, second = _sides(saved, question, own, own_error)
     sides = [side for side in (first, second) if side is not None]
-    found = scan_saved(saved, sides, jobs=question.jobs, keep_going=question.keep_going, progress=progress)
-    _tell_broken(saved, found, question.keep_going)
-    saved.grouped = saved.grouped and len(np.unique(found.facts.groups_N)) < len(found.facts)
-    scores = found.sides[0] if first is not None else found.stored
+    result = scan_saved(saved, sides, jobs=question.jobs, keep_going=question.keep_going, progress=progress)
+    _tell_broken(saved, result, question.keep_going)
+    saved.grouped = saved.grouped and len(np.unique(result.facts.groups_N)) < len(result.facts)
+    scores = result.sides[0] if first is not None else result.stored
     assert scores is not None
     shown, shown_scores = first, scores
     diff = None
     if second is not None:
-        other = found.sides[-1]
-        diff = diff_rewards(saved, found.facts, scores, other, question.most)
+        other = result.sides[-1]
+        diff = diff_rewards(saved, result.facts, scores, other, question.most)
         diff["names"] = {"first": _names(first) if first is not None else "as stored", "second": _names(second)}
         if question.diff is None:
             shown, shown_scores = second, other
     is_own = first is not None and first is own
-    apart = disagreements(found.facts, shown_scores, found.right_N, question.most)
+    apart = disagreements(result.facts, shown_scores, result.right_N, question.most)
     report = {
-        **_about(saved, found.facts),
+        **_about(saved, result.facts),
         "rewards": {
-            source: _described(c, _accuracy_part(saved, source, c, _returned(found.facts, source, shown_scores)))
+            source: _described(c, _accuracy_part(saved, source, c, _returned(result.facts, source, shown_scores)))
             for source, c in (shown or {}).items()
         },
-        "broken": {"number": found.num_broken, "first": [vars(b) for b in found.broken[:MOST_BROKEN]]},
-        "doubts": {"number": found.num_doubts, "contradictions": found.num_contradictions},
-        "errors": _errors(found.facts, shown_scores, question.most),
-        "stored": compare_stored(found.facts, found.stored, scores, question.most) if is_own and found.stored else None,
+        "broken": {"number": result.num_broken, "first": [vars(b) for b in result.broken[:MOST_BROKEN]]},
+        "doubts": {"number": result.num_doubts, "contradictions": result.num_contradictions},
+        "errors": _errors(result.facts, shown_scores, question.most),
+        "stored": compare_stored(result.facts, result.stored, scores, question.most)
+        if is_own and result.stored
+        else None,
         "parts": part_table(shown_scores),
         "reasons": reasons(shown_scores),
-        "dead_groups": group_table(found.facts, shown_scores) if saved.grouped else None,
+        "dead_groups": group_table(result.facts, shown_scores) if saved.grouped else None,
         "disagreements": apart,
-        "extremes": None if _tells(apart) else extremes(found.facts, shown_scores, question.most),
-        "correlations": correlations(found.facts, shown_scores, found.texts),
+        "extremes": None if _tells(apart) else extremes(result.facts, shown_scores, question.most),
+        "correlations": correlations(result.facts, shown_scores, result.texts),
         "diff": diff,
     }
     samples = _fill(saved, report)
-    report["probes"] = _probes(saved, found.facts, second or first or {}) if question.probe else None
+    report["probes"] = _probes(saved, result.facts, second or first or {}) if question.probe else None
     report["seconds"] = round(time.perf_counter() - start, 3)
-    return Checked(report, found.facts, shown_scores, samples, shown or {})
+    return Checked(report, result.facts, shown_scores, samples, shown or {})
 
 
 def _tells(apart: Mapping[str, Any] | None) -> bool:
-    """Whether reward and accuracy part ways on any row."""
+    """Return whether reward and accuracy disagree on any row."""
     return apart is not None and bool(apart["wrong"]["paid"] or apart["right"]["unpaid"])
 
 
 def _own(saved: SavedResponses) -> tuple[dict[str, ChosenReward] | None, VlmrlError | None]:
-    """The reward that belongs to what is looked at: the run's, or that of the task a table was said to answer."""
+    """Return the reward that belongs to the responses: the run's, or that of the task named for a table."""
     try:
         if saved.run is None and saved.task is not None:
             return profile_rewards(saved, "default", args={}, weights=None), None
@@ -165,8 +172,9 @@ def _own(saved: SavedResponses) -> tuple[dict[str, ChosenReward] | None, VlmrlEr
 def _sides(
     saved: SavedResponses, question: RewardQuestion, own: dict[str, ChosenReward] | None, own_error: VlmrlError | None
 ) -> Sides:
-    """(the reward that scores first, the one to compare it with). A first side of None stands for the stored scores;
-    the second is None when there is nothing to compare.
+    """Return (the reward that scores first, the one to compare it with).
+
+    A first side of None stands for the stored scores; the second is None when there is nothing to compare.
     """
     q = question
     if q.diff is not None:
@@ -177,8 +185,8 @@ def _sides(
             saved.notes.append(f"compared with the stored scores: {own_error.message}")
         return base, named_rewards(saved, q.diff, args=q.args, weights=q.weights, style=q.style)
     if q.reward is not None:
-        asked = named_rewards(saved, q.reward, args=q.args, weights=q.weights, style=q.style)
-        return (None, asked) if saved.has_scores else (asked, None)
+        requested = named_rewards(saved, q.reward, args=q.args, weights=q.weights, style=q.style)
+        return (None, requested) if saved.has_scores else (requested, None)
     if own is None:
         raise own_error or RewardError("the run's reward cannot be loaded")
     changed = _changed(saved, own, q)
@@ -188,44 +196,46 @@ def _sides(
 
 
 def _changed(saved: SavedResponses, own: dict[str, ChosenReward], q: RewardQuestion) -> dict[str, ChosenReward] | None:
-    """The run's own reward with other arguments or weights; None without any."""
+    """Return the run's own reward with other arguments or weights; None without any."""
     if q.args and saved.run is None:
         return profile_rewards(saved, "default", args=q.args, weights=q.weights)
     if q.args:
         names = {source: str(saved.records[source]["name"]) for source in own}
-        made = {name: named_rewards(saved, name, args=q.args, weights=q.weights) for name in set(names.values())}
-        return {source: made[name][source] for source, name in names.items()}
+        rewards_by_name = {
+            name: named_rewards(saved, name, args=q.args, weights=q.weights) for name in set(names.values())
+        }
+        return {source: rewards_by_name[name][source] for source, name in names.items()}
     if q.weights is not None:
         return {source: replace(c, weights=q.weights) for source, c in own.items()}
     return None
 
 
-def _tell_broken(saved: SavedResponses, found: ScoredResponses, keep_going: bool) -> None:
-    """Raise for rows that cannot be read, naming them; note doubtful truths, and what `keep_going` leaves out."""
-    _tell_doubts(saved, found)
-    if not found.num_broken:
+def _tell_broken(saved: SavedResponses, result: ScoredResponses, keep_going: bool) -> None:
+    """Raise for rows that cannot be read, naming them; note doubtful truths, and rows that `keep_going` leaves out."""
+    _tell_doubts(saved, result)
+    if not result.num_broken:
         return
-    lines = [f"\n    {b.where}: {b.why}" for b in found.broken[:MOST_BROKEN]]
-    if found.num_broken > len(lines):
-        lines.append(f"\n    ... and {found.num_broken - len(lines):,} more")
-    told = f"{found.num_broken:,} of {found.num_broken + len(found.facts):,} rows cannot be read{''.join(lines)}"
-    if not keep_going or not len(found.facts):
+    lines = [f"\n    {b.where}: {b.why}" for b in result.broken[:MOST_BROKEN]]
+    if result.num_broken > len(lines):
+        lines.append(f"\n    ... and {result.num_broken - len(lines):,} more")
+    message = f"{result.num_broken:,} of {result.num_broken + len(result.facts):,} rows cannot be read{''.join(lines)}"
+    if not keep_going or not len(result.facts):
         hint = "repair them, or leave them out with --keep-going; nothing was written"
-        raise DataError(told, where=str(saved.path), hint=hint)
-    saved.notes.append(f"left out: {told}")
+        raise DataError(message, where=str(saved.path), hint=hint)
+    saved.notes.append(f"left out: {message}")
 
 
-def _tell_doubts(saved: SavedResponses, found: ScoredResponses) -> None:
-    """Note how many truths were scored as they are although they contradict themselves, or break the task's form."""
+def _tell_doubts(saved: SavedResponses, result: ScoredResponses) -> None:
+    """Note how many truths were scored unchanged although they contradict themselves, or break the task's form."""
     kinds = {
         True: ("ground truth contradicts itself, and was scored as it is",
                "ground truths contradict themselves, and were scored as they are"),
         False: ("ground truth is not in the task's form", "ground truths are not in the task's form"),
     }  # fmt: skip
-    counts = {True: found.num_contradictions, False: found.num_doubts - found.num_contradictions}
+    counts = {True: result.num_contradictions, False: result.num_doubts - result.num_contradictions}
     for contradicts, words in kinds.items():
         if counts[contradicts]:
-            first = next((d for d in found.doubts if (CONTRADICTS in d.why) is contradicts), None)
+            first = next((d for d in result.doubts if (CONTRADICTS in d.why) is contradicts), None)
             example = f"; {first.where}: {first.why}" if first else ""
             saved.notes.append(f"{counts[contradicts]:,} {words[counts[contradicts] > 1]}{example}")
 
@@ -273,13 +283,13 @@ def _returned(facts: ResponseColumns, source: str, scores: Scores) -> set[str]:
 
 
 def _accuracy_part(saved: SavedResponses, source: str, choice: ChosenReward, parts: Collection[str]) -> str | None:
-    """The part of the reward that is its accuracy; None where there is none, or where the task measures accuracy."""
+    """Return the part of the reward that is its accuracy; None if there is none, or if the task measures accuracy."""
     ref = saved.task_ref(source)
     task = ref.make() if ref is not None and not choice.spec.accuracy_named else None
     try:
         if task is not None and "accuracy" in task.measured(saved.heads[source].truth):
             return None
-    except RewardError:  # a truth that the task cannot read: it has a measure of its own
+    except RewardError:  # the task cannot read this truth, so it has a measure of its own
         return None
     return accuracy_part(parts, choice.spec)
 

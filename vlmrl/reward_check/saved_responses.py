@@ -1,4 +1,4 @@
-"""What `vlmrl reward-check` looks at: saved responses, where they lie, and what is known of the run they belong to."""
+"""Saved responses that `vlmrl reward-check` reads, with the facts of the run that they belong to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SavedSample:
-    """One saved response with the score it got, or None. `input` has no images, `media` names them."""
+    """Saved response with its score, or None. `input` has no images, `media` names them."""
 
     where: str
     source: str
@@ -41,17 +41,19 @@ class SavedSample:
 
 @dataclass
 class SavedResponses:
-    """Responses to look at, and what their run says of them. Texts are read when they are needed.
+    """Saved responses and the facts of their run. Texts are read when they are needed.
 
     Args:
-        path: what was read.    reader: its rows.
+        path: what was read.
+        reader: reads its rows.
         heads: source -> its task and first row.
-        run: the run they belong to; None for loose files.    recipe: the run's, when it can be read.
-        records: source -> what the run's manifest says of its reward.
+        run: the run they belong to; None for loose files.
+        recipe: the run's, when it can be read.
+        records: source -> the manifest's record of its reward.
         task: the task that the user named for a table; else see `task_ref`.
-        grouped: whether anything says which rows belong to one prompt.
+        grouped: whether it is known which rows belong to one prompt.
         has_scores: whether scores are saved beside the responses.
-        notes: what a person should know.
+        notes: messages for the user.
     """
 
     path: Path
@@ -70,18 +72,18 @@ class SavedResponses:
         return list(self.heads)
 
     def arguments(self, source: str) -> dict[str, Any]:
-        """Return the arguments for a built-in reward that the rows of a source say, such as the names of levels.
+        """Return the arguments for a built-in reward that the rows of a source give, such as the names of levels.
 
-        Those of the run's reward go before what the truth of the first row says.
+        Arguments of the run's reward replace those from the truth of the first row.
         """
         from vlmrl.tasks import kind_of
 
         recorded = self.records.get(source, {}).get("args", {})
-        found = kind_of(self.heads[source].truth).arguments(self.heads[source].truth)
-        return {name: list(recorded.get(name) or value) for name, value in found.items()}
+        arguments = kind_of(self.heads[source].truth).arguments(self.heads[source].truth)
+        return {name: list(recorded.get(name) or value) for name, value in arguments.items()}
 
     def task_ref(self, source: str) -> TaskRef | None:
-        """The task of a source by name; None for a table without one."""
+        """Return the task of a source by name; None for a table without one."""
         if self.task is not None:
             return self.task
         name = self.heads[source].task
@@ -93,7 +95,7 @@ class SavedResponses:
         return TaskRef(name, {"name": source, **self.arguments(source)}, variant) if name else None
 
     def _own_task(self, source: str, name: str, record: Mapping[str, Any]) -> TaskRef | None:
-        """Return the task of a file, where it is the file that the run was made with: others do not run."""
+        """Return a user's task, if its file is the one that the run was made with. Other files do not run."""
         file, _, function = name.rpartition(":")
         path = str(Path(self.run.manifest.cwd or "") / file) if self.run is not None else file
         try:
@@ -108,34 +110,34 @@ class SavedResponses:
         return None
 
     def limits(self) -> dict[str, Any]:
-        """What the recipe says of the time, memory and workers of a user's reward."""
+        """Return the recipe's limits on time, memory and workers of a user's reward."""
         if self.recipe is None:
             return {}
         return {k: getattr(self.recipe.reward, k) for k in ("timeout_seconds", "memory_mb", "workers")}
 
     def pick(self, rows: Iterable[int]) -> dict[int, SavedSample]:
-        """These rows of the input with their texts; rows that are filtered out or broken are not in the answer."""
-        wanted = np.unique(np.asarray(list(rows), dtype=np.int64))
-        found: dict[int, SavedSample] = {}
+        """Return these rows of the input with their texts, without rows that are filtered out or broken."""
+        indices = np.unique(np.asarray(list(rows), dtype=np.int64))
+        samples: dict[int, SavedSample] = {}
         decoder = self.reader.decoder
-        for chunk in self.reader.chunks(wanted) if len(wanted) else ():
-            here = wanted[(wanted >= chunk.first) & (wanted < chunk.first + chunk.rows)] - chunk.first
+        for chunk in self.reader.chunks(indices) if len(indices) else ():
+            here = indices[(indices >= chunk.first) & (indices < chunk.first + chunk.rows)] - chunk.first
             if not len(here):
                 continue
-            made = decoder.decode(chunk, here.tolist(), media=True)
-            facts = made.facts
-            for i, x in enumerate(made.inputs):
-                found[int(facts.rows_N[i])] = SavedSample(
+            decoded = decoder.decode(chunk, here.tolist(), media=True)
+            facts = decoded.facts
+            for i, x in enumerate(decoded.inputs):
+                samples[int(facts.rows_N[i])] = SavedSample(
                     decoder.where(facts, i), facts.sources[i] or "", facts.prompts[i] or "", int(facts.steps_N[i]), x,
-                    made.media[i], made.stored[i] if made.stored is not None else None,
+                    decoded.media[i], decoded.stored[i] if decoded.stored is not None else None,
                 )  # fmt: skip
-        return found
+        return samples
 
 
 def open_saved(
     ref: str, root: Path, *, steps: tuple[int, int] | None = None, source: str | None = None
 ) -> SavedResponses:
-    """The rollouts that `ref` names: a run (as in `open_run`), a run folder, a rollouts folder, or one Parquet file.
+    """Open the rollouts that `ref` names: a run (see `open_run`), a run folder, a rollouts folder, or a Parquet file.
 
     Args:
         steps: only steps from the first to the second, both included.
@@ -148,9 +150,9 @@ def open_saved(
         if not path.is_file():
             raise StoreError("no such rollout file", where=ref)
         run, files = _run_of(path.resolve().parent.parent, notes), {0: path}
-    elif path.is_dir() and not (path / layout.MANIFEST).exists() and (found := _loose_files(path)):
+    elif path.is_dir() and not (path / layout.MANIFEST).exists() and (loose := _loose_files(path)):
         run = _run_of(path.resolve().parent, notes)
-        files = run.rollout_files() if run is not None else found
+        files = run.rollout_files() if run is not None else loose
     else:
         run = _run(root, ref)
         path, files = run.dir, run.rollout_files()
@@ -168,7 +170,7 @@ def open_saved(
 
 
 def _damage(run: Run, path: Path) -> list[str]:
-    """What of a run is damaged; where one rollout file of it is looked at, what is wrong with that one."""
+    """Return the damage of a run as lines; for a path to one rollout file, only the damage of this file."""
     lines = damage_of(run.dir)
     if path.suffix == ".parquet" and path.is_file():
         lines = [line for line in lines if line.startswith(f"{layout.ROLLOUTS}/{path.name}: ")]
@@ -186,14 +188,14 @@ def _run(root: Path, ref: str) -> Run:
 
 
 def _loose_files(folder: Path) -> dict[int, Path]:
-    found = [
+    files = [
         (*parsed, p) for p in sorted(folder.iterdir()) if (parsed := layout.parse_rollout_name(p.name)) is not None
     ]
-    return newest(found, {})
+    return newest(files, {})
 
 
 def _run_of(run_dir: Path, notes: list[str]) -> Run | None:
-    """The run around loose files, if there is one that can be read."""
+    """Return the run around loose files, if there is one that can be read."""
     if not (run_dir / layout.MANIFEST).exists():
         return None
     try:

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 @dataclass
 class Coded:
-    """Texts that repeat, each kept once: text i is `words[codes_N[i]]`, None where the code is -1."""
+    """Texts that repeat, each stored once: text i is `words[codes_N[i]]`, None where the code is -1."""
 
     codes_N: NDArray[np.int32]
     words: list[str]
@@ -51,11 +51,11 @@ class Coded:
         return self.codes_N < 0
 
     def is_word(self, word: str) -> Flags:
-        """Return where the text is this one."""
+        """Return [N]: where the text equals `word`."""
         return self.codes_N == self.words.index(word) if word in self.words else np.zeros(len(self), dtype=bool)
 
     def counts(self) -> Ints:
-        """How often each word occurs."""
+        """Return how often each word occurs."""
         return np.bincount(self.codes_N[self.codes_N >= 0], minlength=len(self.words))
 
 
@@ -65,9 +65,10 @@ class Scores(Sequence[Score]):
 
     Args:
         values_N: NaN where the reward failed.
-        parts: name -> [N]; NaN where a part is None or is not there (a part is never NaN itself).
-        notes: "" for none.    errors: None for none.
-        statuses: None = what the errors say: "failed" where there is one, else "ok".
+        parts: name -> [N]; NaN where a part is None or missing (a part is never NaN itself).
+        notes: "" for none.
+        errors: None for none.
+        statuses: None = derived from the errors: "failed" where there is one, else "ok".
     """
 
     values_N: Floats
@@ -95,8 +96,8 @@ class Scores(Sequence[Score]):
         names = dict.fromkeys(name for piece in pieces for name in piece.parts)
 
         def column(name: str) -> Floats:
-            found = [p.parts[name] if name in p.parts else np.full(len(p), math.nan) for p in pieces]
-            return np.concatenate(found)
+            columns = [p.parts[name] if name in p.parts else np.full(len(p), math.nan) for p in pieces]
+            return np.concatenate(columns)
 
         values = np.concatenate([np.zeros(0), *(p.values_N for p in pieces)])
         notes, errors = (Coded.concat(c) for c in ([p.notes for p in pieces], [p.errors for p in pieces]))
@@ -105,7 +106,7 @@ class Scores(Sequence[Score]):
         return cls(values, {name: column(name) for name in names}, notes, errors, statuses)
 
     def at(self, rows: Any) -> Scores:
-        """These rows (indices or a mask), in that order."""
+        """Return the scores of these rows (indices or a mask), in that order."""
         pick = lambda coded: Coded(coded.codes_N[rows], coded.words)  # noqa: E731
         parts = {name: column[rows] for name, column in self.parts.items()}
         statuses = None if self.statuses is None else pick(self.statuses)
@@ -117,7 +118,7 @@ class Scores(Sequence[Score]):
 
     @property
     def unavailable_N(self) -> Flags:
-        """Rows on which a service was down that the reward needs; they have an error too."""
+        """Rows on which a service was down that the reward needs; they have an error, too."""
         return np.zeros(len(self), dtype=bool) if self.statuses is None else self.statuses.is_word("unavailable")
 
     def __len__(self) -> int:
@@ -137,7 +138,7 @@ class Scores(Sequence[Score]):
 
 
 def same_scores(a: Scores, b: Scores) -> Flags:
-    """[N] whether two scorings say the same to the digit: failed both, or equal value and parts."""
+    """Return [N]: whether two scorings agree exactly: both failed, or value and parts are equal."""
     equal_N = a.values_N == b.values_N
     for name in dict.fromkeys([*a.parts, *b.parts]):
         equal_N &= same_part(a.parts.get(name), b.parts.get(name), len(a))
@@ -145,7 +146,7 @@ def same_scores(a: Scores, b: Scores) -> Flags:
 
 
 def same_part(a: Floats | None, b: Floats | None, size: int) -> Flags:
-    """[N] where a part is equal on both sides, or applies on neither; None = the part does not exist there."""
+    """Return [N]: where a part is equal on both sides, or applies on neither; None = the part does not exist there."""
     nothing = np.full(size, math.nan)
     a, b = nothing if a is None else a, nothing if b is None else b
     return (a == b) | (np.isnan(a) & np.isnan(b))

@@ -1,4 +1,4 @@
-"""`--out`: the scores as a table, one row a response in the order of the input."""
+"""Scores as a table for `--out`: one row per response, in the order of the input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PIECE_ROWS = 1 << 16
 
 
 def check_out(path: Path) -> None:
-    """Raise a StoreError unless scores can be written there: known before the work, not after it."""
+    """Raise a StoreError unless scores can be written to `path`. It is called before the work, not after it."""
     if path.suffix.lower() not in SUFFIXES:
         raise StoreError(f"--out {path} has an unknown ending", hint=f"endings: {', '.join(SUFFIXES)}")
     if not path.parent.is_dir():
@@ -35,6 +35,7 @@ def write_scores(path: Path, facts: ResponseColumns, scores: Scores) -> None:
 
     Where the reward failed, the score and parts are missing and the note says `failed: ...`. A part that is called like
     another column is written as `part_NAME`.
+
     Raises: StoreError when the disk refuses.
     """
     writers = {".parquet": _parquet, ".jsonl": _jsonl, ".csv": _csv}
@@ -86,7 +87,7 @@ def _rows(table: Any) -> Iterator[dict[str, Any]]:
 
 
 def finite(value: Any) -> Any:
-    """A report as strict JSON values: NaN and infinities as null."""
+    """Return a report as strict JSON values: NaN and infinities become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""One pass over saved responses: read, score with one or two rewards, measure. In this process or over several.
+"""One pass over saved responses: read, score with one or two rewards, measure. In this process or in several.
 
-Built-in pure rewards run where the texts are decoded, in spawned processes when there are many rows; a user's reward
-runs in the workers of its `Scorer`, called as training called it: one list a step and source.
+Built-in pure rewards run where the texts are decoded, in spawned processes when there are many rows. A user's reward
+runs in the workers of its `Scorer` and is called as in training: with one list per step and source.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from vlmrl.tasks.truth_kinds import CONTRADICTS
 from vlmrl.types import Media, RewardInput, Score
 
 MAX_TEXTS = 8_000
-"""About so many responses are kept as text, for what looks at words: whole groups, picked by a hash."""
+"""Approximate maximum number of responses kept as text, for word statistics: whole groups, picked by a hash."""
 POOL_ROWS = 40_000
-"""Fewer rows are done before a second process has started."""
+"""Minimum number of rows for several processes: fewer are done before a second process has started."""
 HASH_RANGE = 1 << 32
 
 
 @dataclass(frozen=True)
 class ChosenReward:
-    """The reward of one source. `changed`: how it differs from the one that scored the rollouts, or ""."""
+    """Reward of one source. `changed`: how it differs from the one that scored the rollouts, or ""."""
 
     spec: RewardSpec
     weights: Mapping[str, float]
@@ -48,14 +48,14 @@ class ChosenReward:
 
 @dataclass(frozen=True)
 class TaskRef:
-    """A task by name, as a worker can make it. `variant`: see `tasks.make_task`; None = its default."""
+    """Task by name, as a worker can make it. `variant`: see `tasks.make_task`; None = its default."""
 
     name: str
     info: Mapping[str, Any]
     variant: str | None = None
 
     def make(self) -> Any:
-        """The task, or None where this dataset cannot have it."""
+        """Return the task, or None if this dataset cannot have it."""
         from vlmrl.tasks import make_task
 
         try:
@@ -66,16 +66,18 @@ class TaskRef:
 
 @dataclass
 class ScoredResponses:
-    """What one pass found; columns over the rows that could be read.
+    """Result of one pass: columns over the rows that could be read.
 
     Args:
-        stored: the scores saved beside the responses; None = none were.
-        sides: the new scores, one a reward that was asked for.      seconds: what each took for each row.
-        right_N: the accuracy of each response, 1 = right; NaN where nothing says it.
-        texts: row of the input -> response, for about MAX_TEXTS rows spread over it, groups whole.
-        broken: rows that could not be read.     doubts: see `Decoded`; the first of each file piece.
-        num_broken, num_doubts: how many there are of both.      num_contradictions: doubts of truths that contradict
-            themselves.
+        stored: the scores saved beside the responses; None = there are none.
+        sides: the new scores, one entry per requested reward.
+        seconds: time for each row, one entry per requested reward.
+        right_N: the accuracy of each response, 1 = right; NaN where it is not known.
+        texts: row of the input -> response, for about MAX_TEXTS rows spread over it, with whole groups.
+        broken: rows that could not be read.
+        doubts: see `Decoded`; the first of each chunk.
+        num_broken, num_doubts: number of both.
+        num_contradictions: number of doubts about truths that contradict themselves.
     """
 
     facts: ResponseColumns
@@ -93,13 +95,16 @@ class ScoredResponses:
 
 @dataclass(frozen=True)
 class ScoringPlan:
-    """What is done to every piece.
+    """Work that is done on every chunk.
 
     Args:
-        decoder: how a piece is read.     sides: source -> reward, for each scoring that is wanted.
-        tasks: source -> task, for right and wrong.
-        keep_going: a failing reward is counted; otherwise the first failure that was not there in training stops.
-        limits: of a user's reward.       image_of: media of a row -> PIL images, where a reward looks at them.
+        decoder: reads a chunk.
+        sides: source -> reward, for each requested scoring.
+        tasks: source -> task, which measures the accuracy.
+        keep_going: failures of a reward are counted; otherwise the first failure that training did not have stops the
+            scan.
+        limits: of a user's reward.
+        image_of: media of a row -> PIL images, where a reward needs images.
     """
 
     decoder: Decoder
@@ -117,12 +122,13 @@ class ScoringPlan:
 def scan(
     reader: PieceReader, plan: ScoringPlan, *, jobs: int = 1, progress: Callable[[int], None] | None = None
 ) -> ScoredResponses:
-    """Go once over the input. The result does not depend on `jobs`.
+    """Score the whole input in one pass. The result does not depend on `jobs`.
 
     Args:
         jobs: processes, used where every reward is pure and there are many rows.
         progress: called with the number of rows that are done.
-    Raises: RewardError for a failing reward (see `Plan.keep_going`); StoreError or DataError for an unreadable file.
+    Raises: RewardError for a failing reward (see `ScoringPlan.keep_going`); StoreError or DataError for an unreadable
+        file.
     """
     several = jobs > 1 and plan.pure
     pieces, limit, done = [], HASH_RANGE, 0
@@ -141,7 +147,7 @@ def _here(reader: PieceReader, plan: ScoringPlan) -> Iterator[tuple[ScoredRespon
 
 
 def _spread(reader: PieceReader, plan: ScoringPlan, jobs: int) -> Iterator[tuple[ScoredResponses, int]]:
-    """The pieces in order, each done by one of `jobs` processes; this one reads. Small inputs are done here."""
+    """Yield the scored chunks in order; `jobs` processes score them. Small inputs are scored in this process."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
@@ -176,7 +182,7 @@ def _spread(reader: PieceReader, plan: ScoringPlan, jobs: int) -> Iterator[tuple
 
 
 def _with_limits(reader: PieceReader) -> Iterator[tuple[Chunk, int]]:
-    """Each piece, with the hash below which a group's texts are kept: halved as the input turns out to be longer."""
+    """Yield each chunk with the hash below which a group's texts are kept; it is halved as the input proves longer."""
     limit, rows = HASH_RANGE, 0
     for chunk in reader.chunks():
         rows += chunk.rows
@@ -189,7 +195,7 @@ _work: ScoringWork | None = None
 
 
 def _begin(plan: ScoringPlan, sides: Sequence[Mapping[str, Mapping[str, Any]]], parent: int) -> None:
-    """Start of a spawned process: Ctrl-C is the parent's affair, and the process does not outlive it."""
+    """Start a spawned process: the parent handles Ctrl-C, and the process does not outlive it."""
     global _work
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent)
@@ -206,7 +212,7 @@ def _on(chunk: Chunk, limit: int) -> ScoredResponses:
 
 
 class ScoringWork:
-    """What is done to one piece after another. A context manager: users' rewards have workers."""
+    """Scoring of one chunk after another. It is a context manager, because users' rewards have workers."""
 
     def __init__(self, plan: ScoringPlan) -> None:
         self.plan = plan
@@ -226,40 +232,40 @@ class ScoringWork:
         self._stack.close()
 
     def on(self, chunk: Chunk, limit: int) -> ScoredResponses:
-        """Read and score one piece; texts of groups whose hash is below `limit` are kept."""
-        made = self.plan.decoder.decode(chunk, media=self._images, ids=self._ids)
-        found = [self._score(made, side) for side in self._scorers]
-        scored, sides = [scores for scores, _ in found], [Scores.of(scores) for scores, _ in found]
-        kept = np.flatnonzero(hashes(made.facts.groups_N) < limit)
-        texts = {int(made.facts.rows_N[i]): made.inputs[i].response for i in kept.tolist()}
+        """Read and score one chunk; texts of groups whose hash is below `limit` are kept."""
+        decoded = self.plan.decoder.decode(chunk, media=self._images, ids=self._ids)
+        results = [self._score(decoded, side) for side in self._scorers]
+        scored, sides = [scores for scores, _ in results], [Scores.of(scores) for scores, _ in results]
+        chosen = np.flatnonzero(hashes(decoded.facts.groups_N) < limit)
+        texts = {int(decoded.facts.rows_N[i]): decoded.inputs[i].response for i in chosen.tolist()}
         return ScoredResponses(
-            made.facts, made.stored, sides, [seconds for _, seconds in found],
-            self._right(made, sides, scored), texts,
-            list(made.broken[:100]), list(made.doubts[:100]), len(made.broken), len(made.doubts),
-            sum(CONTRADICTS in doubt.why for doubt in made.doubts),
+            decoded.facts, decoded.stored, sides, [seconds for _, seconds in results],
+            self._right(decoded, sides, scored), texts,
+            list(decoded.broken[:100]), list(decoded.doubts[:100]), len(decoded.broken), len(decoded.doubts),
+            sum(CONTRADICTS in doubt.why for doubt in decoded.doubts),
         )  # fmt: skip
 
-    def _score(self, made: Decoded, side: Mapping[str, Scorer]) -> tuple[list[Score], Floats]:
-        size = len(made.inputs)
-        names = _Names(self.plan.decoder, made.facts)
-        found, seconds = [UNSCORED] * size, np.zeros(size)
-        for source, rows in _calls(made.facts):
+    def _score(self, decoded: Decoded, side: Mapping[str, Scorer]) -> tuple[list[Score], Floats]:
+        size = len(decoded.inputs)
+        names = _Names(self.plan.decoder, decoded.facts)
+        scores_of_row, seconds = [UNSCORED] * size, np.zeros(size)
+        for source, rows in _calls(decoded.facts):
             scorer = side[source]
-            inputs = made.inputs if len(rows) == size else [made.inputs[i] for i in rows]
+            inputs = decoded.inputs if len(rows) == size else [decoded.inputs[i] for i in rows]
             if scorer.spec.needs_images and self.plan.image_of is not None:
                 inputs = [
-                    replace(x, images=self.plan.image_of(made.media[i], names[i]))
+                    replace(x, images=self.plan.image_of(decoded.media[i], names[i]))
                     for x, i in zip(inputs, rows, strict=True)
                 ]
             called = names if len(rows) == size else [names[i] for i in rows]
-            scores = self._called(scorer, inputs, called, _failures(made, rows))
+            scores = self._called(scorer, inputs, called, _failures(decoded, rows))
             seconds[rows] = scorer.seconds
             for place, score in zip(rows.tolist(), scores, strict=True):
-                found[place] = score
-        return found, seconds
+                scores_of_row[place] = score
+        return scores_of_row, seconds
 
     def _called(self, scorer: Scorer, inputs: Sequence[RewardInput], names: Any, failed_then: Any) -> list[Score]:
-        """One call of a reward. A failure that was not there in training stops, with the row and its traceback."""
+        """Call a reward once. A failure that training did not have stops the scan, with the row and its traceback."""
         if self.plan.keep_going or np.any(failed_then):
             scores = scorer.score(inputs, rows=names)
             new = np.flatnonzero(np.asarray([score.error is not None for score in scores]) & ~failed_then)
@@ -274,35 +280,41 @@ class ScoringWork:
             )
         return scorer.score(inputs, strict=True, rows=names)
 
-    def _right(self, made: Decoded, sides: Sequence[Scores], scored: Sequence[Sequence[Score]]) -> Floats:
-        """The accuracy of every row: of a reward for which the recipe names it, else the task's own, else of the first
-        reward that has one (rewards/accuracy_part.py).
+    def _right(self, decoded: Decoded, sides: Sequence[Scores], scored: Sequence[Sequence[Score]]) -> Floats:
+        """Return the accuracy of every row.
+
+        The first of these that exists is used: the part that the recipe names, the task's own accuracy, the accuracy of
+        the first reward that has one (rewards/accuracy_part.py).
         """
-        right = np.full(len(made.inputs), math.nan)
-        for source in made.facts.sources.words:
-            rows = np.flatnonzero(made.facts.sources.codes_N == _code(made.facts, source))
-            found: list[Floats] = []
+        right = np.full(len(decoded.inputs), math.nan)
+        for source in decoded.facts.sources.words:
+            rows = np.flatnonzero(decoded.facts.sources.codes_N == _code(decoded.facts, source))
+            accuracies: list[Floats] = []
             for scores, each, side in zip(sides, scored, self.plan.sides, strict=True):
                 parts = {name for i in rows.tolist() for name in each[i].parts}  # columns are of all sources
                 if source in side and (part := accuracy_part(parts, side[source].spec)) is not None:
-                    found.append(scores.parts[part][rows])
+                    accuracies.append(scores.parts[part][rows])
             named = any(side[source].spec.accuracy_named for side in self.plan.sides if source in side)
             by = next((s for s, side in zip(scored, self.plan.sides, strict=True) if source in side), None)
-            own = None if named and found else self._own_right(made, source, rows, by)
-            right[rows] = own if own is not None else found[0] if found else math.nan
+            own = None if named and accuracies else self._own_right(decoded, source, rows, by)
+            right[rows] = own if own is not None else accuracies[0] if accuracies else math.nan
         return right
 
-    def _own_right(self, made: Decoded, source: str, rows: Any, scores: Sequence[Score] | None) -> Floats | None:
-        """The task's own accuracy of these rows; None where it has none. Args: scores: of all rows; None = of none."""
+    def _own_right(self, decoded: Decoded, source: str, rows: Any, scores: Sequence[Score] | None) -> Floats | None:
+        """Return the task's own accuracy of these rows; None where it has none.
+
+        Args:
+            scores: of all rows; None = there are none.
+        """
         outcome = self._outcomes.get(source)
         if outcome is None:
             return None
         right, has_one = np.full(len(rows), math.nan), False
         for place, i in enumerate(rows.tolist()):
-            x = made.inputs[i]
+            x = decoded.inputs[i]
             try:
                 measured = outcome(x, UNSCORED if scores is None else scores[i])
-            except RewardError:  # a truth taken as it is, see `Decoded.doubts`: no response to it is right or wrong
+            except RewardError:  # a doubtful truth, see `Decoded.doubts`: no response to it is right or wrong
                 has_one = True
                 continue
             accuracy = measured.get("accuracy")
@@ -312,13 +324,13 @@ class ScoringWork:
 
 
 def hashes(numbers_N: Any) -> Any:
-    """A number in [0, 2**32) for each one, the same in every process, without a pattern."""
+    """Return a pseudo-random number in [0, 2**32) for each number, the same in every process."""
     mixed = numbers_N.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9) >> np.uint64(32)
 
 
 class _Names(Sequence[str]):
-    """Names of rows, made when asked for."""
+    """Names of rows, created when they are read."""
 
     def __init__(self, decoder: Decoder, facts: ResponseColumns) -> None:
         self._decoder, self._facts = decoder, facts
@@ -331,7 +343,7 @@ class _Names(Sequence[str]):
 
 
 def _calls(facts: ResponseColumns) -> Iterator[tuple[str, Any]]:
-    """(source, rows) of every call of a reward: one a step and source, in their order."""
+    """Yield (source, rows) of every call of a reward: one per step and source, in their order."""
     codes = facts.sources.codes_N.astype(np.int64)
     key = facts.steps_N.astype(np.int64) * (len(facts.sources.words) + 1) + codes
     for one in dict.fromkeys(key.tolist()) if len(key) and np.ptp(key) else key[:1].tolist():
@@ -343,8 +355,8 @@ def _code(facts: ResponseColumns, source: str) -> int:
     return facts.sources.words.index(source) if source in facts.sources.words else -2
 
 
-def _failures(made: Decoded, rows: Any) -> Any:
-    return made.stored.failed_N[rows] if made.stored is not None else np.zeros(len(rows), dtype=bool)
+def _failures(decoded: Decoded, rows: Any) -> Any:
+    return decoded.stored.failed_N[rows] if decoded.stored is not None else np.zeros(len(rows), dtype=bool)
 
 
 def _joined(pieces: Sequence[ScoredResponses], limit: int) -> ScoredResponses:

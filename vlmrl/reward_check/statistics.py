@@ -1,4 +1,4 @@
-"""What a scoring says as a whole: tables over parts, reasons, groups, and where reward and accuracy part ways."""
+"""Statistics of a scoring: tables of parts, reasons and groups, and rows where reward and accuracy disagree."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ MOST_REASONS = 10
 
 
 def compare_stored(facts: ResponseColumns, stored: Scores, scores: Scores, most: int = 5) -> dict[str, Any]:
-    """Compare the new scores with the stored ones, to the digit: value, every part, and which rows failed. Rows for
-    which a service was down, then or now, say nothing about the reward and count as equal.
+    """Compare the new scores with the stored ones exactly: value, every part, and which rows failed.
 
-    Returns: equal, different (rows), largest_difference (of values), failed_then, failed_now, and the worst rows.
+    Rows for which a service was down, then or now, say nothing about the reward and count as equal.
+
+    Returns: `equal`, `different` (number of rows), `largest_difference` (of values), `failed_then`, `failed_now`, and
+        `worst`, the rows that differ most.
     """
     different = np.flatnonzero(~(same_scores(stored, scores) | stored.unavailable_N | scores.unavailable_N))
     gaps = np.abs(stored.values_N[different] - scores.values_N[different])
@@ -41,7 +43,7 @@ def compare_stored(facts: ResponseColumns, stored: Scores, scores: Scores, most:
 
 
 def part_table(scores: Scores) -> dict[str, dict[str, Any]]:
-    """Part (and `value`) -> mean, min, max, share at min and at max, how often None, correlation with the value.
+    """Return part (and `value`) -> mean, min, max, share at min and at max, how often None, correlation with the value.
 
     Correlation is Pearson's over the samples where the part applies; None when either side is constant.
     """
@@ -57,7 +59,7 @@ def part_table(scores: Scores) -> dict[str, dict[str, Any]]:
 
 
 def reasons(scores: Scores) -> list[dict[str, Any]]:
-    """Notes and errors by how often they occur, quoted texts and numbers aside; `example` is the first of each kind."""
+    """Return notes and errors by frequency, without quoted texts and numbers; `example` is the first of each kind."""
     counts: Counter[str] = Counter()
     examples: dict[str, str] = {}
     failed = scores.failed_N
@@ -72,9 +74,9 @@ def reasons(scores: Scores) -> list[dict[str, Any]]:
 
 
 def group_table(facts: ResponseColumns, scores: Scores) -> dict[str, Any]:
-    """Groups without a signal, all together and by step: at most one score differs from nothing, or all are equal.
+    """Return how many groups have no signal (one score at most, or all equal), in total and by step.
 
-    Returns: number, dead, dead_share, by_step = [step, groups, share of dead ones] of each step.
+    Returns: `number`, `dead`, `dead_share`, `by_step` = [step, groups, share of dead ones] of each step.
     """
     dead_G, steps_G = dead_groups(facts, scores)
     steps = np.unique(steps_G)
@@ -88,7 +90,7 @@ def group_table(facts: ResponseColumns, scores: Scores) -> dict[str, Any]:
 
 
 def dead_groups(facts: ResponseColumns, scores: Scores) -> tuple[Flags, Any]:
-    """(dead_G, steps_G): whether each group's scores, failed rows aside, are all equal; and its step."""
+    """Return (dead_G, steps_G): whether each group's scores, without failed rows, are all equal; and its step."""
     order, starts = facts.group_bounds()
     values = scores.values_N[order]
     low = np.minimum.reduceat(np.where(np.isnan(values), np.inf, values), starts)
@@ -97,14 +99,15 @@ def dead_groups(facts: ResponseColumns, scores: Scores) -> tuple[Flags, Any]:
 
 
 def disagreements(facts: ResponseColumns, scores: Scores, right_N: Floats, most: int = 5) -> dict[str, Any] | None:
-    """Where the reward and the measure of right and wrong part ways; None where there is no such measure.
+    """Compare the reward with the accuracy. Return None where there is no accuracy.
 
     A wrong row is paid when it earns more than the least of its source (0, or the lowest score where that is below 0);
     a right one is unpaid when it earns less than the highest score of its source.
-    Returns: accuracy (the mean); binary: whether it says right or wrong and nothing in between, else no row counts as
-    either; agreement = share of (right, wrong) pairs of one group in which the right one has the higher value (ties
-    count half, None without such pairs); wrong, right = their number, mean value, and how many of them are paid or
-    unpaid; wrong_but_paid and right_but_unpaid, the worst rows of both kinds.
+
+    Returns: `accuracy` (the mean); `binary`: whether every accuracy is right or wrong and nothing in between, else no
+        row counts as either; `agreement`: share of (right, wrong) pairs of one group in which the right one has the
+        higher value (ties count half, None without such pairs); `wrong`, `right`: their number, mean value, and how
+        many of them are paid or unpaid; `wrong_but_paid` and `right_but_unpaid`: the worst rows of both kinds.
     """
     measured = np.flatnonzero(~np.isnan(right_N) & ~scores.failed_N)
     if not len(measured):
@@ -131,7 +134,7 @@ def disagreements(facts: ResponseColumns, scores: Scores, right_N: Floats, most:
 
 
 def extremes(facts: ResponseColumns, scores: Scores, most: int = 5) -> dict[str, list[dict[str, Any]]]:
-    """paid_most and paid_least: the scored rows with the highest and, of the others, the lowest values."""
+    """Return `paid_most` and `paid_least`: the scored rows with the highest and, of the others, the lowest values."""
     rows = np.flatnonzero(~scores.failed_N)
     high = _first(rows, -scores.values_N[rows], most)
     rest = np.setdiff1d(rows, high, assume_unique=True)
@@ -143,14 +146,14 @@ def extremes(facts: ResponseColumns, scores: Scores, most: int = 5) -> dict[str,
 
 
 def _first(rows: Any, keys: Any, most: int) -> list[int]:
-    """The rows with the least keys, in their order; equal ones as they come."""
+    """Return the rows with the smallest keys, sorted by key; rows with equal keys keep their order."""
     return rows[np.argsort(keys, kind="stable")[:most]].tolist()
 
 
 def _agreement(groups: Any, values: Floats, right: Floats) -> float | None:
-    """Share of the (right, wrong) pairs of a group in which the right one is higher: the AUC, all groups together.
+    """Return the share of (right, wrong) pairs of a group in which the right one is higher: the AUC over all groups.
 
-    In a group with u right and d wrong ones, the ranks of the right ones (ties at their mean) add up to the number of
+    In a group with u right and d wrong rows, the ranks of the right ones (ties at their mean) add up to the number of
     pairs won plus u (u - 1) / 2.
     """
     order = np.lexsort((values, groups))
@@ -168,12 +171,12 @@ def _agreement(groups: Any, values: Floats, right: Floats) -> float | None:
 
 
 def row_of(facts: ResponseColumns, index: int, new: Scores, **more: Any) -> dict[str, Any]:
-    """A row to be shown: `fill_rows` gives it its text. `index` counts the scored rows, `row` those of the input."""
+    """Return a row for display; `fill_rows` adds its text. `index` counts the scored rows, `row` those of the input."""
     return {"row": int(facts.rows_N[index]), "new": score_json(new[index]), **more}
 
 
 def describe(sample: SavedSample) -> dict[str, Any]:
-    """What a row to be shown takes from the input: where, text, truth, the stored score."""
+    """Return what a row for display takes from the input: where, text, truth, the stored score."""
     return {
         "where": sample.where,
         "text": sample.input.response[:MAX_TEXT_CHARS],
@@ -202,7 +205,7 @@ def _summary(values: Floats, beside: Floats | None) -> dict[str, Any]:
 
 
 def mean(values: Any) -> float | None:
-    """Mean of an array, NaN left out, summed exactly so that order does not matter; None when nothing is left."""
+    """Return the mean of an array without NaN, summed exactly so that order has no effect; None if nothing is left."""
     there = values[~np.isnan(values)].tolist()
     if not there:
         return None
@@ -213,20 +216,20 @@ def mean(values: Any) -> float | None:
 
 
 def correlation(a: Any, b: Any) -> float | None:
-    """Pearson's correlation of two arrays; None when either is constant or shorter than two."""
+    """Return Pearson's correlation of two arrays; None when either is constant or shorter than two."""
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
     return float(np.corrcoef(a, b)[0, 1])
 
 
 def ranks(values: Any) -> Any:
-    """Ranks from 0, ties at their mean."""
+    """Return ranks from 0, ties at their mean."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return (ends - (counts + 1) / 2)[inverse]
 
 
 def fill_rows(rows: list[dict[str, Any]], samples: Mapping[int, SavedSample]) -> None:
-    """Give rows that are to be shown what the input says of them."""
+    """Add the texts and stored scores of the input to rows for display."""
     for row in rows:
         row |= describe(samples[row["row"]])

@@ -17,11 +17,11 @@ FORMS = (
     "\\boxed{{{}}}",
     "<think>I cannot tell.</think>\\boxed{{{}}}",
 )
-"""Forms in which an honest answer may be given; the reward takes at least one of them."""
+"""Forms in which an honest answer may be given; the reward accepts at least one of them."""
 
 
 def expected(x: RewardInput) -> list[str]:
-    """The accepted answers of a row as texts."""
+    """Return the accepted answers of a row as texts."""
     try:
         truth = ground_truth(x)
     except RewardError:
@@ -31,7 +31,7 @@ def expected(x: RewardInput) -> list[str]:
 
 
 def answers(rows: Sequence[RewardInput]) -> list[str]:
-    """The distinct expected answers, the most frequent first."""
+    """Return the distinct expected answers, the most frequent first."""
     counts: Counter[str] = Counter()
     for x in rows:
         counts.update(expected(x)[:1])
@@ -47,7 +47,7 @@ def wrong_text(x: RewardInput, known: Sequence[str]) -> str:
 
 
 def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
-    """All of them, for rows with text answers. `form`: the one that pays, such as FORMS[0]."""
+    """Return all tricks for rows with text answers. `form`: the form that pays, such as FORMS[0]."""
     known = answers(rows)
     every = " ".join(known)
     numbers = " ".join(str(n) for n in range(200))
@@ -64,7 +64,7 @@ def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
     def holds(text: str) -> Make:
         return says(f"<think>x</think><answer>{text}</answer>")
 
-    found = [
+    attacks = [
         *void_attacks(""),
         *text_misses(form, right_text),
         Attack("not a number", "the float that equals nothing", "guess", holds("nan")),
@@ -73,9 +73,9 @@ def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
         Attack("placeholder", "the word None", "guess", holds("None")),
     ]  # fmt: skip
     if len(known) < 2:
-        return found
+        return attacks
     return [
-        *found,
+        *attacks,
         Attack("every answer", "all answers of the dataset in one", "guess", holds(every)),
         Attack("every answer, bare", "the same without tags", "guess", says(every)),
         both("two answers", "the right one and a wrong one, each in its tag",
@@ -90,13 +90,18 @@ def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
 
 
 def text_misses(form: str, right: Callable[[RewardInput], str]) -> list[Attack]:
-    """For text answers. Args: form: how an answer is given, with `{}` for it; right: the right answer of a row."""
+    """Return the near misses for text answers.
+
+    Args:
+        form: form of an answer, with `{}` in its place.
+        right: returns the right answer of a row.
+    """
 
     def miss(name: str, idea: str, change: Callable[[str], str | None]) -> Attack:
         def make(x: RewardInput) -> str | None:
-            wanted = right(x)
-            changed = change(wanted) if wanted else None
-            return None if changed is None or _alike(changed, wanted) else form.format(changed)
+            answer = right(x)
+            changed = change(answer) if answer else None
+            return None if changed is None or _alike(changed, answer) else form.format(changed)
 
         return Attack(name, idea, "miss", make)
 
@@ -113,7 +118,7 @@ def text_misses(form: str, right: Callable[[RewardInput], str]) -> list[Attack]:
 
 
 def _alike(one: str, other: str) -> bool:
-    """Whether two texts are one answer: the first half of `1.0` is 1, which is no miss."""
+    """Return whether two texts are one answer. The first half of `1.0` is 1, for example, which is no miss."""
     try:
         return float(one) == float(other)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Measures of response texts: how alike they are, how they repeat themselves, which characters they are made of.
+"""Measures of response texts: similarity, repetition within a text, and classes of characters.
 
 All texts of a step are measured together, in a bounded amount of work. Letters: D texts, N characters of all texts,
-U different texts, K hash functions.
+U different texts, K hash functions, G groups.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from vlmrl.reward_check.scores import Floats, Ints
 ANSWER = re.compile(r"<answer>([^<]{1,400})</answer>|\\boxed\{([^{}]{1,200})\}")
 MOST_PLAIN_ANSWER_CHARS = 40
 MAX_CHARS = 4_000
-"""Characters of a text that are looked at: half of them its first, half its last."""
+"""Maximum number of characters of a text that are measured: the first half and the last half of this number."""
 LIKENESS_CHARS = 1_000
-"""The same where texts are compared with each other."""
+"""The same limit where texts are compared with each other."""
 REPEAT_CHARS = 12
 """Length of the character n-grams whose repetition is counted. Three words, or a formula: longer than a tag name."""
 REPEATING = 0.9
-"""A text repeats itself when so many of its n-grams were there before. Markup of many like elements stays below."""
+"""A text repeats itself if this share of its n-grams occurred before in it. Markup of similar elements stays below."""
 LEAST_REPEATING_CHARS = 100
 SHINGLE_CHARS = 5
 HASHES = 32
 ALIKE = 0.9
-"""Two texts are alike when they share so many of their character n-grams (Jaccard's coefficient) and end alike."""
+"""Two texts are alike if they share at least this part of their character n-grams (Jaccard's coefficient) and have
+the same ending.
+"""
 ENDING_CHARS = 24
 PREFIX_CHARS = 24
 CLASSES = ("lowercase", "digit", "uppercase", "punctuation", "whitespace", "non_ascii")
@@ -71,7 +73,12 @@ class TextMeasures:
 
 
 def measure_texts(texts: Sequence[str], groups: Sequence[int]) -> TextMeasures:
-    """Measure the texts of a step. `groups`: number of the group of each text. Raises: ValueError without any text."""
+    """Return the measures of the texts of a step.
+
+    Args:
+        groups: number of the group of each text.
+    Raises: ValueError without any text.
+    """
     if not texts:
         raise ValueError("there is no text to measure")
     cut = [_ends(text, MAX_CHARS) for text in texts]
@@ -100,9 +107,9 @@ def repeats_itself(text: str) -> bool:
 
 def answer_of(text: str) -> str | None:
     """Return the final answer in a response: in `<answer>` or a box, else a short text as a whole; None without one."""
-    found = ANSWER.findall(text)
-    if found:
-        return "".join(found[-1]).strip()
+    matches = ANSWER.findall(text)
+    if matches:
+        return "".join(matches[-1]).strip()
     plain = text.strip()
     return plain if 0 < len(plain) <= MOST_PLAIN_ANSWER_CHARS and "<" not in plain else None
 
@@ -119,7 +126,7 @@ def _ends(text: str, most: int) -> str:
 
 
 def _characters(texts: Sequence[str]) -> tuple[Any, Ints]:
-    """(code point [N], number of its text [N]) of all characters."""
+    """Return (code point [N], number of its text [N]) of all characters."""
     code_N = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.int64)
     return code_N, np.repeat(np.arange(len(texts)), [len(text) for text in texts])
 
@@ -130,7 +137,7 @@ def _table(row_N: Ints, column_N: Ints, rows: int, columns: int) -> Floats:
 
 
 def _ngrams(code_N: Any, text_N: Ints, length: int) -> tuple[Any, Ints]:
-    """(hash, number of its text) of every character n-gram that lies within one text."""
+    """Return (hash, number of its text) of every character n-gram that lies within one text."""
     number = max(0, len(code_N) - length + 1)
     hash_N = np.zeros(number, dtype=np.uint64)
     for shift in range(length):
@@ -141,7 +148,7 @@ def _ngrams(code_N: Any, text_N: Ints, length: int) -> tuple[Any, Ints]:
 
 
 def _repeating(code_N: Any, text_N: Ints, size_D: Ints) -> Any:
-    """[D] whether each text repeats itself."""
+    """Return [D]: whether each text repeats itself."""
     hash_N, owner_N = _ngrams(code_N, text_N, REPEAT_CHARS)
     # The text in the high bits: one sort brings the equal n-grams of each text together.
     key_N = np.sort((owner_N.astype(np.uint64) << np.uint64(44)) | (hash_N >> np.uint64(20)))
@@ -153,7 +160,7 @@ def _repeating(code_N: Any, text_N: Ints, size_D: Ints) -> Any:
 
 
 def _alike_shares(texts: Sequence[str], group_D: Ints) -> tuple[float, float]:
-    """(largest set of texts that are alike, the same within each group on average), as shares."""
+    """Return (the largest set of texts that are alike, its average within the groups), as shares."""
     plain = [_ends(" ".join(_ends(text, 2 * LIKENESS_CHARS).split()).casefold(), LIKENESS_CHARS) for text in texts]
     known = {text: number for number, text in enumerate(dict.fromkeys(plain))}
     text_D = np.asarray([known[text] for text in plain])
@@ -166,7 +173,7 @@ def _alike_shares(texts: Sequence[str], group_D: Ints) -> tuple[float, float]:
 
 
 def _alike(texts: Sequence[str]) -> Floats:
-    """[U, U] 1 where two different texts are alike, else 0. Jaccard's coefficient is estimated by MinHash."""
+    """Return [U, U]: 1 where two different texts are alike, else 0. MinHash estimates Jaccard's coefficient."""
     signature_UK = _signatures(texts)
     ending_U = np.unique([answer_of(t) or t[-ENDING_CHARS:] for t in texts], return_inverse=True)[1]
     alike_UU = np.zeros((len(texts), len(texts)))
@@ -178,7 +185,10 @@ def _alike(texts: Sequence[str]) -> Floats:
 
 
 def _signatures(texts: Sequence[str]) -> Any:
-    """[U, K] the least hash of each text's n-grams, for each of K hash functions. A short text is padded to one."""
+    """Return [U, K]: the smallest hash of each text's n-grams, for each of K hash functions.
+
+    A short text is padded to one n-gram.
+    """
     code_N, text_N = _characters([text.ljust(SHINGLE_CHARS, "\0") for text in texts])
     hash_N, owner_N = _ngrams(code_N, text_N, SHINGLE_CHARS)
     starts_U = np.searchsorted(owner_N, np.arange(len(texts)))

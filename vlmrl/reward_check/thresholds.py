@@ -1,4 +1,4 @@
-"""The thresholds of `vlmrl reward-check --fail-on`: what a report must not say, for a gate in front of training.
+"""Thresholds of `vlmrl reward-check --fail-on`: conditions on a report that fail, for a check before training.
 
     CONDITIONS := CONDITION {"," CONDITION}        CONDITION := NAME [OP NUMBER]        OP := > | >= | < | <=
 
@@ -25,9 +25,12 @@ Report = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Measure:
-    """What a name stands for: in words, and where the number is in a report. `of`: it takes a name in brackets.
+    """Number of a report that a condition may name.
 
     Args:
+        words: description for people.
+        read: returns the number from a report, or None if it cannot be measured.
+        of: kind of the name in brackets, such as "PART"; "" = it takes none.
         needs: "", "diff" or "probe": the option without which there is no such number.
     """
 
@@ -42,8 +45,8 @@ def _sum_probes(report: Report, key: str) -> float | None:
 
 
 def _slowest(report: Report, key: str) -> float | None:
-    found = [p["behaviour"]["milliseconds"][key] for p in (report["probes"] or {}).values()]
-    return max(found, default=None)
+    times = [p["behaviour"]["milliseconds"][key] for p in (report["probes"] or {}).values()]
+    return max(times, default=None)
 
 
 def _go(report: Any, *path: str) -> float | None:
@@ -120,7 +123,7 @@ class GateLimit:
 
     @property
     def needs_errors(self) -> bool:
-        """Whether rows that fail have to be counted, not to be the end."""
+        """Whether failing rows must be counted instead of ending the check."""
         return self.name in ("errors", "broken")
 
     def __str__(self) -> str:
@@ -130,7 +133,7 @@ class GateLimit:
         return self.measure.read(report, self.of) if self.of is not None else self.measure.read(report)
 
     def holds(self, report: Report) -> bool:
-        """Whether the report fails. Raises: RewardError for a part that the reward does not have."""
+        """Return whether the condition holds, so that the report fails. Raises: RewardError for an unknown part."""
         value = self.value(report)
         return value is None or OPERATORS[self.op](value, self.bound)
 
@@ -142,7 +145,7 @@ class GateLimit:
 
 
 def parse_limits(text: str, *, diff: bool) -> list[GateLimit]:
-    """The conditions of --fail-on.
+    """Return the conditions of --fail-on.
 
     Args:
         diff: whether there is another reward to compare with.

@@ -1,4 +1,4 @@
-"""Tricks tried on a reward: what each earned on every row, and what is to be said of it."""
+"""Results of tricks tried on a reward: what each earned on every row, and the verdict."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vlmrl.types import RewardInput
 
 EPSILON = 1e-9
 HUNG = "no answer within"
-"""In the error of a row whose worker was ended for its silence."""
+"""Text in the error of a row whose worker was killed because it did not answer."""
 SLOW_SECONDS = 1.0
-"""More than that for one response: a model that finds the text stops the run."""
+"""Limit for one response, in seconds. A model that finds a slower text stops the run."""
 WORDS = {
     "hole": "pays more than honest play without a clue",
     "leak": "pays for what should earn nothing",
@@ -30,7 +30,7 @@ WORDS = {
     "silent": "a truth that is broken is scored all the same",
     "unfair": "an honest answer in another spelling loses",
 }
-"""Verdict -> what it says, the worst first: pay that is not earned, then what stops a run, then what is lost."""
+"""Verdict -> its meaning, the worst first: unearned pay, then what stops a run, then lost pay."""
 ADVICE = {
     "hole": "read one answer from its one place, and pay nothing for a response that breaks the form",
     "leak": "give what cannot be read the least there is: no default answer, no credit for what is absent",
@@ -42,21 +42,21 @@ ADVICE = {
     "silent": "raise an error for a truth that cannot be read: a 0 for every response hides it",
     "improper": "a proper score, such as 1 - (p - y)**2",
 }
-"""Verdict -> what to do."""
+"""Verdict -> advice."""
 WARNINGS = ("unfair", "silent")
-"""Verdicts that are no way to be paid: shown, and counted apart."""
+"""Verdicts that are no way to be paid: shown, and counted separately."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a trick earned.
+    """Result of a trick.
 
     Args:
         kind: see attacks.py; also `truth` and `belief`.
         mean, best: value over the rows; None when the reward failed on all of them.
-        paid: share of rows on which it earned more than the least that anything did there.
+        paid: share of rows on which it earned more than the least that any response earned there.
         errors: rows on which the reward failed; `error` is the first failure.
-        verdict: a key of WORDS; "" = nothing found.
+        verdict: a key of WORDS; "" = no finding.
     """
 
     name: str
@@ -77,7 +77,7 @@ class ProbeResult:
 
 @dataclass
 class Tried:
-    """The values of one trick, NaN where the reward failed or the trick does not fit the row."""
+    """Values of one trick, NaN where the reward failed or the trick does not fit the row."""
 
     attack: Attack
     values_R: Floats
@@ -94,7 +94,7 @@ class Honest:
     """Honest play on the rows: informed, wrong, and the best uninformed answer.
 
     Args:
-        all: uninformed answer -> what it earns.
+        all: uninformed answer -> its mean value.
         tolerance: a smaller difference of two values is noise of the reward or of rounding.
     """
 
@@ -106,18 +106,18 @@ class Honest:
 
 
 class Attempts:
-    """Responses tried on the rows with one scorer. `seconds`: of every row scored so far."""
+    """Responses tried on the rows with one scorer. `seconds`: time of every row scored so far."""
 
     def __init__(self, scorer: Scorer, rows: Sequence[RewardInput]) -> None:
         self.scorer, self.rows = scorer, rows
         self.seconds: list[float] = []
 
     def on(self, attack: Attack, *, rows: Sequence[RewardInput] | None = None, strict: bool = False) -> Tried:
-        """The values of a trick; with `turned` the lower of both ways."""
+        """Return the values of a trick; with `turned` the lower value of both orders."""
         rows = (self.rows if rows is None else rows)[: attack.most]
         values, error = self._score([attack.write(x) for x in rows], strict)
         slowest = max(self.seconds[-len(rows) :], default=0.0)
-        if slowest > SLOW_SECONDS and not error:  # a busy machine stalls once; a slow reward is slow again
+        if slowest > SLOW_SECONDS and not error:  # try again: a busy machine stalls once, a slow reward is slow again
             self._score([attack.write(x) for x in rows], strict)
             slowest = min(slowest, max(self.seconds[-len(rows) :], default=0.0))
         if attack.turned is not None:
@@ -134,7 +134,7 @@ class Attempts:
         alone = 1 if self.scorer.spec.user is not None and not self.scorer.spec.user.batched else 0
         scores = self.scorer.score(texts[:alone], strict=strict, rows=names)
         self.seconds += self.scorer.seconds
-        if not any(HUNG in (s.error or "") for s in scores):  # where the first row hangs, the others would cost hours
+        if not any(HUNG in (s.error or "") for s in scores):  # if the first row hangs, the others would take hours
             scores += self.scorer.score(texts[alone:], strict=strict, rows=names[alone:])
             self.seconds += self.scorer.seconds
         values = np.full(len(inputs), math.nan)

@@ -1,4 +1,4 @@
-"""Rewards: text and pixels in, parts out. `GENERAL` is the table of built-ins that belong to no task.
+"""Rewards: text and pixels in, parts out. `GENERAL` is the table of built-in rewards that belong to no task.
 
 Tasks have built-ins of their own; `vlmrl.tasks.builtin_rewards` has all of them by name. Users bring
 `file.py:function`.
@@ -20,15 +20,15 @@ from vlmrl.rewards.base import STYLES, RewardSpec, check_on_timeout
 
 @dataclass(frozen=True)
 class Builtin:
-    """A built-in reward.
+    """Built-in reward.
 
     Args:
-        build: makes it of its arguments.
+        build: function that returns the reward for its arguments.
         summary: its line in `vlmrl recipe list --rewards`.
-        version: raised by whoever changes the score of any response, or the default of an argument. Runs, evaluations
-            and checkpoints know the reward by it (see identity.py); tests/golden/rewards holds its scores.
-        lacks: why it does not take the arguments of its sisters.
-        any_truth: it takes any ground truth as it is, also one that breaks its task's form.
+        version: number to raise with every change of a response's score, or of an argument's default. Runs, evaluations
+            and checkpoints identify the reward by it (see identity.py); tests/golden/rewards has its scores.
+        lacks: why it does not take an argument that similar rewards take.
+        any_truth: it takes any ground truth unchanged, even one that breaks its task's form.
     """
 
     build: Callable[..., RewardSpec]
@@ -40,7 +40,7 @@ class Builtin:
 
 GENERAL: dict[str, Builtin] = {
     "exact_match": Builtin(
-        text_rewards.exact_match, "the answer is the expected text (case and blanks aside)", version=1
+        text_rewards.exact_match, "the answer is the expected text, ignoring case and white space", version=1
     ),
     "number_match": Builtin(
         text_rewards.number_match, "the answer is the expected number, within a tolerance", version=1
@@ -58,12 +58,12 @@ def load_reward(
     base_dir: Path | str | None = None,
     builtins: Mapping[str, Builtin] = GENERAL,
 ) -> RewardSpec:
-    """A built-in reward by its name, or a user's `path/to/file.py:function`, with `args` bound.
+    """Return a built-in reward by its name, or a user's `path/to/file.py:function`, with `args` bound.
 
     Args:
         style: calling convention of a user's function: auto, vlmrl, trl, verl, easyr1.
-        base_dir: where a relative path starts (the recipe's folder); the current folder is tried next.
-        builtins: the built-ins by name; `vlmrl.tasks.builtin_rewards.load_reward` gives those of the tasks too.
+        base_dir: folder where a relative path starts (the recipe's folder); the current folder is tried next.
+        builtins: the built-ins by name; `vlmrl.tasks.builtin_rewards.load_reward` includes those of the tasks.
     Raises: RewardError for an unknown name, a missing file or function, an argument that it does not take, an unclear
         calling convention, or a file that cannot be imported (with the lines of the user's traceback).
     """
@@ -94,18 +94,19 @@ def load_reward(
 
 
 def _no_argument(name: str, key: str, parameters: Mapping[str, Any], builtins: Mapping[str, Builtin]) -> RewardError:
-    told, lacks = f"reward `{name}` takes no argument `{key}`", builtins[name].lacks
-    takers = [other for other, one in builtins.items() if key in inspect.signature(one.build).parameters]
-    if not takers or not lacks:
-        return RewardError(told, hint=nearest(key, parameters))
-    hint = f"leave it out, or choose a `variant` of the task whose reward is one that takes it ({', '.join(takers)})"
-    return RewardError(f"{told}: {lacks}", hint=hint)
+    message, lacks = f"reward `{name}` takes no argument `{key}`", builtins[name].lacks
+    other_rewards = [other for other, builtin in builtins.items() if key in inspect.signature(builtin.build).parameters]
+    if not other_rewards or not lacks:
+        return RewardError(message, hint=nearest(key, parameters))
+    hint = f"leave it out, or choose a `variant` of the task with a reward that takes it ({', '.join(other_rewards)})"
+    return RewardError(f"{message}: {lacks}", hint=hint)
 
 
 def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, Any]:
-    """Return what a run's manifest keeps of a reward, enough to load it again: name, style, args, weights, the version
-    of a built-in or the sha256 of a user's source, the part that the recipe names as its accuracy, and the parts of a
-    response that hangs, where there are any.
+    """Return the manifest's record of a reward, with all that is needed to load it again.
+
+    It has the name, style, args, weights, and the version of a built-in or the sha256 of a user's source. If the recipe
+    sets them, it also has the part that is the accuracy, and the parts for a response that hangs.
     """
     style = spec.user.style if spec.user else "auto"
     args = json.loads(json.dumps(dict(spec.args), default=str))
@@ -123,7 +124,7 @@ def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, A
 def load_recorded(
     record: Mapping[str, Any], base_dir: Path | str | None = None, *, builtins: Mapping[str, Builtin] = GENERAL
 ) -> RewardSpec:
-    """The reward of a `reward_record`, as it is now; `identity_of` of both records says if it changed.
+    """Return the reward of a `reward_record` as it is now; `identity_of` both records tells whether it changed.
 
     Raises: RewardError as `load_reward`, also for a record that lacks its name or arguments.
     """
@@ -135,9 +136,9 @@ def load_recorded(
 
 
 def earn_on_timeout(spec: RewardSpec, parts: Mapping[str, float]) -> RewardSpec:
-    """Return the reward with the parts that a recipe gives to a response that hangs; {} = as it is.
+    """Return the reward with the recipe's parts for a response that hangs; {} = unchanged.
 
-    Raises: RewardError when a built-in has no such part, or a part is outside of its range.
+    Raises: RewardError when a built-in has no such part, or a part is outside its range.
     """
     if not parts:
         return spec
@@ -150,7 +151,7 @@ def earn_on_timeout(spec: RewardSpec, parts: Mapping[str, float]) -> RewardSpec:
 
 
 def name_accuracy(spec: RewardSpec, part: str | None) -> RewardSpec:
-    """The reward with the part that a recipe names as its accuracy; None = as it is.
+    """Return the reward with the recipe's choice of the part that is its accuracy; None = unchanged.
 
     Raises: RewardError when a built-in has no such part.
     """
@@ -165,7 +166,7 @@ def name_accuracy(spec: RewardSpec, part: str | None) -> RewardSpec:
 
 
 def nearest(name: str, known: Mapping[str, Any]) -> str:
-    """`did you mean ...?` and the known names, as a hint."""
+    """Return `did you mean ...?` and the known names, as a hint."""
     import difflib
 
     close = difflib.get_close_matches(name, list(known), n=1)

@@ -1,8 +1,9 @@
-"""Which part of a reward is its accuracy: the one place that decides it.
+"""Choice of the part of a reward that is its accuracy. No other module decides it.
 
-In order: the part that the recipe names (`[reward] accuracy`); the task's own measure (`Task.outcome`); the part that
-the reward declares (`RewardSpec.accuracy`); a part called `accuracy`, `acc` or `correct`, as rewards written for EasyR1
-and verl have it; the bare number of a function in verl's form, which verl calls `acc`. The part needs no weight.
+The order is: the part that the recipe names (`[reward] accuracy`); the task's own measure (`Task.outcome`); the part
+that the reward declares (`RewardSpec.accuracy`); a part called `accuracy`, `acc` or `correct`, as rewards written for
+EasyR1 and verl have it; the single number of a function in verl's form, which verl calls `acc`. The part needs no
+weight.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from collections.abc import Collection, Mapping
 from vlmrl.rewards.base import RewardSpec
 
 NAMES = ("accuracy", "acc", "correct")
-"""Names of a part that is an accuracy, the first that is there."""
+"""Names of a part that is an accuracy; the first that is present is used."""
 FUNCTION = re.compile(rf"(?:.*_)?(?:{'|'.join(NAMES)})(?:_(?:reward|score|func|fn))*")
-"""Names of functions whose one number is an accuracy: `accuracy_reward`."""
+"""Names of functions whose single number is an accuracy: `accuracy_reward`."""
 RIGHT = 1.0
-"""An accuracy that says right; 0 or -1 says wrong, anything in between how nearly right."""
+"""Accuracy of a right answer. 0 or -1 is a wrong answer; a number between is a partly right answer."""
 
 
 def accuracy_part(parts: Collection[str], spec: RewardSpec) -> str | None:
-    """Return the part that is the accuracy, among the parts that a reward returned; None where there is none."""
+    """Return the part that is the accuracy, among the parts that a reward returned; None if there is none."""
     if spec.accuracy is not None:
         return spec.accuracy if spec.accuracy in parts else None
     if spec.user is not None and spec.user.style == "verl" and set(parts) == {"score"}:
@@ -32,7 +33,7 @@ def accuracy_part(parts: Collection[str], spec: RewardSpec) -> str | None:
 def with_accuracy(
     outcome: Mapping[str, float | None], parts: Mapping[str, float | None], spec: RewardSpec
 ) -> dict[str, float | None]:
-    """Return what a task measures of a response, with the reward's accuracy where that counts (see the module)."""
+    """Return the task's outcome of a response, with the reward's accuracy if that one is used (see the module)."""
     if "accuracy" in outcome and not spec.accuracy_named:
         return dict(outcome)
     name = accuracy_part(parts, spec)
@@ -40,21 +41,22 @@ def with_accuracy(
 
 
 def is_binary(values: Collection[float]) -> bool:
-    """Return whether accuracies say right or wrong and nothing in between: all are 1, 0 or -1."""
+    """Return whether accuracies are only right or wrong: all are 1, 0 or -1."""
     return {*values} <= {RIGHT, 0.0, -RIGHT}
 
 
 def accuracy_words(
     measured: Collection[str], parts: Collection[str], values: Collection[float], spec: RewardSpec
 ) -> str:
-    """Return what the accuracy is, in words; "" where the task itself measures it, or there is none.
+    """Return the source of the accuracy in words; "" if the task itself measures it, or there is none.
 
     Args:
-        measured: names of what the task measures.    parts: names of those that the reward returned.
-        values: accuracies that were seen.
+        measured: names of the numbers that the task measures.
+        parts: names of the parts that the reward returned.
+        values: accuracies of the responses.
     """
     name = None if "accuracy" in measured and not spec.accuracy_named else accuracy_part(parts, spec)
     if name is None:
         return ""
-    between = "" if is_binary(values) else ", which is not only right or wrong: the mean is shown"
-    return f"the part `{name}` of {spec.name}{between}"
+    addition = "" if is_binary(values) else ", which is not only right or wrong: the mean is shown"
+    return f"the part `{name}` of {spec.name}{addition}"

@@ -1,8 +1,8 @@
-"""Users' rewards: `path/to/file.py:function` in our calling convention, TRL's, verl's or EasyR1's.
+"""Users' rewards: `path/to/file.py:function` in vlmrl's calling convention, TRL's, verl's or EasyR1's.
 
 - vlmrl: `fn(x: RewardInput, **args)` -> a number, parts by name, or a RewardResult.
-- trl: `fn(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **columns)`, whichever of them it
-  takes, responses and columns as lists -> a list of numbers or None.
+- trl: `fn(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **columns)`, any subset of them,
+  with responses and columns as lists -> a list of numbers or None.
 - verl: `fn(data_source, solution_str, ground_truth, extra_info=None)` -> a number, or a dict with `score`.
 - easyr1: `fn(reward_inputs)`, `fn(reward_input)`, or the older `fn(predicts, ground_truths)`, `fn(predict_str,
   ground_truth)` -> dicts with `overall`.
@@ -43,7 +43,7 @@ VALUE_PART = {"trl": "reward", "verl": "score", "easyr1": "overall"}
 
 
 def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: Path | str | None) -> RewardSpec:
-    """Find the file, let a worker import it and look at the function. See `vlmrl.rewards.load_reward`."""
+    """Find the file, let a worker import it and inspect the function. See `vlmrl.rewards.load_reward`."""
     from vlmrl.rewards.sandbox.pool import inspect_user_reward
 
     path_text, _, function = name.rpartition(":")
@@ -59,13 +59,21 @@ def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: P
     except UnicodeDecodeError as error:
         raise RewardError(f"reward file {path_text} is not UTF-8 text", where=str(path)) from error
     user = UserReward(str(path), function, text, style, args)
-    found = inspect_user_reward(user)
-    user = UserReward(str(path), function, text, found["style"], args, found["batched"])
+    facts = inspect_user_reward(user)
+    user = UserReward(str(path), function, text, facts["style"], args, facts["batched"])
     return RewardSpec(
-        name, _worker_only, {part: (low, high) for part, (low, high) in found["ranges"].items()}, found["weights"],
-        needs_images=found["needs_images"], needs_token_ids=found["needs_token_ids"], accuracy=found["accuracy"],
-        on_timeout=found["on_timeout"], source_sha256=hashlib.sha256(source).hexdigest(), user=user, args=args,
-    )  # fmt: skip
+        name,
+        _worker_only,
+        {part: (low, high) for part, (low, high) in facts["ranges"].items()},
+        facts["weights"],
+        needs_images=facts["needs_images"],
+        needs_token_ids=facts["needs_token_ids"],
+        accuracy=facts["accuracy"],
+        on_timeout=facts["on_timeout"],
+        source_sha256=hashlib.sha256(source).hexdigest(),
+        user=user,
+        args=args,
+    )
 
 
 def _find(path_text: str, base_dir: Path | str | None) -> Path:
@@ -75,7 +83,7 @@ def _find(path_text: str, base_dir: Path | str | None) -> Path:
         if path.is_file():
             return path
     tried = ", ".join(str(p) for p in dict.fromkeys((*places, Path.cwd())))
-    raise RewardError(f"there is no reward file {path_text}", hint=f"looked in {tried}")
+    raise RewardError(f"there is no reward file {path_text}", hint=f"these folders were searched: {tried}")
 
 
 def _worker_only(x: RewardInput) -> float:
@@ -84,9 +92,10 @@ def _worker_only(x: RewardInput) -> float:
 
 @dataclass(frozen=True)
 class BoundReward:
-    """A user's function bound to its style and arguments: a list of inputs in, one raw result each out.
+    """User's function bound to its style and arguments. It takes a list of inputs and returns one raw result for each.
 
-    Args: accuracy: the part that is an accuracy by the function's name; None = see accuracy.py.
+    Args:
+        accuracy: the part that is an accuracy by the function's name; None = see accuracy_part.py.
     """
 
     call: Callable[[Sequence[RewardInput]], list[Any]]
@@ -101,9 +110,10 @@ class BoundReward:
 
 
 def bind_user_reward(module: ModuleType, user: UserReward, guard: AbstractContextManager[Any]) -> BoundReward:
-    """Look up the function, settle its style, check the arguments.
+    """Look up the function, decide its style and check the arguments.
 
-    Args: guard: entered for every call of the user's code, and for nothing else.
+    Args:
+        guard: context manager that is entered for every call of the user's code, and for nothing else.
     Raises: RewardError for a missing function, an unclear style, an argument that the function does not take, or a
         declaration (WEIGHTS, RANGES, ON_TIMEOUT) that makes no sense.
     """
@@ -129,16 +139,20 @@ def bind_user_reward(module: ModuleType, user: UserReward, guard: AbstractContex
     is_accuracy = style == "trl" and any(FUNCTION.fullmatch(name.lower()) for name in names)
     ranges = {part_name(k): _range(k, v) for k, v in getattr(module, "RANGES", {}).items()}
     return BoundReward(
-        call, style, batched, needs_images and style in ("vlmrl", "trl"),
+        call,
+        style,
+        batched,
+        needs_images and style in ("vlmrl", "trl"),
         ids or (style == "vlmrl" and "token_ids" in words),
         {part_name(k): float(v) for k, v in getattr(module, "WEIGHTS", default).items()},
-        ranges, VALUE_PART[style] if is_accuracy else None,
+        ranges,
+        VALUE_PART[style] if is_accuracy else None,
         check_on_timeout(getattr(module, "ON_TIMEOUT", {}), ranges, f"ON_TIMEOUT of {Path(user.file).name}"),
-    )  # fmt: skip
+    )
 
 
 def _find_function(module: ModuleType, user: UserReward) -> Callable[..., Any]:
-    """The function of that name; an instance, where the name is that of a class."""
+    """Return the function of that name, or an instance if the name is that of a class."""
     target = getattr(module, user.function, None)
     if target is None:
         names = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
@@ -151,7 +165,10 @@ def _find_function(module: ModuleType, user: UserReward) -> Callable[..., Any]:
 
 
 def _guarded(function: Callable[..., Any], guard: AbstractContextManager[Any]) -> Callable[..., Any]:
-    """The function with the guard around it; a coroutine is run to its end, a Score becomes its parts and its note."""
+    """Return the function with the guard around it.
+
+    A coroutine is run to its end; a Score becomes its parts and note.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with guard:
@@ -167,20 +184,22 @@ def _guarded(function: Callable[..., Any], guard: AbstractContextManager[Any]) -
 
 
 def _range(part: Any, ends: Any) -> tuple[float, float]:
-    """A declared range as two numbers."""
+    """Return a declared range as two numbers. Raises: RewardError for anything else, or if the first is larger."""
     try:
         low, high = map(float, ends)
     except (TypeError, ValueError):
         low = high = nan
     if not low <= high:
-        raise RewardError(f"RANGES gives the part `{part}` {ends!r:.60}, not two numbers, the smaller first")
+        raise RewardError(f"RANGES gives the part `{part}` {ends!r:.60}, not two numbers with the smaller first")
     return low, high
 
 
 def detect_style(parameters: Mapping[str, inspect.Parameter], user: UserReward, words: set[str]) -> str:
-    """The style that the parameter names belong to. Raises: RewardError when none or several fit.
+    """Return the style that the parameter names belong to.
 
-    Args: words: what the source reads; it tells for a function that takes keyword arguments alone.
+    Args:
+        words: names and texts in the source; they decide for a function that takes only keyword arguments.
+    Raises: RewardError when none or several fit.
     """
     names = set(parameters) - set(user.args)
     if is_open(parameters) and len(parameters) == 1:
@@ -199,7 +218,7 @@ def detect_style(parameters: Mapping[str, inspect.Parameter], user: UserReward, 
     if len(fits) == 1:
         return fits[0]
     shown = f"{user.function}({', '.join(parameters)})"
-    why = f"it could be {' or '.join(fits)}" if fits else "its parameter names belong to none that is known"
+    why = f"it could be {' or '.join(fits)}" if fits else "its parameter names belong to no known convention"
     raise RewardError(
         f"the calling convention of reward `{shown}` is unclear: {why}",
         where=user.file,
@@ -209,18 +228,19 @@ def detect_style(parameters: Mapping[str, inspect.Parameter], user: UserReward, 
 
 
 def _words(user: UserReward, function: Callable[..., Any]) -> set[str]:
-    """Attribute names and text constants of the user's file, and of the function where it is imported from another:
-    what it reads from its inputs.
+    """Return the attribute names and text constants of the user's file, which show what it reads from its inputs.
+
+    If the function is imported from another file, its own source is included.
     """
     sources, target = [user.code], function if inspect.isroutine(function) else type(function)
     with suppress(OSError, TypeError):
         if inspect.getsourcefile(inspect.unwrap(target)) != user.file:
             sources.append(textwrap.dedent(inspect.getsource(inspect.unwrap(target))))
-    found: set[str] = set()
+    words: set[str] = set()
     for source in sources:
         with suppress(SyntaxError):
-            found |= _words_of(ast.parse(source))
-    return found
+            words |= _words_of(ast.parse(source))
+    return words
 
 
 def _words_of(tree: ast.AST) -> set[str]:

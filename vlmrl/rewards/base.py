@@ -1,7 +1,7 @@
-"""What a reward is, and the one function that turns its parts into the value the advantage sees.
+"""Definition of a reward, and the one function that turns its parts into the value for the advantage.
 
-The worker of a user's reward runs this beside code that may replace functions of any module: names are imported from
-modules here, so that they are bound before that code runs.
+The worker of a user's reward runs this module beside code that may replace functions of any module. So names are
+imported from modules here: they are bound before that code runs.
 """
 
 from __future__ import annotations
@@ -18,26 +18,34 @@ from vlmrl.types import RewardInput, RewardResult, Score
 
 Parts = Mapping[str, float | None]
 LARGEST = 1e9
-"""Largest size of a part, of a weight and of their sum. Rewards are of the order of 1; what is beyond this is a mistake
-(1e308 would overflow a mean, and a float32 gradient long before)."""
+"""Largest size of a part, of a weight and of their sum.
+
+Rewards are of the order of 1, so a larger number is a mistake (1e308 would overflow a mean, and a float32 gradient long
+before).
+"""
 EVERYTHING = (-inf, inf)
 BREAKING = ("Cc", "Cs", "Zl", "Zp")
-"""Unicode categories that no name of a part may hold: controls (a newline among them), half surrogate pairs, line and
-paragraph separators. No file can hold the second, and no table the others."""
+"""Unicode categories that a part's name may not hold.
+
+They are controls (newlines too), half surrogate pairs, line and paragraph separators. No file can hold half a surrogate
+pair, and no table the others.
+"""
 STYLES = ("vlmrl", "trl", "verl", "easyr1")
 """Calling conventions of users' rewards; see rewards/adapters.py."""
 UNSCORED = Score(nan, {})
-"""The score of a response that no reward has seen."""
+"""Score of a response that no reward has scored."""
 RewardFn = Callable[..., "Parts | float | RewardResult"]
 
 
 @dataclass(frozen=True)
 class UserReward:
-    """A user's function as its worker needs it: the source as it was read, so that a restart runs the same code.
+    """User's function as its worker needs it: with the source as it was read, so that a restart runs the same code.
 
     Args:
-        file: path as shown to people.    function: name in the file.    source: text of the file.
-        style: calling convention, see rewards/adapters.py; "auto" until the worker has looked at the function.
+        file: path as shown to people.
+        function: name in the file.
+        source: text of the file.
+        style: calling convention, see rewards/adapters.py; "auto" until the worker has inspected the function.
         args: keyword arguments bound to every call.
         batched: the function gets the whole list of responses in one call.
     """
@@ -51,26 +59,26 @@ class UserReward:
 
     @property
     def code(self) -> str:
-        """The source as Python compiles it: without a byte order mark, which editors put before UTF-8."""
+        """Source as Python compiles it: without a byte order mark, which editors put before UTF-8."""
         return self.source.removeprefix("\ufeff")
 
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """A reward with its arguments bound.
+    """Reward with its arguments bound.
 
     Args:
         name: built-in name or `file.py:function`.
-        fn: RewardInput -> parts, or a RewardResult. Among parts, a text under `note` is one line for people, and a
-            mapping under `detail` what the reward read and found.
+        fn: RewardInput -> parts, or a RewardResult. Among the parts, a text under `note` is one line for people, and a
+            mapping under `detail` says what the reward read and found.
         ranges: part -> (low, high), checked after every call; a part that is not listed may be any finite number.
         weights: default weight of each part; a part without a weight (here and in the recipe) is reported, not counted.
             Empty (here and in the recipe): the part `reward` counts, or, when there is none, every part with weight 1.
-        pure: may run in this process (built-ins only); a user's reward always runs in a worker.
+        pure: it may run in this process (built-ins only); a user's reward always runs in a worker.
         needs_images, needs_token_ids: whether `RewardInput.images` and `RewardInput.token_ids` are filled.
-        accuracy: the part that says whether a response is right; None = see accuracy.py.
-        accuracy_named: the recipe names that part: it then goes before the task's own measure.
-        on_timeout: parts of the score of a response that hangs or kills its grader twice, the second time alone; empty
+        accuracy: the part that says whether a response is right; None = see accuracy_part.py.
+        accuracy_named: the recipe names that part: it is then used instead of the task's own measure.
+        on_timeout: parts of the score of a response that hangs or kills its worker twice, the second time alone; empty
             = it has no score, like any response on which the reward fails.
         source_sha256: hash of a user's source file; "" for a built-in.
         version: a built-in's declared version (see `Builtin`); None for a user's reward. Both are for the manifest.
@@ -98,7 +106,7 @@ class RewardSpec:
 
     @property
     def key(self) -> str:
-        """Name of the reward in `Score.detail`: a built-in's own, of `path/to/file.py:function` the function."""
+        """Name of the reward in `Score.detail`: a built-in's own; of `path/to/file.py:function` the function."""
         return self.name if self.user is None else self.user.function
 
 
@@ -107,29 +115,30 @@ def _refuse(x: RewardInput) -> Parts:
 
 
 NO_REWARD = RewardSpec("", _refuse, {}, {}, pure=True)
-"""The reward of a source whose responses nobody scores: a supervised start without validation."""
+"""Reward of a source whose responses are not scored: supervised training without validation."""
 
 
 def counting_weights(parts: Parts, weights: Mapping[str, float]) -> Mapping[str, float]:
-    """The weights that count for these parts: those given, else 1 for the part `reward`, else 1 for every part."""
+    """Return the weights for these parts: those given, else 1 for the part `reward`, else 1 for every part."""
     return weights or ({"reward": 1.0} if "reward" in parts else dict.fromkeys(parts, 1.0))
 
 
 def value_range(
     all_parts: Iterable[Parts], weights: Mapping[str, float], ranges: Mapping[str, tuple[float, float]]
 ) -> tuple[float, float] | None:
-    """The least and the largest value that responses with such parts can have; None where a part has no declared range.
+    """Return the least and the largest value of responses with such parts; None if a part has no declared range.
 
     Args:
-        all_parts: parts of responses; only which of them apply matters: the weight of one that is None goes to others.
-        weights: as `combine` takes them.    ranges: part -> (low, high), see `RewardSpec.ranges`.
-    Example: weights {a: 0.5, b: 0.5}, ranges {a: (0, 1), b: (-1, 1)} -> (-0.5, 1); where only b applies (-1, 1).
+        all_parts: parts of responses. Only which of them apply matters: the weight of one that is None goes to others.
+        weights: as `combine` takes them.
+        ranges: part -> (low, high), see `RewardSpec.ranges`.
+    Example: weights {a: 0.5, b: 0.5}, ranges {a: (0, 1), b: (-1, 1)} -> (-0.5, 1); if only b applies (-1, 1).
     """
     ends: list[tuple[float, float]] = []
     for applying in {frozenset((name, value is not None) for name, value in parts.items()) for parts in all_parts}:
         shown = {name: 0.0 if applies else None for name, applies in applying}
-        given = counting_weights(shown, weights)
-        _, shares = combine({**dict.fromkeys(given), **shown}, given)
+        applied_weights = counting_weights(shown, weights)
+        _, shares = combine({**dict.fromkeys(applied_weights), **shown}, applied_weights)
         sides = [[share * end for end in ranges.get(name, EVERYTHING)] for name, share in shares.items() if share]
         ends.append((fsum(map(min, sides)), fsum(map(max, sides))))
     if not ends or not all(isfinite(low) and isfinite(high) for low, high in ends):
@@ -138,7 +147,7 @@ def value_range(
 
 
 def combine(parts: Parts, weights: Mapping[str, float]) -> tuple[float, dict[str, float]]:
-    """Weighted sum of the parts that apply, and the effective weight of each.
+    """Return the weighted sum of the parts that apply, and the effective weight of each.
 
     The weight of a part that is None is spread over the others in proportion to their weights, so the largest possible
     value does not depend on which parts apply. Parts without a weight are reported but not counted.
@@ -163,18 +172,18 @@ def combine(parts: Parts, weights: Mapping[str, float]) -> tuple[float, dict[str
         terms = [share * float(parts[name] or 0.0) for name, share in shares.items()]
     try:
         value = fsum(terms)
-    except (OverflowError, ValueError):  # infinities of both signs
+    except (OverflowError, ValueError):  # the parts include infinities of both signs
         value = nan
     if not -LARGEST <= value <= LARGEST:
-        told = " + ".join(f"{share:g} x {parts[name]:g}" for name, share in shares.items())
-        raise RewardError(f"the score {told} is beyond {LARGEST:g}", hint="lower the parts, or [reward.weights]")
+        terms_text = " + ".join(f"{share:g} x {parts[name]:g}" for name, share in shares.items())
+        raise RewardError(f"the score {terms_text} is beyond {LARGEST:g}", hint="lower the parts, or [reward.weights]")
     return value, shares
 
 
 def value_bounds(spec: RewardSpec, weights: Mapping[str, float]) -> tuple[float, float]:
     """Return the least and the largest score that a reward can give with these weights: the sum of weight times range.
 
-    An end is infinite where a weighted part declares no range, or where there are no weights.
+    An end is infinite if a weighted part declares no range, or if there are no weights.
     """
     if not weights:
         return EVERYTHING
@@ -192,12 +201,13 @@ def check_weight_sizes(weights: Mapping[str, float], whose: str) -> None:
         if not -LARGEST <= weight <= LARGEST:
             raise RewardError(
                 f"the weight of the part `{part}` is {weight:g}, not a number from -{LARGEST:g} to {LARGEST:g}",
-                where=whose, hint="weights are of the order of 1",
-            )  # fmt: skip
+                where=whose,
+                hint="weights are of the order of 1",
+            )
 
 
 def _spread(shares: Mapping[str, float], parts: Parts, weights: Mapping[str, float]) -> dict[str, float]:
-    """The shares of the parts that apply, grown so that they add up to the weights of all parts that there are."""
+    """Return the shares of the parts that apply, scaled so that their sum equals that of the weights of all parts."""
     total = fsum(weight for name, weight in weights.items() if name in parts)
     remaining = fsum(shares.values())
     if not shares or (remaining == 0 and total != 0):
@@ -212,7 +222,7 @@ def _spread(shares: Mapping[str, float], parts: Parts, weights: Mapping[str, flo
 
 
 class Returned(NamedTuple):
-    """Result of a reward, taken apart. Nothing in it has been checked."""
+    """Result of a reward, taken apart. None of it is checked yet."""
 
     parts: dict[str, Any]
     note: str
@@ -221,8 +231,10 @@ class Returned(NamedTuple):
 
 
 def split_result(result: Any) -> Returned:
-    """Take apart what a reward returned: a bare number is the part `reward`; in a mapping a text under `note` is the
-    note, a mapping under `detail` the detail.
+    """Take apart the result of a reward.
+
+    A bare number is the part `reward`. In a mapping, a text under `note` is the note, a mapping under `detail` the
+    detail.
 
     Raises: RewardError for a RewardResult whose note is no text.
     """
@@ -245,32 +257,33 @@ def split_result(result: Any) -> Returned:
 
 def _split_whole(result: RewardResult) -> Returned:
     parts, note, detail, _ = split_result(result.parts)
-    given, found, artifacts = result.note, result.detail, result.artifacts
-    if not isinstance(given, str):
-        raise RewardError(f"the note of the reward is a {type(given).__name__}, not a text")
-    return Returned(parts, given or note, detail if found is None else found, artifacts)
+    own_note, own_detail, artifacts = result.note, result.detail, result.artifacts
+    if not isinstance(own_note, str):
+        raise RewardError(f"the note of the reward is a {type(own_note).__name__}, not a text")
+    return Returned(parts, own_note or note, detail if own_detail is None else own_detail, artifacts)
 
 
 def split_note(result: Any) -> tuple[dict[str, Any], str]:
-    """Return the parts and the note of what a reward returned; see `split_result`."""
-    found = split_result(result)
-    return found.parts, found.note
+    """Return the parts and the note of a reward's result; see `split_result`."""
+    returned = split_result(result)
+    return returned.parts, returned.note
 
 
 def part_name(key: Any, what: str = "part") -> str:
-    """Return the name of a part, or of an artifact. Raises: RewardError for what is no text, or does not stand on one
-    line.
+    """Return the name of a part, or of an artifact.
+
+    Raises: RewardError for a name that is no text, or that cannot be shown in one line.
     """
     if not isinstance(key, str):
         raise RewardError(
-            f"{'an' if what[0] in 'aeiou' else 'a'} {what} of the reward is named by {key!r:.80}, "
+            f"{'an' if what[0] in 'aeiou' else 'a'} {what} of the reward has the name {key!r:.80}, "
             f"a {type(key).__name__}",
             hint=f"names of {what}s are texts: write it in quotes",
         )
     name = key if type(key) is str else str(key)
     if _breaks(name):
         raise RewardError(
-            f"the name of {'an' if what[0] in 'aeiou' else 'a'} {what} holds a character that cannot be shown in a "
+            f"the name of {'an' if what[0] in 'aeiou' else 'a'} {what} has a character that cannot be shown in a "
             f"line: {name!a:.80}",
             hint=f"name {what}s with plain words, such as `format`",
         )
@@ -283,19 +296,20 @@ def _breaks(name: str) -> bool:
 
 
 def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
-    """The parts (without a note, see `split_note`) as a dict of floats.
+    """Return the parts (without a note, see `split_note`) as a dict of floats.
 
-    A number is whatever says that it is a real one: bool, int, float, Decimal, Fraction, a scalar of NumPy, a tensor of
-    one element. Texts ("0.5"), lists, complex numbers (also with an imaginary part of 0) and dates are none.
+    A number is any value that declares to be a real number: bool, int, float, Decimal, Fraction, a scalar of NumPy, a
+    tensor of one element. Texts ("0.5"), lists, complex numbers (also with an imaginary part of 0) and dates are not
+    numbers.
 
     Raises: RewardError that names the part which is not a number, not finite, beyond LARGEST or outside its declared
-        range; for a name that is none (`part_name`) or that two parts have.
+        range; for a name that is invalid (`part_name`) or that two parts have.
     """
     checked: dict[str, float | None] = {}
     for key, value in parts.items():
-        name = key if type(key) is str and key in ranges else part_name(key)  # a declared name is sound
+        name = key if type(key) is str and key in ranges else part_name(key)  # declared names were checked before
         if name in checked:
-            raise RewardError(f"two parts of the reward are called `{name}`", hint="give each a name of its own")
+            raise RewardError(f"two parts of the reward are called `{name}`", hint="give each part another name")
         number = value if value is None or type(value) is float else _number(value)
         low, high = ranges.get(name, EVERYTHING)
         if number is not None and not (low <= number <= high and -LARGEST <= number <= LARGEST):
@@ -317,22 +331,24 @@ def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, floa
 def check_on_timeout(
     parts: Any, ranges: Mapping[str, tuple[float, float]], where: str | None = None
 ) -> dict[str, float]:
-    """Return the checked parts of the score of a response that hangs or kills its grader.
+    """Return the checked parts of the score of a response that hangs or kills its worker.
 
-    Raises: RewardError for what is no mapping of parts to numbers, or outside of the ranges that parts declare.
+    Raises: RewardError for anything but a mapping of parts to numbers, or for numbers outside of the parts' ranges.
     """
     if not isinstance(parts, Mapping):
         raise RewardError(f"on_timeout is {parts!r:.80}, not parts with their numbers", where=where)
     try:
         checked = check_parts(parts, ranges)
     except RewardError as error:
-        raise RewardError(f"on_timeout cannot be earned: {error.message}", where=where, hint=error.hint) from error
+        raise RewardError(f"on_timeout cannot be used: {error.message}", where=where, hint=error.hint) from error
     return {name: number for name, number in checked.items() if number is not None}
 
 
 def _number(value: Any) -> float:
-    """A part as a float; NaN for what is no real number, or is too large to be one."""
-    kind = getattr(getattr(value, "dtype", None), "kind", "f")  # of NumPy: float() takes complex numbers and dates too
+    """Return a part as a float; NaN for a value that is no real number, or too large for a float."""
+    kind = getattr(
+        getattr(value, "dtype", None), "kind", "f"
+    )  # for NumPy: float() would also accept complex numbers and dates
     if isinstance(value, (str, bytes, bytearray, memoryview)) or kind not in "biuf":
         return nan
     try:

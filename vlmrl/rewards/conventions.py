@@ -1,7 +1,7 @@
-"""The calling conventions of TRL, verl and EasyR1: from a user's function and its parameters to a call on RewardInputs.
+"""Calling conventions of TRL, verl and EasyR1: from a user's function and its parameters to a call on RewardInputs.
 
-Runs in the worker process. Each of `call_trl`, `call_verl` and `call_easyr1` checks the function's parameters when the
-reward is loaded, and returns (whether one call takes the whole batch, the call).
+This runs in the worker process. Each of `call_trl`, `call_verl` and `call_easyr1` checks the function's parameters when
+the reward is loaded, and returns (whether one call takes the whole batch, the call).
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ Call = Callable[[Sequence[RewardInput]], list[Any]]
 ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 NO_PARTS = (str, bytes, list, tuple, set, frozenset, Mapping)
 TRL_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
-"""What TRL's trainer passes besides the columns of the dataset."""
+"""Arguments that TRL's trainer passes besides the columns of the dataset."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """TRL's `trainer_state` as far as it is known here. `global_step`: the policy version that wrote the responses."""
+    """TRL's `trainer_state`, with the fields that vlmrl knows.
+
+    `global_step`: the policy version that sampled the responses.
+    """
 
     global_step: int
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"trainer_state.{name}: vlmrl gives rewards `trainer_state.global_step` alone")
+        raise AttributeError(f"trainer_state.{name}: vlmrl gives rewards only `trainer_state.global_step`")
 
 
 def is_open(parameters: Parameters) -> bool:
@@ -43,20 +46,21 @@ def is_open(parameters: Parameters) -> bool:
 def call_trl(function: Callable[..., Any], parameters: Parameters, user: UserReward, chat: bool) -> tuple[bool, Call]:
     """Bind a function of TRL's form: `fn(prompts, completions, completion_ids, **columns)`, all lists.
 
-    Args: chat: completions and prompts are lists of messages whatever the dataset holds, because the function reads
-        them so.
+    Args:
+        chat: completions and prompts are lists of messages whatever the dataset holds, because the function reads them
+            so.
     """
-    wanted = {k for k, p in parameters.items() if p.default is p.empty and p.kind not in ANY and k not in user.args}
-    check_args(user, parameters, {*TRL_GIVEN, *wanted})
+    required = {k for k, p in parameters.items() if p.default is p.empty and p.kind not in ANY and k not in user.args}
+    check_args(user, parameters, {*TRL_GIVEN, *required})
 
     def call(inputs: Sequence[RewardInput]) -> list[Any]:
         values, extra = _trl_values(inputs, chat), _Extra()
         values |= {"log_extra": extra.log, "log_metric": _ignore}
-        missing = [name for name in parameters if name in wanted and name not in values]
+        missing = [name for name in parameters if name in required and name not in values]
         if missing:
             raise _lacks(user, missing[0], values)
-        taken = {k: v for k, v in values.items() if (is_open(parameters) or k in parameters) and k not in user.args}
-        results = as_list(function(**taken, **user.args), inputs, user.function)
+        arguments = {k: v for k, v in values.items() if (is_open(parameters) or k in parameters) and k not in user.args}
+        results = as_list(function(**arguments, **user.args), inputs, user.function)
         columns = extra.columns(len(inputs))
         return [{**{k: v[i] for k, v in columns.items()}, "reward": result} for i, result in enumerate(results)]
 
@@ -64,10 +68,10 @@ def call_trl(function: Callable[..., Any], parameters: Parameters, user: UserRew
 
 
 def _lacks(user: UserReward, name: str, values: Mapping[str, Any]) -> RewardError:
-    """The error for a parameter that the rows have nothing for."""
+    """Return the error for a parameter for which the rows have no value."""
     if name == "completion_ids":
         return RewardError(
-            f"reward `{user.function}` needs `completion_ids`, and no token ids are saved beside these responses",
+            f"reward `{user.function}` needs `completion_ids`, but no token ids are saved with these responses",
             hint="a run's rollouts have them; a table needs a column `completion_ids` with lists of numbers",
         )
     known = ", ".join(k for k in values if k not in TRL_GIVEN)
@@ -75,7 +79,7 @@ def _lacks(user: UserReward, name: str, values: Mapping[str, Any]) -> RewardErro
 
 
 def _ignore(name: str, value: float) -> None:
-    """TRL's `log_metric`: a number of a whole batch belongs to no response, and is not kept."""
+    """Do nothing: TRL's `log_metric` gives a number of a whole batch, which belongs to no response and is not kept."""
 
 
 class _Extra:
@@ -88,7 +92,7 @@ class _Extra:
         self._columns.setdefault(str(column), []).extend(values)
 
     def columns(self, size: int) -> dict[str, list[Any]]:
-        """The columns with a number, or None, for each of `size` responses."""
+        """Return the columns that have a number or None for each of `size` responses."""
         return {
             name: values
             for name, values in self._columns.items()
@@ -97,7 +101,7 @@ class _Extra:
 
 
 def _trl_values(inputs: Sequence[RewardInput], chat: bool) -> dict[str, Any]:
-    """All that TRL's trainer would pass, by name; `completion_ids` where every response has them."""
+    """Return all arguments that TRL's trainer would pass, by name; `completion_ids` if every response has them."""
     names = dict.fromkeys(name for x in inputs for name in (*x.truth, *x.columns))
     reserved = ("prompt", "completion", *TRL_GIVEN)
     values: dict[str, Any] = {
@@ -126,7 +130,9 @@ def call_verl(function: Callable[..., Any], parameters: Parameters, user: UserRe
     needs_truth = bool({"ground_truth", "ground_truths"} & set(parameters))
     check_args(user, parameters, filled)
     if not filled & {"solution_str", "solution_strs"}:
-        raise RewardError(f"reward `{user.function}` has no parameter `solution_str`, as verl's have", where=user.file)
+        raise RewardError(
+            f"reward `{user.function}` has no parameter `solution_str`, which verl's form needs", where=user.file
+        )
 
     def one(x: RewardInput) -> dict[str, Any]:
         extra = x.columns.get("extra_info")
@@ -183,7 +189,10 @@ def call_easyr1(
 
 
 def check_args(user: UserReward, parameters: Parameters, filled: set[str]) -> None:
-    """Raise a RewardError unless every bound argument exists and every parameter without default is bound or filled."""
+    """Check that every bound argument exists, and every parameter without default is bound or filled.
+
+    Raises: RewardError otherwise.
+    """
     usable = {k: p for k, p in parameters.items() if k not in filled and p.kind not in ANY}
     for key in user.args:
         if key in filled or (key not in usable and not is_open(parameters)):
@@ -199,7 +208,7 @@ def check_args(user: UserReward, parameters: Parameters, filled: set[str]) -> No
 
 
 def as_list(result: Any, inputs: Sequence[RewardInput], name: str) -> list[Any]:
-    """Return a batch result as one entry a response. Raises: RewardError that says what came instead."""
+    """Return a batch result as one entry per response. Raises: RewardError that says what came instead."""
     if isinstance(result, (str, bytes, Mapping)) or not hasattr(result, "__iter__"):
         raise RewardError(f"reward `{name}` returned {result!r:.80} for {len(inputs)} responses, not a list")
     values = list(result)
@@ -209,7 +218,7 @@ def as_list(result: Any, inputs: Sequence[RewardInput], name: str) -> list[Any]:
 
 
 def scored(result: Any, part: str, name: str) -> Any:
-    """Return a number as the part `part`; of a dict all but texts and collections, such as a parsed answer."""
+    """Return a number as the part `part`; of a dict, all entries except texts and collections (a parsed answer)."""
     if not isinstance(result, Mapping):
         return {part: result}
     if part not in result:
@@ -218,7 +227,7 @@ def scored(result: Any, part: str, name: str) -> Any:
 
 
 def expected(x: RewardInput) -> Any:
-    """Return the expected answer, or all truth fields of a task that has several."""
+    """Return the expected answer, or all truth fields if a task has several."""
     try:
         return ground_truth(x)
     except RewardError:

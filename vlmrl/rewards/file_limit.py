@@ -1,20 +1,20 @@
-"""A limit of the images that rewards return in one call: a step or an evaluation holds them all in memory."""
+"""Limit of the images that rewards return in one call: a step or an evaluation holds them all in memory."""
 
 from __future__ import annotations
 
 MOST_CALL_BYTES = 64 << 20
-"""Of all images of one call of a scorer. A step of training makes one call a source in each process."""
+"""Maximum size of all images of one call of a scorer. A training step makes one call per source and process."""
 LEFT_OUT = f"its images were left out: those of the responses before it fill {MOST_CALL_BYTES >> 20} MiB"
 
 
 class FileLimit:
-    """The images of the first responses of a call, up to a limit of bytes.
+    """Images of the first responses of a call, up to a limit of bytes.
 
-    Which ones they are does not depend on the order in which workers answer: those before the first response whose
-    images, with all before it, are too many.
+    The choice does not depend on the order in which workers answer. Images are kept before the first response at which
+    the sum of the sizes exceeds the limit.
 
     Attributes:
-        end: index of that response; no image from there on is kept. None = all are.
+        end: index of that response; images of it and of later ones are dropped. None = all are kept.
     """
 
     def __init__(self, most: int) -> None:
@@ -24,20 +24,20 @@ class FileLimit:
         self._total = 0
 
     def add(self, index: int, size: int) -> list[int]:
-        """Note the bytes of a response's images. Returns the responses whose images are to be let go of."""
+        """Record the bytes of a response's images. Return the responses whose images are to be dropped."""
         if not size:
             return []
         if not self.keeps(index):
             return [index]
         self._total += size - self._sizes.get(index, 0)
         self._sizes[index] = size
-        gone = []
+        dropped = []
         while self._total > self.most:
             self.end = max(self._sizes)
             self._total -= self._sizes.pop(self.end)
-            gone.append(self.end)
-        return gone
+            dropped.append(self.end)
+        return dropped
 
     def keeps(self, index: int) -> bool:
-        """Return whether the images of a response are kept, as far as is known."""
+        """Return whether the images of a response are kept, as far as is known now."""
         return self.end is None or index < self.end

@@ -1,8 +1,8 @@
-"""The identity of a reward: the same one in two runs, or in a run and in the code of today.
+"""Identity of a reward: whether two runs, or a run and the current code, have the same reward.
 
-A built-in is known by its name, its declared version and its arguments; a reward of the user's own by the hash of its
-source, its function and its arguments. Neither a file's place nor how a built-in is written matters, so that code can
-be moved and rewritten under runs that go on.
+A built-in is identified by its name, its declared version and its arguments; a user's reward by the hash of its source,
+its function and its arguments. Neither a file's path nor the text of a built-in's code matters. So code can be moved
+and rewritten while runs continue.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RewardIdentity:
-    """A reward as records know it. Two that are equal score every response alike.
+    """Reward as records identify it. Two that are equal give every response the same score.
 
     Args:
         name: of the built-in, or of the function in a user's file.
-        version: of a built-in; None for a user's reward, and where a record does not tell it.
-        sha256: of a user's source, or of a built-in's where its version is not known; "" otherwise.
+        version: of a built-in; None for a user's reward, and if a record does not give it.
+        sha256: of a user's source, or of a built-in's if its version is not known; "" otherwise.
         args: the arguments that were given, as JSON values.
-        title: what people call it: the built-in's name, or `file.py:function`. It makes no difference.
+        title: name for people: the built-in's name, or `file.py:function`. It is not compared.
     """
 
     name: str
@@ -33,7 +33,7 @@ class RewardIdentity:
 
     @property
     def code(self) -> str:
-        """The version, or the source, in words."""
+        """Version, or source, in words."""
         if self.version is not None:
             return f"version {self.version}"
         return f"source {self.sha256[:12]}" if self.sha256 else "version unknown"
@@ -44,8 +44,9 @@ class RewardIdentity:
         return ", ".join((f"{self.title} {self.code}", *(_argument(self.args, key) for key in sorted(self.args))))
 
     def beside(self, other: RewardIdentity) -> str:
-        """Return what this one has that the other has otherwise: `version 2, partial = false`; all of it if they have
-        different names. "" for the same reward.
+        """Return the differences to the other identity: `version 2, partial = false`.
+
+        If their names differ, return all of this one. "" for the same reward.
         """
         if self.name != other.name:
             return self.words
@@ -54,15 +55,15 @@ class RewardIdentity:
         return ", ".join([*code, *(_argument(self.args, key) for key in keys)])
 
     def without_args(self) -> RewardIdentity:
-        """Return the same code, whatever its arguments."""
+        """Return the same code without its arguments."""
         return replace(self, args={})
 
 
 def identity_of(record: Mapping[str, Any]) -> RewardIdentity:
-    """Return the identity of the reward of a record: a `reward_record`, of today or of a run made earlier.
+    """Return the identity of the reward of a record: a `reward_record`, new or from an earlier run.
 
-    Of a built-in, earlier records have the hash of its source files: `old_prints` says which version that was. Nothing
-    is raised: a record that lacks something, or was made by a newer vlmrl, is equal to those alone that lack the same.
+    For a built-in, earlier records have the hash of its source files: `OLD_PRINTS` has the version for it. Nothing is
+    raised: a record that lacks something, or was made by a newer vlmrl, equals only records that lack the same.
     """
     name, sha256, version = str(record.get("name")), str(record.get("sha256") or ""), record.get("version")
     args = record.get("args")
@@ -75,7 +76,7 @@ def identity_of(record: Mapping[str, Any]) -> RewardIdentity:
 
 
 def shown_weights(weights: Any) -> str:
-    """Return weights in words: `weights answer 0.4, format 0.2`; of a reward that has none, `its own weights`."""
+    """Return weights in words: `weights answer 0.4, format 0.2`; for a reward without them, `its own weights`."""
     if not isinstance(weights, Mapping) or not weights:
         return "its own weights"
     return "weights " + ", ".join(f"{part} {weight}" for part, weight in weights.items())
@@ -117,4 +118,4 @@ OLD_PRINTS: dict[str, int] = {
     "75567d0b211336b3128bf1bc455a5083d2ff384aa971d6988e744cb877c4e362": 1,
     "7577fa41040e3a5f0d0c0fa787e8277d9806c0055ec7ab02ef1b1afc888d7914": 1,
 }
-"""sha256 as recorded -> version of the reward. No two rewards of different files have a hash in common."""
+"""sha256 as recorded -> version of the reward. No two rewards in different files have the same hash."""

@@ -1,4 +1,4 @@
-"""From inputs to scores: the one path that training, validation, `try`, `check`, `eval` and `reward-check` share."""
+"""Scoring of inputs. Training, validation, `try`, `check`, `eval` and `reward-check` all use this code."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from vlmrl.visible import encodable
 
 NOTHING: Mapping[str, Any] = {}
 CHUNK = 32
-"""Most inputs in one request to a worker."""
+"""Maximum number of inputs in one request to a worker."""
 CHUNK_WITH_IMAGES = 4
-"""The same where each input carries its images: a megapixel is three megabytes."""
+"""The same if each input carries its images: a megapixel is three megabytes."""
 EARNED = "alone too: it earns `on_timeout`"
 """End of the note of a score that is `on_timeout`."""
 LOST_IN_A_ROW = 8
-"""After so many rows on end that hung or ended their worker, the rest of the call is not asked: it would take hours."""
+"""After so many rows in a row that hung or ended their worker, the rest of the call is not scored, to save hours."""
 ALONE_FAILURES = 3
 """After a failed batch call each row is scored alone, until this many rows in a row have failed."""
 
 
 class Scorer:
-    """Scores responses with one reward. Use as a context manager: a user's reward runs in worker processes.
+    """Scorer of responses with one reward. As a context manager it ends the worker processes of a user's reward.
 
     Args:
         spec: the reward.
         weights: part -> weight, used as given; None or empty: the reward's own (see `RewardSpec.weights`).
-        timeout_seconds: wall clock for one call of a user's function; then its worker is ended and another one started.
+        timeout_seconds: wall clock limit for one call of a user's function; then its worker is ended and another one
+            started.
         memory_mb: address space of one worker, in MiB.
-        workers: worker processes.
+        workers: number of worker processes.
+        failures: (attribute) rows so far on which the reward failed, without those where a service was unavailable.
+        seconds: (attribute) time the reward took for each row of the last call.
+        images_left_out: (attribute) rows of the last call whose images were dropped; see `FileLimit`.
     Raises: RewardError for a weight that no reward can use, or an `on_timeout` that makes no score.
-    Attributes:
-        failures: rows so far on which the reward failed, a service that was down aside.
-        seconds: time the reward took for each row of the last call.
-        images_left_out: rows of the last call whose images had no place; see `FileLimit`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Scorer:
         self._answers = False
         if spec.user is not None:
             if spec.on_timeout and isinstance(price := self._valued(spec.on_timeout, ""), Failure):
-                raise RewardError(f"on_timeout cannot be earned: {price.message}", where=spec.name, hint=price.hint)
+                raise RewardError(f"on_timeout cannot be used: {price.message}", where=spec.name, hint=price.hint)
             self._pool = WorkerPool(spec.user, size=workers, memory_mb=memory_mb, timeout_seconds=timeout_seconds)
 
     def __enter__(self) -> Scorer:
@@ -92,21 +92,21 @@ class Scorer:
             self._pool.close()
 
     def pids(self) -> list[int]:
-        """The processes that run the reward: its workers, or this one."""
+        """Return the processes that run the reward: its workers, or this one."""
         return self._pool.pids() if self._pool is not None else [os.getpid()]
 
     def score(
         self, inputs: Sequence[RewardInput], *, strict: bool = False, rows: Sequence[str] | None = None
     ) -> list[Score]:
-        """One score an input, in order.
+        """Return one score per input, in order.
 
-        A function that gets lists (TRL, EasyR1 batch) gets all inputs in one call. If that call raises or hangs and
-        not strict, each row is scored alone, so that one bad row does not cost the others; its score carries a note.
+        A function that gets lists (TRL, EasyR1 batch) gets all inputs in one call. If that call raises or hangs and not
+        strict, each row is scored alone, so that one bad row does not affect the others; its score carries a note.
 
         Args:
             strict: a failure raises, with the row, the exception and the user's lines of the traceback. Otherwise the
-                row's Score has value NaN, no parts, and `error`. Where a reward in TRL's form returns None, the error
-                is INAPPLICABLE; strict, that raises only where it does so for every input.
+                row's Score has value NaN, no parts, and `error`. If a reward in TRL's form returns None, the error is
+                INAPPLICABLE; with strict, that raises only if it happens for every input.
             rows: names of the rows for messages; default `row 0`, `row 1`, ...
         Raises: RewardError (strict); RewardError when the user's file cannot be loaded (always).
         """
@@ -131,13 +131,13 @@ class Scorer:
             self.seconds.append(seconds)
         if strict and scores:
             if all(score.error is not None for score in scores):
-                told = Failure(CONTRACT, f"it returned None for all {len(scores)} responses of a call")
-                raise as_error(told, self.spec.name, rows[0] if rows else "row 0")
+                failure = Failure(CONTRACT, f"it returned None for all {len(scores)} responses of a call")
+                raise as_error(failure, self.spec.name, rows[0] if rows else "row 0")
             self.check_weights(scores)
         return scores
 
     def _score_here(self, inputs: Sequence[RewardInput], limit: FileLimit) -> Iterator[tuple[Score | Failure, float]]:
-        """Score or failure of each input in this process, and the seconds that the function took."""
+        """Yield the score or failure of each input in this process, and the seconds that the function took."""
         fn, clock = self.spec.fn, time.perf_counter
         for index, x in enumerate(inputs):
             start = clock()
@@ -152,21 +152,21 @@ class Scorer:
                 yield Failure(type(error).__name__, str(error), (line,)), clock() - start
             else:
                 seconds = clock() - start
-                yield self._taken(result, index, limit), seconds
+                yield self._score_of_result(result, index, limit), seconds
 
-    def _taken(self, result: Any, index: int, limit: FileLimit) -> Score | Failure:
-        """Return the score of a built-in reward's result; its details are JSON values, by its own tests."""
+    def _score_of_result(self, result: Any, index: int, limit: FileLimit) -> Score | Failure:
+        """Return the score of a built-in reward's result. Its details are JSON values; its own tests ensure that."""
         try:
             parts, note, detail, images = split_result(result)
             artifacts, files = read_artifacts(artifact_files(images)) if images else ({}, {})
-            if limit.add(index, sum(map(len, files.values()))):  # of rows in order, the last one alone can go
+            if limit.add(index, sum(map(len, files.values()))):  # rows are in order: only the last one can be dropped
                 artifacts, files, note = {}, {}, "; ".join(filter(None, (note, LEFT_OUT)))
         except RewardError as error:
             return Failure(CONTRACT, error.message, hint=error.hint)
         return self._valued(parts, note, detail, artifacts, files)
 
     def _score_of(self, outcome: Outcome) -> tuple[Score | Failure, float]:
-        """The same of what a worker returned."""
+        """Return the score or failure of a worker's outcome, and the seconds that the function took."""
         if isinstance(outcome, Failure):
             return outcome, 0.0
         if self.spec.user and self.spec.user.style == "trl" and outcome.parts.get("reward") is None:
@@ -175,10 +175,14 @@ class Scorer:
         return score, outcome.seconds
 
     def _valued(
-        self, returned: Mapping[str, Any], note: str, detail: Any = None,
-        artifacts: Mapping[str, Media] = NOTHING, files: Mapping[str, bytes] = NOTHING,
-    ) -> Score | Failure:  # fmt: skip
-        """Return the score: parts checked against their ranges and combined with the weights, and all else as it is."""
+        self,
+        returned: Mapping[str, Any],
+        note: str,
+        detail: Any = None,
+        artifacts: Mapping[str, Media] = NOTHING,
+        files: Mapping[str, bytes] = NOTHING,
+    ) -> Score | Failure:
+        """Return the score: parts checked against their ranges and combined with the weights; all else unchanged."""
         note = encodable(note)
         details = None if detail is None else {self.spec.key: detail}
         try:
@@ -196,15 +200,16 @@ class Scorer:
     def _check_some_weight(self, parts: Mapping[str, float | None], weights: Mapping[str, float]) -> None:
         """Raise a RewardError when the weights name none of the parts that were returned."""
         if parts and not parts.keys() & weights.keys():
-            wanted, returned = ", ".join(weights), ", ".join(parts)
+            weighted, returned = ", ".join(weights), ", ".join(parts)
             raise RewardError(
-                f"its weights name {wanted}, none of which is among the parts it returned: {returned}",
+                f"its weights name {weighted}, but the parts that it returned are: {returned}",
                 hint="correct [reward.weights], or return a part of that name",
             )
 
     def check_weights(self, scores: Sequence[Score]) -> None:
-        """Raise a RewardError for a part that the recipe names (a weight, the accuracy), and that none of these scores
-        has and the reward does not declare.
+        """Check the parts that the recipe names (weights, the accuracy).
+
+        Raises: RewardError for one that none of these scores has and the reward does not declare.
         """
         known = {name for score in scores for name in score.parts} | set(self.spec.ranges)
         place = "WEIGHTS" if self.spec.user is not None and self.weights == self.spec.weights else "[reward.weights]"
@@ -221,8 +226,8 @@ class Scorer:
     def _run_workers(
         self, pool: WorkerPool, inputs: Sequence[RewardInput], strict: bool, limit: FileLimit
     ) -> dict[int, Outcome]:
-        """Outcomes by index; in strict mode those up to the first failure that was met, perhaps not all of them."""
-        inputs = [self._trimmed(x) for x in inputs]
+        """Return outcomes by index; in strict mode only those up to the first failure, perhaps not all of them."""
+        inputs = [self._without_unneeded(x) for x in inputs]
         indices = range(len(inputs))
         if pool.user.batched:
             batches = [indices]
@@ -245,23 +250,23 @@ class Scorer:
         raised = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind not in (CONTRACT, UNAVAILABLE)]
         if pool.user.batched and len(inputs) > 1 and len(raised) == len(inputs):
             alone = self._run_alone(pool, inputs, limit)
-            return self._forgiven(outcomes | alone, [i for i in lost if i in alone])
+            return self._with_timeout_scores(outcomes | alone, [i for i in lost if i in alone])
         if self.spec.on_timeout and lost:
             again = pool.run([[i] for i in lost], inputs, lambda outcome: False, fresh=True, limit=limit)
-            outcomes = self._forgiven(outcomes | {i: _noted(o, outcomes[i]) for i, o in again.items()}, lost)
+            outcomes = self._with_timeout_scores(outcomes | {i: _noted(o, outcomes[i]) for i, o in again.items()}, lost)
         if len(outcomes) < len(inputs):
-            told = f"not asked: its worker had been lost {LOST_IN_A_ROW} times in a row"
-            outcomes = {i: outcomes.get(i, Failure("", told)) for i in indices}
+            message = f"not scored: the worker had been lost {LOST_IN_A_ROW} times in a row"
+            outcomes = {i: outcomes.get(i, Failure("", message)) for i in indices}
         return outcomes
 
     def _is_bug(self, outcome: Outcome) -> bool:
-        """Return whether the reward failed; where `on_timeout` is set, a response that hangs is no failure of it."""
+        """Return whether the reward failed. With `on_timeout`, a response that hangs is not a failure of the reward."""
         return isinstance(outcome, Failure) and not (self.spec.on_timeout and outcome.is_lost)
 
-    def _forgiven(self, outcomes: dict[int, Outcome], lost: Sequence[int]) -> dict[int, Outcome]:
+    def _with_timeout_scores(self, outcomes: dict[int, Outcome], lost: Sequence[int]) -> dict[int, Outcome]:
         """Return the outcomes with `on_timeout` for those that were `lost` once, and again when they were alone.
 
-        A reward that has never answered anything hangs by itself: its responses stay without a score.
+        A reward that has never answered hangs by itself: its responses stay without a score.
         """
         self._answers = self._answers or any(isinstance(o, Result) for o in outcomes.values())
         if not (self.spec.on_timeout and self._answers):
@@ -271,14 +276,17 @@ class Scorer:
         notes = {i: f"{failure.message}; {EARNED}" for i, failure in priced.items()}
         return outcomes | {i: Result(parts, notes[i], 0.0) for i in priced}
 
-    def _trimmed(self, x: RewardInput) -> RewardInput:
-        """An input without what the reward does not ask for: images and ids are most of what would be sent."""
+    def _without_unneeded(self, x: RewardInput) -> RewardInput:
+        """Return an input without images and ids that the reward does not need: they are most of what would be sent."""
         if x.images and not self.spec.needs_images:
             x = replace(x, images=())
         return replace(x, token_ids=None) if x.token_ids is not None and not self.spec.needs_token_ids else x
 
     def _run_alone(self, pool: WorkerPool, inputs: Sequence[RewardInput], limit: FileLimit) -> dict[int, Outcome]:
-        """Each row in a call of its own. Rows after too many failures on end keep the failure of the batch call."""
+        """Score each row in a call of its own.
+
+        After too many failures in a row, the others keep the batch call's failure.
+        """
         outcomes: dict[int, Outcome] = {}
         failed = 0
         for index in range(len(inputs)):
@@ -294,7 +302,7 @@ class Scorer:
 
 
 def earned_on_timeout(score: Score) -> bool:
-    """Return whether a score is `on_timeout`: the response hung or killed the reward twice."""
+    """Return whether a score is `on_timeout`: the response hung or killed the worker twice."""
     return score.note.endswith(EARNED)
 
 
@@ -303,7 +311,7 @@ def _is_lost(outcome: Outcome) -> bool:
 
 
 def _noted(outcome: Outcome, before: Outcome) -> Outcome:
-    """Return an answer that came when its row was asked alone, with a note that says why it was."""
+    """Return the result of a row that was scored again alone, with a note that says why."""
     if not isinstance(outcome, Result) or not isinstance(before, Failure):
         return outcome
     return replace(outcome, note="; ".join(filter(None, (outcome.note, f"asked again alone: {before.message}"))))

@@ -1,4 +1,7 @@
-"""Strict parsing of responses: tags and names. Total (any string in, a result out) and linear in the text's length."""
+"""Strict parsing of responses: tags and names.
+
+Every string gives a result, and the time is linear in the text's length.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,19 @@ from functools import lru_cache
 from typing import NamedTuple
 
 BLANKS = " \t\r\n"
-"""What counts as white space around tags: ASCII only, so that no invisible character passes."""
+"""White space around tags: ASCII only, so that no invisible character is accepted."""
 MAX_NAME_CHARS = 200
 UNSEEN = (
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
     "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-"""Characters without a look of their own: Unicode's Default_Ignorable_Code_Point, and the annotation marks."""
+"""Characters without a visible form: Unicode's Default_Ignorable_Code_Point, and the annotation marks."""
 VISIBLE = re.compile(rf"[^\s\x00-\x1f\x7f-\x9f\u2800\ud800-\udfff{UNSEEN}]")
 LEVEL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 class Tag(NamedTuple):
-    """One tag in a text: `name`, whether it closes, and where it stands."""
+    """Tag in a text: `name`, whether it closes, and its position."""
 
     name: str
     closes: bool
@@ -33,16 +36,16 @@ class Tag(NamedTuple):
 
 
 def normalise_name(name: str, level: str = "", aliases: Mapping[str, str] | None = None) -> str:
-    """The form in which names are compared: NFKC, case folded, `-`, `_` and blanks alike, quotes and end points gone.
+    """Return the form in which names are compared.
 
-    What cannot be seen is gone, too, and so is a leading rank word equal to `level`: "Order Passeriformes" and "order:
-    Passeriformes" are "passeriformes". Text over 200 characters is only case folded: it cannot be a name, and NFKC is
-    not linear.
+    It is NFKC and case folded; `-`, `_` and white space are alike; quotes, final points and invisible characters are
+    removed. A leading rank word equal to `level` is removed too: "Order Passeriformes" and "order: Passeriformes" are
+    "passeriformes". Text over 200 characters is only case folded: it cannot be a name, and NFKC is not linear.
     """
     if len(name) > MAX_NAME_CHARS:
         return name.casefold()
     if name.isascii() and name.isalnum():
-        plain = name.lower()  # what the rules below come to for the most names
+        plain = name.lower()  # for most names, the rules below give this
     else:
         plain = _plain(name)
         rank = _plain(level)
@@ -54,13 +57,13 @@ def normalise_name(name: str, level: str = "", aliases: Mapping[str, str] | None
 
 
 def find_tags(text: str, names: Sequence[str]) -> list[Tag]:
-    """Every `<name>` and `</name>` of the given names, exactly so spelt, in order."""
+    """Return every `<name>` and `</name>` of the given names, in exactly this spelling, in order."""
     pattern = _tag_pattern(tuple(names))
     return [Tag(m.group(2), bool(m.group(1)), m.start(), m.end()) for m in pattern.finditer(text)]
 
 
 def tagged_text(text: str, name: str) -> tuple[str | None, str]:
-    """The text of the one `<name>...</name>`. Returns (text or None, problem or "")."""
+    """Return (the text of the only `<name>...</name>`, ""), or (None, the problem)."""
     tags = find_tags(text, (name,))
     if not tags:
         return None, f"no <{name}> tag"
@@ -75,7 +78,10 @@ def _tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def tag_alternatives(names: tuple[str, ...]) -> str:
-    """Return a regular expression that matches any of these tag names. Raises: ValueError for what is no tag name."""
+    """Return a regular expression that matches any of these tag names.
+
+    Raises: ValueError for a name that cannot be a tag, or is repeated.
+    """
     for name in names:
         if not LEVEL_NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot be a tag: letters, digits, `-` and `_` only, a letter first")

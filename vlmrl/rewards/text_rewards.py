@@ -17,15 +17,16 @@ NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,300})(?:\.[0-9]{1
 TRUTH_KEYS = ("ground_truth", "answer", "solution", "label", "target")
 UNIT = (0.0, 1.0)
 MOST_ANSWER_CHARS = 200
-"""So much of an answer is kept as a detail: without a tag it is the whole response."""
+"""Maximum length of an answer in the detail: without a tag it is the whole response."""
 
 
 def ground_truth(x: RewardInput, key: str | None = None) -> Any:
-    """The expected answer of a row, wherever the dataset keeps it.
+    """Return the expected answer of a row, wherever the dataset keeps it.
 
-    Places in order: the truth, verl's reward_model, the other columns. Names in order: `key` alone when given; else
-    ground_truth, answer, solution, label, target. When none is there: the only truth field there is.
-    Raises: RewardError when there is none: a wrong column name is never a 0 for every response.
+    Places in order: the truth, verl's reward_model, the other columns. Names in order: only `key` if given; else
+    ground_truth, answer, solution, label, target. If none is there: the truth field, if there is only one.
+
+    Raises: RewardError when there is none: a wrong column name must not give 0 for every response.
     """
     nested = x.columns.get("reward_model")
     nested = nested if isinstance(nested, Mapping) else {}
@@ -44,7 +45,9 @@ def ground_truth(x: RewardInput, key: str | None = None) -> Any:
 
 
 def exact_match(*, key: str | None = None, tag: str | None = "answer", require_tag: bool = False) -> RewardSpec:
-    """Part `answer`: 1 for the expected text, ignoring case and blanks; part `format`: exactly one tag is there.
+    """Return a reward. Part `answer`: 1 for the expected text, ignoring case and white space.
+
+    Part `format`: 1 if exactly one tag is there.
 
     Args:
         key: truth field or column with the expected text, or a list of accepted texts; default: see `ground_truth`.
@@ -57,21 +60,31 @@ def exact_match(*, key: str | None = None, tag: str | None = "answer", require_t
 def number_match(
     *, key: str | None = None, tag: str | None = "answer", require_tag: bool = False, tolerance: float = 0.0
 ) -> RewardSpec:
-    """Part `answer`: 1 when the answer is a decimal within `tolerance` (absolute, >= 0) of the expected number."""
+    """Return a reward. Part `answer`: 1 if the answer is a decimal within `tolerance` of the expected number.
+
+    Args:
+        tolerance: absolute, >= 0.
+        key, tag, require_tag: as in `exact_match`.
+    """
     if not (isinstance(tolerance, (int, float)) and 0 <= tolerance < math.inf):
         raise RewardError(f"tolerance = {tolerance!r} is not a number >= 0")
     return _answer_reward("number_match", partial(_same_number, tolerance=tolerance), key, tag, require_tag)
 
 
 def format_tags(*, tags: Sequence[str] = ("think", "answer")) -> RewardSpec:
-    """Part `format`: 1 when the response is `<a>...</a><b>...</b>` for the given tags: none empty, no text around."""
+    """Return a reward. Part `format`: 1 if the response is `<a>...</a><b>...</b>` for the given tags.
+
+    No tag may be empty, and no text may be around them.
+    """
     return RewardSpec(
         "format_tags", partial(_tags_in_order, tags=tuple(tags)), {"format": UNIT}, {"format": 1.0}, pure=True
     )
 
 
 def length(*, soft_tokens: int, max_tokens: int) -> RewardSpec:
-    """Part `length`: 1 up to `soft_tokens`, falling linearly to 0 at `max_tokens`; a response cut at the limit earns 0.
+    """Return a reward. Part `length`: 1 up to `soft_tokens`, falling linearly to 0 at `max_tokens`.
+
+    A response that was cut at the token limit earns 0.
 
     Source: DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), moved from [-1, 0] to [0, 1].
     """
@@ -82,7 +95,7 @@ def length(*, soft_tokens: int, max_tokens: int) -> RewardSpec:
 
 
 def plain_number(text: str) -> float | None:
-    """The value of a text that is one ASCII decimal (sign, thousands commas, point); None for all else."""
+    """Return the value of a text that is one ASCII decimal (sign, thousands commas, point); None for other texts."""
     text = text.strip(BLANKS)
     return float(text.replace(",", "")) if NUMBER.fullmatch(text) else None
 
@@ -98,32 +111,32 @@ def _score_answer(x: RewardInput, *, same: Any, key: str | None, tag: str | None
     answer, problem = tagged_text(x.response, tag) if tag else (x.response, "")
     if answer is None and not require_tag and tag and not find_tags(x.response, (tag,)):
         answer = x.response
-    right = answer is not None and any(same(answer, one) for one in accepted)
+    right = answer is not None and any(same(answer, accepted_answer) for accepted_answer in accepted)
     detail = {"answer": answer if answer is None else answer.strip(BLANKS)[:MOST_ANSWER_CHARS]}
     return {"answer": float(right), "format": float(not problem), "note": problem, "detail": detail}
 
 
 def _same_text(answer: str, truth: Any) -> bool:
-    wanted = " ".join(str(truth).split()).casefold()
-    return bool(wanted) and " ".join(answer.split()).casefold() == wanted
+    expected = " ".join(str(truth).split()).casefold()
+    return bool(expected) and " ".join(answer.split()).casefold() == expected
 
 
 def _same_number(answer: str, truth: Any, *, tolerance: float) -> bool:
-    wanted = float(truth) if isinstance(truth, (int, float)) else plain_number(str(truth))
-    if wanted is None or not math.isfinite(wanted):
+    expected = float(truth) if isinstance(truth, (int, float)) else plain_number(str(truth))
+    if expected is None or not math.isfinite(expected):
         raise RewardError(
             f"the expected answer {truth!r:.60} is not a number", hint="use exact_match, or repair the row"
         )
     number = plain_number(answer)
-    return number is not None and abs(number - wanted) <= tolerance
+    return number is not None and abs(number - expected) <= tolerance
 
 
 def _tags_in_order(x: RewardInput, *, tags: tuple[str, ...]) -> dict[str, Any]:
-    found = find_tags(x.response, tags)
-    wanted = [(name, closes) for name in tags for closes in (False, True)]
-    if x.finish == "length" or [(t.name, t.closes) for t in found] != wanted:
+    tags_found = find_tags(x.response, tags)
+    expected_tags = [(name, closes) for name in tags for closes in (False, True)]
+    if x.finish == "length" or [(t.name, t.closes) for t in tags_found] != expected_tags:
         return {"format": 0.0, "note": f"not exactly {' '.join(f'<{t}>...</{t}>' for t in tags)}"}
-    edges = [0, *(i for tag in found for i in (tag.start, tag.end)), len(x.response)]
+    edges = [0, *(i for tag in tags_found for i in (tag.start, tag.end)), len(x.response)]
     texts = [x.response[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
     outside, inside = texts[::2], texts[1::2]
     ok = not any(text.strip(BLANKS) for text in outside) and all(VISIBLE.search(text) for text in inside)

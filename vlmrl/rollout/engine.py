@@ -1,4 +1,4 @@
-"""What an engine is, and the one function that says when a response ends."""
+"""Protocol of a rollout engine, and the one function that decides when a response ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlmrl.types import Finish, Sample, SamplingParams
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """One prompt to be answered `num_samples` times; sample k is drawn with `seed` + k."""
+    """Request for `num_samples` responses to one prompt; sample k is drawn with `seed` + k."""
 
     prompt: EncodedPrompt
     num_samples: int
@@ -20,11 +20,11 @@ class SamplingRequest:
 
 
 class Generator(Protocol):
-    """A rollout engine.
+    """Rollout engine.
 
     Attributes:
-        version: the policy version its weights are of; every sample carries it.
-        copies_weights: whether it has weights of its own, which a sync could get wrong.
+        version: policy version of its weights; every sample carries it.
+        copies_weights: whether it has its own copy of the weights, which a sync could get wrong.
     """
 
     version: int
@@ -33,11 +33,15 @@ class Generator(Protocol):
     def generate(
         self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
     ) -> list[list[Sample]]:
-        """Samples of every request, in order. `progress` is called with the number of responses newly finished."""
+        """Return the samples of every request, in order.
+
+        Args:
+            progress: called with the number of newly finished responses.
+        """
         ...
 
     def sleep(self) -> None:
-        """Give back what is needed only while generating (caches)."""
+        """Free the memory that is needed only while generating (caches)."""
         ...
 
     def wake(self) -> None:
@@ -45,23 +49,25 @@ class Generator(Protocol):
         ...
 
     def load_weights(self, version: int, *, changed: bool = True) -> None:
-        """Take over the trainer's weights as policy `version`; wakes it.
+        """Load the trainer's weights as policy `version`. Wakes the engine.
 
-        Args: changed: whether they may differ from those taken over last; else only the version is noted.
+        Args:
+            changed: whether they may differ from those loaded last; if not, only the version is set.
         """
         ...
 
     def close(self) -> None:
-        """Give everything back; it cannot be used any more."""
+        """Free everything. The engine cannot be used afterwards."""
         ...
 
 
 def finish_reason(
     token_ids: Sequence[int], params: SamplingParams, decode: Callable[[Sequence[int]], str]
 ) -> Finish | None:
-    """Why a response ends after these tokens; None = it goes on. Both engines ask here, so they stop alike.
+    """Return why a response ends after these tokens, or None if it goes on.
 
-    A stop token or a stop string wins over the limit when both happen at the same token.
+    Both engines use this function, so they stop at the same token. A stop token or a stop string has priority over the
+    limit when both happen at the same token.
     """
     if token_ids and token_ids[-1] in params.stop_ids:
         return "stop"

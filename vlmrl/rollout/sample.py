@@ -1,4 +1,4 @@
-"""Prompts -> rollouts -> scored groups -> advantages: the part of a step that comes before the update."""
+"""From prompts to rollouts, scored groups and advantages: the part of a step before the update."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ Weights = Mapping[str, Mapping[str, float]]
 
 
 class Images(Protocol):
-    """Where a row's images are."""
+    """Access to the images of a row."""
 
     def image(self, media: Media) -> Any:
-        """The image as PIL RGB."""
+        """Return the image as PIL RGB."""
         ...
 
 
 class PromptSource(Protocol):
-    """What sampling and scoring need of a source of rows (tasks/source.py has the real one)."""
+    """Source of rows, as sampling and scoring need it (implemented in tasks/source.py)."""
 
     @property
     def name(self) -> str: ...
@@ -55,7 +55,11 @@ class PromptSource(Protocol):
 
 @dataclass(frozen=True)
 class Prompt:
-    """A drawn row, encoded. `occurrence`: how often it had been drawn before in this run."""
+    """Drawn and encoded row.
+
+    Args:
+        occurrence: how often it had been drawn before in this run.
+    """
 
     source: PromptSource
     row: Row
@@ -65,7 +69,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Rollout:
-    """A prompt with the engine's answers. `seconds`: wall clock of the whole generate call, shared by its rollouts."""
+    """Prompt with the engine's responses.
+
+    Args:
+        seconds: wall time of the whole generate call, shared by its rollouts.
+    """
 
     prompt: Prompt
     samples: tuple[Sample, ...]
@@ -73,7 +81,10 @@ class Rollout:
 
 
 def encode_prompt(source: PromptSource, row: Row, occurrence: int, encoder: Encoder, max_prompt_tokens: int) -> Prompt:
-    """Render and encode one row. Raises: DataError when it has more tokens than allowed; nothing is ever cut."""
+    """Render and encode one row.
+
+    Raises: DataError when it has more tokens than allowed; a prompt is never cut.
+    """
     encoder.require_fit(row, max_prompt_tokens)
     images = [source.dataset.image(media) for media in row.media]
     encoded = encoder.encode(row, source.messages(row), images)
@@ -88,12 +99,18 @@ def encode_prompt(source: PromptSource, row: Row, occurrence: int, encoder: Enco
 
 
 def sample_rollouts(
-    generator: Generator, prompts: Sequence[Prompt], params: SamplingParams, *, num_samples: int, run_seed: int,
-    version: int, progress: Callable[[int], Any] | None = None,
-) -> list[Rollout]:  # fmt: skip
-    """Answer every prompt `num_samples` times with policy `version`.
+    generator: Generator,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    num_samples: int,
+    run_seed: int,
+    version: int,
+    progress: Callable[[int], Any] | None = None,
+) -> list[Rollout]:
+    """Sample `num_samples` responses to every prompt with policy `version`.
 
-    Raises: EngineError when a sample was made by another version: training on stale samples is never silent.
+    Raises: EngineError when a sample is from another version: training on stale samples is never silent.
     """
     start = time.perf_counter()
     answers = generator.generate(requests_for(prompts, num_samples, run_seed, version), params, progress)
@@ -101,7 +118,7 @@ def sample_rollouts(
 
 
 def requests_for(prompts: Sequence[Prompt], num_samples: int, run_seed: int, step: int) -> list[SamplingRequest]:
-    """What an engine is asked at a step: its seeds depend on that, the prompt and nothing else."""
+    """Return the requests to an engine at a step. Seeds depend only on the run's seed, the step and the prompt."""
     return [
         SamplingRequest(p.encoded, num_samples, sample_seed(run_seed, step, p.row.prompt_id, p.occurrence))
         for p in prompts
@@ -111,7 +128,10 @@ def requests_for(prompts: Sequence[Prompt], num_samples: int, run_seed: int, ste
 def rollouts_of(
     prompts: Sequence[Prompt], answers: Sequence[Sequence[Sample]], seconds: float, version: int
 ) -> list[Rollout]:
-    """Prompts with the answers that policy `version` gave. Raises: EngineError when another one did."""
+    """Join prompts with the responses of policy `version`.
+
+    Raises: EngineError when a response is from another version.
+    """
     stale = {s.version for samples in answers for s in samples} - {version}
     if stale:
         raise EngineError(f"the engine answered with policy version {min(stale)}, not with {version}")
@@ -121,7 +141,9 @@ def rollouts_of(
 def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *, strict: bool) -> list[Group]:
     """Score all responses, each source with its own reward. Advantages are still 0.
 
-    Args: scorers: by source name. strict: a bug in a reward stops with the row, instead of masking the sample.
+    Args:
+        scorers: by source name.
+        strict: a bug in a reward stops the run and names the row, instead of masking the sample.
     """
     scored: dict[tuple[int, int], tuple[Any, float]] = {}
     by_source: dict[str, list[int]] = {}
@@ -144,54 +166,78 @@ def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *
             rollout.prompt.encoded.text,
             tuple(
                 ScoredSample(
-                    _trajectory(rollout.prompt, k, sample), sample.text, scored[i, k][0],
-                    masked=scored[i, k][0].error is not None, generate_seconds=rollout.seconds,
-                    reward_seconds=scored[i, k][1], turns=sample.turns, files=sample.files,
+                    _trajectory(rollout.prompt, k, sample),
+                    sample.text,
+                    scored[i, k][0],
+                    masked=scored[i, k][0].error is not None,
+                    generate_seconds=rollout.seconds,
+                    reward_seconds=scored[i, k][1],
+                    turns=sample.turns,
+                    files=sample.files,
                 )
                 for k, sample in enumerate(rollout.samples)
             ),
         )
         for i, rollout in enumerate(rollouts)
-    ]  # fmt: skip
+    ]
 
 
 def add_advantages(
-    groups: Sequence[Group], algorithm: Algorithm, *, max_tokens: int, weights: Weights | None = None,
-    greedy: Sequence[float | None] | None = None, penalties: Sequence[Sequence[Any]] | None = None,
+    groups: Sequence[Group],
+    algorithm: Algorithm,
+    *,
+    max_tokens: int,
+    weights: Weights | None = None,
+    greedy: Sequence[float | None] | None = None,
+    penalties: Sequence[Sequence[Any]] | None = None,
     values: Sequence[Sequence[Any]] | None = None,
-) -> list[Group]:  # fmt: skip
-    """Advantages of every group of a step, and a critic's targets; masks what is not trained on.
+) -> list[Group]:
+    """Return the groups of a step with their advantages and a critic's targets; mask what is not trained on.
 
     Args:
-        groups: all of the step. With `algorithm.filter` those of too little spread stay at 0 and out of all statistics.
-        algorithm: its `truncated`: "keep" = a cut response is like any other; "mask" = it counts for the baseline but
-            is not trained on; "drop" = neither. With a critic there is no baseline, and the two are the same.
-        max_tokens: the token limit of a response, for the length punishment.
+        groups: all groups of the step. With `algorithm.filter`, those of too little spread keep advantage 0 and are
+            left out of all statistics.
+        algorithm: its `truncated`: "keep" = a cut response is treated like any other; "mask" = it counts for the
+            baseline but is not trained on; "drop" = neither. With a critic there is no baseline, and the two are the
+            same.
+        max_tokens: the token limit of a response, for the length penalty.
         weights: source -> part -> weight of its reward; for the estimator that normalises part by part.
         greedy: score of each group's greedy answer (None = its reward failed: the group gets 0).
-        penalties: for each sample of each group what its tokens cost, float64 [tokens] (the KL in the reward).
-        values: for each sample of each group what the critic said before its tokens, float64 [tokens]; it must be there
-            where the algorithm has a critic, for the samples that are trained on.
+        penalties: per sample of each group the penalty of its tokens, float64 [tokens] (the KL in the reward).
+        values: per sample of each group the critic's values before its tokens, float64 [tokens]. Where the algorithm
+            has a critic, they are required for the samples that are trained on.
     """
     inputs = [
         scored_group(
-            [s.score for s in g.samples], [s.trajectory.finish for s in g.samples],
-            [s.trajectory.num_trained_tokens for s in g.samples], algorithm, max_tokens=max_tokens,
-            weights=(weights or {}).get(g.row.source, {}), greedy=greedy[i] if greedy else None,
-            penalties=penalties[i] if penalties else (), values=values[i] if values else (),
+            [s.score for s in g.samples],
+            [s.trajectory.finish for s in g.samples],
+            [s.trajectory.num_trained_tokens for s in g.samples],
+            algorithm,
+            max_tokens=max_tokens,
+            weights=(weights or {}).get(g.row.source, {}),
+            greedy=greedy[i] if greedy else None,
+            penalties=penalties[i] if penalties else (),
+            values=values[i] if values else (),
         )
         for i, g in enumerate(groups)
-    ]  # fmt: skip
-    advantages = step_advantages(inputs, algorithm)
-    made = [
-        replace(g, samples=tuple(_with_advantages(g.samples, x, found, algorithm.truncated)))
-        for g, x, found in zip(groups, inputs, advantages, strict=True)
     ]
-    return [_with_targets(g, x, algorithm) for g, x in zip(made, inputs, strict=True)] if values else made
+    advantages = step_advantages(inputs, algorithm)
+    with_advantages = [
+        replace(g, samples=tuple(_with_advantages(g.samples, x, group_advantages, algorithm.truncated)))
+        for g, x, group_advantages in zip(groups, inputs, advantages, strict=True)
+    ]
+    return (
+        [_with_targets(g, x, algorithm) for g, x in zip(with_advantages, inputs, strict=True)]
+        if values
+        else with_advantages
+    )
 
 
 def mark_masked(groups: Sequence[Group], algorithm: Algorithm) -> list[Group]:
-    """Mask what will not be trained on, before there are advantages: failed rewards, responses cut unless kept."""
+    """Mask the samples that will not be trained on, before advantages exist.
+
+    These are samples with a failed reward, and cut responses unless `algorithm.truncated` keeps them.
+    """
 
     def is_masked(s: ScoredSample) -> bool:
         return s.score.error is not None or (s.trajectory.finish == "length" and algorithm.truncated != "keep")
@@ -200,16 +246,19 @@ def mark_masked(groups: Sequence[Group], algorithm: Algorithm) -> list[Group]:
 
 
 def has_spread(group: Group, algorithm: Algorithm, max_tokens: int) -> bool:
-    """Whether DAPO's filter keeps a group: its scores, length rules included, differ by more than `min_spread`."""
-    found = scored_group(
-        [s.score for s in group.samples], [s.trajectory.finish for s in group.samples],
-        [s.trajectory.num_trained_tokens for s in group.samples], algorithm, max_tokens=max_tokens,
-    )  # fmt: skip
-    return passes_filter(found, algorithm)
+    """Return whether DAPO's filter keeps a group: its scores, with length rules, differ by more than `min_spread`."""
+    scored = scored_group(
+        [s.score for s in group.samples],
+        [s.trajectory.finish for s in group.samples],
+        [s.trajectory.num_trained_tokens for s in group.samples],
+        algorithm,
+        max_tokens=max_tokens,
+    )
+    return passes_filter(scored, algorithm)
 
 
 def is_dead_group(group: Group) -> bool:
-    """Whether a group teaches nothing: all its advantages are exactly zero."""
+    """Return whether a group teaches nothing: all its advantages are exactly zero."""
     return all(s.advantage == 0.0 and not any(s.token_advantages or ()) for s in group.samples)
 
 
@@ -220,10 +269,13 @@ def _with_advantages(
     masked = [not use or (c and truncated != "keep") for use, c in zip(group.included, cut, strict=True)]
     return [
         replace(
-            s, advantage=float(a.mean()), token_advantages=tuple(a.tolist()) if len(a) > 1 else None, masked=m,
+            s,
+            advantage=float(a.mean()),
+            token_advantages=tuple(a.tolist()) if len(a) > 1 else None,
+            masked=m,
         )
         for s, a, m in zip(samples, advantages, masked, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _with_targets(group: Group, scored: ScoredGroup, algorithm: Algorithm) -> Group:
@@ -236,18 +288,32 @@ def _with_targets(group: Group, scored: ScoredGroup, algorithm: Algorithm) -> Gr
 
 def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
     return Trajectory(
-        task=prompt.source.task_name, prompt_id=prompt.row.prompt_id, occurrence=prompt.occurrence, sample=index,
-        version=sample.version, seed=sample.seed, prompt_ids=prompt.encoded.prompt_ids, segments=sample.parts,
-        media=prompt.row.media, finish=sample.finish, seen_sizes=prompt.encoded.image_sizes,
-    )  # fmt: skip
+        task=prompt.source.task_name,
+        prompt_id=prompt.row.prompt_id,
+        occurrence=prompt.occurrence,
+        sample=index,
+        version=sample.version,
+        seed=sample.seed,
+        prompt_ids=prompt.encoded.prompt_ids,
+        segments=sample.parts,
+        media=prompt.row.media,
+        finish=sample.finish,
+        seen_sizes=prompt.encoded.image_sizes,
+    )
 
 
 def _reward_input(rollout: Rollout, index: int) -> RewardInput:
     prompt, sample = rollout.prompt, rollout.samples[index]
-    made = prompt.source.reward_input(
+    base = prompt.source.reward_input(
         prompt.row, sample.text, sample.finish, sample.num_sampled_tokens, prompt.encoded.text
     )
     return replace(
-        made, token_ids=sample.token_ids, step=sample.version, prompt_id=prompt.row.prompt_id, sample=index,
-        media=prompt.row.media, seen_sizes=prompt.encoded.image_sizes, turns=sample.turns,
-    )  # fmt: skip
+        base,
+        token_ids=sample.token_ids,
+        step=sample.version,
+        prompt_id=prompt.row.prompt_id,
+        sample=index,
+        media=prompt.row.media,
+        seen_sizes=prompt.encoded.image_sizes,
+        turns=sample.turns,
+    )

@@ -1,9 +1,10 @@
-"""The built-in engine: plain PyTorch generation with the trainer's own weights, exact and reproducible.
+"""Built-in engine: plain PyTorch generation with the trainer's own weights, exact and reproducible.
 
-Every prompt is prefilled once and its keys and values are stored once, however many samples it gets (families on the
-padded path: copied to its samples); finished rows are retired as it goes.
-Each sample has its own stream of uniform numbers (a function of its seed alone), turned into tokens by inverting the
-cumulative distribution: what it draws does not depend on its neighbours in the batch.
+Every prompt is prefilled once and its keys and values are stored once for all its samples (families on the padded path:
+copied per sample). Finished rows are removed from the batch.
+
+Each sample has its own stream of uniform random numbers, which depends only on its seed. They become tokens by
+inverting the cumulative distribution. So a sample does not depend on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -38,13 +39,17 @@ RETIRE_SHARE = 0.75
 
 
 def can_store_once(policy: Policy) -> bool:
-    """Whether a prompt's keys and values can be stored once: the text model's attention is ours."""
+    """Return whether a prompt's keys and values can be stored once: the text model must use vlmrl's attention."""
     return policy.model.config.get_text_config()._attn_implementation == SHARED_ATTENTION
 
 
 @dataclass
 class _Running:
-    """One response being written."""
+    """Response that is being generated.
+
+    Args:
+        uniform: its random numbers, one per token.
+    """
 
     request: int
     sample: int
@@ -55,60 +60,70 @@ class _Running:
 
 
 class TorchEngine:
-    """Generates with a `Policy` in this process.
+    """Engine that generates with a `Policy` in this process.
 
     Args:
         policy: shared with the trainer; `load_weights` therefore only sets the version.
         tokenizer: decodes responses.
-        batch_tokens: most tokens (prompts and responses) in the key-value cache at once. When a batch runs out of
-            memory it is halved, once, and what is not answered yet is answered in smaller batches.
-        on_halved: told then what did not fit.
+        batch_tokens: maximum number of tokens (prompts and responses) in the key-value cache. When a batch runs out of
+            memory, this budget is halved, once, and the missing responses are generated in smaller batches.
+        on_halved: called then with the load that did not fit.
+
     Attributes:
-        may_halve: whether it has not been halved yet.
+        may_halve: whether the budget has not been halved yet.
         shares_prompts: whether a prompt's keys and values are stored once for all of its samples.
     """
 
     copies_weights = False
 
     def __init__(
-        self, policy: Policy, tokenizer: Any, *, batch_tokens: int = 65_536,
+        self,
+        policy: Policy,
+        tokenizer: Any,
+        *,
+        batch_tokens: int = 65_536,
         on_halved: Callable[[Load], Any] = lambda load: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.policy, self.tokenizer, self.batch_tokens, self.on_halved = policy, tokenizer, batch_tokens, on_halved
         self.may_halve = True
         self.version = 0
         self.shares_prompts = can_store_once(policy)
 
     def sleep(self) -> None:
-        """Nothing is kept between calls."""
+        """Do nothing: no memory is kept between calls."""
 
     def wake(self) -> None:
-        """Nothing was given back."""
+        """Do nothing: `sleep` freed no memory."""
 
     def load_weights(self, version: int, *, changed: bool = True) -> None:
-        """The weights are the trainer's own: only the version changes."""
+        """Set the version. The weights are the trainer's own."""
         self.version = version
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is no memory to free."""
 
     def generate(
         self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
     ) -> list[list[Sample]]:
-        """See `Generator.generate`. Requests are batched by the token budget, longest prompts first. All processes of a
-        sharded policy must call it, each with its own requests, which may be none.
+        """Return the samples of every request: see `Generator.generate`.
+
+        Requests are batched by the token budget, longest prompts first. All ranks of a sharded policy must call it,
+        each with its own requests, which may be none.
         """
         results: list[list[Sample | None]] = [[None] * r.num_samples for r in requests]
-        # Gathered first: what the update computes with must not be made in inference mode.
+        # Gather first: the update must not compute with tensors that were created in inference mode.
         with gathered(self.policy), torch.inference_mode(), fast_linears(self.policy.model):
             self._answer(requests, params, results, progress or (lambda n: None))
         return [[s for s in samples if s is not None] for samples in results]
 
     def _answer(
-        self, requests: Sequence[SamplingRequest], params: SamplingParams, results: list[list[Sample | None]],
+        self,
+        requests: Sequence[SamplingRequest],
+        params: SamplingParams,
+        results: list[list[Sample | None]],
         progress: Callable[[int], Any],
-    ) -> None:  # fmt: skip
-        """Fill the empty places of `results`.
+    ) -> None:
+        """Fill the empty entries of `results`.
 
         Raises: OutOfMemoryError when a batch does not fit and its budget was halved before, or it is one sample.
         """
@@ -122,36 +137,39 @@ class TorchEngine:
             load = error.load
             if load is None or load.responses == 1 or not self.may_halve:
                 raise
-        # Out of the handler: the error's frames hold the batch's cache.
+        # After the handler, because the error's frames keep the batch's cache in memory.
         give_back(self.policy.device)
         self.on_halved(load)
         self.batch_tokens, self.may_halve = load.half(self.batch_tokens), False
         self._answer(requests, params, results, progress)
 
     def _load(self, requests: Sequence[SamplingRequest], batch: Sequence[tuple[int, int]], max_new_tokens: int) -> Load:
-        """What a batch asks of memory."""
+        """Return the size of a batch, for the out-of-memory error."""
         samples = Counter(index for index, _ in batch)
         prompts = [requests[index].prompt for index in samples]
         stored = len(samples) if self.shares_prompts else len(batch)
         return Load(
-            "rollout.batch_tokens", stored * max(len(p.prompt_ids) for p in prompts) + len(batch) * max_new_tokens,
-            sum(p.num_image_tokens for p in prompts), len(batch),
+            "rollout.batch_tokens",
+            stored * max(len(p.prompt_ids) for p in prompts) + len(batch) * max_new_tokens,
+            sum(p.num_image_tokens for p in prompts),
+            len(batch),
             tuple(
                 load_name(name_row(p.row.source, p.row.prompt_id), n, p.image_sizes)
                 for p, n in zip(prompts, samples.values(), strict=True)
             ),
-        )  # fmt: skip
+        )
 
     def _batches(
         self, requests: Sequence[SamplingRequest], max_new_tokens: int, places: Sequence[Sequence[int]] | None = None
     ) -> list[list[tuple[int, int]]]:
-        """(request, sample) pairs in batches whose cache fits the budget; samples of a prompt stay together.
+        """Return (request, sample) pairs in batches whose cache fits the budget; samples of a prompt stay together.
 
-        Args: places: the samples of each request that are wanted; None = all.
+        Args:
+            places: the samples of each request to generate; None = all.
         """
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt.prompt_ids))
         batches: list[list[tuple[int, int]]] = []
-        longest = copies = 0  # of the newest batch: its prompts are padded to the longest; how often they are stored
+        longest = copies = 0  # newest batch: length that its prompts are padded to; number of stored prompt copies
         for index in order:
             for sample in range(requests[index].num_samples) if places is None else places[index]:
                 rows = len(batches[-1]) + 1 if batches else 1
@@ -164,20 +182,24 @@ class TorchEngine:
         return batches
 
     def _generate_batch(
-        self, requests: Sequence[SamplingRequest], batch: list[tuple[int, int]], params: SamplingParams,
-        results: list[list[Sample | None]], progress: Callable[[int], Any],
-    ) -> None:  # fmt: skip
+        self,
+        requests: Sequence[SamplingRequest],
+        batch: list[tuple[int, int]],
+        params: SamplingParams,
+        results: list[list[Sample | None]],
+        progress: Callable[[int], Any],
+    ) -> None:
         prompts = list(dict.fromkeys(index for index, _ in batch))
         copies = [sum(1 for index, _ in batch if index == p) for p in prompts]
         running = [_running(requests[i], i, s, params.max_new_tokens) for i, s in batch]
         hidden, cache, positions = self._prefill([requests[p] for p in prompts], copies, params.max_new_tokens)
-        alive = list(range(len(running)))  # indices into `running` of the rows that are in the cache
+        alive = list(range(len(running)))  # cache row -> index into `running`
         while True:
             tokens = self._sample([running[i] for i in alive], hidden, params)
             keep = []
             for row, i in enumerate(alive):
                 if results[running[i].request][running[i].sample] is not None:
-                    continue  # done earlier; its place is in the cache until the next compaction
+                    continue  # finished earlier; it stays in the cache until the next compaction
                 reason = finish_reason(running[i].ids, params, self._decode)
                 if reason is None:
                     keep.append(row)
@@ -186,7 +208,7 @@ class TorchEngine:
                     progress(1)
             if not keep:
                 return
-            # Rows that are done keep their place until enough of them are: compacting the cache copies it.
+            # Finished rows stay until there are enough of them, because compacting copies the whole cache.
             if len(keep) < RETIRE_SHARE * len(alive):
                 rows = torch.tensor(keep, device=hidden.device)
                 cache.select(rows)
@@ -198,8 +220,10 @@ class TorchEngine:
     def _prefill(
         self, requests: Sequence[SamplingRequest], copies: Sequence[int], longest_response: int
     ) -> tuple[Tensor, DecodeCache | _Copies, Tensor]:
-        """Run each prompt once, left padded, for so many samples each.
+        """Run each prompt once, left padded, and repeat its results for each of its samples.
 
+        Args:
+            copies: number of samples per request.
         Returns: last hidden state [B, D], cache, next position [B] of each sample.
         """
         policy, device = self.policy, self.policy.device
@@ -220,33 +244,41 @@ class TorchEngine:
         text = policy.model.config.get_text_config()
         prefilled = DynamicCache(config=text)
         out = policy.model.model(
-            input_ids=ids, attention_mask=mask, use_cache=True, past_key_values=prefilled,
-            position_ids=positions if axes == 3 else positions[0], **pixels, **policy.kinds_argument(kinds),
-        )  # fmt: skip
+            input_ids=ids,
+            attention_mask=mask,
+            use_cache=True,
+            past_key_values=prefilled,
+            position_ids=positions if axes == 3 else positions[0],
+            **pixels,
+            **policy.kinds_argument(kinds),
+        )
         prompt_of = rows_of(copies, device)
         if self.shares_prompts:
             cache = DecodeCache(prefilled, mask, prompt_of, longest_response, key_layers(text))
         else:
             cache = _Copies(prefilled, mask, prompt_of)
+        # [P, T, D] -> [B, D]; [axes, P, T] -> [P] -> [B]
         return out.last_hidden_state[prompt_of, -1], cache, (positions.amax(dim=(0, 2)) + 1)[prompt_of]
 
     def _step(self, tokens: Tensor, positions: Tensor, cache: DecodeCache | _Copies) -> Tensor:
-        """One more token for every row in the cache. Returns its hidden state [B, D]."""
+        """Run one more token for every row in the cache. Return its hidden state [B, D]."""
         at = positions[:, None]
         shared = isinstance(cache, DecodeCache)
         mine = {"past_key_values": cache, "decode_cache": cache, "attention_mask": no_mask(tokens.device)}
         out = self.policy.model.model(
-            input_ids=tokens[:, None], use_cache=True, **(mine if shared else cache.next_step()),
+            input_ids=tokens[:, None],
+            use_cache=True,
+            **(mine if shared else cache.next_step()),
             position_ids=at.expand(3, -1, -1) if self.policy.family.rope_index else at,
-        )  # fmt: skip
+        )
         return out.last_hidden_state[:, -1]
 
     def _sample(self, running: list[_Running], hidden: Tensor, params: SamplingParams) -> Tensor:
-        """Draw the next token of every row and note it with its log-prob. Returns the tokens [B]."""
+        """Draw the next token of every row and record it with its log-prob. Return the tokens [B]."""
         logits = policy_logits(head_of(self.policy.model)(hidden), params.temperature or 1.0, None)
         banned = banned_mask(params.banned_ids, logits.shape[-1], logits.device)
         if banned is not None:
-            logits.masked_fill_(banned, float("-inf"))  # in place: nobody else has them
+            logits.masked_fill_(banned, float("-inf"))  # in place: no other code uses these logits
         logp_BV = torch.log_softmax(logits, -1)
         if params.temperature == 0:
             tokens = logp_BV.argmax(-1)
@@ -254,6 +286,7 @@ class TorchEngine:
             logp_BV = _filtered(logp_BV, params.top_p, params.top_k)
             cumulative = logp_BV.exp().cumsum(-1, dtype=torch.float64)
             drawn = [r.uniform[len(r.ids)] if len(r.ids) < len(r.uniform) else 0.0 for r in running]
+            # [B, 1]: scaled by the total mass, which rounding leaves slightly off 1
             point = torch.tensor(drawn, dtype=torch.float64, device=hidden.device)[:, None] * cumulative[:, -1:]
             tokens = (cumulative <= point).sum(-1).clamp(max=logits.shape[-1] - 1)
         chosen = logp_BV.gather(-1, tokens[:, None])[:, 0].tolist()
@@ -276,31 +309,34 @@ def _running(request: SamplingRequest, index: int, sample: int, max_new_tokens: 
 
 
 class _Copies:
-    """A cache in which every row has its own copy of the prompt: for families whose attention cannot share it."""
+    """Cache in which every row has its own copy of the prompt, for families whose attention cannot share it."""
 
     def __init__(self, prefilled: Any, mask_PT: Tensor, prompt_of_B: Tensor) -> None:
         self._cache, self._mask = prefilled, mask_PT
         self.select(prompt_of_B)
 
     def select(self, rows: Tensor) -> None:
-        """Keep (or repeat) these rows, in this order."""
+        """Keep (or repeat) the given rows, in this order."""
         self._cache.reorder_cache(rows)
         self._mask = self._mask[rows]
 
     def next_step(self) -> dict[str, Any]:
-        """What the model's forward needs for one more token."""
+        """Return the arguments of the model's forward for one more token."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], 1)
         return {"past_key_values": self._cache, "attention_mask": self._mask}
 
 
 def _filtered(logp_BV: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Log-probs renormalised over the top-k and then the smallest set of mass top_p; unchanged when both are off."""
+    """Return log-probs [B, V] renormalised over the top-k, then over the smallest set of mass top_p.
+
+    They are unchanged when both are off.
+    """
     if top_k > 0 and top_k < logp_BV.shape[-1]:
         floor = logp_BV.topk(top_k, -1).values[:, -1:]
         logp_BV = logp_BV.masked_fill(logp_BV < floor, float("-inf")).log_softmax(-1)
     if top_p < 1.0:
         ordered, index = logp_BV.sort(-1, descending=True)
-        before = ordered.exp().cumsum(-1) - ordered.exp()
+        before = ordered.exp().cumsum(-1) - ordered.exp()  # mass of all more likely tokens
         drop = torch.zeros_like(before, dtype=torch.bool).scatter(-1, index, before >= top_p)
         logp_BV = logp_BV.masked_fill(drop, float("-inf"))
         logp_BV = logp_BV.log_softmax(-1)

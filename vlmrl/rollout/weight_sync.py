@@ -1,7 +1,7 @@
-"""What a weight sync sends, and proof that the engine took all of it.
+"""Tensors that a weight sync sends, and a check that the engine has received all of them.
 
-Engines hold some weights fused: a transformer's `q_proj`, `k_proj` and `v_proj` are one `qkv_proj`. A loader that
-skips a tensor leaves old or random numbers in its place and says nothing.
+Engines hold some weights fused: a transformer's `q_proj`, `k_proj` and `v_proj` are one `qkv_proj`. A loader that skips
+a tensor leaves old or random numbers in its place without an error.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
 from vlmrl.model.published_names import as_published, published_names
 
 BASE_LAYER = ".base_layer."
-"""What PEFT, and vLLM too, put into the name of a weight that an adapter sits on."""
+"""Fragment that PEFT and vLLM put into the name of a weight that an adapter sits on."""
 BUCKET_BYTES = 1 << 28
-"""A sharded policy's weights are gathered in buckets of at most so many bytes; a larger tensor is a bucket alone."""
+"""Maximum bytes of a bucket in which a sharded policy's weights are gathered. A larger tensor is a bucket by itself."""
 
 
 def base_tensors(
     model: nn.Module, names: Mapping[str, str], dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of the model's own weights as published ones are, the adapter left out, in the model's order.
+    """Yield (published name, tensor) of the model's own weights without the adapter, in the model's order.
 
-    A head tied to the embeddings comes under its own name too: an engine may hold it repacked, as a copy. Sharded
-    weights come whole: every process must ask for all of them.
+    A head tied to the embeddings is also sent under its own name: an engine may hold it repacked, as a copy. Sharded
+    weights are gathered whole: every rank must iterate over all of them.
 
-    Args: names: what `engine_names` gave.
-        dtype: of sharded weights on their way; None = their own. Others are what their model computes with already.
+    Args:
+        names: result of `engine_names`.
+        dtype: to cast sharded weights to; None = their own. Others already have the dtype that their model computes in.
     """
     for name, tensor in whole_tensors(_own(model), BUCKET_BYTES, dtype):
         if name in names:
@@ -45,7 +46,7 @@ def base_tensors(
 
 
 def engine_names(model: nn.Module) -> dict[str, str]:
-    """The model's own name -> the one that engines know it by, for `base_tensors`; takes a fraction of a second."""
+    """Return own name -> published name, which engines use, for `base_tensors`. Takes a fraction of a second."""
     return published_names(model, {name: tensor.shape for name, tensor in _own(model)})
 
 
@@ -56,11 +57,14 @@ def _own(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def whole_tensors(
     named: Iterable[tuple[str, Tensor]], bucket_bytes: int, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """The same names and tensors, those whole that lie in shards on all processes: one collective a bucket.
+    """Yield the same names and tensors; gather those that are sharded over the ranks.
 
-    At most a bucket, and the tensor that was given last, are in memory besides what the caller keeps.
+    One collective per bucket. At most one bucket and the tensor that was yielded last are in memory, besides what the
+    caller keeps.
 
-    Args: bucket_bytes: of a bucket, unless a single tensor is larger.      dtype: that sharded ones are cast to.
+    Args:
+        bucket_bytes: maximum size of a bucket, unless a single tensor is larger.
+        dtype: to cast sharded tensors to.
     """
     bucket: list[tuple[str, Tensor]] = []
     size = 0
@@ -78,20 +82,20 @@ def whole_tensors(
 
 
 def _taken(bucket: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """What is in the bucket, whole; it is empty then."""
+    """Empty the bucket: yield its tensors, gathered."""
     shards = [t for _, t in bucket if isinstance(t, DTensor)]
     parts = iter(_gather(shards))
     while bucket:
         name, tensor = bucket.pop(0)
         if isinstance(tensor, DTensor):
-            rows = next(parts)  # [processes, numbers of each one's rows]
-            yield name, rows.reshape(-1, *tensor.shape[1:])[: len(tensor)]
+            rows = next(parts)  # [processes, numbers of each one's rows]  # [ranks, numbers of each rank's rows]
+            yield name, rows.reshape(-1, *tensor.shape[1:])[: len(tensor)]  # without the padding of the last rank
         else:
             yield name, tensor
 
 
 def _gather(shards: Sequence[DTensor]) -> Sequence[Tensor]:
-    """Of each tensor: everybody's rows, [processes, numbers], padded to as many for all. One collective."""
+    """Return the rows of all ranks for each tensor: [ranks, numbers], padded to equal size. One collective."""
     if not shards:
         return []
     mesh = shards[0].device_mesh
@@ -99,22 +103,23 @@ def _gather(shards: Sequence[DTensor]) -> Sequence[Tensor]:
     count = mesh.size(axis)
     own = []
     for shard in shards:
-        rows = shard.to_local().to(mesh.device_type)  # from main memory, where parameters are offloaded to it
+        rows = shard.to_local().to(mesh.device_type)  # offloaded parameters are in main memory
         full = -(-len(shard) // count) * shard.shape[1:].numel()
         own.append(nn.functional.pad(rows.flatten(), (0, full - rows.numel())))
     flat = torch.cat(own)
-    everybody = flat.new_empty(count * len(flat))
+    of_all_ranks = flat.new_empty(count * len(flat))
     gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
-    gather(everybody, flat, mesh.get_group(axis))
-    return everybody.view(count, -1).split([len(x) for x in own], dim=1)
+    gather(of_all_ranks, flat, mesh.get_group(axis))
+    return of_all_ranks.view(count, -1).split([len(x) for x in own], dim=1)
 
 
 class WeightSource(Protocol):
-    """Where an engine gets its weights from.
+    """Source of an engine's weights.
 
     Attributes:
-        model_type: the model's, as transformers calls it.      adapted: whether there is an adapter.
-        two_way_images: whether the tokens of an image see each other both ways.
+        model_type: the model's, as transformers calls it.
+        adapted: whether there is an adapter.
+        two_way_images: whether the tokens of an image see each other in both directions.
     """
 
     model_type: str
@@ -122,7 +127,7 @@ class WeightSource(Protocol):
     two_way_images: bool
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(published name, tensor) of all weights, an adapter's aside, one at a time."""
+        """Yield (published name, tensor) of all weights except an adapter's, one at a time."""
         ...
 
     def write_adapter(self, folder: Path) -> None:
@@ -131,10 +136,10 @@ class WeightSource(Protocol):
 
 
 class PolicyWeights:
-    """The weights of a policy in this process. All processes of a sharded one go through them together.
+    """Weights of a policy in this process. All ranks of a sharded policy must iterate over them together.
 
     Args:
-        dtype: of an engine: what sharded weights are cast to on their way.
+        dtype: of the engine; sharded weights are cast to it.
         folder: of the base model, recorded with an adapter.
     """
 
@@ -153,9 +158,10 @@ class PolicyWeights:
 
 
 class Delivery:
-    """One handing over of all weights to an engine's worker in this process, with proof of receipt.
+    """One transfer of all weights to an engine's worker in this process, with a check that all arrived.
 
-    Attributes: lost: names of what did not arrive; None before it was asked for.
+    Attributes:
+        lost: names of the weights that did not arrive; None before the worker requested them.
     """
 
     def __init__(self, weights: WeightSource) -> None:
@@ -164,26 +170,28 @@ class Delivery:
         self.lost: list[str] | None = None
 
     def load_into(self, model: Any, load: Callable[[Iterator[tuple[str, Tensor]]], Any]) -> set[str]:
-        """Hand everything to the engine's model by its own loader `load`, and note what got lost.
+        """Pass all weights to the engine's model through its own loader `load`, and record those that got lost.
 
-        The names: the engine's own renaming, and its own list of what it holds fused.
+        Names are mapped by the engine's own renaming and by its own table of fused weights.
         """
         tensors = self._tensors()
         loaded = set(load(tensors))
-        for _ in tensors:  # what the loader did not care for: the other processes wait for it to be gathered
+        for _ in tensors:  # tensors that the loader skipped: the other ranks still wait to gather them
             pass
         mapper = getattr(model, "hf_to_vllm_mapper", None)
         rename = (lambda name: name) if mapper is None else lambda name: next(iter(mapper.apply_list([name])), None)
-        names: dict[int, list[str]] = {}  # of one tensor: a tied head is loaded with the embeddings while it is theirs
+        names: dict[
+            int, list[str]
+        ] = {}  # all names of one tensor: a tied head is loaded with the embeddings while they share it
         for name, parameter in model.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name.replace(BASE_LAYER, "."))
-        # What is loaded may be a buffer, too.
+        # `loaded` may also name buffers.
         arrived = loaded | {n for same in names.values() if loaded & set(same) for n in same}
-        # Some say it for themselves and some for their parts alone.
+        # Some models declare the mapping themselves, some only on their submodules.
         fused = {k: v for m in model.modules() for k, v in (getattr(m, "packed_modules_mapping", None) or {}).items()}
         every = {n for same in names.values() for n in same}
         homes = {_home(new, every, fused) for n in self.sent if (new := rename(n)) is not None}
-        # Of several names of one tensor those that something was sent for: others are the engine's second ways to it.
+        # Of several names of one tensor, keep those that a sent tensor maps to: the others are aliases in the engine.
         parameters = {n for same in names.values() for n in ([x for x in same if x in homes] or same[:1])}
         self.lost = dropped_tensors(self.sent, arrived, parameters, rename=rename, fused=fused)
         return loaded
@@ -195,31 +203,42 @@ class Delivery:
 
 
 def check_arrival(what: str, lost: Sequence[str] | None) -> None:
-    """Raise when something got lost on its way into an engine. Args: lost: names; None = it was never asked for."""
+    """Raise an EngineError when weights got lost on their way into an engine.
+
+    Args:
+        lost: names of lost weights; None = the engine never requested the weights.
+    """
     if lost is None or lost:
-        told = "the engine never asked for the weights" if lost is None else (
-            f"{len(lost)} tensor(s) did not arrive in the engine: {', '.join(lost[:5])}"
-        )  # fmt: skip
+        problem = (
+            "the engine never asked for the weights"
+            if lost is None
+            else (f"{len(lost)} tensor(s) did not arrive in the engine: {', '.join(lost[:5])}")
+        )
         raise EngineError(
-            f"{what}: {told}",
-            hint='this vLLM holds the model differently: use another version of it, or rollout.engine = "torch"',
+            f"{what}: {problem}",
+            hint='this version of vLLM stores the model differently: use another one, or rollout.engine = "torch"',
         )
 
 
 def dropped_tensors(
-    sent: Sequence[str], loaded: Collection[str], parameters: Collection[str], *,
-    rename: Callable[[str], str | None], fused: Mapping[str, Sequence[str]],
-) -> list[str]:  # fmt: skip
-    """What of a weight sync did not arrive, by name, sorted; empty when the engine has everything. A pure function.
+    sent: Sequence[str],
+    loaded: Collection[str],
+    parameters: Collection[str],
+    *,
+    rename: Callable[[str], str | None],
+    fused: Mapping[str, Sequence[str]],
+) -> list[str]:
+    """Return the names of weights that did not arrive in a sync, sorted; empty if the engine has all. A pure function.
 
     Args:
-        sent: the trainer's names.      loaded: the engine's names of what its loader says it loaded.
+        sent: the trainer's names.
+        loaded: the engine's names of what its loader reports as loaded.
         parameters: the engine's names of all its weights.
         rename: a trainer's name -> the engine's, before fusing; None = the engine has no such weight.
-        fused: last module of a fused weight -> those it is made of: {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}.
+        fused: last module of a fused weight -> its parts: {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}.
     Returns: the trainer's name of a tensor that was sent and not loaded; the engine's (unfused) name of one that was
         not sent.
-    Example: `k_proj` is missing from `sent`: its `qkv_proj` counts as loaded, and "layers.0.k_proj.weight" is named.
+    Example: `k_proj` is missing from `sent`: its `qkv_proj` counts as loaded, and "layers.0.k_proj.weight" is returned.
     """
     renamed = {name: rename(name) for name in sent}
     arrived = {name for name in renamed.values() if name is not None}
@@ -233,7 +252,7 @@ def dropped_tensors(
 
 
 def _home(name: str, parameters: Collection[str], fused: Mapping[str, Sequence[str]]) -> str:
-    """The engine's weight that a renamed tensor is, or is a part of."""
+    """Return the engine's weight that a renamed tensor is, or is a part of."""
     if name in parameters:
         return name
     head, _, leaf = name.rpartition(".")
@@ -245,7 +264,7 @@ def _home(name: str, parameters: Collection[str], fused: Mapping[str, Sequence[s
 
 
 def _parts(parameter: str, fused: Mapping[str, Sequence[str]]) -> list[str]:
-    """Names of the tensors that a fused weight is made of; its own where it is not fused."""
+    """Return the names of the tensors that a fused weight consists of; its own name if it is not fused."""
     head, _, leaf = parameter.rpartition(".")
     prefix, _, module = head.rpartition(".")
     return [f"{prefix}.{part}.{leaf}" for part in fused.get(module, (module,))]

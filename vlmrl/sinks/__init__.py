@@ -1,4 +1,4 @@
-"""Loggers besides metrics.jsonl. `BUILTIN` is the table of those that come along; base.py is their protocol."""
+"""Loggers besides metrics.jsonl. `BUILTIN` is the table of built-in ones; base.py is the protocol of all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Builtin:
-    """A logger that comes along. Args: package: the library it needs.    extra: of vlmrl, which installs that."""
+    """Built-in logger.
+
+    Args:
+        package: the library it needs.
+        extra: the extra of vlmrl that installs this library.
+    """
 
     module: str
     class_name: str
@@ -23,12 +28,12 @@ BUILTIN: dict[str, Builtin] = {
 
 
 def file_and_class(name: str) -> tuple[str, str] | None:
-    """(file, class) of a logger of one's own, `path/to/file.py:Class`; None for any other name."""
+    """Return (file, class) of a user's logger, `path/to/file.py:Class`; None for any other name."""
     file, colon, class_name = name.rpartition(":")
     return (file, class_name) if colon and file.endswith(".py") else None
 
 
 def short_name(name: str) -> str:
-    """What a logger is called in messages and file names: a built-in by its name, one of one's own by its class."""
+    """Return a logger's name in messages and file names: that of a built-in, or the class of a user's logger."""
     own = file_and_class(name)
     return own[1] if own else name

@@ -1,7 +1,7 @@
-"""What a logger gets and what it has to offer: the protocol of `log.sinks`.
+"""Protocol of `log.sinks`: inputs and methods of a logger.
 
-A logger is a class without arguments that offers the four methods of `Sink`. The recipe names a built-in one
-(`vlmrl.sinks.BUILTIN`) or a class in a file: `log.sinks = ["my_logger.py:MyLogger"]`. It lives in a process of its own
+A logger is a class without arguments that has the four methods of `Sink`. The recipe names a built-in one
+(`vlmrl.sinks.BUILTIN`) or a class in a file: `log.sinks = ["my_logger.py:MyLogger"]`. It runs in a process of its own
 (host.py), which is fed through a queue (feed.py): it may be slow, hang, print or crash, and the run goes on.
 """
 
@@ -17,13 +17,13 @@ Ending = Literal["done", "interrupted", "failed"]
 
 @dataclass(frozen=True)
 class Line:
-    """The numbers of one step, under the names that they have in metrics.jsonl.
+    """Numbers of one step, under the names that they have in metrics.jsonl.
 
     Args:
-        step: policy version. An attempt that resumes repeats the steps that came after its checkpoint: steps go back.
-        attempt: whose line this is. Of two lines with the same step and kind the newer attempt's counts.
+        step: policy version. An attempt that resumes repeats the steps after its checkpoint: steps go back.
+        attempt: number of the attempt. Of two lines with the same step and kind, that of the newer attempt counts.
         kind: "train" or "validation".
-        number: counts the lines of a run over all its attempts; it only grows.
+        number: number of the line in the run, over all its attempts; it only grows.
         metrics: name -> number, truth value or text. A number may be NaN or infinite.
     """
 
@@ -36,14 +36,18 @@ class Line:
 
 @dataclass(frozen=True)
 class SinkRun:
-    """The run that is logged, as one attempt of it begins.
+    """Logged run, at the start of one of its attempts.
 
     Args:
-        id: of the run, unique; the name of its folder.    label: what people call it; not unique.
+        id: id of the run, unique; the name of its folder.
+        label: name for people; not unique.
         folder: the run's folder, where a logger may keep files of its own in a subfolder.
-        kind: "rl" or "sft".    attempt: 1, and one more with every resume.    from_step: the step it begins at.
-        config: the resolved recipe by table, secrets hidden, and under `run` what the manifest says of it.
-        project, entity, group: as the recipe's `[log]` has them.    tags, note: as a person gave them.
+        kind: "rl" or "sft".
+        attempt: 1, and one more with every resume.
+        from_step: the step it begins at.
+        config: the resolved recipe by table, secrets hidden, and under `run` the facts of the manifest.
+        project, entity, group: as in the recipe's `[log]`.
+        tags, note: as a user gave them.
         parent: of a fork, {"run", "checkpoint", "step", "remote"}; `remote` is what this logger's `open` returned for
             the parent.
         remembered: what `open` returned in the attempt before; {} in the first.
@@ -68,16 +72,19 @@ class SinkRun:
 
     @property
     def unique_label(self) -> str:
-        """A label that no other run has: with the end of the id, unless it is the id."""
+        """Label that no other run has: it ends with the end of the id, unless it is the id."""
         return self.label if self.label == self.id else f"{self.label}-{self.id.rpartition('-')[2]}"
 
 
 @dataclass(frozen=True)
 class SampledRollout:
-    """One response of a step with what it was paid.
+    """Response of a step with its score.
 
     Args:
-        source: name of the `[[data]]` entry.    prompt_id: of the row.    prompt: as rendered.    truth: of the row.
+        source: name of the `[[data]]` entry.
+        prompt_id: of the row.
+        prompt: as rendered.
+        truth: of the row.
         score, parts, advantage, note, finish: as in the rollouts; `error` says why there is no score.
         images: the prompt's images as PNG or JPEG files, at most `host.MAX_SIDE` pixels wide and high. One that cannot
             be read is left out.
@@ -98,13 +105,13 @@ class SampledRollout:
 
 
 class Sink(Protocol):
-    """A logger. Whatever its methods raise is counted and said once. `close` has `feed.CLOSE_SECONDS`."""
+    """Logger. Its exceptions are counted and reported once. `close` has `feed.CLOSE_SECONDS` seconds."""
 
     def open(self, run: SinkRun) -> Mapping[str, Any] | None:
-        """Begin an attempt of a run. Called first, once.
+        """Begin an attempt of a run. This is called first, once.
 
-        Returns: JSON values that the run's folder keeps, and the next attempt gets as `SinkRun.remembered`: the id of
-            the remote run, say. `url` and `note` among them are shown to the user.
+        Returns: JSON values that the run's folder keeps, and that the next attempt gets as `SinkRun.remembered`, such
+            as the id of the remote run. `url` and `note` among them are shown to the user.
         """
         ...
 
@@ -113,38 +120,52 @@ class Sink(Protocol):
         ...
 
     def samples(self, line: Line, samples: Sequence[SampledRollout]) -> None:
-        """Take some responses of the step whose numbers were logged last, every `log.sample_every_steps`."""
+        """Take some responses of the step that was logged last. This is called every `log.sample_every_steps` steps."""
         ...
 
     def close(self, status: Ending) -> None:
-        """End the attempt. Called last, once, unless the process is killed."""
+        """End the attempt. This is called last, once, unless the process is killed."""
         ...
 
 
 NAME = "samples"
-"""What the table is called in every logger."""
+"""Name of the table in every logger."""
 
 
 def sample_table(
     line: Line, samples: Sequence[SampledRollout], show_image: Callable[[bytes], Any]
 ) -> tuple[list[str], list[list[Any]]]:
-    """(columns, rows): one row a response, one column an image of the prompt and one a part of the reward.
+    """Return (columns, rows): one row per response, one column per image of the prompt and per part of the reward.
 
-    Args: show_image: an image file as the logger's own image value; called once for each image.
+    Args:
+        show_image: function that returns an image file as the logger's own image value; called once for each image.
     """
-    shown = {content: show_image(content) for sample in samples for content in sample.images}
+    images_by_content = {content: show_image(content) for sample in samples for content in sample.images}
     parts = sorted({name for sample in samples for name in sample.parts})
     num_images = max((len(sample.images) for sample in samples), default=0)
     columns = ["step", "attempt", "source", "prompt_id", *(f"image {n + 1}" for n in range(num_images)), "prompt"]
     columns += ["response", "score", *(f"reward/part/{name}" for name in parts), "advantage", "note", "finish", "truth"]
     rows = []
     for sample in samples:
-        images = [shown[content] for content in sample.images]
+        images = [images_by_content[content] for content in sample.images]
         images += [None] * (num_images - len(images))
         note = sample.error or sample.note
         truth = json.dumps(dict(sample.truth), ensure_ascii=False)
-        rows.append([
-            line.step, line.attempt, sample.source, sample.prompt_id, *images, sample.prompt, sample.response,
-            sample.score, *(sample.parts.get(name) for name in parts), sample.advantage, note, sample.finish, truth,
-        ])  # fmt: skip
+        rows.append(
+            [
+                line.step,
+                line.attempt,
+                sample.source,
+                sample.prompt_id,
+                *images,
+                sample.prompt,
+                sample.response,
+                sample.score,
+                *(sample.parts.get(name) for name in parts),
+                sample.advantage,
+                note,
+                sample.finish,
+                truth,
+            ]
+        )
     return columns, rows

@@ -1,5 +1,7 @@
-"""From the run to its loggers. `put` never waits: each logger has a process of its own, a queue with a bound in bytes,
-and a thread that feeds one from the other. What a logger does not take is counted; trouble is said once.
+"""Transport from the run to its loggers. `put` never waits.
+
+Each logger has a process of its own, a queue with a limit in bytes, and a thread that feeds the process from the queue.
+Lines that a logger does not take are counted; trouble is reported once.
 """
 
 from __future__ import annotations
@@ -21,20 +23,20 @@ from vlmrl.store.secrets.redact import redact_text
 from vlmrl.visible import visible
 
 QUEUE_BYTES = 64 << 20
-"""What a logger may be behind with before lines are dropped."""
+"""Maximum size of a logger's queue; beyond it, lines are dropped."""
 CLOSE_SECONDS = 60.0
-"""How long loggers may take at the end of a run to send what is left."""
+"""Time that loggers have at the end of a run to send what is left."""
 HURRY_SECONDS = 5.0
-"""The same for a run that failed or was told to stop at once; below the launcher's patience with such a run."""
+"""The same for a run that failed or was told to stop at once. It is less than the launcher waits for such a run."""
 MOST_CHARS = 500
-"""Of a logger's error, as the user reads it."""
+"""Maximum number of characters of a logger's error that the user reads."""
 EXIT_SECONDS = 2.0
-"""How long a logger's process may live when the logger is closed."""
+"""Time that a logger's process has to exit after the logger is closed."""
 BOOT = "import sys; sys.path[:] = sys.argv[4:]; from vlmrl.sinks.host import main; main(*map(int, sys.argv[1:4]))"
 
 
 class Outbox:
-    """Frames that wait for a logger, `max_bytes` at most."""
+    """Queue of frames for a logger, of `max_bytes` at most."""
 
     def __init__(self, max_bytes: int = QUEUE_BYTES) -> None:
         self._frames: deque[bytes] = deque()
@@ -42,7 +44,7 @@ class Outbox:
         self._max_bytes, self._bytes, self._shut = max_bytes, 0, False
 
     def put(self, frame: bytes, *, always: bool = False) -> bool:
-        """Take a frame; False = there is no room, or nobody to read it. `always`: whatever the room."""
+        """Queue a frame. Return False if the queue is full or shut. `always`: queue it even if the queue is full."""
         with self._changed:
             if self._shut or (self._bytes + len(frame) > self._max_bytes and not always):
                 return False
@@ -52,7 +54,7 @@ class Outbox:
         return True
 
     def get(self) -> bytes | None:
-        """The next frame: waits for one. None when the outbox is shut."""
+        """Wait for the next frame and return it; None when the outbox is shut."""
         with self._changed:
             while not self._frames and not self._shut:
                 self._changed.wait()
@@ -63,7 +65,7 @@ class Outbox:
             return frame
 
     def shut(self) -> None:
-        """Take and give no more."""
+        """Accept and return no more frames."""
         with self._changed:
             self._shut = True
             self._frames.clear()
@@ -71,16 +73,17 @@ class Outbox:
 
 
 class Feed:
-    """One logger: its process, its queue, and what became of what it was given.
+    """Logger with its process and its queue, and counts of what it was given and took.
 
-    To be made in the thread that lives as long as the run: the process dies with the thread that started it.
+    Create it in a thread that lives as long as the run: the process dies with the thread that started it.
 
     Args:
-        name: of the logger in messages.    sink: as the recipe names it.    run: fields of `SinkRun`, as JSON.
-        log: where what its process prints is kept, secrets hidden.
-    Attributes:
-        sent, taken: lines and samples that were given to it, and those among them that it took.
-        opened: what `Sink.open` returned, without `note`; None while it has not.
+        name: name of the logger in messages.
+        sink: as in the recipe.
+        run: fields of `SinkRun`, as JSON.
+        log: file for the output of its process, with secrets hidden.
+        sent, taken: (attributes) lines and samples that were given to it, and those among them that it took.
+        opened: (attribute) what `Sink.open` returned, without `note`; None until then.
     """
 
     def __init__(
@@ -92,15 +95,20 @@ class Feed:
         self._outbox = Outbox(queue_bytes)
         self._notes: deque[str] = deque()
         self._said: set[str] = set()
-        self._over = threading.Event()  # it has closed, could not begin, or is gone
+        self._over = threading.Event()  # it has closed, could not begin, or has ended
         request, self._request = os.pipe()
         self._response, response = os.pipe()
         self._output, printed = os.pipe()
         argv = [sys.executable, "-c", BOOT, str(request), str(response), str(os.getpid()), *sys.path]
         self.process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, pass_fds=(request, response),
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
-        )  # fmt: skip
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=printed,
+            pass_fds=(request, response),
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
         for fd in (request, response, printed):
             os.close(fd)
         self._outbox.put(pack({"op": "open", "sink": sink, "run": dict(run)}), always=True)
@@ -110,17 +118,17 @@ class Feed:
         self._reader.start()
 
     def put(self, frame: bytes) -> None:
-        """Hand over a line or samples, packed. Returns at once."""
+        """Queue a packed line or packed samples. It returns at once."""
         self.sent += 1
         if not self._outbox.put(frame) and not self._over.is_set():
-            self._say("full", "does not keep up: lines are left out until it does")
+            self._say("full", "is too slow: lines are dropped until it has caught up")
 
     def notes(self) -> list[str]:
-        """What the user should read and has not read yet."""
+        """Return the notes for the user that were not returned before."""
         return [self._notes.popleft() for _ in range(len(self._notes))]
 
     def ask_to_close(self, status: str) -> None:
-        """Let the logger end after all that waits for it. Returns at once."""
+        """Let the logger end after it has taken all that is queued. It returns at once."""
         self._outbox.put(pack({"op": "close", "status": status}), always=True)
 
     def end(self, deadline: float) -> None:
@@ -139,7 +147,7 @@ class Feed:
         os.close(self._request)
 
     def _say(self, kind: str, text: str) -> None:
-        """Tell the user, once for each kind of trouble."""
+        """Add a note for the user, once for each kind of trouble."""
         if kind not in self._said:
             self._said.add(kind)
             self._notes.append(f"logger {self.name} {text}")
@@ -150,12 +158,14 @@ class Feed:
             try:
                 while view:
                     view = view[os.write(self._request, view) :]
-            except OSError:  # its process is gone: the reader says so
+            except OSError:  # its process has ended: the reader reports it
                 return
 
     def _read(self) -> None:
-        """Take answers and printed lines until the process has ended. What it started itself may hold on to the pipe
-        for printed lines, and is not waited for."""
+        """Take answers and printed lines until the process has ended.
+
+        A process that it started may still hold the pipe for printed lines, and is not waited for.
+        """
         messages, printed, alive = Messages(), b"", True
         with selectors.DefaultSelector() as selector:
             selector.register(self._response, selectors.EVENT_READ)
@@ -184,24 +194,26 @@ class Feed:
         self._log.flush()
 
     def _take(self, answer: Mapping[str, Any]) -> None:
-        op, why = answer["op"], answer["failed"]
+        op, failure = answer["op"], answer["failed"]
         if op in ("log", "samples"):
-            self.taken += why is None
-        if why is not None:
-            doing = {"open": "could not begin, and the run goes on without it"}.get(op, "failed, and the run goes on")
-            self._say(op, f"{doing}: {redact_text(str(why))[:MOST_CHARS]}")
+            self.taken += failure is None
+        if failure is not None:
+            what_failed = {"open": "could not begin, and the run goes on without it"}.get(
+                op, "failed, and the run goes on"
+            )
+            self._say(op, f"{what_failed}: {redact_text(str(failure))[:MOST_CHARS]}")
         elif op == "open":
             opened = answer["opened"]
             shown = [str(opened[name]) for name in ("url", "note") if opened.get(name)]
             if shown:
                 self._notes.append(redact_text(f"logger {self.name}: {'; '.join(shown)}"))
             self.opened = {name: value for name, value in opened.items() if name != "note"}
-        if op == "close" or (op == "open" and why is not None):
+        if op == "close" or (op == "open" and failure is not None):
             self._outbox.shut()
             self._over.set()
 
     def _gone(self) -> None:
-        """Its process ended before it was asked to."""
+        """Report that its process ended before it was asked to."""
         code = self.process.wait()
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         self._outbox.shut()

@@ -1,8 +1,8 @@
-"""The process in which a logger lives: reads frames from the run, calls the logger, answers each that went wrong.
+"""Process of a logger: reads frames from the run, calls the logger, and answers each frame.
 
 Requests: {"op": "open", "sink", "run"} once, then {"op": "log", "line"}, {"op": "samples", "line", "samples"} with
-image files as blobs, and {"op": "close", "status"}. Each is answered by {"op", "failed": why, or null}; after `open`
-also with `opened`, what is to be remembered.
+image files as blobs, and {"op": "close", "status"}. Each is answered by {"op", "failed": reason, or null}; after `open`
+also with `opened`, the values to remember.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from vlmrl.sinks.base import Line, SampledRollout, Sink, SinkRun
 from vlmrl.sinks.wire import Messages, pack
 
 MAX_SIDE = 512
-"""Longest side of an image as a logger gets it, in pixels."""
+"""Longest side of an image for a logger, in pixels."""
 
 
 def main(request_fd: int, response_fd: int, parent_pid: int) -> None:
     """Serve until the logger is closed, the request pipe closes, or the parent dies."""
     die_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(5)  # training first
+    os.nice(5)  # training has priority
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     for fd in (request_fd, response_fd):
@@ -45,14 +45,14 @@ def main(request_fd: int, response_fd: int, parent_pid: int) -> None:
 
 
 class LoggerHost:
-    """A logger and what is asked of it. `closed`: whether it has ended, or could not begin."""
+    """Logger with the handler of its requests. `closed`: whether it has ended, or could not begin."""
 
     def __init__(self) -> None:
         self.closed = False
         self._sink: Sink | None = None
 
     def answer(self, request: Mapping[str, Any], blobs: Sequence[bytes]) -> dict[str, Any]:
-        """Do what a request asks. Returns how it went."""
+        """Execute a request. Return its answer."""
         op = request["op"]
         answer: dict[str, Any] = {"op": op, "failed": None}
         try:
@@ -62,7 +62,9 @@ class LoggerHost:
                 sink = load_sink(request["sink"])
                 answer["opened"] = dict(sink.open(_run(request["run"])) or {})
                 self._sink = sink
-        except BaseException as error:  # of somebody else's code, SystemExit among it: the run counts and says it
+        except (
+            BaseException
+        ) as error:  # a user's code may raise anything, even SystemExit: the run counts and reports it
             answer["failed"] = reason_of(error)
         self.closed = op == "close" or self._sink is None
         return answer
@@ -78,10 +80,13 @@ class LoggerHost:
 
 
 def load_sink(name: str) -> Sink:
-    """A logger by its name in a recipe. Raises: VlmrlError when its library, its file or its class is not there."""
-    own = file_and_class(name)
-    if own is not None:
-        return _class_in(*own)()
+    """Return a logger by its name in a recipe.
+
+    Raises: VlmrlError when its library, its file or its class does not exist.
+    """
+    user_class = file_and_class(name)
+    if user_class is not None:
+        return _class_in(*user_class)()
     builtin = BUILTIN[name]
     try:
         importlib.import_module(builtin.package)
@@ -91,18 +96,18 @@ def load_sink(name: str) -> Sink:
 
 
 def _class_in(file: str, class_name: str) -> Any:
-    """The class of a user's file, which is imported as a module; its folder is importable, after everything else."""
+    """Return the class of a user's file, which is imported as a module. Its folder comes last in sys.path."""
     spec = importlib.util.spec_from_file_location("vlmrl_user_sink", file)
     if spec is None or spec.loader is None:
-        raise VlmrlError("this is no Python file", where=file)
+        raise VlmrlError("this is not a Python file", where=file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.append(os.path.dirname(os.path.abspath(file)))
     spec.loader.exec_module(module)
-    found = getattr(module, class_name, None)
-    if found is None:
+    cls = getattr(module, class_name, None)
+    if cls is None:
         raise VlmrlError(f"there is no `{class_name}`", where=file)
-    return found
+    return cls
 
 
 def _run(fields: Mapping[str, Any]) -> SinkRun:
@@ -110,16 +115,16 @@ def _run(fields: Mapping[str, Any]) -> SinkRun:
 
 
 def _samples(items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> list[SampledRollout]:
-    """Samples of a request; the images of an item are the blobs whose indices it has. Each blob is read once."""
-    shown = [small_image(content) for content in blobs]
+    """Return the samples of a request. The images of an item are the blobs whose indices it has; each is read once."""
+    images = [small_image(content) for content in blobs]
     return [
-        SampledRollout(**{**item, "images": [image for i in item["images"] if (image := shown[i]) is not None]})
+        SampledRollout(**{**item, "images": [image for i in item["images"] if (image := images[i]) is not None]})
         for item in items
     ]
 
 
 def small_image(content: bytes) -> bytes | None:
-    """An image file of at most `MAX_SIDE` pixels a side: JPEG where it was JPEG, else PNG. None when it is broken."""
+    """Return an image file of at most `MAX_SIDE` pixels a side: JPEG if it was JPEG, else PNG. None if it is broken."""
     try:
         image = decode_image(content)
     except DataError:

@@ -1,7 +1,7 @@
 """TensorBoard event files in the run's folder, below `tensorboard`: `tensorboard --logdir runs`.
 
-Written with TensorBoard's own event writer, without torch. An attempt that resumes at step S says so in its file, and
-TensorBoard then leaves out what older attempts wrote from S on.
+They are written with TensorBoard's own event writer, without torch. An attempt that resumes at step S records this in
+its file, and TensorBoard then leaves out what older attempts wrote from S on.
 """
 
 from __future__ import annotations
@@ -38,21 +38,24 @@ class TensorBoardSink:
         return {"note": f"tensorboard --logdir {folder}"}
 
     def log(self, line: Line) -> None:
-        """One scalar a number. TensorBoard knows no other values, and draws none that are not finite."""
+        """Write one scalar per number. TensorBoard has no other values, and draws only finite ones."""
         self._last_step = line.step
         numbers = {"attempt": line.attempt, **line.metrics}
-        self._values(line.step, [
-            _proto("summary").Summary.Value(tag=name, simple_value=float(value))
-            for name, value in numbers.items()
-            if isinstance(value, (bool, int, float)) and math.isfinite(value)
-        ])  # fmt: skip
+        self._values(
+            line.step,
+            [
+                _proto("summary").Summary.Value(tag=name, simple_value=float(value))
+                for name, value in numbers.items()
+                if isinstance(value, (bool, int, float)) and math.isfinite(value)
+            ],
+        )
         self._writer.flush()
 
     def samples(self, line: Line, samples: Sequence[SampledRollout]) -> None:
-        """The responses as one text, and the images of each prompt once."""
+        """Write the responses as one text, and the images of each prompt once."""
         columns, rows = sample_table(line, samples, lambda content: None)
-        shown = [i for i, name in enumerate(columns) if not name.startswith("image ")]
-        texts = ["\n".join(f"{columns[i]}: {row[i]}" for i in shown) for row in rows]
+        text_columns = [i for i, name in enumerate(columns) if not name.startswith("image ")]
+        texts = ["\n".join(f"{columns[i]}: {row[i]}" for i in text_columns) for row in rows]
         values = [_text(NAME, "\n\n---\n\n".join(map(_code, texts)))]
         prompts = {(sample.source, sample.prompt_id): sample.images for sample in samples}
         for row, images in enumerate(prompts.values(), start=1):
@@ -61,7 +64,7 @@ class TensorBoardSink:
         self._writer.flush()
 
     def close(self, status: Ending) -> None:
-        """Say how the attempt ended, and flush."""
+        """Write how the attempt ended, and flush."""
         self._values(self._last_step, [_text("status", status)])
         self._writer.close()
 
@@ -73,18 +76,18 @@ class TensorBoardSink:
 
 
 def _proto(name: str) -> Any:
-    """TensorBoard's message classes of a file. They are made at import, where a type checker does not see them."""
+    """Return TensorBoard's message classes of a file. They are created at import, and type checkers cannot see them."""
     return importlib.import_module(f"tensorboard.compat.proto.{name}_pb2")
 
 
 def _session_start() -> Any:
-    """What tells TensorBoard to leave out older events of its step and of later ones."""
+    """Return the value that makes TensorBoard leave out older events of its step and of later ones."""
     SessionLog = _proto("event").SessionLog
     return SessionLog(status=SessionLog.START)
 
 
 def _text(tag: str, markdown: str) -> Any:
-    """A value of the text dashboard."""
+    """Return a value of the text dashboard."""
     Summary, SummaryMetadata = _proto("summary").Summary, _proto("summary").SummaryMetadata
     TensorShapeProto = _proto("tensor_shape").TensorShapeProto
     plugin = SummaryMetadata.PluginData(plugin_name="text")
@@ -95,7 +98,7 @@ def _text(tag: str, markdown: str) -> Any:
 
 
 def _code(text: str) -> str:
-    """Markdown that shows a text as it is: whatever a model writes is no markup."""
+    """Return Markdown that shows a text unchanged: nothing that a model writes is used as markup."""
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 

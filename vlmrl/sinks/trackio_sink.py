@@ -1,7 +1,9 @@
-"""trackio. Its own environment variables decide where to, and hold the token: TRACKIO_DIR, TRACKIO_SPACE_ID with
-HF_TOKEN, or TRACKIO_SERVER_URL with TRACKIO_WRITE_TOKEN. Without them it writes to a database on this machine.
+"""Logger for trackio. Its own environment variables set the destination and hold the token.
 
-A run of trackio is found again by project and name: the name ends with the end of vlmrl's run id.
+They are TRACKIO_DIR, TRACKIO_SPACE_ID with HF_TOKEN, or TRACKIO_SERVER_URL with TRACKIO_WRITE_TOKEN. Without them it
+writes to a database on this machine.
+
+A run of trackio is identified by project and name: the name ends with the end of vlmrl's run id.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ DEFAULT_PROJECT = "vlmrl"
 
 
 class TrackioSink:
-    """A run in a trackio project."""
+    """Run in a trackio project."""
 
     def open(self, run: SinkRun) -> Mapping[str, Any]:
         """Begin the run, or continue the one of that name."""
@@ -33,12 +35,12 @@ class TrackioSink:
         return {"project": project, "name": name, "note": f"trackio show --project {shlex.quote(project)}"}
 
     def log(self, line: Line) -> None:
-        """One row of metrics. A repeated step is a second row, told from the first by `attempt`."""
+        """Write one row of metrics. A repeated step is a second row; `attempt` differs between the two."""
         self._last_step = line.step
         self._run.log({"attempt": line.attempt, **line.metrics}, step=line.step)
 
     def samples(self, line: Line, samples: Sequence[SampledRollout]) -> None:
-        """A table with the images in it."""
+        """Write a table with the images in it."""
         columns, rows = sample_table(line, samples, self._image)
         self._run.log({NAME: self._trackio.Table(columns=columns, data=rows)}, step=line.step)
 

@@ -1,8 +1,9 @@
-"""Weights & Biases. Its own environment variables decide where to, and hold the key: WANDB_API_KEY, WANDB_MODE,
-WANDB_BASE_URL.
+"""Logger for Weights & Biases. Its own environment variables set the destination and hold the key.
 
-The remote run has the id of vlmrl's run, so that every attempt continues it. wandb's own step has to grow, and steps go
-back when an attempt resumes: wandb's step is `Line.number`, and every metric is drawn over the metric `step`.
+They are WANDB_API_KEY, WANDB_MODE, WANDB_BASE_URL.
+
+The remote run has the id of vlmrl's run, so that every attempt continues it. wandb's own step has to grow, but steps go
+back when an attempt resumes. So wandb's step is `Line.number`, and every metric is drawn over the metric `step`.
 """
 
 from __future__ import annotations
@@ -17,58 +18,68 @@ from vlmrl.sinks.base import NAME, Ending, Line, SampledRollout, SinkRun, sample
 
 DEFAULT_PROJECT = "vlmrl"
 INIT_SECONDS = 40.0
-"""How long wandb may take to begin a run online before an offline one is begun; WANDB_INIT_TIMEOUT says otherwise."""
+"""Time limit for wandb to begin a run online; then an offline one is begun. WANDB_INIT_TIMEOUT overrides it."""
 EXIT_CODES: dict[Ending, int] = {"done": 0, "interrupted": 130, "failed": 1}
 SETTINGS: dict[str, Any] = {
     "console": "off", "disable_git": True, "disable_code": True, "save_code": False, "x_disable_meta": True,
     "x_save_requirements": False,
 }  # fmt: skip
-"""wandb keeps no command line, code, git remote or terminal output: they may hold secrets, and the run's folder keeps
-them with the secrets hidden."""
+"""Settings with which wandb keeps no command line, code, git remote or terminal output.
+
+They may hold secrets, and the run's folder keeps them with the secrets hidden.
+"""
 
 
 class WandbSink:
-    """A run at Weights & Biases; its files are in the run's folder, below `wandb`."""
+    """Run at Weights & Biases; its files are in the run's folder, below `wandb`."""
 
     def open(self, run: SinkRun) -> Mapping[str, Any]:
-        """Begin or continue the remote run; without a way to reach it, an offline one that can be sent later."""
+        """Begin or continue the remote run; if it cannot be reached, begin an offline one that can be sent later."""
         import wandb
 
         self._wandb: Any = wandb
         os.environ.setdefault("WANDB_DATA_DIR", str(Path(run.folder) / "wandb" / "data"))
-        known = wandb.Settings.model_fields
+        known_settings = wandb.Settings.model_fields
         limit = {} if "WANDB_INIT_TIMEOUT" in os.environ else {"init_timeout": INIT_SECONDS}
-        settings: dict[str, Any] = {name: value for name, value in (SETTINGS | limit).items() if name in known}
-        kept = run.remembered
+        settings: dict[str, Any] = {name: value for name, value in (SETTINGS | limit).items() if name in known_settings}
+        remembered = run.remembered
         options: dict[str, Any] = {
-            "id": kept.get("id") or run.id, "resume": "allow", "dir": run.folder, "name": run.label,
-            "project": kept.get("project") or run.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
-            "entity": kept.get("entity") or run.entity, "group": run.group, "tags": list(run.tags) or None,
-            "notes": run.note or None, "job_type": run.kind, "config": dict(run.config), "allow_val_change": True,
+            "id": remembered.get("id") or run.id,
+            "resume": "allow",
+            "dir": run.folder,
+            "name": run.label,
+            "project": remembered.get("project") or run.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
+            "entity": remembered.get("entity") or run.entity,
+            "group": run.group,
+            "tags": list(run.tags) or None,
+            "notes": run.note or None,
+            "job_type": run.kind,
+            "config": dict(run.config),
+            "allow_val_change": True,
             "settings": wandb.Settings(**settings),
-        }  # fmt: skip
-        why = ""
+        }
+        reason = ""
         try:
             self._run = wandb.init(**options)
         except wandb.Error as error:
-            why = f" ({str(error).strip().splitlines()[0]})"
+            reason = f" ({str(error).strip().splitlines()[0]})"
             self._run = wandb.init(**options, mode="offline")
         self._run.define_metric("*", step_metric="step")
-        return self._about(options, why)
+        return self._about(options, reason)
 
     def _about(self, options: Mapping[str, Any], why: str) -> dict[str, Any]:
-        """What the run's folder keeps, and what the user is told."""
-        found = {"id": options["id"], "project": options["project"], "entity": self._run.entity or options["entity"]}
+        """Return the values that the run's folder keeps, and the note for the user."""
+        values = {"id": options["id"], "project": options["project"], "entity": self._run.entity or options["entity"]}
         if self._run.offline:
-            return found | {"note": f"offline{why}; send it later with: wandb sync {Path(self._run.dir).parent}"}
-        return found | {"url": self._run.url}
+            return values | {"note": f"offline{why}; send it later with: wandb sync {Path(self._run.dir).parent}"}
+        return values | {"url": self._run.url}
 
     def log(self, line: Line) -> None:
-        """One row of the remote run's history."""
+        """Write one row of the remote run's history."""
         self._run.log({"step": line.step, "attempt": line.attempt, **line.metrics}, step=line.number)
 
     def samples(self, line: Line, samples: Sequence[SampledRollout]) -> None:
-        """A table with the images in it, in the history row of its step."""
+        """Write a table with the images in it, in the history row of its step."""
         columns, rows = sample_table(line, samples, self._image)
         table = self._wandb.Table(columns=columns, data=rows)
         self._run.log({"step": line.step, NAME: table}, step=line.number)
@@ -80,7 +91,7 @@ class WandbSink:
         return self._wandb.Image(image, file_type="jpg" if image.format == "JPEG" else "png")
 
     def close(self, status: Ending) -> None:
-        """Send what is left. An interrupted run is marked as one that will go on."""
+        """Send what is left. An interrupted run is marked as one that will continue."""
         self._run.summary["status"] = status
         if status == "interrupted":
             self._run.mark_preempting()

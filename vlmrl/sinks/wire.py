@@ -1,6 +1,6 @@
-"""The messages between a run and the process of a logger: JSON, then raw bytes (image files), as the frames of rewards.
+"""Messages between a run and the process of a logger: JSON, then raw bytes (image files), in the frames of rewards.
 
-Both ends are ours, and a message has no number: they come and are answered in order.
+Both ends are vlmrl's own code, and a message has no number: messages are answered in order.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def pack(body: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
 
 
 class Messages:
-    """Bytes as they come, messages as they are complete."""
+    """Buffer that takes bytes as they come and yields messages when they are complete."""
 
     def __init__(self) -> None:
         self._buffer = FrameBuffer(TOKEN)
 
     def take(self, data: bytes) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
-        """Return the messages that these bytes complete, each as (JSON object, blobs).
+        """Yield the messages that these bytes complete, each as (JSON object, blobs).
 
         Raises: GarbledError for bytes that are no message.
         """

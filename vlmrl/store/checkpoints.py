@@ -1,8 +1,9 @@
-"""A checkpoint folder against its own meta.json: the one place that says which files belong to it.
+"""The files of a checkpoint folder, checked against its meta.json. This module alone decides which files belong to it.
 
-meta.json lists every file of the folder with its size and sha256. COMPLETE, written last, holds the sha256 of meta.json
-(the first versions left it empty). A file that is not listed was put there later, by somebody else: a reader that takes
-all shards of a folder would load it. So no reader takes such a folder, nor one whose name says another step.
+meta.json lists every file of the folder with its size and sha256. COMPLETE is written last and holds the sha256 of
+meta.json (the first versions left it empty). A file that is not listed was added later by something else, and a reader
+that takes all shards of a folder would load it. So readers refuse a folder with such a file, and a folder whose name
+gives another step than its meta.json.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from vlmrl.store.manifest import Manifest
 
 SCHEMA = 1
 MOST_NAMES = 3
-ANOTHER = "use another checkpoint of the run; --resume takes the one before when this folder is gone"
+ANOTHER = "use another checkpoint of the run; if you delete this folder, --resume takes the one before"
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """meta.json of a complete checkpoint. Its file table is well formed, and the folder holds nothing else.
+    """Return meta.json of a complete checkpoint.
 
-    Raises: CheckpointError when COMPLETE is missing, meta.json is damaged or of another schema, the folder's name says
+    Its file table is well formed, and the folder holds no other files.
+
+    Raises: CheckpointError when COMPLETE is missing, meta.json is damaged or of another schema, the folder's name gives
         another step, or a file is not listed.
     """
     meta = _read_json(folder)
@@ -39,22 +42,27 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def check_files(folder: Path, under: str = "", *, read: bool = True) -> list[str]:
     """Compare the files under `folder/under` with the table in meta.json: names, sizes and sha256.
 
-    Args: under: a file or a sub-folder; "" = everything.    read: whether to compare the sha256 too.
-    Returns: the names checked, sorted.
-    Raises: CheckpointError as `read_meta`, or naming the first file that is missing or differs.
+    Args:
+        under: a file or a sub-folder; "" = everything.
+        read: whether to compare the sha256 too.
+    Returns: the names that were checked, sorted.
+    Raises: CheckpointError as `read_meta`, or for the first file that is missing or differs; it names the file.
     """
     table = listed(folder, under)
     if not table:
-        raise CheckpointError(f"{META} says nothing of {under or 'any file'}", where=str(folder),
-                              hint="use another checkpoint of the run")  # fmt: skip
+        raise CheckpointError(
+            f"{META} does not list {under or 'any file'}", where=str(folder), hint="use another checkpoint of the run"
+        )
     for name, facts in table.items():
         check_file(folder, name, facts, read=read)
     return list(table)
 
 
 def listed(folder: Path, under: str = "") -> dict[str, dict[str, Any]]:
-    """The file table of a checkpoint: name -> `file_facts`, sorted by name; of `under` alone where that is given.
+    """Return the file table of a checkpoint: name -> `file_facts`, sorted by name.
 
+    Args:
+        under: only this file or sub-folder; "" = everything.
     Raises: CheckpointError as `read_meta`.
     """
     table = read_meta(folder)["files"]
@@ -75,7 +83,11 @@ def check_file(folder: Path, name: str, facts: Mapping[str, Any], *, read: bool 
 
 
 def faults(folder: Path, *, read: bool = True) -> Iterator[CheckpointError]:
-    """Yield everything that is wrong with a checkpoint, for `vlmrl runs verify`. `read`: compare the sha256 too."""
+    """Yield every fault of a checkpoint, for `vlmrl runs verify`.
+
+    Args:
+        read: whether to compare the sha256 too.
+    """
     try:
         meta = _read_json(folder)
     except CheckpointError as error:
@@ -90,12 +102,12 @@ def faults(folder: Path, *, read: bool = True) -> Iterator[CheckpointError]:
 
 
 def file_facts(path: Path) -> dict[str, Any]:
-    """A file's line in the table: {"bytes", "sha256"}."""
+    """Return a file's entry in the table: {"bytes", "sha256"}."""
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file as hexadecimal text, read in blocks."""
+    """Return the sha256 of a file as hexadecimal text. The file is read in blocks."""
     digest = hashlib.sha256()  # hashlib.file_digest needs Python 3.11
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -105,48 +117,52 @@ def sha256_of(path: Path) -> str:
 
 def _read_json(folder: Path) -> dict[str, Any]:
     if not (folder / COMPLETE).is_file():
-        raise CheckpointError("this checkpoint is not complete: a save was interrupted", where=str(folder),
-                              hint="use an older one; `vlmrl runs show RUN` lists those that are complete")  # fmt: skip
+        raise CheckpointError(
+            "this checkpoint is not complete: a save was interrupted",
+            where=str(folder),
+            hint="use an older one; `vlmrl runs show RUN` lists the complete ones",
+        )
     try:
-        text, said = (folder / META).read_bytes(), (folder / COMPLETE).read_text("utf-8").strip()
-        if said and said != hashlib.sha256(text).hexdigest():
+        text, expected_sha256 = (folder / META).read_bytes(), (folder / COMPLETE).read_text("utf-8").strip()
+        if expected_sha256 and expected_sha256 != hashlib.sha256(text).hexdigest():
             raise ValueError("it was changed since it was saved")
         meta = parse_json(text)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{META} cannot be read: {error}", where=str(folder), hint=ANOTHER) from error
     if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
-        found = meta.get("schema") if isinstance(meta, dict) else None
-        message = f"this checkpoint has schema {found}; this vlmrl reads schema {SCHEMA}"
+        schema = meta.get("schema") if isinstance(meta, dict) else None
+        message = f"this checkpoint has schema {schema}; this vlmrl reads schema {SCHEMA}"
         raise CheckpointError(message, where=str(folder))
     return meta
 
 
 def _table_faults(folder: Path, meta: Mapping[str, Any]) -> Iterator[CheckpointError]:
-    """What is wrong with the table, and with the folder's names against it. No file is read."""
+    """Yield the faults of the file table, and of the folder's file names compared with it. No file is read."""
     where = str(folder)
     named = parse_checkpoint_name(folder.absolute().name)
     if named is not None and meta.get("step") != named:
         message = f"{META} says step {meta.get('step')}, the folder's name says step {named}"
-        yield CheckpointError(message, where=where, hint="the folder was renamed or copied: give it back its name")
+        yield CheckpointError(message, where=where, hint="the folder was renamed or copied: restore its name")
     table = meta.get("files")
     if not isinstance(table, dict) or not table:
-        yield CheckpointError(f"{META} lists no files, so nothing says which belong to this checkpoint", where=where,
-                              hint=ANOTHER)  # fmt: skip
+        yield CheckpointError(
+            f"{META} lists no files, so the files of this checkpoint are not known", where=where, hint=ANOTHER
+        )
         return
     wrong = sorted(table.keys() - _sound(table).keys())
     if wrong:
-        message = f"{META} describes a file wrongly, or one outside of the checkpoint: {wrong[0]}"
+        message = f"{META} has a wrong entry, or one for a file outside of the checkpoint: {wrong[0]}"
         yield CheckpointError(message, where=where, hint=ANOTHER)
     strays = sorted(_names_in(folder) - table.keys() - {META, COMPLETE})
     if strays:
-        told = ", ".join(strays[:MOST_NAMES]) + (" ..." if len(strays) > MOST_NAMES else "")
-        message = f"{told} does not belong to this checkpoint: {META} does not list it"
+        shown_names = ", ".join(strays[:MOST_NAMES]) + (" ..." if len(strays) > MOST_NAMES else "")
+        message = f"{shown_names} does not belong to this checkpoint: {META} does not list it"
         hint = f"take {'it' if len(strays) == 1 else f'these {len(strays)} files'} out of the folder, or {ANOTHER}"
         yield CheckpointError(message, where=where, hint=hint)
 
 
 def _sound(table: Any) -> dict[str, dict[str, Any]]:
-    """The lines of a file table that name a file within the folder, with its size and sha256."""
+    """Return the entries of a file table that name a file within the folder, with its size and sha256."""
     lines = table.items() if isinstance(table, dict) else ()
     return {name: facts for name, facts in lines if _is_within(name) and _is_facts(facts)}
 
@@ -161,50 +177,51 @@ def _is_facts(facts: Any) -> bool:
 
 
 def _names_in(folder: Path) -> set[str]:
-    """Names, relative to the folder, of everything in it that is no folder; links to folders are followed once."""
-    found: set[str] = set()
-    seen: set[tuple[int, int]] = set()
-    waiting = [""]
-    while waiting:
-        below = waiting.pop()
-        place = os.stat(folder / below)
-        if (place.st_dev, place.st_ino) in seen:
+    """Return the paths of all files in a folder, relative to it. A linked folder is entered once."""
+    names: set[str] = set()
+    visited: set[tuple[int, int]] = set()
+    pending = [""]
+    while pending:
+        below = pending.pop()
+        status = os.stat(folder / below)
+        if (status.st_dev, status.st_ino) in visited:
             continue
-        seen.add((place.st_dev, place.st_ino))
+        visited.add((status.st_dev, status.st_ino))
         with os.scandir(folder / below) as entries:
             for entry in entries:
-                (waiting.append if entry.is_dir() else found.add)(f"{below}/{entry.name}" if below else entry.name)
-    return found
+                (pending.append if entry.is_dir() else names.add)(f"{below}/{entry.name}" if below else entry.name)
+    return names
 
 
-AS_ASKED = "as asked for"
-"""Why it is that checkpoint, where a person named the step or the folder."""
+AS_ASKED = "as requested"
+"""Reason for the choice of a checkpoint when the user named the step or the folder."""
 
 
 def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "best") -> tuple[Path, str]:
-    """Return (checkpoint, why it is that one, in words).
+    """Return (checkpoint, reason for this choice, in words).
 
-    Args: which: a step, "last", or "best" (the last where no validation has named a best).
-    Raises: StoreError when there is none, or none of the best step: another one is never passed off as the best.
+    Args:
+        which: a step, "last", or "best" (the last one if no validation has named a best).
+    Raises: StoreError when there is none, or none of the best step. Another checkpoint is never returned as the best.
     """
-    found, best = layout.complete_checkpoints(run_dir), manifest.best
-    have = ", ".join(p.name for p in found) or "none"
-    wanted = best.step if which == "best" and best else which
-    exact = layout.checkpoint_dir(run_dir, wanted) if isinstance(wanted, int) else None
-    if exact in found:
+    checkpoints, best = layout.complete_checkpoints(run_dir), manifest.best
+    names = ", ".join(p.name for p in checkpoints) or "none"
+    step = best.step if which == "best" and best else which
+    exact = layout.checkpoint_dir(run_dir, step) if isinstance(step, int) else None
+    if exact in checkpoints:
         why = f"the best by {best.metric} ({best.value:.4g})" if which == "best" and best else AS_ASKED
         return exact, why
-    if which == "best" and best and found:
+    if which == "best" and best and checkpoints:
         raise StoreError(
             f"run {manifest.id} has no checkpoint of its best step, {best.step} ({best.metric} {best.value:.4g})"
             + (": that is the model it started from; no later step was better" if best.step == 0 else ""),
             where=str(run_dir),
-            hint=f"give --checkpoint last, or in a recipe the folder of a checkpoint; complete ones: {have}",
-        )  # fmt: skip
-    if found and not isinstance(which, int):
-        return found[-1], "the last; no validation has named a best" if which == "best" else "the last"
-    older = isinstance(which, int) and bool(found) and found[-1].name > layout.step_name(which)
-    why = "; `checkpoint.keep_last` says how many of the newest a run keeps, besides the best" if older else ""
+            hint=f"give --checkpoint last, or in a recipe the folder of a checkpoint; complete ones: {names}",
+        )
+    if checkpoints and not isinstance(which, int):
+        return checkpoints[-1], "the last; no validation has set a best one" if which == "best" else "the last"
+    older = isinstance(which, int) and bool(checkpoints) and checkpoints[-1].name > layout.step_name(which)
+    why = "; a run keeps the best one and the newest `checkpoint.keep_last`" if older else ""
     raise StoreError(
-        f"run {manifest.id} has no checkpoint {which}", where=str(run_dir), hint=f"complete ones: {have}{why}"
+        f"run {manifest.id} has no checkpoint {which}", where=str(run_dir), hint=f"complete ones: {names}{why}"
     )

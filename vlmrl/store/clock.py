@@ -6,12 +6,12 @@ from datetime import datetime, timezone
 
 
 def now() -> str:
-    """The time as text, UTC, milliseconds: `2026-01-31T12:00:00.000+00:00`."""
+    """Return the current time as text: UTC, milliseconds, `2026-01-31T12:00:00.000+00:00`."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def parse(text: str | None) -> datetime | None:
-    """The time that `now` wrote; None when the text is not one."""
+    """Return the time that `now` wrote as text, or None if the text is not a time."""
     try:
         value = datetime.fromisoformat(text or "")
     except (TypeError, ValueError):
@@ -20,13 +20,16 @@ def parse(text: str | None) -> datetime | None:
 
 
 def seconds_between(start: str | None, end: str | None = None) -> float | None:
-    """Seconds from `start` to `end` (default: now); None when a time is missing. Never below 0: clocks are set back."""
+    """Return the seconds from `start` to `end` (default: now), or None if a time is missing.
+
+    The result is never below 0, even if the clock was set back.
+    """
     begin, finish = parse(start), parse(end) if end else datetime.now(timezone.utc)
     return max(0.0, (finish - begin).total_seconds()) if begin and finish else None
 
 
 def span(seconds: float | None) -> str:
-    """A duration for people: `45 s`, `3 min 20 s`, `2 h 05 min`, `4 d 02 h`; `-` for None."""
+    """Return a duration as people read it: `45 s`, `3 min 20 s`, `2 h 05 min`, `4 d 02 h`; `-` for None."""
     if seconds is None:
         return "-"
     whole = round(seconds)
@@ -40,7 +43,7 @@ def span(seconds: float | None) -> str:
 
 
 def ago(text: str | None) -> str:
-    """How long ago that was, to the minute: `45 s`, `12 min`, `3 h 05 min`; `-` when it is not known."""
+    """Return the time since then, to the minute: `45 s`, `12 min`, `3 h 05 min`; `-` if it is unknown."""
     seconds = seconds_between(text)
-    told = span(seconds)
-    return told.rpartition(" min ")[0] + " min" if told.endswith(" s") and " min " in told else told
+    duration = span(seconds)
+    return duration.rpartition(" min ")[0] + " min" if duration.endswith(" s") and " min " in duration else duration

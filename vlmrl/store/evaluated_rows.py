@@ -1,6 +1,6 @@
-"""Which rows an evaluation was made on, as its summary says: test rows, rows that training validated on, or its own.
+"""Role of the rows of an evaluation, from its summary: test rows, rows that training validated on, or others.
 
-`vlmrl eval` chooses and labels them (inference/eval_rows.py); compare, report and the model card show the label.
+`vlmrl eval` chooses and labels the rows (inference/eval_rows.py); compare, report and the model card show the label.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ from vlmrl.json_text import parse_json
 from vlmrl.store.layout import EVAL_SUMMARY, eval_name, step_name
 
 SCHEMA = 1
-"""Of the files of an evaluation."""
+"""Schema number of the files of an evaluation."""
 Role = Literal["test", "validation", "training", "held out"]
-"""test: the split of that name. validation: training chose its checkpoint by these rows. training: the model was
-trained on them. held out: none of these, as far as the records say."""
+"""Role of evaluated rows.
+
+test: the split of that name. validation: training chose its checkpoint by these rows. training: the model was trained
+on these rows. held out: none of these, as far as the records say.
+"""
 ROLES: tuple[Role, ...] = ("test", "held out", "validation", "training")
-"""Those whose rows say most about new ones first."""
+"""All roles. A role whose rows say more about new rows comes earlier."""
 
 TRAINING_STEP = re.compile(r"-step-(\d{6,})(?=-|$)")
-"""The step in the name of an evaluation's folder."""
+"""Step in the name of an evaluation's folder."""
 LABELS: Mapping[Role, str] = {
     "test": "",
-    "validation": "rows that training validated on: its checkpoint was chosen by them",
-    "training": "training rows: they do not say how well it does on new ones",
+    "validation": "rows that training validated on: they were used to choose its checkpoint",
+    "training": "training rows: the result on new rows may differ",
     "held out": "",
 }
-"""What must stand beside the numbers; empty where nothing must."""
+"""Label to show beside the numbers; empty if none is needed."""
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -43,7 +46,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise StoreError(f"the evaluation's summary is damaged: {error}", where=str(path)) from error
     if not isinstance(summary, dict) or not isinstance(summary.get("metrics"), dict):
-        raise StoreError("this file is no summary of an evaluation", where=str(path))
+        raise StoreError("this file is not the summary of an evaluation", where=str(path))
     if summary.get("schema") != SCHEMA:
         message = f"this evaluation has schema {summary.get('schema')!r}; this vlmrl reads {SCHEMA}"
         raise StoreError(message, where=str(path), hint="upgrade vlmrl")
@@ -51,9 +54,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def role_of(meta: Mapping[str, Any]) -> Role:
-    """The role of the rows of an evaluation, from the `meta` of its summary.
+    """Return the role of the rows of an evaluation, from the `meta` of its summary.
 
-    Evaluations of older versions name their split alone; `train` was what they took where a table had no other.
+    Evaluations of older versions name only their split. `train` was used where a table had no other split.
     """
     for role in ROLES:
         if meta.get("role") == role:
@@ -63,12 +66,12 @@ def role_of(meta: Mapping[str, Any]) -> Role:
 
 
 def role_label(meta: Mapping[str, Any]) -> str:
-    """What must stand beside the numbers of an evaluation; empty where nothing must."""
+    """Return the label to show beside the numbers of an evaluation; empty if none is needed."""
     return LABELS[role_of(meta)]
 
 
 def method_of(summary: Mapping[str, Any]) -> str:
-    """How the intervals of a summary were made, in words; those of older versions were bootstrapped."""
+    """Return the method of a summary's intervals, in words. Older versions always bootstrapped."""
     return str(summary.get("intervals") or "bootstrap over images (of an older version)")
 
 
@@ -80,24 +83,24 @@ def set_method_of(summary: Mapping[str, Any]) -> str:
 
 
 def without_step(name: str) -> str:
-    """The name of an evaluation's folder without its step: what those of several checkpoints have in common."""
+    """Return an evaluation's folder name without its step: the part that several checkpoints have in common."""
     return TRAINING_STEP.sub("", name)
 
 
 def names_a_step(name: str) -> bool:
-    """Whether a name ends as training's own do: a later step of the run might take it."""
+    """Return whether a name ends with a step, as in training. A later step of the run might take such a name."""
     return re.search(r"-step-\d+$", name) is not None
 
 
 def training_name(split: str, source: str, step: int) -> str:
-    """The folder of a validation during training. `vlmrl eval` makes no such name of the same rows."""
+    """Return the folder name of a validation during training. `vlmrl eval` never uses it for the same rows."""
     return eval_name(split, source, step_name(step))
 
 
 def same_rows_key(meta: Mapping[str, Any]) -> str | None:
-    """What evaluations of the same rows, sampled alike, have in common; None where the summary does not say."""
+    """Return a key that evaluations of the same rows with the same sampling share; None if the summary does not say."""
     if not meta.get("split") or not meta.get("source"):
         return None
-    how = meta.get("sampling") or {}
-    sampled = "" if meta.get("greedy", True) else f"T{how.get('temperature')}-n{how.get('samples')}"
+    sampling = meta.get("sampling") or {}
+    sampled = "" if meta.get("greedy", True) else f"T{sampling.get('temperature')}-n{sampling.get('samples')}"
     return "-".join(str(w) for w in (meta["split"], meta["source"], sampled, meta.get("max_rows")) if w)

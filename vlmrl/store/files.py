@@ -1,4 +1,4 @@
-"""Writing a file so that a kill at any instant leaves the old one or the new one, never a part."""
+"""Atomic writes: a kill at any time leaves the old file or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ TRASH_PREFIX = ".trash-"
 
 
 def temp_path(path: Path) -> Path:
-    """A name beside `path` that no reader takes for the real thing, and no other process uses."""
+    """Return a temporary name beside `path`. No reader takes it for the real file, and no other process uses it."""
     return path.with_name(f"{TEMP_PREFIX}{path.name}-{os.getpid()}-{secrets.token_hex(3)}")
 
 
 def write_atomic(path: Path, content: bytes, *, crash: str | None = None) -> None:
-    """Write a whole file: temp name, fsync, rename, fsync of the folder. `crash` names the fault point half-way.
+    """Write a whole file: temporary name, fsync, rename, fsync of the folder.
 
-    Raises: StoreError when the disk refuses (full, read-only, no such folder); nothing is left behind then.
+    Args:
+        crash: name of the fault point half-way (see `crash_point`).
+    Raises: StoreError when the write fails (disk full, read-only, no such folder); no temporary file is left then.
     """
     temp = temp_path(path)
     half = len(content) // 2
@@ -47,13 +49,13 @@ def write_atomic(path: Path, content: bytes, *, crash: str | None = None) -> Non
 
 
 def write_json(path: Path, value: Any, *, crash: str | None = None) -> None:
-    """Write a JSON value atomically, indented for people. NaN and infinities are refused: they are not JSON."""
+    """Write a JSON value atomically, indented. Raises: ValueError for NaN and infinities, which are not JSON."""
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
     write_atomic(path, (text + "\n").encode("utf-8", "backslashreplace"), crash=crash)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside the folder durable; a file system that cannot do it is left alone."""
+    """Make renames inside the folder durable, if the file system supports it."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -63,9 +65,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """The same folder under a second name: files are hard links, or copies where the file system has none.
+    """Give a folder a second name: its files are hard links, or copies where the file system has no hard links.
 
-    For files that are never written in place. Durable when this returns. Raises: OSError.
+    It is for files that are never written in place. The links are durable when this returns.
+
+    Raises: OSError.
     """
     target.mkdir(parents=True)
     for path in sorted(source.rglob("*")):
@@ -86,7 +90,7 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder so that a kill half-way never leaves something that looks whole: renamed first, then removed."""
+    """Delete a folder: rename it first, then remove it. A kill half-way never leaves a folder that looks whole."""
     if not path.name.startswith(TRASH_PREFIX):
         trash = path.with_name(f"{TRASH_PREFIX}{path.name}-{secrets.token_hex(3)}")
         os.replace(path, trash)
@@ -97,33 +101,33 @@ def remove_tree(path: Path) -> None:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Temporary and half-deleted files and folders under `folder`, left by a process that was killed."""
-    found: list[Path] = []
+    """Return temporary and half-deleted files and folders under `folder`, left by a process that was killed."""
+    paths: list[Path] = []
     for base, folders, files in os.walk(folder):
         for name in [*folders, *files]:
             if name.startswith((TEMP_PREFIX, TRASH_PREFIX)):
-                found.append(Path(base, name))
+                paths.append(Path(base, name))
         folders[:] = [name for name in folders if not name.startswith((TEMP_PREFIX, TRASH_PREFIX))]
-    return sorted(found)
+    return sorted(paths)
 
 
 def sweep(folder: Path) -> list[Path]:
-    """Remove the leftovers under `folder`. Only the owner of the run may do this. Returns what was removed."""
-    found = leftovers(folder)
-    for path in found:
+    """Remove the leftovers under `folder` and return them. Only the owner of the run may do this."""
+    removed = leftovers(folder)
+    for path in removed:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):
                 path.unlink()
-    return found
+    return removed
 
 
 @contextlib.contextmanager
 def folder_guard(folder: Path) -> Iterator[None]:
-    """Hold the folder while a small file in it is read, changed and written, so that two writers do not lose a change.
+    """Context manager: lock a folder while a small file in it is read, changed and written, so that no change is lost.
 
-    An advisory lock on the folder itself; where the file system has none, the change goes on without it.
+    This is an advisory lock on the folder itself. Where the file system has none, the change goes on without it.
     """
     handle = None
     try:
@@ -146,15 +150,15 @@ _hits: dict[str, int] = {}
 
 
 def crash_point(name: str) -> None:
-    """End this process at once, as a kill would, when `VLMRL_CRASH_AT` names this point; otherwise do nothing.
+    """End this process at once, as a kill would, if `VLMRL_CRASH_AT` names this point. Otherwise do nothing.
 
-    The variable holds a point's name, or `name:3` for the third time it is passed. Buffers are not flushed and no
-    `finally` runs. Points: mid-manifest, mid-rollout, mid-save, before-complete, mid-prune.
+    The variable holds a point's name, or `name:3` for the third time that the point is passed. Buffers are not flushed
+    and no `finally` runs. Points: mid-manifest, mid-rollout, mid-save, before-complete, mid-prune.
     """
-    wanted = os.environ.get(VARIABLE)
-    if not wanted:
+    setting = os.environ.get(VARIABLE)
+    if not setting:
         return
-    point, _, count = wanted.partition(":")
+    point, _, count = setting.partition(":")
     if point != name:
         return
     _hits[name] = _hits.get(name, 0) + 1

@@ -1,8 +1,8 @@
-"""What a run keeps of its recipe, and of the texts behind it, attempt by attempt: nothing old is overwritten.
+"""Recipes of a run and the texts that they use, kept for each attempt. Nothing old is overwritten.
 
-A resume that changes something writes `resolved-a2.json` (and `recipe-a2.toml`, where a file was given) before the
-manifest names the attempt with its changes; a reader goes by the manifest, so one that was killed in between changed
-nothing. Reward files and prompt templates are kept by the hash that the manifest records, secrets hidden.
+A resume that changes something writes `resolved-a2.json` (and `recipe-a2.toml`, if a file was given). After that, the
+manifest names the attempt with its changes. Readers follow the manifest, so a resume that was killed in between has
+changed nothing. Reward files and prompt templates are kept under the hash in the manifest, with secrets hidden.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ Files = dict[str, str]
 
 @dataclass(frozen=True)
 class Renewal:
-    """What a resume changes.
+    """Changes that a resume makes.
 
     Args:
-        changes: one JSON object each, for the attempt in the manifest (recipe/changes.py).
+        changes: one JSON object for each change, for the attempt in the manifest (recipe/changes.py).
         accepted: whether the user said --accept-changes.
-        resolved: the recipe as it is now.    recipe_text: its file, where one was given.
-        records: the manifest's datasets, rewards and prompts as they are now.
-        texts: of the rewards and prompts as they are now.    seeds: as in the manifest.
+        resolved: the current recipe.
+        recipe_text: text of its file, if one was given.
+        records: the manifest's current datasets, rewards and prompts.
+        texts: current texts of the rewards and prompts.
+        seeds: as in the manifest.
     """
 
     changes: Sequence[Mapping[str, Any]]
@@ -54,11 +56,12 @@ class Renewal:
 
 @dataclass(frozen=True)
 class Fork:
-    """What a new run goes on from.
+    """Checkpoint that a new run continues from.
 
     Args:
-        checkpoint: a complete one, of another run; the new run gets it as its own.
-        origin: `Manifest.first_weights` of that run, or {}.    changes: as in `Attempt`.
+        checkpoint: a complete checkpoint of another run; the new run gets it as its own.
+        origin: `Manifest.first_weights` of that run, or {}.
+        changes: as in `Attempt`.
     """
 
     checkpoint: Path
@@ -67,17 +70,17 @@ class Fork:
 
 
 def resolved_files(run_dir: Path) -> list[Path]:
-    """The resolved recipes of a run, oldest first: resolved.json, and that of each attempt which changed something."""
+    """Return the resolved recipes of a run, oldest first: resolved.json, then that of each attempt with changes."""
     return [layout.resolved_path(run_dir, number) for number in _changed_attempts(run_dir)]
 
 
 def newest_resolved(run_dir: Path) -> Path:
-    """The resolved recipe that holds now. Every reader of a run's recipe asks here."""
+    """Return the file of the current resolved recipe. Every reader of a run's recipe calls this."""
     return resolved_files(run_dir)[-1]
 
 
 def read_resolved(run_dir: Path) -> dict[str, Any]:
-    """The resolved recipe that holds now: {"schema", "recipe", "origins"}.
+    """Return the current resolved recipe: {"schema", "recipe", "origins"}.
 
     Raises: StoreError when it is missing or damaged.
     """
@@ -92,35 +95,36 @@ def read_resolved(run_dir: Path) -> dict[str, Any]:
 
 
 def planned_steps(run_dir: Path) -> int | None:
-    """Return how many steps the run was to have: the most that any of its recipes says. None where none says it."""
-    found = []
+    """Return the planned number of steps: the largest in any recipe of the run, or None if no recipe has one."""
+    steps_per_recipe = []
     for path in resolved_files(run_dir):
         try:
-            found.append(parse_json(path.read_bytes())["recipe"]["train"]["steps"])
+            steps_per_recipe.append(parse_json(path.read_bytes())["recipe"]["train"]["steps"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return max((steps for steps in found if type(steps) is int and steps > 0), default=None)
+    return max((steps for steps in steps_per_recipe if type(steps) is int and steps > 0), default=None)
 
 
 def refuse_hidden(recipe: Mapping[str, Any], where: str) -> None:
-    """Raise a StoreError when a value of a recipe was hidden in the run's record and nothing gives it now."""
+    """Raise a StoreError when the run's record has a recipe value hidden and the user does not give it again."""
     keys = hidden_keys(recipe)
     if keys:
         raise StoreError(
-            f"{', '.join(f'`{key}`' for key in keys)} held a secret, which is not in the run's record", where=where,
+            f"{', '.join(f'`{key}`' for key in keys)} held a secret, which the run's record does not have",
+            where=where,
             hint=f"give it again (it is not recorded): --set {keys[0]}=...; or let the reward read it from an "
-                 "environment variable",
-        )  # fmt: skip
+            "environment variable",
+        )
 
 
 def newest_recipe(run_dir: Path) -> Path:
-    """The newest recipe file that was given, as it was given."""
+    """Return the newest recipe file, as the user gave it."""
     files = [layout.recipe_path(run_dir, number) for number in _changed_attempts(run_dir)]
     return next((path for path in reversed(files) if path.is_file()), files[0])
 
 
 def write_recipe(run_dir: Path, resolved: Mapping[str, Any] | None, text: str | None, attempt: int = 1) -> Files:
-    """Keep the recipe of an attempt, as resolved and as given; None = there is none."""
+    """Write the recipe of an attempt, as resolved and as given; None = there is none."""
     written = []
     if text is not None:
         written.append(layout.recipe_path(run_dir, attempt))
@@ -132,13 +136,13 @@ def write_recipe(run_dir: Path, resolved: Mapping[str, Any] | None, text: str | 
 
 
 def write_renewal(run_dir: Path, attempt: int, renewal: Renewal) -> Files:
-    """Write everything of a renewal but what goes into the manifest."""
+    """Write all of a renewal except what goes into the manifest."""
     recipe = write_recipe(run_dir, renewal.resolved, renewal.recipe_text, attempt)
     return recipe | keep_texts(run_dir, renewal.texts)
 
 
 def keep_texts(run_dir: Path, texts: Texts) -> Files:
-    """Keep reward files and prompt templates, each content once."""
+    """Write reward files and prompt templates, each content once."""
     paths = {layout.kept_path(run_dir, kind, sha256): text for (kind, sha256), text in texts.items()}
     for path, text in paths.items():
         if not path.exists():
@@ -148,13 +152,13 @@ def keep_texts(run_dir: Path, texts: Texts) -> Files:
 
 
 def keep_diff(run_dir: Path, diff: str) -> Files:
-    """Keep the changes of the code since its commit."""
+    """Write the changes of the code since its commit."""
     write_text(run_dir / layout.CODE_DIFF, diff)
     return _hashes(run_dir, [run_dir / layout.CODE_DIFF])
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text of a person's, secrets hidden."""
+    """Write a text that a user wrote, with secrets hidden."""
     write_atomic(path, redact_text(text).encode("utf-8", "backslashreplace"))
 
 
@@ -163,7 +167,7 @@ def _hashes(run_dir: Path, paths: Iterable[Path]) -> Files:
 
 
 def kept_text(run_dir: Path, kind: str, sha256: str) -> str | None:
-    """The text that had this hash; None when the run does not keep it."""
+    """Return the text that had this hash, or None if the run did not keep it."""
     try:
         return layout.kept_path(run_dir, kind, sha256).read_text("utf-8")
     except (OSError, UnicodeDecodeError):
@@ -171,11 +175,11 @@ def kept_text(run_dir: Path, kind: str, sha256: str) -> str | None:
 
 
 def _changed_attempts(run_dir: Path) -> Iterator[int]:
-    """1, then the numbers of the attempts that changed something."""
+    """Yield 1, then the numbers of the attempts that changed something."""
     yield 1
     try:
         attempts = read_raw(run_dir).get("attempts")
-    except StoreError:  # a damaged manifest hides no recipe
+    except StoreError:  # the first recipe can be found without the manifest
         attempts = None
     for attempt in attempts if isinstance(attempts, list) else ():
         number = attempt.get("number") if isinstance(attempt, dict) and attempt.get("changes") else None

@@ -1,4 +1,4 @@
-"""Finding runs: by prefix, name, `last` or path, and listing them, fast with 10,000 of them."""
+"""Search for runs by prefix, name, `last` or path, and lists of runs. It is fast with 10,000 runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LISTED_KEYS = ("name", "kind", "recipe", "start", "end", "tags", "note", "labels
 
 @dataclass(frozen=True)
 class ListedRun:
-    """One run in a listing. `raw` has the manifest's LISTED_KEYS; when it cannot be read, `problem` says why."""
+    """Run in a listing. `raw` has the manifest's LISTED_KEYS; `problem` says why the manifest cannot be read, if so."""
 
     id: str
     dir: Path
@@ -35,7 +35,7 @@ class ListedRun:
 
 
 def status_of(run_dir: Path, stored: Status) -> Status:
-    """The stored status, or "killed" when it says running but the owner is certainly dead or the lock is gone."""
+    """Return the stored status, or "killed" if it is "running" but the owner is certainly dead or the lock is gone."""
     if stored != "running":
         return stored
     owner = read_owner(run_dir)
@@ -43,7 +43,7 @@ def status_of(run_dir: Path, stored: Status) -> Status:
 
 
 def run_ids(root: Path) -> list[str]:
-    """Folder names of all runs under the root, newest first. Folders that are not runs are left out."""
+    """Return the folder names of all runs under the root, newest first. Other folders are left out."""
     ids: list[str] = []
     try:
         with os.scandir(root) as entries:
@@ -61,26 +61,28 @@ def run_ids(root: Path) -> list[str]:
 
 
 def read_listed(root: Path, run_id: str) -> ListedRun:
-    """One run for a listing; a damaged one is told, not raised."""
+    """Return a run for a listing. A damaged run is returned with its `problem`; nothing is raised."""
     run_dir = root / run_id
     try:
         raw = read_raw(f"{root}/{run_id}")
     except StoreError as error:
         return ListedRun(run_id, run_dir, "damaged", problem=error.message)
     status = raw["status"]
-    kept = {key: raw[key] for key in LISTED_KEYS if key in raw}
-    return ListedRun(run_id, run_dir, status_of(run_dir, status) if status == "running" else status, kept)
+    listed_values = {key: raw[key] for key in LISTED_KEYS if key in raw}
+    return ListedRun(run_id, run_dir, status_of(run_dir, status) if status == "running" else status, listed_values)
 
 
 def list_runs(
     root: Path | str, *, kind: str | None = None, tag: str | None = None, status: str | None = None, limit: int = 0
 ) -> list[ListedRun]:
-    """Runs under the root, newest first. Without a filter only the manifests that are shown are read.
+    """Return runs under the root, newest first. Without a filter only the manifests that are shown are read.
 
-    Args: kind, tag, status: only those ("damaged" is a status too); limit: at most so many, 0 = all.
+    Args:
+        kind, tag, status: return only runs that have these; "damaged" is a status too.
+        limit: maximum number of runs; 0 = all.
     """
     root = Path(root)
-    found: list[ListedRun] = []
+    runs: list[ListedRun] = []
     for run_id in run_ids(root):
         run = read_listed(root, run_id)
         if kind is not None and run.raw.get("kind") != kind:
@@ -89,70 +91,71 @@ def list_runs(
             continue
         if status is not None and run.status != status:
             continue
-        found.append(run)
-        if limit and len(found) >= limit and run_id[:15] != found[limit - 1].id[:15]:
+        runs.append(run)
+        if limit and len(runs) >= limit and run_id[:15] != runs[limit - 1].id[:15]:
             break
-    # Ids tell the second; within one, the manifests tell who came first.
-    found.sort(key=lambda run: (run.id[:15], str(run.raw.get("start", ""))), reverse=True)
-    return found[:limit] if limit else found
+    # Ids hold the second of the start; manifests order the runs that started in one second.
+    runs.sort(key=lambda run: (run.id[:15], str(run.raw.get("start", ""))), reverse=True)
+    return runs[:limit] if limit else runs
 
 
 TRAINED = ("rl", "sft")
-"""Kinds of runs that train: not a `vlmrl try`."""
+"""Kinds of runs that train. A `vlmrl try` does not."""
 
 
 def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:
-    """Return the folder of the run that `ref` names: path, `last`, id, name, unique prefix of the id, or its last 4
-    letters.
+    """Return the folder of the run that `ref` names.
 
-    Args: trained: `last` is the last run that trains, where there is one.
-    Raises: StoreError with the candidates when it is ambiguous, with the newest runs when there is none.
+    Args:
+        ref: path, `last`, id, name, unique prefix of the id, or its last 4 letters.
+        trained: `last` means the last run that trains, if there is one.
+    Raises: StoreError with the candidates if `ref` is ambiguous, with the newest runs if no run has it.
     """
     root = Path(root)
-    given = Path(ref)
-    # os.path asks, and takes a name that no file system takes for one that is not there.
-    if os.path.isfile(given / layout.MANIFEST):
-        return given.resolve() if given.name in ("", "..") else given
-    if os.path.isdir(given) and os.sep in ref and layout.RUN_ID.fullmatch(given.name):
-        return given
-    if os.sep in ref and not os.path.isdir(given) and os.path.isdir(given.parent):
-        root, ref = given.parent, given.name
+    path = Path(ref)
+    # os.path returns False for a name that no file system allows; Path.is_file may raise.
+    if os.path.isfile(path / layout.MANIFEST):
+        return path.resolve() if path.name in ("", "..") else path
+    if os.path.isdir(path) and os.sep in ref and layout.RUN_ID.fullmatch(path.name):
+        return path
+    if os.sep in ref and not os.path.isdir(path) and os.path.isdir(path.parent):
+        root, ref = path.parent, path.name
     ids = run_ids(root)
     if not ids:
         raise StoreError(
             f"no run `{shortened(ref)}`: there are no runs in {root}",
             where=str(root),
-            hint="say where they are: --runs DIR",
+            hint="give their folder: --runs DIR",
         )
     if ref == "last":
         return root / _latest(root, ids, trained)
     if ref in ids:
         return root / ref
     matches = [run_id for run_id in ids if run_id.startswith(ref)] if ref else []
-    named = named_ids(root, ids, ref)
-    if len(named) == 1:
-        return root / named[0]
-    if not named and len(matches) == 1:
+    ids_with_name = named_ids(root, ids, ref)
+    if len(ids_with_name) == 1:
+        return root / ids_with_name[0]
+    if not ids_with_name and len(matches) == 1:
         return root / matches[0]
-    if not named and not matches and len(ref) == 4:
+    if not ids_with_name and not matches and len(ref) == 4:
         matches = [run_id for run_id in ids if run_id.endswith(f"-{ref}")]
         if len(matches) == 1:
             return root / matches[0]
-    if named or matches:
-        what = "has the name" if named else "answers to"
-        candidates = _show(root, named or matches)
-        raise StoreError(f"more than one run {what} `{ref}`", where=str(root), hint=f"say which:\n{candidates}")
+    if ids_with_name or matches:
+        what = "has the name" if ids_with_name else "matches"
+        candidates = _show(root, ids_with_name or matches)
+        raise StoreError(f"more than one run {what} `{ref}`", where=str(root), hint=f"give one of these:\n{candidates}")
     newest = _show(root, ids)
     raise StoreError(f"no run `{shortened(ref)}`", where=str(root), hint=f"runs here, newest first:\n{newest}")
 
 
 def named_ids(root: Path, ids: list[str], name: str) -> list[str]:
-    """Return those of the runs `ids` whose name is this, in the same order."""
+    """Return those of the run ids `ids` whose run has this name, in the same order."""
     return list(_named(root, ids, name))
 
 
 def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:
-    # Names are rare and manifests are many: a run is read only when its bytes hold the name at all.
+    # Few of many runs have a name: a manifest is parsed only if its bytes contain the name.
     needle = name.encode()
     for run_id in ids:
         try:
@@ -165,8 +168,9 @@ def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:
 
 
 def _latest(root: Path, ids: list[str], trained: bool) -> str:
-    """The run that started last; with `trained`, of those that train, where there are any. Ids tell the second;
-    manifests tell between runs of one second.
+    """Return the id of the run that started last; with `trained`, of the runs that train, if there are any.
+
+    Ids hold the second of the start. Manifests order the runs that started in one second.
     """
     trains = lambda run_id: not trained or read_listed(root, run_id).raw.get("kind") in TRAINED  # noqa: E731
     second = next(filter(trains, ids), ids[0])[:15]

@@ -1,8 +1,8 @@
-"""Who writes a run. Two processes never write one run; an owner that is dead is recognised.
+"""Lock of a run: two processes never write one run, and a dead owner is recognised.
 
-`run.lock` is JSON about the owner, and the owner holds an advisory file lock on it. On one machine the file lock or
-the process id with its start time tells whether the owner lives (a process id that was given to somebody else does not
-count); after a reboot the boot id differs. An owner on another machine cannot be asked: it counts as alive.
+`run.lock` is JSON about the owner, and the owner holds an advisory file lock on it. On one machine, the file lock, or
+the process id with its start time, tells whether the owner is alive. So a process id that another process has now does
+not count. After a reboot the boot id differs. An owner on another machine cannot be checked and counts as alive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vlmrl.store.clock import ago, now
 
 try:
     import fcntl
-except ImportError:  # not on every platform; process ids decide alone there
+except ImportError:  # some platforms have no fcntl: only process ids are compared there
     fcntl = None
 
 State = Literal["alive", "dead", "elsewhere"]
@@ -31,7 +31,7 @@ State = Literal["alive", "dead", "elsewhere"]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that writes a run. `process_start`: clock ticks since boot; "" where the system does not tell."""
+    """Process that writes a run. `process_start`: clock ticks since boot; "" if the system does not give it."""
 
     host: str
     boot_id: str
@@ -53,7 +53,7 @@ def this_process() -> Owner:
 
 
 def owner_state(owner: Owner) -> State:
-    """Whether the owner lives: "dead" only when that is certain."""
+    """Return the state of an owner; "dead" only if that is certain."""
     here = this_process()
     if owner.boot_id != here.boot_id or not here.boot_id:
         if owner.host != here.host:
@@ -67,7 +67,7 @@ def owner_state(owner: Owner) -> State:
 
 
 def read_owner(run_dir: Path) -> Owner | None:
-    """The owner named in the run's lock; None when there is no lock, or it was torn by a kill while being made."""
+    """Return the owner in the run's lock file, or None if there is no lock file or a kill left it incomplete."""
     try:
         value = parse_json((run_dir / layout.LOCK).read_bytes())
         return Owner(**{field.name: value[field.name] for field in fields(Owner)})
@@ -76,13 +76,13 @@ def read_owner(run_dir: Path) -> Owner | None:
 
 
 def force_release(run_dir: Path) -> Owner | None:
-    """Remove the lock of an owner that cannot be asked from here. Returns who it was; None when there was no lock.
+    """Remove the lock of an owner that cannot be checked from here. Return the owner; None if there was no lock.
 
-    Raises: StoreError when the owner runs on this machine: that one is stopped, not robbed.
+    Raises: StoreError when the owner is alive on this machine: stop that process instead.
     """
     owner = read_owner(run_dir)
     if owner is not None and owner_state(owner) == "alive":
-        message = f"process {owner.pid} is alive on this machine and writes this run"
+        message = f"process {owner.pid} on this machine is running and writes this run"
         raise StoreError(message, where=str(run_dir), hint="stop it first; nothing was changed")
     with contextlib.suppress(FileNotFoundError):
         (run_dir / layout.LOCK).unlink()
@@ -90,7 +90,7 @@ def force_release(run_dir: Path) -> Owner | None:
 
 
 class RunLock:
-    """The right to write a run, from `acquire` to `release` or the end of the process."""
+    """Right to write a run, from `acquire` to `release` or the end of the process."""
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / layout.LOCK
@@ -98,7 +98,10 @@ class RunLock:
         self._handle: int | None = None
 
     def acquire(self) -> None:
-        """Take the run. Raises: StoreError that names the owner when it lives, or cannot be asked from here."""
+        """Take the run.
+
+        Raises: StoreError that names the owner if it is alive or cannot be checked from here.
+        """
         for _ in range(20):
             handle = self._open()
             exclusive = _try_flock(handle)
@@ -107,8 +110,8 @@ class RunLock:
                 continue
             owner = read_owner(self.run_dir)
             if owner is not None and (state := owner_state(owner)) != "dead":
-                # The kernel gave us the file lock of an owner on this very machine: whatever its process id says from
-                # here (another container, say), it no longer runs.
+                # The kernel granted the file lock, and the owner was on this machine: so the owner no longer runs, even
+                # if its process id cannot be checked from here (as from another container).
                 freed = (
                     exclusive
                     and state == "elsewhere"
@@ -125,20 +128,22 @@ class RunLock:
             if exclusive:
                 self._claim(handle)
                 return
-            # The owner is dead but a process it left behind still holds the file: set the file aside and start afresh.
+            # The owner is dead, but a child of it still holds the file: remove the file and try again with a new one.
             os.close(handle)
             with contextlib.suppress(FileNotFoundError):
                 aside = self.path.with_name(f".tmp-{layout.LOCK}-{secrets.token_hex(3)}")
                 os.replace(self.path, aside)
                 aside.unlink()
-        raise StoreError("cannot lock this run: others keep taking it", where=str(self.run_dir), hint="try again")
+        raise StoreError(
+            "cannot lock this run: other processes lock it again and again", where=str(self.run_dir), hint="try again"
+        )
 
     def moved(self, run_dir: Path) -> None:
-        """Follow the run folder after it was renamed; the lock itself is on the file and goes with it."""
+        """Update the paths after the run folder was renamed. The file lock moves with the file."""
         self.run_dir, self.path = run_dir, run_dir / layout.LOCK
 
     def release(self) -> None:
-        """Give the run back. Safe to call twice."""
+        """Give up the lock. A second call does nothing."""
         if self._handle is None:
             return
         with contextlib.suppress(FileNotFoundError):
@@ -154,7 +159,7 @@ class RunLock:
             raise StoreError(f"cannot lock this run: {error.strerror}", where=str(self.path)) from error
 
     def _is_current(self, handle: int) -> bool:
-        """Whether the open file is still the one under the lock's name (another process may have replaced it)."""
+        """Return whether the open file still has the lock's name (another process may have replaced it)."""
         try:
             return os.path.samestat(os.fstat(handle), os.stat(self.path))
         except FileNotFoundError:
@@ -174,14 +179,14 @@ class RunLock:
             hint = "wait for it to end, or stop it with Ctrl-C; two processes never write one run"
         else:
             message = (
-                f"run {self.run_dir.name} was taken {ago(owner.since)} ago by {place}, which cannot be asked from here"
+                f"run {self.run_dir.name} was taken {ago(owner.since)} ago by {place}, which cannot be seen from here"
             )
-            hint = f"if that process is gone for certain: vlmrl runs unlock {self.run_dir.name}"
+            hint = f"if that process has certainly ended: vlmrl runs unlock {self.run_dir.name}"
         return StoreError(message, where=str(self.path), hint=hint)
 
 
 def _try_flock(handle: int) -> bool:
-    """True when this process now holds the file lock, or the file system has none."""
+    """Return whether this process now holds the file lock, or the file system has no locks."""
     if fcntl is None:
         return True
     try:
@@ -194,10 +199,10 @@ def _try_flock(handle: int) -> bool:
 
 
 def process_start(pid: int) -> str | None:
-    """Start time of a living process; None when there is none. A zombie is dead: it writes nothing any more."""
+    """Return the start time of a living process, or None if there is none. A zombie counts as dead: it cannot write."""
     stat = _read(f"/proc/{pid}/stat")
     if stat:
-        # The name in parentheses may hold spaces: count from behind it. Field 3 is the state, field 22 the start time.
+        # The name in parentheses may hold spaces: count from after it. Field 3 is the state, field 22 the start time.
         after = stat.rpartition(")")[2].split()
         return None if after[0] in "ZXx" else after[19]
     if os.path.isdir("/proc/self"):

@@ -1,8 +1,8 @@
-"""From the pipes that processes print into to their log files, secrets hidden.
+"""Thread that copies the output of processes from pipes to their log files, with secrets hidden.
 
-A process prints more than we could look through before it is written: C libraries and a dying interpreter do it too. So
-it prints into a pipe, and a thread of the process that started it reads that line by line and writes the log. The pipe
-keeps what was written when its writer dies.
+A process prints more than vlmrl could check before it is written: C libraries and an interpreter that exits print too.
+So the process prints into a pipe. A thread of the process that started it reads the pipe line by line and writes the
+log. The pipe keeps what was written when its writer dies.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 from vlmrl.store.secrets.redact import redact_text
 
 MOST_BYTES = 1 << 16
-"""A line, or a private key, is held back up to so many bytes."""
+"""Maximum length of a line or private key that is held back until it is whole, in bytes."""
 _KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]{0,24}PRIVATE KEY(?!.*-----END )", re.DOTALL)
-"""A private key whose end has not come yet."""
+"""Begin of a private key whose end has not come yet."""
 
 
 @dataclass
 class _Stream:
-    """One pipe. `path` may become known later: until then what is read is kept in memory."""
+    """One pipe. `path` may be set later: until then, what is read is kept in memory."""
 
     fd: int
     path: Path | None
@@ -46,7 +46,7 @@ class _Stream:
         self._take(last)
 
     def flush(self) -> None:
-        """Write what is held back."""
+        """Write the bytes that are held back."""
         self._take(len(self.waiting))
 
     def write_to(self, path: Path) -> None:
@@ -70,13 +70,13 @@ class _Stream:
             with open(self.path, "ab") as file:
                 file.write(content)
         except OSError as error:
-            if not self.broken:  # said once; the process that prints must not wait for a disk
+            if not self.broken:  # warn once and go on: the process that prints must not wait for a disk
                 self.broken = True
                 print(f"warning: the log {self.path} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
 
 
 class LogPump:
-    """Reads pipes in a thread of its own, from the first `add` to `close`."""
+    """Reader of pipes in a thread of its own, from the first `add` to `close`."""
 
     def __init__(self) -> None:
         self._streams: dict[str, _Stream] = {}
@@ -87,7 +87,7 @@ class LogPump:
         self._wake = self._woken = -1
 
     def add(self, name: str, fd: int, path: Path | None = None) -> None:
-        """Take what comes out of the pipe `fd`, which is closed at its end, to a log that may be named later."""
+        """Copy the output of the pipe `fd` to a log. The path may be given later; `fd` is closed when the pipe ends."""
         if self._thread is None:
             self._selector = selectors.DefaultSelector()
             self._wake, self._woken = os.pipe()
@@ -105,24 +105,24 @@ class LogPump:
         return name in self._streams
 
     def write_to(self, name: str, path: Path) -> None:
-        """Name the log of a pipe; what it held so far is its beginning."""
+        """Set the log of a pipe. What was read so far is written first."""
         stream = self._streams[name]
         if stream.path is None:
             with self._lock:
                 stream.write_to(path)
 
     def held(self, name: str) -> str:
-        """Return what came out of a pipe whose log has no name yet."""
+        """Return the output of a pipe whose log has no path yet."""
         stream = self._streams.get(name)
         with self._lock:
             return b"".join(stream.held).decode("utf-8", "replace") if stream is not None else ""
 
     def wait(self, name: str, seconds: float) -> None:
-        """Wait until all who write into a pipe are gone and what they wrote is in its log, but no longer than that."""
+        """Wait until all writers of a pipe have ended and their output is in its log, for at most so many seconds."""
         self._streams[name].ended.wait(seconds)
 
     def close(self, seconds: float = 2.0) -> None:
-        """Wait so long for the pipes to end, write what is held back, and stop."""
+        """Wait at most so many seconds for the pipes to end, write what is held back, and stop."""
         if self._thread is None:
             return
         end = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""What a run keeps of its loggers: the id of the remote run and where it is, by logger. In `sinks.json`."""
+"""Records of a run's loggers in `sinks.json`: for each logger, the id of the remote run and where it is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMA = 1
 
 
 def read_remote(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Logger -> what it asked to be kept. {} for a run that had none.
+    """Return logger -> the values that it asked vlmrl to keep; {} for a run without loggers.
 
     Raises: StoreError when the file is damaged or of a newer schema.
     """
@@ -30,14 +30,16 @@ def read_remote(run_dir: Path) -> dict[str, dict[str, Any]]:
         raise StoreError(f"{layout.SINKS} cannot be read: {error}", where=str(path), hint=_HINT) from None
     sinks = value.get("sinks") if isinstance(value, dict) and value.get("schema") == SCHEMA else None
     if not isinstance(sinks, dict) or not all(isinstance(kept, dict) for kept in sinks.values()):
-        raise StoreError(f"{layout.SINKS} does not hold what this vlmrl writes there", where=str(path), hint=_HINT)
+        raise StoreError(f"{layout.SINKS} does not have the form that this vlmrl writes", where=str(path), hint=_HINT)
     return sinks
 
 
 def write_remote(run_dir: Path, sink: str, kept: Mapping[str, Any]) -> None:
-    """Keep what a logger asked for, beside that of the others. Secrets are hidden; a damaged file is replaced.
+    """Write the values that a logger asked vlmrl to keep; those of other loggers stay.
 
-    Raises: StoreError when the disk refuses; TypeError when it is no JSON.
+    Secrets are hidden; a damaged file is replaced.
+
+    Raises: StoreError when the write fails; TypeError when a value is no JSON.
     """
     try:
         before = read_remote(run_dir)
@@ -47,4 +49,4 @@ def write_remote(run_dir: Path, sink: str, kept: Mapping[str, Any]) -> None:
     write_json(run_dir / layout.SINKS, {"schema": SCHEMA, "sinks": sinks})
 
 
-_HINT = "delete it: the loggers then begin runs of their own"
+_HINT = "delete it: the loggers then begin new runs"

@@ -1,4 +1,4 @@
-"""The manifest of a run: what it is, what it was made with, and how it ended. One JSON file, written atomically."""
+"""Manifest of a run: what it is, how it was made, and how it ended. It is one JSON file, written atomically."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ SCHEMA = 1
 MAX_ERROR_CHARS = 2000
 
 Status = Literal["running", "done", "failed", "interrupted", "killed"]
-"""As stored: running, done, failed, interrupted. "killed" is derived: it says running, but its owner is dead."""
+"""Status of a run. "killed" is never stored: it means that "running" is stored, but the owner is dead."""
 
 STATUSES: tuple[Status, ...] = ("running", "done", "failed", "interrupted", "killed")
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One process's turn at writing the run. The first is 1; every `--resume` adds one.
+    """One start of a run, by one process or several. The first has number 1; every `--resume` adds one.
 
     Args:
         from_step: the step it began at: 0, or the step S of the checkpoint it loaded. It samples with policy version S,
             so its first rollouts and its first `train` line carry step S.
-        from_checkpoint: path of that checkpoint relative to the run, None at the start.
-        end: when it ended; None while it runs, or when it was killed.
-        changes: what it does otherwise than the attempt before, or a fork than its parent: JSON objects with `what`,
-            `old`, `new`, `kind` (free, asked, refused), `why` and maybe `restarts` (recipe/changes.py).
+        from_checkpoint: path of that checkpoint relative to the run; None at the start.
+        end: when it ended; None while it runs, or if it was killed.
+        changes: differences to the attempt before, or of a fork to its parent: JSON objects with `what`, `old`, `new`,
+            `kind` (free, asked, refused), `why` and maybe `restarts` (recipe/changes.py).
         accepted: whether the user said --accept-changes.
-        processes: how many train it together; host and pid are of the one that writes.
+        processes: how many processes train together; host and pid are those of the one that writes.
     """
 
     number: int
@@ -57,14 +57,14 @@ class Attempt:
 
     @property
     def changes_text(self) -> str:
-        """What it did otherwise, in one line; empty when nothing."""
-        told = (f"{c.get('what')} {short_value(c.get('old'))} -> {short_value(c.get('new'))}" for c in self.changes)
-        return "; ".join(told) + (" (accepted)" if self.accepted and self.changes else "")
+        """Changes of this attempt in one line; empty if there are none."""
+        texts = (f"{c.get('what')} {short_value(c.get('old'))} -> {short_value(c.get('new'))}" for c in self.changes)
+        return "; ".join(texts) + (" (accepted)" if self.accepted and self.changes else "")
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best validation so far. `metric` as in the recipe's eval.metric."""
+    """Best validation so far. `metric` as in the recipe's eval.metric."""
 
     step: int
     metric: str
@@ -73,21 +73,23 @@ class Best:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that is known of a run. Times are ISO 8601 in UTC.
+    """All recorded facts of a run. Times are ISO 8601 in UTC.
 
     Args:
-        kind: rl, sft, eval, try, merge ...: the command that made it.
+        kind: the command that made it: rl, sft, eval, try, merge ...
         recipe: name of the recipe (its file name without `.toml`).
-        labels: what every report must say beside the numbers, e.g. "validated on the test split".
-        parent: {"run": id, "checkpoint": name} when it started from another run's weights; with "step" when it is a
-            fork, which goes on from the whole of that checkpoint.
-        origin: of a fork: what its parent's first weights came from, as a `parent`; {} = from no run.
-        datasets: one mapping a source: name, path, fingerprint, task, split, rows ...
-        rewards, prompts: one mapping a source: source, name, sha256.
-        recipe_sha256: of recipe.toml as written.       source_sha256: of the vlmrl code itself.
-        files: file relative to the run -> sha256, of what is written once: recipes, code.diff, kept texts. Runs made
-            before there was this table have {}.
-        best: best validation.      error: how it ended when it failed, one line.
+        labels: texts that every report must show beside the numbers, e.g. "validated on the test split".
+        parent: {"run": id, "checkpoint": name} if it started from another run's weights; with "step" if it is a fork,
+            which continues the whole checkpoint.
+        origin: of a fork: where its parent's first weights came from, in the form of `parent`; {} = from no run.
+        datasets: one mapping per source: name, path, fingerprint, task, split, rows ...
+        rewards, prompts: one mapping per source: source, name, sha256.
+        recipe_sha256: hash of recipe.toml as written.
+        source_sha256: hash of the code of vlmrl itself.
+        files: file relative to the run -> sha256, for files that are written once: recipes, code.diff, kept texts. Runs
+            from before this table have {}.
+        best: best validation.
+        error: how it ended if it failed, one line.
     """
 
     id: str
@@ -125,22 +127,22 @@ class Manifest:
 
     @property
     def attempt_starts(self) -> dict[int, int]:
-        """Attempt -> the step it began at."""
+        """Map of attempt -> the step it began at."""
         return {a.number: a.from_step for a in self.attempts}
 
     @property
     def forked_at(self) -> int | None:
-        """The step that a fork began at; None for a run that began at step 0."""
+        """Step that a fork began at; None for a run that began at step 0."""
         return None if self.origin is None else self.attempts[0].from_step
 
     @property
     def first_weights(self) -> Mapping[str, Any] | None:
-        """The run and checkpoint that the very first weights came from: of a fork, those of its parent."""
+        """Run and checkpoint of the very first weights: of a fork, those of its parent."""
         return self.parent if self.origin is None else self.origin or None
 
     @property
     def parent_text(self) -> str:
-        """The parent in words; empty when there is none."""
+        """Parent in words; empty if there is none."""
         if not self.parent:
             return ""
         run, checkpoint = self.parent.get("run"), self.parent.get("checkpoint")
@@ -148,18 +150,18 @@ class Manifest:
 
     @property
     def all_datasets(self) -> tuple[Mapping[str, Any], ...]:
-        """The datasets, and those that a change replaced: the images of older rollouts are theirs."""
+        """Datasets, and those that a change replaced, because images of older rollouts belong to them."""
         replaced = (c["old"] for a in self.attempts for c in a.changes if isinstance(c.get("old"), Mapping))
         return (*self.datasets, *(old for old in replaced if "fingerprint" in old))
 
     def restarts_since(self, step: int) -> set[str]:
-        """What must begin anew in the state of a checkpoint of `step`: what the changes made on it or later say."""
-        late = (a for a in self.attempts if a.from_step >= step)
-        return {name for a in late for c in a.changes for name in c.get("restarts", ())}
+        """Return the parts of a checkpoint's state to begin anew, from the changes made at `step` or later."""
+        later_attempts = (a for a in self.attempts if a.from_step >= step)
+        return {name for a in later_attempts for c in a.changes for name in c.get("restarts", ())}
 
 
 def short_value(value: Any) -> str:
-    """A value for one line: a dataset as its rows and fingerprint, a hash cut, `not set` for None."""
+    """Return a value for one line: a dataset as its rows and fingerprint, a hash cut, `not set` for None."""
     if isinstance(value, Mapping) and "fingerprint" in value:
         return f"{value.get('rows')} rows of {value.get('path')}, fingerprint {str(value['fingerprint'])[:12]}"
     text = "not set" if value is None else str(value)
@@ -167,10 +169,17 @@ def short_value(value: Any) -> str:
 
 
 def new_attempt(
-    number: int, start: str, argv: Sequence[str], checkpoint: Path | None = None,
+    number: int,
+    start: str,
+    argv: Sequence[str],
+    checkpoint: Path | None = None,
     changes: Sequence[Mapping[str, Any]] = (),
-) -> Attempt:  # fmt: skip
-    """An attempt of this process (one of several, by torchrun's environment). `checkpoint`: what it goes on from."""
+) -> Attempt:
+    """Return an attempt of this process (one of several, by torchrun's environment).
+
+    Args:
+        checkpoint: the checkpoint that it continues from.
+    """
     owner = this_process()
     name = f"{layout.CHECKPOINTS}/{checkpoint.name}" if checkpoint else None
     step = (layout.parse_checkpoint_name(checkpoint.name) if checkpoint else None) or 0
@@ -182,7 +191,7 @@ def new_attempt(
 
 
 def read_manifest(run_dir: Path) -> Manifest:
-    """The manifest of a run folder.
+    """Return the manifest of a run folder.
 
     Raises: StoreError when it is missing, cut off, not a manifest, or written by a newer vlmrl.
     """
@@ -190,7 +199,7 @@ def read_manifest(run_dir: Path) -> Manifest:
 
 
 def read_bytes(path: str) -> bytes:
-    """A small file whole. Half the time of `open(...).read()`, which counts when there are 10,000 of them."""
+    """Return a small file whole. This takes half the time of `open(...).read()`, which counts with 10,000 files."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         blocks = [os.read(handle, 1 << 16)]
@@ -202,7 +211,10 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_raw(run_dir: Path | str) -> dict[str, Any]:
-    """The manifest as plain JSON, checked only as far as a listing needs it. Fast: `runs list` reads 10,000 of them."""
+    """Return the manifest as plain JSON, checked only as far as a listing needs it.
+
+    It is fast, as `runs list` reads 10,000 of them.
+    """
     path = f"{run_dir}/{layout.MANIFEST}"
     try:
         content = read_bytes(path)
@@ -217,10 +229,12 @@ def read_raw(run_dir: Path | str) -> dict[str, Any]:
         hint = "metrics, rollouts and checkpoints beside it are still readable; restore manifest.json from a copy"
         raise StoreError(f"manifest.json {what}", where=path, hint=hint) from None
     if not isinstance(value, dict) or not isinstance(value.get("schema"), int):
-        raise StoreError("manifest.json does not hold a run's manifest", where=path)
+        raise StoreError("manifest.json is not the manifest of a run", where=path)
     if value["schema"] > SCHEMA:
         made_by = f"vlmrl {value.get('vlmrl', '?')}"
-        message = f"this run was written by {made_by} (manifest schema {value['schema']}); this one reads {SCHEMA}"
+        message = (
+            f"this run was written by {made_by} (manifest schema {value['schema']}); this vlmrl reads schema {SCHEMA}"
+        )
         raise StoreError(message, where=path, hint="upgrade vlmrl")
     wrong = [k for k in ("id", "kind", "recipe", "start", "status") if not isinstance(value.get(k), str)]
     if wrong:
@@ -229,12 +243,12 @@ def read_raw(run_dir: Path | str) -> dict[str, Any]:
 
 
 def write_manifest(run_dir: Path, manifest: Manifest) -> None:
-    """Write the manifest atomically, secrets hidden: readers see the old one or the new one."""
+    """Write the manifest atomically, with secrets hidden. Readers see the old one or the new one."""
     write_json(run_dir / layout.MANIFEST, redact_value(asdict(manifest)), crash="mid-manifest")
 
 
 def update_manifest(run_dir: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
-    """Read, change, write, while no other process does the same. Returns the new manifest."""
+    """Read, change and write the manifest, while no other process does so. Return the new manifest."""
     with folder_guard(run_dir):
         manifest = change(read_manifest(run_dir))
         write_manifest(run_dir, manifest)
@@ -249,7 +263,7 @@ def edit(
     add: Sequence[str] = (),
     drop: Sequence[str] = (),
 ) -> Manifest:
-    """Change what belongs to the person: name ("" removes it), note, tags. Allowed while the run is being written."""
+    """Change what the user may set: name ("" removes it), note, tags. A run that is being written can be edited too."""
     for tag in add:
         check_tag(tag)
     if name:
@@ -265,15 +279,20 @@ def edit(
 
 
 def settle(run_dir: Path, status: Status | None, reason: str) -> None:
-    """Write how a run of several processes ended into its manifest: its writer may have been killed, or has seen no
-    more than that another process was gone. A disk that refuses leaves what the writer wrote.
+    """Write into the manifest how a run of several processes ended.
 
-    Args: status: for a run that still says running, whose writer is certainly dead; None = it may live. reason: why;
-        "" = what is written stays.
+    Its writer may have been killed, or knows only that another process ended. If the disk refuses, the writer's text
+    stays.
+
+    Args:
+        status: for a run whose stored status is "running" and whose writer is certainly dead; None = it may be alive.
+        reason: why it ended; "" = the stored error stays.
     """
 
     def change(m: Manifest) -> Manifest:
-        error = redact_text(reason)[:MAX_ERROR_CHARS] or m.error  # hidden first: what is cut may look like no secret
+        error = (
+            redact_text(reason)[:MAX_ERROR_CHARS] or m.error
+        )  # hide before cutting: a part of a secret may not look like one
         if m.status != "running" or status is None:
             return replace(m, error=error)
         last = replace(m.attempts[-1], end=now(), status=status)
@@ -284,7 +303,7 @@ def settle(run_dir: Path, status: Status | None, reason: str) -> None:
 
 
 def check_name(name: str) -> None:
-    """A name must be usable as one word on a command line and not mean something else there."""
+    """Raise a StoreError unless a name can be one word on a command line that means nothing else there."""
     allowed = name.isprintable() and not any(c in name for c in "/\\ ") and not name.startswith(("-", "."))
     if not name or len(name) > 80 or not allowed or name == "last":
         message = f"`{name}` cannot be the name of a run"
@@ -309,4 +328,4 @@ def _from_json(value: dict[str, Any], path: Path | str) -> Manifest:
             data[key] = tuple(data.get(key, ()))
         return Manifest(**data)
     except (TypeError, AttributeError, ValueError) as error:
-        raise StoreError(f"the manifest has a value of the wrong kind: {error}", where=str(path)) from error
+        raise StoreError(f"the manifest has a value of the wrong type: {error}", where=str(path)) from error

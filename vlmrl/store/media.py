@@ -1,7 +1,7 @@
-"""Images of a run, by content: from its media/*.arrow and its evaluations, then from the datasets it names.
+"""Images of a run by content: from its media/*.arrow and its evaluations, then from the datasets it names.
 
-A shard is an Arrow IPC file with the columns `sha256` (hex text) and `bytes` (an image file), memory-mapped; datasets
-made by `vlmrl prep` hold their images in the same form. Other sources (a table of one's own) come as a callable.
+A shard is an Arrow IPC file with the columns `sha256` (hex text) and `bytes` (an image file), memory-mapped. Datasets
+made by `vlmrl prep` hold their images in the same form. Other sources (a user's own table) are given as a callable.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from vlmrl.store.files import write_atomic
 from vlmrl.types import Media
 
 Resolver = Callable[[Media], "bytes | None"]
-"""Image file of a reference; None when it is not there."""
+"""Function that returns the image file of a reference, or None if it does not have it."""
 
 BATCH_BYTES = 8 * 1024 * 1024
 
 
 class ShardFolder:
-    """Image files by hash from the shards of a folder whose names match `pattern`. Opening reads hashes only; bytes are
-    given as they are, unchecked. An absent folder is empty.
+    """Image files by hash, from the shards of a folder whose names match `pattern`.
+
+    Opening reads the hashes only. The bytes are returned as stored, unchecked. A missing folder is empty.
 
     Raises: StoreError when a shard is damaged.
     """
@@ -46,7 +47,7 @@ class ShardFolder:
         return list(self._index)
 
     def get(self, sha256: str) -> bytes | None:
-        """The image file, or None when it is not in these shards."""
+        """Return the image file, or None if it is not in these shards."""
         if sha256 not in self._index:
             return None
         batch, row = self._index[sha256]
@@ -67,13 +68,12 @@ class ShardFolder:
 
 
 class RunImages:
-    """Image files of one run.
+    """Image files of one run. `notes` has a sentence for each dataset that was not used (gone, changed since the run).
 
     Args:
-        run_dir: the run folder.     datasets: `Manifest.datasets`.
-        resolvers: asked in turn for what neither the run nor a prepared dataset has.
-    Attributes:
-        notes: why a dataset was not used (gone, changed since the run), one sentence each.
+        run_dir: the run folder.
+        datasets: `Manifest.datasets`.
+        resolvers: called in turn for images that neither the run nor a prepared dataset has.
     """
 
     def __init__(
@@ -89,27 +89,27 @@ class RunImages:
         self.notes: list[str] = []
 
     def add_resolvers(self, resolvers: Iterable[Resolver]) -> None:
-        """Further places to ask, last of all."""
+        """Add further resolvers; they are called last."""
         self._resolvers = (*self._resolvers, *resolvers)
 
     def find(self, media: Media) -> bytes | None:
-        """The image file, or None when nobody has it, or has other bytes under its name."""
+        """Return the image file, or None if no place has it or the bytes under its hash are others."""
         for folder in self._open():
-            if (found := folder.get(media.sha256)) is not None:
-                return found if _matches(found, media) else None
+            if (content := folder.get(media.sha256)) is not None:
+                return content if _matches(content, media) else None
         for resolver in self._resolvers:
-            if (found := resolver(media)) is not None and _matches(found, media):
-                return found
+            if (content := resolver(media)) is not None and _matches(content, media):
+                return content
         return None
 
     def read(self, media: Media) -> bytes:
-        """The image file. Raises: StoreError when it cannot be had."""
-        found = self.find(media)
-        if found is None:
+        """Return the image file. Raises: StoreError when it cannot be found."""
+        content = self.find(media)
+        if content is None:
             self._open()
-            why = "; ".join(self.notes) or "neither the run's media/ nor its datasets hold it"
-            raise StoreError(f"image {media.sha256[:16]} is not there: {why}", where=str(self.run_dir))
-        return found
+            why = "; ".join(self.notes) or "neither the run's media/ nor its datasets have it"
+            raise StoreError(f"image {media.sha256[:16]} cannot be found: {why}", where=str(self.run_dir))
+        return content
 
     def _open(self) -> list[ShardFolder]:
         if self._folders is None:
@@ -122,30 +122,30 @@ class RunImages:
         return self._folders
 
     def _dataset_folder(self, dataset: Mapping[str, Any]) -> Path | None:
-        """The dataset's folder when it is a prepared one with the fingerprint the run saw."""
-        given = Path(str(dataset.get("path", "")))
-        places = [given] if given.is_absolute() else [Path(self._cwd or ".") / given, given]
+        """Return the dataset's folder if it is a prepared dataset; note if its fingerprint differs from the run's."""
+        path = Path(str(dataset.get("path", "")))
+        places = [path] if path.is_absolute() else [Path(self._cwd or ".") / path, path]
         folder = next((p for p in places if (p / "dataset.json").is_file()), None)
         if folder is None:
-            if not any(p.exists() for p in places) and not str(given).startswith("hub:"):
-                self.notes.append(f"dataset {given} is not there")
+            if not any(p.exists() for p in places) and not str(path).startswith("hub:"):
+                self.notes.append(f"dataset {path} cannot be found")
             return None
         try:
             info = parse_json((folder / "dataset.json").read_bytes())
             fingerprint = info.get("fingerprint")
         except (OSError, ValueError, AttributeError):
-            self.notes.append(f"dataset {given} is damaged")
+            self.notes.append(f"dataset {path} is damaged")
             return None
         if dataset.get("fingerprint") not in (None, fingerprint):
-            # Its images are still found by content: a hash cannot name other pixels.
-            self.notes.append(f"dataset {given} has changed since the run")
+            # Its images can still be used: a hash cannot name other pixels.
+            self.notes.append(f"dataset {path} has changed since the run")
         return folder
 
 
 def write_shard(path: Path, images: Iterable[tuple[str, bytes]]) -> int:
-    """Write (sha256, image file) pairs as one shard, each hash once, in the order given. Returns how many.
+    """Write (sha256, image file) pairs as one shard, each hash once, in the given order. Return the number of images.
 
-    The bytes of the shard depend on the images and their order alone.
+    The bytes of the shard depend only on the images and their order.
     """
     import pyarrow as pa
 
@@ -179,17 +179,17 @@ def write_shard(path: Path, images: Iterable[tuple[str, bytes]]) -> int:
 
 
 def rollout_media(paths: Iterable[Path]) -> dict[str, Media]:
-    """Every image that rollout files name, by hash, in order of first appearance: of prompts, responses, rewards."""
+    """Return all images in rollout files by hash, in order of first appearance: of prompts, responses and rewards."""
     from vlmrl.store.rollouts import read_table
 
-    found: dict[str, Media] = {}
+    media_by_hash: dict[str, Media] = {}
     for path in paths:
         table = read_table(path, ["images", "artifacts"])
         for name in table.column_names:
             for images in table.column(name).to_pylist():
                 for image in images:
-                    found.setdefault(image["sha256"], Media.of(image))
-    return found
+                    media_by_hash.setdefault(image["sha256"], Media.of(image))
+    return media_by_hash
 
 
 def _matches(content: bytes, media: Media) -> bool:

@@ -1,14 +1,14 @@
-"""metrics.jsonl: one JSON object a line; appended, never truncated. And the rule of which attempt counts.
+"""metrics.jsonl: one JSON object per line, appended, never truncated; and the rule which attempt counts.
 
-Step = policy version. An attempt that resumed from the checkpoint of step S holds policy version S: it samples with it,
-so its first rollouts file and its first `train` line are those of step S, and S + 1 is the version that this line's
-update makes. A `validation` line of step S measures version S. From that follows what a resume from S makes void:
+Step = policy version. An attempt that resumed from the checkpoint of step S holds policy version S and samples with it.
+So its first rollouts file and its first `train` line are those of step S, and this line's update makes version S + 1. A
+`validation` line of step S measures version S. Therefore a resume from S makes void:
 
 - rollouts and `train` lines of older attempts with step >= S,
-- `validation` lines of older attempts with step > S (that of S measured the very weights the checkpoint holds),
-- `event` lines never: they are history.
+- `validation` lines of older attempts with step > S (that of S measured the same weights as the checkpoint),
+- never `event` lines: they are history.
 
-Where two attempts that count have the same step and kind, the newer attempt wins.
+If two attempts that count have the same step and kind, the newer attempt wins.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from vlmrl.store import layout
 
 KINDS = ("train", "validation", "event")
 LINE_HEAD = b'{"step": '
-"""Every line begins so: `Run.log` puts the step first."""
+"""Begin of every line: `Run.log` puts the step first."""
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def counts(step: int, attempt: int, starts: Mapping[int, int], kind: str = "train") -> bool:
-    """Whether something an attempt made at a step still belongs to the run, by the rule above.
+    """Return whether something that an attempt made at a step still counts for the run, by the rule above.
 
     Args:
         starts: attempt -> the step it began at (`Manifest.attempt_starts`).
@@ -45,32 +45,34 @@ def counts(step: int, attempt: int, starts: Mapping[int, int], kind: str = "trai
 
 
 def counted(step: int) -> int:
-    """The number by which people know the step of a train line or of a rollout file: they count steps from 1.
+    """Return the number that users know for the step of a train line or rollout file: they count steps from 1.
 
-    Files name the policy version that sampled, from 0: step 24 of 24 is `"step": 23` and `rollouts/step-000023`; it
+    Files name the policy version that sampled, from 0. Step 24 of 24 is `"step": 23` and `rollouts/step-000023`; it
     made version 24, which is the step of its validation and its checkpoint.
     """
     return step + 1
 
 
-def newest(found: Iterable[tuple[int, int, Any]], starts: Mapping[int, int], kind: str = "train") -> dict[int, Any]:
-    """Of (step, attempt, thing), the thing that counts for each step, in order of steps."""
+def newest(
+    candidates: Iterable[tuple[int, int, Any]], starts: Mapping[int, int], kind: str = "train"
+) -> dict[int, Any]:
+    """Return step -> the thing that counts for it, from (step, attempt, thing), in order of steps."""
     best: dict[int, tuple[int, Any]] = {}
-    for step, attempt, thing in found:
+    for step, attempt, thing in candidates:
         if counts(step, attempt, starts, kind) and (step not in best or attempt >= best[step][0]):
             best[step] = (attempt, thing)
     return {step: best[step][1] for step in sorted(best)}
 
 
 class MetricsWriter:
-    """Appends lines to one metrics.jsonl. Each line reaches the disk whole, in one write, before `write` returns."""
+    """Writer that appends lines to one metrics.jsonl. Each line is on disk, in one write, before `write` returns."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._handle).st_size
         if size and os.pread(self._handle, 1, size - 1) != b"\n":
-            # A kill tore the last line. It is kept, closed off, so that the next line stands alone.
+            # A kill cut the last line. It is kept and gets a line end, so that the next line is separate.
             os.write(self._handle, b"\n")
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -91,8 +93,13 @@ class MetricsWriter:
 
 
 def encode(value: Any) -> Any:
-    """Plain JSON of a value. NaN and infinities become the strings "NaN", "Infinity", "-Infinity"; arrays of one
-    element (NumPy or torch scalars) become numbers. Raises: TypeError for anything else that JSON has not."""
+    """Return a value as plain JSON.
+
+    NaN and infinities become the strings "NaN", "Infinity", "-Infinity"; arrays of one element (NumPy or torch scalars)
+    become numbers.
+
+    Raises: TypeError for any other type that JSON does not have.
+    """
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -109,7 +116,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The inverse of `encode` for the values of one line."""
+    """Return the inverse of `encode` for the values of one line."""
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
@@ -118,9 +125,10 @@ class MetricsFile:
     """Content of metrics.jsonl. Line numbers count from 1.
 
     Args:
-        lines: whole lines in file order, with their `numbers`.
-        torn: numbers of the other lines; a kill in mid-write leaves one.
-        foreign: those of `torn` that are not the beginning of a line either: no kill leaves them.
+        lines: whole lines in file order.
+        torn: numbers of the other lines; a kill during a write leaves one.
+        numbers: line numbers of `lines`.
+        foreign: those of `torn` that are not the beginning of a line either; a kill does not leave such lines.
     """
 
     lines: tuple[dict[str, Any], ...] = ()
@@ -130,7 +138,7 @@ class MetricsFile:
 
 
 def read_file(run_dir: Path) -> MetricsFile:
-    """Every whole line of every attempt. A torn line (a kill in mid-write) is skipped and its number kept."""
+    """Return every whole line of every attempt. A torn line (a kill during a write) is skipped and its number kept."""
     path = run_dir / layout.METRICS
     try:
         content = path.read_bytes()
@@ -156,15 +164,15 @@ def read_file(run_dir: Path) -> MetricsFile:
 
 
 def current(lines: Iterable[dict[str, Any]], starts: Mapping[int, int], kind: str) -> list[dict[str, Any]]:
-    """The lines of one kind that count, one a step, by step. Events: all, in the order they were written."""
-    chosen = [line for line in lines if line["kind"] == kind]
+    """Return the lines of one kind that count, one per step, by step. Events: all, in the order of the file."""
+    lines_of_kind = [line for line in lines if line["kind"] == kind]
     if kind == "event":
-        return chosen
-    return list(newest(((n["step"], n["attempt"], n) for n in chosen), starts, kind).values())
+        return lines_of_kind
+    return list(newest(((n["step"], n["attempt"], n) for n in lines_of_kind), starts, kind).values())
 
 
 def read_tail(run_dir: Path, max_bytes: int = 16_384) -> dict[str, Any] | None:
-    """The last whole `train` line, or any last line, from the end of the file alone: for listings."""
+    """Return the last whole `train` line, or any last line, for listings. Only the end of the file is read."""
     try:
         with open(run_dir / layout.METRICS, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -177,7 +185,7 @@ def read_tail(run_dir: Path, max_bytes: int = 16_384) -> dict[str, Any] | None:
 
 
 def is_beginning(raw: bytes) -> bool:
-    """Return whether these bytes are the beginning of a line, and no more than that: its first object is still open."""
+    """Return whether these bytes begin a line but do not complete it: its first object is still open."""
     if not (raw.startswith(LINE_HEAD) or LINE_HEAD.startswith(raw)):
         return False
     depth, quoted, escaped = 0, False, False

@@ -1,4 +1,4 @@
-"""A run as one self-contained file: the record, and every image its rollouts name. Same run, same bytes."""
+"""Archive of a run in one file: its record, and every image that its rollouts name. Same run, same bytes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from vlmrl.store.secrets.redact import redact_text
 Checkpoints = Literal["none", "last", "all"]
 SHARD = "pack-00000.arrow"
 LOG_PART = 1 << 20
-"""Characters of a log that are looked through at once."""
+"""Number of characters of a log that are searched for secrets at a time."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What was packed. `missing` = hashes of images that nobody has; `left_out` = checkpoints and merged models that
-    stayed behind.
+    """Content of an archive.
+
+    Args:
+        missing: hashes of images that no source has.
+        left_out: names of checkpoints and merged models that are not in the archive.
     """
 
     path: Path
@@ -41,10 +44,11 @@ class Packed:
 
 
 def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Checkpoints = "none") -> Packed:
-    """Write the run folder as a .tar.gz that opens elsewhere: `tar xf FILE`, then it is a run folder like any other.
+    """Write the run folder as a .tar.gz. After `tar xf FILE` elsewhere it is a run folder like any other.
 
     The run is not changed. Times, owners and order in the archive are fixed: packing twice gives the same bytes.
-    Raises: StoreError when the target is inside the run or the disk refuses.
+
+    Raises: StoreError when the target is inside the run or the write fails.
     """
     if run_dir.resolve() in target.resolve().parents:
         raise StoreError(
@@ -56,18 +60,23 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
     left_out = tuple(path.name for path in [*complete, *merged] if path not in kept)
     named = rollout_media(sorted((run_dir / layout.ROLLOUTS).glob("step-*.parquet")))
     own = ShardFolder(run_dir / layout.MEDIA)
-    wanted = [named[sha256] for sha256 in sorted(named) if sha256 not in own]
-    found = {media.sha256: content for media in wanted if (content := images.find(media)) is not None}
-    missing = tuple(media.sha256 for media in wanted if media.sha256 not in found)
-    about = {"schema": 1, "images": len(own) + len(found), "missing_images": list(missing), "left_out": list(left_out)}
+    needed = [named[sha256] for sha256 in sorted(named) if sha256 not in own]
+    contents = {media.sha256: content for media in needed if (content := images.find(media)) is not None}
+    missing = tuple(media.sha256 for media in needed if media.sha256 not in contents)
+    about = {
+        "schema": 1,
+        "images": len(own) + len(contents),
+        "missing_images": list(missing),
+        "left_out": list(left_out),
+    }
     target.parent.mkdir(parents=True, exist_ok=True)
     temp = temp_path(target)
     try:
         with tempfile.TemporaryDirectory() as scratch, open(temp, "wb") as raw:
             entries = [(path.relative_to(run_dir).as_posix(), path) for path in _files(run_dir, kept)]
-            if found:
+            if contents:
                 shard = Path(scratch, SHARD)
-                write_shard(shard, found.items())
+                write_shard(shard, contents.items())
                 entries = [e for e in entries if e[0] != f"{layout.MEDIA}/{SHARD}"] + [
                     (f"{layout.MEDIA}/{SHARD}", shard)
                 ]
@@ -83,11 +92,11 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
         temp.unlink(missing_ok=True)
         raise StoreError(f"cannot write the archive: {error.strerror or error}", where=str(target)) from error
     size = target.stat().st_size
-    return Packed(target, len(entries) + 1, len(own) + len(found), size, missing, left_out)
+    return Packed(target, len(entries) + 1, len(own) + len(contents), size, missing, left_out)
 
 
 def _redacted(log: Path, scratch: Path) -> Path:
-    """A copy of a log without secrets: one of an earlier version may hold what a process printed as it was."""
+    """Return a copy of a log without secrets. Logs of earlier versions may hold output of processes as it was."""
     copy = scratch / f"{len(list(scratch.iterdir()))}.log"
     opened = partial(open, encoding="utf-8", errors="surrogateescape", newline="")
     with opened(log) as lines, opened(copy, "w") as out:
@@ -111,8 +120,10 @@ def _entry(name: str, size: int) -> tarfile.TarInfo:
 
 
 def _files(run_dir: Path, checkpoints: list[Path]) -> Iterator[Path]:
-    """Files of the run that belong into an archive: no lock, nothing half written, no merged model (`vlmrl merge` makes
-    it again), only the given checkpoints.
+    """Yield the files of the run that belong in an archive.
+
+    Left out are the lock, half-written files, merged models (`vlmrl merge` makes them again) and other checkpoints than
+    the given ones.
     """
     merged = layout.merged_dirs(run_dir)
     for base, folders, files in os.walk(run_dir):

@@ -1,4 +1,4 @@
-"""How a run is named in the commands that are printed: each must do what it says when it is typed as it stands."""
+"""Run names in the commands that vlmrl prints: each command must work when it is typed as printed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vlmrl.store.listing import named_ids, run_ids
 
 
 def reference(run_dir: Path, name: str | None) -> str:
-    """Return what names a run within its runs folder: its name where that means this run alone, else its id.
+    """Return the text that names a run within its runs folder: its name if no other run has it, else its id.
 
-    A name that is a file or folder here means that to several commands, so the id is taken.
+    If the name is also a file or folder here, the id is used, because several commands would take the file.
     """
     run_id = run_dir.name
     if name is None or os.path.exists(name):
@@ -25,22 +25,24 @@ def reference(run_dir: Path, name: str | None) -> str:
 
 
 def namesake_warning(run_dir: Path, name: str) -> str:
-    """Return what to tell who gives this run a name that other runs have too; "" where it is the only one."""
+    """Return the warning for a new run name that other runs have too; "" if it is the only one."""
     root = run_dir.parent
     others = [run_id for run_id in named_ids(root, run_ids(root), name) if run_id != run_dir.name]
     if not others:
         return ""
     more = f" and of {len(others) - 1} more" if len(others) > 1 else ""
-    message = f"`{name}` is also the name of run {others[0]}{more}: it means neither now, and commands want an id"
+    message = f"`{name}` is also the name of run {others[0]}{more}: commands cannot use this name now and need an id"
     rename = command_line(("runs", "note"), root / others[0], None, "--name", f"{name}-before")
-    return format_error(message, str(run_dir), f"rename the other one: {rename}", "warning")
+    return format_error(message, str(run_dir), f"rename the other run: {rename}", "warning")
 
 
 def command_line(verb: Sequence[str], run_dir: Path, name: str | None, *options: str) -> str:
-    """Return a command about a run, as one types it in this folder: with `--runs` where runs are kept elsewhere.
+    """Return a command about a run, as one types it in this folder; with `--runs` if the runs are elsewhere.
 
-    Args: verb: the words before the run, such as ("train", "--resume").    options: the words after it.
+    Args:
+        verb: the words before the run, such as ("train", "--resume").
+        options: the words after it.
     """
-    at_home = run_dir.parent.resolve() == layout.runs_root().resolve()
-    place = () if at_home else ("--runs", str(run_dir.parent))
-    return shlex.join(["vlmrl", *verb, reference(run_dir, name), *options, *place])
+    is_default_root = run_dir.parent.resolve() == layout.runs_root().resolve()
+    runs_option = () if is_default_root else ("--runs", str(run_dir.parent))
+    return shlex.join(["vlmrl", *verb, reference(run_dir, name), *options, *runs_option])

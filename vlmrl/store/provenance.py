@@ -1,4 +1,4 @@
-"""What a run was made with: code, packages, hardware."""
+"""Provenance of a run: code, packages, hardware."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ENVIRONMENT = (
 
 
 def git_state(folder: Path | None = None) -> tuple[dict[str, Any] | None, str]:
-    """({commit, dirty}, diff of tracked files) of the repository that holds `folder`; (None, "") outside of one.
+    """Return ({commit, dirty}, diff of tracked files) of the repository that holds `folder`; (None, "") without one.
 
-    The diff has its secrets hidden and is cut at 1 MB, said in its last line.
+    The diff has its secrets hidden. It is cut at 1 MB, and its last line then says so.
     """
     commit = _git(["rev-parse", "HEAD"], folder)
     if commit is None:
@@ -39,30 +39,30 @@ def git_state(folder: Path | None = None) -> tuple[dict[str, Any] | None, str]:
     diff = _git(["diff", "HEAD", "--no-color", "--no-ext-diff"], folder) or b"" if dirty else b""
     text = diff[:MAX_DIFF_BYTES].decode("utf-8", "replace")
     if len(diff) > MAX_DIFF_BYTES:
-        text += f"\n[cut: the diff has {len(diff)} bytes, {MAX_DIFF_BYTES} are kept]\n"
+        text += f"\n[cut: the diff has {len(diff)} bytes; the first {MAX_DIFF_BYTES} are kept]\n"
     return {"commit": commit.decode().strip(), "dirty": dirty}, redact_text(text)
 
 
 def _git(args: list[str], folder: Path | None) -> bytes | None:
     command = ["git", *(("-C", str(folder)) if folder else ()), *args]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=20, stdin=subprocess.DEVNULL)
+        process = subprocess.run(command, capture_output=True, timeout=20, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return process.stdout if process.returncode == 0 else None
 
 
 def packages() -> dict[str, str]:
-    """Installed versions of the packages that can change a result. Reads metadata only, imports nothing."""
+    """Return the installed versions of packages that can change a result. Only metadata is read."""
     from importlib import metadata
 
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def environment() -> dict[str, str]:
@@ -71,7 +71,7 @@ def environment() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def source_sha256() -> str:
-    """One hash over the package's own Python and template files: which vlmrl this was, inside or outside of git."""
+    """Return a hash of all Python and template files of vlmrl. It identifies the code with and without git."""
     root = Path(__file__).resolve().parent.parent
     total = hashlib.sha256()
     for path in sorted(root.rglob("*")):
@@ -81,18 +81,20 @@ def source_sha256() -> str:
 
 
 def usable_cores() -> int:
-    """Threads this process may use: OMP_NUM_THREADS, at most one a core it may run on; where that is not set, its share
-    of these cores among the processes that torchrun started on this machine.
+    """Return the number of threads that this process may use.
+
+    It is OMP_NUM_THREADS, but at most one thread per core that the process may run on. If the variable is not set, it
+    is the share of these cores among the processes that torchrun started on this machine.
     """
     cores = _cores()
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked):
-        return min(cores, int(asked))
+    num_threads = os.environ.get("OMP_NUM_THREADS", "")
+    if num_threads.isdigit() and int(num_threads):
+        return min(cores, int(num_threads))
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _cores() -> int:
-    """CPU cores this process may run on: its affinity, where the system knows one, else all."""
+    """Return the number of CPU cores that this process may run on: its affinity if the system has one, else all."""
     try:
         return max(1, len(os.sched_getaffinity(0)))
     except AttributeError:
@@ -100,7 +102,7 @@ def _cores() -> int:
 
 
 def hardware() -> dict[str, Any]:
-    """CPU cores this process may run on, memory, GPUs. Does not import torch; asks it when it is already there."""
+    """Return the CPU cores that this process may use, memory and GPUs. torch is used only if it is already imported."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -127,8 +129,8 @@ def _cpu_name() -> str:
 def _gpus() -> list[dict[str, Any]]:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        return [{"name": p.name, "memory_bytes": p.total_memory} for p in found]
+        properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        return [{"name": p.name, "memory_bytes": p.total_memory} for p in properties]
     gpus: list[dict[str, Any]] = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         try:

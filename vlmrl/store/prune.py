@@ -1,7 +1,7 @@
-"""What of a run may be deleted: old checkpoints, old rollouts, images that nothing names any more.
+"""Deletion of parts of a run: old checkpoints, old rollouts, images that nothing refers to.
 
-Never deleted: the newest complete checkpoint, the best one, and those that another run goes on from. Which steps'
-rollouts were deleted is written to rollouts/pruned.json first, so that `verify` can tell them from lost ones.
+Never deleted are the newest complete checkpoint, the best one, and those that another run continues from. The steps of
+deleted rollouts are written to rollouts/pruned.json first, so that `verify` does not report them as lost.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from vlmrl.store.media import ShardFolder, rollout_media
 
 @dataclass(frozen=True)
 class RolloutRule:
-    """Rollouts of the newest `keep` steps stay, and of every `every`-th step; 0 = of no others."""
+    """Rule for rollouts: those of the newest `keep` steps stay, and of every `every`-th step; 0 = of no others."""
 
     keep: int
     every: int = 0
 
     def doomed(self, steps: Iterable[int]) -> list[int]:
-        """The steps whose rollouts go, in order."""
+        """Return the steps whose rollouts are to be deleted, in order."""
         ordered = sorted(set(steps))
         return [s for s in ordered[: -self.keep or None] if not (self.every and s % self.every == 0)]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What to prune of a run; None and False = leave that alone.
+    """Parts of a run to prune; None and False = leave that part alone.
 
-    Args: keep_last: newest checkpoints to keep, at least 1.    media: delete image shards that nothing names.
+    Args:
+        keep_last: number of newest checkpoints to keep, at least 1.
+        media: delete image shards that nothing refers to.
     """
 
     keep_last: int | None = None
@@ -45,28 +47,31 @@ class Rules:
 
 
 def prunable(run_dir: Path, keep_last: int, keep_steps: Iterable[int] = ()) -> list[Path]:
-    """Complete checkpoints other than the newest `keep_last` (at least 1) and those of `keep_steps`, oldest first."""
+    """Return complete checkpoints except the newest `keep_last` (at least 1) and those of `keep_steps`, oldest first.
+
+    Raises: ValueError for `keep_last` below 1.
+    """
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, not {keep_last}")
-    kept = set(keep_steps)
+    kept_steps = set(keep_steps)
     older = layout.complete_checkpoints(run_dir)[:-keep_last]
-    return [path for path in older if layout.parse_checkpoint_name(path.name) not in kept]
+    return [path for path in older if layout.parse_checkpoint_name(path.name) not in kept_steps]
 
 
 def plan_prune(run_dir: Path, rules: Rules, keep_steps: Iterable[int] = ()) -> list[Path]:
-    """Files and folders that `prune_run` would delete. `keep_steps`: checkpoints to keep besides (the best)."""
+    """Return the files and folders that `prune_run` would delete. `keep_steps`: checkpoints to keep too (the best)."""
     doomed = [] if rules.keep_last is None else prunable(run_dir, rules.keep_last, keep_steps)
     files = rollout_steps(run_dir)
-    gone = [] if rules.rollouts is None else rules.rollouts.doomed(step for step, _ in files)
-    old = [path for step, path in files if step in set(gone)]
-    doomed += old
+    deleted_steps = [] if rules.rollouts is None else rules.rollouts.doomed(step for step, _ in files)
+    old_rollouts = [path for step, path in files if step in set(deleted_steps)]
+    doomed += old_rollouts
     if rules.media:
-        doomed += _unnamed_shards(run_dir, [path for _, path in files if path not in old])
+        doomed += _unnamed_shards(run_dir, [path for _, path in files if path not in old_rollouts])
     return doomed
 
 
 def prune_run(run_dir: Path, rules: Rules, keep_steps: Iterable[int] = ()) -> list[Path]:
-    """Delete what `plan_prune` names, of a run that nobody writes. Returns what was deleted.
+    """Delete the files and folders that `plan_prune` returns, of a run that no process writes. Return them.
 
     Raises: StoreError when a process is writing the run.
     """
@@ -86,28 +91,30 @@ def prune_run(run_dir: Path, rules: Rules, keep_steps: Iterable[int] = ()) -> li
 
 
 def rollout_steps(run_dir: Path) -> list[tuple[int, Path]]:
-    """(step, file) of every rollout file, of all attempts, in order of steps."""
+    """Return (step, file) of every rollout file, of all attempts, in order of steps."""
     folder = run_dir / layout.ROLLOUTS
     names = [(layout.parse_rollout_name(p.name), p) for p in folder.iterdir()] if folder.is_dir() else []
     return sorted((parsed[0], path) for parsed, path in names if parsed is not None)
 
 
 def delete_rollouts(run_dir: Path, files: Sequence[Path]) -> None:
-    """Note the steps as pruned, then delete the files: killed in between, nothing looks lost."""
+    """Record the steps as pruned, then delete the files. So after a kill in between, no rollouts look lost."""
     steps = {parsed[0] for path in files if (parsed := layout.parse_rollout_name(path.name)) is not None}
     if not steps:
         return
     ranges = [range(step, step + 1) for step in steps] + pruned_ranges(run_dir)
-    told = {"schema": 1, "steps": [[r.start, r.stop - 1] for r in _joined(ranges)]}
-    write_json(run_dir / layout.ROLLOUTS / layout.PRUNED, told)
+    record = {"schema": 1, "steps": [[r.start, r.stop - 1] for r in _joined(ranges)]}
+    write_json(run_dir / layout.ROLLOUTS / layout.PRUNED, record)
     for path in files:
         path.unlink(missing_ok=True)
 
 
 def pruned_ranges(run_dir: Path) -> list[range]:
-    """Return the steps whose rollouts were deleted on purpose, as ranges: a damaged note may name any number.
+    """Return the steps whose rollouts were deleted on purpose, as ranges.
 
-    Raises: StoreError when the note is damaged.
+    They stay ranges because a damaged record may name any number.
+
+    Raises: StoreError when the record is damaged.
     """
     path = run_dir / layout.ROLLOUTS / layout.PRUNED
     if not path.is_file():
@@ -115,34 +122,34 @@ def pruned_ranges(run_dir: Path) -> list[range]:
     try:
         return [range(first, last + 1) for first, last in parse_json(path.read_bytes())["steps"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"the note of deleted rollouts is damaged: {error}", where=str(path)) from error
+        raise StoreError(f"the record of deleted rollouts is damaged: {error}", where=str(path)) from error
 
 
 def children(run_dir: Path) -> dict[int, str]:
-    """Step -> a run beside this one that needs this run's checkpoint of that step: its first weights are those."""
-    found: dict[int, str] = {}
+    """Return step -> a run in the same folder that needs this run's checkpoint of that step as its first weights."""
+    run_ids: dict[int, str] = {}
     for run in list_runs(run_dir.absolute().parent):
         for parent in (run.raw.get("parent"), run.raw.get("origin")):
             if isinstance(parent, Mapping) and parent.get("run") == run_dir.name:
                 step = layout.parse_checkpoint_name(str(parent.get("checkpoint")).rpartition("/")[2])
                 if step is not None:
-                    found[step] = run.id
-    return found
+                    run_ids[step] = run.id
+    return run_ids
 
 
 def _joined(ranges: Iterable[range]) -> list[range]:
-    """Return the same steps as sorted ranges, neighbours joined. Example: 1-2, 3-3, 7-7 -> 1-3, 7-7."""
+    """Return the same steps as sorted ranges, with neighbours joined. Example: 1-2, 3-3, 7-7 -> 1-3, 7-7."""
     joined: list[range] = []
-    for each in sorted(ranges, key=lambda r: (r.start, r.stop)):
-        if joined and each.start <= joined[-1].stop:
-            joined[-1] = range(joined[-1].start, max(joined[-1].stop, each.stop))
+    for steps in sorted(ranges, key=lambda r: (r.start, r.stop)):
+        if joined and steps.start <= joined[-1].stop:
+            joined[-1] = range(joined[-1].start, max(joined[-1].stop, steps.stop))
         else:
-            joined.append(each)
+            joined.append(steps)
     return joined
 
 
 def _unnamed_shards(run_dir: Path, rollouts: Sequence[Path]) -> list[Path]:
-    """Image shards of the run none of whose images a remaining rollout or an evaluation names."""
+    """Return image shards of the run none of whose images is in a remaining rollout or an evaluation."""
     named = set(rollout_media(rollouts))
     for folder in layout.eval_dirs(run_dir):
         named |= _evaluated_images(folder / layout.EVAL_ROWS)

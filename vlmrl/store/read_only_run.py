@@ -1,4 +1,4 @@
-"""A run in the processes of it that do not write it."""
+"""Run object for the processes of a run that do not write its files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from vlmrl.types import Group
 
 
 class FollowedRun(Run):
-    """A run as the processes of it that do not write it have it: it reads as any, and what would be written is left to
-    the one that does. Each has its own log.
+    """Run for its processes that do not write it: reading works as usual, and writing does nothing.
+
+    The writing process writes everything except the logs: each process has its own log.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -24,7 +25,7 @@ class FollowedRun(Run):
         self._rank = rank
 
     def log(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
-        """Nothing: all processes have these numbers, one writes them."""
+        """Do nothing: all processes have these numbers, and one writes them."""
 
     def write_log(self, text: str, rank: int = 0) -> None:
         super().write_log(text, self._rank)
@@ -39,7 +40,7 @@ class FollowedRun(Run):
         return []
 
     def prune_rollouts(self, rule: RolloutRule) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def finish(self, status: Status = "done", error: str | None = None) -> None:
-        """Nothing: the writing process says how it ended."""
+        """Do nothing: the writing process records how the run ended."""

@@ -1,20 +1,20 @@
-"""Rollouts in Parquet: every sample of a step, enough to replay the reward and the update. One row a sample.
+"""Rollouts in Parquet: every sample of a step, with what is needed to repeat the reward and the update.
 
-`write_rollouts` and `read_rollouts` round-trip `types.Group` exactly, with two limits: sampler log-probs are kept as
-float32 (what engines return), and a group without samples leaves no row. The files are plain Parquet (zstd); the file
-metadata holds `vlmrl.schema`, `vlmrl.step` and `vlmrl.attempt`. JSON columns (truth, columns, parts) hold what Python's
-`json` writes. Secrets of the process are hidden in texts, and whatever looks like one in notes and errors; token ids
-are never changed: what a prompt holds, they hold.
+The file has one row per sample. `write_rollouts` and `read_rollouts` round-trip `types.Group` exactly, with two limits:
+sampler log-probs are stored as float32 (what engines return), and a group without samples leaves no row. The files are
+plain Parquet (zstd); the file metadata holds `vlmrl.schema`, `vlmrl.step` and `vlmrl.attempt`. JSON columns (truth,
+columns, parts) hold what Python's `json` writes. In texts, secrets of the process are hidden; in notes and errors,
+everything that looks like a secret. Token ids are never changed, so they still hold everything that the prompt holds.
 
-Columns beside the obvious: `group` is the index of the row's group in the step; `token_ids` are all tokens after the
-prompt; `segments` says who wrote which span of them (start and end index into `token_ids`), whether it is trained,
-whether it was sampled and by which version (null: that of the row), and how many images are in it; `sampler_logp` is
-NaN where nobody sampled; the first `num_row_images` of `images` are the prompt's, the others are those of the segments,
-in order, and `seen_width` and `seen_height` are the sizes that the model saw (null: not known); `artifacts` are images
-that the reward made; `turns` is JSON, null where the response is one turn of the assistant.
+Columns that need an explanation: `group` is the index of the row's group in the step. `token_ids` are all tokens after
+the prompt. `segments` has for each span of them (start and end index into `token_ids`) its author, whether it is
+trained, whether it was sampled and by which version (null: that of the row), and its number of images. `sampler_logp`
+is NaN where no token was sampled. The first `num_row_images` of `images` are the prompt's, the others those of the
+segments, in order; `seen_width` and `seen_height` are the sizes that the model saw (null: not known). `artifacts` are
+images that the reward made. `turns` is JSON, null if the response is one turn of the assistant.
 
-Schema 1 has none of `status`, `detail`, `artifacts`, `turns`, of the authors, versions and images of segments, and of
-the seen sizes. Readers get their defaults: what was sampled is the policy's, the rest is the environment's.
+Schema 1 lacks `status`, `detail`, `artifacts`, `turns`, the authors, versions and images of segments, and the seen
+sizes. Readers get their defaults: sampled tokens are the policy's, the others the environment's.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 ADDED = {"status": "ok", "detail": None, "artifacts": (), "turns": None}
-"""Columns of schema 2 that schema 1 lacks, with what they are there."""
+"""Columns of schema 2 that schema 1 lacks, with their values for files of schema 1."""
 
 
 def arrow_schema() -> pa.Schema:
-    """The columns of a rollout file and their types."""
+    """Return the columns of a rollout file and their types."""
     import pyarrow as pa
 
     segment = pa.struct(
@@ -79,9 +79,9 @@ def arrow_schema() -> pa.Schema:
 
 
 def write_rollouts(path: Path, groups: Sequence[Group], *, step: int, attempt: int = 1) -> None:
-    """Write one step's groups, atomically. The folder is made.
+    """Write one step's groups, atomically. The folder is created.
 
-    Raises: ValueError when a trajectory does not belong to its group's row; StoreError when the disk refuses.
+    Raises: ValueError when a trajectory does not belong to its group's row; StoreError when the write fails.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -103,7 +103,7 @@ def write_rollouts(path: Path, groups: Sequence[Group], *, step: int, attempt: i
 
 
 def read_rollouts(path: Path) -> list[Group]:
-    """The groups of one rollout file, as they were written.
+    """Return the groups of one rollout file, as they were written.
 
     Raises: StoreError when the file is missing, damaged, not a rollout file, or of a newer schema.
     """
@@ -118,12 +118,12 @@ def read_rollouts(path: Path) -> list[Group]:
                 groups.append(Group(_row(row), row["prompt_text"], tuple(samples)))
                 samples = []
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StoreError(f"rollouts have a value of the wrong kind: {error}", where=str(path)) from error
+        raise StoreError(f"rollouts have a value of the wrong type: {error}", where=str(path)) from error
     return groups
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A rollout file as an Arrow table, its schema number and columns checked. For readers that need a few columns.
+    """Return a rollout file, or some of its columns, as an Arrow table. Its schema number and columns are checked.
 
     Raises: StoreError as `read_rollouts`.
     """
@@ -138,7 +138,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 def read_batches(
     path: Path, columns: Sequence[str], *, rows: int, repeated: Sequence[str] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """A rollout file piece by piece, `rows` rows at most each. Columns named in `repeated` come dictionary-encoded.
+    """Yield a rollout file in batches of at most `rows` rows. Columns in `repeated` are dictionary-encoded.
 
     Raises: StoreError as `read_rollouts`.
     """
@@ -152,9 +152,10 @@ def read_batches(
 
 
 def count_rows(path: Path, columns: Sequence[str] | None = ()) -> int:
-    """Return how many samples a rollout file holds.
+    """Return the number of samples in a rollout file.
 
-    Args: columns: those that it must have; None = all that `write_rollouts` writes.
+    Args:
+        columns: columns that it must have; None = all that `write_rollouts` writes.
     Raises: StoreError as `read_rollouts`.
     """
     with _opened(path, columns) as (file, _):
@@ -165,36 +166,38 @@ def count_rows(path: Path, columns: Sequence[str] | None = ()) -> int:
 def _opened(
     path: Path, columns: Sequence[str] | None, repeated: Sequence[str] = ()
 ) -> Iterator[tuple[pq.ParquetFile, tuple[str, ...]]]:
-    """The file, checked to be one of ours and of the step in its name, and the columns that its schema has not yet.
+    """Context manager: the file, checked to hold rollouts of the step in its name, and the columns that it lacks.
 
-    What Arrow raises becomes a StoreError.
+    Errors of Arrow become a StoreError.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # Parquet refuses to code a column that is not there, as in files of an earlier schema.
-        coded = sorted({*repeated} & {*pq.read_schema(path).names}) if repeated else []
-        with pq.ParquetFile(path, read_dictionary=coded, pre_buffer=False) as file:
+        # Parquet refuses to encode a missing column, and files of an earlier schema lack some.
+        encoded_columns = sorted({*repeated} & {*pq.read_schema(path).names}) if repeated else []
+        with pq.ParquetFile(path, read_dictionary=encoded_columns, pre_buffer=False) as file:
             schema = file.schema_arrow
             number = (schema.metadata or {}).get(b"vlmrl.schema", b"").decode()
             if not number.isdigit():
-                raise StoreError("this Parquet file does not hold rollouts of vlmrl", where=str(path))
+                raise StoreError("this Parquet file has no rollouts of vlmrl", where=str(path))
             if int(number) > SCHEMA:
-                message = f"these rollouts have schema {number}, this vlmrl reads {SCHEMA}"
+                message = f"these rollouts have schema {number}; this vlmrl reads schema {SCHEMA}"
                 raise StoreError(message, where=str(path), hint="upgrade vlmrl")
-            wanted = arrow_schema().names if columns is None else columns
-            lacking = tuple(name for name in wanted if int(number) < SCHEMA and name in ADDED)
-            missing = [name for name in wanted if name not in schema.names and name not in lacking]
+            expected_columns = arrow_schema().names if columns is None else columns
+            lacking = tuple(name for name in expected_columns if int(number) < SCHEMA and name in ADDED)
+            missing = [name for name in expected_columns if name not in schema.names and name not in lacking]
             if missing:
                 raise StoreError(f"the rollouts lack the column(s) {', '.join(missing)}", where=str(path))
-            named, held = parse_rollout_name(path.name), _made_at(schema.metadata)
-            if named is not None and held is not None and held != named:
-                told = "the rollouts are of step {} (attempt {}), the file's name says step {} (attempt {})"
-                raise StoreError(told.format(*held, *named), where=str(path), hint="it was renamed or copied")
+            name_step, file_step = parse_rollout_name(path.name), _made_at(schema.metadata)
+            if name_step is not None and file_step is not None and file_step != name_step:
+                template = "the rollouts are of step {} (attempt {}), the file's name says step {} (attempt {})"
+                raise StoreError(
+                    template.format(*file_step, *name_step), where=str(path), hint="it was renamed or copied"
+                )
             yield file, lacking
     except FileNotFoundError:
-        raise StoreError("no such rollout file", where=str(path)) from None
+        raise StoreError("there is no such rollout file", where=str(path)) from None
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StoreError(f"the rollout file is damaged: {reason}", where=str(path)) from error
@@ -207,7 +210,7 @@ def _default(name: str, rows: int) -> Any:
 
 
 def _made_at(metadata: Mapping[bytes, bytes]) -> tuple[int, int] | None:
-    """(step, attempt) that a file was written at; None when it does not say."""
+    """Return (step, attempt) from a file's metadata, or None if it has none."""
     words = [metadata.get(key, b"").decode("ascii", "replace") for key in (b"vlmrl.step", b"vlmrl.attempt")]
     return (int(words[0]), int(words[1])) if all(w.isascii() and w.isdigit() for w in words) else None
 
@@ -269,7 +272,7 @@ def _sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
 
 
 def _images(media: Sequence[Media], seen: Sequence[Size]) -> list[dict[str, Any]]:
-    """Images with the sizes that the model saw; `seen` may be empty."""
+    """Return images with the sizes that the model saw; `seen` may be empty."""
     if seen and len(seen) != len(media):
         raise ValueError(f"{len(media)} images but {len(seen)} sizes that the model saw")
     sizes = seen or [(None, None)] * len(media)
@@ -280,7 +283,7 @@ def _images(media: Sequence[Media], seen: Sequence[Size]) -> list[dict[str, Any]
 
 
 def _turns_text(turns: Sequence[Turn]) -> str:
-    """Turns as JSON text."""
+    """Return turns as JSON text."""
     content = [
         {
             "role": turn.role, "text": _text(turn.text), "media": [m.fields() for m in turn.media],
@@ -292,12 +295,15 @@ def _turns_text(turns: Sequence[Turn]) -> str:
 
 
 def read_turns(text: str | None) -> tuple[Turn, ...]:
-    """The turns of a response, from the column `turns`; () for null. Raises: ValueError, KeyError or TypeError."""
+    """Return the turns of a response, from the column `turns`; () for null.
+
+    Raises: ValueError, KeyError or TypeError.
+    """
     return () if text is None else tuple(map(Turn.of, parse_json(text)["turns"]))
 
 
 def seen_of(images: Sequence[Mapping[str, Any]]) -> tuple[Size, ...]:
-    """The sizes that the model saw, from values of the column `images`; () where one is not known."""
+    """Return the sizes that the model saw, from values of the column `images`; () if one of them is unknown."""
     sizes = [(image.get("seen_width"), image.get("seen_height")) for image in images]
     return () if any(None in size for size in sizes) else tuple(sizes)  # type: ignore[return-value]
 
@@ -342,7 +348,7 @@ def _sample(row: dict[str, Any]) -> ScoredSample:
         seen_sizes=seen_of(images),
     )
     if row["status"] not in get_args(Status):
-        raise ValueError(f"`{row['status']}` is no status of a score")
+        raise ValueError(f"`{row['status']}` is not a status of a score")
     score = Score(
         row["score"], parse_json(row["parts"]), row["note"], row["error"], status=row["status"],
         detail=None if row["detail"] is None else parse_json(row["detail"]),
@@ -355,7 +361,7 @@ def _sample(row: dict[str, Any]) -> ScoredSample:
 
 
 def _json(value: Any) -> str:
-    """JSON text that Parquet can hold: readable, and escaped where a string has half a surrogate pair."""
+    """Return JSON text that Parquet can hold: readable, and escaped if a string has half a surrogate pair."""
     text = json.dumps(dict(value), ensure_ascii=False)
     try:
         text.encode()
@@ -365,11 +371,17 @@ def _json(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """A text that scores are computed from, as it is but for secrets of this process (see store/secrets/redact.py)."""
+    """Return a text that scores are computed from, with only secrets of this process hidden.
+
+    See store/secrets/redact.py.
+    """
     return hide_known(encodable(text))
 
 
 @lru_cache(maxsize=256)
 def _remark(text: str) -> str:
-    """What a reward says of a response; no score is computed from it. Rewards say few different things."""
+    """Return a note or error of a reward, with secrets hidden. No score is computed from it.
+
+    It is cached because rewards return few different notes.
+    """
     return encodable(redact_text(text))

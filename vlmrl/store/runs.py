@@ -1,4 +1,4 @@
-"""Runs: making one, finding one, opening it, resuming it, and writing to it."""
+"""Runs: creating, finding, opening, resuming and writing them."""
 
 from __future__ import annotations
 
@@ -33,12 +33,15 @@ from vlmrl.visible import visible
 
 
 class Run:
-    """One run folder. Made by `create_run` or `resume_run` it may be written, made by `open_run` it is for reading.
+    """One run folder. `create_run` and `resume_run` return one for writing, `open_run` one for reading.
+
+    As a context manager it ends the run: "done", "interrupted" (Ctrl-C) or "failed" with the error.
 
     Attributes:
-        dir: the folder.     id: its name.     manifest: as last read or written.
+        dir: the folder.
+        id: its name.
+        manifest: as last read or written.
         attempt: number of the attempt that writes now; for a reader, of the last one.
-    As a context manager it ends the run: "done", "interrupted" (Ctrl-C) or "failed" with the error.
     """
 
     def __init__(self, run_dir: Path, manifest: Manifest, lock: RunLock | None = None) -> None:
@@ -55,18 +58,21 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """How it is now; "killed" when it says running but its owner is dead."""
+        """Current status; "killed" if "running" is stored but the owner is dead."""
         return "running" if self.writable else status_of(self.dir, self.manifest.status)
 
     @property
     def start_step(self) -> int:
-        """The step the current attempt began at: 0, or that of the checkpoint it resumed from."""
+        """Step that the current attempt began at: 0, or that of the checkpoint it resumed from."""
         return self.manifest.attempts[-1].from_step if self.manifest.attempts else 0
 
-    # What the owner writes
+    # Written by the owner
 
     def log(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
-        """Append one line to metrics.jsonl: on disk, whole, when this returns. `kind`: train, validation or event."""
+        """Append one line to metrics.jsonl; it is whole on disk when this returns. `kind`: train, validation or event.
+
+        Raises: ValueError for another kind.
+        """
         if kind not in metrics_.KINDS:
             raise ValueError(f"kind of a metrics line must be one of {metrics_.KINDS}, not {kind!r}")
         if self._metrics is None:
@@ -75,11 +81,11 @@ class Run:
         self._metrics.write({"step": int(step), "attempt": self.attempt, "kind": kind, "time": now(), **metrics})
 
     def event(self, step: int, event: str, **details: Any) -> None:
-        """Note that something happened (saved, resumed, early stop ...): an `event` line, and a line in the log."""
+        """Record an event (saved, resumed, early stop ...): an `event` line in metrics.jsonl and a line in the log."""
         details = redact_value(metrics_.encode(details))
         self.log(step, "event", {"event": event, **details})
-        told = " ".join(f"{k}={v}" for k, v in details.items())
-        self.write_log(f"step {step}: {event}" + (f" ({told})" if told else ""))
+        text = " ".join(f"{k}={v}" for k, v in details.items())
+        self.write_log(f"step {step}: {event}" + (f" ({text})" if text else ""))
 
     def write_log(self, text: str, rank: int = 0) -> None:
         """Append a line with the time to logs/attempt-N/rank-R.log. Secrets are hidden, control characters escaped."""
@@ -88,7 +94,7 @@ class Run:
             file.write(f"{now()} {visible(redact_text(text))}\n")
 
     def write_rollouts(self, step: int, groups: Sequence[Group]) -> Path:
-        """Write all groups of a step, atomically, after the images that it made. Returns the path of the rollouts."""
+        """Write the images that a step made, then its groups, atomically. Return the path of the rollouts."""
         self._own()
         samples = [sample for group in groups for sample in group.samples]
         images = {sha: content for s in samples for sha, content in (*s.files.items(), *s.score.files.items())}
@@ -99,12 +105,12 @@ class Run:
         return path
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the manifest, atomically. Name, note and tags that a person edited meanwhile stay."""
+        """Change fields of the manifest, atomically. A user's edits of name, note and tags stay."""
         self._own()
         try:
             self.manifest = manifests.update_manifest(self.dir, lambda m: replace(m, **changes))
         except StoreError:
-            # Somebody damaged manifest.json under us: the copy in memory is the better one. The disk is tried again.
+            # manifest.json was damaged during the run: write the copy that is in memory.
             self.manifest = replace(self.manifest, **changes)
             manifests.write_manifest(self.dir, self.manifest)
 
@@ -113,12 +119,12 @@ class Run:
         self.update(best=Best(int(step), metric, float(value)))
 
     def add_label(self, label: str) -> None:
-        """A label is shown beside the run's numbers wherever they appear."""
+        """Add a label. It is shown beside the run's numbers wherever they appear."""
         if label not in self.manifest.labels:
             self.update(labels=(*self.manifest.labels, label))
 
     def prune_checkpoints(self, keep_last: int, keep_steps: Iterable[int] = ()) -> list[Path]:
-        """Delete complete checkpoints but the newest `keep_last` and those of `keep_steps`. Returns what was deleted.
+        """Delete complete checkpoints except the newest `keep_last` and those of `keep_steps`. Return the deleted ones.
 
         Each is renamed before it is deleted: a kill in between leaves no half checkpoint under a checkpoint's name.
         """
@@ -136,7 +142,7 @@ class Run:
         delete_rollouts(self.dir, [path for step, path in files if step in doomed])
 
     def finish(self, status: Status = "done", error: str | None = None) -> None:
-        """End the attempt and the run: write how it ended, give the lock back. Safe to call twice."""
+        """End the attempt and the run: write how it ended, release the lock. A second call does nothing."""
         if self._lock is None:
             return
         end = now()
@@ -149,7 +155,7 @@ class Run:
             self.close()
 
     def close(self) -> None:
-        """Let go of the run without saying how it ended: readers then see it as killed."""
+        """Release the run without recording how it ended: readers then see it as killed."""
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
@@ -157,18 +163,18 @@ class Run:
             self._lock.release()
             self._lock = None
 
-    # What anybody reads
+    # Read by any process
 
     def metrics(self, kind: str = "train") -> list[dict[str, Any]]:
-        """The metrics lines of one kind that count, one a step, by step (store/metrics.py says what a resume voids)."""
+        """Return the metrics lines of one kind that count, one per step, by step (see store/metrics.py)."""
         return metrics_.current(metrics_.read_file(self.dir).lines, self.manifest.attempt_starts, kind)
 
     def rollout_files(self) -> dict[int, Path]:
-        """Step -> the rollout file that counts, in order of steps."""
+        """Return step -> the rollout file that counts, in order of steps."""
         return rollout_files(self.dir, self.manifest.attempt_starts)
 
     def read_rollouts(self, step: int) -> list[Group]:
-        """The groups of a step. Raises: StoreError when there are none."""
+        """Return the groups of a step. Raises: StoreError when there are none."""
         files = self.rollout_files()
         if step not in files:
             steps = f"steps {min(files)} to {max(files)}" if files else "none"
@@ -181,7 +187,7 @@ class Run:
         return rollouts_.read_rollouts(files[step])
 
     def checkpoint_dirs(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
+        """Return complete checkpoints, oldest first."""
         return layout.complete_checkpoints(self.dir)
 
     def checkpoint(self, which: str | int = "best") -> Path:
@@ -189,18 +195,18 @@ class Run:
         return choose_checkpoint(self.dir, self.manifest, which)[0]
 
     def log_path(self, rank: int = 0) -> Path:
-        """logs/attempt-N/rank-R.log; its folder is made."""
+        """Return logs/attempt-N/rank-R.log. Its folder is created."""
         path = layout.log_path(self.dir, self.attempt, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def process_log(self, name: str) -> Path:
-        """logs/attempt-N/<name>.log, of a process that a rank has started; its folder is made."""
+        """Return logs/attempt-N/<name>.log, for a process that a rank has started. Its folder is created."""
         return self.log_path().with_name(f"{name}.log")
 
     def _own(self) -> None:
         if self._lock is None:
-            raise StoreError(f"run {self.id} was opened for reading", where=str(self.dir))
+            raise StoreError(f"run {self.id} was opened for reading only", where=str(self.dir))
 
     def __enter__(self) -> Run:
         return self
@@ -213,7 +219,7 @@ class Run:
         elif issubclass(kind, KeyboardInterrupt):
             self.finish("interrupted")
         else:
-            # On a disk that is full this is refused too: what happened first is then the error that goes on.
+            # A full disk refuses this too: then the first error is the one to raise.
             with contextlib.suppress(StoreError):
                 self.finish("failed", reason_of(error) if error is not None else kind.__name__)
 
@@ -239,10 +245,14 @@ def create_run(
     texts: kept_recipe.Texts = MappingProxyType({}),
     fork: kept_recipe.Fork | None = None,
 ) -> Run:
-    """Make a run folder and take it. The folder appears under its name whole, with manifest, recipe and lock.
+    """Create a run folder and lock it. The folder gets its name when it is complete: manifest, recipe and lock.
 
-    Args: as the fields of `Manifest`; `recipe_text` is written to recipe.toml, `resolved` to resolved.json, `texts` are
-        kept, `fork` is the checkpoint that it goes on from.
+    Args:
+        recipe_text: text of recipe.toml.
+        resolved: content of resolved.json.
+        texts: reward files and prompts to keep.
+        fork: the checkpoint that the run continues from.
+        kind, name, tags, note ...: as the fields of `Manifest`.
     Raises: StoreError for an unusable name or tag, or when the runs root cannot be written.
     """
     if name is not None:
@@ -251,9 +261,9 @@ def create_run(
         manifests.check_tag(tag)
     root = Path(root)
     run_dir = root / layout.new_run_id(recipe_name)
-    making = temp_path(run_dir)
+    temp_dir = temp_path(run_dir)
     try:
-        making.mkdir(parents=True)
+        temp_dir.mkdir(parents=True)
     except OSError as error:
         raise StoreError(f"cannot make a run folder: {error.strerror}", where=str(root)) from error
     _sweep_root(root)
@@ -262,10 +272,10 @@ def create_run(
     learn_argv(argv)
     learn(filter(None, (recipe_text, *texts.values())))
     try:
-        files = kept_recipe.write_recipe(making, resolved, recipe_text) | kept_recipe.keep_texts(making, texts)
-        files |= kept_recipe.keep_diff(making, diff) if diff else {}
+        files = kept_recipe.write_recipe(temp_dir, resolved, recipe_text) | kept_recipe.keep_texts(temp_dir, texts)
+        files |= kept_recipe.keep_diff(temp_dir, diff) if diff else {}
         if fork:
-            link_tree(fork.checkpoint, making / layout.CHECKPOINTS / fork.checkpoint.name)
+            link_tree(fork.checkpoint, temp_dir / layout.CHECKPOINTS / fork.checkpoint.name)
         manifest = Manifest(
             id=run_dir.name, kind=kind, recipe=recipe_name, start=start, name=name, tags=tuple(dict.fromkeys(tags)),
             note=note, labels=tuple(labels), argv=tuple(redact_argv(argv)), cwd=os.getcwd(), parent=parent,
@@ -276,25 +286,27 @@ def create_run(
             packages=provenance.packages(), environment=provenance.environment(), hardware=provenance.hardware(),
             attempts=(manifests.new_attempt(1, start, argv, fork and fork.checkpoint, fork.changes if fork else ()),),
         )  # fmt: skip
-        manifests.write_manifest(making, manifest)
+        manifests.write_manifest(temp_dir, manifest)
     except (OSError, StoreError) as error:
-        shutil.rmtree(making, ignore_errors=True)
+        shutil.rmtree(temp_dir, ignore_errors=True)
         if isinstance(error, StoreError):
             raise
         raise StoreError(f"cannot make a run folder: {error.strerror}", where=str(error.filename or root)) from error
-    lock = RunLock(making)
+    lock = RunLock(temp_dir)
     lock.acquire()
-    os.rename(making, run_dir)
+    os.rename(temp_dir, run_dir)
     sync_folder(root)
     lock.moved(run_dir)
     return Run(run_dir, manifests.read_manifest(run_dir), lock)
 
 
 def open_run(root: Path | str, ref: str, *, trained: bool = False) -> Run:
-    """Open a run for reading. `ref`: a unique prefix of its id, its last four characters, `last`, its name, or a path.
+    """Open a run for reading.
 
-    Args: trained: `last` is the last run that trains, where there is one: not a later `vlmrl try`.
-    Raises: StoreError when no run or more than one answers to `ref` (candidates are listed), or its manifest is bad.
+    Args:
+        ref: a unique prefix of its id, its last four characters, `last`, its name, or a path.
+        trained: `last` means the last run that trains, if there is one, and not a later `vlmrl try`.
+    Raises: StoreError when no run or more than one matches `ref` (candidates are listed), or its manifest is bad.
     """
     run_dir = find(root, ref, trained=trained)
     return Run(run_dir, manifests.read_manifest(run_dir))
@@ -304,14 +316,14 @@ def resume_run(
     root: Path | str, ref: str, *, argv: Sequence[str] = (), from_step: int | None = None, threads: int | None = None,
     renewal: kept_recipe.Renewal | None = None,
 ) -> Run:  # fmt: skip
-    """Take an existing run for a new attempt.
+    """Lock an existing run for a new attempt.
 
-    Leftovers of a kill are removed (they never counted), a torn last line of metrics.jsonl is closed off, and the
-    attempt before, if it did not end by itself, is marked killed.
+    Leftovers of a kill are removed (they never counted), a torn last line of metrics.jsonl gets a line end, and the
+    attempt before is marked killed if it did not end by itself.
 
     Args:
-        from_step: step of the complete checkpoint it continues from; default: the newest; 0 when there is none.
-        renewal: what it does otherwise than before.
+        from_step: step of the complete checkpoint it continues from; default: the newest; 0 if there is none.
+        renewal: changes against the attempt before.
     Raises: StoreError when another process writes the run, or `from_step` has no complete checkpoint.
     """
     learn_argv(argv)
@@ -323,14 +335,18 @@ def resume_run(
         sweep(run_dir)
         for path in layout.incomplete_checkpoints(run_dir):
             remove_tree(path)
-        found = {layout.parse_checkpoint_name(path.name) or 0: path for path in reader.checkpoint_dirs()}
-        step = max(found, default=0) if from_step is None else from_step
-        if step and step not in found:
-            have = ", ".join(map(str, found)) or "none"
-            raise StoreError(f"run {reader.id} has no complete checkpoint of step {step}", hint=f"steps it has: {have}")
-        before = tuple(replace(a, status="killed") if a.status == "running" else a for a in reader.manifest.attempts)
-        number = max((a.number for a in before), default=0) + 1
-        attempt = manifests.new_attempt(number, now(), argv, found.get(step), renewal.changes if renewal else ())
+        checkpoints = {layout.parse_checkpoint_name(path.name) or 0: path for path in reader.checkpoint_dirs()}
+        step = max(checkpoints, default=0) if from_step is None else from_step
+        if step and step not in checkpoints:
+            steps = ", ".join(map(str, checkpoints)) or "none"
+            raise StoreError(
+                f"run {reader.id} has no complete checkpoint of step {step}", hint=f"steps it has: {steps}"
+            )
+        previous_attempts = tuple(
+            replace(a, status="killed") if a.status == "running" else a for a in reader.manifest.attempts
+        )
+        number = max((a.number for a in previous_attempts), default=0) + 1
+        attempt = manifests.new_attempt(number, now(), argv, checkpoints.get(step), renewal.changes if renewal else ())
         changes: dict[str, Any] = {"status": "running", "end": None, "error": None}
         if reader.manifest.best is not None and reader.manifest.best.step > step:
             changes["best"] = _best_until(reader, step)
@@ -341,7 +357,7 @@ def resume_run(
             changes |= {name: tuple(r) for name, r in renewal.records.items()}
             changes |= {"best": None} if renewal.restarts_best else {}
             changes |= {"seeds": dict(renewal.seeds)} if renewal.seeds else {}
-        changes["attempts"] = (*before, attempt)
+        changes["attempts"] = (*previous_attempts, attempt)
         if threads is not None:
             changes["threads"] = threads
         manifest = manifests.update_manifest(run_dir, lambda m: replace(m, **changes))
@@ -352,17 +368,17 @@ def resume_run(
 
 
 def rollout_files(run_dir: Path, starts: Mapping[int, int]) -> dict[int, Path]:
-    """Step -> the rollout file that counts. `starts`: attempt -> the step it began at."""
-    found: list[tuple[int, int, Path]] = []
+    """Return step -> the rollout file that counts. `starts`: attempt -> the step it began at."""
+    files: list[tuple[int, int, Path]] = []
     with contextlib.suppress(FileNotFoundError), os.scandir(run_dir / layout.ROLLOUTS) as entries:
         for entry in entries:
             if (parsed := layout.parse_rollout_name(entry.name)) is not None:
-                found.append((*parsed, Path(entry.path)))
-    return metrics_.newest(found, starts)
+                files.append((*parsed, Path(entry.path)))
+    return metrics_.newest(files, starts)
 
 
 def _sweep_root(root: Path) -> None:
-    """Remove run folders that a kill left half made. Young ones stay: another process may be making them."""
+    """Remove unfinished run folders that a kill left. Those younger than an hour may be in use and stay."""
     with os.scandir(root) as entries:
         stale = [e.path for e in entries if e.name.startswith(TEMP_PREFIX) and e.stat().st_mtime < time.time() - 3600]
     for path in stale:
@@ -370,9 +386,9 @@ def _sweep_root(root: Path) -> None:
 
 
 def _best_until(run: Run, step: int) -> Best | None:
-    """The best validation up to a step: what a resume from there goes back to. From the lines marked `eval/is_best`.
+    """Return the best validation up to a step, for a resume from there, or None. It has `eval/is_best` in its line.
 
-    Validations before a change that made the best begin anew are of another kind.
+    Validations before a change that restarts the best are not comparable and do not count.
     """
     restarts = (a.number for a in run.manifest.attempts if any("best" in c.get("restarts", ()) for c in a.changes))
     first = max(restarts, default=1)

@@ -1,4 +1,4 @@
-"""What happened in a run, in a form that a command or a page can print."""
+"""Summary of a run, in a form that a command or a page can print."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from vlmrl.store.printed_names import command_line
 from vlmrl.store.runs import Run
 
 COMMANDS = {"rl": "train", "sft": "sft"}
-"""Kinds of runs that can be resumed, and by which command."""
+"""Kinds of runs that can be resumed, and the command that resumes them."""
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """All that `vlmrl runs show` says, as JSON values. Damaged parts are told under "problems"; the rest is there."""
+    """Return all facts that `vlmrl runs show` prints, as JSON values.
+
+    Damaged parts are listed under "problems"; the rest is still there.
+    """
     m = run.manifest
     problems: list[str] = []
     train, validation, events = [], [], []
@@ -27,7 +30,7 @@ def describe(run: Run) -> dict[str, Any]:
         train, validation, events = (run.metrics(kind) for kind in ("train", "validation", "event"))
     except StoreError as error:
         problems.append(error.message)
-    complete = run.checkpoint_dirs()
+    checkpoints = run.checkpoint_dirs()
     rollouts = run.rollout_files()
     status = run.status
     report = run.dir / layout.REPORT
@@ -73,7 +76,7 @@ def describe(run: Run) -> dict[str, Any]:
         "first_validation": validation[0] if validation else None,
         "last_event": events[-1] if events else None,
         "best": {"step": m.best.step, "metric": m.best.metric, "value": m.best.value} if m.best else None,
-        "checkpoints": [path.name for path in complete],
+        "checkpoints": [path.name for path in checkpoints],
         "rollout_steps": list(rollouts),
         "evaluations": [path.name for path in layout.eval_dirs(run.dir)],
         "evaluations_during_training": [path.name for path in layout.eval_dirs(run.dir) if _was_during(path)],
@@ -85,7 +88,7 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def _was_during(folder: Path) -> bool:
-    """Return whether an evaluation is a validation of training's; a damaged one goes by its name."""
+    """Return whether an evaluation is a validation during training. Of a damaged one, the name decides."""
     try:
         return bool((read_summary(folder).get("meta") or {}).get("during"))
     except StoreError:
@@ -96,7 +99,7 @@ USAGE = (layout.CHECKPOINTS, layout.ROLLOUTS, layout.MEDIA, layout.EVAL, layout.
 
 
 def disk_usage(run_dir: Path) -> dict[str, int]:
-    """Bytes of a run: those of USAGE, merged (models that `vlmrl merge` wrote into it), other, total."""
+    """Return the bytes of a run: for each folder in USAGE, merged (models written by `vlmrl merge`), other, total."""
     parts = {name: tree_bytes(run_dir / name) for name in USAGE}
     parts["merged"] = sum(map(tree_bytes, layout.merged_dirs(run_dir)))
     total = tree_bytes(run_dir)
@@ -104,7 +107,7 @@ def disk_usage(run_dir: Path) -> dict[str, int]:
 
 
 def tree_bytes(folder: Path) -> int:
-    """Bytes of all files under a folder; links are not followed, files that vanish meanwhile count 0."""
+    """Return the bytes of all files under a folder. Links are not followed; files that vanish meanwhile count 0."""
     total = 0
     for base, _, files in os.walk(folder):
         for name in files:
@@ -116,7 +119,7 @@ def tree_bytes(folder: Path) -> int:
 
 
 def resume_command(run: Run, status: str) -> str | None:
-    """The command that goes on with the run; None when it is done, running, or of a kind that is simply run again."""
+    """Return the command that resumes the run; None if it is done, running, or of a kind that cannot be resumed."""
     command = COMMANDS.get(run.manifest.kind)
     if command is None or status in ("done", "running"):
         return None
@@ -124,7 +127,7 @@ def resume_command(run: Run, status: str) -> str | None:
 
 
 def _last_sign(run: Run, attempt: int) -> str | None:
-    """Time of the last line an attempt wrote: the best guess at the end of one that was killed."""
+    """Return the time of the last line that an attempt wrote: the best estimate of the end of a killed attempt."""
     if run.status == "running" and attempt == run.attempt:
         return None
     from vlmrl.store.metrics import read_file

@@ -1,4 +1,4 @@
-"""Following a run from outside while it is written: its metrics as they come, and when it will be over."""
+"""Following a run that another process writes: its metrics as they come, and the time to its end."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from vlmrl.store.metrics import current, parse_line
 from vlmrl.store.runs import Run, open_run
 
 STEPS_FOR_SPEED = 20
-"""The time to the end is reckoned from so many of the last steps."""
+"""Number of last steps from which the time to the end is estimated."""
 
 
 @dataclass
 class Followed:
-    """A run that somebody else writes. `look` reads what is new; only whole lines of metrics.jsonl are taken."""
+    """Run that another process writes. `look` reads what is new; only whole lines of metrics.jsonl are read."""
 
     run_dir: Path
     run: Run = field(init=False)
     steps: int | None = field(init=False)
-    """Steps of the recipe; None when the run has no such recipe."""
+    """Steps of the recipe; None if the run has no such recipe."""
     _lines: list[dict[str, Any]] = field(default_factory=list, repr=False)
     _offset: int = field(default=0, repr=False)
 
@@ -33,30 +33,30 @@ class Followed:
         self.look()
 
     def look(self) -> bool:
-        """Read the manifest and the new lines. Returns whether the run is still being written.
+        """Read the manifest and the new lines. Return whether the run is still being written.
 
-        The state is read before the lines: when it says that the run has ended, no line is missing.
+        The status is read before the lines: if it says that the run has ended, no line is missing.
         """
         self.run, self.steps = open_run(self.run_dir.parent, str(self.run_dir)), _steps(self.run_dir)
-        going = self.run.status == "running"
+        is_running = self.run.status == "running"
         try:
             with open(self.run_dir / layout.METRICS, "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
-            return going
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        self._lines += [line for raw in whole.split(b"\n") if (line := parse_line(raw)) is not None]
-        return going
+            return is_running
+        whole_lines = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole_lines)
+        self._lines += [line for raw in whole_lines.split(b"\n") if (line := parse_line(raw)) is not None]
+        return is_running
 
     def lines(self, kind: str = "train") -> list[dict[str, Any]]:
-        """The lines of a kind that count so far, one a step, by step."""
+        """Return the lines of a kind that count so far, one per step, by step."""
         return current(self._lines, self.run.manifest.attempt_starts, kind)
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds to the last step at the pace of the last ones, validations and saving included; None = unknown."""
+        """Seconds to the last step, with validations and saving, at the speed of the last steps; None = unknown."""
         train = self.lines()
         if not train or self.steps is None:
             return None
@@ -64,14 +64,14 @@ class Followed:
         recent = [line for line in train[-STEPS_FOR_SPEED - 1 :] if line["attempt"] == attempt]
         if len(recent) > 1:
             span = seconds_between(recent[0].get("time"), recent[-1].get("time"))
-            a_step = None if span is None else span / (len(recent) - 1)
+            step_seconds = None if span is None else span / (len(recent) - 1)
         else:
-            a_step = recent[0].get("time/step_seconds")
-        return None if a_step is None else a_step * max(0, self.steps - 1 - train[-1]["step"])
+            step_seconds = recent[0].get("time/step_seconds")
+        return None if step_seconds is None else step_seconds * max(0, self.steps - 1 - train[-1]["step"])
 
 
 def phase_seconds(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Phase -> mean seconds in these lines, longest first; the step as a whole is left out."""
+    """Return phase -> mean seconds in these lines, longest first, without the step as a whole."""
     names = {name for line in lines for name in line if name.startswith("time/") and name != "time/step_seconds"}
     means = {n: fmean(float(line.get(n, 0.0)) for line in lines) for n in names}
     ordered = sorted(means.items(), key=lambda item: (-item[1], item[0]))

@@ -1,4 +1,4 @@
-"""Is a run folder whole? Every file read, every claim checked; all that is wrong at once, nothing changed."""
+"""Check of a whole run folder: every file is read and compared. All faults are listed and nothing is changed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
     """Check a run folder: manifest, recipe, metrics, rollouts, checkpoints, evaluations, images, leftovers.
 
     Args:
-        images: how to find the images; default: the run's media/ and the prepared datasets its manifest names.
-        quick: look for what is missing, cut or out of place, and read no more than that takes: heads of rollouts and
-            evaluations, names of a checkpoint's files, no images. A changed byte in the middle of a file stays unseen.
+        images: images of the run; default: those in the run's media/ and the prepared datasets in its manifest.
+        quick: find only what is missing, cut or misplaced: heads of rollouts and evaluations, names of a checkpoint's
+            files, no images. A changed byte in the middle of a file is not found.
     """
     verdict = MetricsVerdict()
     try:
@@ -55,16 +55,21 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
         _check_images(run_dir, rollouts, images, verdict)
     if not alive:
         for path in leftovers(run_dir):
-            verdict.warn("half written by a process that was cut short; ignored, removed at the next resume", path)
+            verdict.warn(
+                "half written by a process that was killed; readers ignore it, and the next resume removes it", path
+            )
     return verdict
 
 
 FOLDERS = (layout.ROLLOUTS, layout.EVAL, layout.CHECKPOINTS, layout.LOGS, layout.MEDIA, layout.KEPT)
-"""Folders of a run; each is made when it is needed."""
+"""Folders of a run; each is created when it is needed."""
 
 
 def _check_places(run_dir: Path, verdict: MetricsVerdict) -> None:
-    """Check for files where folders should be, and for names like that of a step which are none: readers skip them."""
+    """Check for files where folders should be, and for names that begin like those of steps but are none.
+
+    Readers skip such names.
+    """
     paths = [run_dir / name for name in FOLDERS]
     paths += _named(run_dir / layout.EVAL)
     for folder, parse in (
@@ -75,20 +80,20 @@ def _check_places(run_dir: Path, verdict: MetricsVerdict) -> None:
             if parse(path.name) is not None:
                 paths += [path] if folder.name == layout.CHECKPOINTS else []
             elif path.name.startswith(layout.STEP_PREFIX):
-                hint = "it was renamed or copied: give it its name back, or move it out of the run"
-                verdict.error("no step is called like this, so nothing reads it", path, hint)
+                hint = "it was renamed or copied: restore its name, or move it out of the run"
+                verdict.error("this is not the name of a step, so nothing reads it", path, hint)
     for path in paths:
         if path.exists() and not path.is_dir():
-            verdict.error("this is a file, and should be a folder", path)
+            verdict.error("this is a file, but should be a folder", path)
 
 
 def _named(folder: Path) -> list[Path]:
-    """Return what a folder holds, without hidden names and what is half written; nothing of a missing one."""
+    """Return the content of a folder without hidden and half-written names; empty if the folder is missing."""
     return sorted(p for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
 
 
 def _check_texts(run_dir: Path, manifest: Manifest, verdict: MetricsVerdict) -> None:
-    """Recipes, code.diff and what is kept of rewards and prompts, against the hashes in the manifest."""
+    """Check recipes, code.diff and kept rewards and prompts against the hashes in the manifest."""
     for name, sha256 in _written_once(run_dir, manifest).items():
         path = run_dir / name
         try:
@@ -105,29 +110,31 @@ def _check_texts(run_dir: Path, manifest: Manifest, verdict: MetricsVerdict) -> 
     if dirty and layout.CODE_DIFF not in manifest.files and not (run_dir / layout.CODE_DIFF).is_file():
         verdict.error("the code had changes that are not committed, but code.diff is missing", run_dir)
     if not manifest.attempts:
-        verdict.error("the manifest names no attempt", run_dir / layout.MANIFEST)
+        verdict.error("the manifest has no attempt", run_dir / layout.MANIFEST)
 
 
 def _written_once(run_dir: Path, manifest: Manifest) -> dict[str, str]:
-    """File -> its sha256, "" where that is not known: the manifest's table; of a run made before there was one, the
-    recipe and the reward files (a prompt's hash is not that of its file).
+    """Return file -> its sha256; "" if that is unknown.
+
+    This is the manifest's table. For runs from before that table, it is the recipe and the reward files (a prompt's
+    hash is not the hash of its file).
     """
     if manifest.files:
         return dict(manifest.files)
-    found = {layout.RECIPE: manifest.recipe_sha256} if manifest.recipe_sha256 else {}
+    sha256_by_file = {layout.RECIPE: manifest.recipe_sha256} if manifest.recipe_sha256 else {}
     if not all("changes" in attempt for attempt in read_raw(run_dir).get("attempts", ())):
-        return found  # older than kept/
+        return sha256_by_file  # from before kept/ existed
     for record in manifest.rewards:
         if ".py" in str(record.get("name")):
             path = layout.kept_path(run_dir, "reward", str(record.get("sha256")))
             text = path.read_bytes() if path.is_file() else b""
             known = HIDDEN.encode() not in text
-            found[path.relative_to(run_dir).as_posix()] = str(record.get("sha256")) if known else ""
-    return found
+            sha256_by_file[path.relative_to(run_dir).as_posix()] = str(record.get("sha256")) if known else ""
+    return sha256_by_file
 
 
 def _check_rollouts(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> dict[Path, Held]:
-    """Readable rollout files -> what they hold."""
+    """Check the rollout files. Return readable file -> its content in numbers."""
     sound: dict[Path, Held] = {}
     folder = run_dir / layout.ROLLOUTS
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -161,15 +168,18 @@ def _check_checkpoints(
             verdict.error(fault.message, path, fault.hint)
     if not alive:
         for path in layout.incomplete_checkpoints(run_dir):
-            verdict.warn("a checkpoint without COMPLETE: its saving was cut; ignored, removed at the next resume", path)
+            verdict.warn(
+                "this checkpoint has no COMPLETE: its save was cut; readers ignore it, and the next resume removes it",
+                path,
+            )
     packed = (run_dir / layout.PACKED).is_file()
     for attempt in manifest.attempts if manifest and not packed else ():
         if attempt.from_checkpoint and Path(attempt.from_checkpoint).is_absolute():
-            verdict.error(f"attempt {attempt.number} names a checkpoint outside of the run", attempt.from_checkpoint)
+            verdict.error(f"attempt {attempt.number} has a checkpoint outside of the run", attempt.from_checkpoint)
 
 
 def _check_evaluations(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> None:
-    """Every folder below eval/: an evaluation appears under its name whole, so that a part of one is damage."""
+    """Check every folder below eval/. An evaluation gets its name when it is whole, so a part of one is damage."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -177,7 +187,7 @@ def _check_evaluations(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> N
     verdict.counts["evaluations"] = len(folders)
     for folder in folders:
         if not (folder / layout.EVAL_SUMMARY).is_file():
-            verdict.error("this evaluation has no summary.json: nothing shows it", folder)
+            verdict.error("this evaluation has no summary.json, so no command shows it", folder)
             continue
         try:
             summary = read_summary(folder)
@@ -190,9 +200,9 @@ def _check_evaluations(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> N
         except (OSError, pa.ArrowException) as error:
             verdict.error(f"the rows of this evaluation cannot be read: {str(error).splitlines()[0]}", path)
             continue
-        told = summary.get("rows")
-        if isinstance(told, int) and told != rows:
-            verdict.error(f"the summary is of {told} rows, and there are {rows}", path)
+        summary_rows = summary.get("rows")
+        if isinstance(summary_rows, int) and summary_rows != rows:
+            verdict.error(f"the summary has {summary_rows} rows, but the file has {rows}", path)
 
 
 def _check_images(run_dir: Path, rollouts: Mapping[Path, Any], images: RunImages, verdict: MetricsVerdict) -> None:
@@ -204,7 +214,7 @@ def _check_images(run_dir: Path, rollouts: Mapping[Path, Any], images: RunImages
         verdict.error(error.message, error.where or run_dir)
         return
     if missing:
-        why = "; ".join(images.notes) or "no media/ and no dataset holds them"
+        why = "; ".join(images.notes) or "no media/ and no dataset has them"
         verdict.error(
             f"{len(missing)} of {len(named)} images of the rollouts cannot be found: {why}",
             run_dir,
@@ -219,7 +229,7 @@ def _read_json(path: Path, verdict: MetricsVerdict) -> dict[str, Any] | None:
         verdict.error(f"cannot be read: {error.strerror}", path)
         return None
     except ValueError:
-        verdict.error("is not whole JSON", path)
+        verdict.error("is not a complete JSON value", path)
         return None
     if not isinstance(value, dict):
         verdict.error("does not hold a JSON object", path)
@@ -231,15 +241,15 @@ MOST_LINES = 20
 
 
 def damage_of(run_dir: Path) -> list[str]:
-    """Return one sentence for each file of a run that is missing, cut or not what it should be.
+    """Return one sentence for each file of a run that is missing, cut or wrong.
 
-    Every file is looked at, and only as much of it read as that takes.
+    Every file is checked, but only as much of it is read as that needs.
     """
     return [_sentence(problem, run_dir) for problem in verify_run(run_dir, quick=True).errors]
 
 
 def shortened(lines: list[str], run_id: str) -> list[str]:
-    """Return at most MOST_LINES of them, and where the rest can be seen."""
+    """Return at most MOST_LINES of the lines, and a line that says where the rest can be seen."""
     if len(lines) <= MOST_LINES:
         return lines
     return [*lines[:MOST_LINES], f"... and {len(lines) - MOST_LINES} more: vlmrl runs verify {run_id}"]

@@ -1,4 +1,4 @@
-"""metrics.jsonl against itself, and against the rollouts and checkpoints of its run: is a line or a file lost?"""
+"""Check of metrics.jsonl, and of rollouts and checkpoints against it: is a line or a file lost?"""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TRAINED = ("rl", "sft")
 """Kinds of runs that write a `train` line every step."""
 MOST_STEPS = 5
 SAME_MEAN = 1e-9
-"""Relative. The mean score of a step is stored as a double; other versions may have added up in another order."""
+"""Relative tolerance. The mean score is stored as a double; other versions may have added in another order."""
 
 
 @dataclass
 class MetricsVerdict:
-    """What `verify_run` looked at and found. Errors: something was lost or changed. Warnings: harmless traces."""
+    """Result of `verify_run`. Errors: something was lost or changed. Warnings: harmless traces."""
 
     problems: list[Problem] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -47,11 +47,11 @@ class MetricsVerdict:
 
 @dataclass(frozen=True)
 class Held:
-    """What a rollout file holds.
+    """Content of a rollout file in numbers.
 
     Args:
-        versions: of the policies that sampled; empty when they were not read.
-        mean_score: of the samples whose reward did not fail; None when there are none, or they were not read.
+        versions: policy versions that sampled; empty if they were not read.
+        mean_score: of the samples whose reward did not fail; None if there are none, or they were not read.
     """
 
     step: int
@@ -66,7 +66,9 @@ def check_metrics(
 ) -> None:
     """Check the lines of metrics.jsonl, and that no step's line or rollouts are missing.
 
-    Args: alive: whether a process writes the run now: its last step may be half done.    rollouts: readable files.
+    Args:
+        alive: whether a process writes the run now: its last step may be half done.
+        rollouts: readable files.
     """
     starts = manifest.attempt_starts if manifest else {}
     path = run_dir / layout.METRICS
@@ -81,10 +83,10 @@ def check_metrics(
     train = {line["step"]: line for line in metrics.current(content.lines, starts, "train")}
     files = rollout_files(run_dir, starts)
     sampled = sorted(step for step, line in train.items() if "rollout/samples" in line and step not in files)
-    lost = [step for step in sampled if not any(step in each for each in pruned)]
+    lost = [step for step in sampled if not any(step in steps for steps in pruned)]
     if lost:
-        told = f"{len(lost)} step(s) have metrics but no rollouts: {_shown(lost, len(lost))}"
-        verdict.error(told, run_dir / layout.ROLLOUTS)
+        message = f"{len(lost)} step(s) have metrics but no rollouts: {_shown(lost, len(lost))}"
+        verdict.error(message, run_dir / layout.ROLLOUTS)
     for step in sorted(train.keys() & files.keys()):
         _check_step(train[step], files[step], rollouts.get(files[step]), verdict)
     if manifest is not None and manifest.kind in TRAINED:
@@ -96,7 +98,7 @@ def check_metrics(
 
 
 def _check_lines(content: metrics.MetricsFile, starts: Mapping[int, int], path: Path, verdict: MetricsVerdict) -> None:
-    """Each line that is not whole: one may be left by a kill where an attempt ended, any other was damaged."""
+    """Check each line that is not whole: a kill may leave one where an attempt ended; any other is damage."""
     attempts = dict(zip(content.numbers, (line["attempt"] for line in content.lines), strict=True))
     for number in content.torn:
         before = next((attempts[n] for n in sorted(attempts, reverse=True) if n < number), min(starts, default=1))
@@ -108,11 +110,11 @@ def _check_lines(content: metrics.MetricsFile, starts: Mapping[int, int], path: 
     _check_order(content, path, verdict)
     unknown = sorted(set(attempts.values()) - set(starts)) if starts else []
     if unknown:
-        verdict.error(f"metrics of attempt {unknown[0]}, which the manifest does not know", path)
+        verdict.error(f"metrics of attempt {unknown[0]}, which is not in the manifest", path)
 
 
 def _check_order(content: metrics.MetricsFile, path: Path, verdict: MetricsVerdict) -> None:
-    """Check that the lines stand as they were appended: attempt after attempt, in each one line a trained step."""
+    """Check that the lines are in the order of appending: by attempt, and one line per trained step in each attempt."""
     attempt, last, wrong = 0, -1, []
     for number, line in zip(content.numbers, content.lines, strict=True):
         if line["attempt"] > attempt:
@@ -124,17 +126,17 @@ def _check_order(content: metrics.MetricsFile, path: Path, verdict: MetricsVerdi
             last = line["step"]
     if wrong:
         number, line = wrong[0]
-        told = f"{len(wrong)} line(s) of metrics are there twice or out of order, the first of step {line['step']}"
-        verdict.error(told, f"{path}:{number}", "the file was edited: a run only appends to it")
+        message = f"{len(wrong)} line(s) of metrics are repeated or out of order; the first is of step {line['step']}"
+        verdict.error(message, f"{path}:{number}", "the file was edited: a run only appends to it")
 
 
 def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict: MetricsVerdict) -> None:
-    """Check a step's line against its rollouts; None = they cannot be read, which was said already."""
+    """Check a step's line against its rollouts; None = they cannot be read, which was reported already."""
     if held is None:
         return
-    step, told, lag = line["step"], line.get("rollout/samples"), line.get("rollout/version_lag", 0)
-    if isinstance(told, int) and told != held.samples:
-        verdict.error(f"step {step}: metrics say {told} samples, the rollouts hold {held.samples}", path)
+    step, num_samples, lag = line["step"], line.get("rollout/samples"), line.get("rollout/version_lag", 0)
+    if isinstance(num_samples, int) and num_samples != held.samples:
+        verdict.error(f"step {step}: metrics say {num_samples} samples, but the rollouts have {held.samples}", path)
     mean = line.get("reward/mean")
     stored = held.mean_score
     if (
@@ -142,19 +144,20 @@ def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict:
         and stored is not None
         and not math.isclose(mean, stored, rel_tol=SAME_MEAN, abs_tol=SAME_MEAN)
     ):
-        scores = f"the scores of the rollouts have the mean {stored:.6g}"
+        scores = f"but the scores of the rollouts have the mean {stored:.6g}"
         verdict.error(f"step {step}: metrics say a mean reward of {mean:.6g}, {scores}", path)
     stale = held.versions - {step - lag}
     if stale:
-        verdict.error(f"samples of policy version {min(stale)} in the rollouts of step {step}", path)
+        verdict.error(f"the rollouts of step {step} have samples of policy version {min(stale)}", path)
 
 
 def _check_no_step_is_beyond(
     run_dir: Path, planned: int, content: metrics.MetricsFile, files: Mapping[int, Path], verdict: MetricsVerdict
 ) -> None:
-    """Check that no line, rollout file or checkpoint is of a step that the run does not have.
+    """Check that no line, rollout file or checkpoint has a step that the run does not have.
 
-    Args: planned: steps of the run. The last one samples version `planned - 1` and makes version `planned`.
+    Args:
+        planned: steps of the run. The last one samples version `planned - 1` and makes version `planned`.
     """
     ends = {"train": planned - 1}
     placed = [
@@ -173,17 +176,25 @@ def _check_no_step_is_beyond(
 
 
 def _check_no_step_is_missing(
-    run_dir: Path, manifest: Manifest, content: metrics.MetricsFile, steps: Sequence[int], sampled: Sequence[int],
-    planned: int | None, alive: bool, verdict: MetricsVerdict,
-) -> None:  # fmt: skip
-    """Check that steps have a line each, from the first on, as far as rollouts, checkpoints and the end of the run say
-    it went. No step number is trusted: what is beyond the run says nothing, and only gaps are looked at.
+    run_dir: Path,
+    manifest: Manifest,
+    content: metrics.MetricsFile,
+    steps: Sequence[int],
+    sampled: Sequence[int],
+    planned: int | None,
+    alive: bool,
+    verdict: MetricsVerdict,
+) -> None:
+    """Check that each step from the first to the last has a line.
+
+    The last step follows from the rollouts, the checkpoints and the end of the run. Step numbers beyond the plan are
+    ignored, and only the gaps are listed, because a damaged file may name any number.
     """
     path, first = run_dir / layout.METRICS, manifest.forked_at or 0
     ended = [line["step"] for line in content.lines if line.get("event") == "ended"] if not alive else []
     last_start = manifest.attempts[-1].from_step if manifest.attempts else 0
     saved = [layout.parse_checkpoint_name(p.name) or 0 for p in layout.complete_checkpoints(run_dir)]
-    # Of a run that went back to an older checkpoint, newer ones say nothing about the lines that count.
+    # After a resume from an older checkpoint, newer checkpoints say nothing about the lines that count.
     saved = saved if len(manifest.attempts) == 1 else [step for step in saved if step <= last_start]
     marks = [*sampled, *saved, *ended[-1:], *(step + 1 for step in steps[-1:])]
     reached = max((mark for mark in marks if planned is None or mark <= planned), default=first)
@@ -194,7 +205,7 @@ def _check_no_step_is_missing(
 
 
 def _gaps(first: int, end: int, steps: Iterable[int]) -> Iterator[range]:
-    """Yield what lies between `first` and `end` (not included) and is none of these sorted steps."""
+    """Yield the steps from `first` to `end` (not included) that are not in these sorted steps, as ranges."""
     for step in (*(step for step in steps if first <= step < end), end):
         if step > first:
             yield range(first, step)

@@ -12,7 +12,7 @@ from vlmrl.algo.family import Algorithm, algorithm_of
 from vlmrl.algo.shaping import next_kl_coef
 from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.dist import rank_process
-from vlmrl.evaluate.outcomes import accuracy_metrics, accuracy_told
+from vlmrl.evaluate.outcomes import accuracy_metrics, accuracy_text
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.vllm.hosted_engine import HostedEngine
@@ -68,7 +68,7 @@ def train_rl(session: Session) -> str:
             before = assign_credit(learner, collected, algorithm, in_reward, clock, feed.weights)
             ahead, feed.cursor = None, None
             journal.rollouts.write(step, collected.groups)
-            if step == first_step and (note := accuracy_told(collected.groups, feed.sources)):
+            if step == first_step and (note := accuracy_text(collected.groups, feed.sources)):
                 journal.watcher.message(note)
             generator.sleep()
             if isinstance(generator, HostedEngine) and recipe.rollout.overlap and step + 1 < recipe.train.steps:

@@ -65,7 +65,7 @@ def test_the_card_says_where_the_weights_come_from_and_how_good_they_are(checkpo
     assert head[3:] == ["tags:", "- vlmrl", "- dapo"]
     for told in (
         "# im, step 50", "| base model | org/base-3B (revision abc123) |", f"| run | {run_dir.name} |",
-        "dapo, 32 prompts x 8 samples a step, temperature 1.0, 50 steps planned, seed 3, learning rate 1e-06",
+        "dapo, 32 prompts x 8 samples per step, temperature 1.0, 50 steps planned, seed 3, learning rate 1e-06",
         "digits: task digits, split train, 900 rows, fingerprint 0123456789ab",
         r"digits: same \| digit source beefbeefbeef",
         "| note | validated on the test split |", "| test-50 | digits/test | accuracy | 0.913 | [0.89, 0.934] | 600 |",
@@ -90,7 +90,7 @@ def test_the_card_claims_nothing_that_is_not_known(checkpoint, tmp_path):
     away = tmp_path / "elsewhere" / "checkpoints" / "step-000050"
     away.parent.mkdir(parents=True)
     checkpoint.rename(away)
-    assert "taken out of its run" in model_card(away, PROVEN, adapter=False, name="out")
+    assert "moved out of its run" in model_card(away, PROVEN, adapter=False, name="out")
 
 
 def test_a_base_that_is_a_folder_is_named_without_the_machines_paths(checkpoint, tmp_path):
@@ -166,7 +166,7 @@ def test_an_upload_is_private_whole_and_never_into_a_public_repository(checkpoin
 
 def test_what_cannot_be_uploaded_is_known_before_anything_is_done(tmp_path):
     with serve_hub() as hub:
-        assert "the hub does not know you" in push_in_a_process(hub.address, tmp_path, "org/im", token="hf_wrong")
-        assert "is no name of a hub repository" in push_in_a_process(hub.address, tmp_path, "a/b/c")
+        assert "does not accept your token" in push_in_a_process(hub.address, tmp_path, "org/im", token="hf_wrong")
+        assert "is not a valid name of a hub repository" in push_in_a_process(hub.address, tmp_path, "a/b/c")
         assert not any("create" in request for request in hub.requests)
-    assert "the hub does not know you" in push_in_a_process("http://127.0.0.1:9", tmp_path, "org/im")
+    assert "the hub does not accept your token" in push_in_a_process("http://127.0.0.1:9", tmp_path, "org/im")

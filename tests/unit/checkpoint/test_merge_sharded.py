@@ -128,7 +128,7 @@ def test_a_shard_deleted_is_named(sharded, tmp_path):
     shard(sharded, 3).unlink()
     refused(sharded, tmp_path, r"shard-00003\S* is missing")
     seal(sharded)
-    refused(sharded, tmp_path, r"has shape|do not make a whole tensor|a tensor of the model is missing")
+    refused(sharded, tmp_path, r"has shape|do not form a whole tensor|a tensor of the model is missing")
 
 
 def test_a_shard_of_another_step_is_named(sharded, parts, tmp_path):
@@ -143,7 +143,7 @@ def test_a_shard_too_many_is_named(sharded, parts, tmp_path):
     shutil.copyfile(shard(sharded, 1), extra)
     refused(sharded, tmp_path, rf"{extra.name} does not belong")
     seal(sharded)
-    refused(sharded, tmp_path, "do not make a whole tensor")
+    refused(sharded, tmp_path, "do not form a whole tensor")
 
 
 def test_the_proof_runs_in_a_process_of_its_own(sharded, tmp_path, second_process):
@@ -167,7 +167,7 @@ def test_a_second_process_that_cannot_answer_is_told(sharded, tmp_path, second_p
     killed.write_text("#!/bin/sh\nkill -9 $$\n")
     killed.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(killed))
-    assert "--skip-proof" in str(refused(sharded, tmp_path, "ended by signal 9").hint)
+    assert "--skip-proof" in str(refused(sharded, tmp_path, "killed by signal 9").hint)
     killed.write_text("#!/bin/sh\necho no such library >&2\nexit 1\n")
     refused(sharded, tmp_path, "no such library")
 

@@ -66,7 +66,7 @@ def test_named_pipes_and_lfs_pointers_are_named(tmp_path):
 def test_a_repeated_key_of_a_json_row_is_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n{"a": {"b": 1, "b": 2}}\n')
-    with pytest.raises(DataError, match="`b` is there more than once") as error:
+    with pytest.raises(DataError, match="`b` occurs more than once") as error:
         open_tables(str(path))
     assert error.value.where.endswith("rows.jsonl:2")
     assert "more than once" in json_row(b'{"a": 1, "a": 2}')

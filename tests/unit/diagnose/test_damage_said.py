@@ -39,9 +39,13 @@ def spoil_summary(run: Run) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Run], None], int, str]] = {
     "lines": (add_lines, 3, "a line of metrics is damaged"),
-    "rollouts": (cut_rollouts, 1, "rollouts/step-000001.parquet: step 1: metrics say 8 samples, the rollouts hold 3"),
+    "rollouts": (
+        cut_rollouts,
+        1,
+        "rollouts/step-000001.parquet: step 1: metrics say 8 samples, but the rollouts have 3",
+    ),
     "columns": (drop_seconds, 1, "rollouts/step-000001.parquet: the rollouts lack the column(s) generate_seconds"),
-    "summary": (spoil_summary, 1, "eval/test/summary.json: this file is no summary of an evaluation"),
+    "summary": (spoil_summary, 1, "eval/test/summary.json: this file is not the summary of an evaluation"),
 }
 
 

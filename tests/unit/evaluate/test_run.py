@@ -437,7 +437,7 @@ def test_figures_that_cannot_be_drawn_are_noted_and_the_evaluation_is_written(tm
         ("boom() if 'p1' in x.response else {'accuracy': 1.0}", "raised KeyError"),
         ("{'accuracy': 'yes' if 'p1' in x.response else 1}", "`accuracy` is 'yes'"),
         ("None if 'p1' in x.response else {'accuracy': 1.0}", "it returned None"),
-        ("{'reward' if 'p1' in x.response else 'accuracy': 1.0}", "calls an outcome `reward`"),
+        ("{'reward' if 'p1' in x.response else 'accuracy': 1.0}", "has an outcome `reward`"),
         ("{'a\\nb' if 'p1' in x.response else 'accuracy': 1.0}", "a metric is called 'a.nb'"),
     ],
 )

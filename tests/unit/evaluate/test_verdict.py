@@ -111,5 +111,5 @@ def test_rows_of_two_roles_are_labelled_as_what_they_are_for_each():
 
 def test_rows_that_chose_the_checkpoint_are_labelled_and_missing_ones_named_with_the_command():
     text = conclude([evaluation("v", "validation", reward=(0.2, "better"))], TITLES)["text"]
-    assert text.endswith("These are rows that training validated on: its checkpoint was chosen by them.")
+    assert text.endswith("These are rows that training validated on: they were used to choose its checkpoint.")
     assert "vlmrl eval before; vlmrl eval after" in conclude([], TITLES)["text"]

@@ -49,10 +49,10 @@ def test_of_several_errors_the_first_in_time_is_shown(ranks: Ranks) -> None:
 
 
 def test_a_rank_whose_debugger_was_left_is_no_failure_of_the_others(ranks: Ranks) -> None:
-    ranks.word(0, 130, "the debugger was left", 1.0)
+    ranks.word(0, 130, "the debugger was quit", 1.0)
     ranks.word(1, 1, "connection closed by peer", 2.0)
     ending = Watch(ranks.folder, 10).ending({0: 130, 1: 1})
-    assert (ending.code, ending.message) == (130, "the debugger was left")
+    assert (ending.code, ending.message) == (130, "the debugger was quit")
     ranks.word(1, 2, "error: the row is bad", 0.5)
     assert Watch(ranks.folder, 10).ending({0: 130, 1: 2}).code == 2, "an error that came first is the cause"
 

@@ -56,7 +56,7 @@ def test_on_a_gpu_vllm_is_taken_where_it_knows_the_model(tmp_path):
             VllmFacts("0.32.0", error="ImportError: undefined symbol: _ZN3c10"),
             [],
             "undefined symbol",
-            "install it anew",
+            "reinstall it",
         ),
         (VllmFacts("0.31.0", frozenset({"LlamaForCausalLM"})), [], "vLLM 0.31.0 does not know Qwen2_5_VL", "a newer"),
         (KNOWS, ["lora.rank=8", "lora.dora=true"], "`lora.dora` is on", "leave it out"),

@@ -89,7 +89,7 @@ def test_a_class_beside_the_recipe_is_found(tmp_path):
 
 def test_keys_that_no_logger_takes_are_warned_about_and_impossible_ones_refused(tmp_path):
     ((message, _, level),) = problems(tmp_path, 'sinks = ["tensorboard"]\nproject = "x"')
-    assert (message, level) == ("`log.project` does nothing: no logger of log.sinks takes it", "warning")
+    assert (message, level) == ("`log.project` does nothing: no logger of log.sinks uses it", "warning")
     assert problems(tmp_path, 'sinks = ["wandb"]\nproject = "a/b"')[0][0] == "`log.project` cannot be `a/b`"
     assert "128" in problems(tmp_path, f'sinks = ["wandb"]\nname = "{"x" * 129}"')[0][0]
 

@@ -158,7 +158,7 @@ def test_memory_is_counted_from_the_parameters(world):
 def test_an_image_that_is_missing_and_one_that_is_none_are_found_with_their_rows(world, tmp_path):
     (tmp_path / "b.png").unlink()
     (tmp_path / "d.png").write_bytes(b"not an image")
-    problem = the(world().problems, "2 of 6 rows of `rows` (train) are not sound")
+    problem = the(world().problems, "2 of 6 rows of `rows` (train) are not valid")
     assert problem.where == "recipe.toml:7"
     assert "rows.jsonl:2, column `image`: " in str(problem.hint)
     assert "rows.jsonl:4, column `image`: not an image" in str(problem.hint)
@@ -235,12 +235,12 @@ def test_a_weighted_part_that_a_correct_response_lacks_is_a_warning(world, tmp_p
 def test_a_reward_that_hangs_on_correct_responses_is_an_error_whatever_on_timeout_says(world, tmp_path):
     (tmp_path / "hanging.py").write_text(HANGING)
     problems = world("reward.name=hanging.py:score", "reward.timeout_seconds=1").problems
-    assert the(problems, "does not answer within 1 s for 1 of 6 correct responses").level == "error"
+    assert the(problems, "does not return within 1 s for 1 of 6 correct responses").level == "error"
 
 
 def test_a_reward_that_asks_for_nothing_is_a_warning(world):
     problem = the(
-        world("reward.name=rewards.py:generous", "reward.weights={}").problems, "does not ask for the right answer"
+        world("reward.name=rewards.py:generous", "reward.weights={}").problems, "does not pay for the right answer"
     )
     assert problem.level == "warning"
 
@@ -274,11 +274,16 @@ def test_control_tokens_typed_in_prompts_and_responses_are_counted(world, tmp_pa
     rows[4]["response"] += "<|im_end|>"
     write(tmp_path / "rows.jsonl", rows)
     found = world()
-    problem = the(found.problems, "2 of 6 rows of `rows` (train) hold control tokens of the model: <|im_end|> in 2, ")
+    problem = the(
+        found.problems, "2 of 6 rows of `rows` (train) contain control tokens of the model: <|im_end|> in 2, "
+    )
     assert problem.level == "warning" and errors(found) == []
     assert "rows.jsonl:2 (rows-" in str(problem.hint) and "1 x <|image_pad|>" in str(problem.hint)
     recipe = load_recipe("recipe.toml", overrides=["kind=sft", "reward.weights={}"])
-    the(preflight(recipe, runs_folder=tmp_path / "runs").problems, "3 of 6 rows of `rows` (train) hold control tokens")
+    the(
+        preflight(recipe, runs_folder=tmp_path / "runs").problems,
+        "3 of 6 rows of `rows` (train) contain control tokens",
+    )
 
 
 def test_an_image_that_the_model_does_not_take_is_found_whichever_row_it_is_in(world, tmp_path, monkeypatch):
@@ -288,14 +293,14 @@ def test_an_image_that_the_model_does_not_take_is_found_whichever_row_it_is_in(w
     picture(tmp_path, "d.png", 28 * 201, 28)
     for module, name in ((data, "SAMPLE_ROWS"), (tokens, "TOKEN_ROWS")):
         monkeypatch.setattr(module, name, 2)  # the first row and the third: it is not in the sample
-    problem = the(world().problems, "1 of 6 rows of `rows` (train) have an image that the model does not take")
+    problem = the(world().problems, "1 of 6 rows of `rows` (train) have an image that the model does not accept")
     assert "rows.jsonl:4 (rows-" in str(problem.hint) and "5628 x 28 pixels" in str(problem.hint)
 
 
 def test_broken_pixels_are_found_with_file_and_row(world, tmp_path):
     picture(tmp_path, "c.png", 200, 200)
     (tmp_path / "c.png").write_bytes((tmp_path / "c.png").read_bytes()[:30_000])
-    problem = the(errors_of(world()), "1 of 6 sampled rows of `rows` have an image that cannot be shown")
+    problem = the(errors_of(world()), "1 of 6 sampled rows of `rows` have an image that cannot be read")
     assert f"rows.jsonl:3, column `image`, {tmp_path / 'c.png'}: broken image" in str(problem.hint)
 
 
@@ -359,11 +364,11 @@ def test_a_missing_model_is_one_error_and_the_data_is_checked_all_the_same(world
     (tmp_path / "b.png").unlink()
     found = world("model.path=./nowhere")
     assert len([m for m in errors(found) if "nowhere" in m]) == 1
-    assert any("not sound" in m for m in errors(found))
+    assert any("not valid" in m for m in errors(found))
 
 
 def test_a_hub_name_that_cannot_be_reached_is_said_at_once(world):
-    assert any("no folder here, it is not in the hub cache" in m for m in errors(world("model.path=some/model")))
+    assert any("no local folder, it is not in the hub cache" in m for m in errors(world("model.path=some/model")))
 
 
 def test_vllm_is_counted_with_weights_and_a_cache_of_its_own(world):
@@ -433,7 +438,8 @@ def test_rollouts_that_fill_the_disk_are_a_warning_that_names_their_key(world, m
 
 def test_a_response_longer_than_the_model_reads_is_an_error(world):
     assert any(
-        "this model takes 4096" in m for m in errors(world("rollout.max_new_tokens=5000", "train.tokens_per_row=9000"))
+        "this model accepts 4096" in m
+        for m in errors(world("rollout.max_new_tokens=5000", "train.tokens_per_row=9000"))
     )
 
 
@@ -449,7 +455,7 @@ def test_damaged_weights_are_an_error(world, tmp_path, tiny_folder):
 def test_the_quick_part_finds_rows_and_prompts_without_torch(world, tmp_path):
     (tmp_path / "b.png").unlink()
     loaded = load_recipe("recipe.toml")
-    assert any("not sound" in p.message for p in run_quick_checks(loaded))
+    assert any("not valid" in p.message for p in run_quick_checks(loaded))
     code = (
         "import sys; from vlmrl.recipe.load import load_recipe; from vlmrl.preflight.run import run_quick_checks\n"
         "run_quick_checks(load_recipe('recipe.toml')); sys.exit('torch' in sys.modules)"
@@ -482,7 +488,7 @@ def test_a_model_folder_that_is_not_whole_is_found_by_both_parts(world, tmp_path
 
     copytree(tiny_folder, tmp_path / "other")
     (tmp_path / "other" / "model.safetensors").rename(tmp_path / "other" / "pytorch_model.bin")
-    problem = the(errors_of(world("model.path=other")), "are in pytorch_model.bin, a format that is not read")
+    problem = the(errors_of(world("model.path=other")), "are in pytorch_model.bin, a format that vlmrl does not read")
     assert problem == the(check_model(load_recipe("recipe.toml", overrides=["model.path=other"])), "pytorch_model.bin")
 
 

@@ -159,7 +159,7 @@ def test_images_that_are_gone_leave_a_note_not_a_hole(tmp_path: Path):
     (run.dir / layout.MEDIA / "media-00000.arrow").unlink()
     text = page(run).text
     assert "image not found" in text
-    assert "dataset gone is not there" in text
+    assert "dataset gone cannot be found" in text
 
 
 def test_a_damaged_image_shard_does_not_lose_the_page(tmp_path: Path):
@@ -242,7 +242,7 @@ def test_what_differs_between_the_recipes_is_shown_first(tmp_path: Path):
     other = {"schema": 1, "recipe": {"kind": "rl", "optim": {"lr": 0.5}}, "origins": {}}
     runs = [make_run(tmp_path, name="a", steps=1), make_run(tmp_path, name="b", steps=1, resolved=other)]
     text = page(*runs).text
-    shown = text[text.index("What differs") : text.index("what was set")]
+    shown = text[text.index("Differences</h3>") : text.index("values that were set")]
     assert "optim.lr0.0010.5" in shown and "kind" not in shown
     same = page(runs[0], make_run(tmp_path, name="c", steps=1)).text
     assert "The recipes of these runs are the same" in same
@@ -306,7 +306,7 @@ def test_a_resume_is_marked_in_the_curves(tmp_path: Path):
     for step in range(2, 5):
         again.log(step, "train", {"reward/mean": 0.5})
     again.finish()
-    assert "r: attempt 2 went on from step 2" in page(again).text
+    assert "r: attempt 2 resumed from step 2" in page(again).text
 
 
 def test_paired_differences_to_the_first_run_say_whether_they_are_sure(tmp_path: Path):

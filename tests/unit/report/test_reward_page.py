@@ -100,7 +100,7 @@ def test_equal_rewards_make_a_page_that_says_so(saved, tmp_path):
     report = check_rewards(saved, RewardQuestion(diff=f"{tmp_path}/r.py:score"))
     write_reward_page(tmp_path / "new" / "page.html", saved, report)
     text = (tmp_path / "new" / "page.html").read_text()
-    assert "Both rewards say the same of every response." in text and "<article" not in text
+    assert "Both rewards give every response the same score." in text and "<article" not in text
 
 
 def png(red: int, size: tuple[int, int] = (40, 30)) -> bytes:
@@ -191,7 +191,7 @@ def test_what_is_no_image_leaves_a_note_and_nothing_is_fetched(folder):
 
 def test_a_page_of_one_reward_shows_what_it_pays_most_and_least(folder):
     page = page_of(jsonl(folder / "t.jsonl", [None] * 12))
-    assert "r.py:score · vlmrl reward-check</title>" in page and "What the reward pays." in page
+    assert "r.py:score · vlmrl reward-check</title>" in page and "This page shows what the reward pays." in page
     assert re.findall("<h2>(.*?)</h2>", page) == ["All responses", "Paid most", "Paid least"]
     assert page.count("<article") == 12, "each response once"
 
@@ -242,7 +242,7 @@ def probed_page(tmp_path, reward):
 def test_the_page_shows_what_tricks_earn_and_what_to_do(tmp_path):
     (tmp_path / "leaky.py").write_text(LEAKY)
     page = probed_page(tmp_path, f"{tmp_path}/leaky.py:score")
-    assert "<h2>Tricks tried</h2>" in page and "findings: a model will find what pays" in page
+    assert "<h2>Tricks tried</h2>" in page and "findings: a model will find these tricks" in page
     assert "breaks: makes the reward fail" in page and "&lt;img src=x&gt;" in page and "<img src=x>" not in page
     assert "blind: pays a wrong answer like the right one" in page and "To do: compare the whole answer" in page
     assert "the same call twice gives another score: " in page and "To do: no random numbers" in page
@@ -252,7 +252,7 @@ def test_the_page_shows_what_tricks_earn_and_what_to_do(tmp_path):
 
 def test_the_page_of_a_sound_reward_says_so_and_one_without_a_probe_says_nothing(tmp_path, saved):
     page = probed_page(tmp_path, None)
-    assert "No trick pays, and the reward repeats itself." in page and '<div class="trick">' not in page
+    assert "No trick pays, and the reward is deterministic." in page and '<div class="trick">' not in page
     assert "Nothing found: " in page
     assert "Tricks tried" not in render_reward_page(saved, checked(saved, tmp_path))
 

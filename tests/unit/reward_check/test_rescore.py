@@ -346,7 +346,7 @@ def test_a_reward_that_looks_at_images_gets_those_of_the_run(tmp_path):
     run.write_rollouts(0, groups)
     run.finish("done")
     assert spec.needs_images
-    with pytest.raises(StoreError, match="is not there"):
+    with pytest.raises(StoreError, match="cannot be found"):
         rescored(tmp_path / "runs")
     write_shard(run.dir / "media" / "images-00000.arrow", files)
     _, _, found = rescored(tmp_path / "runs")

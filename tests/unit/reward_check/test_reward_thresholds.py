@@ -79,10 +79,10 @@ def test_several_conditions_and_what_they_need():
     assert limits[2].told(REPORT).endswith(": 0.7")
 
 
-def test_every_name_is_in_the_readme():
+def test_every_name_is_in_the_documentation():
     from pathlib import Path
 
-    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text("utf-8")
-    told = readme.split("`--fail-on` takes conditions")[1].split("What cannot be measured fails.")[0]
-    assert [name for name in MEASURES if f"`{name}" not in told] == []
+    page = (Path(__file__).resolve().parents[3] / "docs" / "reward-check.md").read_text("utf-8")
+    names = page.split("`--fail-on` takes conditions")[1].split("\n## ")[0]
+    assert [name for name in MEASURES if f"`{name}" not in names] == []
     assert isinstance(parse_limits("errors", diff=False)[0], GateLimit)

@@ -43,10 +43,10 @@ ATTACKS = {
     ),
     "a thread that writes to all descriptors": ("threading.Thread(target=scribble, daemon=True).start()", None),
     "garbage to all low descriptors": ("scribble(range(65))", RIGHT),
-    "garbage to all descriptors": ("scribble()", "something else answered in its worker's place"),
+    "garbage to all descriptors": ("scribble()", "its worker's pipe had a wrong message"),
     "an answer forged": (
         "scribble(what=b'{\"parts\": {\"reward\": 9}, \"note\": \"\", \"seconds\": 0.1}')",
-        "something else answered in its worker's place",
+        "its worker's pipe had a wrong message",
     ),
     "all descriptors closed": ("os.closerange(0, 4096)", "closed or took over the pipes"),
     "all descriptors taken over": ("for fd in fds(): os.dup2(null, fd)", "closed or took over the pipes"),
@@ -90,10 +90,10 @@ ATTACKS = {
     "a result whose detail exits": ("return RewardResult(0.25, detail=Items())", "SystemExit: 6"),
     "a note that is none": ("return RewardResult(0.25, note=7)", "the note of the reward is a int, not a text"),
     "a detail that holds itself": (
-        "detail = []; detail.append(detail)\nreturn RewardResult(0.25, detail=detail)", "holds itself, or is"
+        "detail = []; detail.append(detail)\nreturn RewardResult(0.25, detail=detail)", "contains itself, or is"
     ),
     "a detail without an end": ("return RewardResult(0.25, detail=deep(10 ** 5))", "bytes of JSON; the cap is"),
-    "a detail deeper than files may be": ("return RewardResult(0.25, detail=deep(300))", "no JSON value"),
+    "a detail deeper than files may be": ("return RewardResult(0.25, detail=deep(300))", "not a JSON value"),
     "an enormous detail": (
         "return RewardResult(0.25, detail='d' * 10 ** 7)", "10,000,002 bytes of JSON; the cap is 65,536"
     ),
@@ -116,12 +116,12 @@ ATTACKS = {
     ),
     "an image that saves what it likes": ("return RewardResult(0.25, artifacts={'a': Liar(b'garbage')})", "no PNG"),
     "an image that saves a bomb": (
-        "return RewardResult(0.25, artifacts={'a': Liar(bomb(60000))})", "no PNG image that can be read"
+        "return RewardResult(0.25, artifacts={'a': Liar(bomb(60000))})", "not a readable PNG image"
     ),
     "an image that saves a smaller bomb": (
         "return RewardResult(0.25, artifacts={'a': Liar(bomb(9000))})", "9,000 x 9,000 pixels; the cap is"
     ),
-    "an image cut off": ("return RewardResult(0.25, artifacts={'a': Liar(bomb(9)[:20])})", "no PNG image that can be"),
+    "an image cut off": ("return RewardResult(0.25, artifacts={'a': Liar(bomb(9)[:20])})", "not a readable PNG image"),
     "an image that saves a gigabyte": (
         "return RewardResult(0.25, artifacts={'a': Liar(bytes(10 ** 9))})", "bytes of PNG; the cap is 8,388,608"
     ),
@@ -212,7 +212,7 @@ def test_every_attack_costs_its_own_row_at_most(scorer):
             words = (expected,) if isinstance(expected, str) else expected
             assert any(told in (score.error or "") for told in words), (x.response, score)
         else:  # a race: right, or refused
-            assert score.value == RIGHT or "something else answered" in (score.error or ""), (x.response, score)
+            assert score.value == RIGHT or "had a wrong message" in (score.error or ""), (x.response, score)
     assert time.monotonic() - opened < 300, "bounded: two seconds for each row that hangs"
     assert_all_gone(left, 5)
 
@@ -279,7 +279,7 @@ def reward(completions, **columns):
     ("body", "told"),
     [
         ("os.fork()", None),
-        ("scribble()", "something else"),
+        ("scribble()", "wrong message"),
         ("os._exit(0)", "exit code 0"),
     ],
 )
@@ -299,7 +299,7 @@ def test_an_error_of_an_attack_names_the_reward_and_the_row(scorer):
             try: os.write(fd, b"!")
             except OSError: pass
     """
-    with scorer(source) as s, pytest.raises(RewardError, match="something else answered") as error:
+    with scorer(source) as s, pytest.raises(RewardError, match="had a wrong message") as error:
         s.score([RewardInput("a")], strict=True, rows=["geo row 7 sample 2"])
     assert error.value.where == "geo row 7 sample 2" and "mine.py:reward" in error.value.message
 

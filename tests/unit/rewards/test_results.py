@@ -93,7 +93,9 @@ def test_a_detail_that_is_no_json_says_what_it_holds(value, told):
 def test_the_cap_of_a_detail_is_exact():
     at = results.MOST_DETAIL_BYTES
     assert len(detail_text("d" * (at - 2)) or "") == at
-    with pytest.raises(RewardError, match=f"holds itself, or is at least {at + 1:,} bytes of JSON; the cap is {at:,}"):
+    with pytest.raises(
+        RewardError, match=f"contains itself, or is at least {at + 1:,} bytes of JSON; the cap is {at:,}"
+    ):
         detail_text("d" * (at - 1))
     with pytest.raises(RewardError, match="the cap is"):
         read_detail(json.dumps("d" * (at - 1)))
@@ -193,7 +195,7 @@ def test_a_detail_of_the_most_levels_can_be_read_from_the_rollouts_again(tmp_pat
 
 
 def test_a_detail_that_names_a_thing_twice_is_refused():
-    with pytest.raises(RewardError, match="the key `1` is there more than once"):
+    with pytest.raises(RewardError, match="the key `1` occurs more than once"):
         read_detail(detail_text({1: "a", "1": "b"}))
 
 

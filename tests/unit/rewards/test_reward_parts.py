@@ -109,13 +109,13 @@ def test_the_bounds_hold_where_a_reward_runs(scorer):
     "ranges", ["{'a': (1, 0)}", "{'a': 3}", "{'a': (0, 1, 2)}", "{'a': ('x', 1)}", "{'a': (0, float('nan'))}"]
 )
 def test_a_range_that_is_none_is_said_when_the_file_is_loaded(reward_file, ranges):
-    with pytest.raises(RewardError, match=r"RANGES gives the part `a` .*, not two numbers, the smaller first"):
+    with pytest.raises(RewardError, match=r"RANGES gives the part `a` .*, not two numbers with the smaller first"):
         reward_file(f"RANGES = {ranges}\ndef reward(x): return {{'a': 0}}")
 
 
 @pytest.mark.parametrize("key", [1, 1.5, None, True, ("a",), b"a"])
 def test_the_name_of_a_part_is_a_text(key):
-    with pytest.raises(RewardError, match=f"named by .*{type(key).__name__}"):
+    with pytest.raises(RewardError, match=f"has the name .*{type(key).__name__}"):
         check_parts({key: 0.2, "1": 0.7}, {})
 
 
@@ -158,12 +158,12 @@ def test_names_are_held_to_that_in_every_calling_convention(body, scorer):
     with scorer(NAMES + body) as s:
         *wrong, plain = s.score(rows)
     assert [score.error is not None for score in wrong] == [True] * 3 and plain.value == 0.7
-    assert "named by 1, a int" in wrong[0].error and all("cannot be shown" in w.error for w in wrong[1:])
+    assert "has the name 1, a int" in wrong[0].error and all("cannot be shown" in w.error for w in wrong[1:])
 
 
 @pytest.mark.parametrize("table", ["WEIGHTS = {1: 0.5, '1': 0.5}", "RANGES = {1: (0, 1), '1': (0, 2)}"])
 def test_a_declaration_names_parts_by_texts(reward_file, table):
-    with pytest.raises(RewardError, match="named by 1, a int"):
+    with pytest.raises(RewardError, match="has the name 1, a int"):
         reward_file(f"{table}\ndef reward(x): return {{'1': 0.5}}")
 
 

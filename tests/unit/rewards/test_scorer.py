@@ -166,7 +166,7 @@ def test_a_reward_that_ends_its_worker_every_time_is_not_asked_for_ever(scorer):
     with scorer("import os\ndef reward(x): os._exit(3)") as s:
         scores = s.score([RewardInput("a")] * 40, strict=False)
     assert [r.error for r in scores[:8]] == ["it ended its worker process with exit code 3"] * 8
-    assert {r.error for r in scores[8:]} == {"not asked: its worker had been lost 8 times in a row"}
+    assert {r.error for r in scores[8:]} == {"not scored: the worker had been lost 8 times in a row"}
 
 
 def test_the_memory_limit_is_the_recipes(scorer, inputs):

@@ -43,7 +43,7 @@ def test_strict_stops_in_the_words_of_the_service(scorer):
     with scorer(DOWN) as s, pytest.raises(RewardUnavailable) as error:
         s.score([RewardInput("up"), RewardInput("down")], strict=True, rows=["row a", "row b"])
     assert error.value.message == "reward `mine.py:reward` is unavailable: no answer from judge:8000"
-    assert error.value.where == "row b" and "no bug" in (error.value.hint or "")
+    assert error.value.where == "row b" and "not a bug" in (error.value.hint or "")
 
 
 def test_the_reason_may_be_an_exception_or_nothing(scorer):
@@ -141,7 +141,7 @@ def test_a_run_of_lost_rows_has_a_price_and_what_was_not_asked_has_no_score(scor
         scores = s.score([RewardInput(t) for t in ("fine", "exit", "exit", "fine")])
         strict = s.score([RewardInput(t) for t in ("exit", "fine")], strict=True)
     assert [score.status for score in scores] == ["ok"] * 3 + ["failed"]
-    assert "not asked" in (scores[-1].error or "")
+    assert "not scored" in (scores[-1].error or "")
     assert [score.value for score in strict] == [0.25, 2.0]
 
 
@@ -179,7 +179,7 @@ def test_a_recipe_may_say_it_and_a_record_keeps_it(reward_file, tmp_path):
     record = reward_record(priced, {})
     assert load_recorded(record, base_dir=tmp_path).on_timeout == {"answer": 0.5}
     assert "on_timeout" not in reward_record(spec, {})
-    with pytest.raises(RewardError, match=r"on_timeout cannot be earned: .*outside its declared range"):
+    with pytest.raises(RewardError, match=r"on_timeout cannot be used: .*outside its declared range"):
         earn_on_timeout(spec, {"answer": 7.0})
     with pytest.raises(RewardError, match="has no part `anwser`"):
         earn_on_timeout(load_reward("exact_match"), {"anwser": 0.0})
@@ -196,5 +196,5 @@ def test_a_declaration_that_makes_no_sense_is_an_error_of_the_file(reward_file, 
 
 def test_a_price_that_no_weight_counts_is_an_error_when_it_is_opened(reward_file, tmp_path):
     spec = replace(reward_file(hangs(tmp_path, "")), on_timeout={"anwser": 0.0})
-    with pytest.raises(RewardError, match="on_timeout cannot be earned: its weights name answer"):
+    with pytest.raises(RewardError, match="on_timeout cannot be used: its weights name answer"):
         Scorer(spec, {"answer": 1.0})

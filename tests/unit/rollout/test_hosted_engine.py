@@ -34,7 +34,7 @@ def test_cards_that_only_generate_make_whole_engines_for_all() -> None:
     assert places_apart(["4", "5", "6", "7"], SIX, 2) == [
         EnginePlace(("4", "5"), everybody, 0), EnginePlace(("6", "7"), everybody, 1),
     ]  # fmt: skip
-    with pytest.raises(LaunchError, match=r"3 card.* takes 2 an engine"):
+    with pytest.raises(LaunchError, match=r"3 GPU.* takes 2 per engine"):
         places_apart(["5", "6", "7"], SIX, 2)
 
 
@@ -53,7 +53,7 @@ def test_trainers_share_an_engine_on_their_own_cards_and_machine() -> None:
 def test_a_process_alone_takes_the_first_cards_that_it_sees(monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,2,4")
     assert place_alone(2, visible_cards("cuda", 2)) == EnginePlace(("6", "2"), (0,), 0)
-    with pytest.raises(LaunchError, match="sees 3 card"):
+    with pytest.raises(LaunchError, match="sees 3 GPU"):
         place_alone(4, visible_cards("cuda", 4))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -237,4 +237,4 @@ def test_a_trainer_that_goes_away_midway_ends_all_workers_loading(to_workers) ->
 
     with pytest.raises(EngineError, match="the trainer is gone"):
         over.during("sync", load)
-    assert len(said) == 2 and all("is gone" in x for x in said)
+    assert len(said) == 2 and all("was closed" in x for x in said)

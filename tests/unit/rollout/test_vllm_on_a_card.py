@@ -81,8 +81,8 @@ def test_the_engine_is_on_the_ranks_own_card_with_files_of_its_own(asked, monkey
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda card: SimpleNamespace(total_memory=80 << 30))
     for _ in "ab":  # a second engine of the process is no deeper
-        options = vllm_engine._on_these_cards(SETTINGS)
+        options = vllm_engine._gpu_options(SETTINGS)
         assert options == {"device_ids": [5], "gpu_memory_utilization": 0.05}
-        assert os.environ["VLLM_CACHE_ROOT"] == f"/cache/card-{name}"
+        assert os.environ["VLLM_CACHE_ROOT"] == f"/cache/gpu-{name}"
     # In parts it is in a process that sees the cards of all of them and no other.
-    assert vllm_engine._on_these_cards(replace(SETTINGS, tensor_parallel=2)) == {"gpu_memory_utilization": 0.05}
+    assert vllm_engine._gpu_options(replace(SETTINGS, tensor_parallel=2)) == {"gpu_memory_utilization": 0.05}

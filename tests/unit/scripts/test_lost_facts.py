@@ -32,6 +32,7 @@ from lost_facts import Lost, facts, lost, markdown_texts, python_texts
         ("with --accept-changes", "--accept-changes", "identifier"),
         ("the key max_new_tokens", "max_new_tokens", "identifier"),
         ("two of them", "two", "word"),
+        ("At most that", "at most", "word"),
     ],
 )
 def test_a_fact_is_found_with_its_kind(text: str, fact: str, kind: str):

@@ -162,7 +162,7 @@ def test_a_logger_that_hangs_takes_no_time_and_is_ended(tmp_path):
         one.put(big)
     told = finish(one, seconds=1.0)
     assert [text.removeprefix("logger Logger ") for text in told if "there/x" not in text] == [
-        "does not keep up: lines are left out until it does", "did not finish in time, and was ended",
+        "is too slow: lines are dropped until it has caught up", "did not finish in time, and was ended",
     ]  # fmt: skip
     assert (one.sent, one.taken) == (100, 0)
 

@@ -77,7 +77,7 @@ def test_a_run_as_a_model_says_which_checkpoint_it_is_and_why(here: Path) -> Non
     run = make_run(Path("runs"), name="one")
     saved = [make_checkpoint(run.dir, step) for step in (3, 6)]
     run.finish("done")
-    last = f"model: one is step-000006 of run {run.id}: the last; no validation has named a best"
+    last = f"model: one is step-000006 of run {run.id}: the last; no validation has set a best one"
     assert describe_origin("one", find_model("one", Path("runs")).parent) == last
     _, why = choose_checkpoint(run.dir, run.manifest, 3)
     assert describe_origin("one", {"run": run.id, "checkpoint": saved[0].name, "why": why}) == (

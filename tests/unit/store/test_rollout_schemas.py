@@ -83,7 +83,7 @@ def test_an_unknown_status_and_damaged_turns_are_errors_of_the_file(tmp_path):
         table = pq.read_table(path)
         at = table.column_names.index(column)
         pq.write_table(table.set_column(at, table.schema.field(at), pa.array([value] * len(table))), path)
-        with pytest.raises(StoreError, match="wrong kind"):
+        with pytest.raises(StoreError, match="wrong type"):
             read_rollouts(path)
 
 
@@ -92,5 +92,5 @@ def test_a_newer_schema_is_refused(tmp_path):
     shutil.copy(OLD, path)
     table = pq.read_table(path)
     pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"vlmrl.schema": b"3"}), path)
-    with pytest.raises(StoreError, match="schema 3, this vlmrl reads 2"):
+    with pytest.raises(StoreError, match="schema 3; this vlmrl reads schema 2"):
         read_rollouts(path)

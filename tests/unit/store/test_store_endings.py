@@ -36,7 +36,7 @@ def test_a_failure_of_our_own_making_is_still_raised_where_the_run_ended_well(tm
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_full_disk_is_no_bug_wherever_it_strikes(number: int) -> None:
     code, text = exit_of(OSError(number, "No space left on device", "/data/runs/x"))
-    assert code == 2 and text.startswith("error: the disk refuses to take more: No space left on device\n  --> /data")
+    assert code == 2 and text.startswith("error: cannot write to the disk: No space left on device\n  --> /data")
     assert "vlmrl runs du" in text and "Traceback" not in text
 
 

@@ -109,7 +109,7 @@ def test_killed_between_rename_and_marker_the_checkpoint_does_not_exist(tmp_path
     die(tmp_path, run.id, "before-complete", body)
     assert [p.name for p in open_run(tmp_path, run.id).checkpoint_dirs()] == ["step-000001"]
     verdict = verify_run(run.dir)
-    assert not verdict.errors and "without COMPLETE" in verdict.warnings[0].message
+    assert not verdict.errors and "no COMPLETE" in verdict.warnings[0].message
     with resume_run(tmp_path, run.id) as again:
         assert again.start_step == 1 and not layout.checkpoint_dir(run.dir, 2).exists()
 

@@ -47,7 +47,7 @@ def test_a_living_owner_is_named_and_keeps_the_run(tmp_path: Path):
         with pytest.raises(StoreError, match=f"written by process {process.pid} on"):
             resume_run(tmp_path, run.id)
         assert open_run(tmp_path, run.id).status == "running"
-        with pytest.raises(StoreError, match="alive on this machine"):
+        with pytest.raises(StoreError, match="on this machine is running"):
             force_release(run.dir)
     finally:
         process.kill()
@@ -111,7 +111,7 @@ def test_an_owner_on_another_machine_keeps_the_run_until_it_is_unlocked(tmp_path
     run.close()
     write_owner(run.dir, replace(this_process(), host="node7", boot_id="another"))
     assert open_run(tmp_path, run.id).status == "running"
-    with pytest.raises(StoreError, match="on node7, which cannot be asked") as caught:
+    with pytest.raises(StoreError, match="on node7, which cannot be seen") as caught:
         resume_run(tmp_path, run.id)
     assert f"vlmrl runs unlock {run.id}" in (caught.value.hint or "")
     owner = force_release(run.dir)
@@ -162,7 +162,7 @@ def test_a_file_lock_that_is_held_is_respected_whatever_the_file_says(tmp_path: 
 
     run = make_run(tmp_path)
     run.close()
-    for content, message in (("", "being opened by another"), (elsewhere(), "cannot be asked from here")):
+    for content, message in (("", "being opened by another"), (elsewhere(), "cannot be seen from here")):
         (run.dir / layout.LOCK).write_text(content)
         with open(run.dir / layout.LOCK, "r+") as held:
             fcntl.flock(held, fcntl.LOCK_EX)

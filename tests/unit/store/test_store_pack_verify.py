@@ -143,14 +143,14 @@ def cut_rows(run: Run) -> None:
 
 FAR = 900_000_000_000
 BEYOND = f"step {FAR} is beyond the run, which has 2 steps"
-NO_FOLDER = "this is a file, and should be a folder"
-NO_STEP = "no step is called like this, so nothing reads it"
+NO_FOLDER = "this is a file, but should be a folder"
+NO_STEP = "this is not the name of a step, so nothing reads it"
 DEEP_JSON = "[" * 200_000
 DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     "manifest cut off": ("manifest.json is cut off", lambda r: (r.dir / "manifest.json").write_text('{"schema": 1, ')),
     "recipe changed": ("this file was changed", lambda r: (r.dir / "recipe.toml").write_text("x = 2\n")),
     "recipe gone": ("a file that the manifest names is missing", lambda r: (r.dir / "recipe.toml").unlink()),
-    "resolved cut": ("is not whole JSON", lambda r: (r.dir / "resolved.json").write_text("{")),
+    "resolved cut": ("is not a complete JSON value", lambda r: (r.dir / "resolved.json").write_text("{")),
     "resolved changed": ("this file was changed", lambda r: (r.dir / "resolved.json").write_text("{}")),
     "kept gone": ("a file that the manifest names is missing", lambda r: shutil.rmtree(r.dir / layout.KEPT)),
     "kept changed": ("this file was changed", lambda r: kept(r).write_text("def score(x):\n    return 2\n")),
@@ -170,7 +170,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     "metrics cut short": ("1 step(s) have no line of metrics: 1", lambda r: rewrite(metrics(r), lambda n: n[:1])),
     "metrics gone": ("2 step(s) have no line of metrics: 0, 1", lambda r: metrics(r).unlink()),
     "unknown attempt": (
-        "which the manifest does not know", lambda r: append(r, {"step": 0, "attempt": 7, "kind": "train"}),
+        "which is not in the manifest", lambda r: append(r, {"step": 0, "attempt": 7, "kind": "train"}),
     ),
     "rollouts damaged": (
         "the rollout file is damaged", lambda r: (r.dir / "rollouts/step-000000.parquet").write_bytes(b"PAR1 no"),
@@ -182,8 +182,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
         "the rollouts are of step 0 (attempt 1), the file's name says step 1",
         lambda r: shutil.copy(r.dir / "rollouts/step-000000.parquet", r.dir / "rollouts/step-000001.parquet"),
     ),
-    "fewer samples": ("metrics say 9 samples, the rollouts hold 2", lambda r: append(r, samples_line(9))),
-    "stale samples": ("samples of policy version 0 in the rollouts of step 1", lambda r: overwrite_stale(r)),
+    "fewer samples": ("metrics say 9 samples, but the rollouts have 2", lambda r: append(r, samples_line(9))),
+    "stale samples": ("the rollouts of step 1 have samples of policy version 0", lambda r: overwrite_stale(r)),
     "shard changed": (
         "model/a.safetensors was changed since it was saved",
         lambda r: damage_byte(checkpoint(r) / "model/a.safetensors"),
@@ -196,7 +196,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     ),
     "folder renamed": ("meta.json says step 2, the folder's name says step 9",
                        lambda r: checkpoint(r).rename(checkpoint(r).with_name("step-000009"))),
-    "file outside": ("or one outside of the checkpoint", describe_outside),
+    "file outside": ("or one for a file outside of the checkpoint", describe_outside),
     "no summary": (
         "this evaluation has no summary.json", lambda r: (layout.eval_dir(r.dir, "test") / "summary.json").unlink(),
     ),
@@ -204,9 +204,10 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
         "the rows of this evaluation cannot be read",
         lambda r: (layout.eval_dir(r.dir, "test") / layout.EVAL_ROWS).unlink(),
     ),
-    "fewer evaluated rows": ("the summary is of 3 rows, and there are 2", cut_rows),
+    "fewer evaluated rows": ("the summary has 3 rows, but the file has 2", cut_rows),
     "summary of nothing": (
-        "this file is no summary of an evaluation", lambda r: summary(r).write_text('{"metrics": [], "step": "x"}'),
+        "this file is not the summary of an evaluation",
+        lambda r: summary(r).write_text('{"metrics": [], "step": "x"}'),
     ),
     "summary deep": ("the evaluation's summary is damaged", lambda r: summary(r).write_text(DEEP_JSON)),
     "checkpoint beyond the run": (BEYOND, lambda r: copy_checkpoint(r, f"step-{FAR}")),
@@ -223,12 +224,12 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
         lambda r: rewrite(metrics(r), lambda n: [n[0].replace("{", '{"x": ' + "[" * 500 + "]" * 500 + ", ", 1), n[1]]),
     ),
     "manifest deep": ("manifest.json is cut off or damaged", lambda r: (r.dir / "manifest.json").write_text(DEEP_JSON)),
-    "resolved deep": ("is not whole JSON", lambda r: (r.dir / "resolved.json").write_text(DEEP_JSON)),
-    "metrics doubled": ("2 line(s) of metrics are there twice or out of order, the first of step 0",
+    "resolved deep": ("is not a complete JSON value", lambda r: (r.dir / "resolved.json").write_text(DEEP_JSON)),
+    "metrics doubled": ("2 line(s) of metrics are repeated or out of order; the first is of step 0",
                         lambda r: rewrite(metrics(r), lambda lines: lines * 2)),
-    "metrics reversed": ("1 line(s) of metrics are there twice or out of order, the first of step 0",
+    "metrics reversed": ("1 line(s) of metrics are repeated or out of order; the first is of step 0",
                          lambda r: rewrite(metrics(r), lambda lines: lines[::-1])),
-    "another mean": ("step 0: metrics say a mean reward of 0.999, the scores of the rollouts have the mean 0.05",
+    "another mean": ("step 0: metrics say a mean reward of 0.999, but the scores of the rollouts have the mean 0.05",
                      lambda r: rewrite(metrics(r), lambda lines: [n.replace("0.05", "0.999") for n in lines])),
     "checkpoint is a file": (NO_FOLDER, lambda r: replace_with_file(checkpoint(r))),
     "checkpoints is a file": (NO_FOLDER, lambda r: replace_with_file(r.dir / "checkpoints")),
@@ -238,7 +239,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     "copy of a checkpoint": (NO_STEP, lambda r: copy_checkpoint(r, "step-000002 (copy)")),
     "copy of rollouts": (NO_STEP, lambda r: (r.dir / "rollouts/step-000001 (copy).parquet").write_bytes(b"")),
     "rollouts of fewer rows": (
-        "metrics say 2 samples, the rollouts hold 1", lambda r: change_rollouts(r, lambda table: table.slice(0, 1)),
+        "metrics say 2 samples, but the rollouts have 1", lambda r: change_rollouts(r, lambda table: table.slice(0, 1)),
     ),
     "rollouts without columns": (
         "the rollouts lack the column(s) text, score",
@@ -422,7 +423,7 @@ def test_an_archive_inside_its_run_is_refused(run: Run):
 def test_a_missing_image_is_told_not_hidden(run: Run, tmp_path: Path):
     packed = pack_run(run.dir, tmp_path / "a.tar.gz", RunImages(run.dir))
     assert set(packed.missing) == set(CONTENT) and packed.num_images == 0
-    with pytest.raises(StoreError, match="is not there"):
+    with pytest.raises(StoreError, match="cannot be found"):
         RunImages(run.dir).read(MEDIA[0])
 
 
@@ -440,7 +441,7 @@ def test_a_changed_dataset_still_gives_images_by_content_and_is_noted(tmp_path: 
     assert images.find(MEDIA[0]) == b"image one" and "has changed since the run" in images.notes[0]
     (folder / "dataset.json").unlink()
     gone = RunImages(tmp_path, [{"path": "nowhere"}])
-    assert gone.find(MEDIA[0]) is None and gone.notes == ["dataset nowhere is not there"]
+    assert gone.find(MEDIA[0]) is None and gone.notes == ["dataset nowhere cannot be found"]
 
 
 def test_shards_hold_each_image_once_and_damaged_ones_are_told(tmp_path: Path):

@@ -58,7 +58,7 @@ def test_a_damaged_note_is_told(tmp_path):
     train(run, 2)
     run.finish()
     (run.dir / "rollouts" / layout.PRUNED).write_text("{")
-    assert any("note of deleted rollouts is damaged" in p.message for p in verify_run(run.dir).errors)
+    assert any("record of deleted rollouts is damaged" in p.message for p in verify_run(run.dir).errors)
     with pytest.raises(StoreError, match="is damaged"):
         prune_run(run.dir, Rules(rollouts=RolloutRule(1)))
     assert kept_steps(run.dir) == [0, 1]

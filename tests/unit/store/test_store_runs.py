@@ -351,7 +351,9 @@ def test_a_manifest_of_a_newer_schema_asks_for_an_upgrade(tmp_path: Path):
         pass
     raw = json.loads((run.dir / layout.MANIFEST).read_text())
     (run.dir / layout.MANIFEST).write_text(json.dumps({**raw, "schema": 2, "vlmrl": "9.9"}))
-    with pytest.raises(StoreError, match=r"written by vlmrl 9.9 \(manifest schema 2\); this one reads 1") as caught:
+    with pytest.raises(
+        StoreError, match=r"written by vlmrl 9.9 \(manifest schema 2\); this vlmrl reads schema 1"
+    ) as caught:
         open_run(tmp_path, run.id)
     assert caught.value.hint == "upgrade vlmrl"
 

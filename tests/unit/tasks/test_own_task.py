@@ -244,11 +244,11 @@ def test_a_run_keeps_the_file_and_a_resume_sees_that_it_changed(here: Path) -> N
     assert changed_since(run, [after]) == list(changes) and changed_since(run, [before]) == []
 
 
-def test_the_example_of_the_readme_makes_data_and_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_documentation_makes_data_and_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
-    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "def task(info)" in block)
+    page = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def task(info)" in block)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "task.py").write_text(code)
     Image.new("RGB", (56, 56)).save("three.png")

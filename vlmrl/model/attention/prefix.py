@@ -1,8 +1,7 @@
 """Exact attention for rows whose responses share one prompt, through transformers' AttentionInterface.
 
-Model code is neither patched nor copied: the row's plan travels as a keyword argument of `forward`
-(model/attention/row_plan.py says who sees whom). Without a plan (generation, the padded path) this is transformers' own
-SDPA attention.
+Model code is neither patched nor copied: the row's plan is a keyword argument of `forward` (model/attention/row_plan.py
+defines which token sees which). Without a plan (generation, the padded path) this is transformers' own SDPA attention.
 """
 
 from __future__ import annotations
@@ -25,36 +24,40 @@ from vlmrl.model.decode_cache import DecodeCache
 
 NAME = "vlmrl_shared_prefix"
 VISION_NAME = "vlmrl_flash_vision"
-"""Attention of vision towers. Because "flash" is in its name, transformers hands it whole sequences of windows."""
+"""Attention of vision towers. As its name contains "flash", transformers passes whole sequences of windows to it."""
 BACKENDS = ("sdpa", "split", "flex", "varlen")
 
 
 @dataclass(frozen=True)
 class ForkPlan:
-    """Responses that continue one cached prompt, one a batch row, padded on the right.
+    """Responses that continue one cached prompt, one per batch row, padded on the right.
 
-    Args: mask: bool [R, P + R], True = the response token (row) sees the token (column).
+    Args:
+        mask: bool [R, P + R], True = the response token (row) sees the token (column).
     """
 
     mask: Tensor
 
 
 def fork_plan(prompt_tokens: int, response_tokens: int, device: torch.device) -> ForkPlan:
-    """A response token sees the whole prompt and its own past; padding comes after all that is trained on."""
+    """Return the plan of forked responses: a response token sees the whole prompt and its own past.
+
+    Padding needs no mask: it comes after all trained tokens.
+    """
     causal = torch.ones(response_tokens, prompt_tokens + response_tokens, dtype=torch.bool, device=device)
-    return ForkPlan(causal.tril(prompt_tokens))
+    return ForkPlan(causal.tril(prompt_tokens))  # [R, P + R]
 
 
 def no_mask(device: torch.device) -> Tensor:
-    """What a planned forward gives as attention mask: transformers returns a 4-D mask as it is, and builds none."""
+    """Return the attention mask of a forward with a plan. transformers passes a 4-D mask on and builds none."""
     return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype, bidirectional: str) -> str:
-    """The attention of packed rows on this device.
+    """Return the attention backend of packed rows on this device.
 
-    On the CPU: split (SDPA in layers that it cannot do). On a GPU: varlen where flash attention can (half precision,
-    no bidirectional images), else FlexAttention.
+    On the CPU: split (SDPA in layers that split does not support). On a GPU: varlen where flash attention works (half
+    precision, no bidirectional images), else FlexAttention.
     """
     if device.type == "cpu":
         return "split"
@@ -69,11 +72,14 @@ def prefix_attention(
     scaling: float | None = None, row_plan: RowPlan | ForkPlan | None = None, sliding_window: int | None = None,
     decode_cache: DecodeCache | None = None, **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Attention of one packed row, of forked responses, or of one decoding step over a `DecodeCache`; transformers'
-    SDPA when there is none of these.
+    """Return the attention of one packed row, of forked responses, or of one decoding step over a `DecodeCache`.
 
-    Letters: B batch (1 for a packed row), H heads, N tokens, D head width. query [B, H, N, D]; key and value may have
-    fewer heads (grouped queries).
+    Without any of these it is transformers' SDPA. Letters: B batch (1 for a packed row), H heads, N tokens, D head
+    width.
+
+    Args:
+        query: [B, H, N, D].
+        key, value: as `query`, with H or fewer heads (grouped queries).
     Returns: ([B, N, H, D], None), as transformers expects.
     """
     if decode_cache is not None:
@@ -104,7 +110,7 @@ def _all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 def _sdpa_row_attention(
     query: Tensor, key: Tensor, value: Tensor, plan: RowPlan, scaling: float | None, window: int | None
 ) -> Tensor:
-    """One SDPA call a piece of the row. [1, H, N, D]."""
+    """Return the attention of a packed row, with one SDPA call per piece of it. [1, H, N, D]."""
     pieces = []
     for piece in plan.pieces:
         own = slice(piece.start, piece.end)

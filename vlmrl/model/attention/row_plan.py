@@ -1,8 +1,8 @@
-"""Who sees whom in a packed row: a layout of spans made into masks, once a row, for every layer and backend.
+"""Attention masks of a packed row, computed from its spans once per row for every layer and backend.
 
-A prompt token sees its prompt's past; a response token sees its whole prompt and its own response's past, never a
-sibling or another group. A sliding window counts distance within the token's own sequence `[prompt][response]`. Where a
-family lets the tokens of an image see each other both ways, they do so within the window.
+A prompt token sees its prompt's past; a response token sees its whole prompt and its own response's past, never another
+response or another group. A sliding window counts distance within the token's own sequence `[prompt][response]`. Where
+a family lets the tokens of an image see each other in both directions, they do so within the window.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from torch import Tensor
 from vlmrl.packed import Span
 
 CHUNK_TOKENS = 1024
-"""Response tokens that attend in one call: their mask is this many tokens times itself plus the prompt."""
+"""Maximum number of response tokens that attend in one call. Their mask has this many rows; its columns are these
+tokens and the prompt's."""
 
 
 @dataclass(frozen=True)
 class RowTokens:
-    """What a mask needs to know of each of the row's N tokens. int64, [N].
+    """Numbers per token that decide which tokens see each other. int64, [N].
 
     Args:
-        group: of the row.      response: -1 for a prompt, else 0, 1, ... within the group.
-        index: place in the token's own sequence, counted through prompt and response.
-        block: number of the image that the token belongs to, unique in the row; -1 for text, and for every token
-            where images are seen one way only.
+        group: number of the token's group in the row.
+        response: -1 for a prompt, else 0, 1, ... within the group.
+        index: position in the token's own sequence, counted through prompt and response.
+        block: number of the image that the token belongs to, unique in the row; -1 for text, and for every token where
+            images are seen in one direction only.
     """
 
     group: Tensor
@@ -37,7 +39,7 @@ class RowTokens:
     block: Tensor
 
     def sees(self, query: Tensor, key: Tensor, window: int | None, blocks: bool) -> Tensor:
-        """Whether token `query` sees token `key`; elementwise over any shapes that broadcast. bool."""
+        """Return whether token `query` sees token `key`: bool, elementwise over any shapes that broadcast."""
         distance = self.index[query] - self.index[key]
         near = distance >= 0
         if blocks:
@@ -62,13 +64,15 @@ class AttentionPiece:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """A row made ready for attention.
+    """Row prepared for attention.
 
     Args:
-        spans: the layout.      tokens: see `RowTokens`.      pieces: how the SDPA backend cuts the row.
+        spans: the layout.
+        tokens: see `RowTokens`.
+        pieces: the parts into which the SDPA backend cuts the row.
         has_images: whether any token is an image's; only known where `bidirectional` is not "never".
-        bidirectional: in which layers image tokens see each other both ways: "never", "sliding" or "always".
-        backend: "sdpa", "flex" or "varlen".
+        bidirectional: layers in which image tokens see each other in both directions: "never", "sliding" or "always".
+        backend: "sdpa", "split", "flex" or "varlen".
         masks, prepared: what the backends keep from layer to layer.
     """
 
@@ -82,14 +86,15 @@ class RowPlan:
     prepared: dict[object, object] = field(default_factory=dict)
 
     def has_blocks(self, window: int | None) -> bool:
-        """Whether, in a layer with this window, image tokens see each other both ways."""
-        wanted = self.bidirectional == "always" or (self.bidirectional == "sliding" and window is not None)
-        return wanted and self.has_images
+        """Return whether, in a layer with this window, image tokens see each other in both directions."""
+        two_way = self.bidirectional == "always" or (self.bidirectional == "sliding" and window is not None)
+        return two_way and self.has_images
 
     def mask(self, piece: AttentionPiece, window: int | None) -> Tensor | None:
-        """bool [queries, keys], True = sees; the keys are the piece's prompt and the piece itself.
+        """Return which keys each query of a piece sees: bool [queries, keys], True = sees.
 
-        None = plainly causal: a prompt without anything special.
+        The keys are the piece's prompt and the piece itself. None = plainly causal: a prompt without a window that cuts
+        and without bidirectional images.
         """
         blocks = self.has_blocks(window)
         if window is not None and window >= self._longest(piece):
@@ -115,37 +120,40 @@ def plan_row(
     layout: Sequence[Span], device: torch.device, *, kinds_N: Tensor | None = None, bidirectional: str = "never",
     backend: str = "sdpa",
 ) -> RowPlan:  # fmt: skip
-    """The plan of a row.
+    """Return the plan of a row.
 
-    Args: layout: the row's spans; each group is one prompt span followed by its responses. kinds_N: 1 = image token.
+    Args:
+        layout: the row's spans; each group is one prompt span followed by its responses.
+        kinds_N: 1 = image token.
     Raises: ValueError when the spans are not contiguous or a group does not begin with its prompt.
     """
     _check_layout(layout)
-    # Made on the CPU and sent once: every upload and every number read back makes a GPU wait.
+    # Computed on the CPU and copied once: every copy to or from a GPU makes it wait.
     group, response, index = _token_numbers(layout).to(device)
-    wanted = kinds_N if bidirectional != "never" else None
-    block = torch.full_like(group, -1) if wanted is None else _image_blocks(wanted, layout)
-    has_images = wanted is not None and bool((wanted == 1).any())
+    block_kinds = kinds_N if bidirectional != "never" else None
+    block = torch.full_like(group, -1) if block_kinds is None else _image_blocks(block_kinds, layout)
+    has_images = block_kinds is not None and bool((block_kinds == 1).any())
     tokens = RowTokens(group, response, index, block)
     return RowPlan(tuple(layout), tokens, tuple(_pieces(layout)), has_images, bidirectional, backend)
 
 
 def _token_numbers(layout: Sequence[Span]) -> Tensor:
-    """Group, response and place in the own sequence of every token. int64 [3, N], on the CPU."""
-    moved: list[int] = []  # from a token's place in the row to its place in its own sequence
+    """Return group, response and position in the own sequence of every token. int64 [3, N], on the CPU."""
+    moved: list[int] = []  # position in the row minus position in the own sequence, per span
     prompt_length = 0
     for span in layout:
         prompt_length = span.end - span.start if span.response == -1 else prompt_length
         moved.append(span.start - (0 if span.response == -1 else prompt_length))
     lengths = torch.tensor([s.end - s.start for s in layout])
     spans = torch.tensor([[s.group for s in layout], [s.response for s in layout], moved])
+    # [3, spans] -> [3, N]
     numbers = spans.repeat_interleave(lengths, 1)
     numbers[2] = torch.arange(numbers.shape[1]) - numbers[2]
     return numbers
 
 
 def groups_of(layout: Sequence[Span]) -> list[list[int]]:
-    """Indices of the spans of each group: its prompt, then its responses."""
+    """Return the indices of the spans of each group: its prompt, then its responses."""
     groups: list[list[int]] = []
     for index, span in enumerate(layout):
         if span.response == -1:
@@ -169,7 +177,7 @@ def _check_layout(layout: Sequence[Span]) -> None:
 
 
 def _image_blocks(kinds_N: Tensor, layout: Sequence[Span]) -> Tensor:
-    """Number of the image of each token, -1 for text. A run of image tokens within a span is one image."""
+    """Return the image number of each token [N], -1 for text. A run of image tokens within a span is one image."""
     is_image = kinds_N == 1
     starts = is_image.clone()
     starts[1:] &= ~is_image[:-1]
@@ -180,7 +188,7 @@ def _image_blocks(kinds_N: Tensor, layout: Sequence[Span]) -> Tensor:
 
 
 def _pieces(layout: Sequence[Span]) -> list[AttentionPiece]:
-    """Each prompt by itself; the responses of a group together while they are few tokens."""
+    """Split the row: each prompt by itself; the responses of a group together up to `CHUNK_TOKENS`."""
     pieces: list[AttentionPiece] = []
     prompt = (0, 0)
     for span in layout:

@@ -1,11 +1,13 @@
-"""Attention over keys that lie in two places, joined by the log-sum-exp of the scores, without copying any key.
+"""Attention over keys in two places, joined by the log-sum-exp of the scores, without copying any key.
 
 A response's keys are its prompt's and its own. softmax over both is the mean of the two outputs, weighted by each
-part's share of the exponentials; and with the joint output and log-sum-exp, flash attention's backward pass over one
-part gives that part's exact gradient. So all responses of a group attend to their one prompt in a single call without a
-mask, each to itself in another, and nothing but query, key, value, output and one number a token is kept for backward.
+part's share of the exponentials. Given the joint output and log-sum-exp, flash attention's backward pass over one part
+returns that part's exact gradient. So all responses of a group attend to their one prompt in a single call without a
+mask, each response to itself in another, and only query, key, value, output and one number per token are kept for
+backward.
 
-Decoding uses the forward half on any device; packed rows use both, on the CPU (torch's CPU flash attention has them).
+Decoding uses the forward half on any device; packed rows use both halves, on the CPU (torch's CPU flash attention has
+them).
 """
 
 from __future__ import annotations
@@ -22,16 +24,21 @@ from vlmrl.model.attention.row_plan import RowPlan, groups_of
 
 _aten = torch.ops.aten
 HAS_KERNEL = hasattr(_aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
-"""Whether this torch has the two kernels, which are not part of its public interface."""
+"""True if this torch has the two kernels, which are not part of its public interface."""
 
 
 def attention_part(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, bias: Tensor | None = None, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention over some of the keys, and the log-sum-exp of its scores. Without gradient.
+    """Return softmax attention over some of the keys, and the log-sum-exp of its scores. Without gradient.
 
     Letters: X batch, H heads, Q queries, T keys, D head width.
-    Args: q [X, H, Q, D]; k, v [X, H, T, D]; bias: added to the scores, [X, 1, 1, T]; causal: Q = T.
+
+    Args:
+        q: [X, H, Q, D].
+        k, v: [X, H, T, D].
+        bias: added to the scores, [X, 1, 1, T].
+        causal: needs Q = T.
     Returns: [X, H, Q, D] and, at least float32, [X, H, Q].
     """
     if HAS_KERNEL and q.device.type == "cpu":
@@ -48,7 +55,7 @@ def attention_part(
 
 
 def join_parts(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Two results of `attention_part` over different keys -> that over all of them."""
+    """Join two results of `attention_part` over different keys into the result over all of them."""
     (a, a_lse), (b, b_lse) = first, second
     share = torch.sigmoid(a_lse - b_lse)[..., None].to(b.dtype)
     return torch.lerp(b, a, share), torch.logaddexp(a_lse, b_lse)
@@ -56,7 +63,7 @@ def join_parts(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> t
 
 @dataclass(frozen=True)
 class _Group:
-    """Where a group's tokens are in the row: its prompt, all its responses together, and each of them."""
+    """Positions of a group's tokens in the row: its prompt, all its responses together, and each of them."""
 
     prompt: slice
     responses: slice
@@ -73,16 +80,22 @@ def _groups(plan: RowPlan) -> Sequence[_Group]:
 
 
 def can_split(plan: RowPlan, window: int | None, query: Tensor) -> bool:
-    """Whether a layer's rule is plain (no window that cuts, no image that looks ahead) and this is a CPU."""
+    """Return whether `split_row_attention` can run a layer.
+
+    It runs on the CPU, without a window that cuts or images that are seen in both directions.
+    """
     if not HAS_KERNEL or query.device.type != "cpu" or plan.has_blocks(window):
         return False
     return window is None or window >= max(int(plan.tokens.index.max()) + 1, 1)
 
 
 def split_row_attention(query: Tensor, key: Tensor, value: Tensor, plan: RowPlan, scaling: float | None) -> Tensor:
-    """Attention of a packed row for which `can_split` holds. query [1, H, N, D]; key and value may have fewer heads.
+    """Return the attention of a packed row for which `can_split` holds. Can be differentiated once.
 
-    Returns: [1, H, N, D], the transpose of a contiguous [1, N, H, D]. Can be differentiated once.
+    Args:
+        query: [1, H, N, D].
+        key, value: as `query`, with H or fewer heads.
+    Returns: [1, H, N, D], the transpose of a contiguous [1, N, H, D].
     """
     if "split" not in plan.prepared:
         plan.prepared["split"] = _groups(plan)
@@ -91,11 +104,15 @@ def split_row_attention(query: Tensor, key: Tensor, value: Tensor, plan: RowPlan
 
 
 class _SplitAttention(torch.autograd.Function):
-    """Letters: K key heads, R = H / K queries a key head, N tokens of the row. Inside, query is [K, R, N, D]."""
+    """Attention of a packed row by `attention_part`, with a backward pass by torch's kernel.
+
+    Letters: K key heads, R = H / K queries per key head, N tokens of the row. Inside, query is [K, R, N, D].
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, groups: Sequence[_Group], scale: float) -> Tensor:
         q, k, v = _by_key_head(query, key), key[0], value[0]
+        # [K, R, N, D], in the memory order of [N, K, R, D]: `prefix_attention` transposes it without a copy.
         out = torch.empty_like(q.permute(2, 0, 1, 3), memory_format=torch.contiguous_format).permute(1, 2, 0, 3)
         lse = torch.empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
         for group in groups:
@@ -104,9 +121,9 @@ class _SplitAttention(torch.autograd.Function):
                 out[:, :, own], lse[:, :, own] = attention_part(q[:, :, own], keys, values, scale, causal=True)
             if group.each:
                 R, own, prompt = q.shape[1], group.responses, group.prompt
-                seen = attention_part(_flat(q[:, :, own]), k[None, :, prompt], v[None, :, prompt], scale)
+                over_prompt = attention_part(_flat(q[:, :, own]), k[None, :, prompt], v[None, :, prompt], scale)
                 out[:, :, own], lse[:, :, own] = join_parts(
-                    (_unflat(seen[0], R), _unflat(seen[1], R)), (out[:, :, own], lse[:, :, own])
+                    (_unflat(over_prompt[0], R), _unflat(over_prompt[1], R)), (out[:, :, own], lse[:, :, own])
                 )
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.groups, ctx.scale = groups, scale
@@ -121,36 +138,39 @@ class _SplitAttention(torch.autograd.Function):
         kernel, scale = _aten._scaled_dot_product_flash_attention_for_cpu_backward, ctx.scale
         for group in ctx.groups:
             for own in (group.prompt, *group.each):
-                x = (t[:, :, own] for t in (out, lse))
-                seen = q[:, :, own], _expand(k[:, own], q), _expand(v[:, own], q)
-                found = kernel(grad[:, :, own], *seen, *x, 0.0, True, scale=scale)
-                dq[:, :, own], dk[:, own], dv[:, own] = found[0], found[1].sum(1), found[2].sum(1)
+                saved = (t[:, :, own] for t in (out, lse))
+                inputs = q[:, :, own], _expand(k[:, own], q), _expand(v[:, own], q)
+                grads = kernel(grad[:, :, own], *inputs, *saved, 0.0, True, scale=scale)
+                dq[:, :, own], dk[:, own], dv[:, own] = grads[0], grads[1].sum(1), grads[2].sum(1)
             if group.each:
                 R, own, prompt = q.shape[1], group.responses, group.prompt
-                x = (_flat(t[:, :, own]) for t in (out, lse))
-                seen = _flat(q[:, :, own]), k[None, :, prompt], v[None, :, prompt]
-                found = kernel(_flat(grad[:, :, own]), *seen, *x, 0.0, False, scale=scale)
-                dq[:, :, own] += _unflat(found[0], R)
-                dk[:, prompt] += found[1][0]
-                dv[:, prompt] += found[2][0]
+                saved = (_flat(t[:, :, own]) for t in (out, lse))
+                inputs = _flat(q[:, :, own]), k[None, :, prompt], v[None, :, prompt]
+                grads = kernel(_flat(grad[:, :, own]), *inputs, *saved, 0.0, False, scale=scale)
+                dq[:, :, own] += _unflat(grads[0], R)
+                dk[:, prompt] += grads[1][0]
+                dv[:, prompt] += grads[2][0]
         return dq.flatten(0, 1)[None], dk[None], dv[None], None, None
 
 
 def _by_key_head(x: Tensor, key: Tensor) -> Tensor:
-    """[1, H, N, D] -> [K, R, N, D]: the query heads of each key head."""
+    """Split the query heads by key head: [1, H, N, D] -> [K, R, N, D]."""
     return x[0].unflatten(0, (key.shape[1], -1))
 
 
 def _expand(x: Tensor, q: Tensor) -> Tensor:
-    """[K, T, D] -> [K, R, T, D] without a copy."""
+    """Repeat keys or values for the queries of a key head, without a copy: [K, T, D] -> [K, R, T, D]."""
     return x[:, None].expand(-1, q.shape[1], -1, -1)
 
 
 def _flat(x: Tensor) -> Tensor:
-    """[K, R, Q, ...] -> [1, K, R * Q, ...]: without a mask, a key head's queries are alike."""
+    """Flatten the queries of a key head: [K, R, Q, ...] -> [1, K, R * Q, ...].
+
+    Without a mask all of them are treated alike.
+    """
     return x.flatten(1, 2)[None]
 
 
 def _unflat(x: Tensor, repeat: int) -> Tensor:
-    """[1, K, R * Q, ...] -> [K, R, Q, ...]."""
+    """Undo `_flat`: [1, K, R * Q, ...] -> [K, R, Q, ...]."""
     return x[0].unflatten(1, (repeat, -1))

@@ -1,9 +1,9 @@
-"""The variable-length backend of packed rows and of vision towers, for GPUs in half precision: one flash-attention call
-a layer.
+"""Variable-length backend of packed rows and vision towers, for GPUs in half precision.
 
-Every span of a row is one sequence of the call. A prompt's keys are its own; a response's keys are its prompt's,
-copied, followed by its own, and flash attention aligns the causal mask at the end, so that each response token sees
-its whole prompt and its own past. The index arithmetic is tested on the CPU; the kernel has not been run yet.
+It makes one flash-attention call per layer. Every span of a row is one sequence of the call. A prompt's keys are its
+own; a response's keys are its prompt's, copied, followed by its own. Flash attention aligns the causal mask at the end,
+so that each response token sees its whole prompt and its own past. The index arithmetic is tested on the CPU; the
+kernel has not been run yet.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from vlmrl.model.attention.row_plan import RowPlan
 
 @dataclass(frozen=True)
 class VarlenIndex:
-    """The sequences of a varlen call over a row of N tokens.
+    """Sequences of a varlen call over a row of N tokens.
 
     Args:
-        key_at: int64, which token of the row each copied key is; the queries are the row as it is.
-        own_at: int64 [N], where among the copied keys each token stands in its own span's sequence.
-        copies: of each prompt that responses copy: start and end in the row, and int64 [1 + responses, P], where among
-            the copied keys its own and its copies are.
+        key_at: int64, the token of the row that each copied key is; the queries are the row as it is.
+        own_at: int64 [N], the position among the copied keys of each token in its own span's sequence.
+        copies: of each prompt that responses copy: start and end in the row, and int64 [1 + responses, P], the
+            positions among the copied keys of its own keys and of its copies.
         query_starts, key_starts: int32, cumulative lengths, one more than there are sequences.
-        longest_query, longest_key: of any sequence.
+        longest_query, longest_key: length of the longest sequence.
     """
 
     key_at: Tensor
@@ -46,7 +46,10 @@ class VarlenIndex:
 
 
 def varlen_index(plan: RowPlan) -> VarlenIndex:
-    """Where the keys of every span are. Empty spans are left out. Made on the CPU, sent to the row's device."""
+    """Return the positions of the keys of every span, without empty spans.
+
+    They are computed on the CPU and copied to the row's device.
+    """
     device = plan.tokens.index.device
     prompt = torch.empty(0, dtype=torch.int64)
     keys: list[Tensor] = []
@@ -79,10 +82,11 @@ def _starts(lengths: list[int]) -> Tensor:
 
 
 class _Copied(torch.autograd.Function):
-    """Keys or values [N, heads, D] of the row -> those of the call.
+    """Copy keys or values [N, heads, D] of the row into those of the call.
 
-    Backward, each prompt token's copies are summed in float32 and rounded once, in an order that never changes. Plain
-    indexing would sort all indices in every layer and add the copies one by one in the tensor's own 8 bits.
+    In the backward pass, each prompt token's copies are summed in float32 and rounded once, in a fixed order. Plain
+    indexing would sort all indices in every layer and add the copies one by one in the tensor's own precision (8 bits
+    in bfloat16).
     """
 
     @staticmethod
@@ -103,12 +107,16 @@ class _Copied(torch.autograd.Function):
 def varlen_row_attention(
     query: Tensor, key: Tensor, value: Tensor, plan: RowPlan, scaling: float | None, window: int | None
 ) -> Tensor:
-    """Attention of a packed row. query [1, H, N, D]; key and value may have fewer heads. Returns [1, H, N, D].
+    """Return the attention of a packed row, [1, H, N, D].
 
-    Raises: ValueError for rows whose image tokens see each other both ways: this kernel cannot.
+    Args:
+        query: [1, H, N, D].
+        key, value: as `query`, with H or fewer heads.
+    Raises: ValueError for rows whose image tokens see each other in both directions, which this kernel does not
+        support.
     """
     if plan.has_blocks(window):
-        raise ValueError("the varlen backend has no bidirectional images: use flex or sdpa")
+        raise ValueError("the varlen backend does not support bidirectional images: use flex or sdpa")
     if "varlen" not in plan.prepared:
         plan.prepared["varlen"] = varlen_index(plan)
     index = plan.prepared["varlen"]
@@ -126,11 +134,16 @@ def vision_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, cu_seq_lens_q: Tensor,
     max_length_q: int, scaling: float | None = None, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Attention of a vision tower whose images, or windows of images, follow each other in one sequence of N patches.
+    """Return the attention of a vision tower whose images, or windows of images, form one sequence of N patches.
 
-    One kernel call on a GPU in half precision; elsewhere one call a window, as transformers does under SDPA: on a GPU
-    those are thousands of small launches, and each layer reads the lengths back from the device.
-    Args: query, key, value: [1, H, N, D].    cu_seq_lens_q: int32, where windows start, and N.    max_length_q: of one.
+    On a GPU in half precision it is one kernel call. Elsewhere it is one call per window, as transformers does under
+    SDPA; on a GPU those would be thousands of small launches, and each layer would read the lengths back from the
+    device.
+
+    Args:
+        query, key, value: [1, H, N, D].
+        cu_seq_lens_q: int32, the starts of the windows, and N.
+        max_length_q: length of the longest window.
     Returns: ([1, N, H, D], None), as transformers expects.
     """
     if _takes_kernel(query):
@@ -150,18 +163,21 @@ def _takes_kernel(query: Tensor) -> bool:
 
 @cache
 def _kernel() -> Callable[..., Any]:
-    """Flash attention over sequences of different length: flash-attn's where it is installed, else torch's own."""
+    """Return flash attention over sequences of different length: flash-attn's if it is installed, else torch's own."""
     if importlib.util.find_spec("flash_attn") is not None:
         return _flash_attn()
     from torch.nn.attention.varlen import varlen_attn
 
-    # torch 2.11 takes fewer key heads than query heads without being told; later versions refuse to unless they are.
-    told = "enable_gqa" in inspect.signature(varlen_attn).parameters
-    return partial(varlen_attn, enable_gqa=True) if told else varlen_attn
+    # torch 2.11 accepts fewer key heads than query heads and has no `enable_gqa`; later versions need the argument.
+    has_flag = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    return partial(varlen_attn, enable_gqa=True) if has_flag else varlen_attn
 
 
 def _flash_attn() -> Callable[..., Any]:
-    """Return the kernel of the package flash-attn, called as torch's is. Raises: CheckpointError when it is broken."""
+    """Return the kernel of the package flash-attn, with torch's signature.
+
+    Raises: CheckpointError when it is installed but cannot be imported.
+    """
     try:
         from flash_attn import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -181,5 +197,8 @@ def _flash_attn() -> Callable[..., Any]:
 
 
 def _window(window: int | None) -> tuple[int, int]:
-    """(left, right): right 0 is causal. A token of a window of W sees itself and W - 1 before it."""
+    """Return the window as (left, right); right 0 is causal.
+
+    A token of a window of W sees itself and W - 1 tokens before it.
+    """
     return (-1 if window is None else window - 1, 0)

@@ -1,8 +1,9 @@
-"""The wire format between a scorer and its workers: numbered frames of JSON, then raw bytes (image pixels). No pickle.
+"""Wire format between a scorer and its workers: numbered frames of JSON, then raw bytes (image pixels). No pickle.
 
-A frame begins with `HEAD`: the token of the worker (16 random bytes that no stray write can hit), the number of the
+A frame begins with `HEAD`: the token of the worker (16 random bytes that no stray write can contain), the number of the
 request, the index of the item within it, the process that wrote it, the length of the JSON and that of the blobs. An
-answer repeats the request's number and names its item: what does not fit is refused, never taken for another row's.
+answer repeats the request's number and gives the index of its item. An answer that does not match is refused, and never
+taken for another row's.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from typing import Any
 HEAD = struct.Struct(">16sQiIIQ")
 TOKEN_BYTES = 16
 WHOLE = -1
-"""The item of a frame that is about its request as a whole."""
+"""Item of a frame that is about its request as a whole."""
 CONTRACT = "contract"
-"""`kind` of an error in which nothing was raised: what came back is not a score."""
+"""`kind` of an error in which nothing was raised: the result is not a score."""
 LOST_PIPE, BROKEN = 97, 98
-"""Exit codes of a worker that cannot go on: its pipes are not its own any more; its Python is not what it was."""
+"""Exit codes of a worker that cannot continue: its pipes are no longer its own; its Python was changed too much."""
 MOST_PROCESSES = 512
-"""More processes than that below a keeper are a bomb; a pool on the largest machines has fewer."""
+"""Maximum number of processes below a keeper. More are a fork bomb; a pool on the largest machines has fewer."""
 ASK, END = b"?", b"."
-"""What a scorer writes to a worker's keeper; see keeper.py."""
+"""Bytes that a scorer writes to a worker's keeper; see keeper.py."""
 UNAVAILABLE = "unavailable"
-"""`kind` of an error that is none of the reward's: a service that it needs is down."""
+"""`kind` of an error that the reward did not cause: a service that it needs is down."""
 MOST_ANSWER_BYTES = 1 << 20
-"""Longest JSON of a worker's answer: hundreds of parts, a detail, and a note that is far too long."""
+"""Maximum length of the JSON of a worker's answer: hundreds of parts, a detail, and a note that is far too long."""
 MOST_BLOB_BYTES = 8 << 20
-"""Most bytes of the images in a worker's answer."""
+"""Maximum size of all images in a worker's answer."""
 
 
 class GarbledError(Exception):
@@ -39,7 +40,10 @@ class GarbledError(Exception):
 
 
 class _Encoder(json.JSONEncoder):
-    """JSON as it was when this module was loaded: code that replaces functions of `json` later does not reach it."""
+    """JSON encoder as it was when this module was loaded.
+
+    Code that replaces functions of `json` later has no effect.
+    """
 
     encode, iterencode = json.JSONEncoder.encode, json.JSONEncoder.iterencode
 
@@ -48,9 +52,9 @@ class _Encoder(json.JSONEncoder):
 
 
 class StrictEncoder(_Encoder):
-    """The same for values that are JSON already, arrays and numbers of NumPy aside.
+    """Encoder for values that are JSON already; arrays and numbers of NumPy are accepted too.
 
-    `encode` raises: ValueError for NaN, infinities and a value that holds itself, TypeError for anything else.
+    `encode` raises: ValueError for NaN, infinities and a value that contains itself, TypeError for anything else.
     """
 
     def __init__(self) -> None:
@@ -65,7 +69,7 @@ class StrictEncoder(_Encoder):
 
 
 class _Decoder(json.JSONDecoder):
-    """The same for reading."""
+    """JSON decoder as it was when this module was loaded."""
 
     decode, raw_decode = json.JSONDecoder.decode, json.JSONDecoder.raw_decode
 
@@ -80,8 +84,11 @@ class Frame:
     """One message.
 
     Args:
-        request: number of the request that it is, or answers.    item: index within the request, or WHOLE.
-        pid: the process that wrote it.    body: a JSON object.    blobs: raw bytes.
+        request: number of the request that it is, or answers.
+        item: index within the request, or WHOLE.
+        pid: the process that wrote it.
+        body: a JSON object.
+        blobs: raw bytes.
     """
 
     request: int
@@ -100,10 +107,10 @@ def pack_frame(
 
 
 class FrameBuffer:
-    """Bytes as they come, frames as they are complete.
+    """Buffer that takes bytes as they come and returns frames when they are complete.
 
     Args:
-        token: what every frame must begin with.
+        token: the bytes that every frame must begin with.
         most: (longest JSON, most bytes of blobs) that are waited for; None = any.
     """
 
@@ -114,18 +121,18 @@ class FrameBuffer:
         self._bytes += data
 
     def pop(self) -> Frame | None:
-        """Return the next complete frame, or None while it is not all there.
+        """Return the next complete frame, or None while some of it is missing.
 
-        Raises: GarbledError when what came is no frame; nothing after it can be trusted.
+        Raises: GarbledError when the bytes are no frame; nothing after them can be trusted.
         """
         token = self._token
         if self._bytes[: len(token)] != token[: len(self._bytes)]:
-            raise GarbledError(f"it is {len(self._bytes):,} bytes of something else: {bytes(self._bytes[:40])!r}")
+            raise GarbledError(f"it is {len(self._bytes):,} bytes of other data: {bytes(self._bytes[:40])!r}")
         if len(self._bytes) < HEAD.size:
             return None
         _, request, item, pid, length, pixels = _unpack(self._bytes)
         if self._most is not None and (length > self._most[0] or pixels > self._most[1]):
-            raise GarbledError(f"it is a message of {length + pixels:,} bytes")
+            raise GarbledError(f"its {length + pixels:,} bytes are too many")
         start, end = HEAD.size + length, HEAD.size + length + pixels
         if len(self._bytes) < end:
             return None

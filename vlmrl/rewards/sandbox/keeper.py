@@ -1,13 +1,13 @@
-"""The keeper of a worker: starts it, says how it ended, and leaves no process of a user's reward behind.
+"""Keeper of a worker: it starts the worker, reports how it ended, and leaves no process of a user's reward behind.
 
-    scorer -> keeper -> worker (the user's code) -> whatever that starts
+    scorer -> keeper -> worker (the user's code) -> processes that it starts
 
-It runs none of the user's code. Processes that lose their parent below it become its own children, also daemons in a
-session of their own, so that it finds them all. It ends them with the worker, when the scorer says so, when the scorer
-is gone, and when there are too many of them.
+It runs none of the user's code. Processes below it that lose their parent become its own children, even daemons in a
+session of their own, so it finds them all. It ends them with the worker: when the scorer says so, when the scorer has
+ended, or when there are too many of them.
 
-The scorer writes one byte to the control socket: ASK (the worker seems to have ended: wait for it a moment) or END;
-the socket's end means END too. The keeper answers with one line before it exits: `exit 3`, `signal 9`, `alive` (the
+The scorer writes one byte to the control socket: ASK (the worker seems to have ended: wait a moment for it) or END.
+The socket's end means END too. The keeper answers with one line before it exits: `exit 3`, `signal 9`, `alive` (the
 worker still ran) or `crowd` (too many processes). A trainer never imports this.
 """
 
@@ -26,15 +26,15 @@ from vlmrl.rewards.sandbox.frames import ASK, MOST_PROCESSES
 TICK_SECONDS = 0.05
 COUNT_SECONDS = 1.0
 MANY_STARTED = 128
-"""The processes are counted every COUNT_SECONDS, and after a tick in which the system started that many."""
+"""The processes are counted every COUNT_SECONDS, and after a tick in which the system started so many."""
 PATIENCE_SECONDS = 0.5
-"""A worker's descriptors are closed a moment before its end can be seen."""
+"""Wait for a worker's end. Its descriptors are closed a moment before its end can be seen."""
 KILL_SECONDS = 20.0
-"""A process that the kernel does not let go (it waits for a disk) is left to it after so long."""
+"""Time limit for killing processes. One that the kernel does not end (it waits for a disk) is left after this time."""
 
 
 def main(request_fd: int, response_fd: int, control_fd: int, parent: int) -> None:
-    """Start the worker and keep it until its end. The descriptors are those that the scorer passed."""
+    """Start the worker and watch it until its end. The descriptors are those that the scorer passed."""
     me = os.getpid()
     adopt_orphans()
     child = os.fork()
@@ -50,7 +50,7 @@ def main(request_fd: int, response_fd: int, control_fd: int, parent: int) -> Non
     for fd in (0, 1, 2):
         os.dup2(nothing, fd)
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, -5)  # to be heard above a thousand processes, where that is allowed
+        os.setpriority(os.PRIO_PROCESS, 0, -5)  # get CPU time among a thousand processes, if this is allowed
     word = _keep(child, control_fd, parent)
     end_descendants(child)
     with contextlib.suppress(OSError):
@@ -59,7 +59,7 @@ def main(request_fd: int, response_fd: int, control_fd: int, parent: int) -> Non
 
 
 def _keep(child: int, control_fd: int, parent: int) -> str:
-    """Wait until there is a reason to end. Returns the word for the scorer."""
+    """Wait until there is a reason to end. Return the word for the scorer."""
     wake, wake_up = os.pipe()
     for fd in (wake, wake_up):
         os.set_blocking(fd, False)
@@ -73,8 +73,8 @@ def _keep(child: int, control_fd: int, parent: int) -> str:
         if (ended := _reap(child)) is not None:
             return ended
         if control_fd in ready:
-            asked = os.read(control_fd, 1)
-            return (_patient(child) if asked == ASK else None) or "alive"
+            request = os.read(control_fd, 1)
+            return (_patient(child) if request == ASK else None) or "alive"
         if os.getppid() != parent:
             return "alive"
         if watch.is_crowded():
@@ -82,7 +82,7 @@ def _keep(child: int, control_fd: int, parent: int) -> str:
 
 
 def _reap(child: int) -> str | None:
-    """Take leave of every process that has ended. Returns how the worker did; None = it runs."""
+    """Collect every process that has ended. Return how the worker ended; None = it is running."""
     word = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -93,7 +93,7 @@ def _reap(child: int) -> str | None:
 
 
 def _patient(child: int) -> str | None:
-    """How the worker ended, waiting a moment for it; None = it runs."""
+    """Wait a moment for the worker. Return how it ended; None = it is running."""
     until = time.monotonic() + PATIENCE_SECONDS
     while (word := _reap(child)) is None and time.monotonic() < until:
         time.sleep(0.002)
@@ -101,10 +101,10 @@ def _patient(child: int) -> str | None:
 
 
 class _Watch:
-    """Counts the processes below this one, when there is reason to.
+    """Counter of the processes below this one, used when there is reason to count.
 
-    Thousands of processes that fork leave little time to count them. So where very many were started the worker's
-    process group is stopped first, by one call, and goes on when there were not too many.
+    Thousands of processes that fork leave little time to count them. So if very many were started, the worker's process
+    group is stopped first, by one call, and continues if there were not too many.
     """
 
     def __init__(self, child: int) -> None:
@@ -125,7 +125,7 @@ class _Watch:
 
 
 def _newest_pid() -> int:
-    """The process that the system started last; 0 where it does not tell."""
+    """Return the process that the system started last; 0 if the system does not give it."""
     try:
         with open("/proc/loadavg", "rb") as file:
             return int(file.read().split()[-1])
@@ -136,7 +136,7 @@ def _newest_pid() -> int:
 def end_descendants(child: int) -> None:
     """End every process below this one: the group of `child` by one call, then all that left it.
 
-    These are stopped before any is killed, so that none can start another.
+    The latter are stopped before any is killed, so that none can start another.
     """
     me, until = os.getpid(), time.monotonic() + KILL_SECONDS
     _send({-child}, signal.SIGKILL)

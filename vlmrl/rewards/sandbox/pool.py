@@ -1,9 +1,10 @@
-"""Workers of a user's reward: started when there is work, fed, watched by the clock, replaced when they are lost.
+"""Workers of a user's reward: started when there is work, watched by the clock, replaced when they are lost.
 
-One thread and one `select` loop serve all of them. What a worker says is believed only where it fits what was asked:
-the number of the request, the item that is due, the process that was started. Anything else is a lost worker, like one
-that has ended. A row on which a worker is lost is asked once more, of a new worker, when that worker had answered
-before: an alarm, a thread or a child of an earlier row may have done it. Lost a second time, it is the row's own doing.
+One thread and one `select` loop serve all workers. An answer is accepted only if it matches the request: its number,
+the item that is due, and the process that was started. A worker that sends anything else counts as lost, like one that
+has ended. A row on which a worker is lost is sent once more, to a new worker, if the lost worker had answered before:
+an alarm, a thread or a child of an earlier row may have caused it. If the second worker is lost too, the row itself is
+the cause.
 """
 
 from __future__ import annotations
@@ -34,13 +35,19 @@ from vlmrl.rewards.sandbox.results import read_artifacts, read_detail
 from vlmrl.rewards.sandbox.worker_handle import LOAD_SECONDS, Worker
 from vlmrl.types import Media, RewardInput
 
-ONE_VOICE = "only what it returns may answer: look for os.write, os.fork, os.dup2 and the like"
+ONE_VOICE = "only the return value may be an answer: look for os.write, os.fork, os.dup2 and the like"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the function returned for one input: checked parts, its note, and the seconds it took; its detail as a JSON
-    value, references to its artifacts by name, and their files by sha256.
+    """Result of the function for one input.
+
+    Args:
+        parts: checked parts.
+        seconds: time that the function took.
+        detail: as a JSON value.
+        artifacts: references by name.
+        files: image files by sha256.
     """
 
     parts: dict[str, float | None]
@@ -63,12 +70,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no result.
+    """Reason why there is no result.
 
     Args:
-        kind: the exception's class; CONTRACT when what came back is not a score; UNAVAILABLE when a service is down; ""
-            when the worker was lost.
-        lines: the user's own lines of the traceback.    output: what the function printed during that call.
+        kind: the exception's class; CONTRACT if the result is not a score; UNAVAILABLE if a service is down; "" if the
+            worker was lost.
+        lines: the user's own lines of the traceback.
+        output: text that the function printed during that call.
     """
 
     kind: str
@@ -79,7 +87,7 @@ class Failure:
     size = 0
 
     def without_images(self) -> Failure:
-        """Return itself: it has none."""
+        """Return itself: it has no images."""
         return self
 
     def __str__(self) -> str:
@@ -102,17 +110,18 @@ Outcome = Result | Failure
 
 
 def as_error(failure: Failure, name: str, where: str | None = None) -> RewardError:
-    """A failure as the error a user reads: the exception, their own lines, what was printed; of a service that is down
-    what the reward says of it.
+    """Return a failure as the error for the user: the exception, the user's lines, the output.
+
+    If a service is down, it is the reward's own message.
     """
     if failure.kind == UNAVAILABLE:
-        hint = failure.hint or "start what it needs, then begin again; it is no bug of the reward"
+        hint = failure.hint or "start the service that it needs, then begin again; this is not a bug of the reward"
         return RewardUnavailable(f"reward `{name}` is unavailable: {failure.message}", where=where, hint=hint)
-    said = f"raised {failure.raised}" if failure.raised else f"failed: {failure.message}"
+    verb_phrase = f"raised {failure.raised}" if failure.raised else f"failed: {failure.message}"
     lines = "".join(f"\n    {line}" for line in failure.lines)
     printed = "".join(f"\n    {line}" for line in failure.output.strip().splitlines()[-5:])
     printed = f"\n  it had printed:{printed}" if printed else ""
-    return RewardError(f"reward `{name}` {said}{lines}{printed}", where=where, hint=failure.hint)
+    return RewardError(f"reward `{name}` {verb_phrase}{lines}{printed}", where=where, hint=failure.hint)
 
 
 class WorkerPool:
@@ -126,14 +135,20 @@ class WorkerPool:
         self._fresh = False
 
     def run(
-        self, batches: Sequence[Sequence[int]], inputs: Sequence[RewardInput], stop: Callable[[Outcome], bool],
-        *, fresh: bool = False, limit: FileLimit | None = None,
-    ) -> dict[int, Outcome]:  # fmt: skip
-        """Score the inputs named by `batches` (one request each). Ends early once `stop` says so of an outcome.
+        self,
+        batches: Sequence[Sequence[int]],
+        inputs: Sequence[RewardInput],
+        stop: Callable[[Outcome], bool],
+        *,
+        fresh: bool = False,
+        limit: FileLimit | None = None,
+    ) -> dict[int, Outcome]:
+        """Score the inputs of `batches`, one request for each batch of indices.
 
         Args:
+            stop: called with every outcome; True ends the run early.
             fresh: each request gets a worker that has had no other one.
-            limit: of the images; None = all are kept.
+            limit: limit of the images; None = all are kept.
         Raises: RewardError when the user's file cannot be loaded.
         """
         queue, outcomes = deque(list(b) for b in batches if b), {}
@@ -144,9 +159,9 @@ class WorkerPool:
                 for worker in self._wait():
                     for index, outcome in self._answers(worker, queue):
                         outcomes[index] = outcome
-                        for gone in limit.add(index, outcome.size) if limit is not None else ():
-                            if gone in outcomes:
-                                outcomes[gone] = outcomes[gone].without_images()
+                        for dropped in limit.add(index, outcome.size) if limit is not None else ():
+                            if dropped in outcomes:
+                                outcomes[dropped] = outcomes[dropped].without_images()
                         if stop(outcome):
                             self.close()
                             return outcomes
@@ -156,7 +171,7 @@ class WorkerPool:
         return outcomes
 
     def describe(self) -> dict[str, Any]:
-        """What a worker found out about the function: style, batched, needs_images, weights, ranges."""
+        """Return facts about the function that a worker found: style, batched, needs_images, weights, ranges."""
         worker = self._start()
         while worker.loaded is None:
             for ready in self._wait():
@@ -164,7 +179,7 @@ class WorkerPool:
         return worker.loaded
 
     def pids(self) -> list[int]:
-        """The workers that are running and have loaded the reward."""
+        """Return the workers that are running and have loaded the reward."""
         return [worker.pid for worker in self._workers if worker.pid]
 
     def close(self) -> None:
@@ -183,15 +198,15 @@ class WorkerPool:
         for worker in [w for w in idle if w.has_ended or (self._fresh and w.request)]:
             self._workers.remove(worker)
             worker.end()
-        wanted = min(self.size, len(queue) + sum(bool(w.busy) for w in self._workers))
-        while len(self._workers) < wanted:
+        num_workers = min(self.size, len(queue) + sum(bool(w.busy) for w in self._workers))
+        while len(self._workers) < num_workers:
             self._start()
         for worker in self._workers:
             if queue and worker.loaded is not None and not worker.busy:
                 worker.assign(queue.popleft(), inputs, self.timeout)
 
     def _wait(self) -> list[Worker]:
-        """Sleep until something happens. Returns the workers that spoke, ended or ran out of time."""
+        """Sleep until something happens. Return the workers that answered, ended or ran out of time."""
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
                 selector.register(worker.response_fd, selectors.EVENT_READ, worker)
@@ -215,31 +230,34 @@ class WorkerPool:
         return list({**late, **ready}.values())
 
     def _answers(self, worker: Worker, queue: deque[list[int]]) -> list[tuple[int, Outcome]]:
-        """Outcomes that follow from what the worker said, from its end, or from its silence."""
-        alive, found = worker.receive(), []
+        """Return the outcomes that follow from a worker's answers, from its end, or from its timeout."""
+        alive, outcomes = worker.receive(), []
         try:
             while (frame := worker.frame()) is not None:
                 _check(frame, worker)
-                found += self._answer(worker, frame)
+                outcomes += self._answer(worker, frame)
         except GarbledError as error:
             worker.drain()
-            told = f"something else answered in its worker's place: {error}"
-            return [*found, *self._lost(worker, queue, Failure("", told, (), ONE_VOICE, worker.printed), again=True)]
+            message = f"its worker's pipe had a wrong message: {error}"
+            return [
+                *outcomes,
+                *self._lost(worker, queue, Failure("", message, (), ONE_VOICE, worker.printed), again=True),
+            ]
         if not alive:
-            return [*found, *self._lost(worker, queue, None, again=True)]
+            return [*outcomes, *self._lost(worker, queue, None, again=True)]
         if (worker.busy or worker.loaded is None) and time.monotonic() >= worker.deadline:
             worker.drain()
-            return [*found, *self._lost(worker, queue, self._timeout(worker), again=False)]
-        return found
+            return [*outcomes, *self._lost(worker, queue, self._timeout(worker), again=False)]
+        return outcomes
 
     def _lost(
         self, worker: Worker, queue: deque[list[int]], failure: Failure | None, *, again: bool
     ) -> list[tuple[int, Outcome]]:
-        """End a worker that cannot be used any more. Returns the outcomes of the rows that it cost.
+        """End a worker that cannot be used any more. Return the outcomes of the rows that were lost with it.
 
         Args:
-            failure: why; None = it has ended by itself, as its keeper will say.
-            again: an earlier row may have done it, so that the row it was at is asked once more.
+            failure: the reason; None = it has ended by itself, and its keeper tells how.
+            again: an earlier row may be the cause, so the current row is sent once more.
         """
         self._workers.remove(worker)
         ending = worker.end(ask=failure is None)
@@ -258,7 +276,7 @@ class WorkerPool:
         return [(index, failure) for index in lost]
 
     def _answer(self, worker: Worker, frame: Frame) -> list[tuple[int, Outcome]]:
-        """The outcomes that an answer gives. Raises: GarbledError for one that cannot be read."""
+        """Return the outcomes of an answer. Raises: GarbledError for one that cannot be read."""
         answer = frame.body
         if "loaded" in answer:
             worker.loaded, worker.pid = answer["loaded"], frame.pid
@@ -288,7 +306,7 @@ class WorkerPool:
 
 
 def inspect_user_reward(user: UserReward, *, memory_mb: int = 4096) -> dict[str, Any]:
-    """Import the user's file in a worker and return what it found (see `WorkerPool.describe`)."""
+    """Import the user's file in a worker and return the facts about its function (see `WorkerPool.describe`)."""
     pool = WorkerPool(user, size=1, memory_mb=memory_mb, timeout_seconds=LOAD_SECONDS)
     try:
         return pool.describe()
@@ -300,26 +318,26 @@ def _check(frame: Frame, worker: Worker) -> None:
     """Raise a GarbledError unless the frame is the answer that is due from this worker."""
     if worker.loaded is None:
         if frame.request or not frame.body.keys() & {"loaded", "fatal"}:
-            raise GarbledError("an answer before the file was imported")
+            raise GarbledError("it came before the file was imported")
     elif frame.pid != worker.pid:
-        raise GarbledError(f"process {frame.pid}, which is not its worker ({worker.pid})")
+        raise GarbledError(f"process {frame.pid} wrote it, which is not its worker ({worker.pid})")
     elif not worker.busy:
-        raise GarbledError("an answer that nobody waits for")
+        raise GarbledError("it is an answer, but no request is pending")
     elif frame.request != worker.request:
-        raise GarbledError(f"an answer to request {frame.request}, not to {worker.request}")
+        raise GarbledError(f"it answers request {frame.request}, not {worker.request}")
     elif frame.item != (WHOLE if "failed" in frame.body else worker.item):
-        raise GarbledError(f"an answer to item {frame.item}, not to {worker.item}")
+        raise GarbledError(f"it answers item {frame.item}, not {worker.item}")
 
 
 def _result(answer: dict[str, Any], blobs: Sequence[bytes]) -> Outcome:
     parts, note, seconds, detail = (answer.get(name) for name in ("parts", "note", "seconds", "detail"))
     if not isinstance(parts, dict) or not all(v is None or isinstance(v, float) for v in parts.values()):
-        raise GarbledError(f"parts that are no numbers: {str(parts)[:200]}")
+        raise GarbledError(f"its parts are not numbers: {str(parts)[:200]}")
     if not isinstance(note, str) or not isinstance(seconds, float):
-        raise GarbledError(f"an answer that is no score: {str(answer)[:200]}")
+        raise GarbledError(f"it is not a score: {str(answer)[:200]}")
     names = answer.get("artifacts", [])
     if not isinstance(detail, str | None) or not isinstance(names, list) or len(names) != len(blobs):
-        raise GarbledError(f"an answer whose images have no names: {str(answer)[:200]}")
+        raise GarbledError(f"its images have no names: {str(answer)[:200]}")
     try:
         artifacts, files = read_artifacts({part_name(n, "artifact"): b for n, b in zip(names, blobs, strict=True)})
         return Result(parts, note, seconds, read_detail(detail), artifacts, files)
@@ -332,22 +350,22 @@ def _failure(error: dict[str, Any], worker: Worker) -> Failure:
 
 
 def _crash(ending: str, printed: str) -> Failure:
-    """Why a worker ended by itself, from its keeper's word (keeper.py)."""
+    """Return the reason why a worker ended by itself, from its keeper's word (keeper.py)."""
     word, _, number = ending.partition(" ")
     if word == "signal":
         name = _signal_name(int(number))
-        hint = "out of memory? see [reward] memory_mb" if name in ("SIGKILL", "SIGABRT", "SIGSEGV") else None
+        hint = "it may be out of memory: see [reward] memory_mb" if name in ("SIGKILL", "SIGABRT", "SIGSEGV") else None
         return Failure("", f"its worker process was ended by {name}", (), hint, printed)
     if word == "crowd":
-        told = f"more than {MOST_PROCESSES} processes ran below its worker, which was ended with all of them"
-        return Failure("", told, (), "end every process that a call starts before it returns", printed)
+        message = f"more than {MOST_PROCESSES} processes ran below its worker, which was ended with all of them"
+        return Failure("", message, (), "end every process that a call starts before it returns", printed)
     if word == "alive" or number == str(LOST_PIPE):
         return Failure("", "it closed or took over the pipes through which its worker answers", (), ONE_VOICE, printed)
     if number == str(BROKEN):
         hint = "does it replace functions of the standard library? keep such changes inside the call"
-        return Failure("", "it left its worker's Python unfit to go on", (), hint, printed)
-    told = f"it ended its worker process with exit code {number}" if word else "its worker process was killed"
-    return Failure("", told, (), None, printed)
+        return Failure("", "it changed its worker's Python so much that the worker cannot continue", (), hint, printed)
+    message = f"it ended its worker process with exit code {number}" if word else "its worker process was killed"
+    return Failure("", message, (), None, printed)
 
 
 def _signal_name(number: int) -> str:

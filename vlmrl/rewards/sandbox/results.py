@@ -1,7 +1,7 @@
-"""Details and artifacts of rewards: made safe to send and to keep, under caps that are declared here.
+"""Details and artifacts of rewards: made safe to send and to keep, with the caps that are declared here.
 
-`detail_text` and `artifact_files` run beside the reward, in its worker; `read_detail` and `read_artifacts` in the
-process that keeps what comes back, and trust none of it.
+`detail_text` and `artifact_files` run in the worker, beside the reward. `read_detail` and `read_artifacts` run in the
+process that keeps the results, and trust none of them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from vlmrl.types import Media
 from vlmrl.visible import encodable
 
 MOST_DETAIL_BYTES = 1 << 16
-"""Longest detail of one response, as JSON."""
+"""Maximum length of the detail of one response, as JSON."""
 MOST_ARTIFACTS = 8
-"""Most images that a reward returns for one response."""
+"""Maximum number of images that a reward returns for one response."""
 MOST_ARTIFACT_PIXELS = 1 << 22
-"""Largest of them, in pixels: 2048 x 2048."""
+"""Maximum size of one image, in pixels: 2048 x 2048."""
 MOST_ARTIFACT_BYTES = MOST_BLOB_BYTES
-"""Of all of them together, as PNG files."""
+"""Maximum size of all images of a response together, as PNG files."""
 MOST_NAME_CHARS = 200
-"""Longest name of a part or an artifact."""
+"""Maximum length of the name of a part or an artifact."""
 PNG_MODES = ("1", "L", "LA", "RGB", "RGBA")
 MOST_DETAIL_LEVELS = 100
-"""Lists and mappings inside each other. Files nest a detail a few levels deeper, and must be read again."""
+"""Maximum depth of lists and mappings. Files nest a detail a few levels deeper, and must be readable."""
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error,
            zlib.error)  # fmt: skip
 _encode = StrictEncoder().encode
@@ -43,17 +43,17 @@ _encode = StrictEncoder().encode
 def detail_text(detail: Any) -> str | None:
     """Return a detail as JSON text (ASCII); None for None. Arrays and numbers of NumPy become lists and numbers.
 
-    Raises: RewardError for what JSON cannot hold, and for a detail beyond MOST_DETAIL_BYTES.
+    Raises: RewardError for values that JSON cannot hold, and for a detail beyond MOST_DETAIL_BYTES.
     """
     if detail is None:
         return None
     if (least := _least_bytes(detail)) > MOST_DETAIL_BYTES:
-        raise _too_long(least, "holds itself, or is at least")
+        raise _too_long(least, "contains itself, or is at least")
     try:
         text = _encode(detail)
     except (TypeError, ValueError, RecursionError) as error:
         raise RewardError(
-            f"the detail of the reward is no JSON value: {str(error)[:200]}",
+            f"the detail of the reward is not a JSON value: {str(error)[:200]}",
             hint="a detail holds texts, finite numbers, true, false, None, lists, and mappings with texts as keys",
         ) from error
     if len(text) > MOST_DETAIL_BYTES:
@@ -62,7 +62,7 @@ def detail_text(detail: Any) -> str | None:
 
 
 def read_detail(text: str | None) -> Any:
-    """Return the detail of a JSON text, half surrogate pairs as escapes. Raises: RewardError as `detail_text`."""
+    """Return the detail of a JSON text, with half surrogate pairs as escapes. Raises: RewardError as `detail_text`."""
     if text is None:
         return None
     if len(text) > MOST_DETAIL_BYTES:
@@ -70,32 +70,32 @@ def read_detail(text: str | None) -> Any:
     try:
         return _written(parse_json(text, unique_keys=True, most_levels=MOST_DETAIL_LEVELS))
     except ValueError as error:
-        raise RewardError(f"the detail of the reward is no JSON value: {str(error)[:200]}") from error
+        raise RewardError(f"the detail of the reward is not a JSON value: {str(error)[:200]}") from error
 
 
 def _least_bytes(value: Any) -> int:
     """Return a lower bound of the length of a value's JSON text, counted until it is beyond the cap.
 
-    Writing out a value that is too large could take the reward's time and memory: it must not look like a hang.
+    Writing out a value that is too large could take the reward's time and memory, and would look like a hang.
     """
-    size, left = 0, [value]
-    while left and size <= MOST_DETAIL_BYTES:
-        one = left.pop()
-        if isinstance(one, str):
-            size += str.__len__(one) + 2
-        elif isinstance(one, dict):
-            size += 2 * dict.__len__(one)  # a colon and a comma or bracket each
-            left += (x for pair in dict.items(one) for x in pair) if size <= MOST_DETAIL_BYTES else ()
-        elif isinstance(one, (list, tuple)):
-            size += len(one) + 1
-            left += one if size <= MOST_DETAIL_BYTES else ()
+    size, pending = 0, [value]
+    while pending and size <= MOST_DETAIL_BYTES:
+        current = pending.pop()
+        if isinstance(current, str):
+            size += str.__len__(current) + 2
+        elif isinstance(current, dict):
+            size += 2 * dict.__len__(current)  # each entry has a colon, and a comma or bracket
+            pending += (x for pair in dict.items(current) for x in pair) if size <= MOST_DETAIL_BYTES else ()
+        elif isinstance(current, (list, tuple)):
+            size += len(current) + 1
+            pending += current if size <= MOST_DETAIL_BYTES else ()
     return size
 
 
 def _too_long(size: int, words: str = "is") -> RewardError:
     return RewardError(
         f"the detail of the reward {words} {size:,} bytes of JSON; the cap is {MOST_DETAIL_BYTES:,}",
-        hint="keep what a person or a metric reads of it: an answer, boxes, numbers",
+        hint="keep only what people or metrics use: an answer, boxes, numbers",
     )
 
 
@@ -111,7 +111,7 @@ def _written(value: Any) -> Any:
 def artifact_files(artifacts: Any) -> dict[str, bytes]:
     """Return artifacts (name -> PIL image) as PNG files: the same bytes for the same pixels, without metadata.
 
-    Raises: RewardError for a name that is none, what is no PIL image, and beyond any of the caps above.
+    Raises: RewardError for an invalid name, a value that is no PIL image, and beyond any of the caps above.
     """
     if not isinstance(artifacts, Mapping):
         raise RewardError(f"the artifacts of the reward are a {type(artifacts).__name__}, not names with images")
@@ -144,7 +144,7 @@ def _png(name: str, image: Any) -> bytes:
     if not isinstance(image, Image.Image):
         raise RewardError(
             f"the artifact `{name}` is a {type(image).__name__}, not a PIL image",
-            hint="PIL.Image.fromarray makes one of an array",
+            hint="PIL.Image.fromarray converts an array",
         )
     _check_pixels(name, *image.size)
     image = _shaded(name, image) if image.mode[0] in "IF" else image
@@ -161,7 +161,7 @@ def _png(name: str, image: Any) -> bytes:
 def _shaded(name: str, image: Any) -> Any:
     """Return an image of 16-bit, 32-bit or real numbers in 256 shades: its least number black, its largest white.
 
-    Pillow would cut every number at 255: a map of depths would be white, one of probabilities black.
+    Pillow would cut every number at 255: a depth map would be white, and a map of probabilities black.
     """
     import numpy as np
     from PIL import Image
@@ -169,13 +169,15 @@ def _shaded(name: str, image: Any) -> Any:
     values_HW = np.asarray(image, dtype=np.float64)
     low, high = float(values_HW.min()), float(values_HW.max())
     if not -math.inf < low <= high < math.inf:
-        raise RewardError(f"the artifact `{name}` holds numbers that are not finite", hint="numpy.nan_to_num, say")
+        raise RewardError(
+            f"the artifact `{name}` holds numbers that are not finite", hint="use numpy.nan_to_num, for example"
+        )
     shades_HW = (values_HW - low) * (255 / (high - low)) if high > low else np.zeros_like(values_HW)
     return Image.fromarray(shades_HW.round().astype(np.uint8))
 
 
 def read_artifacts(files: Mapping[str, bytes]) -> tuple[dict[str, Media], dict[str, bytes]]:
-    """Return (name -> reference, sha256 -> PNG file) of artifacts. Each is decoded, to prove it sound.
+    """Return (name -> reference, sha256 -> PNG file) of artifacts. Each is decoded to prove that it is sound.
 
     Raises: RewardError for a file that is no PNG image, or beyond the caps above.
     """
@@ -184,22 +186,20 @@ def read_artifacts(files: Mapping[str, bytes]) -> tuple[dict[str, Media], dict[s
     _check_count(len(files))
     _check_bytes(files)
     media: dict[str, Media] = {}
-    kept: dict[str, bytes] = {}
+    files_by_hash: dict[str, bytes] = {}
     for name, data in files.items():
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of sizes and of damaged metadata; the size is checked here
+                warnings.simplefilter("ignore")  # warnings of sizes and of damaged metadata; the size is checked here
                 image = Image.open(io.BytesIO(data), formats=("PNG",))
                 _check_pixels(name, *image.size)
                 image.load()
         except (*_BROKEN, Image.DecompressionBombError) as error:
-            raise RewardError(
-                f"the artifact `{name}` is no PNG image that can be read ({type(error).__name__})"
-            ) from error
+            raise RewardError(f"the artifact `{name}` is not a readable PNG image ({type(error).__name__})") from error
         sha256 = hashlib.sha256(data).hexdigest()
         media[_artifact_name(name)] = Media(sha256, *image.size)
-        kept[sha256] = data
-    return media, kept
+        files_by_hash[sha256] = data
+    return media, files_by_hash
 
 
 def _check_pixels(name: str, width: int, height: int) -> None:

@@ -1,14 +1,14 @@
-"""The worker process of a user's reward: reads frames, calls the function, writes frames. A trainer never imports this.
+"""Worker process of a user's reward: reads frames, calls the function, writes frames. A trainer never imports this.
 
 Requests: {"op": "load", ...} once, then {"op": "score", "items": [...]} with image pixels as blobs. Answers: {"loaded"}
-or {"fatal": error}; then, in the order of the items, {"parts", "note", "seconds"} (with {"detail"} as JSON text, and
-{"artifacts"}, names whose PNG files are the blobs, where there are any) or {"error"} each, or one {"failed": error} for
-a whole batch. Every answer repeats the number of its request, names its item and is signed with this process
-(frames.py). What the function prints goes to a pipe of its own and is shown with an error.
+or {"fatal": error}; then, in the order of the items, {"parts", "note", "seconds"} or {"error"} for each, or one
+{"failed": error} for a whole batch. An answer may also have {"detail"} as JSON text, and {"artifacts"}, names whose PNG
+files are the blobs. Every answer repeats the number of its request, gives its item and has the id of this process
+(frames.py). Output of the function goes to a pipe of its own and is shown with an error.
 
-The user's code may replace what it likes (functions of `os` and `json`, built-ins, sys.stdout), close descriptors,
-leave alarms and fork. So this module binds what it needs before that code is imported, puts built-ins, alarms and the
-recursion limit back after every call, and a child that comes back from a call ends instead of answering.
+The user's code may replace functions of `os` and `json`, built-ins and sys.stdout, close descriptors, leave alarms and
+fork. So this module binds what it needs before that code is imported, and restores built-ins, alarms and the recursion
+limit after every call. A child that returns from a call ends instead of answering.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from vlmrl.rewards.sandbox.results import MOST_NAME_CHARS, artifact_files, detai
 from vlmrl.types import Media, RewardInput, Turn
 
 Answer = tuple[dict[str, Any], Sequence[bytes]]
-"""An answer and its blobs."""
+"""Answer and its blobs."""
 MODULE = "vlmrl_user_reward"
 MOST_PARTS = 256
 HINTS = {
-    MemoryError: "a larger [reward] memory_mb, or a smaller appetite",
+    MemoryError: "raise [reward] memory_mb, or use less memory",
     bdb.BdbQuit: "for breakpoint() in a reward: vlmrl reward-check or try with --debug, train with --debug-rank 0",
 }
 MOST_NOTE_CHARS = 2000
@@ -66,7 +66,9 @@ _original = dict(_builtins)
 class Channel:
     """The two pipes to the scorer. A pipe that the user's code has closed or replaced ends the process.
 
-    Attributes: token: of all frames; the first bytes that are read.    request: number of the one that is answered.
+    Attributes:
+        token: token of all frames; the first bytes that are read.
+        request: number of the request that is being answered.
     """
 
     def __init__(self, request_fd: int, response_fd: int) -> None:
@@ -82,7 +84,7 @@ class Channel:
         self._buffer = FrameBuffer(self.token)
 
     def requests(self) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
-        """Every request in order, until the pipe ends."""
+        """Yield every request in order, until the pipe ends."""
         while True:
             while (frame := self._next()) is not None:
                 self.request = frame.request
@@ -95,7 +97,7 @@ class Channel:
     def _next(self) -> Frame | None:
         try:
             return self._buffer.pop()
-        except GarbledError:  # the user's code has read from the pipe, or put another one in its place
+        except GarbledError:  # the user's code has read from the pipe, or replaced it
             _exit(LOST_PIPE)
 
     def answer(self, item: int, body: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
@@ -106,12 +108,12 @@ class Channel:
             data = data[self._guarded(1, _write, data) :]
 
     def stay_alone(self) -> None:
-        """End this process if it is a child that came back from the user's code: it has nothing to say here."""
+        """End this process if it is a child that returned from the user's code: it must not answer."""
         if _getpid() != self._pid:
             _exit(0)
 
     def _guarded(self, end: int, call: Any, argument: Any) -> Any:
-        """Read or write, provided that the descriptor is still the pipe that it was."""
+        """Read or write, if the descriptor is still the same pipe."""
         try:
             if _identity(self._fds[end]) == self._identities[end]:
                 return call(self._fds[end], argument)
@@ -121,12 +123,12 @@ class Channel:
 
 
 def _identity(fd: int) -> tuple[int, int]:
-    found = _fstat(fd)
-    return found.st_dev, found.st_ino
+    status = _fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 class Guard:
-    """What the user's code may change, put back after each of its calls; what it changed holds in its own calls."""
+    """Restorer of what the user's code may change, after each of its calls. Within its calls, its changes hold."""
 
     def __init__(self) -> None:
         self._limit = sys.getrecursionlimit()
@@ -145,18 +147,18 @@ class Guard:
         _set_recursion_limit(self._limit)
 
     def flush(self) -> None:
-        """Send what was printed; a stream that was closed has nothing."""
+        """Send the output; a stream that was closed has none."""
         for stream in self._streams:
             with suppress(Exception):
                 stream.flush()
 
 
 DEEP = 3
-"""Processes that were forked from so many others in a row leave the machine to everybody else."""
+"""Processes at this depth of forks get idle priority, so that the machine stays usable."""
 
 
 class _Generations:
-    """Counts how often this process's line has forked. Of a bomb, which doubles, most processes are deep."""
+    """Counter of the forks in this process's line. Of a fork bomb, which doubles, most processes are deep."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -178,7 +180,7 @@ def main(request_fd: int, response_fd: int) -> None:
     channel, guard = Channel(request_fd, response_fd), Guard()
     try:
         serve(channel, guard)
-    except BaseException as error:  # only where the user's code left Python unfit: said without its help
+    except BaseException as error:  # only if the user's code damaged Python: report it with plain system calls
         channel.stay_alone()
         with suppress(BaseException):
             _write(2, f"{type(error).__name__}: {error}"[:500].encode(errors="backslashreplace"))
@@ -200,16 +202,16 @@ def serve(channel: Channel, guard: Guard) -> None:
 
 
 def limit_memory(memory_mb: int) -> None:
-    """Cap the address space; an allocation beyond it raises MemoryError. No core files."""
+    """Limit the address space; an allocation beyond it raises MemoryError. Core files are disabled."""
     import resource
 
-    with suppress(ValueError, OSError):  # a lower hard limit of the system stays as it is
+    with suppress(ValueError, OSError):  # a lower hard limit of the system stays
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def import_source(user: UserReward) -> ModuleType:
-    """The user's file as a module, from the text that was hashed. Its folder is importable, after everything else."""
+    """Return the user's file as a module, from the text that was hashed. Its folder comes last in sys.path."""
     module = ModuleType(MODULE)
     module.__file__ = user.file
     sys.modules[MODULE] = module
@@ -220,8 +222,8 @@ def import_source(user: UserReward) -> ModuleType:
 
 
 def read_inputs(items: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> list[RewardInput]:
-    """Requests as RewardInputs; each image is (width, height) in its item and its RGB bytes as the next blob."""
-    left = iter(blobs)
+    """Return requests as RewardInputs; each image is (width, height) in its item and its RGB bytes as the next blob."""
+    remaining_blobs = iter(blobs)
     inputs = []
     for item in items:
         sizes, ids = item.pop("images"), item.pop("token_ids")
@@ -229,7 +231,7 @@ def read_inputs(items: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> list
         if sizes:
             from PIL import Image
 
-            images = [Image.frombytes("RGB", tuple(size), next(left)) for size in sizes]
+            images = [Image.frombytes("RGB", tuple(size), next(remaining_blobs)) for size in sizes]
         item["media"] = tuple(Media(**reference) for reference in item["media"])
         item["seen_sizes"] = tuple((width, height) for width, height in item["seen_sizes"])
         item["turns"] = tuple(map(Turn.of, item["turns"]))
@@ -245,7 +247,7 @@ def _load(user: UserReward, memory_mb: int, guard: Guard) -> tuple[BoundReward |
         reward = bind_user_reward(module, user, guard)
     except BaseException as error:
         return None, {"fatal": describe_error(error, user.file)}
-    found = {
+    facts = {
         "style": reward.style,
         "batched": reward.batched,
         "needs_images": reward.needs_images,
@@ -255,13 +257,13 @@ def _load(user: UserReward, memory_mb: int, guard: Guard) -> tuple[BoundReward |
         "weights": dict(reward.weights),
         "ranges": {k: list(v) for k, v in reward.ranges.items()},
     }
-    return reward, {"loaded": found}
+    return reward, {"loaded": facts}
 
 
 def _score(
     reward: BoundReward, inputs: list[RewardInput], file: str, channel: Channel, guard: Guard
 ) -> Iterator[tuple[int, Answer]]:
-    """Give (item, answer) of one request: in a batch one call for all, else one call an item."""
+    """Yield (item, answer) of one request: for a batch after one call for all, else after one call per item."""
     groups = [range(len(inputs))] if reward.batched else [range(i, i + 1) for i in range(len(inputs))]
     for group in groups:
         start, described, results = _clock(), None, []
@@ -282,14 +284,20 @@ def _score(
 
 
 def _answer_of(result: Any, seconds: float, file: str) -> Answer:
-    """Return the answer for one item. Values of the result are objects of the user's: they may raise."""
+    """Return the answer for one item. Values of the result are objects of the user's code, so they may raise."""
     try:
         parts, note, detail, artifacts = split_result(result)
         if len(parts) > MOST_PARTS or any(len(str(name)) > MOST_NAME_CHARS for name in parts):
-            return {"error": {"kind": CONTRACT, "hint": None, "lines": [], "message":
-                              f"it returned {len(parts):,} parts; a reward has at most {MOST_PARTS}, "
-                              f"with names of at most {MOST_NAME_CHARS} characters"}}, ()  # fmt: skip
-        note = str.__str__(note)[:MOST_NOTE_CHARS]  # of a subclass, whose own methods may return anything
+            return {
+                "error": {
+                    "kind": CONTRACT,
+                    "hint": None,
+                    "lines": [],
+                    "message": f"it returned {len(parts):,} parts; a reward has at most {MOST_PARTS}, "
+                    f"with names of at most {MOST_NAME_CHARS} characters",
+                }
+            }, ()
+        note = str.__str__(note)[:MOST_NOTE_CHARS]  # a subclass of str may return anything from its own methods
         answer: dict[str, Any] = {"parts": check_parts(parts, {}), "note": note, "seconds": seconds}
         text, files = detail_text(detail), artifact_files(artifacts)
         if text is not None:
@@ -302,13 +310,13 @@ def _answer_of(result: Any, seconds: float, file: str) -> Answer:
 
 
 def describe_error(error: BaseException, file: str) -> dict[str, Any]:
-    """An exception as JSON: kind, message, and the user's own lines of the traceback."""
+    """Return an exception as JSON: kind, message, and the user's own lines of the traceback."""
     if isinstance(error, VlmrlError):
         kind = UNAVAILABLE if isinstance(error, RewardUnavailable) else CONTRACT
         hint = None if error.hint is None else _text(error.hint)
         return {"kind": kind, "message": _text(error.message), "hint": hint, "lines": []}
     lines = []
-    with suppress(Exception):  # the traceback is made by modules that the user's code may have changed
+    with suppress(Exception):  # the user's code may have changed the modules that make the traceback
         if isinstance(error, SyntaxError) and error.filename == file:
             lines = [f"{Path(file).name}:{error.lineno}: {(error.text or '').strip()[:300]}"]
         for frame in extract_tb(error.__traceback__):
@@ -319,7 +327,7 @@ def describe_error(error: BaseException, file: str) -> dict[str, Any]:
 
 
 def _text(said: Any) -> str:
-    """Return the text of an exception, or of what it holds: the user's own methods may make it."""
+    """Return the text of an exception, or of a value of it. The user's own methods may make that text."""
     try:
         return str.__str__(str(said))[:1000]
     except BaseException as nested:

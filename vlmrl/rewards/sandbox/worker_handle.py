@@ -1,7 +1,7 @@
-"""One worker of a user's reward as its pool sees it: a process, four channels, and what it has been asked.
+"""Worker of a user's reward as its pool uses it: a process, four channels, and its current request.
 
-Its descriptors lie high in the table of this process and of the worker. A standard descriptor that was closed
-(`vlmrl check <&-`) is then never taken for a pipe, and a reward that writes to all low descriptors hits none of them.
+Its descriptors have high numbers in this process and in the worker. So a standard descriptor that was closed (`vlmrl
+check <&-`) is never taken for a pipe, and a reward that writes to all low descriptors reaches none of them.
 """
 
 from __future__ import annotations
@@ -35,19 +35,22 @@ from vlmrl.rewards.sandbox.frames import (
 from vlmrl.types import RewardInput
 
 LOAD_SECONDS = 60.0
-"""Wall clock for importing the user's file, at least."""
+"""Minimum time limit for importing the user's file, in seconds of wall clock."""
 OUTPUT_BYTES = 4096
-"""How much of what a reward printed is kept to be shown with its error."""
+"""Number of bytes of a reward's output that are kept to be shown with its error."""
 MOST_READ_BYTES = 1 << 20
-"""Most bytes of one channel that are read at once: a reward that prints without end must not keep the pool busy."""
+"""Maximum number of bytes to read from a channel at once: a reward that prints without end must not block the pool."""
 END_SECONDS = 30.0
-"""Longest wait for a keeper that ends what it kept."""
+"""Longest wait for a keeper to end its processes."""
 LOWEST_FD, LAST_RESORT_FD = 200, 3
 SENT = (
     "response", "truth", "columns", "finish", "num_tokens", "prompt", "token_ids", "step", "prompt_id", "sample",
     "seen_sizes",
 )  # fmt: skip
-"""Fields of a RewardInput that travel as they are; images travel as pixels, references and turns as JSON objects."""
+"""Fields of a RewardInput that are sent as they are.
+
+Images are sent as pixels, references and turns as JSON objects.
+"""
 BOOT = (
     "import sys; sys.path[:] = sys.argv[5:]; "
     "from vlmrl.rewards.sandbox.keeper import main; main(*map(int, sys.argv[1:5]))"
@@ -55,13 +58,16 @@ BOOT = (
 
 
 class Worker:
-    """A worker and its keeper (keeper.py).
+    """Worker and its keeper (keeper.py).
 
     Attributes:
-        busy: indices of the inputs that it has not answered yet.    deadline: when it will be ended.
-        request: number of the request it is at.    item: of the next answer.
-        answered: items of all requests so far.
-        loaded: what it found out about the function; None until the file is imported.    pid: of the worker itself.
+        busy: indices of the inputs that it has not answered yet.
+        deadline: time at which it will be ended.
+        request: number of its current request.
+        item: index of the next answer.
+        answered: number of items of all requests so far.
+        loaded: facts about the function; None until the file is imported.
+        pid: process id of the worker itself.
     """
 
     def __init__(self, user: UserReward, memory_mb: int) -> None:
@@ -70,16 +76,16 @@ class Worker:
         self.response_fd, response_write = _pipe()
         self.output_fd, output_write = _pipe()
         self._control, control = (_raised(end.detach()) for end in socket.socketpair())
-        given = (request_read, response_write, control)
-        argv = [sys.executable, "-c", BOOT, *map(str, (*given, os.getpid())), *sys.path]
+        passed_fds = (request_read, response_write, control)
+        argv = [sys.executable, "-c", BOOT, *map(str, (*passed_fds, os.getpid())), *sys.path]
         env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"}
         stdin, printed = (None, None) if has_terminal() else (subprocess.DEVNULL, output_write)
         try:
             self._keeper = subprocess.Popen(
-                argv, stdin=stdin, stdout=printed, stderr=printed, pass_fds=given, env=env, start_new_session=True
+                argv, stdin=stdin, stdout=printed, stderr=printed, pass_fds=passed_fds, env=env, start_new_session=True
             )
         finally:
-            for fd in (*given, output_write):
+            for fd in (*passed_fds, output_write):
                 os.close(fd)
         for fd in (self.request_fd, self.response_fd, self.output_fd):
             os.set_blocking(fd, False)
@@ -96,7 +102,7 @@ class Worker:
 
     @property
     def printed(self) -> str:
-        """The end of what was printed since the last answer."""
+        """End of the output since the last answer."""
         return self._output.decode(errors="replace")
 
     @property
@@ -128,7 +134,7 @@ class Worker:
             self.unsent = memoryview(b"")
 
     def receive(self) -> bool:
-        """Read what there is. Returns False when nobody holds the other end any more."""
+        """Read what has arrived. Return False if no process holds the other end any more."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(self.response_fd, MOST_READ_BYTES)
             self._frames.feed(data)
@@ -136,11 +142,11 @@ class Worker:
         return True
 
     def frame(self) -> Frame | None:
-        """The next whole frame. Raises: GarbledError."""
+        """Return the next whole frame. Raises: GarbledError."""
         return self._frames.pop()
 
     def drain(self) -> None:
-        """Keep the end of what the function printed; of a flood, what there is now."""
+        """Keep the end of the function's output. If it prints without end, read only what fits MOST_READ_BYTES."""
         total = 0
         with contextlib.suppress(BlockingIOError):
             while total < MOST_READ_BYTES and (data := os.read(self.output_fd, 1 << 16)):
@@ -149,14 +155,15 @@ class Worker:
             self.output_open = total > 0
 
     def forget_output(self) -> None:
-        """What was printed belongs to the answer that has come."""
+        """Drop the output: it belongs to the answer that has come."""
         self._output = b""
 
     def end(self, *, ask: bool = False) -> str:
         """End the process and all that it started, and close the channels.
 
-        Args: ask: it seems to have ended by itself: its keeper waits a moment to see how.
-        Returns: how it ended, in the keeper's words (keeper.py); "" when even the keeper was killed.
+        Args:
+            ask: the worker seems to have ended by itself: its keeper waits a moment to see how.
+        Returns: how it ended, in the keeper's words (keeper.py); "" if even the keeper was killed.
         """
         word = b""
         with contextlib.suppress(OSError):
@@ -168,7 +175,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._keeper.kill()
             self._keeper.wait()
-        if self.pid and not word:  # the keeper was killed: this is all that is known of the processes
+        if self.pid and not word:  # the keeper was killed: only the worker's own process group is known
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         self.drain()
@@ -178,18 +185,18 @@ class Worker:
 
 
 def _pipe() -> tuple[int, int]:
-    """The ends of a pipe, as descriptors that are no standard ones."""
+    """Return the ends of a pipe, as descriptors that are no standard ones."""
     read, write = os.pipe()
     return _raised(read), _raised(write)
 
 
 def _raised(fd: int) -> int:
-    """The same file under a high descriptor, not inherited; `fd` is closed."""
+    """Return the same file under a high descriptor that is not inherited; `fd` is closed."""
     for lowest in (LOWEST_FD, LAST_RESORT_FD):
         try:
             high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
             break
-        except OSError:  # a low limit of open files
+        except OSError:  # the limit of open files is low
             if lowest == LAST_RESORT_FD:
                 raise
     os.close(fd)

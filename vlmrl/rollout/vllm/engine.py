@@ -1,7 +1,8 @@
-"""vLLM as the rollout engine, in the trainer's own process and on its device. It and vllm_worker.py alone import vllm.
+"""vLLM as the rollout engine, in the trainer's own process and on its device.
 
-Token in, token out: vLLM gets the prompt's ids with one placeholder an image, the images, and the processor settings of
-the trainer; the ids it makes of them must be the trainer's. Its weights are a copy: `load_weights` brings them over.
+Only this module and worker.py import vllm. Tokens in, tokens out: vLLM gets the prompt's ids with one placeholder per
+image, the images, and the processor settings of the trainer. The ids that it computes from them must equal the
+trainer's. Its weights are a copy; `load_weights` updates it.
 """
 
 from __future__ import annotations
@@ -27,37 +28,39 @@ from vlmrl.rollout.weight_sync import WeightSource
 from vlmrl.types import Sample, SamplingParams, name_row
 
 SETTINGS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: nothing is left over when the run is killed
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: no process remains when the run is killed
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for the command's own result
     "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
 }
 SETTINGS_IN_PARTS = {
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # nothing of this process goes on living in its workers
-    # Its own choice wants a memory node for each worker.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # workers inherit no state of this process
+    # vLLM's default needs one memory node per worker.
     "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
 }
-"""Besides those, for an engine with worker processes."""
+"""Additional settings of an engine with worker processes."""
 CACHE = os.environ.get("VLLM_CACHE_ROOT") or os.path.expanduser("~/.cache/vllm")
-"""Where vLLM keeps compiled code."""
+"""Folder in which vLLM keeps compiled code."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM has room for; an adapter gets the next larger one."""
+"""Ranks that vLLM allocates; an adapter gets the next larger one."""
 MAX_IMAGES = 64
-"""Most images of one prompt."""
+"""Maximum number of images in one prompt."""
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How the engine is built.
+    """Settings that the engine is built with.
 
     Args:
         folder: Hugging Face folder or hub name with configuration and processor; its weights are not read.
-        dtype: "float32" or "bfloat16", as the trainer's.      device: "cpu" or "cuda".
-        max_tokens: longest prompt and response together.
-        kv_cache_bytes: of the key-value cache.
-        image_arguments: what the trainer's image processor is called with (its pixel bounds).
-        lora_rank: 0 = no adapter.      lora_vision: whether the vision tower and the connector have one too.
-        tensor_parallel: parts that every weight is cut into; above 1 each is in a process, and on a card, of its own.
+        dtype: "float32" or "bfloat16", as the trainer's.
+        device: "cpu" or "cuda".
+        max_tokens: of the longest prompt and response together.
+        kv_cache_bytes: size of the key-value cache.
+        image_arguments: arguments of the trainer's image processor (its pixel bounds).
+        lora_rank: 0 = no adapter.
+        lora_vision: whether the vision tower and the connector have an adapter too.
+        tensor_parallel: number of parts that every weight is cut into; above 1 each part has its own process and GPU.
         revision, trust_remote_code: as in the recipe's table `model`.
     """
 
@@ -75,26 +78,25 @@ class EngineSettings:
 
     @property
     def sleeps(self) -> bool:
-        """Whether the engine can give memory back; vLLM cannot on a CPU."""
+        """Whether the engine can free memory; vLLM cannot on a CPU."""
         return self.device == "cuda"
 
     @property
     def discards(self) -> bool:
-        """Whether its weights are gone after it slept: kept in main memory with an adapter, as the base is not sent
-        again."""
+        """Whether its weights are gone after it slept. With an adapter they are kept: the base is not sent again."""
         return self.sleeps and not self.lora_rank
 
 
 class VllmEngine:
-    """Generates with vLLM and its own copy of a policy's weights. Not usable before the first `load_weights`.
+    """Engine that generates with vLLM and its own copy of a policy's weights. Unusable before the first `load_weights`.
 
-    Several processes with a sharded policy have one each. They make them at the same moment, and call `load_weights`
-    together; each generates for itself.
+    Several processes with a sharded policy have one engine each. They create them at the same time, and call
+    `load_weights` together; each generates for itself.
 
     Args:
-        weights: what is copied; with an adapter the base once, at the start, then the adapter alone.
+        weights: source of the copy. With an adapter the base is copied once, at the start, then only the adapter.
         tokenizer: the trainer's; decodes responses.
-        say: told once what does not happen on this platform.
+        say: called once with a note on what this platform does not support.
     Raises: EngineError when vllm cannot be imported, cannot generate for the model, or does not start.
     """
 
@@ -103,14 +105,14 @@ class VllmEngine:
     def __init__(
         self, weights: WeightSource, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
     ) -> None:  # fmt: skip
-        why = vllm_refusal(weights.model_type, settings.device, settings.dtype, weights.two_way_images)
-        if why is not None:
-            raise EngineError(why, hint=TORCH_HINT)
+        refusal = vllm_refusal(weights.model_type, settings.device, settings.dtype, weights.two_way_images)
+        if refusal is not None:
+            raise EngineError(refusal, hint=TORCH_HINT)
         self.weights, self.tokenizer, self.settings = weights, tokenizer, settings
         self.version = 0
         self._loaded = self._discarded = False
         self._adapter: Any = None
-        self._in_world = has_world()  # before vLLM makes one of its own
+        self._in_world = has_world()  # read before vLLM creates a process group of its own
         self._folder = OwnedFolder()
         self._handover: Handover = InProcess(weights)
         if settings.tensor_parallel > 1:
@@ -124,29 +126,30 @@ class VllmEngine:
             say("vLLM on a CPU cannot sleep: its key-value cache stays in memory during updates")
 
     def close(self) -> None:
-        """Give everything back; the engine cannot be used any more."""
+        """Free everything. The engine cannot be used afterwards."""
         self._folder.close()
         with world_kept() if self._in_world else nullcontext():
             self._llm.llm_engine.engine_core.shutdown()
 
     def sleep(self) -> None:
-        """Give back the key-value cache, and the weights' memory. On a CPU nothing is given back."""
+        """Free the key-value cache and the weights' memory. On a CPU nothing is freed."""
         if self.settings.sleeps:
             self._discarded = self.settings.discards
             self._llm.sleep(level=2 if self._discarded else 1)
 
     def wake(self) -> None:
-        """Undo `sleep`; `load_weights` does it too, weights first."""
+        """Undo `sleep`. `load_weights` does it too, weights first."""
         self._wake()
 
     def _wake(self, *tags: str) -> None:
         if self.settings.sleeps and self._llm.llm_engine.is_sleeping():
-            torch.cuda.empty_cache()  # the engine's memory is not torch's: what the trainer freed must go back
+            torch.cuda.empty_cache()  # the engine does not allocate from torch's cache: return what the trainer freed
             self._llm.wake_up(tags=list(tags) or None)
 
     def load_weights(self, version: int, *, changed: bool = True) -> None:
-        """Copy the policy's weights and forget what was computed with the old ones. All processes of a sharded policy
-        call this together.
+        """Copy the policy's weights and clear what was computed with the old ones.
+
+        All ranks of a sharded policy must call this together.
 
         Raises: EngineError when a tensor did not arrive.
         """
@@ -162,20 +165,22 @@ class VllmEngine:
     def generate(
         self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
     ) -> list[list[Sample]]:
-        """See `Generator.generate`. One request a prompt: its samples share the prompt's keys and values.
+        """Return the samples of every request: see `Generator.generate`.
 
-        Raises: EngineError when a prompt is too long, or the engine makes other ids of it than the trainer.
+        Each prompt is one request: its samples share the prompt's keys and values.
+
+        Raises: EngineError when a prompt is too long, or the engine's ids of it differ from the trainer's.
         """
         self._check(requests, params)
         devices = [torch.cuda.current_device()] if self.settings.device == "cuda" else []
-        with torch.random.fork_rng(devices):  # vLLM draws from the global generator too, for nothing
+        with torch.random.fork_rng(devices):  # vLLM also draws from the global generator, without using the numbers
             outputs = self._run(requests, params, progress or (lambda n: None))
         return [self._samples(*pair, params) for pair in zip(requests, outputs, strict=True)]
 
     def _run(
         self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any]
     ) -> list[Any]:
-        """vLLM's outputs, in the order of the requests."""
+        """Return vLLM's outputs, in the order of the requests."""
         engine = self._llm.llm_engine
         ids: list[str] = []
         outputs: list[Any] = []
@@ -191,9 +196,9 @@ class VllmEngine:
                     outputs.append(output)
                     progress(len(output.outputs))
         finally:
-            if engine.has_unfinished_requests():  # interrupted: nothing of this call may be left for the next
+            if engine.has_unfinished_requests():  # interrupted: no request of this call may remain for the next
                 engine.abort_request(ids, internal=True)
-        return sorted(outputs, key=lambda output: int(output.request_id))  # numbered as they were given
+        return sorted(outputs, key=lambda output: int(output.request_id))  # ids are numbers in the order of enqueueing
 
     def _check(self, requests: Sequence[SamplingRequest], params: SamplingParams) -> None:
         if not self._loaded:
@@ -215,20 +220,20 @@ class VllmEngine:
     def _samples(self, request: SamplingRequest, output: Any, params: SamplingParams) -> list[Sample]:
         _check_prompt(request, output.prompt_token_ids)
         outputs = sorted(output.outputs, key=lambda o: o.index)
-        if params.temperature == 0:  # asked for once: all would be the same
+        if params.temperature == 0:  # generated once: all would be the same
             outputs = outputs * request.num_samples
         return [self._sample(o, params, request, request.seed + k) for k, o in enumerate(outputs)]
 
     def _sample(self, output: Any, params: SamplingParams, request: SamplingRequest, seed: int) -> Sample:
         ids = list(output.token_ids)
-        logp = [said[token].logprob for token, said in zip(ids, output.logprobs, strict=True)]
-        # vLLM looks for stop strings in text it decodes piece by piece; the one rule of both engines has the last word.
+        logp = [logprobs[token].logprob for token, logprobs in zip(ids, output.logprobs, strict=True)]
+        # vLLM searches stop strings in text that it decodes piece by piece; the common rule of both engines decides.
         while len(ids) > 1 and finish_reason(ids[:-1], params, self._decode) is not None:
             ids.pop()
         reason = finish_reason(ids, params, self._decode)
         if reason is None:
             raise EngineError(
-                f"the engine ended a response after {len(ids)} tokens ({output.finish_reason}) where nothing ends it",
+                f"the engine ended a response after {len(ids)} tokens ({output.finish_reason}); no stop rule did",
                 where=_name(request),
             )
         return Sample(tuple(ids), self._decode(ids), tuple(logp[: len(ids)]), reason, self.version, seed)
@@ -237,13 +242,16 @@ class VllmEngine:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def _send_all(self, version: int) -> None:
-        """All weights, tensor by tensor, through vLLM's own loader: fusing and repacking are its business."""
+        """Send all weights, tensor by tensor, through vLLM's own loader, which fuses and repacks them."""
         self._handover.during(f"weight sync to version {version}", lambda: self._llm.collective_rpc("take_new_weights"))
         self._forget()
 
     def _send_adapter(self, version: int) -> None:
-        """The adapter through a folder in memory. Each has a name and number of its own, by which the engine's prefix
-        cache is keyed: an old one's keys can never be taken for its."""
+        """Send the adapter through a folder in memory.
+
+        Each adapter has a new name and number. The engine's prefix cache is keyed by them, so keys of an old adapter
+        are never used for a new one.
+        """
         from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
         before, number = self._adapter, 1 if self._adapter is None else self._adapter.lora_int_id + 1
@@ -254,12 +262,12 @@ class VllmEngine:
             self._llm.llm_engine.remove_lora(before.lora_int_id)
             shutil.rmtree(before.lora_path)
         try:
-            taken, why = self._llm.llm_engine.add_lora(self._adapter), "it did not say why"
+            is_loaded, reason = self._llm.llm_engine.add_lora(self._adapter), "it gave no reason"
         except (RuntimeError, ValueError) as error:
-            taken, why = False, str(error)
-        if not taken:
+            is_loaded, reason = False, str(error)
+        if not is_loaded:
             raise EngineError(
-                f"weight sync to version {version}: the engine did not take the adapter: {why}",
+                f"weight sync to version {version}: the engine did not load the adapter: {reason}",
                 hint='vLLM serves plain LoRA and rsLoRA on linear layers; otherwise rollout.engine = "torch"',
             )
         self._forget()
@@ -269,11 +277,11 @@ class VllmEngine:
         self._llm.llm_engine.reset_encoder_cache()
         self._llm.llm_engine.reset_mm_cache()
         if not self._llm.reset_prefix_cache():
-            raise EngineError("the engine kept keys and values of older weights: it has requests under way")
+            raise EngineError("the engine did not clear keys and values of older weights: it still has requests")
 
 
 def _image_processor(llm: Any, settings: EngineSettings) -> Any:
-    """The image processor that the engine runs in this process."""
+    """Return the image processor that the engine runs in this process."""
     processor = llm.llm_engine.renderer.get_mm_processor()
     return processor.info.get_hf_processor(**settings.image_arguments).image_processor
 
@@ -286,7 +294,7 @@ def _prompt(request: SamplingRequest) -> dict[str, Any]:
     e = request.prompt
     prompt: dict[str, Any] = {"prompt_token_ids": list(e.unexpanded_ids)}
     if e.pictures:
-        # Known by the hash of their files, which need not be hashed again.
+        # The images' file hashes serve as ids, so vLLM does not hash them again.
         prompt["multi_modal_data"] = {"image": list(e.pictures)}
         prompt["multi_modal_uuids"] = {"image": [media.sha256 for media in e.row.media]}
     return prompt
@@ -296,20 +304,20 @@ def _vllm_params(request: SamplingRequest, params: SamplingParams) -> Any:
     from vllm import SamplingParams as VllmParams  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
-    made = VllmParams(
+    vllm_params = VllmParams(
         n=request.num_samples if params.temperature > 0 else 1, seed=request.seed,
         temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, max_tokens=params.max_new_tokens,
         stop_token_ids=list(params.stop_ids), ignore_eos=True, stop=list(params.stop), detokenize=bool(params.stop),
         skip_special_tokens=True, include_stop_str_in_output=True, logprobs=0,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )  # fmt: skip
-    # -inf, and exactly so: log-probs are over what is left, as the trainer's.
-    made.logit_bias = {i: float("-inf") for i in params.banned_ids} or None
-    return made
+    # Exactly -inf: log-probs are normalised over the remaining ids, as the trainer's are.
+    vllm_params.logit_bias = {i: float("-inf") for i in params.banned_ids} or None
+    return vllm_params
 
 
 def _check_prompt(request: SamplingRequest, ids: Sequence[int]) -> None:
-    """Raise unless the engine made of a prompt what the trainer made of it."""
+    """Raise an EngineError unless the engine's ids of a prompt are the trainer's."""
     expected = request.prompt.prompt_ids
     if tuple(ids) == tuple(expected):
         return
@@ -317,12 +325,12 @@ def _check_prompt(request: SamplingRequest, ids: Sequence[int]) -> None:
     raise EngineError(
         f"the engine's prompt has {len(ids)} ids, the trainer's {len(expected)}; they differ from token {at} on",
         where=_name(request),
-        hint="both must have the same processor: look at preprocessor_config.json of the model",
+        hint="both must have the same processor: compare preprocessor_config.json of the model",
     )
 
 
 def _start(settings: EngineSettings, handover: Handover) -> Any:
-    """A `vllm.LLM` with the weights that are handed over."""
+    """Return a `vllm.LLM` with the trainer's weights."""
     try:
         os.environ.update(SETTINGS | (SETTINGS_IN_PARTS if settings.tensor_parallel > 1 else {}))
         import vllm  # pyright: ignore[reportMissingImports]
@@ -335,7 +343,7 @@ def _start(settings: EngineSettings, handover: Handover) -> Any:
         "load_format": vllm_worker.LOAD_FORMAT, "worker_extension_cls": f"{vllm_worker.__name__}.Reloading",
         "dtype": settings.dtype, "max_model_len": settings.max_tokens,
         "max_num_batched_tokens": max(BATCHED_TOKENS, settings.max_tokens), "enforce_eager": cpu,
-        "enable_chunked_prefill": not cpu,  # a seeded request cannot be prefilled in parts there: an error in vLLM
+        "enable_chunked_prefill": not cpu,  # on a CPU vLLM has a bug with seeded requests that are prefilled in parts
         "enable_sleep_mode": settings.sleeps, "kv_cache_memory_bytes": settings.kv_cache_bytes,
         "mm_device_do_normalize": False,  # pixels normalized by the processor, as the trainer's are
         "skip_mm_profiling": True, "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0},
@@ -343,7 +351,7 @@ def _start(settings: EngineSettings, handover: Handover) -> Any:
         "tensor_parallel_size": settings.tensor_parallel, **_lora_options(settings),
     }  # fmt: skip
     if not cpu:
-        options |= {"max_num_seqs": MAX_SEQUENCES} | _on_these_cards(settings)
+        options |= {"max_num_seqs": MAX_SEQUENCES} | _gpu_options(settings)
     with undisturbed():
         try:
             return handover.during(
@@ -354,10 +362,10 @@ def _start(settings: EngineSettings, handover: Handover) -> Any:
             )
         except EngineError:
             raise
-        except Exception as error:  # of any kind: a model that it does not expect ends in a KeyError, say
+        except Exception as error:  # any class: an unexpected model can end in a KeyError, for example
             raise EngineError(
                 f"vLLM does not start: {type(error).__name__}: {error}",
-                hint='its own messages: VLLM_LOGGING_LEVEL=INFO; without it: rollout.engine = "torch"',
+                hint='VLLM_LOGGING_LEVEL=INFO shows its messages; rollout.engine = "torch" needs no vLLM',
             ) from error
 
 
@@ -366,23 +374,24 @@ def _lora_options(settings: EngineSettings) -> dict[str, Any]:
         return {}
     rank = next((r for r in LORA_RANKS if r >= settings.lora_rank), None)
     if rank is None:
-        raise EngineError(f"vLLM has no room for an adapter of rank {settings.lora_rank}: {LORA_RANKS[-1]} at most")
+        raise EngineError(f"an adapter of rank {settings.lora_rank} is too large for vLLM: {LORA_RANKS[-1]} at most")
     return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1,
             "enable_tower_connector_lora": settings.lora_vision}  # fmt: skip
 
 
-def _on_these_cards(settings: EngineSettings) -> dict[str, Any]:
-    """Options for an engine on the process's own card, which may be one of several in use; in parts, on all it sees.
+def _gpu_options(settings: EngineSettings) -> dict[str, Any]:
+    """Return the options for an engine on this process's own GPU; in parts, on all GPUs that the process sees.
 
-    An engine in the process takes the first visible card unless told, and its share of the card's memory (92%) to be
-    free before it starts; it takes what its weights and `kv_cache_bytes` need. Each engine has a cache of compiled code
-    of its own: those that are built at the same moment would write the same files.
+    Other GPUs may be in use. By default an engine in the process takes the first visible GPU, and requires its share of
+    the GPU's memory (92%) to be free before it starts; it allocates what its weights and `kv_cache_bytes` need. Each
+    engine has its own cache of compiled code, because engines that are built at the same time would write the same
+    files.
     """
-    card = torch.cuda.current_device()
+    gpu = torch.cuda.current_device()
     torch.cuda.empty_cache()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    name = visible[card] if card < len(visible) and visible[card] else str(card)
-    os.environ["VLLM_CACHE_ROOT"] = os.path.join(CACHE, f"card-{name}")
-    total = torch.cuda.get_device_properties(card).total_memory
+    name = visible[gpu] if gpu < len(visible) and visible[gpu] else str(gpu)
+    os.environ["VLLM_CACHE_ROOT"] = os.path.join(CACHE, f"gpu-{name}")
+    total = torch.cuda.get_device_properties(gpu).total_memory
     options: dict[str, Any] = {"gpu_memory_utilization": min(1.0, settings.kv_cache_bytes / total)}
-    return options if settings.tensor_parallel > 1 else options | {"device_ids": [card]}
+    return options if settings.tensor_parallel > 1 else options | {"device_ids": [gpu]}

@@ -1,10 +1,10 @@
-"""An engine in a process of its own, for some trainers.
+"""Process that runs one vLLM engine for some trainers.
 
     python -m vlmrl.rollout.vllm.host SOCKET TRAINERS PARENT
 
-It listens at SOCKET (a Unix socket) for so many trainers, and dies with PARENT, the trainer that started it, which
-leads: it says how the engine is built and sends the weights. All trainers ask together: one call of the engine answers
-the requests of all.
+It listens at SOCKET (a Unix socket) for TRAINERS connections and ends when PARENT ends. PARENT is the trainer that
+started it and leads: it sends the engine's settings and the weights. All trainers send their requests together, and one
+call of the engine answers all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vlmrl.types import SamplingParams
 
 
 class EngineHost:
-    """The engine and its trainers, by rank."""
+    """Engine and the connections to its trainers, by rank."""
 
     def __init__(self, trainers: dict[int, socket.socket], leader: int) -> None:
         self.trainers, self.leader = trainers, trainers[leader]
@@ -36,11 +36,11 @@ class EngineHost:
         self.pictures: dict[int, dict[str, Image.Image]] = {rank: {} for rank in trainers}
 
     def serve(self) -> None:
-        """Do what the leader says until it says close."""
+        """Run the leader's commands until it sends "close"."""
         while (header := wire.receive(self.leader))[0]["do"] != "close":
-            told, blobs = header
+            command, blobs = header
             try:
-                getattr(self, f"_{told['do']}")(told, blobs)
+                getattr(self, f"_{command['do']}")(command, blobs)
             except VlmrlError as error:
                 answer = {"error": [error.message, error.where, error.hint]}
                 for trainer in self.trainers.values():
@@ -49,47 +49,47 @@ class EngineHost:
         if self.engine is not None:
             self.engine.close()
 
-    def _build(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
-        settings = EngineSettings(**told["settings"])
+    def _build(self, command: dict[str, Any], blobs: list[bytearray]) -> None:
+        settings = EngineSettings(**command["settings"])
         model = Model(
             path=settings.folder, revision=settings.revision, trust_remote_code=settings.trust_remote_code, device="cpu"
-        )  # fmt: skip
+        )
         tokenizer = load_processor(model).tokenizer
-        self.weights.model_type, self.weights.two_way_images = told["model_type"], told["two_way_images"]
+        self.weights.model_type, self.weights.two_way_images = command["model_type"], command["two_way_images"]
         self.weights.adapted = settings.lora_rank > 0
         self.engine = VllmEngine(self.weights, tokenizer, settings, say=lambda text: print(text, file=sys.stderr))
         wire.send(self.leader, {"done": "build"})
 
-    def _load(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
+    def _load(self, command: dict[str, Any], blobs: list[bytearray]) -> None:
         assert self.engine is not None
-        self.weights.written = told["adapter"]
-        self.engine.load_weights(told["version"], changed=told["changed"])
+        self.weights.written = command["adapter"]
+        self.engine.load_weights(command["version"], changed=command["changed"])
         wire.send(self.leader, {"done": "load"})
 
-    def _sleep(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
+    def _sleep(self, command: dict[str, Any], blobs: list[bytearray]) -> None:
         assert self.engine is not None
         self.engine.sleep()
         wire.send(self.leader, {"done": "sleep"})
 
-    def _wake(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
+    def _wake(self, command: dict[str, Any], blobs: list[bytearray]) -> None:
         assert self.engine is not None
         self.engine.wake()
         wire.send(self.leader, {"done": "wake"})
 
-    def _generate(self, told: dict[str, Any], blobs: list[bytearray]) -> None:
+    def _generate(self, command: dict[str, Any], blobs: list[bytearray]) -> None:
         assert self.engine is not None
-        asked = {}
+        requests_by_rank = {}
         for rank, trainer in self.trainers.items():
-            header, pixels = (told, blobs) if trainer is self.leader else wire.receive(trainer)
+            header, pixels = (command, blobs) if trainer is self.leader else wire.receive(trainer)
             if header["forget"]:
                 self.pictures[rank].clear()
-            asked[rank] = wire.unpack_requests(header["requests"], pixels, self.pictures[rank])
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in told["params"].items()}
+            requests_by_rank[rank] = wire.unpack_requests(header["requests"], pixels, self.pictures[rank])
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in command["params"].items()}
         params = SamplingParams(**values)
-        answers = iter(self.engine.generate([r for theirs in asked.values() for r in theirs], params))
-        for rank, requests in asked.items():
-            found = [next(answers) for _ in requests]
-            wire.send(self.trainers[rank], {"samples": wire.pack_samples(found)})
+        answers = iter(self.engine.generate([r for theirs in requests_by_rank.values() for r in theirs], params))
+        for rank, requests in requests_by_rank.items():
+            samples = [next(answers) for _ in requests]
+            wire.send(self.trainers[rank], {"samples": wire.pack_samples(samples)})
 
 
 def main(path: str, count: str, parent: str) -> None:
@@ -111,7 +111,7 @@ def main(path: str, count: str, parent: str) -> None:
             trainer.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # vLLM's threads would be waited for
+    os._exit(0)  # a normal exit would wait for vLLM's threads
 
 
 if __name__ == "__main__":

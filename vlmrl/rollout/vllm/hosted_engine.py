@@ -1,8 +1,8 @@
-"""vLLM in processes of its own: the trainer's side of the engines that `rollout/vllm/host.py` runs.
+"""vLLM in separate processes: the trainer's side of the engines that `rollout/vllm/host.py` runs.
 
-They are on cards of their own, or in parts (tensor parallel) on those of some trainers. Each has one trainer that leads
-it, which started it and sends it the weights. A call of `generate` deals a trainer's prompts over the engines that it
-is connected to: all that are on cards of their own, or the one on its own card.
+Engines are on engine GPUs, or in parts (tensor parallel) on the GPUs of some trainers. Each engine has one trainer that
+leads it: it starts the engine and sends it the weights. A call of `generate` distributes a trainer's prompts over the
+engines that it is connected to: all engines on engine GPUs, or the one on its own GPU.
 """
 
 from __future__ import annotations
@@ -35,49 +35,51 @@ from vlmrl.store.log_pump import LogPump
 from vlmrl.types import Sample, SamplingParams
 
 START_SECONDS = 120.0
-"""How long an engine's process may take until it listens: Python and its imports."""
+"""Time limit in seconds until an engine's process listens. Python starts and imports in this time."""
 
 
 @dataclass(frozen=True)
 class EnginePlace:
-    """Where an engine runs, and for whom.
+    """GPUs of an engine, and the trainers that it serves.
 
     Args:
-        cards: of each of its parts, CUDA's name; on a CPU any word.
-        trainers: ranks of those that ask it.      leader: the one that starts it and sends it the weights.
+        gpus: CUDA's name of the GPU of each of its parts; on a CPU any word.
+        trainers: ranks that send requests to it.
+        leader: rank that starts it and sends it the weights.
     """
 
-    cards: tuple[str, ...]
+    gpus: tuple[str, ...]
     trainers: tuple[int, ...]
     leader: int
 
 
-def places_apart(cards: Sequence[str], world: World, parts: int) -> list[EnginePlace]:
-    """Engines of so many parts on cards that do nothing else, each for all trainers.
+def places_apart(gpus: Sequence[str], world: World, parts: int) -> list[EnginePlace]:
+    """Return the places of engines on engine GPUs, with `parts` GPUs each; every engine serves all trainers.
 
-    Raises: LaunchError when a card would be left over.
+    Raises: LaunchError when a GPU would be left over.
     """
-    if len(cards) % parts:
+    if len(gpus) % parts:
         raise LaunchError(
-            f"{len(cards)} card(s) generate, and rollout.tensor_parallel = {parts} takes {parts} an engine",
-            hint="set rollout.engine_gpus to a multiple of it",
+            f"{len(gpus)} GPU(s) generate, but rollout.tensor_parallel = {parts} takes {parts} per engine",
+            hint="set rollout.engine_gpus to a multiple of rollout.tensor_parallel",
         )
     everybody = tuple(range(world.size))
     return [
-        EnginePlace(tuple(cards[i * parts : (i + 1) * parts]), everybody, i % world.size)
-        for i in range(len(cards) // parts)
+        EnginePlace(tuple(gpus[i * parts : (i + 1) * parts]), everybody, i % world.size)
+        for i in range(len(gpus) // parts)
     ]
 
 
 def places_shared(world: World, parts: int, visible: Sequence[str]) -> list[EnginePlace]:
-    """An engine in so many parts for as many trainers each, on their own cards.
+    """Return the places of engines in `parts` parts, each for as many trainers and on their own GPUs.
 
-    Args: visible: cards that each process sees, in order of local rank; on a CPU as many words.
+    Args:
+        visible: GPUs that each process sees, in order of local rank; on a CPU as many words.
     Raises: LaunchError when processes would be left over.
     """
     if world.local_size % parts:
         raise LaunchError(
-            f"{world.local_size} process(es) train on this machine, and rollout.tensor_parallel = {parts} takes groups"
+            f"{world.local_size} process(es) train on this machine, but rollout.tensor_parallel = {parts} needs groups"
             f" of {parts}",
             hint=f"give --gpus a multiple of {parts}, or change rollout.tensor_parallel",
         )
@@ -86,20 +88,20 @@ def places_shared(world: World, parts: int, visible: Sequence[str]) -> list[Engi
 
 
 def place_alone(parts: int, visible: Sequence[str]) -> EnginePlace:
-    """An engine in so many parts for a process that is alone, on the first of the cards that it sees.
+    """Return the place of an engine in `parts` parts for a single process, on the first GPUs that it sees.
 
     Raises: LaunchError when it sees too few.
     """
     if len(visible) < parts:
         raise LaunchError(
-            f"rollout.tensor_parallel = {parts}, and this process sees {len(visible)} card(s)",
-            hint="--set rollout.tensor_parallel=1, or let it see more",
+            f"rollout.tensor_parallel = {parts}, but this process sees {len(visible)} GPU(s)",
+            hint="--set rollout.tensor_parallel=1, or give it more GPUs (CUDA_VISIBLE_DEVICES)",
         )
     return EnginePlace(tuple(visible[:parts]), (0,), 0)
 
 
 def visible_cards(device: str, count: int) -> list[str]:
-    """CUDA's names of the cards that this process sees; on a CPU `count` words."""
+    """Return CUDA's names of the GPUs that this process sees; on a CPU `count` words."""
     if device == "cpu":
         return ["cpu"] * count
     listed = [c for c in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if c]
@@ -107,20 +109,26 @@ def visible_cards(device: str, count: int) -> list[str]:
 
 
 class HostedEngine:
-    """Engines in processes of their own as one `Generator`. Made by all processes of the trainer together.
+    """Engines in separate processes, used as one `Generator`. All ranks of the trainer create it together.
 
     Args:
-        shared: whether they are on the trainers' own cards, and so sleep during updates.
-        log: name of a process -> its log; None = it speaks where this one does.
+        shared: whether the engines are on the trainers' own GPUs; they then sleep during updates.
+        log: name of a process -> its log; None = it writes to this process's stderr.
     Raises: EngineError when one does not start.
     """
 
     copies_weights = True
 
     def __init__(
-        self, weights: WeightSource, settings: EngineSettings, world: World, places: Sequence[EnginePlace], *,
-        shared: bool = False, log: Callable[[str], Path] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        weights: WeightSource,
+        settings: EngineSettings,
+        world: World,
+        places: Sequence[EnginePlace],
+        *,
+        shared: bool = False,
+        log: Callable[[str], Path] | None = None,
+    ) -> None:
         self.weights, self.settings, self.world, self.shared = weights, settings, world, shared
         self.version, self._loaded = 0, False
         self._folder, self._logs = OwnedFolder(), None if log is None else LogPump()
@@ -136,20 +144,26 @@ class HostedEngine:
         self._asked: dict[int, list[int]] | None = None
         for i in self._links:
             self._send(i, {"rank": world.rank, "leads": i in led})
-        told = {"model_type": weights.model_type, "two_way_images": weights.two_way_images}
+        model_facts = {"model_type": weights.model_type, "two_way_images": weights.two_way_images}
         for i in self._hosts:
-            self._send(i, {"do": "build", "settings": asdict(settings), **told})
+            self._send(i, {"do": "build", "settings": asdict(settings), **model_facts})
         self._stream()
         for i in self._hosts:
             self._answer(i)
 
     def _start(self, engine: int, place: EnginePlace, log: Callable[[str], Path] | None) -> subprocess.Popen[bytes]:
-        """An engine's process, in a group of its own with those of its parts: no Ctrl-C of a terminal reaches them."""
+        """Start an engine's process in a process group of its own: no terminal's Ctrl-C reaches it or its parts."""
         env = environment_without_world()
         if self.settings.device == "cuda":
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(place.cards)
-        command = [sys.executable, "-m", "vlmrl.rollout.vllm.host", str(_socket_path(self._folder.path, engine)),
-                   str(len(place.trainers)), str(os.getpid())]  # fmt: skip
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(place.gpus)
+        command = [
+            sys.executable,
+            "-m",
+            "vlmrl.rollout.vllm.host",
+            str(_socket_path(self._folder.path, engine)),
+            str(len(place.trainers)),
+            str(os.getpid()),
+        ]
         if log is None or self._logs is None:
             return subprocess.Popen(command, env=env, stdout=sys.stderr.fileno(), start_new_session=True)
         reads, writes = os.pipe()
@@ -158,19 +172,22 @@ class HostedEngine:
             return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, start_new_session=True)
 
     def sleep(self) -> None:
-        """Give memory back to the trainers whose cards it shares; nothing where its cards are its own."""
+        """Free memory for the trainers whose GPUs the engines share; do nothing for engine GPUs."""
         if self.shared:
             self._tell_all("sleep")
             self._loaded = self._loaded and not self.settings.discards
 
     def wake(self) -> None:
-        """Undo `sleep`; `load_weights` does it too."""
+        """Undo `sleep`. `load_weights` does it too."""
         if self.shared:
             self._give_back()
             self._tell_all("wake")
 
     def load_weights(self, version: int, *, changed: bool = True) -> None:
-        """Send the trainer's weights to every engine. Raises: EngineError when one did not take them."""
+        """Send the trainer's weights to every engine.
+
+        Raises: EngineError when an engine did not load them.
+        """
         send = changed or not self._loaded
         if self.shared:
             self._give_back()
@@ -178,9 +195,14 @@ class HostedEngine:
         if send and self.weights.adapted:
             folder = self._folder.path / f"adapter-{version}"
             self.weights.write_adapter(folder)
-        told = {"do": "load", "version": version, "changed": send, "adapter": None if folder is None else str(folder)}
+        command = {
+            "do": "load",
+            "version": version,
+            "changed": send,
+            "adapter": None if folder is None else str(folder),
+        }
         for i in self._hosts:
-            self._send(i, told)
+            self._send(i, command)
         if send and not self.weights.adapted:
             self._stream()
         for i in self._hosts:
@@ -192,36 +214,41 @@ class HostedEngine:
     def generate(
         self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
     ) -> list[list[Sample]]:
-        """See `Generator.generate`. All processes of the trainer call it, each with its own requests."""
+        """Return the samples of every request: see `Generator.generate`.
+
+        All ranks of the trainer must call it, each with its own requests.
+        """
         self.ask(requests, params)
         return self.answers(progress)
 
     def ask(self, requests: Sequence[SamplingRequest], params: SamplingParams) -> None:
-        """Begin `generate`; the engines answer while the trainer does something else."""
+        """Begin `generate`. The engines work while the trainer does other things."""
         if self._asked is not None:
-            raise EngineError("the engines have been asked and their answers were not fetched")
+            raise EngineError("`ask` was called twice without `answers`: the engines' samples were not fetched")
         engines = list(self._links)
-        dealt = {i: range(len(requests))[(n - self.world.rank) % len(engines) :: len(engines)]
-                 for n, i in enumerate(engines)}  # fmt: skip
+        # Each rank begins at another engine, so that few prompts are spread over all engines.
+        dealt = {
+            i: range(len(requests))[(n - self.world.rank) % len(engines) :: len(engines)] for n, i in enumerate(engines)
+        }
         self._asked = {i: list(indices) for i, indices in dealt.items()}
         for i, indices in self._asked.items():
             forget = self._known[i].forget()
             packed, blobs = wire.pack_requests([requests[k] for k in indices], self._known[i])
-            told = {"do": "generate", "params": asdict(params), "requests": packed, "forget": forget}
-            self._send(i, told, blobs)
+            command = {"do": "generate", "params": asdict(params), "requests": packed, "forget": forget}
+            self._send(i, command, blobs)
 
     def answers(self, progress: Callable[[int], Any] | None = None) -> list[list[Sample]]:
-        """End `generate`: wait for what was asked."""
+        """End `generate`: wait for the samples of the last `ask`."""
         if self._asked is None:
-            raise EngineError("the engines have not been asked")
-        found: dict[int, list[Sample]] = {}
+            raise EngineError("`answers` was called without `ask`")
+        results: dict[int, list[Sample]] = {}
         for i, indices in self._asked.items():
             samples = wire.unpack_samples(self._answer(i)["samples"])
-            found |= dict(zip(indices, samples, strict=True))
+            results |= dict(zip(indices, samples, strict=True))
             if progress is not None:
                 progress(sum(map(len, samples)))
         self._asked = None
-        return [found[i] for i in range(len(found))]
+        return [results[i] for i in range(len(results))]
 
     def close(self) -> None:
         """End the engines that this process started."""
@@ -240,7 +267,7 @@ class HostedEngine:
         self._folder.close()
 
     def _tell_all(self, do: str) -> None:
-        """Every engine does it; nobody goes on before all have."""
+        """Send a command to every engine; all ranks wait until all engines have done it."""
         for i in self._hosts:
             self._send(i, {"do": do})
         for i in self._hosts:
@@ -248,7 +275,7 @@ class HostedEngine:
         self.world.wait()
 
     def _give_back(self) -> None:
-        """Memory that this process has freed goes back to the card, where the engine needs it."""
+        """Return memory that this process has freed to the GPU, where the engine needs it."""
         if self.settings.device == "cuda":
             torch.cuda.empty_cache()
         self.world.wait()
@@ -266,14 +293,14 @@ class HostedEngine:
         try:
             wire.send(self._links[engine], header, blobs)
         except EngineError:
-            self._answer(engine)  # an engine that gives up says why before it goes
+            self._answer(engine)  # an engine that fails sends the reason before it ends
             raise
 
     def _answer(self, engine: int) -> Mapping[str, Any]:
         try:
             header, _ = wire.receive(self._links[engine])
         except EngineError as error:
-            hint = f"its log is beside the run's others: engine-{engine}.log" if self._logs is not None else None
+            hint = f"its log is with the run's other logs: engine-{engine}.log" if self._logs is not None else None
             raise EngineError(f"engine {engine} has died", hint=hint) from error
         if "error" in header:
             message, where, hint = header["error"]
@@ -282,7 +309,7 @@ class HostedEngine:
 
 
 def engine_cards() -> list[str]:
-    """Cards that the launcher set aside for engines; none when it did not."""
+    """Return the GPUs that the launcher reserved for engines; empty when it reserved none."""
     return [c for c in os.environ.get(ENGINES_VARIABLE, "").split(",") if c]
 
 
@@ -301,7 +328,7 @@ def _connect(path: Path, host: subprocess.Popen[bytes] | None) -> socket.socket:
                 raise EngineError(
                     f"an engine's process does not answer: {error}",
                     where=str(path),
-                    hint="its log is beside the run's others, engine-<n>.log",
+                    hint="its log is with the run's other logs: engine-<n>.log",
                 ) from error
             time.sleep(0.1)
     return link

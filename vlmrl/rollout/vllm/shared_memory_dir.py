@@ -1,7 +1,7 @@
-"""A folder for files that pass through memory to an engine, which a killed process does not leave behind for long.
+"""Folder in memory for files passed to an engine, which is removed even if its process was killed.
 
-Its owner holds an advisory lock on the folder itself, which the kernel takes back when the owner dies in whatever way;
-whoever makes such a folder next removes those that nobody holds, and the shared memory that they name.
+The owner holds an advisory lock on the folder itself. The kernel releases the lock when the owner ends, in any way. The
+next process that creates such a folder removes those without a lock, and the shared memory that they list.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ SEGMENTS = "segments"
 
 
 class OwnedFolder:
-    """A new, empty folder of this process, from now on to `close` or the end of the process.
+    """New, empty folder of this process, which exists until `close` or the end of the process.
 
-    Args: parent: where it is made; None = in memory where the system offers that (/dev/shm), else the temporary folder.
+    Args:
+        parent: where it is created; None = in memory where the system has /dev/shm, else in the temporary folder.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
@@ -32,11 +33,11 @@ class OwnedFolder:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
             handle = _lock(self.path)
             if handle is not None:
-                break  # else another process cleaned up between the two lines above, and took it for a dead one's
+                break  # else another process locked and removed it between the two lines above
         self._handle: int | None = handle
 
     def adopt_segments(self) -> None:
-        """Take charge of all shared memory that this process and those below it use now."""
+        """Record all shared memory that this process and its descendants use now: it is removed with the folder."""
         (self.path / SEGMENTS).write_text("\n".join(_segments(os.getpid())))
 
     def close(self) -> None:
@@ -53,24 +54,24 @@ def _remove_ownerless(parent: Path) -> None:
             if (path / SEGMENTS).is_file() and path.stat().st_uid == os.getuid():
                 for name in (path / SEGMENTS).read_text().splitlines():
                     with suppress(OSError):
-                        (TMPFS / Path(name).name).unlink()  # there alone, whatever is written
+                        (TMPFS / Path(name).name).unlink()  # only in /dev/shm, whatever path the file names
             shutil.rmtree(path, ignore_errors=True)
             os.close(handle)
 
 
 def _segments(pid: int) -> list[str]:
-    """Names under /dev/shm that a process, or one below it, has in its memory; none where there is no /proc."""
+    """Return the names under /dev/shm that a process or a descendant has mapped; empty where there is no /proc."""
     try:
         maps, below = Path(f"/proc/{pid}/maps").read_text(), Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:
         return []
-    found = {line.partition(f"{TMPFS}/")[2] for line in maps.splitlines() if f" {TMPFS}/" in line}
-    found = {name for name in found if "/" not in name and not name.endswith(" (deleted)")}
-    return sorted(found.union(*(_segments(int(child)) for child in below.split())))
+    names = {line.partition(f"{TMPFS}/")[2] for line in maps.splitlines() if f" {TMPFS}/" in line}
+    names = {name for name in names if "/" not in name and not name.endswith(" (deleted)")}
+    return sorted(names.union(*(_segments(int(child)) for child in below.split())))
 
 
 def _lock(folder: Path) -> int | None:
-    """A handle that holds the folder; None when somebody else does, or it is gone or another user's."""
+    """Return a handle that locks the folder; None if another process holds it, it is gone, or another user owns it."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:

@@ -1,8 +1,8 @@
-"""The pixels that the trainer has made of a prompt's images, for an engine that runs the model's processor itself.
+"""Pixels that the trainer's image processor computed, for an engine that runs the model's processor itself.
 
-An engine gets an image and calls its own copy of the image processor. Where the trainer's pixels of that very image are
-at hand, the copy returns these. Families whose processor fits an image to a grid of patches work so; others are
-processed by the engine again. An image is known by its content, as engines and processors copy images on the way.
+An engine gets an image and calls its own copy of the image processor. Where the trainer has pixels of that very image,
+the copy returns these. This works for families whose processor fits an image to a grid of patches; for others the
+engine processes the images again. An image is identified by its content, because engines and processors copy images.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from vlmrl.data.bounded_cache import BoundedCache
 from vlmrl.data.encode import NOT_MODEL_INPUTS, EncodedPrompt, tensor_bytes
 
 GRID = "image_grid_thw"
-"""Frames, rows and columns of patches of each image; the patches of all follow each other."""
+"""Name of the tensor with frames, rows and columns of patches of each image; the patches of all images follow each
+other."""
 MADE_BYTES = 2**28
-"""Pixels that an engine made itself, kept by image; 256 MiB are 10 images of one megapixel."""
+"""Size of the cache of pixels that an engine computed itself; 256 MiB are 10 images of one megapixel."""
 
 
 class SharedPixels:
-    """Pixels by image: those of the prompts at hand, and those made here before.
+    """Pixels by image: those of the current prompt, and those computed here before.
 
-    Attributes: made: how many images were processed here.
+    Attributes:
+        made: number of images that were processed here.
     """
 
     def __init__(self) -> None:
@@ -37,7 +39,7 @@ class SharedPixels:
 
     @contextmanager
     def of(self, prompt: EncodedPrompt) -> Iterator[None]:
-        """Inside, the pixels of this prompt's images are at hand. Nothing is copied."""
+        """Context manager: the pixels of this prompt's images are available. Nothing is copied."""
         pixels = split_images(prompt.images)
         self._given = list(zip(prompt.pictures, pixels, strict=True)) if pixels else []
         try:
@@ -46,8 +48,9 @@ class SharedPixels:
             self._given = []
 
     def serve(self, image_processor: Any) -> None:
-        """Let an image processor of a grid family ask here first; one that asked another before asks this one. Does
-        nothing for other families.
+        """Make an image processor of a grid family ask this object first, instead of any other that it asked before.
+
+        Does nothing for other families.
         """
         own = type(image_processor)
         if isinstance(image_processor, _Asking):
@@ -56,7 +59,11 @@ class SharedPixels:
             image_processor.__class__ = type(own.__name__, (_Asking, own), {"shared": self})
 
     def pixels(self, image: Any, process: Any) -> Mapping[str, Tensor]:
-        """The tensors of one image. Args: process: makes them."""
+        """Return the tensors of one image.
+
+        Args:
+            process: computes them.
+        """
         for picture, pixels in self._given:
             if _equal(picture, image):
                 return pixels
@@ -80,29 +87,30 @@ def _content(image: Any) -> Hashable:
 
 
 class _Asking:
-    """An image processor that asks `shared` for the pixels of each image."""
+    """Image processor that asks `shared` for the pixels of each image."""
 
     shared: SharedPixels
 
     def __call__(self, images: Any, *args: Any, **kwargs: Any) -> Any:
         from transformers.feature_extraction_utils import BatchFeature
 
-        process = super().__call__  # type: ignore[misc]  # of the class that this one is mixed into
+        process = super().__call__  # type: ignore[misc]  # method of the class that this one is mixed into
         every = images if isinstance(images, (list, tuple)) else [images]
         if not every or any(isinstance(image, (list, tuple)) for image in every):
             return process(images, *args, **kwargs)
         if any(kwargs.get(step) is False for step in ("do_resize", "do_rescale", "do_normalize")):
-            self.shared.made += len(every)  # other pixels than the trainer's: the engine does that step elsewhere
+            self.shared.made += len(every)  # not the trainer's pixels: the engine does that step elsewhere
             return process(images, *args, **kwargs)
-        found = [self.shared.pixels(image, lambda image=image: process([image], *args, **kwargs)) for image in every]
-        names = [name for name in found[0] if name not in NOT_MODEL_INPUTS]
-        return BatchFeature({name: torch.cat([pixels[name] for pixels in found]) for name in names})
+        tensors = [self.shared.pixels(image, lambda image=image: process([image], *args, **kwargs)) for image in every]
+        names = [name for name in tensors[0] if name not in NOT_MODEL_INPUTS]
+        return BatchFeature({name: torch.cat([pixels[name] for pixels in tensors]) for name in names})
 
 
 def split_images(images: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The tensors of each image of a prompt, as views; [] for families without a grid of patches, and no images.
+    """Return the tensors of each image of a prompt, as views.
 
-    Example: grids [1, 2, 2] and [1, 4, 2]: the first 4 patches and the next 8.
+    [] for families without a grid of patches, and for no images. Example: grids [1, 2, 2] and [1, 4, 2]: the first 4
+    patches and the next 8.
     """
     if GRID not in images:
         return []

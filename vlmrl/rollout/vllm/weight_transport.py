@@ -1,6 +1,7 @@
-"""How the workers of an engine get the weights: in this process as they are, in processes of their own over sockets.
+"""Transport of the weights to an engine's workers: directly in this process, or over sockets to worker processes.
 
-An engine in parts (tensor parallel) has a process for each part. Each is given every tensor whole and keeps its slice.
+An engine in parts (tensor parallel) has a process for each part. Each process gets every tensor whole and keeps its
+slice.
 """
 
 from __future__ import annotations
@@ -22,46 +23,47 @@ from vlmrl.rollout.weight_sync import Delivery, WeightSource, check_arrival
 
 T = TypeVar("T")
 SOCKET_VARIABLE, PARENT_VARIABLE = "VLMRL_WEIGHTS_SOCKET", "VLMRL_ENGINE_PID"
-"""What worker processes are told: where the weights come from, and whose workers they are."""
+"""Environment variables of worker processes: the socket that sends the weights, and the engine's process id."""
 LOOK_SECONDS = 0.2
-"""How often it is seen whether an engine still wants weights that its workers have not come for."""
+"""Interval in seconds for checking whether the engine still waits for weights that its workers have not requested."""
 _delivery: Delivery | None = None
-"""The one under way in this process."""
+"""Delivery that is in progress in this process."""
 
 
 class Handover(Protocol):
-    """The way of a policy's weights into one engine."""
+    """Transport of a policy's weights into one engine."""
 
     def during(self, what: str, load: Callable[[], T]) -> T:
-        """What `load` gives, in which every worker of the engine calls `take_weights` once.
+        """Return the result of `load`, during which every worker of the engine calls `take_weights` once.
 
-        Raises: EngineError, which says `what`, when a tensor did not arrive.
+        Raises: EngineError, which names `what`, when a tensor did not arrive.
         """
         ...
 
 
 class InProcess:
-    """To an engine whose one worker is in this process."""
+    """Transport to an engine whose only worker is in this process."""
 
     def __init__(self, weights: WeightSource) -> None:
         self.weights = weights
 
     def during(self, what: str, load: Callable[[], T]) -> T:
-        """See `Handover.during`."""
+        """Run `load`: see `Handover.during`."""
         global _delivery
         delivery = _delivery = Delivery(self.weights)
         try:
-            found = load()
+            result = load()
         finally:
             _delivery = None
         check_arrival(what, delivery.lost)
-        return found
+        return result
 
 
 class ToWorkers:
-    """To an engine with so many worker processes, which this process starts after this is made.
+    """Transport to an engine with `workers` worker processes. Create it before this process starts the workers.
 
-    Args: path: of a socket.
+    Args:
+        path: of a socket.
     """
 
     def __init__(self, weights: WeightSource, path: Path, workers: int) -> None:
@@ -69,7 +71,7 @@ class ToWorkers:
         os.environ |= {SOCKET_VARIABLE: str(path), PARENT_VARIABLE: str(os.getpid())}
 
     def during(self, what: str, load: Callable[[], T]) -> T:
-        """See `Handover.during`. The weights are sent by a thread, while the engine waits for its workers."""
+        """Run `load`: see `Handover.during`. A thread sends the weights while the engine waits for its workers."""
         over = Event()
         with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as thread:
             self.path.unlink(missing_ok=True)
@@ -78,14 +80,14 @@ class ToWorkers:
             listener.settimeout(LOOK_SECONDS)
             sending = thread.submit(self._send, listener, over)
             try:
-                found = load()  # what it raises says more than what the thread then sees
+                result = load()  # its exception has priority: it says more than the thread's
             finally:
                 over.set()
             check_arrival(what, sending.result())
-        return found
+        return result
 
     def _send(self, listener: socket.socket, over: Event) -> list[str] | None:
-        """Names of what got lost on the way to any worker; None when they did not all ask for the weights."""
+        """Return the names that got lost on the way to any worker; None when not all workers requested the weights."""
         links: list[socket.socket] = []
         try:
             while len(links) < self.workers:
@@ -107,9 +109,10 @@ class ToWorkers:
 
 
 class SentWeights:
-    """Weights that somebody sends over a connection, as they arrive.
+    """Weights that arrive over a connection.
 
-    Attributes: written: folder that their sender wrote its newest adapter into.
+    Attributes:
+        written: folder into which the sender wrote its newest adapter.
     """
 
     def __init__(self, sender: socket.socket) -> None:
@@ -124,9 +127,9 @@ class SentWeights:
 
 
 def take_weights(model: Any, load: Callable[[Iterator[tuple[str, Tensor]]], Any]) -> None:
-    """In a worker of an engine: load all weights into its model by the model's own loader `load`.
+    """Load all weights into the model of an engine's worker, by the model's own loader `load`.
 
-    A worker process lives no longer than the process that started it, from here on.
+    From here on a worker process ends when the process that started it ends.
     """
     if _delivery is not None:
         _delivery.load_into(model, load)

@@ -1,7 +1,7 @@
-"""Messages between a trainer and an engine in a process of its own: a JSON header and raw bytes, nothing pickled.
+"""Messages between a trainer and an engine in a separate process: a JSON header and raw bytes, nothing pickled.
 
-A message is 8 bytes of little-endian header length, the header (a JSON object whose `blobs` are the lengths of what
-follows), and the blobs.
+A message is 8 bytes of little-endian header length, the header (a JSON object whose `blobs` are the lengths of the
+blobs in bytes), and the blobs.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ from vlmrl.types import Media, Row, Sample
 
 MAX_HEADER_BYTES = 1 << 30
 KNOWN_BYTES = 1 << 31
-"""Pixels that an engine keeps for each trainer; above this it forgets all of them."""
+"""Maximum size of the pixels that an engine keeps for each trainer; above it, the engine forgets all of them."""
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.bfloat16, torch.float16, torch.int64)}
 
 
 def send(to: socket.socket, header: Mapping[str, Any], blobs: Sequence[bytes | memoryview] = ()) -> None:
-    """Send a message. Raises: EngineError when nobody is there."""
+    """Send a message. Raises: EngineError when the connection is closed."""
     text = json.dumps({**header, "blobs": [len(b) for b in blobs]}).encode()
     try:
         to.sendall(struct.pack("<Q", len(text)) + text)
         for blob in blobs:
             to.sendall(blob)
     except OSError as error:
-        raise EngineError(f"the other end of the engine's connection is gone: {error}") from error
+        raise EngineError(f"the engine's connection was closed by the other end: {error}") from error
 
 
 def receive(source: socket.socket) -> tuple[dict[str, Any], list[bytearray]]:
-    """The next message: (header, blobs). Raises: EngineError when the other end is gone, or what came is no message."""
+    """Return the next message: (header, blobs).
+
+    Raises: EngineError when the connection is closed, or the received bytes are not a message.
+    """
     (length,) = struct.unpack("<Q", _exactly(source, 8))
     if length > MAX_HEADER_BYTES:
-        raise EngineError("what came over the engine's connection is no message")
+        raise EngineError("the bytes received over the engine's connection are no message")
     header = json.loads(_exactly(source, length))
     return header, [_exactly(source, n) for n in header.pop("blobs")]
 
@@ -53,24 +56,24 @@ def _exactly(source: socket.socket, count: int) -> bytearray:
     view = memoryview(buffer)
     try:
         while view:
-            got = source.recv_into(view, min(len(view), 1 << 30))
-            if not got:
-                raise EngineError("the other end of the engine's connection is gone")
-            view = view[got:]
+            count_read = source.recv_into(view, min(len(view), 1 << 30))
+            if not count_read:
+                raise EngineError("the engine's connection was closed by the other end")
+            view = view[count_read:]
     except OSError as error:
-        raise EngineError(f"the other end of the engine's connection is gone: {error}") from error
+        raise EngineError(f"the engine's connection was closed by the other end: {error}") from error
     return buffer
 
 
 def pack_tensor(name: str, tensor: Tensor) -> tuple[dict[str, Any], list[memoryview]]:
-    """(header, blobs) of one tensor under its name."""
+    """Return (header, blobs) of one tensor under its name."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     header = {"tensor": name, "dtype": str(flat.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
     return header, [flat.view(torch.uint8).numpy().data]
 
 
 def receive_tensors(source: socket.socket) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of each that is sent, up to the message that ends them."""
+    """Yield (name, tensor) of each tensor that is sent, up to the message that ends them."""
     while (message := receive(source))[0].get("tensor") is not None:
         header, (blob,) = message
         yield header["tensor"], torch.frombuffer(blob, dtype=DTYPES[header["dtype"]]).view(header["shape"])
@@ -84,7 +87,7 @@ class Known:
     bytes: int = 0
 
     def forget(self) -> bool:
-        """Whether there are too many, and both ends begin anew."""
+        """Return whether there are too many. If so, both ends forget all of them."""
         if self.bytes <= KNOWN_BYTES:
             return False
         self.hashes.clear()
@@ -93,9 +96,10 @@ class Known:
 
 
 def pack_requests(requests: Sequence[SamplingRequest], known: Known) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Requests as (JSON values, blobs): images by hash, and the pixels of those that the other end does not have yet.
+    """Return requests as (JSON values, blobs): images by hash, and pixels of those that the other end does not have.
 
-    Args: known: what it has; what goes along is added.
+    Args:
+        known: images that the other end has; those that are sent are added.
     """
     packed: list[dict[str, Any]] = []
     blobs: list[bytes] = []
@@ -109,34 +113,52 @@ def pack_requests(requests: Sequence[SamplingRequest], known: Known) -> tuple[li
                 known.hashes.add(media.sha256)
                 known.bytes += len(blobs[-1])
         packed.append(
-            {"source": e.row.source, "row": e.row.prompt_id, "samples": r.num_samples, "seed": r.seed,
-             "ids": list(e.prompt_ids), "unexpanded": list(e.unexpanded_ids), "pictures": pictures}
-        )  # fmt: skip
+            {
+                "source": e.row.source,
+                "row": e.row.prompt_id,
+                "samples": r.num_samples,
+                "seed": r.seed,
+                "ids": list(e.prompt_ids),
+                "unexpanded": list(e.unexpanded_ids),
+                "pictures": pictures,
+            }
+        )
     return packed, blobs
 
 
 def unpack_requests(
     packed: Sequence[Mapping[str, Any]], blobs: Sequence[bytes | bytearray], pictures: dict[str, Image.Image]
 ) -> list[SamplingRequest]:
-    """What `pack_requests` packed. Args: pictures: by hash; those that came along are added."""
-    left = iter(blobs)
+    """Return the requests that `pack_requests` packed.
+
+    Args:
+        pictures: by hash; newly sent images are added.
+    """
+    remaining = iter(blobs)
     requests = []
     for p in packed:
         for picture in p["pictures"]:
             if picture["new"]:
-                pictures[picture["hash"]] = Image.frombytes("RGB", tuple(picture["size"]), bytes(next(left)))
+                pictures[picture["hash"]] = Image.frombytes("RGB", tuple(picture["size"]), bytes(next(remaining)))
         media = tuple(Media(x["hash"], *pictures[x["hash"]].size) for x in p["pictures"])
         prompt = EncodedPrompt(
-            row=Row(p["row"], p["source"], "", {}, media), text="", prompt_ids=tuple(p["ids"]), kinds=(), images={},
-            num_images=len(p["pictures"]), num_image_tokens=0, image_sizes=(), unexpanded_ids=tuple(p["unexpanded"]),
+            row=Row(p["row"], p["source"], "", {}, media),
+            text="",
+            prompt_ids=tuple(p["ids"]),
+            kinds=(),
+            images={},
+            num_images=len(p["pictures"]),
+            num_image_tokens=0,
+            image_sizes=(),
+            unexpanded_ids=tuple(p["unexpanded"]),
             pictures=tuple(pictures[x["hash"]] for x in p["pictures"]),
-        )  # fmt: skip
+        )
         requests.append(SamplingRequest(prompt, p["samples"], p["seed"]))
     return requests
 
 
 def pack_samples(answers: Sequence[Sequence[Sample]]) -> list[list[list[Any]]]:
-    """Samples as JSON values; floats survive exactly."""
+    """Return samples as JSON values. Floats are preserved exactly."""
     return [
         [[list(s.token_ids), s.text, list(s.sampler_logp), s.finish, s.version, s.seed] for s in samples]
         for samples in answers
@@ -144,7 +166,7 @@ def pack_samples(answers: Sequence[Sequence[Sample]]) -> list[list[list[Any]]]:
 
 
 def unpack_samples(packed: Sequence[Sequence[Sequence[Any]]]) -> list[list[Sample]]:
-    """What `pack_samples` packed."""
+    """Return the samples that `pack_samples` packed."""
     return [
         [Sample(tuple(i), text, tuple(p), finish, version, seed) for i, text, p, finish, version, seed in samples]
         for samples in packed

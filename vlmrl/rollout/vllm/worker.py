@@ -1,4 +1,4 @@
-"""What vLLM's workers import, be they in this process or in others: they take their weights from the trainer."""
+"""Extensions that vLLM's workers import, in this process or in others; they load weights from the trainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ LOAD_FORMAT = "vlmrl"
 
 @register_model_loader(LOAD_FORMAT)
 class FromTrainer(BaseModelLoader):
-    """Loads a new model: not from files, since a run's checkpoint has none that vLLM could read."""
+    """Model loader that takes the weights from the trainer.
+
+    It reads no files: a run's checkpoint has none that vLLM could read.
+    """
 
     def download_model(self, model_config: Any) -> None:
         pass
@@ -24,13 +27,13 @@ class FromTrainer(BaseModelLoader):
 
 
 class Reloading:
-    """What vLLM's class of workers is given besides."""
+    """Mixin that vLLM adds to its class of workers."""
 
     model_runner: Any
     reload_weights: Any
 
     def take_new_weights(self) -> None:
-        """vLLM's own reload, which asks the model's `load_weights`; that is where things get lost."""
+        """Run vLLM's own reload, which calls the model's `load_weights`. Tensors can get lost there."""
         model = self.model_runner.get_model()
         load = model.load_weights
         model.load_weights = lambda weights: take_weights(model, load)

@@ -1,8 +1,9 @@
-"""Names of secrets: how surely `OPENAI_API_KEY`, `dbpass`, `x-api-key` or `monkey` holds one.
+"""Names of secrets: how likely `OPENAI_API_KEY`, `dbpass`, `x-api-key` or `monkey` is the name of a secret.
 
-A name is split into words (`openaiApiKey` -> openai, api, key). A word that is written together is split at its end:
-`PGPASSWORD` -> pg, password; `authtoken` -> auth, token. The short endings key, pass and pwd are split off only behind
-words that stand in front of secrets (`dbpass`, `sshkey`), as `monkey`, `compass` and `hotkey` end so too.
+A name is split into words (`openaiApiKey` -> openai, api, key). Words written together are split at the last one:
+`PGPASSWORD` -> pg, password; `authtoken` -> auth, token. The short endings key, pass and pwd are split off only after
+words that often precede them in names of secrets (`dbpass`, `sshkey`), because `monkey`, `compass` and `hotkey` have
+these endings too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from itertools import pairwise
 from typing import Literal
 
 Sure = Literal["sure", "maybe", "none"]
-"""How surely a name is that of a secret: whatever it holds, only what looks random, or nothing."""
+"""Probability that a name is that of a secret.
+
+sure: any value is hidden. maybe: only a value that looks random is hidden. none: no value is hidden.
+"""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -37,17 +41,17 @@ MAYBE_WORDS = _words(
     "key token auth login bearer pass pw pwd pat jwt sig signature cookie session dsn webhook authorization cred creds"
     " sas"
 )
-"""Names of passwords that name other things too (a folder, part weights): a short value counts if it is no word."""
+"""Words in names of passwords and of other things (a folder, part weights): a short value counts if it is no word."""
 PHRASES = _words("passphrase mnemonic")
-"""Names whose value is a row of words."""
+"""Names whose value is a sequence of words."""
 KEY_OWNERS = SYSTEMS | _words(
     "access private secret signing encryption master auth license licence deploy storage session host bot judge wandb"
     " openai anthropic hf huggingface gemini google azure aws cohere mistral groq together stripe"
 )
 LONG_ENDINGS = ("password", "passphrase", "passcode", "passwd", "secret", "token", "apikey", "credential")
-"""Endings that are split off behind anything."""
+"""Endings that are split off after any word."""
 SHORT_ENDINGS = {"key": KEY_OWNERS, "pass": SYSTEMS, "pwd": SYSTEMS, "pw": SYSTEMS}
-"""Endings that are split off behind these words alone."""
+"""Endings that are split off only after these words."""
 OTHER_KINDS = {
     "token": _words(
         "stop eos bos pad image images special think mask sep unk cls start end vision video new max min num prompt"
@@ -59,26 +63,26 @@ OTHER_KINDS = {
         " idempotency candidate source map index join merge cluster"
     ),
 }
-"""Last word -> words before it that make it a thing that is no secret: a stop token, a cache key."""
+"""Last word -> words before it with which the name is not that of a secret: a stop token, a cache key."""
 ABOUT_IT = _words(
     "name path file dir folder url uri env var variable field column header prefix suffix regex pattern hint help label"
     " type kind len length size count id ids index limit hash sha sha1 sha256 md5 digest fingerprint checksum policy"
     " prompt question riddle word words message error required enabled valid expiry expires ttl age format placeholder"
     " manager provider store vault usage cost budget rate ratio embedding embeddings per and or is of"
 )
-"""Last words of names that tell something about a secret, and do not hold it."""
+"""Last words of names that describe a secret but do not hold it."""
 SUFFIXES = _words("prod dev test staging primary secondary value val str string b64 base64 raw default")
-"""Last words that change nothing about a name."""
+"""Last words that do not change the meaning of a name."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
 def words_of(name: str) -> tuple[str, ...]:
-    """Return the words of a name in lower case: `OPENAI_API_KEY`, `openaiApiKey`, `x-apikey2` hold api and key."""
+    """Return the words of a name in lower case: `OPENAI_API_KEY`, `openaiApiKey`, `x-apikey2` contain api and key."""
     return tuple(part for word in _WORD.findall(name) for part in _parts(word.lower()))
 
 
 def _parts(word: str) -> tuple[str, ...]:
-    """The words that are written together in one: at most two."""
+    """Return the words that are written together in a word: at most two."""
     one = _singular(word)
     if one in SURE_WORDS or one in MAYBE_WORDS:
         return (word,)
@@ -92,9 +96,9 @@ def _parts(word: str) -> tuple[str, ...]:
 
 
 def _bare(name: str) -> list[str]:
-    """The words of a name without what changes nothing about it; the last one in the singular."""
+    """Return the words of a name without those that do not change its meaning, the last one in the singular."""
     words = list(words_of(name.rpartition(".")[2] or name))
-    if words[-2:] == ["key", "data"]:  # of Kubernetes
+    if words[-2:] == ["key", "data"]:  # `key-data` in Kubernetes configurations
         words.pop()
     while len(words) > 1 and (words[-1].isdigit() or words[-1] in SUFFIXES):
         words.pop()
@@ -103,7 +107,7 @@ def _bare(name: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def kind_of_name(name: str) -> Sure:
-    """Return how surely a value under this name is a secret."""
+    """Return how likely a value under this name is a secret."""
     words = _bare(name)
     if not words:
         return "none"
@@ -120,13 +124,13 @@ def kind_of_name(name: str) -> Sure:
 
 @lru_cache(maxsize=4096)
 def is_short_password(name: str) -> bool:
-    """Return whether a name is `pwd` or `pw`: of a password, mostly."""
+    """Return whether a name is `pwd` or `pw`, which mostly names a password."""
     return _bare(name)[-1:] in (["pw"], ["pwd"])
 
 
 @lru_cache(maxsize=4096)
 def holds_words(name: str) -> bool:
-    """Return whether the secret of this name is a row of words: a passphrase, a mnemonic."""
+    """Return whether the secret of this name is a sequence of words: a passphrase, a mnemonic."""
     return not PHRASES.isdisjoint(_bare(name)[-1:])
 
 

@@ -1,5 +1,6 @@
-"""Places where a secret stands without an assignment: addresses, headers, cookies, commands, sentences of errors, and
-pairs of a name and a value in configuration files.
+"""Secrets without an assignment: in addresses, headers, cookies, commands and sentences of errors.
+
+Also pairs of a name and a value in configuration files.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Span = tuple[int, int]
 
 
 def _begin(*words: str) -> str:
-    """A pattern of words that begin here, written so that a search looks for their first letters alone."""
+    """Return a pattern of words that begin here. A search with it looks only for their first letters."""
     return "(?:" + "|".join(rf"{word}(?<!\w{word})" for word in words) + ")"
 
 
@@ -32,7 +33,7 @@ USERINFO = re.compile(r"(?<=://)([^/\s:@\"'<>]*):([^/\s\"'<>]+)(?=@)|(?<=://)([^
 _PARAMETER = re.compile(r"[?&;#]([\w.-]{1,64})=([^&\s\"'`<>#)\]}\\,;]+)")
 _IN_ADDRESS = ("token", "sig", "signature", "auth", "jwt", "sas", "session", "hmac", "csrf")
 _RANDOM_IN_ADDRESS = ("code", "sid", "state", "nonce")
-"""Parameters that are secrets where they look drawn."""
+"""Parameters that are secrets if they look random."""
 _HEADER = re.compile(r"authorization\\?[\"']?\s*[:=,]\s*\\?[frb]?[\"']?(?:[a-z][\w-]{2,20}[ ]+)([^\s\"',;\\]{6,})")
 _BEARER = re.compile(rf"{_begin('bearer', 'token')}[ ]+([\w.~+/=-]{{16,}})")
 _BASIC = re.compile(rf"{_begin('basic')}[ ]+([a-z0-9+/]{{8,}}={{0,2}})")
@@ -90,7 +91,7 @@ _PAIR = re.compile(
 
 
 def addresses(text: str) -> Iterator[Span]:
-    """Yield the user and password of addresses, and the values of parameters with names of secrets."""
+    """Yield the spans of users and passwords in addresses, and of values of parameters with names of secrets."""
     if "://" in text:
         for m in USERINFO.finditer(text):
             password, alone = m[2], m[3]
@@ -115,13 +116,19 @@ def _is_parameter(name: str, value: str) -> bool:
 
 
 def _is_written(value: str) -> bool:
-    """Whether a word of a command is the secret itself, and not a variable or a placeholder."""
+    """Return whether a word of a command is the secret itself, and not a variable or a placeholder."""
     return not is_placeholder(value) and not is_number(value) and value[0] not in "$-%{<" and HIDDEN not in value
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """A shape in a text in lower case, one of whose needles is in that text; and what its last group must be like."""
+    """Pattern of a secret for texts in lower case.
+
+    Args:
+        shape: the pattern; its last group is the secret.
+        needles: the text is searched only if it contains one of these.
+        fits: whether the last group's text is a secret.
+    """
 
     shape: re.Pattern[str]
     needles: tuple[str, ...]
@@ -162,7 +169,7 @@ def headers(text: str) -> Iterator[Span]:
 
 
 def pairs(text: str) -> Iterator[Span]:
-    """Yield values whose names stand beside them: `name: API_TOKEN` over `value: ...`, `ENV API_TOKEN ...`."""
+    """Yield values whose names are beside them: `name: API_TOKEN` above `value: ...`, `ENV API_TOKEN ...`."""
     for m in _SETTING.finditer(text):
         if _is_paired(m[1], m[2], bare=True):
             yield m.span(2)

@@ -1,15 +1,17 @@
-"""The one place that hides secrets: nothing that a run writes about itself goes past it.
+"""Hiding of secrets. Every text that a run writes about itself passes through this module.
 
-Two rules. Texts that people and programs write (code, recipes, command lines, logs, notes, errors) go through
-`redact_text`, which knows what a secret looks like. Texts that scores are computed from (prompts, responses, truths in
-rollouts and evaluations) go through `hide_known`, which hides only secrets that this process has: values of its
-environment, and what `learn` found in the run's own recipe, prompts, reward files and command line. So a riddle about a
-password stays as it is, and is scored again to the digit. Token ids stay what they are in any case. What user code says
-on the terminal goes through `redact_said`, which knows values and shapes and no names; errors go through `redact_text`.
+There are two rules. Texts that people and programs write (code, recipes, command lines, logs, notes, errors) go through
+`redact_text`, which knows the forms of secrets. Texts that scores are computed from (prompts, responses, truths in
+rollouts and evaluations) go through `hide_known`. It hides only secrets that this process has: values of its
+environment, and those that `learn` found in the run's own recipe, prompts, reward files and command line. So a riddle
+about a password stays unchanged, and a later scoring gives the same digits. Token ids never change. Output of user code
+for the terminal goes through `redact_said`, which knows values and shapes but no names; errors go through
+`redact_text`.
 
-It is a net, not a promise. Left alone, as innocent text looks the same: words and plain numbers as secrets (a PIN) away
-from the place where they are assigned, passwords of five words and more, drawn characters without a name or a known
-beginning, arguments of calls whose name says nothing (`connect("host", "me", "...")`), and what code puts together.
+Not every secret is found. Some stay, because innocent text looks the same: words and plain numbers as secrets (a PIN)
+away from the place where they are assigned, passwords of five words and more, random characters without a name or a
+known beginning, arguments of calls whose name says nothing (`connect("host", "me", "...")`), and values that code puts
+together.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from vlmrl.store.secrets.shapes import (
 from vlmrl.store.secrets.values import Span, assigned
 
 MOST_KNOWN = 1000
-"""Secrets that `learn` remembers at most."""
+"""Maximum number of secrets that `learn` remembers."""
 SAID_BY_CODE = ("note", "error", "output")
-"""Keys of results under which stands what a reward returned, raised or printed."""
+"""Keys of results whose values a reward returned, raised or printed."""
 
 _PEM = re.compile(r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d")
 _PEM_END = re.compile(r"-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|Private-MAC: \w+")
@@ -46,12 +48,14 @@ MOST_PEM_CHARS = 20_000
 _REST = re.compile(r"[\w-]*", re.ASCII)
 _learned: frozenset[str] = frozenset()
 _learned_passwords: frozenset[str] = frozenset()
-"""Passwords of addresses that are words: hidden in addresses, `:word@`, alone."""
+"""Passwords in addresses that are plain words: hidden only in addresses (`:word@`)."""
 
 
 def redact_text(text: str) -> str:
-    """Return the text with every secret hidden: tokens of services, what is assigned to a secret's name, private keys,
-    passwords and tokens in addresses and headers, and what `hide_known` hides. Lines stay lines.
+    """Return the text with every secret hidden; line ends stay.
+
+    Hidden are tokens of services, values assigned to names of secrets, private keys, passwords and tokens in addresses
+    and headers, and everything that `hide_known` hides.
     """
     return _replaced(text, secret_spans(text)) if text else text
 
@@ -74,8 +78,9 @@ def redact_argv(argv: Sequence[str]) -> list[str]:
 
 
 def redact_value(value: Any, name: str = "") -> Any:
-    """Return a JSON value with the strings under secret names hidden, all others as `redact_text`, and names as
-    `redact_said`.
+    """Return a JSON value without secrets.
+
+    Strings under names of secrets are hidden, other strings go through `redact_text`, and names through `redact_said`.
     """
     if isinstance(value, Mapping):
         return {redact_said(str(k)): redact_value(v, str(k)) for k, v in value.items()}
@@ -87,21 +92,23 @@ def redact_value(value: Any, name: str = "") -> Any:
 
 
 def hide_known(text: str) -> str:
-    """Return the text with the secrets of this process hidden, and nothing else changed."""
+    """Return the text with only the secrets of this process hidden."""
     pattern = _known_pattern(*_known())
     return text if pattern is None else pattern.sub(HIDDEN, text)
 
 
 def redact_said(text: str) -> str:
-    """Return what user code or a model said with the secrets of this process hidden, and what is a secret by its look:
-    tokens of services, private keys, passwords in addresses, headers and commands. Names of secrets count for nothing,
-    so that a riddle about a password stays as it is. It is for the terminal, and takes microseconds.
+    """Return output of user code or a model with secrets hidden, for the terminal. It takes microseconds.
+
+    Hidden are the secrets of this process, and those that are known by their look: tokens of services, private keys,
+    passwords in addresses, headers and commands. Names of secrets are not considered, so a riddle about a password
+    stays unchanged.
     """
     return _replaced(text, _merged(_by_look(text), text)) if text else text
 
 
 def redact_result(value: Any, name: str = "") -> Any:
-    """Return a JSON value for the terminal: notes and errors of scores as `redact_text`, all else as `redact_said`."""
+    """Return a JSON value for the terminal: notes and errors of scores as `redact_text`, the rest as `redact_said`."""
     if isinstance(value, Mapping):
         return {redact_said(k) if isinstance(k, str) else k: redact_result(v, str(k)) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -114,10 +121,10 @@ def redact_result(value: Any, name: str = "") -> Any:
 def learn(texts: Iterable[str]) -> None:
     """Remember the secrets in texts of the run's own (recipe, prompts, reward files), for `hide_known`."""
     for text in texts:
-        found = [text[start:end] for start, end in secret_spans(text)]
-        # In an address the user's name is hidden with the password, which is the secret.
-        passwords = [value.partition(":")[2] for value in found if f"://{value}@" in text]
-        _remember([*found, *passwords], passwords)
+        secrets = [text[start:end] for start, end in secret_spans(text)]
+        # In an address, `user:password` is hidden as a whole, but the password is the secret.
+        passwords = [value.partition(":")[2] for value in secrets if f"://{value}@" in text]
+        _remember([*secrets, *passwords], passwords)
 
 
 def learn_argv(argv: Sequence[str]) -> None:
@@ -129,44 +136,44 @@ def learn_argv(argv: Sequence[str]) -> None:
 
 def _remember(values: Iterable[str], passwords: Iterable[str] = ()) -> None:
     global _learned, _learned_passwords
-    found = sorted({value for value in values if _is_distinct(value)} - _learned)
-    _learned |= frozenset(found[: MOST_KNOWN - len(_learned)])
+    new_values = sorted({value for value in values if _is_distinct(value)} - _learned)
+    _learned |= frozenset(new_values[: MOST_KNOWN - len(_learned)])
     words = sorted(set(filter(_is_address_password, passwords)) - _learned - _learned_passwords)
     _learned_passwords |= frozenset(words[: MOST_KNOWN - len(_learned_passwords)])
 
 
 def hidden_keys(value: Any, key: str = "") -> list[str]:
-    """Return the dotted keys of a JSON value under which something is hidden: what a record cannot give back."""
+    """Return the dotted keys of a JSON value whose values are hidden, so that a record cannot give them back."""
     if isinstance(value, Mapping):
-        return [found for k, v in value.items() for found in hidden_keys(v, f"{key}.{k}" if key else str(k))]
+        return [hidden for k, v in value.items() for hidden in hidden_keys(v, f"{key}.{k}" if key else str(k))]
     if isinstance(value, (list, tuple)):
-        return [found for i, v in enumerate(value) for found in hidden_keys(v, f"{key}.{i}")]
+        return [hidden for i, v in enumerate(value) for hidden in hidden_keys(v, f"{key}.{i}")]
     return [key] if isinstance(value, str) and HIDDEN in value else []
 
 
 def secret_spans(text: str) -> list[Span]:
-    """Return where the secrets of a text are, as (start, end), in order, without overlaps."""
-    found = [*_by_look(text), *pairs(text), *assigned(text)]
+    """Return the spans of the secrets in a text as (start, end), in order, without overlaps."""
+    spans = [*_by_look(text), *pairs(text), *assigned(text)]
     if len(text) >= 20:
-        found += [(m.start(), _token_end(text, m.end())) for m in scanner_shapes().finditer(text)]
-    return _merged(found, text)
+        spans += [(m.start(), _token_end(text, m.end())) for m in scanner_shapes().finditer(text)]
+    return _merged(spans, text)
 
 
 def _by_look(text: str) -> list[Span]:
-    """Where secrets are that need no name: known ones, and those with a shape or a place of their own."""
+    """Return the spans of secrets that need no name: known ones, and those with a shape or a place of their own."""
     known = _known_pattern(*_known())
-    found: list[Span] = [m.span() for m in known.finditer(text)] if known is not None else []
-    return [*found, *service_tokens(text), *_private_keys(text), *addresses(text), *headers(text)]
+    spans: list[Span] = [m.span() for m in known.finditer(text)] if known is not None else []
+    return [*spans, *service_tokens(text), *_private_keys(text), *addresses(text), *headers(text)]
 
 
 def _token_end(text: str, end: int) -> int:
-    """Where the word ends that a shape of fixed length has matched the beginning of."""
+    """Return the end of the word whose beginning a shape of fixed length has matched."""
     rest = _REST.match(text, end)
     return rest.end() if rest else end
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether a whole value under a name is hidden, whatever is in it."""
+    """Return whether a whole value under a name is hidden, whatever it contains."""
     kind = kind_of_name(name)
     if kind == "none" or not value or is_number(value) or is_placeholder(value) or value == HIDDEN:
         return False
@@ -175,7 +182,10 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _private_keys(text: str) -> Iterator[Span]:
-    """The lines of private keys between their first and last, each a span; of one without an end all that look so."""
+    """Yield the lines of private keys between the first and the last line, each as a span.
+
+    Of a key without an end, every following line that looks like a part of the key is one.
+    """
     position, end = 0, _PEM_END.search(text)
     while begin := _PEM.search(text, position):
         while end and end.start() < begin.end():
@@ -196,7 +206,7 @@ def _private_keys(text: str) -> Iterator[Span]:
 
 
 def _merged(spans: Iterable[Span], text: str) -> list[Span]:
-    """Spans in order, those that overlap as one; a part that is hidden already is left alone."""
+    """Return the spans in order, with overlapping ones joined. Text that is already hidden is left out."""
     result: list[Span] = []
     for start, end in sorted(spans):
         if result and start < result[-1][1]:
@@ -215,9 +225,7 @@ def _replaced(text: str, spans: Sequence[Span]) -> str:
 
 
 def _known() -> tuple[frozenset[str], frozenset[str]]:
-    """The secrets that this process has, of its environment and what was learned; and its passwords of addresses that
-    are words.
-    """
+    """Return the secrets of this process (environment and learned), and its passwords in addresses that are words."""
     named = tuple(sorted((n, v) for n, v in os.environ.items() if kind_of_name(n) != "none" or "://" in v))
     secrets, passwords = _of_environment(named)
     return secrets | _learned, passwords | _learned_passwords
@@ -225,14 +233,16 @@ def _known() -> tuple[frozenset[str], frozenset[str]]:
 
 @lru_cache(maxsize=8)
 def _of_environment(named: tuple[tuple[str, str], ...]) -> tuple[frozenset[str], frozenset[str]]:
-    found: set[str] = set()
+    secret_values: set[str] = set()
     passwords: set[str] = set()
     for name, value in named:
         if _is_secret(name, value):
-            found.add(value)
+            secret_values.add(value)
         if "://" in value:
             passwords |= {value[start:end].rpartition(":")[2] for start, end in addresses(value)}
-    secrets = frozenset(value for value in found | passwords if _is_distinct(value) and not os.path.exists(value))
+    secrets = frozenset(
+        value for value in secret_values | passwords if _is_distinct(value) and not os.path.exists(value)
+    )
     return secrets, frozenset(filter(_is_address_password, passwords)) - secrets
 
 
@@ -241,13 +251,13 @@ def _is_address_password(value: str) -> bool:
 
 
 def _is_distinct(value: str) -> bool:
-    """Whether a secret is unlike any other text, so that it can be hidden wherever it stands."""
+    """Return whether a secret is unlike any other text, so that it can be hidden everywhere."""
     return HIDDEN not in value and ((len(value) >= 8 and is_mixed(value)) or looks_random(value))
 
 
 @lru_cache(maxsize=8)
 def _known_pattern(secrets: frozenset[str], passwords: frozenset[str]) -> re.Pattern[str] | None:
-    """A pattern of all these, as they are and as JSON writes them; the longest first."""
+    """Return a pattern of all these values, as they are and as JSON writes them; the longest first."""
     spellings = {s for secret in secrets for s in (secret, json.dumps(secret)[1:-1])}
     if not spellings and not passwords:
         return None

@@ -1,7 +1,7 @@
-"""What a secret looks like: tokens of known services, and what may stand behind a name such as `api_key`.
+"""Shapes of secrets: tokens of known services, and values that may follow a name such as `api_key`.
 
-Shapes of tokens are those of detect-secrets (Yelp's scanner) and ours, which knows the services of this field and lets
-no token begin in the middle of a word: a base64 image holds every short sequence of letters somewhere.
+Shapes of tokens are those of detect-secrets (Yelp's scanner) and our own. Ours cover the services of this field and
+allow no token to begin in the middle of a word, because a base64 image contains every short sequence of letters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import pairwise
 from vlmrl.store.secrets.names import kind_of_name
 
 HIDDEN = "<redacted>"
-"""What stands in the place of a secret."""
+"""Text that replaces a secret."""
 
 SERVICES = (
     r"hf_[A-Za-z0-9]{16,}", r"api_org_[A-Za-z0-9]{16,}", r"sk-[A-Za-z0-9_-]{16,}", r"csk-[a-z0-9]{20,}",
@@ -53,14 +53,14 @@ HOOKS = (
     r"(?<=hooks\.zapier\.com/hooks/catch/)[\w/-]{8,}", r"(?<=/open-apis/bot/v2/hook/)[\w-]{8,}",
 )  # fmt: skip
 _RUN = re.compile(r"[\w.+/=$,-]{15,}", re.ASCII)
-"""Tokens are long: a word of prose is not looked at twice."""
+"""Tokens are long: a short word of prose is not searched further."""
 _SERVICE = re.compile(rf"(?<![\w-])(?:{'|'.join(SERVICES)})", re.ASCII)
 _PLAIN = re.compile(rf"A(?<![\w+/-]A)(?:{'|'.join(shape.replace('A', '', 1) for shape in PLAIN)})", re.ASCII)
 _HOOK = re.compile("|".join(HOOKS), re.ASCII)
 _HOSTS = ("hooks.", "discord", "webhook", "/with/key/", "api.telegram.org", "/v2/hook/")
 _PLAIN_WORD = re.compile(r"[A-Z]?[a-z]*\d{0,2}|[A-Z]*\d{0,2}|\d{1,4}[A-Za-z]?")
 _LONGEST_WORD = 15
-"""Letters. A longer run of letters behind a service's beginning is a token: no word in a name is so long."""
+"""Maximum number of letters of a word. A longer sequence after a service's prefix is a token."""
 _CAMEL_WORD = re.compile(r"[A-Z]?[a-z]{3,}")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _TIME = re.compile(r"\d{4}-?\d\d-?\d\d[T _-]?\d\d:?\d\d(?::?\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?")
@@ -72,8 +72,9 @@ _PLACEHOLDER = re.compile(
 
 
 def service_tokens(text: str) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of every token that a service gives out, by its beginning. Words are none, however they begin:
-    `sk-learn-contrib-package`.
+    """Yield (start, end) of every token that has a service's prefix.
+
+    Plain words are not tokens, whatever their beginning: `sk-learn-contrib-package`.
     """
     for run in _RUN.finditer(text):
         for m in _SERVICE.finditer(text, *run.span()):
@@ -85,17 +86,17 @@ def service_tokens(text: str) -> Iterator[tuple[int, int]]:
 
 
 def lowered(text: str) -> str:
-    """Return the text in lower case, every character at its place: the one whose lower case is two becomes one."""
+    """Return the text in lower case, of the same length: the one character with two in lower case becomes one."""
     return text.replace("\u0130", "I").lower()
 
 
 @lru_cache(maxsize=1)
 def scanner_shapes() -> re.Pattern[str]:
-    """One pattern of the tokens that detect-secrets knows by their service. It is imported when first asked for.
+    """Return one pattern of the tokens that detect-secrets knows by their service. It is imported at the first call.
 
-    Left out are detectors of any assignment, entropy or address (git hashes and fingerprints are none of our secrets),
-    and those whose search is quadratic in the text (JWT, OpenAI, basic authentication: ours cover them) or that match
-    ordinary words (Artifactory, IBM).
+    Left out are detectors of any assignment, entropy or address (git hashes and fingerprints are no secrets here),
+    those whose search is quadratic in the text (JWT, OpenAI, basic authentication: our shapes cover them), and those
+    that match ordinary words (Artifactory, IBM).
     """
     from detect_secrets.plugins import (
         aws,
@@ -126,9 +127,10 @@ def scanner_shapes() -> re.Pattern[str]:
 
 
 def is_placeholder(value: str, *, names: bool = True) -> bool:
-    """Return whether a value only says where one belongs: `<token>`, `${TOKEN}`, `...`, or names one: `HF_TOKEN`.
+    """Return whether a value only marks the place of one: `<token>`, `${TOKEN}`, `...`, or a name such as `HF_TOKEN`.
 
-    Args: names: whether a name counts; in an address `user:password` is what is sent.
+    Args:
+        names: whether a name counts as a placeholder; in an address, `user:password` is the value that is sent.
     """
     if _PLACEHOLDER.fullmatch(value) or not names:
         return _PLACEHOLDER.fullmatch(value) is not None
@@ -142,14 +144,14 @@ def is_number(value: str) -> bool:
 
 
 def is_mixed(value: str) -> bool:
-    """Return whether a value is one word of letters and digits or signs: no word of a language, no number."""
+    """Return whether a value is one word of letters with digits or signs: no word of a language, no number."""
     if len(value) < 6 or any(c.isspace() for c in value) or is_number(value):
         return False
     return any(c.isalpha() for c in value) and any(c.isdigit() or c in "!@#$%^&*+/=~" for c in value)
 
 
 def looks_random(value: str) -> bool:
-    """Return whether a value looks like drawn characters: not words, numbers, dates or versions put together."""
+    """Return whether a value looks like random characters: not words, numbers, dates or versions put together."""
     if len(value) < 12 or not re.fullmatch(r"[\w.+/=~:@!#$%^&*?-]+", value, re.ASCII) or _TIME.fullmatch(value):
         return False
     if _UUID.fullmatch(value):
@@ -158,14 +160,14 @@ def looks_random(value: str) -> bool:
 
 
 def has_random_part(value: str) -> bool:
-    """Return whether a run of letters and digits in a value looks drawn, however short the value is."""
+    """Return whether a sequence of letters and digits in a value looks random, however short the value is."""
     return any(_is_random_part(part) for part in re.split(r"[^A-Za-z0-9]+", value))
 
 
 def _is_random_part(part: str) -> bool:
     if len(part) < 8 or part.isdigit():
         return False
-    if part.isalpha():  # drawn letters of both cases are no words in a row, such as `MyClassName`
+    if part.isalpha():  # random letters of both cases do not form words as `MyClassName` does
         words = sum(map(len, _CAMEL_WORD.findall(part)))
         return len(part) >= 16 and words < len(part) / 2 and _changes(part) >= 6
     if len(part) >= 16 and re.fullmatch("[0-9a-f]+|[0-9A-F]+", part):
@@ -175,13 +177,13 @@ def _is_random_part(part: str) -> bool:
 
 
 def _changes(part: str) -> int:
-    """How often the kind of character changes: digit, capital, small letter."""
+    """Return how often the kind of character changes: digit, capital, small letter."""
     kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" for c in part]
     return sum(a != b for a, b in pairwise(kinds))
 
 
 def is_basic_auth(value: str) -> bool:
-    """Return whether a value is the base64 of `user:password`, as the header of basic authentication holds it."""
+    """Return whether a value is the base64 of `user:password`, as in the header of basic authentication."""
     try:
         plain = base64.b64decode(value, validate=True).decode()
     except (binascii.Error, ValueError):

@@ -1,9 +1,11 @@
-"""Finding what is assigned to the name of a secret, in whatever language: `api_key: str = "..."`, `{"token": "..."}`,
-`os.environ["X_API_KEY"] = "..."`, `PASSWORD=...`, `--token ...`, `<password>...</password>`, lists of keys.
+"""Search for values that are assigned to the name of a secret, in any language.
 
-A name is found by a word in it, then what stands behind it is read: a separator, and string literals, a list of them,
-or a bare word. Of an expression of Python the literals that can become the value are read: `"" or "..."`, `str("...")`,
-`x + "..."`. Code stays as it is: `password = getpass()`, `key=lambda x: x`, `api_key: str`, `token = tokens[i]`.
+Examples: `api_key: str = "..."`, `{"token": "..."}`, `os.environ["X_API_KEY"] = "..."`, `PASSWORD=...`, `--token ...`,
+`<password>...</password>`, lists of keys.
+
+A name is found by a word in it. Then the text after the name is read: a separator, and string literals, a list of them,
+or a bare word. In a Python expression, the literals that can become the value are read: `"" or "..."`, `str("...")`, `x
++ "..."`. Code stays unchanged: `password = getpass()`, `key=lambda x: x`, `api_key: str`, `token = tokens[i]`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _WORD = re.compile(
     r"key|token|secret|passw|passphrase|passcode|pwd|pass|pw|cred|auth|login|bearer|pat|jwt|sig|cookie|session|dsn"
     r"|webhook|sas|mnemonic"
 )
-"""Words in names of secrets, in a text in lower case."""
+"""Words in names of secrets, for texts in lower case."""
 _LEFT = re.compile(r"[\w.-]*\Z", re.ASCII)
 _RIGHT = re.compile(r"[\w-]*", re.ASCII)
 _BEHIND = re.compile(
@@ -49,9 +51,9 @@ WRAPPERS = re.compile(
     r"str|bytes|bytearray|\w*b(?:64|32|16)decode|[ab]85decode|fromhex|unhexlify|encode|decode|format|join|[lr]?strip"
     r"|(?:un)?quote|SecretStr|SecretBytes"
 )
-"""Functions that give back what they are given, in another form."""
+"""Functions that return their argument in another form."""
 LOOKUPS = frozenset(("get", "getenv", "pop", "setdefault", "getattr"))
-"""Functions whose second argument is the value where there is none."""
+"""Functions whose second argument is the default value."""
 LOGINS = re.compile(r"(?:login|auth|password|passwd)\Z", re.IGNORECASE)
 MOST_EXPRESSION_CHARS = 1000
 MOST_OPERANDS = 12
@@ -69,20 +71,23 @@ _PLAIN = re.compile(r"[^\[\](){}\"'`,\\rbfuRBFU]*")
 _OPENING, _CLOSING = tuple("[({"), tuple("])}")
 MOST_DEPTH = 6
 MOST_WORDS = 4
-"""A quoted value of more words than this is prose about a password, not one."""
+"""A quoted value with more words than this is prose about a password, not a password."""
 MOST_PHRASE_WORDS = 24
 MOST_LOOKED_AT = 300
-"""Of a bare word so many characters say whether it is a secret."""
+"""Number of characters of a bare word that decide whether it is a secret."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A name and what separates it from its value.
+    """Name and the separator between it and its value.
 
     Args:
-        start, end: of the name.    sure: whether whatever it holds is a secret; else only what looks random is.
-        quoted: whether the name itself is in quotes.    mark: the separator; "" = white space alone.
-        tight: whether nothing stands around the separator.    typed: whether an annotation stands before it.
+        start, end: span of the name.
+        sure: whether any value of this name is a secret; else only one that looks random is.
+        quoted: whether the name itself is in quotes.
+        mark: the separator; "" = white space only.
+        tight: whether there is no white space around the separator.
+        typed: whether an annotation stands before the separator.
     """
 
     text: str
@@ -104,7 +109,7 @@ class _Place:
 
     @property
     def begins_line(self) -> bool:
-        """Whether it is a key, at the beginning of a line or an entry, and not a word in a sentence."""
+        """Whether the name is a key at the beginning of a line or an entry, and not a word in a sentence."""
         return self.quoted or self.typed or bool(_LINE_START.search(self.text, max(0, self.start - 60), self.start))
 
 
@@ -128,7 +133,7 @@ def assigned(text: str) -> Iterator[Span]:
 
 
 def _in_element(text: str, end: int, sure: bool) -> Iterator[Span]:
-    """The text of an XML element: `<password>...</password>`."""
+    """Yield the span of the text of an XML element: `<password>...</password>`."""
     value = _ELEMENT.match(text, end)
     if value and not is_placeholder(value[1]) and (is_mixed if sure else looks_random)(value[1]):
         yield value.span(1)
@@ -140,11 +145,11 @@ def _values(text: str, start: int, end: int, sure: bool) -> Iterator[Span]:
     quote = text[start - 1] if start and text[start - 1] in "\"'`" else ""
     closed = bool(behind["close"]) and behind["close"][-1] == quote
     mark, at = behind["mark"] or "", behind.end()
-    if behind["close"] and not closed:  # the name ends a longer text
+    if behind["close"] and not closed:  # the name is the end of a longer text
         return
     following = _NEXT_LINE.match(text, at) if mark in ("=", ":=", ",") or (mark == ":" and closed) else None
     at = following.end() if following else at
-    sure = sure and not (mark == "," and following)  # lists of names have a line for each
+    sure = sure and not (mark == "," and following)  # in lists of names, each name has its own line
     spaced = bool(behind["space"] or behind["before"] or behind["after"])
     place = _Place(text, start, end, sure, closed, mark, not spaced, bool(behind["type"]))
     flag = place.is_flag and spaced and not closed
@@ -166,21 +171,21 @@ def _values(text: str, start: int, end: int, sure: bool) -> Iterator[Span]:
 
 
 def _literals(place: _Place, literal: re.Match[str]) -> Iterator[Span]:
-    """The string literals behind the mark: one, or several that are joined, or as many as names are unpacked."""
+    """Yield the string literals after the mark: one, or several that are joined, or as many as names are unpacked."""
     text = place.text
     unpacked = place.mark == "=" and _UNPACKED.search(text, max(0, place.start - 80), place.start)
-    found: list[re.Match[str]] = []
+    literals: list[re.Match[str]] = []
     following: re.Match[str] | None = literal
-    while following is not None and len(found) < 50:
-        found.append(following)
+    while following is not None and len(literals) < 50:
+        literals.append(following)
         gap = (_COMMA if unpacked else _JOINED).match(text, following.end())
         joins = gap is not None and place.mark not in (",", "", "(")
         following = _LITERAL.match(text, gap.end()) if gap and joins else None
-    whole = "".join(_content(m)[1] for m in found)
-    if not unpacked and len(found) > 1 and _is_quoted_secret(place, whole, ""):
-        yield from (_content(m)[0] for m in found if _content(m)[1])
+    whole = "".join(_content(m)[1] for m in literals)
+    if not unpacked and len(literals) > 1 and _is_quoted_secret(place, whole, ""):
+        yield from (_content(m)[0] for m in literals if _content(m)[1])
         return
-    for m in found:
+    for m in literals:
         span, content = _content(m)
         fits = is_mixed if place.sure else looks_random
         if (
@@ -199,7 +204,7 @@ def _is_quoted_secret(place: _Place, value: str, kind: str) -> bool:
         return False
     if place.mark == "(" or not place.sure:
         return looks_random(value) or (place.mark in ("=", ":", ":=") and _is_short(place, value))
-    if place.mark == ",":  # names stand in lists too
+    if place.mark == ",":  # lists also contain names
         return is_mixed(value) and len(value) >= 8 and kind_of_name(value) == "none"
     if len(value.split()) > (MOST_PHRASE_WORDS if holds_words(place.name) else MOST_WORDS):
         return False
@@ -207,12 +212,12 @@ def _is_quoted_secret(place: _Place, value: str, kind: str) -> bool:
 
 
 def _is_short(place: _Place, value: str) -> bool:
-    """Whether a value of `pwd` is a password: no word, no path."""
+    """Return whether a value of `pwd` is a password: no word, no path."""
     return is_short_password(place.name) and is_mixed(value) and not {"/", "\\"} & set(value)
 
 
 def _fits(place: _Place, value: str) -> bool:
-    """Whether a literal that is not assigned directly is the secret: words never are."""
+    """Return whether a literal that is not assigned directly is the secret. Words never are."""
     if is_placeholder(value) or is_number(value) or HIDDEN in value:
         return False
     return is_mixed(value) if place.sure else looks_random(value)
@@ -228,10 +233,10 @@ class _Enclosed:
 
 
 def _enclosed(text: str, at: int, most: int = MOST_LIST_CHARS) -> _Enclosed:
-    """Read what the bracket at this place encloses, but the keys of a mapping."""
+    """Return the literals in the bracket that opens here, except the keys of a mapping."""
     depth, first, commas = 0, at, 0
     several, begins = False, False
-    found: list[tuple[Span, str, int, bool]] = []
+    literals: list[tuple[Span, str, int, bool]] = []
     while at < min(len(text), first + most) and depth <= MOST_DEPTH:
         plain = _PLAIN.match(text, at)
         begins = begins and not (plain and plain[0].strip())
@@ -239,7 +244,7 @@ def _enclosed(text: str, at: int, most: int = MOST_LIST_CHARS) -> _Enclosed:
         literal = _LITERAL.match(text, at)
         if literal:
             span, content = _content(literal)
-            found += [] if _KEY_END.match(text, literal.end()) else [(span, content, commas, begins and depth == 1)]
+            literals += [] if _KEY_END.match(text, literal.end()) else [(span, content, commas, begins and depth == 1)]
             at, begins = literal.end(), False
             continue
         mark, at = text[at : at + 1], at + 1
@@ -249,34 +254,34 @@ def _enclosed(text: str, at: int, most: int = MOST_LIST_CHARS) -> _Enclosed:
         begins = (mark == "," or mark in _OPENING) and depth == 1
         if depth == 0:
             break
-    return _Enclosed(found, several, at)
+    return _Enclosed(literals, several, at)
 
 
 def _listed(place: _Place, at: int) -> Iterator[Span]:
-    """The literals in brackets behind the mark, but the keys of a mapping."""
+    """Yield the literals in brackets after the mark, except the keys of a mapping."""
     enclosed = _enclosed(place.text, at)
-    found = enclosed.literals
+    literals = enclosed.literals
     fits = is_mixed if place.sure else looks_random
-    if place.text[at] == "(" and not enclosed.several:  # one text in several literals
-        whole = "".join(content for _, content, _, _ in found)
-        found = found if _is_quoted_secret(place, whole, "") else []
+    if place.text[at] == "(" and not enclosed.several:  # one text that is split into several literals
+        whole = "".join(content for _, content, _, _ in literals)
+        literals = literals if _is_quoted_secret(place, whole, "") else []
         fits = bool
-    for span, content, _, _ in found:
+    for span, content, _, _ in literals:
         if fits(content) and not is_placeholder(content) and not is_number(content):
             yield span
 
 
 def _arguments(place: _Place, at: int) -> Iterator[Span]:
-    """The literals in a call of `login`, `set_password` and the like: those that look drawn, and a last password."""
-    found = [item for item in _enclosed(place.text, at, MOST_EXPRESSION_CHARS).literals if item[3]]
-    for span, content, number, _ in found:
-        last = number > 0 and span == found[-1][0] and LOGINS.search(place.name) is not None
+    """Yield literals in a call of `login`, `set_password` and the like: those that look random, and a last password."""
+    literals = [item for item in _enclosed(place.text, at, MOST_EXPRESSION_CHARS).literals if item[3]]
+    for span, content, number, _ in literals:
+        last = number > 0 and span == literals[-1][0] and LOGINS.search(place.name) is not None
         if not is_placeholder(content) and (looks_random(content) or (last and is_mixed(content))):
             yield span
 
 
 def _inserted(place: _Place, at: int) -> Iterator[Span]:
-    """The literals that a template is filled with: `"token=%s", "..."`."""
+    """Yield the literals that a template is filled with: `"token=%s", "..."`."""
     for _ in range(MOST_WORDS):
         literal = _LITERAL.match(place.text, at)
         if not literal:
@@ -291,8 +296,9 @@ def _inserted(place: _Place, at: int) -> Iterator[Span]:
 
 
 def _operands(place: _Place, at: int) -> Iterator[Span]:
-    """The literals of an expression of Python that can become the value: operands of or, else, + and %, and arguments
-    of functions that keep what they get.
+    """Yield the literals of a Python expression that can become the value.
+
+    These are operands of or, else, + and %, and arguments of functions that return their argument.
     """
     if not place.begins_line:
         return
@@ -328,7 +334,7 @@ def _operands(place: _Place, at: int) -> Iterator[Span]:
 
 
 def _bare(place: _Place, bare: re.Match[str]) -> Iterator[Span]:
-    """A word without quotes, as environment files, shells, YAML and logs have it."""
+    """Yield the span of a word without quotes, as in environment files, shells, YAML and logs."""
     text, value = place.text, bare[0].rstrip(".:")
     if place.sure and place.tight and place.mark == "=" and (tail := _TAIL.match(text, bare.end())):
         value = text[bare.start() : tail.end()].rstrip(".:")
@@ -338,7 +344,7 @@ def _bare(place: _Place, bare: re.Match[str]) -> Iterator[Span]:
     start = value[:MOST_LOOKED_AT]
     if is_number(start) or is_placeholder(start) or (kind_of_name(start) != "none" and not looks_random(start)):
         return
-    if _NAME.fullmatch(value):  # an expression, but for `NAME=value` of a shell
+    if _NAME.fullmatch(value):  # an expression, except in `NAME=value` of a shell
         before = text[place.start - 1 : place.start]
         shell = place.tight and place.mark == "=" and place.name.isupper() and before in ("", " ", "\n", "\t", "'", '"')
         fits = shell and place.sure and following in ("", " ", "\n", "\t", "'", '"', ";")
@@ -349,6 +355,6 @@ def _bare(place: _Place, bare: re.Match[str]) -> Iterator[Span]:
 
 
 def _content(literal: re.Match[str]) -> tuple[Span, str]:
-    """(span, text) of what is within the quotes."""
+    """Return (span, text) of the content of the quotes."""
     group = next(name for name in "abcdefg" if literal[name] is not None)
     return literal.span(group), literal[group]

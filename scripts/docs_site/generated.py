@@ -1,0 +1,183 @@
+"""The generated parts of the documentation, as Markdown: commands, recipe keys, algorithms, tasks and recipes.
+
+Each is read from the code when the site is built, so that none can be stale. A page names one by a line such as
+`<!-- generated: commands -->`.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from drawings import draw_floors, draw_life
+
+MARKER = re.compile(r"^<!-- generated: (\w+) -->$", flags=re.M)
+"""A line of a page that stands for a generated part."""
+
+
+def fill(markdown: str) -> str:
+    """Return a page with each marker replaced by its generated part. Raises: KeyError for an unknown name."""
+    return MARKER.sub(lambda match: PARTS[match[1]](), markdown)
+
+
+def commands() -> str:
+    """Return every command with its help, its arguments and its options."""
+    from typer import Context
+    from typer.main import get_command
+
+    from vlmrl.cli.app import app
+
+    lines: list[str] = []
+
+    def walk(words: tuple[str, ...], command: Any, parent: Any) -> None:
+        context = Context(command, info_name=words[-1], parent=parent)
+        if hasattr(command, "list_commands"):
+            for name in command.list_commands(context):
+                walk((*words, name), command.get_command(context, name), context)
+            return
+        usage = re.sub(r"^Usage: ", "", command.get_usage(context))
+        lines.extend([f"## `{' '.join(words)}`", "", *_help_paragraphs(command.help or ""), ""])
+        lines.extend(["```text", " ".join(usage.split()), "```", ""])
+        arguments, options = [], []
+        for parameter in command.get_params(context):
+            record = parameter.get_help_record(context)
+            if record is not None and "--help" not in parameter.opts:
+                named = options if any(name.startswith("-") for name in parameter.opts) else arguments
+                named.append((f"`{_one_line(record[0])}`", _cell(record[1])))
+        for title, rows in (("argument", arguments), ("option", options)):
+            if rows:
+                lines.extend([*_table((title, "meaning"), rows), ""])
+
+    walk(("vlmrl",), get_command(app), None)
+    return "\n".join(lines)
+
+
+def recipe() -> str:
+    """Return every key of a recipe: type, default, range, rule on resume, help, uses in shipped recipes."""
+    from vlmrl.recipe.changes import rule_of
+    from vlmrl.recipe.explain import all_keys, explain, toml_value
+
+    lines: list[str] = []
+    table = None
+    for key in all_keys():
+        above = key.rpartition(".")[0]
+        if above != table:
+            table = above
+            shown = "[[data]]" if above == "data" else f"[{above}]"
+            lines.extend([f"## `{shown}`" if above else "## At the top of the file", ""])
+            lines.extend([_cell(explain(above).help), ""] if above else [])
+        known = explain(key)
+        lines.extend([f"### `{key}`", "", _cell(known.help), ""])
+        default = "must be given" if known.required else _default(known.default, toml_value)
+        choices = ", ".join(f"`{toml_value(value)}`" for value in known.choices)
+        of_type = f"{_cell(known.type)}: {choices}" if choices else _cell(known.type)
+        bounds = f"; {_cell(known.range)}" if known.range else ""
+        rule = rule_of(tuple(key.split(".")))
+        facts = [("type", of_type + bounds), ("default", default), ("on resume", f"{rule.kind}: {_cell(rule.reason)}")]
+        uses = [f"`{use.where.partition('/')[2].rpartition('.toml')[0]}` ({_code(toml_value(use.value))})"
+                for use in known.uses[:3]]  # fmt: skip
+        facts.extend([("used in", ", ".join(uses))] if uses else [])
+        lines.extend([f"- *{name}*: {fact}" for name, fact in facts])
+        lines.append("")
+    return "\n".join(lines)
+
+
+def algorithms() -> str:
+    """Return the table of algorithms: each row, its source, and the cells that differ from the table's defaults."""
+    from dataclasses import fields
+
+    from vlmrl.algo.family import ALGORITHMS, CELLS, Algorithm
+    from vlmrl.recipe.explain import toml_value
+
+    defaults = {field.name: field.default for field in fields(Algorithm)}
+    rows = []
+    for name, row in ALGORITHMS.items():
+        cells = [(cell, getattr(row, cell)) for cell in CELLS if getattr(row, cell) != defaults[cell]]
+        shown = "<br>".join(f"`{cell} = {toml_value(value)}`" for cell, value in cells)
+        rows.append((f"`{name}`", _papers(_cell(row.summary)), shown or "the defaults"))
+    return "\n".join(_table(("`algo.name`", "what it is", "cells that differ from the defaults"), rows))
+
+
+def differences() -> str:
+    """Return where the rows of the table differ from the code of others."""
+    from vlmrl.algo.differences import EVERYWHERE, OF_ROWS
+
+    everywhere = [f"- {_cell(text)}" for text in EVERYWHERE]
+    rows = [(f"`{name}`", _cell(text)) for name, text in OF_ROWS.items()]
+    return "\n".join(["In all rows:", "", *everywhere, "", *_table(("row", "what differs"), rows)])
+
+
+def tasks() -> str:
+    """Return the table of tasks with their variants and reward profiles."""
+    from vlmrl.tasks import TASKS
+
+    rows = [
+        (f"`{name}`", _cell(entry.summary), _names(entry.variant_names), _names(entry.profiles))
+        for name, entry in TASKS.items()
+    ]
+    return "\n".join(_table(("`data.task`", "what it is", "`data.variant`", "`reward.profile`"), rows))
+
+
+def recipes() -> str:
+    """Return the list of shipped recipes with the first sentence of each."""
+    from vlmrl.recipe.explain import first_sentence, list_recipes
+
+    rows = [(f"`{r.name}`", r.kind, _cell(first_sentence(r.comment))) for r in list_recipes()]
+    return "\n".join(_table(("recipe", "kind", "what it trains"), rows))
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "commands": commands, "recipe": recipe, "algorithms": algorithms, "differences": differences, "tasks": tasks,
+    "recipes": recipes, "floors": draw_floors, "life": draw_life,
+}  # fmt: skip
+"""Name in a marker -> the function that makes the part."""
+
+
+def _help_paragraphs(text: str) -> list[str]:
+    """Return a command's help as Markdown: its example as a code block, its other paragraphs as text."""
+    lines: list[str] = []
+    for paragraph in re.split(r"\n\s*\n", text.strip()):
+        words = " ".join(paragraph.split())
+        example = re.match(r"Example: (.*)", words)
+        lines.extend(["```console", f"$ {example[1]}", "```"] if example else [_cell(words)])
+        lines.append("")
+    return lines
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    bars = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
+    return bars
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _cell(text: str) -> str:
+    """Return text of the code as Markdown of one line: code spans stay, all else is shown as it is."""
+    parts = re.split(r"(`[^`]*`)", _one_line(text))
+    return "".join(part if part.startswith("`") else _plain(part) for part in parts)
+
+
+def _plain(text: str) -> str:
+    escaped = html.escape(text, quote=False)
+    return re.sub(r"([*_\[\]#])", r"\\\1", escaped)
+
+
+def _code(text: str) -> str:
+    return f"`{_one_line(text)}`" if "`" not in text else _cell(text)
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "-"
+
+
+def _default(value: Any, toml_value: Callable[[Any], str]) -> str:
+    return "not set" if value is None else _code(toml_value(value))
+
+
+def _papers(text: str) -> str:
+    """Return text with its arXiv numbers as links."""
+    return re.sub(r"\b(\d{4}\.\d{5})\b", r"[\1](https://arxiv.org/abs/\1)", text)
