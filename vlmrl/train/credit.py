@@ -63,8 +63,7 @@ def assign_credit(
         clock: the clock of the step.
         weights: source -> part of the reward -> its weight.
 
-    Returns:
-        What the models gave before the first update.
+    Returns: the token statistics from before the first update.
     """
     before, penalties, values = Before(), None, None
     if kl_coef > 0 or algorithm.needs_critic:

@@ -1,4 +1,4 @@
-"""What the loops of `sft` and `train` share: when to validate, save and stop, and what Ctrl-C does."""
+"""Decisions that the loops of `sft` and `train` share: when to validate, save and stop, and what Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -144,10 +144,10 @@ def stop_reason(journal: Journal, recipe: Recipe, request: StopRequest) -> str |
     """
     progress, target = journal.progress, recipe.train.stop_above
     requests = journal.world.gather((request.asked, journal.seconds))
-    asked, seconds = any(a for a, _ in requests), requests[0][1]
+    stop_requested, seconds = any(a for a, _ in requests), requests[0][1]
     if progress.step >= recipe.train.steps:
         return ALL_DONE
-    if asked:
+    if stop_requested:
         return "interrupted"
     if recipe.train.max_seconds and seconds >= recipe.train.max_seconds:
         return f"train.max_seconds = {recipe.train.max_seconds} is over"

@@ -1,4 +1,4 @@
-"""When memory runs out: one more try with half the token budget, then an error that says what to change first."""
+"""Memory that runs out: one more try with half the token budget, then an error that says what to change first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ROWS, BATCHES = "train.tokens_per_row", "rollout.batch_tokens"
 """The keys that may be halved, once each in a run."""
 VLLM_PHASES = ("engine start", "rollout", "validation", "sync")
-"""Where vLLM's own memory is what can be lowered."""
+"""Phases in which vLLM's own memory can be lowered."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ def keep_batches(budgets: TokenBudgets, engine: Generator) -> None:
 
 @contextmanager
 def explaining(recipe: Recipe) -> Iterator[None]:
-    """Inside, whatever runs out of memory ends as an OutOfMemoryError with phase, rank and the key to change first."""
+    """Turn whatever runs out of memory inside into an OutOfMemoryError with phase, rank and the key to change first."""
     try:
         yield
     except BaseException as error:  # a library in Rust panics with what is no Exception
@@ -96,7 +96,7 @@ def explaining(recipe: Recipe) -> Iterator[None]:
 
 
 def explain(recipe: Recipe, error: BaseException) -> OutOfMemoryError:
-    """The error for a person: phase, rank, what was in memory, peak and limit, and what to change first."""
+    """Return the error for a person: phase, rank, what was in memory, peak and limit, and what to change first."""
     raw = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError("", where=getattr(error, "where", None))
     load = raw.load
     what = f" with {load} at once" if load else ""
@@ -107,13 +107,13 @@ def explain(recipe: Recipe, error: BaseException) -> OutOfMemoryError:
         hint = f"set {first_change(recipe, load)}"
     if load and load.responses == 1:
         hint += f"; a smaller {load.budget} would not help: a single response cannot be split"
-    told = OutOfMemoryError(message, where=raw.where, hint=hint, load=load)
-    told.halved = raw.halved
-    return told
+    explained = OutOfMemoryError(message, where=raw.where, hint=hint, load=load)
+    explained.halved = raw.halved
+    return explained
 
 
 def first_change(recipe: Recipe, load: Load | None) -> str:
-    """The one key to change first, with a value."""
+    """Return the one key to change first, with a value."""
     model, rollout = recipe.model, recipe.rollout
     phase = rank_process.doing().split("`")[1]
     if load and load.responses > 1:

@@ -42,9 +42,9 @@ from vlmrl.train.update import add_gradients
 from vlmrl.types import Row, Segment, name_row
 
 SCAN_SECONDS = 10.0
-"""How long rows are looked at."""
+"""Seconds for which rows are looked at."""
 ENCODED_ROWS = 4
-"""How many of the longest rows, and of those with most image tokens, are encoded."""
+"""Number of the longest rows, and of those with most image tokens, are encoded."""
 
 MakeItem = Callable[[Source, Row, int, int], TrainItem]
 """(source, row, occurrence, index) -> the longest trajectory that training may make of the row."""
@@ -194,7 +194,7 @@ def coming_rows(feed: PromptFeed, step: int, response_text: ResponseText, second
 
 
 def _draws_a_step(recipe: Recipe) -> int:
-    """How often a step may draw its prompts anew."""
+    """Return how often a step may draw its prompts anew."""
     algorithm = algorithm_of(recipe.algo) if recipe.kind == "rl" else None
     return algorithm.filter_tries if algorithm is not None and algorithm.filter != "none" else 1
 
@@ -216,23 +216,28 @@ def heaviest(scan: ComingRows) -> list[ComingRow]:
 
 
 def full_row(item: TrainItem, *, responses: int, groups: int, tokens_per_row: int) -> list[TrainItem]:
-    """A row of copies of this trajectory, as full as `pack` makes rows of its prompt.
+    """Return a packed row of copies of this trajectory, as full as `pack` makes packed rows of its prompt.
 
     The last response is shorter where that fills the row: responses are of all lengths.
-    Args: item: its prompt's longest, of text. responses: of each prompt. groups: prompts of a step.
+
+    Args:
+        item: its prompt's longest trajectory, of text.
+        responses: the responses of each prompt.
+        groups: the prompts of a step.
+        tokens_per_row: the budget, in tokens.
     """
-    made: list[TrainItem] = []
+    full: list[TrainItem] = []
     size = 0
     for group in range(groups):
         size += len(item.prompt.ids)
         for _ in range(responses):
-            room = item.num_tokens if not made else min(item.num_tokens, tokens_per_row - size)
+            room = item.num_tokens if not full else min(item.num_tokens, tokens_per_row - size)
             if room < 1:
-                return made
+                return full
             ids = tuple(i for segment in item.segments for i in segment.ids)[:room]
-            made.append(TrainItem(item.prompt, group, (Segment("assistant", ids, True),), len(made)))
+            full.append(TrainItem(item.prompt, group, (Segment("assistant", ids, True),), len(full)))
             size += room
-    return made
+    return full
 
 
 def _find_room(learner: Learner, objective: Objective, items: Sequence[TrainItem], names: Sequence[str]) -> Load:

@@ -48,8 +48,7 @@ PROOF_CHOICE = 64
 def train_rl(session: Session) -> str:
     """Train until the recipe's end: one pass of the loop is one step.
 
-    Returns:
-        The run's status: done or interrupted.
+    Returns: the run's status, done or interrupted.
     """
     recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
     algorithm, progress, optimizer = algorithm_of(recipe.algo), journal.progress, learner.optimizer
@@ -156,8 +155,7 @@ def learn(
         before: token statistics from before the first update.
         step: the step, for its learning rate and seeds.
 
-    Returns:
-        (metrics averaged over the updates, trajectories for the proof of the next checkpoint). The batch and its
+    Returns: (metrics averaged over the updates, trajectories for the proof of the next checkpoint). The batch and its
         tensors are freed.
     """
     batch = _batch_to_learn(learner, collected, objective, before, step)

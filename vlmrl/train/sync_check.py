@@ -50,9 +50,8 @@ def check_sync(
         params: how training samples; top-p and top-k are switched off here.
         version: the policy version of the weights.
 
-    Returns:
-        `policy/sync_gap_median`, `policy/sync_gap_mean` and `policy/sync_gap_max` over all processes' tokens, in nats;
-        {} for an engine without weights of its own.
+    Returns: `policy/sync_gap_median`, `policy/sync_gap_mean` and `policy/sync_gap_max` over all processes' tokens, in
+        nats; {} for an engine without weights of its own.
 
     Raises: EngineError, on all processes, when an engine is off; see `engines_off`.
     """
