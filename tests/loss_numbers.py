@@ -13,7 +13,7 @@ from vlmrl.algo.aggregate import Denominator, aggregate
 from vlmrl.algo.family import Algorithm
 from vlmrl.algo.losses import select_tokens
 from vlmrl.packed import TokenStats
-from vlmrl.train.update import PolicyGradient, TokenData
+from vlmrl.train.objectives import PolicyGradient, TokenData
 
 MAX_TOKENS = 9
 

@@ -26,8 +26,8 @@ from vlmrl.setup.new_run import Labels, start_run
 from vlmrl.setup.open_values import settle_for_run
 from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.digits import prepare_digits
-from vlmrl.train.resume import COMMANDS, ResumeRequest, plan_resume
-from vlmrl.train.start import reopen_run, run_session
+from vlmrl.train.resume import COMMANDS, ResumeRequest, plan_resume, reopen_run
+from vlmrl.train.start import run_session
 from vlmrl.types import Group
 
 MEASURED = ("time/", "memory/", "rollout/tokens_per_second")

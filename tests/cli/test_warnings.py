@@ -11,7 +11,7 @@ from command_line import this_process
 from vlmrl.cli.progress import ConsoleWatcher
 from vlmrl.cli.sft import _closing, _result
 from vlmrl.store.runs import Run, create_run, open_run
-from vlmrl.train.health import Health
+from vlmrl.train.journal import Health
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory
 
 STEPS = 30

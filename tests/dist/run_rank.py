@@ -17,8 +17,8 @@ from vlmrl.dist.world import World, join_world
 from vlmrl.recipe.load import load_recipe
 from vlmrl.setup.new_run import Labels, start_run
 from vlmrl.setup.open_values import settle_for_run
-from vlmrl.train.resume import ResumeRequest, plan_resume
-from vlmrl.train.start import reopen_run, run_session, share_run
+from vlmrl.train.resume import ResumeRequest, plan_resume, reopen_run
+from vlmrl.train.start import run_session, share_run
 
 
 def job(

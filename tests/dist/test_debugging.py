@@ -63,9 +63,9 @@ class Stop(importlib.abc.MetaPathFinder):
             load(module)
             learn = module.learn
 
-            def stopped(session, made, objective):
+            def stopped(learner, collected, objective, before, step):
                 breakpoint()
-                return learn(session, made, objective)
+                return learn(learner, collected, objective, before, step)
 
             module.learn = stopped
 
@@ -163,8 +163,8 @@ def test_a_rank_and_its_rewards_stop_at_a_breakpoint_and_the_others_go_on(place,
     t.type("import os; os.environ.pop('STOP_IN_REWARD')")
     at = t.until(r"\(Pdb\) $", at)
     t.type("c")
-    at = t.until(r"return learn\(session, made, objective\)\n\(Pdb\) $", at)
-    t.type("p session.world.rank, session.world.size, len(made.groups)")
+    at = t.until(r"return learn\(learner, collected, objective, before, step\)\n\(Pdb\) $", at)
+    t.type("p learner.world.rank, learner.world.size, len(collected.groups)")
     at = t.until(r"\(0, 2, 2\)\n\(Pdb\) $", at)
     t.type("c")
     at = t.until(r"step 1/2(.|\n)*\(Pdb\) $", at)

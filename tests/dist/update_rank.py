@@ -36,11 +36,15 @@ from vlmrl.recipe.schema import Data, Lora, Model, Optim, Recipe, Rollout
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.sample import Prompt
 from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.setup.model import sampling_params
+from vlmrl.train.learner import Learner
+from vlmrl.train.objectives import PolicyGradient
 from vlmrl.train.optim import Optimizer
+from vlmrl.train.out_of_memory import TokenBudgets
 from vlmrl.train.progress import Progress
-from vlmrl.train.step import FILLER, StepBatch
+from vlmrl.train.step_batch import FILLER, StepBatch
 from vlmrl.train.sync_check import check_sync
-from vlmrl.train.update import PolicyGradient, update
+from vlmrl.train.update import update
 from vlmrl.types import Sample, SamplingParams
 
 
@@ -129,18 +133,17 @@ def sync_verdicts(
 ) -> dict:
     """Case -> the metrics of the check, or the error, the same on all processes."""
     recipe = Recipe(model=Model(path="m"), data=[Data(path="d")], rollout=Rollout(max_new_tokens=16))
+    params = sampling_params(recipe, policy, processor.tokenizer)
     found: dict[str, Any] = {}
     for name, gaps in ENGINES.items():
         engine = OffEngine(policy, processor.tokenizer)
         engine.gaps = gaps[world.rank]
-        session = SimpleNamespace(
-            recipe=recipe, policy=policy, processor=processor, world=world, filler=filler, progress=Progress(),
-            optimizer=None,
-        )  # fmt: skip
+        budgets = TokenBudgets(recipe, Progress(), lambda load, before, now: None)
+        learner = Learner(recipe, policy, None, budgets, world=world, filler=filler)  # type: ignore[arg-type]
         own = [] if name == "none to ask" and world.rank else prompts
         asked = [Prompt(SimpleNamespace(name="digits"), p.row, 0, p) for p in own]  # type: ignore[arg-type]
         try:
-            verdict: Any = check_sync(session, engine, asked)  # type: ignore[arg-type]
+            verdict: Any = check_sync(learner, engine, asked, params, 0)
         except EngineError as error:
             verdict = error.message
         said = world.gather(verdict)

@@ -39,11 +39,12 @@ from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.vllm import engine as vllm_engine
 from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
 from vlmrl.rollout.weight_sync import PolicyWeights
-from vlmrl.train.device_sums import Tally
+from vlmrl.train.forward_passes import fill_logps
+from vlmrl.train.objectives import PolicyGradient
 from vlmrl.train.optim import Optimizer
-from vlmrl.train.sampler_mismatch import Mismatch, tally_mismatch
-from vlmrl.train.step import FILLER, StepBatch
-from vlmrl.train.update import PolicyGradient, fill_logps, update
+from vlmrl.train.step_batch import FILLER, StepBatch
+from vlmrl.train.tally import Mismatch, Tally, tally_mismatch
+from vlmrl.train.update import update
 from vlmrl.types import Sample, SamplingParams, Segment
 
 CASES = {"full": None, "adapter": Lora(rank=4, alpha=8)}

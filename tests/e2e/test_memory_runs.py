@@ -29,7 +29,7 @@ from vlmrl.model.policy import Policy
 from vlmrl.model.tiny import build_tiny
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.store.runs import Run, open_run
-from vlmrl.train import collect, rl, state
+from vlmrl.train import prompt_feed, rl, session
 
 RECIPE = """
 rollout = {prompts_per_step = 4, samples_per_prompt = 4, max_new_tokens = 12, temperature = 0.9}
@@ -199,9 +199,9 @@ def failing_vllm(*args, **more):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("phase", "owner", "name", "after", "key"), [
-    ("load", state, "load_for_training", 0, "lora.rank = 16"),
+    ("load", session, "load_for_training", 0, "lora.rank = 16"),
     ("validation", TorchEngine, "_prefill", 0, "rollout.batch_tokens = "),
-    ("encode", collect, "encode_prompt", 0, "model.max_pixels = 1568"),
+    ("encode", prompt_feed, "encode_prompt", 0, "model.max_pixels = 1568"),
     ("rollout", TorchEngine, "_prefill", 1, "rollout.batch_tokens = "),  # the first is the validation's
     ("sync", rl, "check_sync", 0, "lora.rank = 16"),
     ("saving", io, "_write_tensors", 0, "lora.rank = 16"),

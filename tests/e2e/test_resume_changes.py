@@ -28,8 +28,8 @@ from vlmrl.store.kept_recipe import newest_resolved, read_resolved
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
 from vlmrl.tasks.digits import prepare_digits
-from vlmrl.train.resume import ResumeRequest, notes_of, plan_fork, plan_resume, told
-from vlmrl.train.start import fork_run, run_session
+from vlmrl.train.resume import ResumeRequest, fork_run, notes_of, plan_fork, plan_resume, told
+from vlmrl.train.start import run_session
 
 CONSTANT = ("optim.schedule=constant",)
 

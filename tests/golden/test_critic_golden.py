@@ -20,7 +20,7 @@ from vlmrl.algo.inputs import scored_group, step_advantages, untrained_values
 from vlmrl.algo.losses import clipped_value_loss
 from vlmrl.algo.returns import explained_variance
 from vlmrl.packed import TokenStats
-from vlmrl.train.update import PolicyGradient, TokenData
+from vlmrl.train.objectives import PolicyGradient, TokenData
 from vlmrl.types import Score
 
 PPO = ALGORITHMS["ppo"]

@@ -15,8 +15,8 @@ from vlmrl.algo.kl import k3
 from vlmrl.algo.losses import clipped_share, clipped_surrogate, cross_entropy, log_ratio
 from vlmrl.packed import TokenStats
 from vlmrl.recipe.schema import Optim
+from vlmrl.train.objectives import PolicyGradient, TokenData
 from vlmrl.train.optim import learning_rate
-from vlmrl.train.update import PolicyGradient, TokenData
 
 
 def logs(*ratios: float) -> Tensor:

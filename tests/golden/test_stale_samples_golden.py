@@ -11,8 +11,7 @@ from torch import Tensor
 from vlmrl.algo.family import resolve
 from vlmrl.packed import TokenStats
 from vlmrl.recipe.schema import Algo, Data, Model, Recipe, Rollout
-from vlmrl.train.rl import objective_of
-from vlmrl.train.update import PolicyGradient, TokenData
+from vlmrl.train.objectives import PolicyGradient, TokenData, objective_of
 
 NAN = math.nan
 

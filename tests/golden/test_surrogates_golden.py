@@ -23,7 +23,7 @@ from vlmrl.algo.losses import (
     select_tokens,
 )
 from vlmrl.packed import TokenStats
-from vlmrl.train.update import PolicyGradient, TokenData
+from vlmrl.train.objectives import PolicyGradient, TokenData
 
 NAN = math.nan
 

@@ -28,8 +28,10 @@ from vlmrl.model.head_chunks import HeadChunks
 from vlmrl.model.load import load_model
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model
-from vlmrl.train.step import StepBatch
-from vlmrl.train.update import CrossEntropy, PolicyGradient, fill_logps, update
+from vlmrl.train.forward_passes import fill_logps
+from vlmrl.train.objectives import CrossEntropy, PolicyGradient
+from vlmrl.train.step_batch import StepBatch
+from vlmrl.train.update import update
 from vlmrl.types import Segment
 
 MAX_TOKENS = 16

@@ -102,7 +102,7 @@ def begin(
     from vlmrl.dist.rank_process import launched
     from vlmrl.recipe.load import LoadedRecipe
     from vlmrl.setup.new_run import Labels, start_run
-    from vlmrl.train.start import fork_run, reopen_run
+    from vlmrl.train.resume import fork_run, reopen_run
 
     if not launched():  # the launcher has shown them
         show_changes(ready)

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.settle import require_settled
 from vlmrl.setup.run_records import records_of, texts_of
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Going on with a run, or forking it: what would be other than before, whether it may be, and what begins anew.
+"""Resume and fork of a run: what would change, whether it may change, and the run that goes on.
 
-`plan_resume` and `plan_fork` read and refuse; nothing is written before `vlmrl/train/start.py` takes their plan.
+`plan_resume` and `plan_fork` read and refuse; nothing is written before `reopen_run` or `fork_run` takes their plan.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlmrl.algo.family import algorithm_of
 from vlmrl.errors import Problem, StoreError
@@ -16,14 +16,19 @@ from vlmrl.recipe.changes import Change, compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe, with_defaults
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import keep_settled
+from vlmrl.setup.new_run import Labels
 from vlmrl.setup.open_values import settle_for_run
 from vlmrl.setup.run_records import Records, content_changes, records_of, texts_of
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.kept_recipe import Fork, Renewal, Texts, newest_recipe, newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.manifest import short_value
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.provenance import usable_cores
+from vlmrl.store.runs import Run, create_run, open_run, resume_run
 from vlmrl.store.secrets.redact import HIDDEN, redact_value
+
+if TYPE_CHECKING:
+    pass
 
 COMMANDS = {"rl": "train", "sft": "sft"}
 LENGTH_KEYS = {"train.steps", "train.epochs", "train.stop_above", "train.max_seconds", "eval.patience"}
@@ -280,3 +285,31 @@ def _recorded(changes: Sequence[Change]) -> list[dict[str, Any]]:
     """Changes as the manifest keeps them, secrets hidden."""
     records = [c.record() for c in changes]
     return [r | {side: redact_value(r[side], r["what"]) for side in ("old", "new")} for r in records]
+
+
+def reopen_run(root: Path, plan: ResumePlan, argv: Sequence[str]) -> tuple[Run, Recipe, Path | None]:
+    """A run taken for a new attempt, as planned: (run, recipe, the checkpoint to go on from).
+
+    Raises: StoreError when a live process writes it.
+    """
+    run = resume_run(root, str(plan.run.dir), argv=argv, threads=usable_cores(), renewal=plan.renewal)
+    if plan.changes:
+        run.event(
+            run.start_step, "resumed with changes", changes=[c["what"] for c in run.manifest.attempts[-1].changes]
+        )
+    checkpoints = run.checkpoint_dirs()
+    return run, plan.loaded.recipe, checkpoints[-1] if checkpoints else None
+
+
+def fork_run(root: Path, plan: ResumePlan, argv: Sequence[str], labels: Labels) -> tuple[Run, Recipe, Path | None]:
+    """A new run that goes on from the whole of a checkpoint of another: (run, recipe, its copy of the checkpoint)."""
+    parent, loaded = plan.run, plan.loaded
+    assert plan.checkpoint is not None
+    run = create_run(
+        root, kind=parent.manifest.kind, recipe_name=loaded.path.stem if plan.recipe_given else parent.manifest.recipe,
+        recipe_text=loaded.text, resolved=loaded.resolved, argv=argv, seeds={"run": loaded.recipe.train.seed},
+        name=labels.name, tags=labels.tags, note=labels.note, threads=usable_cores(), texts=plan.texts, fork=plan.fork,
+        parent={"run": parent.id, "checkpoint": plan.checkpoint.name, "step": plan.step}, **plan.records,
+    )  # fmt: skip
+    run.event(plan.step, "forked", parent=parent.id, checkpoint=plan.checkpoint.name)
+    return run, loaded.recipe, run.checkpoint_dirs()[-1]

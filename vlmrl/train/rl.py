@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from statistics import fmean
@@ -14,287 +12,224 @@ from vlmrl.algo.family import Algorithm, algorithm_of
 from vlmrl.algo.shaping import next_kl_coef
 from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.dist import rank_process
-from vlmrl.errors import RewardError, RewardUnavailable
-from vlmrl.evaluate.estimates import mean_interval
-from vlmrl.evaluate.interval import Interval
 from vlmrl.evaluate.outcomes import accuracy_metrics, accuracy_text
-from vlmrl.recipe.schema import Recipe
-from vlmrl.rewards.base import value_range
-from vlmrl.rewards.scorer import Scorer, earned_on_timeout
-from vlmrl.rollout.sample import encode_prompt, is_dead_group
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.vllm.hosted_engine import HostedEngine
 from vlmrl.setup.engine import make_generator
 from vlmrl.tasks.source import Source
-from vlmrl.train.batches import split_updates
-from vlmrl.train.collect import Collected, batch_of, collect, look_ahead
-from vlmrl.train.loop import Clock, after_step, catch_interrupt, end, memory_metrics, stop_reason, validate_at_start
+from vlmrl.train.checkpointing import save
+from vlmrl.train.collect import Collected, collect, look_ahead
+from vlmrl.train.credit import Before, assign_credit, batch_of
+from vlmrl.train.forward_passes import fill_logps, fill_reference
+from vlmrl.train.journal import Health
+from vlmrl.train.learner import Learner
+from vlmrl.train.loop import after_step, catch_interrupt, end, stop_reason, validate_at_start
+from vlmrl.train.objectives import PolicyGradient, objective_of
 from vlmrl.train.optim import learning_rate
-from vlmrl.train.out_of_memory import budget_metrics, in_rows, keep_batches
-from vlmrl.train.rehearsal import rehearse
-from vlmrl.train.saving import save
-from vlmrl.train.state import Session
+from vlmrl.train.out_of_memory import keep_batches
+from vlmrl.train.progress import Progress
+from vlmrl.train.prompt_feed import PromptFeed
+from vlmrl.train.rehearsal import heaviest_rows, rehearse
+from vlmrl.train.reward_failures import count_failures
+from vlmrl.train.session import Session
+from vlmrl.train.step_batch import StepBatch, split_updates
+from vlmrl.train.step_metrics import Clock, group_metrics, memory_metrics, rollout_speed
 from vlmrl.train.sync_check import check_sync
-from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, update
+from vlmrl.train.update import update
 from vlmrl.types import Group, Row, Segment, hash64
 
 STRICT_STEPS = 3
 """Steps of an attempt in which a failing reward stops the run with the row; later the sample is masked and counted."""
-MAX_ERROR_SHARE = 0.01
-"""Share of all samples of an attempt whose reward may fail before the run saves and stops."""
-MOST_REASON_CHARS = 500
-MIN_SAMPLES_FOR_SHARE = 200
-"""Below this many samples the share is taken of this number: one failure must not end a young run."""
+PROOF_CHOICE = 64
+"""Trajectories of a step that the proof of a checkpoint is chosen from."""
 
 
 def train_rl(session: Session) -> str:
-    """Train until the recipe's end. Returns the run's status: done or interrupted."""
-    s, recipe = session, session.recipe
-    algorithm = algorithm_of(recipe.algo)
-    rank_process.phase("engine start", s.progress.step)
-    generator = make_generator(
-        recipe, s.policy, s.encoder, s.origin.files, s.watcher.message, world=s.world, log=s.run.process_log,
-        pending_bytes=s.optimizer.pending_bytes,
-    )  # fmt: skip
-    s.stack.callback(generator.close)
-    if (settings := getattr(generator, "settings", None)) is not None:
-        automatic = recipe.rollout.kv_cache_gib is None
-        s.run.event(s.progress.step, "engine cache", bytes=settings.kv_cache_bytes, automatic=automatic)
-    keep_batches(s, generator)
-    generator.load_weights(s.progress.step)
-    generator.sleep()  # as during updates
-    in_loss = algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0
-    rehearse(s, objective_of(recipe, algorithm, in_loss), partial(longest_item, s))
-    generator.load_weights(s.progress.step, changed=False)  # wakes it
-    first_step, ahead = s.progress.step, None
-    with catch_interrupt(s) as request:
-        validate_at_start(s, generator)
-        while (reason := stop_reason(s, request)) is None:
-            step, clock = s.progress.step, Clock()
-            kl_coef = algorithm.kl_coef if s.progress.kl_coef is None else s.progress.kl_coef
+    """Train until the recipe's end: one pass of the loop is one step.
+
+    Returns: the run's status, done or interrupted.
+    """
+    recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
+    algorithm, progress, optimizer = algorithm_of(recipe.algo), journal.progress, learner.optimizer
+    generator = _open_engine(session, algorithm)
+    first_step, ahead = progress.step, None
+    with catch_interrupt(journal.watcher.message) as request:
+        validate_at_start(session, generator)
+        while (reason := stop_reason(journal, recipe, request)) is None:
+            step, clock = progress.step, Clock()
+            kl_coef = algorithm.kl_coef if progress.kl_coef is None else progress.kl_coef
             in_loss, in_reward = (kl_coef, 0.0) if algorithm.kl_in == "loss" else (0.0, kl_coef)
-            strict = step < first_step + STRICT_STEPS
-            made = collect(s, generator, algorithm, in_reward, clock, strict=strict, ahead=ahead)
-            ahead, s.cursor = None, None
-            s.rollouts.write(step, made.groups)
-            if step == first_step and (told := accuracy_text(made.groups, s.sources)):
-                s.watcher.message(told)
+
+            # Prompts -> rollouts -> scores -> advantages.
+            strict, show = step < first_step + STRICT_STEPS, journal.watcher.generated
+            collected = collect(feed, generator, algorithm, clock, step=step, strict=strict, ahead=ahead, show=show)
+            before = assign_credit(learner, collected, algorithm, in_reward, clock, feed.weights)
+            ahead, feed.cursor = None, None
+            journal.rollouts.write(step, collected.groups)
+            if step == first_step and (note := accuracy_text(collected.groups, feed.sources)):
+                journal.watcher.message(note)
             generator.sleep()
             if isinstance(generator, HostedEngine) and recipe.rollout.overlap and step + 1 < recipe.train.steps:
-                ahead = look_ahead(s, generator, clock)
-                s.cursor = ahead.cursor
-            updates = s.optimizer.updates
+                ahead = look_ahead(feed, generator, clock, step + 1)
+                feed.cursor = ahead.cursor
+
+            # The updates of the step: a new policy version.
+            updates = optimizer.updates
             with clock("update"):
-                stats = learn(s, made, objective_of(recipe, algorithm, in_loss))
+                objective = objective_of(recipe, algorithm, in_loss)
+                stats, session.saver.proof_items = learn(learner, collected, objective, before, step)
             if ahead is not None:
                 with clock("rollout"):
                     ahead.finish()
             if algorithm.kl_target is not None:
-                steer_kl(s, algorithm, kl_coef, made.metrics | stats, sum(len(g.samples) for g in made.groups))
-            s.progress.step += 1
+                samples = sum(len(g.samples) for g in collected.groups)
+                steer_kl(progress, algorithm, kl_coef, collected.metrics | stats, samples)
+            progress.step += 1
+
+            # The engine gets the new weights, and is checked against the trainer.
             with clock("sync"):
-                changed = s.optimizer.updates > updates
-                generator.load_weights(s.progress.step, changed=changed)
-                sync = check_sync(s, generator, [prompt for _, prompt in made.sampled()]) if changed else {}
+                changed = optimizer.updates > updates
+                generator.load_weights(progress.step, changed=changed)
+                prompts = [prompt for _, prompt in collected.sampled()]
+                sync = check_sync(learner, generator, prompts, feed.sampling, progress.step) if changed else {}
+
             metrics = (
-                group_metrics(made.groups, s.scorers)
-                | accuracy_metrics(made.groups, s.sources)
-                | s.health.measure(made.groups)
-                | made.metrics
-                | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
-                | stats
-                | sync
-                | rollout_speed(made)
-                | clock.metrics()
-                | memory_metrics(s)
-                | budget_metrics(s)
-            )
-            metrics |= s.health.warn(step, metrics)
-            s.log(step, "train", metrics)
-            s.watcher.step(step, recipe.train.steps, metrics)
+                _rollout_metrics(collected.groups, feed.sources, feed.scorers, journal.health)
+                | collected.metrics | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {}) | stats | sync
+                | rollout_speed(collected.groups, collected.seconds) | clock.metrics()
+                | memory_metrics(learner.policy.device, learner.world) | learner.budgets.metrics()
+            )  # fmt: skip
+            metrics |= journal.health.warn(step, metrics)
+            journal.log(step, "train", metrics)
+            journal.watcher.step(step, recipe.train.steps, metrics)
             if recipe.log.sample_every_steps and step % recipe.log.sample_every_steps == 0:
-                s.watcher.sample(step, made.groups[0])
-                s.loggers.samples(made.groups, s.sources)
-            count_errors(s, made.groups)
-            after_step(s, generator)
-        return end(s, generator, reason)
+                journal.watcher.sample(step, collected.groups[0])
+                journal.loggers.samples(collected.groups, feed.sources)
+            count_failures(journal, collected.groups, recipe.reward, partial(save, session, wait=True))
+            after_step(session, generator)
+        return end(session, generator, reason)
 
 
-def longest_item(session: Session, source: Source, row: Row, occurrence: int, index: int) -> TrainItem:
-    """A row's prompt with a response of `max_new_tokens`, out of the prompt's own words."""
-    s = session
-    encoded = encode_prompt(source, row, occurrence, s.encoder, s.recipe.rollout.max_prompt_tokens).encoded
-    prompt = PromptTokens.of(encoded)
-    words = [i for i, kind in zip(prompt.ids, prompt.kinds, strict=True) if not kind and i not in s.policy.banned_ids]
-    ids = tuple(islice(cycle(words), s.recipe.rollout.max_new_tokens))
+def _open_engine(session: Session, algorithm: Algorithm) -> Generator:
+    """Start the engine, run the largest packed row while it sleeps, and return it with the weights of this step."""
+    recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
+    run, say, step = journal.run, journal.watcher.message, journal.progress.step
+    rank_process.phase("engine start", step)
+    generator = make_generator(
+        recipe, learner.policy, feed.encoder, session.origin.files, say, world=learner.world, log=run.process_log,
+        pending_bytes=learner.optimizer.pending_bytes,
+    )  # fmt: skip
+    session.stack.callback(generator.close)
+    if (settings := getattr(generator, "settings", None)) is not None:
+        automatic = recipe.rollout.kv_cache_gib is None
+        run.event(step, "engine cache", bytes=settings.kv_cache_bytes, automatic=automatic)
+    keep_batches(learner.budgets, generator)
+    generator.load_weights(step)
+    generator.sleep()  # as during updates
+    in_loss = algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0
+    scan = partial(heaviest_rows, feed, step, partial(longest_item, feed))
+    rehearse(learner, objective_of(recipe, algorithm, in_loss), scan, step, run, say)
+    generator.load_weights(step, changed=False)  # wakes it
+    return generator
+
+
+def longest_item(feed: PromptFeed, source: Source, row: Row, occurrence: int, index: int) -> TrainItem:
+    """Return a row's prompt with a response of `rollout.max_new_tokens` tokens, made of the prompt's own words."""
+    prompt = PromptTokens.of(feed.encode(source, row, occurrence).encoded)
+    banned = feed.sampling.banned_ids
+    words = [i for i, kind in zip(prompt.ids, prompt.kinds, strict=True) if not kind and i not in banned]
+    ids = tuple(islice(cycle(words), feed.recipe.rollout.max_new_tokens))
     return TrainItem(prompt, index, (Segment("assistant", ids, True),), index)
 
 
-def objective_of(recipe: Recipe, algorithm: Algorithm, kl_coef: float) -> PolicyGradient:
-    """What a step minimises."""
-    r = recipe.rollout
-    importance = algorithm.importance_of(
-        own_engine=r.engine != "vllm", filtered=r.top_p < 1 or r.top_k > 0, stale=r.overlap
-    )
-    if importance == "ratio" and algorithm.dual_clip is None:
-        # Of a bad token the clip bounds no ratio from above, and an engine may have found unlikely what is likely.
-        algorithm = replace(algorithm, dual_clip=algorithm.importance_cap)
-    return PolicyGradient(algorithm, kl_coef, recipe.algo.entropy_coef, importance)
+def learn(
+    learner: Learner, collected: Collected, objective: PolicyGradient, before: Before, step: int
+) -> tuple[dict[str, float], list[TrainItem]]:
+    """Do all updates of a step.
 
+    Args:
+        learner: what is updated.
+        collected: the step's groups with their advantages.
+        objective: what is minimised.
+        before: token statistics from before the first update.
+        step: the step, for its learning rate and seeds.
 
-def steer_kl(
-    session: Session, algorithm: Algorithm, coef: float, metrics: Mapping[str, float], num_samples: int
-) -> None:
-    """The adaptive KL coefficient of the next step, from this step's mean KL. Kept in the checkpoint."""
-    kl = metrics.get("policy/kl_in_reward", metrics.get("loss/kl"))
-    if kl is not None and algorithm.kl_target is not None:
-        session.progress.kl_coef = next_kl_coef(
-            coef, kl, target=algorithm.kl_target, horizon=algorithm.kl_horizon, samples=num_samples
-        )
-
-
-def learn(session: Session, made: Collected, objective: PolicyGradient) -> dict[str, float]:
-    """All updates of one step. Dead groups never enter a forward pass (unless a KL or entropy term acts on them, or a
-    critic learns from them).
-
-    A step of dead groups alone makes no update. With `updates_per_step` > 1 the groups are dealt into that many
-    minibatches of whole groups, and the old log-probs are computed once, before the first.
+    Returns: (metrics averaged over the updates, trajectories for the proof of the next checkpoint). The batch and its
+        tensors are freed.
     """
-    s, recipe = session, session.recipe
-    algorithm = objective.algorithm
+    batch = _batch_to_learn(learner, collected, objective, before, step)
+    # In a step of dead groups alone the batch is empty.
+    items = batch.items or batch_of(learner, collected, collected.groups, keep_dead=True).items
+    return _update_all(learner, batch, objective, before, step), items[:PROOF_CHOICE]
+
+
+def _batch_to_learn(
+    learner: Learner, collected: Collected, objective: PolicyGradient, before: Before, step: int
+) -> StepBatch:
+    """Return the batch of a step's updates, from which dead groups are left out.
+
+    A KL or entropy term acts on dead groups, too, and a critic learns from them: then they stay in.
+    """
+    recipe, algorithm = learner.recipe, objective.algorithm
     # A filter's refused groups stay out, whatever else acts on all.
     acts_on_all = algorithm.needs_critic or bool(objective.kl_coef or objective.entropy_coef)
     keep_dead = acts_on_all and algorithm.filter == "none"
     batch = batch_of(
-        s, made, made.groups, keep_dead=keep_dead, count_dead=algorithm.counts_dead,
+        learner, collected, collected.groups, keep_dead=keep_dead, count_dead=algorithm.counts_dead,
         updates=recipe.train.updates_per_step,
     )  # fmt: skip
-    batch.seed = hash64(recipe.train.seed, s.progress.step, "tokens")
-    batch.old_value = made.before.value
-    s.proof_items = batch.items[:64] or batch_of(s, made, made.groups, keep_dead=True).items[:64]
-    lr = learning_rate(recipe.optim, s.progress.step, recipe.train.steps)
+    batch.seed = hash64(recipe.train.seed, step, "tokens")
+    batch.old_value = before.value
+    return batch
+
+
+def _update_all(
+    learner: Learner, batch: StepBatch, objective: PolicyGradient, before: Before, step: int
+) -> dict[str, float]:
+    """Do all updates of a step and return their metrics, averaged over the updates.
+
+    A step of dead groups alone makes no update. With `updates_per_step` > 1 the groups are dealt into that many
+    minibatches of whole groups, and the old log-probs are computed once, before the first update.
+    """
+    recipe, policy, optimizer, reference = learner.recipe, learner.policy, learner.optimizer, learner.reference
+    algorithm, in_rows = objective.algorithm, learner.in_rows
+    lr = learning_rate(recipe.optim, step, recipe.train.steps)
     if not batch.updates:  # the schedule goes on: a rate of 0 would read as a dip of it
-        return {"optim/updates": s.optimizer.updates, "optim/lr": lr}
-    if objective.kl_coef > 0 and s.reference is not None:
+        return {"optim/updates": optimizer.updates, "optim/lr": lr}
+    if objective.kl_coef > 0 and reference is not None:
         if algorithm.kl == "full":
-            in_rows(s, partial(fill_reference, s.reference, batch))
+            in_rows(partial(fill_reference, reference, batch))
         else:
-            in_rows(s, partial(fill_logps, s.reference, batch, batch.ref_logp))
+            in_rows(partial(fill_logps, reference, batch, batch.ref_logp))
     minibatches = split_updates(batch)
     if len(minibatches) > 1 and algorithm.needs_critic:
-        batch.old_logp |= made.before.logp
+        batch.old_logp |= before.logp
     elif len(minibatches) > 1 and not (objective.importance == "ratio" and batch.all_sampled):
         # Packed as `update` will pack them: the first update then has ratios of exactly 1, in bfloat16 too.
         for minibatch in minibatches:
-            in_rows(s, partial(fill_logps, s.policy, minibatch, batch.old_logp))
+            in_rows(partial(fill_logps, policy, minibatch, batch.old_logp))
     rest = {"lr": lr, "max_tokens": recipe.rollout.max_new_tokens}
-    updates = [in_rows(s, partial(update, s.policy, s.optimizer, m, objective, **rest)) for m in minibatches]
+    updates = [in_rows(partial(update, policy, optimizer, m, objective, **rest)) for m in minibatches]
     stats = {name: fmean(m[name] for m in updates) for name in updates[0]}
     # Only the first update sees the weights that sampled.
     stats |= {name: value for name, value in updates[0].items() if name.startswith("policy/sampler_")}
-    return stats | {"optim/updates": s.optimizer.updates}
+    return stats | {"optim/updates": optimizer.updates}
 
 
-def count_errors(session: Session, groups: Sequence[Group]) -> None:
-    """Keep count of failed rewards; save and stop when they are more than a few. Of services that were down say so, and
-    stop where the recipe wants that.
-
-    Raises: after saving a checkpoint, RewardError when over 1% of this attempt's samples failed, and RewardUnavailable.
-    """
-    progress = session.progress
-    down = [x for g in groups for x in g.samples if x.score.status == "unavailable"]
-    if down:
-        reasons = "; ".join(dict.fromkeys(_last_line(x.score.error) for x in down))[:MOST_REASON_CHARS]
-        say = f"the reward was unavailable for {len(down)} sample(s), which were left out: {reasons}"
-        session.watcher.message(say)
-        if session.recipe.reward.on_unavailable == "stop":
-            save(session, wait=True)
-            hint = "a checkpoint was saved; when the service is back: --resume"
-            raise RewardUnavailable(say, where=str(session.run.dir), hint=hint)
-    failed = [x for g in groups for x in g.samples if x.score.failed]
-    progress.samples += sum(len(g.samples) for g in groups)
-    progress.reward_errors += len(failed)
-    samples, errors = progress.samples - session.counted_before[0], progress.reward_errors - session.counted_before[1]
-    share = errors / max(samples, MIN_SAMPLES_FOR_SHARE)
-    if failed:
-        first = _last_line(failed[0].score.error)
-        told = f": {first}" if first else ""
-        session.watcher.message(f"the reward failed for {len(failed)} sample(s), which were left out{told}")
-    if share > MAX_ERROR_SHARE:
-        save(session, wait=True)
-        raise RewardError(
-            f"the reward failed for {errors} of {samples} samples: the run stops",
-            where=str(session.run.dir),
-            hint="a checkpoint was saved; mend the reward"
-            f" (`vlmrl reward-check {session.run.id}` shows the rows), then --resume",
+def steer_kl(
+    progress: Progress, algorithm: Algorithm, coef: float, metrics: Mapping[str, float], num_samples: int
+) -> None:
+    """Set the adaptive KL coefficient of the next step from this step's mean KL. A checkpoint keeps it."""
+    kl = metrics.get("policy/kl_in_reward", metrics.get("loss/kl"))
+    if kl is not None and algorithm.kl_target is not None:
+        progress.kl_coef = next_kl_coef(
+            coef, kl, target=algorithm.kl_target, horizon=algorithm.kl_horizon, samples=num_samples
         )
 
 
-def _last_line(text: str | None) -> str:
-    return (text or "").strip().rpartition("\n")[2]
-
-
-def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None = None) -> dict[str, Any]:
-    """Numbers of a step's rollouts: reward with its 95% interval over prompts (of one there is none), parts, shares,
-    lengths.
-
-    Args: scorers: by source name; they declare the range that the interval stays in.
-    """
-    samples = [x for g in groups for x in g.samples]
-    scored = [x for x in samples if x.score.error is None]
-    lengths = [x.trajectory.num_sampled_tokens for x in samples]
-    metrics: dict[str, Any] = {
-        "reward/errors": sum(x.score.failed for x in samples),
-        "rollout/dead_group_share": fmean(float(is_dead_group(g)) for g in groups),
-        "rollout/truncated_share": fmean(float(x.trajectory.finish == "length") for x in samples),
-        "rollout/response_tokens_mean": fmean(lengths),
-        "rollout/response_tokens_max": max(lengths),
-        "rollout/prompt_tokens_mean": fmean(len(g.samples[0].trajectory.prompt_ids) for g in groups),
-        "rollout/samples": len(samples),
-    }
-    if unavailable := sum(x.score.status == "unavailable" for x in samples):
-        metrics["reward/unavailable"] = unavailable
-    if timeouts := sum(map(earned_on_timeout, (x.score for x in scored))):
-        metrics["reward/timeouts"] = timeouts
-    if left_out := len(samples) - len(scored) - metrics["reward/errors"] - unavailable:
-        metrics["reward/inapplicable"] = left_out
-    if not scored:
-        return metrics
-    interval = _reward_interval(groups, scorers or {})
-    metrics["reward/mean"] = fmean(x.score.value for x in scored)
-    if math.isfinite(interval.low):
-        metrics |= {"reward/low": interval.low, "reward/high": interval.high}
-    for name in sorted({n for x in scored for n in x.score.parts}):
-        values = [v for x in scored if (v := x.score.parts.get(name)) is not None]
-        if values:
-            metrics[f"reward/part/{name}"] = fmean(values)
-    sources = sorted({g.row.source for g in groups})
-    if len(sources) > 1:
-        for source in sources:
-            values = [
-                x.score.value for g in groups if g.row.source == source for x in g.samples if x.score.error is None
-            ]
-            if values:
-                metrics[f"reward/source/{source}"] = fmean(values)
-    return metrics
-
-
-def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> Interval:
-    """The mean reward of all samples with its interval; samples of one prompt, or of prompts that share an image, are
-    dependent.
-    """
-    scored = [(g, x.score) for g in groups for x in g.samples if x.score.error is None]
-    clusters = [tuple(m.sha256 for m in g.row.media) or (g.row.source, g.row.prompt_id) for g, _ in scored]
-    ranges = [
-        value_range([score.parts for g, score in scored if g.row.source == name], scorer.weights, scorer.spec.ranges)
-        for name, scorer in scorers.items()
-        if any(g.row.source == name for g, _ in scored)
-    ]
-    known = [r for r in ranges if r is not None]
-    declared = (min(low for low, _ in known), max(high for _, high in known)) if known == ranges and known else None
-    return mean_interval([score.value for _, score in scored], clusters, declared)
-
-
-def rollout_speed(made: Collected) -> dict[str, float]:
-    """`rollout/tokens_per_second`: sampled tokens over the seconds of sampling."""
-    tokens = sum(x.trajectory.num_sampled_tokens for g in made.groups for x in g.samples)
-    return {"rollout/tokens_per_second": tokens / max(made.seconds, 1e-9)}
+def _rollout_metrics(
+    groups: Sequence[Group], sources: Sequence[Source], scorers: Mapping[str, Scorer], health: Health
+) -> dict[str, Any]:
+    """Return the numbers of a step's rewards and rollouts, the accuracy of its answers and the run's health."""
+    return group_metrics(groups, scorers) | accuracy_metrics(groups, sources) | health.measure(groups)

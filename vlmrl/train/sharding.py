@@ -16,7 +16,7 @@ from vlmrl.model.load import DTYPES, pick_device
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.rules.world import check_trainers
 from vlmrl.recipe.schema import Recipe
-from vlmrl.train.step import FILLER
+from vlmrl.train.step_batch import FILLER
 from vlmrl.types import Media, Message, Row, Segment
 
 FILLER_SIDE = 56

@@ -14,12 +14,10 @@ from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.errors import EngineError
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, sample_rollouts
-from vlmrl.setup.model import sampling_params
-from vlmrl.train.out_of_memory import in_rows
-from vlmrl.train.state import Session
-from vlmrl.train.step import StepBatch
-from vlmrl.train.update import fill_logps
-from vlmrl.types import hash64, name_row
+from vlmrl.train.forward_passes import fill_logps
+from vlmrl.train.learner import Learner
+from vlmrl.train.step_batch import StepBatch
+from vlmrl.types import SamplingParams, hash64, name_row
 
 SYNC_PROMPTS, SYNC_TOKENS = 4, 16
 """How much each process lets its engine answer after a sync: prompts, and tokens of each response at most."""
@@ -38,33 +36,43 @@ class EngineGap:
     rows: tuple[str, ...] = ()
 
 
-def check_sync(session: Session, generator: Generator, prompts: Sequence[Prompt]) -> dict[str, float]:
-    """Compare the engines' log-probs with the trainer's. All processes call it, each with prompts of its own, of which
-    it may have none, and all come to the same verdict.
+def check_sync(
+    learner: Learner, generator: Generator, prompts: Sequence[Prompt], params: SamplingParams, version: int
+) -> dict[str, float]:
+    """Compare the engines' log-probs with the trainer's.
 
-    Returns: `policy/sync_gap_median`, `policy/sync_gap_mean` and `policy/sync_gap_max` over all processes' tokens,
+    All processes call it, each with prompts of its own, of which it may have none, and all reach the same verdict.
+
+    Args:
+        learner: has the trainer's weights.
+        generator: the engine of this process.
+        prompts: some of them are answered.
+        params: how training samples; top-p and top-k are switched off here.
+        version: the policy version of the weights.
+
+    Returns: `policy/sync_gap_median`, `policy/sync_gap_mean` and `policy/sync_gap_max` over all processes' tokens, in
         nats; {} for an engine without weights of its own.
+
     Raises: EngineError, on all processes, when an engine is off; see `engines_off`.
     """
-    s, recipe = session, session.recipe
+    world, recipe = learner.world, learner.recipe
     if not generator.copies_weights:
         return {}
-    params = sampling_params(recipe, s.policy, s.processor.tokenizer)
     params = replace(params, max_new_tokens=min(SYNC_TOKENS, params.max_new_tokens), top_p=1.0, top_k=0)
     answers = sample_rollouts(
         generator, prompts[:SYNC_PROMPTS], params, num_samples=1, run_seed=hash64(recipe.train.seed, "sync"),
-        version=s.progress.step,
+        version=version,
     )  # fmt: skip
-    found = s.world.gather(_measure(s, answers))
-    off = engines_off(found, recipe.rollout.max_sync_gap)
-    metrics = gap_metrics(found)
+    engines = world.gather(_measure(learner, answers))
+    off = engines_off(engines, recipe.rollout.max_sync_gap)
+    metrics = gap_metrics(engines)
     if off:
-        whose = "" if s.world.size == 1 else f" of process {', '.join(map(str, off))}"
+        whose = "" if world.size == 1 else f" of process {', '.join(map(str, off))}"
         raise EngineError(
-            f"after the sync of version {s.progress.step} the log-probs of the engine{whose} are off by"
+            f"after the sync of version {version} the log-probs of the engine{whose} are off by"
             f" {metrics['policy/sync_gap_median']:.3g} nats (median; mean {metrics['policy/sync_gap_mean']:.3g}, at"
             f" most {metrics['policy/sync_gap_max']:.3g}); rollout.max_sync_gap is {recipe.rollout.max_sync_gap}",
-            where=", ".join(row for rank in off for row in found[rank].rows),
+            where=", ".join(row for rank in off for row in engines[rank].rows),
             hint='see whether it holds with model.dtype = "float32" and how policy/sampler_gap_mean went before;'
             ' rollout.engine = "torch" goes on from the last checkpoint',
         )
@@ -95,18 +103,17 @@ def gap_metrics(found: Sequence[EngineGap]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _measure(session: Session, answers: Sequence[Rollout]) -> EngineGap:
+def _measure(learner: Learner, answers: Sequence[Rollout]) -> EngineGap:
     """Re-score this process's answers under the trainer's weights."""
-    s = session
-    batch, said = StepBatch([], [], [], world=s.world, filler=s.filler), []
+    batch, of_engine = StepBatch([], [], [], world=learner.world, filler=learner.filler), []
     for index, answer in enumerate(answers):
         [sample] = answer.samples
         batch.items.append(TrainItem(PromptTokens.of(answer.prompt.encoded), index, sample.parts, index))
         batch.names_S.append(name_row(answer.prompt.source.name, answer.prompt.row.prompt_id))
-        said.append(batch.sampler_logp_of(batch.items[-1]).double())
-    ours: dict[int, torch.Tensor] = {}
-    in_rows(s, partial(fill_logps, s.policy, batch, ours))
-    gaps = [(ours[index].cpu() - theirs).abs() for index, theirs in enumerate(said)]
-    # A number that is none has no order, and is as far off as can be.
+        of_engine.append(batch.sampler_logp_of(batch.items[-1]).double())
+    of_trainer: dict[int, torch.Tensor] = {}
+    learner.in_rows(partial(fill_logps, learner.policy, batch, of_trainer))
+    gaps = [(of_trainer[index].cpu() - theirs).abs() for index, theirs in enumerate(of_engine)]
+    # A NaN has no order; it counts as infinitely far off.
     flat = torch.cat(gaps).nan_to_num(nan=math.inf, posinf=math.inf).tolist() if gaps else []
     return EngineGap(tuple(flat), tuple(batch.names_S))

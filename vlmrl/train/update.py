@@ -6,181 +6,22 @@ Letters: K trained tokens of a row, S trajectories of the step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from vlmrl.algo.aggregate import Denominator, aggregate, global_mean
-from vlmrl.algo.family import Algorithm
-from vlmrl.algo.kl import ESTIMATORS as KL_ESTIMATORS
-from vlmrl.algo.losses import (
-    Tokens,
-    applied_weight,
-    clipped_value_loss,
-    cross_entropy,
-    importance_weight,
-    policy_loss,
-    select_tokens,
-)
 from vlmrl.data.packing import TrainItem, make_row
 from vlmrl.dist.world import World
 from vlmrl.errors import TrainError
 from vlmrl.model.policy import Policy
-from vlmrl.packed import TokenStats
-from vlmrl.train.device_sums import Tally, on_cpu
+from vlmrl.train.objectives import Objective, TokenData
 from vlmrl.train.optim import Optimizer
-from vlmrl.train.reference import ReferencePolicy
-from vlmrl.train.sampler_mismatch import PREFIX, Mismatch, tally_mismatch
-from vlmrl.train.step import FILLER, StepBatch
+from vlmrl.train.step_batch import FILLER, StepBatch
+from vlmrl.train.tally import PREFIX, Mismatch, Tally, tally_mismatch
 
 NOT_FINITE = "loss/not_finite"
 """Tokens whose loss is no finite number, in a tally."""
-
-
-@dataclass(frozen=True)
-class TokenData:
-    """What an objective knows of a row's trained tokens besides the policy's own log-probs. All [K].
-
-    Args:
-        advantage: float32.      sampler_logp: what the engine said, NaN where nobody sampled.
-        old_logp, ref_logp: None when the objective does not need them.
-        trajectory: index in the step.      response: the same, dense within the row.
-        response_tokens: trained tokens of the response each token belongs to.
-        selected: bool, tokens that the surrogate treats differently; None = none.
-        old_value, value_target: what the critic said before the updates and should have said; None without a critic.
-    """
-
-    advantage: Tensor
-    sampler_logp: Tensor
-    old_logp: Tensor | None
-    ref_logp: Tensor | None
-    trajectory: Tensor
-    response: Tensor
-    response_tokens: Tensor
-    selected: Tensor | None = None
-    old_value: Tensor | None = None
-    value_target: Tensor | None = None
-
-
-class Objective(Protocol):
-    """What is minimised: per-token losses, and per-token numbers worth logging."""
-
-    @property
-    def aggregation(self) -> str: ...
-
-    def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
-        """Tokens that this update treats differently, by trajectory; picked before the first backward. {} = none."""
-        ...
-
-    def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss_K with gradient, metric name -> values_K averaged over the step's tokens)."""
-        ...
-
-
-@dataclass(frozen=True)
-class PolicyGradient:
-    """The GRPO family: the row's surrogate, weighted for the engine's log-probs, plus KL, entropy and value terms.
-
-    All terms are per token and share the one denominator.
-
-    Args:
-        algorithm: the row.
-        kl_coef: weight of the KL to the reference in the loss (0 where it is in the reward); an adaptive one changes.
-        entropy_coef: weight of the entropy bonus.
-        importance: "truncate" or "mask": weigh the loss for the engine's log-probs. "ratio": take them for the old
-            ones. "none": neither.
-    """
-
-    algorithm: Algorithm
-    kl_coef: float = 0.0
-    entropy_coef: float = 0.0
-    importance: str = "none"
-
-    @property
-    def aggregation(self) -> str:
-        return self.algorithm.aggregation
-
-    def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
-        """For Clip-Cov and KL-Cov: one more forward pass, since the choice needs all of the update's log-probs."""
-        if not self.algorithm.selects:
-            return {}
-        logps: dict[int, Tensor] = {}
-        fill_logps(policy, batch, logps, tokens_per_row)
-        said = {i.trajectory: batch.sampler_logp_of(i).to(policy.device) for i in batch.items}
-        own = {
-            i: [logp, self._old(logp, batch.old_logp.get(i), said[i]), batch.advantage_of(i, len(logp)).to(logp.device)]
-            for i, logp in logps.items()
-        }
-        columns = [on_cpu({i: found[k] for i, found in own.items()}) for k in range(3)]
-        own = {i: [column[i] for column in columns] for i in own}
-        all_of_them = {i: x for theirs in batch.world.gather(own) for i, x in theirs.items()}
-        if not all_of_them:
-            return {}
-        order = sorted(all_of_them)
-        logp, old, advantage = zip(*(all_of_them[i] for i in order), strict=True)
-        found = select_tokens(self.algorithm, logp, old, advantage, batch.seed)
-        return {i: chosen for i, chosen in zip(order, found, strict=True) if i in own}
-
-    def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
-        old = self._old(stats.logp, data.old_logp, data.sampler_logp)
-        tokens = Tokens(stats.logp, old, data.advantage, data.response, data.selected)
-        loss, clipped = policy_loss(self.algorithm, tokens)
-        shown = {"policy/clip_share": clipped, "policy/entropy": stats.entropy}
-        if self.importance in ("truncate", "mask"):
-            weight = importance_weight(
-                old, data.sampler_logp, data.response, mode=self.importance, level=self.algorithm.importance_level,
-                cap=self.algorithm.importance_cap,
-            )  # fmt: skip
-            weight = applied_weight(self.algorithm, weight, data.response)
-            loss = loss * weight
-            shown["policy/importance_weight"] = weight
-        shown["loss/policy"] = loss.detach()
-        if self.entropy_coef:
-            loss = loss - self.entropy_coef * stats.entropy
-        if self.kl_coef > 0:
-            kl = self._kl(stats, data)
-            loss = loss + self.kl_coef * kl
-            shown["loss/kl"] = kl.detach()
-        if self.algorithm.needs_critic:
-            assert stats.value is not None and data.old_value is not None and data.value_target is not None
-            value = clipped_value_loss(
-                stats.value, data.old_value, data.value_target, clip_range=self.algorithm.value_clip
-            )
-            loss = loss + self.algorithm.value_coef * value
-            shown["loss/value"] = value.detach()
-        return loss, shown
-
-    def _old(self, logp: Tensor, before: Tensor | None, said: Tensor) -> Tensor:
-        """The old log-probs of the ratio: what the policy said before the updates, or what the engine did.
-
-        With one update a batch the policy before it IS this one: its old log-prob is the detached new one.
-        Args: before: None = there is one update. said: the engine's, NaN where nobody sampled.
-        """
-        old = logp.detach() if before is None else before
-        return old if self.importance != "ratio" else torch.where(torch.isnan(said), old, said)
-
-    def _kl(self, stats: TokenStats, data: TokenData) -> Tensor:
-        if self.algorithm.kl == "full":
-            assert stats.kl is not None
-            return stats.kl
-        assert data.ref_logp is not None
-        return KL_ESTIMATORS[self.algorithm.kl](stats.logp, data.ref_logp)
-
-
-@dataclass(frozen=True)
-class CrossEntropy:
-    """Supervised learning: negative log-likelihood of the target tokens."""
-
-    aggregation: str = "token_mean"
-
-    def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
-        return {}
-
-    def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = cross_entropy(stats.logp)
-        return loss, {"loss/cross_entropy": loss.detach(), "policy/entropy": stats.entropy}
 
 
 def update(
@@ -238,42 +79,6 @@ def add_gradients(
     _stop_unless_finite(_not_finite(losses, batch) if numbers.pop(NOT_FINITE, 0.0) else [], batch.world, optimizer)
     parts = batch.world.gather(numbers)
     return {"loss/total": 0.0} | _summed(parts) | Mismatch.joined([Mismatch.of(part) for part in parts]).metrics()
-
-
-@torch.no_grad()
-def fill_logps(
-    policy: Policy | ReferencePolicy, batch: StepBatch, into: dict[int, Tensor], tokens_per_row: int
-) -> None:
-    """Log-probs of every trajectory under `policy` as it is now, with the batching that `update` uses."""
-    fill_stats(policy, batch, {"logp": into}, tokens_per_row)
-
-
-@torch.no_grad()
-def fill_stats(
-    policy: Policy | ReferencePolicy, batch: StepBatch, into: Mapping[str, dict[int, Tensor]], tokens_per_row: int
-) -> None:
-    """As `fill_logps`, several things from one pass. Args: into: field of TokenStats -> trajectory -> its tokens'."""
-    for items in batch.rows(tokens_per_row):
-        with batch.naming(items, policy.device):
-            row = make_row(items, policy.device)
-            stats = policy(row, batch.reference_of(items, policy) if "kl" in into else None)
-        for name, found in into.items():
-            found |= _by_trajectory(items, batch, getattr(stats, name))
-
-
-@torch.no_grad()
-def fill_reference(reference: Policy | ReferencePolicy, batch: StepBatch, tokens_per_row: int) -> None:
-    """Keep of the reference what the full KL of the batch needs."""
-    batch.ref_head = reference.head
-    for items in batch.rows(tokens_per_row):
-        with batch.naming(items, reference.device):
-            row = make_row(items, reference.device)
-            batch.ref_hidden |= _by_trajectory(items, batch, reference.states(row).cpu())
-
-
-def _by_trajectory(items: Sequence[TrainItem], batch: StepBatch, values_K: Tensor) -> dict[int, Tensor]:
-    pieces = values_K.split([batch.num_trained(i) for i in items])
-    return {i.trajectory: x for i, x in zip(items, pieces, strict=True) if i.trajectory != FILLER}
 
 
 def _token_data(

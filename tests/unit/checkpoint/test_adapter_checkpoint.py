@@ -25,9 +25,10 @@ from vlmrl.model.load import load_model
 from vlmrl.model.lora import attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model, Optim
+from vlmrl.train.objectives import PolicyGradient
 from vlmrl.train.optim import Optimizer
-from vlmrl.train.step import StepBatch
-from vlmrl.train.update import PolicyGradient, update
+from vlmrl.train.step_batch import StepBatch
+from vlmrl.train.update import update
 
 LORA = Lora(rank=4, alpha=8)
 

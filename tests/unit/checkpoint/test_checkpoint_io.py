@@ -28,9 +28,10 @@ from vlmrl.recipe.schema import Model, Optim
 from vlmrl.store import checkpoints as sealed
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.layout import COMPLETE, META, complete_checkpoints
+from vlmrl.train.objectives import PolicyGradient
 from vlmrl.train.optim import Optimizer
-from vlmrl.train.step import StepBatch
-from vlmrl.train.update import PolicyGradient, update
+from vlmrl.train.step_batch import StepBatch
+from vlmrl.train.update import update
 
 
 def train_once(policy: Policy, optimizer: Optimizer, items) -> None:

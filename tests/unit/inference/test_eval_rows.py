@@ -27,8 +27,7 @@ from vlmrl.store.manifest import update_manifest
 from vlmrl.store.runs import Run
 from vlmrl.tasks.digits import prepare_digits
 from vlmrl.tasks.source import open_validation
-from vlmrl.train.resume import ResumeRequest, plan_resume
-from vlmrl.train.start import reopen_run
+from vlmrl.train.resume import ResumeRequest, plan_resume, reopen_run
 
 REWARD = "def score(x):\n    return 1.0\n"
 OWN_TASK = """

@@ -12,9 +12,9 @@ import pytest
 from vlmrl.dist.world import ALONE
 from vlmrl.recipe.schema import Checkpoint, Eval, Train
 from vlmrl.train import loop
+from vlmrl.train.checkpointing import Saver
 from vlmrl.train.loop import StopRequest, catch_interrupt, stop_reason
-from vlmrl.train.saver import Saver
-from vlmrl.train.state import Progress
+from vlmrl.train.progress import Progress
 
 
 def session(step: int = 3, *, train=None, evaluation=None, checkpoint=None, seconds: float = 0.0, **progress):
@@ -23,9 +23,8 @@ def session(step: int = 3, *, train=None, evaluation=None, checkpoint=None, seco
         eval=Eval(**(evaluation or {})),
         checkpoint=Checkpoint(**(checkpoint or {})),
     )
-    return SimpleNamespace(
-        recipe=recipe, progress=Progress(step=step, **progress), seconds=seconds, world=ALONE, saver=Saver()
-    )  # fmt: skip
+    journal = SimpleNamespace(progress=Progress(step=step, **progress), seconds=seconds, world=ALONE)
+    return SimpleNamespace(recipe=recipe, journal=journal, saver=Saver())
 
 
 @pytest.mark.parametrize(
@@ -48,13 +47,14 @@ def session(step: int = 3, *, train=None, evaluation=None, checkpoint=None, seco
     ],
 )
 def test_reasons_to_stop(given, expected):
-    reason = stop_reason(given, StopRequest())
+    reason = stop_reason(given.journal, given.recipe, StopRequest())
     assert (reason is None) if expected is None else (expected in (reason or ""))
 
 
 def test_a_request_stops_an_unfinished_run_and_a_finished_run_is_finished():
-    assert stop_reason(session(3), StopRequest(asked=True)) == "interrupted"
-    assert stop_reason(session(10), StopRequest(asked=True)) == "all steps done"
+    for step, reason in ((3, "interrupted"), (10, "all steps done")):
+        asked = session(step)
+        assert stop_reason(asked.journal, asked.recipe, StopRequest(asked=True)) == reason
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,7 @@ def test_after_a_step(monkeypatch, step, evaluation, checkpoint, best_step, vali
 def test_the_first_signal_asks_the_second_stops_and_the_handlers_come_back():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     heard: list[str] = []
-    watched = SimpleNamespace(watcher=SimpleNamespace(message=heard.append))
-    with pytest.raises(KeyboardInterrupt), catch_interrupt(watched) as request:  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt), catch_interrupt(heard.append) as request:
         assert not request.asked
         os.kill(os.getpid(), signal.SIGTERM)
         assert request.asked and "saving" in heard[0]

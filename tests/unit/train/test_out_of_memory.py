@@ -20,11 +20,14 @@ from vlmrl.errors import CheckpointError, EngineError, Load, OutOfMemoryError, R
 from vlmrl.model.device_memory import asking_for, memory_use, ran_out
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Data, Model, Optim, Recipe, Rollout, Train
+from vlmrl.train.forward_passes import fill_logps, fill_reference
+from vlmrl.train.learner import Learner
+from vlmrl.train.objectives import PolicyGradient
 from vlmrl.train.optim import Optimizer
-from vlmrl.train.out_of_memory import budget_metrics, budget_of, explaining, in_rows, may_halve
-from vlmrl.train.state import Progress
-from vlmrl.train.step import StepBatch
-from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, update
+from vlmrl.train.out_of_memory import TokenBudgets, explaining, report_halved
+from vlmrl.train.progress import Progress
+from vlmrl.train.step_batch import StepBatch
+from vlmrl.train.update import update
 
 EXABYTE = 1 << 60
 CPU = torch.device("cpu")
@@ -117,10 +120,11 @@ class Told:
 
 def session_of(model, **train):
     told = Told()
-    return SimpleNamespace(
-        recipe=recipe(**train), progress=Progress(step=7), watcher=told, run=told, world=World(),
-        policy=Policy(model, temperature=0.7), optimizer=Optimizer(model, Optim(lr=1e-2)),
-    )  # fmt: skip
+    progress, policy, settings = Progress(step=7), Policy(model, temperature=0.7), recipe(**train)
+    journal = SimpleNamespace(progress=progress, watcher=told, run=told)
+    budgets = TokenBudgets(settings, progress, partial(report_halved, journal, policy.device))  # type: ignore[arg-type]
+    learner = Learner(settings, policy, Optimizer(model, Optim(lr=1e-2)), budgets)
+    return SimpleNamespace(learner=learner, budgets=budgets, progress=progress, told=told)
 
 
 @pytest.fixture
@@ -135,8 +139,9 @@ def items(tiny_encoder):
 
 def one_update(session, items):
     batch = StepBatch(items, ADVANTAGES, NAMES)
-    work = partial(update, session.policy, session.optimizer, batch, PolicyGradient(ALGORITHMS["grpo"]))
-    return in_rows(session, partial(work, lr=1e-2, max_tokens=16))
+    learner = session.learner
+    work = partial(update, learner.policy, learner.optimizer, batch, PolicyGradient(ALGORITHMS["grpo"]))
+    return learner.in_rows(partial(work, lr=1e-2, max_tokens=16))
 
 
 def fail_above(policy, tokens: int, *, backward: bool = False, from_row: int = 0):
@@ -162,48 +167,51 @@ def test_a_step_that_failed_once_is_the_step_that_never_failed(tiny_model, items
     for session in (calm, shaken):
         one_update(session, items)
     # The first row has left gradients when the second one fails.
-    rows = fail_above(shaken.policy, WHOLE, backward=backward, from_row=1)
+    rows = fail_above(shaken.learner.policy, WHOLE, backward=backward, from_row=1)
     expected, found = one_update(calm, items), one_update(shaken, items)
     assert rows[:2] == [180, 169] and max(rows[2:]) <= 84, rows
     assert found.keys() == expected.keys()
     for name in expected:
         assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7), name
-    ours, theirs = (dict(s.policy.model.named_parameters()) | s.optimizer.state_tensors() for s in (shaken, calm))
+    ours, theirs = (
+        dict(s.learner.policy.model.named_parameters()) | s.learner.optimizer.state_tensors() for s in (shaken, calm)
+    )
     assert ours.keys() == theirs.keys()
     for kind in ("model.", "exp_avg.", "exp_avg_sq."):
         names = sorted(n for n in theirs if n.startswith(kind))
         assert_close(*(torch.cat([t[n].flatten() for n in names]) for t in (ours, theirs)), kind)
-    assert shaken.optimizer.updates == calm.optimizer.updates == 2
+    assert shaken.learner.optimizer.updates == calm.learner.optimizer.updates == 2
 
 
 def test_the_half_is_the_budget_from_then_on_said_and_noted(tiny_model, items):
     session = session_of(tiny_model)
     rank_process.phase("update", 7)
-    rows = fail_above(session.policy, WHOLE)
-    assert budget_metrics(session) == {"train/tokens_per_row": BUDGET} and may_halve(session, "train.tokens_per_row")
+    rows = fail_above(session.learner.policy, WHOLE)
+    assert session.budgets.metrics() == {"train/tokens_per_row": BUDGET}
+    assert session.budgets.may_halve("train.tokens_per_row")
     one_update(session, items)
     now = rows[0] // 2  # the row had fewer tokens than the budget
     assert session.progress.halved == {"train.tokens_per_row": [BUDGET, now]}
-    assert budget_metrics(session) == {"train/tokens_per_row": now}
-    [(step, event, noted)] = session.run.noted
+    assert session.budgets.metrics() == {"train/tokens_per_row": now}
+    [(step, event, noted)] = session.told.noted
     assert step == 7 and "out of memory" in event and (noted["was"], noted["now"]) == (BUDGET, now)
     assert (
         noted["rows"][0] == "digits row a (8 responses; images 56 x 56)" and noted["limit_bytes"] > noted["peak_bytes"]
     )
-    [said] = session.watcher.said
+    [said] = session.told.said
     assert "phase `update` of step 7" in said and f"train.tokens_per_row = {now}" in said
     before = len(rows)
     one_update(session, items)
-    assert max(rows[before:]) <= WHOLE and len(session.run.noted) == 1
+    assert max(rows[before:]) <= WHOLE and len(session.told.noted) == 1
 
 
 def test_a_second_failure_ends_with_rows_images_peak_and_the_key_to_change(tiny_model, items):
     session = session_of(tiny_model)
     rank_process.phase("update", 7)
-    fail_above(session.policy, WHOLE)
+    fail_above(session.learner.policy, WHOLE)
     one_update(session, items)
-    rows = fail_above(session.policy, HALF)
-    with pytest.raises(OutOfMemoryError) as caught, explaining(session.recipe):
+    rows = fail_above(session.learner.policy, HALF)
+    with pytest.raises(OutOfMemoryError) as caught, explaining(session.learner.recipe):
         one_update(session, items)
     error = caught.value
     size = rows[-1]
@@ -216,10 +224,10 @@ def test_a_second_failure_ends_with_rows_images_peak_and_the_key_to_change(tiny_
 
 def test_a_single_response_is_not_tried_again_and_the_key_is_another_one(tiny_model, items):
     session = session_of(tiny_model, tokens_per_row=1)
-    fail_above(session.policy, 0)
-    with pytest.raises(OutOfMemoryError) as caught, explaining(session.recipe):
+    fail_above(session.learner.policy, 0)
+    with pytest.raises(OutOfMemoryError) as caught, explaining(session.learner.recipe):
         one_update(session, items)
-    assert session.progress.halved == {} and not session.run.noted
+    assert session.progress.halved == {} and not session.told.noted
     assert caught.value.where == "digits row a (1 response; images 56 x 56)"
     assert caught.value.hint.startswith(
         "set model.gradient_checkpointing = true; a smaller train.tokens_per_row would not"
@@ -228,28 +236,28 @@ def test_a_single_response_is_not_tried_again_and_the_key_is_another_one(tiny_mo
 
 def test_one_of_several_processes_says_with_what_all_may_begin_again(tiny_model, items):
     session = session_of(tiny_model)
-    session.world = World(1, 2)
-    rows = fail_above(session.policy, WHOLE)
-    with pytest.raises(OutOfMemoryError) as caught, explaining(session.recipe):
+    session.learner.world = World(1, 2)
+    rows = fail_above(session.learner.policy, WHOLE)
+    with pytest.raises(OutOfMemoryError) as caught, explaining(session.learner.recipe):
         one_update(session, items)
     assert caught.value.halved == {"train.tokens_per_row": [BUDGET, rows[0] // 2]} and session.progress.halved == {}
     session.progress.halved = caught.value.halved
-    with pytest.raises(OutOfMemoryError) as caught, explaining(session.recipe):
-        fail_above(session.policy, 0)
+    with pytest.raises(OutOfMemoryError) as caught, explaining(session.learner.recipe):
+        fail_above(session.learner.policy, 0)
         one_update(session, items)
     assert caught.value.halved == {}, "only once"
 
 
 @pytest.mark.parametrize("fill", [
-    lambda s, batch, tokens_per_row: fill_logps(s.policy, batch, batch.old_logp, tokens_per_row),
-    lambda s, batch, tokens_per_row: fill_reference(s.policy, batch, tokens_per_row),
+    lambda policy, batch, tokens_per_row: fill_logps(policy, batch, batch.old_logp, tokens_per_row),
+    lambda policy, batch, tokens_per_row: fill_reference(policy, batch, tokens_per_row),
 ])  # fmt: skip
 def test_the_passes_before_an_update_go_back_too(tiny_model, items, fill):
     session = session_of(tiny_model)
     batch, calm = (StepBatch(items, ADVANTAGES, NAMES) for _ in range(2))
-    fill(session, calm, BUDGET)
-    rows = fail_above(session.policy, WHOLE)
-    in_rows(session, partial(fill, session, batch))
+    fill(session.learner.policy, calm, BUDGET)
+    rows = fail_above(session.learner.policy, WHOLE)
+    session.learner.in_rows(partial(fill, session.learner.policy, batch))
     assert rows[0] > WHOLE and max(rows[1:]) <= WHOLE
     for field_ in ("old_logp", "ref_hidden"):
         found, expected = getattr(batch, field_), getattr(calm, field_)
@@ -261,6 +269,7 @@ def test_the_passes_before_an_update_go_back_too(tiny_model, items, fill):
 def test_a_budget_that_was_changed_since_counts_anew(tiny_model):
     session = session_of(tiny_model)
     session.progress.halved = {"train.tokens_per_row": [BUDGET, 50]}
-    assert budget_of(session, "train.tokens_per_row") == 50 and not may_halve(session, "train.tokens_per_row")
-    session.recipe = recipe(tokens_per_row=BUDGET // 3)
-    assert budget_of(session, "train.tokens_per_row") == BUDGET // 3 and may_halve(session, "train.tokens_per_row")
+    budgets = session.budgets
+    assert budgets.of("train.tokens_per_row") == 50 and not budgets.may_halve("train.tokens_per_row")
+    budgets.recipe = recipe(tokens_per_row=BUDGET // 3)
+    assert budgets.of("train.tokens_per_row") == BUDGET // 3 and budgets.may_halve("train.tokens_per_row")

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from vlmrl.train.device_sums import Tally
-from vlmrl.train.sampler_mismatch import Mismatch, tally_mismatch
+from vlmrl.train.tally import Mismatch, Tally, tally_mismatch
 
 
 def mismatch_of(*rows: tuple[torch.Tensor, torch.Tensor]) -> Mismatch:

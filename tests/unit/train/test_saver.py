@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -10,12 +11,11 @@ import pytest
 import torch
 
 from vlmrl.dist.fsdp import HostCopies
-from vlmrl.dist.world import ALONE
+from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError
-from vlmrl.recipe.schema import Checkpoint
-from vlmrl.train import saving
-from vlmrl.train.saver import Saver, Written
-from vlmrl.train.saving import finish_failed, finish_save, look_after_save
+from vlmrl.train import checkpointing
+from vlmrl.train.checkpointing import Saver, Written, finish_failed, finish_save, keep_newest, look_after_save
+from vlmrl.train.progress import Progress
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda")
 
@@ -33,16 +33,31 @@ class Writing:
         return self.made
 
 
-def session(saver: Saver, others_written: bool = True) -> SimpleNamespace:
-    """A session of two processes as one of them sees it; `done` is what was done with its folder."""
-    done: list[str] = []
-    run = SimpleNamespace(
-        prune_checkpoints=lambda last, keep: done.append(f"prune {last} {keep}"),
-        event=lambda step, what, **more: done.append(f"{step} {what} {more['folder']}"), write_log=done.append,
-    )  # fmt: skip
-    world = SimpleNamespace(gather=lambda mine: [mine, others_written])
-    recipe = SimpleNamespace(checkpoint=Checkpoint(keep_last=3))
-    return SimpleNamespace(saver=saver, run=run, world=world, recipe=recipe, done=done)
+class Folder:
+    """A run's folder; `done` is what was done with it."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def prune_checkpoints(self, last: int, keep: list[int]) -> None:
+        self.done.append(f"prune {last} {keep}")
+
+    def event(self, step: int, what: str, folder: str) -> None:
+        self.done.append(f"{step} {what} {folder}")
+
+    def write_log(self, text: str) -> None:
+        self.done.append(text)
+
+
+def saving(copies: HostCopies | None = None) -> tuple[Saver, Folder]:
+    """(the saver of a run that keeps three checkpoints, the run's folder)."""
+    folder = Folder()
+    return Saver(ALONE, copies, partial(keep_newest, folder, 3)), folder  # type: ignore[arg-type]
+
+
+def two(others_written: bool) -> World:
+    """Two processes as one of them sees them."""
+    return SimpleNamespace(gather=lambda mine: [mine, others_written])  # type: ignore[return-value]
 
 
 def test_a_card_saves_beside_the_training_and_a_cpu_does_not_unless_told(monkeypatch) -> None:
@@ -60,63 +75,60 @@ def test_without_copies_it_is_written_before_anything_else_happens() -> None:
 
 
 def test_with_copies_training_goes_on_and_the_rest_is_done_when_all_have_written() -> None:
-    write, saver = Writing(7), Saver(ALONE, HostCopies())
+    write, (saver, folder) = Writing(7), saving(HostCopies())
     saver.begin(write)
-    here = session(saver)
-    look_after_save(here)
-    assert here.done == [] and saver.under_way  # still writing
+    look_after_save(saver, two(others_written=True))
+    assert folder.done == [] and saver.under_way  # still writing
     write.may_end.set()
     while not saver.written:
         pass
-    late = session(saver, others_written=False)
-    look_after_save(late)
-    assert late.done == [] and saver.under_way
-    look_after_save(here)
+    look_after_save(saver, two(others_written=False))
+    assert folder.done == [] and saver.under_way
+    look_after_save(saver, two(others_written=True))
     # What was best when it was begun is kept: a newer best may not be on the disk yet.
-    assert here.done == ["prune 3 [4]", "7 checkpoint saved step-000007"] and not saver.under_way
-    finish_save(here)
-    assert len(here.done) == 2  # once
+    assert folder.done == ["prune 3 [4]", "7 checkpoint saved step-000007"] and not saver.under_way
+    finish_save(saver)
+    assert len(folder.done) == 2  # once
 
 
 def test_a_failed_write_ends_the_run_where_it_is_noticed_and_removes_nothing() -> None:
-    write, saver = Writing(7, CheckpointError("disk full")), Saver(ALONE, HostCopies())
+    write, (saver, folder) = Writing(7, CheckpointError("disk full")), saving(HostCopies())
     saver.begin(write)
     write.may_end.set()
-    here = session(saver)
     with pytest.raises(CheckpointError, match="disk full"):
-        finish_save(here)
-    assert here.done == [] and not saver.under_way
+        finish_save(saver)
+    assert folder.done == [] and not saver.under_way
 
 
 def test_a_run_that_fails_waits_for_its_checkpoint_and_fails_with_its_own_error() -> None:
     said = "the checkpoint that was being written failed too: full"
     whole = ["prune 3 [4]", "7 checkpoint saved step-000007"]
     for error, told in ((None, whole), (CheckpointError("full"), [said])):
-        write, saver = Writing(7, error), Saver(ALONE, HostCopies())
+        write, (saver, folder) = Writing(7, error), saving(HostCopies())
         saver.begin(write)
         write.may_end.set()
-        here = session(saver)
-        finish_failed(here)
-        assert here.done == told
+        finish_failed(saver, folder)  # type: ignore[arg-type]
+        assert folder.done == told
 
 
 def test_the_next_checkpoint_waits_for_the_one_before(monkeypatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr(saving, "finish_save", lambda s: order.append("before is whole"))
-    monkeypatch.setattr(saving, "_proof", lambda s: order.append("begun") or pytest.fail("enough"))
+    monkeypatch.setattr(checkpointing, "finish_save", lambda s: order.append("before is whole"))
+    monkeypatch.setattr(checkpointing, "_proof", lambda learner, items: order.append("begun") or pytest.fail("enough"))
     policy = SimpleNamespace(
         model=SimpleNamespace(config=SimpleNamespace(model_type="x")), temperature=1.0, banned_ids=(), value_head=None
     )
     recipe = SimpleNamespace(
         kind="rl", lora=None, model=SimpleNamespace(dtype="float32", min_pixels=1, max_pixels=2, thinking=False)
     )
+    rollouts = SimpleNamespace(finish=lambda: order.append("rollouts are there"))
     here = SimpleNamespace(
-        progress=saving.Session.__dataclass_fields__["progress"].default_factory(), recipe=recipe, base={}, cursor={},
-        policy=policy, optimizer=SimpleNamespace(updates=0), seconds=0.0, stream=SimpleNamespace(state_dict=dict),
-        rollouts=SimpleNamespace(finish=lambda: order.append("rollouts are there")),
+        recipe=recipe, base={}, saver=Saver(), feed=SimpleNamespace(position={}),
+        learner=SimpleNamespace(policy=policy, optimizer=SimpleNamespace(updates=0)),
+        journal=SimpleNamespace(progress=Progress(), seconds=0.0, rollouts=rollouts),
     )  # fmt: skip
     with pytest.raises(pytest.fail.Exception):
-        saving.save(here)
+        checkpointing.save(here)
     assert order == ["rollouts are there", "before is whole", "begun"]
 
 

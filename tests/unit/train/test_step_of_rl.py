@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 import torch
@@ -17,12 +18,13 @@ from vlmrl.algo.family import ALGORITHMS, Algorithm
 from vlmrl.data.packing import PromptTokens
 from vlmrl.dist.world import World
 from vlmrl.errors import RewardError, RewardUnavailable
+from vlmrl.recipe.schema import Reward
 from vlmrl.rollout.sample import add_advantages, is_dead_group, mark_masked
-from vlmrl.train import rl
-from vlmrl.train.batches import balance, split_updates, step_batch
-from vlmrl.train.collect import Before, Collected, _by_sample, _critic_metrics
-from vlmrl.train.state import Progress
-from vlmrl.train.step import StepBatch
+from vlmrl.train.credit import by_sample, critic_metrics
+from vlmrl.train.progress import Progress
+from vlmrl.train.reward_failures import count_failures
+from vlmrl.train.step_batch import StepBatch, balance, split_updates, step_batch
+from vlmrl.train.step_metrics import group_metrics
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory
 
 
@@ -131,12 +133,12 @@ def test_what_will_not_be_trained_on_is_masked_before_there_are_advantages():
     for truncated, expected in (("keep", [False, True, False, False]), ("mask", [False, True, True, False])):
         made = mark_masked(JUDGED, replace(CRITIC, truncated=truncated))
         assert [s.masked for g in made for s in g.samples] == expected
-        told = advantages(made, replace(CRITIC, truncated=truncated), values=_by_sample(made, VALUES))
+        told = advantages(made, replace(CRITIC, truncated=truncated), values=by_sample(made, VALUES))
         assert [s.masked for g in told for s in g.samples] == expected
 
 
 def test_a_critic_gives_every_trained_sample_its_token_advantages_and_targets():
-    made = advantages(JUDGED, CRITIC, values=_by_sample(JUDGED, VALUES))
+    made = advantages(JUDGED, CRITIC, values=by_sample(JUDGED, VALUES))
     samples = [s for g in made for s in g.samples]
     up = (0.25, 0.5, 1.0)
     assert [s.token_advantages for s in samples] == [up, None, up, up]
@@ -147,18 +149,18 @@ def test_a_critic_gives_every_trained_sample_its_token_advantages_and_targets():
     }  # fmt: skip
     assert {i: t.tolist() for i, t in batch.token_advantages.items()} == {i: list(up) for i in (0, 2, 3)}
     # values 0 0 0, 1 1 1, 1 1 1; residuals up, up, up: variance 0.0972 of 0.3218 (by hand: 7/72 and 0.32176)
-    metrics = _critic_metrics(Collected(made, before=Before(value=VALUES)))
+    metrics = critic_metrics(made, VALUES)
     assert metrics["value/mean"] == pytest.approx(2 / 3)
     targets = [0.25, 0.5, 1.0] + [1.25, 1.5, 2.0] * 2
     spread = sum(t * t for t in targets) / 9 - (sum(targets) / 9) ** 2
     assert metrics["value/explained_variance"] == pytest.approx(1 - (7 / 72) / spread)
-    assert [t.tolist() for g in _by_sample(JUDGED, VALUES, 0.5) for t in g] == [[0] * 3, [0] * 3, [0.5] * 3, [0.5] * 3]
+    assert [t.tolist() for g in by_sample(JUDGED, VALUES, 0.5) for t in g] == [[0] * 3, [0] * 3, [0.5] * 3, [0.5] * 3]
 
 
 def test_a_step_in_which_nothing_is_trained_on_says_nothing_of_its_critic():
     nothing = mark_masked([group(sample(0, 1.0, "length"))], replace(CRITIC, truncated="drop"))
-    made = advantages(nothing, replace(CRITIC, truncated="drop"), values=_by_sample(nothing, {}))
-    assert _critic_metrics(Collected(made)) == {}
+    made = advantages(nothing, replace(CRITIC, truncated="drop"), values=by_sample(nothing, {}))
+    assert critic_metrics(made, {}) == {}
 
 
 def test_groups_are_dealt_whole_and_evenly_into_updates():
@@ -213,49 +215,53 @@ def test_processes_together_train_what_one_trains_update_by_update(size, number,
 
 
 @pytest.fixture
-def session(monkeypatch, tmp_path):
-    saved: list[int] = []
-    monkeypatch.setattr(rl, "save", lambda s, wait: saved.append(s.progress.step))
+def journal(tmp_path):
     run = SimpleNamespace(dir=tmp_path, id="20260101-000000-x-abcd")
-    return SimpleNamespace(progress=Progress(), counted_before=(0, 0), watcher=Ears(), run=run, saved=saved)
+    return SimpleNamespace(progress=Progress(), counted_before=(0, 0), watcher=Ears(), run=run, saved=[])
+
+
+def count(journal, groups: Sequence[Group], when_down: Literal["mask", "stop"] = "mask") -> None:
+    """Count the failures; `journal.saved` are the steps whose checkpoints were saved before an error."""
+    settings = Reward(on_unavailable=when_down)
+    count_failures(journal, groups, settings, lambda: journal.saved.append(journal.progress.step))
 
 
 def groups_with(failures: int, of: int) -> list[Group]:
     return [group(*(sample(k, 0.0, error="ValueError: boom" if k < failures else None) for k in range(of)))]
 
 
-def test_a_few_failed_rewards_are_counted_shown_and_survived(session):
-    rl.count_errors(session, groups_with(1, 1000))
-    assert (session.progress.reward_errors, session.progress.samples) == (1, 1000)
-    assert "boom" in session.watcher.heard[0]
-    rl.count_errors(session, groups_with(10, 1000))  # 11 of 2,000
-    assert session.saved == []
+def test_a_few_failed_rewards_are_counted_shown_and_survived(journal):
+    count(journal, groups_with(1, 1000))
+    assert (journal.progress.reward_errors, journal.progress.samples) == (1, 1000)
+    assert "boom" in journal.watcher.heard[0]
+    count(journal, groups_with(10, 1000))  # 11 of 2,000
+    assert journal.saved == []
 
 
-def test_more_than_one_per_cent_of_failed_rewards_saves_and_then_stops(session):
-    session.progress.step = 7
+def test_more_than_one_per_cent_of_failed_rewards_saves_and_then_stops(journal):
+    journal.progress.step = 7
     with pytest.raises(RewardError, match="11 of 1000") as caught:
-        rl.count_errors(session, groups_with(11, 1000))
-    assert session.saved == [7]
+        count(journal, groups_with(11, 1000))
+    assert journal.saved == [7]
     assert "--resume" in (caught.value.hint or "")
 
 
-def test_one_failure_does_not_end_a_young_run(session):
-    rl.count_errors(session, groups_with(2, 8))
+def test_one_failure_does_not_end_a_young_run(journal):
+    count(journal, groups_with(2, 8))
     with pytest.raises(RewardError):
-        rl.count_errors(session, groups_with(1, 8))  # 3 of at least 200
+        count(journal, groups_with(1, 8))  # 3 of at least 200
 
 
-def test_failures_of_an_attempt_before_do_not_stop_this_one(session):
-    session.progress.samples, session.progress.reward_errors = 1000, 500
-    session.counted_before = (1000, 500)
-    rl.count_errors(session, groups_with(0, 8))
-    assert session.saved == [] and session.progress.reward_errors == 500
+def test_failures_of_an_attempt_before_do_not_stop_this_one(journal):
+    journal.progress.samples, journal.progress.reward_errors = 1000, 500
+    journal.counted_before = (1000, 500)
+    count(journal, groups_with(0, 8))
+    assert journal.saved == [] and journal.progress.reward_errors == 500
 
 
-def test_nothing_failed_nothing_said(session):
-    rl.count_errors(session, groups_with(0, 8))
-    assert session.watcher.heard == [] and session.progress.samples == 8
+def test_nothing_failed_nothing_said(journal):
+    count(journal, groups_with(0, 8))
+    assert journal.watcher.heard == [] and journal.progress.samples == 8
 
 
 def test_group_metrics_by_hand():
@@ -264,7 +270,7 @@ def test_group_metrics_by_hand():
         group(sample(0, 0.5), sample(1, 0.5), name="q"),
         group(sample(0, math.nan, error="x"), sample(1, 0.2), name="r"),
     ]
-    metrics = rl.group_metrics(advantages(scored, row("group_mean", "keep")))
+    metrics = group_metrics(advantages(scored, row("group_mean", "keep")))
     assert metrics["reward/mean"] == pytest.approx((1 + 0 + 0.5 + 0.5 + 0.2) / 5)
     assert metrics["reward/part/reward"] == pytest.approx(2.2 / 5)
     assert metrics["reward/errors"] == 1
@@ -275,45 +281,44 @@ def test_group_metrics_by_hand():
 
 
 def test_the_reward_of_one_group_has_no_interval():
-    metrics = rl.group_metrics(advantages([group(sample(0, 0.5), sample(1, 0.2))]))
+    metrics = group_metrics(advantages([group(sample(0, 0.5), sample(1, 0.2))]))
     assert metrics["reward/mean"] == pytest.approx(0.35) and not {"reward/low", "reward/high"} & set(metrics)
 
 
 def test_metrics_of_a_step_in_which_every_reward_failed_have_no_reward():
-    metrics = rl.group_metrics([replace(g) for g in groups_with(4, 4)])
+    metrics = group_metrics([replace(g) for g in groups_with(4, 4)])
     assert "reward/mean" not in metrics and metrics["reward/errors"] == 4
 
 
-def unavailable(of: int, stop: str, session) -> list[Group]:
-    session.recipe = SimpleNamespace(reward=SimpleNamespace(on_unavailable=stop))
+def unavailable(of: int) -> list[Group]:
     scored = [sample(k, 0.0) for k in range(of)]
     down = Score(math.nan, {}, error="no answer from judge:8000", status="unavailable")
     return [group(*(replace(s, score=down, masked=True) for s in scored[:2]), *scored[2:])]
 
 
-def test_a_service_that_is_down_is_said_and_is_no_failure(session):
-    groups = unavailable(8, "mask", session)
+def test_a_service_that_is_down_is_said_and_is_no_failure(journal):
+    groups = unavailable(8)
     for _ in range(100):
-        rl.count_errors(session, groups)
-    assert session.progress.reward_errors == 0 and session.saved == []
+        count(journal, groups)
+    assert journal.progress.reward_errors == 0 and journal.saved == []
     told = "the reward was unavailable for 2 sample(s), which were left out: no answer from judge:8000"
-    assert session.watcher.heard[0] == told
-    metrics = rl.group_metrics(groups)
+    assert journal.watcher.heard[0] == told
+    metrics = group_metrics(groups)
     assert (metrics["reward/unavailable"], metrics["reward/errors"]) == (2, 0)
     assert "reward/inapplicable" not in metrics
-    assert "reward/unavailable" not in rl.group_metrics(groups_with(1, 8))
+    assert "reward/unavailable" not in group_metrics(groups_with(1, 8))
 
 
 def test_responses_that_hung_the_reward_are_counted():
     hung = Score(0.0, {}, "no answer within 1 s; alone too: it earns `on_timeout`")
     groups = [group(*(replace(sample(k, 0.0), score=hung) for k in range(3)), *(sample(k, 1.0) for k in range(5)))]
-    metrics = rl.group_metrics(groups)
+    metrics = group_metrics(groups)
     assert (metrics["reward/timeouts"], metrics["reward/errors"]) == (3, 0)
-    assert "reward/timeouts" not in rl.group_metrics(groups_with(1, 8))
+    assert "reward/timeouts" not in group_metrics(groups_with(1, 8))
 
 
-def test_a_service_that_is_down_stops_a_run_that_wants_it(session):
-    session.progress.step = 7
+def test_a_service_that_is_down_stops_a_run_that_wants_it(journal):
+    journal.progress.step = 7
     with pytest.raises(RewardUnavailable, match="no answer from judge:8000") as caught:
-        rl.count_errors(session, unavailable(8, "stop", session))
-    assert session.saved == [7] and "--resume" in (caught.value.hint or "")
+        count(journal, unavailable(8), "stop")
+    assert journal.saved == [7] and "--resume" in (caught.value.hint or "")

@@ -13,9 +13,10 @@ from vlmrl.algo.family import ALGORITHMS
 from vlmrl.errors import TrainError
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Optim
+from vlmrl.train.objectives import CrossEntropy, PolicyGradient
 from vlmrl.train.optim import Optimizer
-from vlmrl.train.step import StepBatch
-from vlmrl.train.update import CrossEntropy, PolicyGradient, update
+from vlmrl.train.step_batch import StepBatch
+from vlmrl.train.update import update
 
 
 @pytest.fixture

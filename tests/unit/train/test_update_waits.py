@@ -12,9 +12,11 @@ from waits import Waits
 from vlmrl.algo.family import resolve
 from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.packed import PackedRow, TokenStats
-from vlmrl.train.device_sums import Tally, on_cpu
-from vlmrl.train.step import StepBatch
-from vlmrl.train.update import CrossEntropy, PolicyGradient, add_gradients, fill_logps
+from vlmrl.train.forward_passes import fill_logps
+from vlmrl.train.objectives import CrossEntropy, PolicyGradient
+from vlmrl.train.step_batch import StepBatch
+from vlmrl.train.tally import Tally, on_cpu
+from vlmrl.train.update import add_gradients
 from vlmrl.types import Segment
 
 TOKENS = 5

@@ -1,0 +1,127 @@
+"""The journal of a run: where its numbers and rollouts are written, whom it tells, and what its steps warn of."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from vlmrl.diagnose.health import WARNING, Sampled, measure_health
+from vlmrl.diagnose.signs import find_signs, warning_of
+from vlmrl.diagnose.trends import is_watched
+from vlmrl.dist.world import ALONE, World
+from vlmrl.store.runs import Run
+from vlmrl.train.loggers import Loggers
+from vlmrl.train.progress import Progress
+from vlmrl.train.rollout_writer import RolloutWriter
+from vlmrl.types import Group
+
+
+class Watcher(Protocol):
+    """Console of a run: its methods return at once and never raise."""
+
+    def message(self, text: str) -> None: ...
+    def generated(self, done: int, total: int) -> None: ...
+    def step(self, step: int, total: int, metrics: Mapping[str, Any]) -> None: ...
+    def validation(self, step: int, summary: Mapping[str, Any], best: bool) -> None: ...
+    def sample(self, step: int, group: Group) -> None: ...
+
+
+@dataclass
+class Journal:
+    """Record of what a run does: its folder, its counters, and everybody who is told.
+
+    Args:
+        run: the run's folder.
+        watcher: the console.
+        progress: the counters, all of which a checkpoint keeps.
+        loggers: the loggers of `log.sinks`.
+        rollouts: writes the rollouts of each step, and its metrics after them.
+        world: the processes of the run; that of rank 0 writes.
+    Attributes:
+        health: what the numbers so far warn of.
+        counted_before: samples and failed rewards of earlier attempts: a mended reward does not answer for them.
+        started: when this attempt began, in seconds of `time.perf_counter`.
+    """
+
+    run: Run
+    watcher: Watcher
+    progress: Progress
+    loggers: Loggers
+    rollouts: RolloutWriter
+    world: World = ALONE
+    health: Health = field(init=False)
+    counted_before: tuple[int, int] = field(init=False)
+    started: float = field(init=False, default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self.health = Health(self.run)
+        self.counted_before = (self.progress.samples, self.progress.reward_errors)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training over all attempts."""
+        return self.progress.seconds + time.perf_counter() - self.started
+
+    def log(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
+        """Write the numbers of a step to metrics.jsonl (of training: after its rollouts) and send them to the loggers.
+
+        Args:
+            step: the step that they belong to.
+            kind: train or validation.
+            metrics: the numbers by name.
+        """
+        if kind == "validation":
+            self.health.note_validation(step, metrics)
+        self.rollouts.log(step, kind, metrics)
+        self.loggers.log(step, kind, metrics)
+        for text in self.loggers.news():
+            self.watcher.message(text)
+
+
+class Health:
+    """Train lines of a run so far, those of earlier attempts too. Only the process that writes the run measures."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._lines: list[dict[str, Any]] | None = None
+        self._validation: list[dict[str, Any]] = []
+
+    def measure(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Return the `health/...` metrics of a step."""
+        return measure_health(list(samples_of(groups))) if self._run.writable else {}
+
+    def note_validation(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Note a validation of the run."""
+        self._validation.append({"step": step, **metrics})
+
+    def warn(self, step: int, metrics: Mapping[str, Any]) -> dict[str, str]:
+        """Note the line of a step. Return its warning in words, as a metric; {} without one."""
+        if not self._run.writable:
+            return {}
+        if self._lines is None:
+            self._lines = [_watched(line) for line in self._run.metrics("train")]
+            self._validation = [*self._run.metrics("validation")] if self._lines else self._validation
+        self._lines.append(_watched({"step": step, **metrics}))
+        warning = warning_of(find_signs(self._lines, self._validation))
+        return {WARNING: warning} if warning else {}
+
+
+def samples_of(groups: Sequence[Group]) -> Iterator[Sampled]:
+    """Yield the responses of groups as `measure_health` takes them."""
+    for number, group in enumerate(groups):
+        truth = json.dumps(dict(group.row.truth), sort_keys=True, default=str) if group.row.truth else ""
+        for s in group.samples:
+            formed = all(value != 0 for name, value in s.score.parts.items() if "format" in name.lower())
+            score = s.score.value if s.score.error is None else None
+            yield Sampled(
+                number, group.row.prompt_id, truth, s.text, s.trajectory.num_sampled_tokens,
+                s.trajectory.finish == "length", score, formed,
+            )  # fmt: skip
+
+
+def _watched(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of a line that signs are found in; a long run keeps no more of it in memory."""
+    return {name: value for name, value in line.items() if is_watched(name)}

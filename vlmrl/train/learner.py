@@ -1,0 +1,67 @@
+"""The policy in training and everything else that an update needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from vlmrl.data.packing import TrainItem
+from vlmrl.dist.world import ALONE, World
+from vlmrl.errors import OutOfMemoryError
+from vlmrl.model.device_memory import give_back
+from vlmrl.model.policy import Policy
+from vlmrl.recipe.schema import Recipe
+from vlmrl.train.optim import Optimizer
+from vlmrl.train.out_of_memory import ROWS, TokenBudgets
+from vlmrl.train.reference import ReferencePolicy
+
+T = TypeVar("T")
+
+
+@dataclass
+class Learner:
+    """Trained policy of a run with its optimizer and reference.
+
+    Args:
+        recipe: the run's recipe.
+        policy: the policy in training.
+        optimizer: the optimizer of its weights.
+        budgets: the token budgets, which halve when memory runs out.
+        reference: the policy that a KL term refers to; None = there is no KL term.
+        world: the processes that share each update.
+        filler: an item that counts for nothing (see `StepBatch`); None where there is one process.
+    """
+
+    recipe: Recipe
+    policy: Policy
+    optimizer: Optimizer
+    budgets: TokenBudgets
+    reference: Policy | ReferencePolicy | None = None
+    world: World = ALONE
+    filler: TrainItem | None = None
+
+    def in_rows(self, work: Callable[..., T]) -> T:
+        """Return `work(tokens_per_row=...)`; when a packed row runs out of memory, try once more with half the tokens.
+
+        The half is the run's budget from then on. Gradients are cleared in between; `work` must not have changed
+        weights.
+
+        Raises: OutOfMemoryError when there is nothing (left) to halve. One of several processes cannot go back alone:
+            its error says with what all of them may be started again.
+        """
+        budget = self.budgets.of(ROWS)
+        try:
+            return work(tokens_per_row=budget)
+        except OutOfMemoryError as error:
+            load = error.load
+            if load is None or load.budget != ROWS or load.responses == 1 or not self.budgets.may_halve(ROWS):
+                raise
+            if self.world.size > 1:
+                error.halved = {ROWS: [budget, load.half(budget)]}
+                raise
+        # Out of the handler: the error's frames hold the packed row and everything computed from it.
+        self.optimizer.clear()
+        give_back(self.policy.device)
+        self.budgets.halve(load)
+        return self.in_rows(work)

@@ -1,0 +1,60 @@
+"""Rewards that fail while a run trains: they are counted, and stop the run when they are more than a few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from vlmrl.errors import RewardError, RewardUnavailable
+from vlmrl.recipe.schema import Reward
+from vlmrl.train.journal import Journal
+from vlmrl.types import Group
+
+MAX_ERROR_SHARE = 0.01
+"""Share of all samples of an attempt whose reward may fail before the run saves and stops."""
+MOST_REASON_CHARS = 500
+MIN_SAMPLES_FOR_SHARE = 200
+"""Below this many samples the share is taken of this number: one failure must not end a young run."""
+
+
+def count_failures(journal: Journal, groups: Sequence[Group], settings: Reward, save: Callable[[], None]) -> None:
+    """Count the failed rewards of a step and tell the user of them and of services that were down.
+
+    Args:
+        journal: keeps the counts and tells the user.
+        groups: the scored groups of the step.
+        settings: the recipe's `[reward]` table; `on_unavailable` says whether a service that is down stops the run.
+        save: saves a checkpoint and returns when it is complete; called before anything is raised.
+
+    Raises: RewardError when over 1% of this attempt's samples failed; RewardUnavailable.
+    """
+    progress, run, say = journal.progress, journal.run, journal.watcher.message
+    down = [x for g in groups for x in g.samples if x.score.status == "unavailable"]
+    if down:
+        reasons = "; ".join(dict.fromkeys(_last_line(x.score.error) for x in down))[:MOST_REASON_CHARS]
+        message = f"the reward was unavailable for {len(down)} sample(s), which were left out: {reasons}"
+        say(message)
+        if settings.on_unavailable == "stop":
+            save()
+            hint = "a checkpoint was saved; when the service is back: --resume"
+            raise RewardUnavailable(message, where=str(run.dir), hint=hint)
+    failed = [x for g in groups for x in g.samples if x.score.failed]
+    progress.samples += sum(len(g.samples) for g in groups)
+    progress.reward_errors += len(failed)
+    samples_before, errors_before = journal.counted_before
+    samples, errors = progress.samples - samples_before, progress.reward_errors - errors_before
+    share = errors / max(samples, MIN_SAMPLES_FOR_SHARE)
+    if failed:
+        first = _last_line(failed[0].score.error)
+        say(f"the reward failed for {len(failed)} sample(s), which were left out{f': {first}' if first else ''}")
+    if share > MAX_ERROR_SHARE:
+        save()
+        raise RewardError(
+            f"the reward failed for {errors} of {samples} samples: the run stops",
+            where=str(run.dir),
+            hint="a checkpoint was saved; mend the reward"
+            f" (`vlmrl reward-check {run.id}` shows the rows), then --resume",
+        )
+
+
+def _last_line(text: str | None) -> str:
+    return (text or "").strip().rpartition("\n")[2]

@@ -1,0 +1,158 @@
+"""A run that trains: its parts, and how they are put together at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlmrl.algo.family import algorithm_of
+from vlmrl.checkpoint import io
+from vlmrl.checkpoint.checked_files import check_files
+from vlmrl.checkpoint.format import ADAPTER
+from vlmrl.checkpoint.load import saved_lora
+from vlmrl.data.sampler import PromptStream
+from vlmrl.dist.world import ALONE, World
+from vlmrl.model.load import pick_device, stop_ids_of
+from vlmrl.model.lora import read_adapter, trained_parts
+from vlmrl.model.policy import Policy
+from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.settle import require_settled
+from vlmrl.setup.model import greedy_params, load_for_training, make_encoder, make_policy, sampling_params
+from vlmrl.setup.model_origin import ModelOrigin, origin_of
+from vlmrl.setup.sources import make_scorer, open_sources
+from vlmrl.store.provenance import usable_cores
+from vlmrl.store.prune import RolloutRule
+from vlmrl.store.runs import Run
+from vlmrl.train.checkpointing import Saver, keep_newest, load_progress, restore
+from vlmrl.train.journal import Journal, Watcher
+from vlmrl.train.learner import Learner
+from vlmrl.train.loggers import Loggers
+from vlmrl.train.optim import Optimizer
+from vlmrl.train.out_of_memory import TokenBudgets, report_halved
+from vlmrl.train.progress import Progress
+from vlmrl.train.prompt_feed import PromptFeed
+from vlmrl.train.reference import ReferencePolicy
+from vlmrl.train.rollout_writer import RolloutWriter
+from vlmrl.train.sharding import check_sharing, make_filler, on_cpu, shard_policy
+from vlmrl.types import hash64
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run that trains, by its parts. Only the loops and what opens, saves and restores it take it as a whole.
+
+    Args:
+        recipe: the run's recipe.
+        learner: what an update needs.
+        feed: where prompts come from and how their answers are scored.
+        journal: what is written and who is told.
+        saver: the writer of its checkpoints.
+        origin: where the first weights come from.
+        base: path and revision of the first weights; with an adapter, those of the model that it sits on, with its
+            checksum.
+        stack: closes the reward workers and the engine.
+    """
+
+    recipe: Recipe
+    learner: Learner
+    feed: PromptFeed
+    journal: Journal
+    saver: Saver
+    origin: ModelOrigin
+    base: Mapping[str, Any]
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    def close(self) -> None:
+        """Write the last rollouts, then end the reward workers and the engine."""
+        self.journal.rollouts.close()
+        self.stack.close()
+
+
+def open_session(
+    recipe: Recipe, run: Run, runs_root: Path, watcher: Watcher, loggers: Loggers, *, resume: Path | None = None,
+    world: World = ALONE,
+) -> Session:  # fmt: skip
+    """Load everything that a run needs; with `resume`, continue exactly where that checkpoint was saved.
+
+    With several processes each loads the whole model into main memory, then keeps its shard on its device.
+
+    Raises: the errors of data, rewards, model and checkpoint; LaunchError for what cannot be sharded.
+    """
+    require_settled(recipe)
+    check_sharing(recipe, world)
+    torch.manual_seed(recipe.train.seed)
+    if pick_device(recipe.model.device).type == "cpu":
+        torch.set_num_threads(usable_cores())
+    sources, validation = open_sources(recipe)
+    if any(v.split == "test" for v in validation):
+        run.add_label("validated on the test split")
+    origin = origin_of(run, recipe.model.path, runs_root)
+    # Resumed, nothing but the checkpoint is read, unless it holds an adapter: that needs its base model.
+    start = origin if resume is None else replace(origin, checkpoint=resume)
+    model, processor, base = load_for_training(recipe if world.size == 1 else on_cpu(recipe), start)
+    algorithm = algorithm_of(recipe.algo) if recipe.kind == "rl" else None
+    temperature = recipe.rollout.temperature if recipe.kind == "rl" else 1.0
+    critic = algorithm is not None and algorithm.needs_critic
+    policy = make_policy(recipe.model, model, processor, temperature, recipe.algo.entropy_coef != 0, critic)
+    if resume is not None and policy.value_head is not None:
+        policy.value_head.load_state_dict(io.load_value_head(resume))
+    parts = trained_parts(model)
+    watcher.message(f"{parts}{'; and a value head' if critic else ''}")
+    if world.size > 1:
+        watcher.message(shard_policy(policy, recipe, world))
+    run.write_log(f"rows are run by: {policy.path}")
+    if policy.sharing == "padded" and recipe.model.shared_prefix:
+        watcher.message(f"no shared prefix: {policy.path}")
+    encoder = make_encoder(recipe.model, processor)
+    progress = Progress() if resume is None else load_progress(resume, run, recipe.eval.goal)
+    keep, every = recipe.log.keep_rollouts, recipe.log.keep_rollouts_every
+    rollouts = RolloutWriter(run, None if keep is None else RolloutRule(keep, every))
+    journal = Journal(run, watcher, progress, loggers, rollouts, world)
+    learner = Learner(
+        recipe, policy, Optimizer(policy.model, recipe.optim, policy.value_head, policy.saved_dtypes),
+        TokenBudgets(recipe, progress, partial(report_halved, journal, policy.device)), world=world,
+    )  # fmt: skip
+    stream = PromptStream([len(s.rows) for s in sources], [s.share for s in sources], recipe.train.seed)
+    if world.size > 1:
+        learner.filler = make_filler(encoder, stop_ids_of(policy.model, processor.tokenizer)[0])
+    saver = Saver.of(
+        recipe.checkpoint.asynchronous, policy.device, world, partial(keep_newest, run, recipe.checkpoint.keep_last)
+    )
+    scorers, stack = {}, ExitStack()
+    for source in [*sources, *validation]:
+        if source.name not in scorers:
+            scorers[source.name] = stack.enter_context(make_scorer(source, recipe))
+    feed = PromptFeed(
+        recipe, sources, validation, stream, encoder, scorers, sampling_params(recipe, policy, processor.tokenizer),
+        greedy_params(recipe, policy, processor.tokenizer), world,
+    )  # fmt: skip
+    if algorithm is not None and algorithm.kl_coef > 0:
+        learner.reference = _load_reference(recipe, policy, origin, world)
+    if world.size > 1:  # adapters and heads were the same on all until here; dropout is every process's own
+        torch.manual_seed(hash64(recipe.train.seed, "rank", world.rank))
+    session = Session(recipe, learner, feed, journal, saver, origin, base, stack)
+    if resume is not None:
+        restore(session, resume)
+    run.event(progress.step, "parts", trained=dict(parts.trained), frozen=dict(parts.frozen))
+    return session
+
+
+def _load_reference(recipe: Recipe, policy: Policy, origin: ModelOrigin, world: World) -> Policy | ReferencePolicy:
+    """Return the first weights, frozen, for the KL term: a copy; with an adapter, the policy's own model."""
+    if recipe.lora is None:
+        several = world.size > 1
+        model, processor, _ = load_for_training(on_cpu(recipe) if several else recipe, origin)
+        reference = make_policy(recipe.model, model.requires_grad_(False), processor, recipe.rollout.temperature)
+        if several:
+            shard_policy(reference, recipe, world)
+        return reference
+    if origin.checkpoint is None or saved_lora(origin.checkpoint) is None:
+        return ReferencePolicy(policy)
+    check_files(origin.checkpoint, ADAPTER)
+    return ReferencePolicy(policy, read_adapter(origin.checkpoint / ADAPTER))

@@ -1,0 +1,133 @@
+"""Metrics of one step: the seconds of its parts and the memory; in reinforcement learning its rewards and rollouts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from vlmrl.dist import rank_process
+from vlmrl.dist.world import World
+from vlmrl.evaluate.estimates import mean_interval
+from vlmrl.evaluate.interval import Interval
+from vlmrl.rewards.base import value_range
+from vlmrl.rewards.scorer import Scorer, earned_on_timeout
+from vlmrl.rollout.sample import is_dead_group
+from vlmrl.types import Group
+
+
+def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None = None) -> dict[str, Any]:
+    """Return the numbers of a step's rollouts: rewards and their parts, shares, lengths in tokens.
+
+    The mean reward has its 95% interval over prompts; a single prompt has none.
+
+    Args:
+        groups: the scored groups of the step.
+        scorers: the scorers by source name; they declare the range that the interval stays in.
+    """
+    samples = [x for g in groups for x in g.samples]
+    scored = [x for x in samples if x.score.error is None]
+    lengths = [x.trajectory.num_sampled_tokens for x in samples]
+    metrics: dict[str, Any] = {
+        "reward/errors": sum(x.score.failed for x in samples),
+        "rollout/dead_group_share": fmean(float(is_dead_group(g)) for g in groups),
+        "rollout/truncated_share": fmean(float(x.trajectory.finish == "length") for x in samples),
+        "rollout/response_tokens_mean": fmean(lengths),
+        "rollout/response_tokens_max": max(lengths),
+        "rollout/prompt_tokens_mean": fmean(len(g.samples[0].trajectory.prompt_ids) for g in groups),
+        "rollout/samples": len(samples),
+    }
+    if unavailable := sum(x.score.status == "unavailable" for x in samples):
+        metrics["reward/unavailable"] = unavailable
+    if timeouts := sum(map(earned_on_timeout, (x.score for x in scored))):
+        metrics["reward/timeouts"] = timeouts
+    if left_out := len(samples) - len(scored) - metrics["reward/errors"] - unavailable:
+        metrics["reward/inapplicable"] = left_out
+    if not scored:
+        return metrics
+    interval = _reward_interval(groups, scorers or {})
+    metrics["reward/mean"] = fmean(x.score.value for x in scored)
+    if math.isfinite(interval.low):
+        metrics |= {"reward/low": interval.low, "reward/high": interval.high}
+    for name in sorted({n for x in scored for n in x.score.parts}):
+        values = [v for x in scored if (v := x.score.parts.get(name)) is not None]
+        if values:
+            metrics[f"reward/part/{name}"] = fmean(values)
+    sources = sorted({g.row.source for g in groups})
+    if len(sources) > 1:
+        for source in sources:
+            values = [
+                x.score.value for g in groups if g.row.source == source for x in g.samples if x.score.error is None
+            ]
+            if values:
+                metrics[f"reward/source/{source}"] = fmean(values)
+    return metrics
+
+
+def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> Interval:
+    """Return the mean reward of all samples with its interval.
+
+    Samples of one prompt, or of prompts that share an image, are dependent.
+    """
+    scored = [(g, x.score) for g in groups for x in g.samples if x.score.error is None]
+    clusters = [tuple(m.sha256 for m in g.row.media) or (g.row.source, g.row.prompt_id) for g, _ in scored]
+    ranges = [
+        value_range([score.parts for g, score in scored if g.row.source == name], scorer.weights, scorer.spec.ranges)
+        for name, scorer in scorers.items()
+        if any(g.row.source == name for g, _ in scored)
+    ]
+    known = [r for r in ranges if r is not None]
+    declared = (min(low for low, _ in known), max(high for _, high in known)) if known == ranges and known else None
+    return mean_interval([score.value for _, score in scored], clusters, declared)
+
+
+def rollout_speed(groups: Sequence[Group], seconds: float) -> dict[str, float]:
+    """Return `rollout/tokens_per_second`: the sampled tokens over the seconds of sampling."""
+    tokens = sum(x.trajectory.num_sampled_tokens for g in groups for x in g.samples)
+    return {"rollout/tokens_per_second": tokens / max(seconds, 1e-9)}
+
+
+class Clock:
+    """Stopwatch of a step: adds up the seconds of each part, `with clock("rollout"): ...`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = time.perf_counter()
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        rank_process.phase(part)
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+
+    def metrics(self) -> dict[str, float]:
+        """Return `time/<part>_seconds` of each part and `time/step_seconds`, the seconds since the clock was made."""
+        parts = {f"time/{part}_seconds": seconds for part, seconds in self.seconds.items()}
+        return parts | {"time/step_seconds": time.perf_counter() - self._start}
+
+
+def memory_metrics(device: torch.device, world: World) -> dict[str, float]:
+    """Return `memory/peak_bytes`, in bytes: the memory allocated on a CUDA device, else the resident memory of the
+    process; of the process with the most. Where FlexAttention is used, `policy/attention_compilations` counts the
+    shapes that it was compiled for.
+    """
+    if device.type == "cuda":
+        from vlmrl.model.attention.flex import compiled_shapes
+
+        peak = float(torch.cuda.max_memory_allocated())
+        more = {"policy/attention_compilations": float(len(compiled_shapes))} if compiled_shapes else {}
+    else:
+        import resource
+        import sys
+
+        peak, more = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), {}
+        peak *= 1 if sys.platform == "darwin" else 1024
+    return {"memory/peak_bytes": max(world.gather(peak))} | more
