@@ -1,4 +1,4 @@
-"""Values of table cells: prompts, images, answers, texts and numbers, in the forms that trainers and files give them."""
+"""Values of table cells: prompts, images, answers, texts and numbers, in all the forms that trainers write."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Table files as they lie on disk or in the hub's cache: which there are, and their rows in order, a few at a time.
+"""Rows of table files, in order and a few at a time: JSONL, CSV, JSON, Parquet and Arrow.
 
 Text is read by line here, not by Arrow's readers: an error names file and line, integers of any size and cells of mixed
 types stay what they are, and a damaged row does not end the reading. Parquet is read by row group, so that memory
-stays bounded. Datasets of the hub and of `save_to_disk` are opened by the `datasets` library.
+stays bounded. Which files make a table: table_sources.py.
 """
 
 from __future__ import annotations
 
 import csv
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,12 +22,11 @@ from vlmrl.regular_file import file_problem
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 LINED = (".jsonl", ".csv")
 """Kinds whose rows are known by their line; those of the others by their number from 0."""
-SPLIT_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
-                "val": "validation", "dev": "validation", "test": "test", "testing": "test"}  # fmt: skip
 BUFFER_BYTES = 1 << 20
 """So much of a Parquet column is read at a time; without it a whole column of a row group would be."""
 MAX_CELL_CHARS = 1 << 30
 """Longest cell of a CSV file: an image in base64 is one long cell."""
+_NOT_UTF8, _SAVE_AS_UTF8 = "not UTF-8 text", "save the file as UTF-8"
 _BOM = b"\xef\xbb\xbf"
 _HINTS = {
     ".jsonl": "JSONL has one JSON object a line",
@@ -35,7 +34,6 @@ _HINTS = {
 }
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
-Table = TypeVar("Table")
 Row = TypeVar("Row")
 TextRow = dict[str, Any] | bytes | str
 """A row of a text file: its cells, or the bytes of a JSON line, or a text that says why it is no row."""
@@ -66,8 +64,11 @@ def text_rows(path: Path | str) -> Iterator[tuple[int, TextRow]]:
     """
     path = Path(path)
     readers = {".jsonl": _jsonl_lines, ".csv": _csv_rows, ".json": _json_rows}
+    read = readers.get(path.suffix.lower())
+    if read is None:
+        raise _no_table(path)
     try:
-        yield from readers[path.suffix.lower()](path)
+        yield from read(path)
     except UnicodeDecodeError as error:
         raise _not_utf8(path) from error
     except OSError as error:
@@ -81,7 +82,7 @@ def parsed_row(row: TextRow) -> dict[str, Any] | str:
     try:
         value = parse_json(row.removeprefix(_BOM).decode("utf-8", "surrogatepass"), unique_keys=True)
     except UnicodeDecodeError as error:
-        return f"not UTF-8 text: {error.reason} at byte {error.start} of the line"
+        return f"{_NOT_UTF8}: {error.reason} at byte {error.start} of the line"
     except ValueError as error:
         return f"not JSON: {error}"
     return value if isinstance(value, dict) else _no_object(value)
@@ -96,7 +97,8 @@ def sound_rows(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, row in text_rows(path):
         cells = parsed_row(row)
         if isinstance(cells, str):
-            raise DataError(cells, where=place_of(path, number), hint=_HINTS.get(Path(path).suffix.lower()))
+            hint = _SAVE_AS_UTF8 if cells.startswith(_NOT_UTF8) else _HINTS.get(Path(path).suffix.lower())
+            raise DataError(cells, where=place_of(path, number), hint=hint)
         yield number, cells
     if number is None:
         raise DataError("the table has no rows", where=str(path))
@@ -120,7 +122,8 @@ def in_portions(
 
 def _jsonl_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        lines = chain.from_iterable(map(bytes.splitlines, file))  # \r ends a line too, as in Python's text files
+        for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield number, line
 
@@ -131,7 +134,8 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
         value = parse_json(text, unique_keys=True)
     except ValueError as error:
         hint = "one object a line is JSONL: give the file that ending"
-        raise DataError(f"not JSON: {error}", where=str(path), hint=hint) from error
+        is_lines = str(error).startswith("Extra data")
+        raise DataError(f"not JSON: {error}", where=str(path), hint=hint if is_lines else None) from error
     if isinstance(value, dict) and isinstance(value.get("data"), list):
         value = value["data"]
     if not isinstance(value, list):
@@ -182,9 +186,9 @@ def _not_utf8(path: Path) -> DataError:
             try:
                 line.decode()
             except UnicodeDecodeError as error:
-                message = f"not UTF-8 text: {error.reason} at byte {error.start} of the line"
-                return DataError(message, where=f"{path}:{number}", hint="save the file as UTF-8")
-    return DataError("not UTF-8 text", where=str(path), hint="save the file as UTF-8")
+                message = f"{_NOT_UTF8}: {error.reason} at byte {error.start} of the line"
+                return DataError(message, where=f"{path}:{number}", hint=_SAVE_AS_UTF8)
+    return DataError(_NOT_UTF8, where=str(path), hint=_SAVE_AS_UTF8)
 
 
 def _unreadable(error: OSError, path: Path, hint: str | None = None) -> DataError:
@@ -252,36 +256,6 @@ def arrow_batches(path: Path | str) -> Iterator[Any]:
         raise DataError(f"the table cannot be read: {error}", where=str(path)) from error
 
 
-def find_tables(path: str) -> dict[str, Any]:
-    """Find the tables of a path. Nothing of them is read.
-
-    Args:
-        path: a file, a folder of files (their names hold the split as a word: `train-00000.parquet`; other names are
-            train), a folder written by `Dataset.save_to_disk`, or `hub:name` with `#config` if any.
-    Returns: split -> its files (a list of paths), or a dataset of the `datasets` library, train first (`in_order`). A
-        single file is the split `train`, whatever its name.
-    Raises: DataError when there is nothing, or it cannot be opened.
-    """
-    if path.startswith("hub:"):
-        return in_order(_splits_of(_load_hub(path.removeprefix("hub:")), path))
-    place = Path(path)
-    if not place.exists():
-        hint = "name a table file, a folder of them, or hub:name; `vlmrl prep` makes datasets"
-        raise DataError(f"no dataset at {path}", hint=_near_files(place) or hint)
-    if not place.is_dir():
-        return {"train": [place]}
-    return in_order(_splits_of(_load_saved(place), path) if is_saved(place) else _folder_files(place))
-
-
-def in_order(splits: Mapping[str, Table]) -> dict[str, Table]:
-    """Return splits as people think of them: train, validation, test, then the others as they come.
-
-    A search for copies asks which images of a split are in an earlier one.
-    """
-    known = [name for name in ("train", "validation", "test") if name in splits]
-    return {name: splits[name] for name in dict.fromkeys((*known, *splits))}
-
-
 def kind_of_files(files: Sequence[Path]) -> str:
     """Return the ending of the files of one split, in small letters.
 
@@ -297,7 +271,7 @@ def kind_of_files(files: Sequence[Path]) -> str:
         )  # fmt: skip
     kind = kinds.pop()
     if kind not in SUFFIXES:
-        raise DataError(f"{files[0]} is not a kind of table that is read", hint=f"endings: {', '.join(SUFFIXES)}")
+        raise _no_table(files[0])
     if kind != ".parquet" and len(files) > 1:
         raise DataError(
             f"{len(files)} {kind} files in one split", where=str(files[0].parent), hint="join them, or name one of them"
@@ -305,86 +279,5 @@ def kind_of_files(files: Sequence[Path]) -> str:
     return kind
 
 
-def is_saved(place: Path) -> bool:
-    """Whether a folder was written by `Dataset.save_to_disk`."""
-    return (place / "dataset_info.json").is_file() or (place / "dataset_dict.json").is_file()
-
-
-def _folder_files(place: Path) -> dict[str, list[Path]]:
-    """Return the table files of a folder by split, sorted. Raises: DataError when there are none."""
-    by_split: dict[str, list[Path]] = {}
-    for file in sorted(file for pattern in SUFFIXES for file in place.rglob(f"*{pattern}")):
-        if not any(part.startswith(".") for part in file.relative_to(place).parts):
-            by_split.setdefault(_split_of(file, place), []).append(file)
-    if not by_split:
-        raise DataError(
-            f"the folder {place} holds no dataset",
-            hint=f"expected dataset.json, or files ending in {', '.join(SUFFIXES)}",
-        )
-    return by_split
-
-
-def _split_of(file: Path, root: Path) -> str:
-    """Return the split that a file's name or folders say; train where they say none.
-
-    `train-00000-of-00003.parquet`, `train/0.parquet` and `DF20-train_metadata.csv` are train.
-    """
-    for part in (file.name, *reversed(file.relative_to(root).parts[:-1])):
-        for word in re.findall(r"[A-Za-z]+", part):
-            if word.lower() in SPLIT_NAMES:
-                return SPLIT_NAMES[word.lower()]
-    return "train"
-
-
-def _load_hub(spec: str) -> Any:
-    """Open a hub dataset, or a local folder in a form that `datasets.load_dataset` reads. That library downloads it."""
-    name, _, config = spec.partition("#")
-    if not name.strip("/"):
-        raise DataError("`hub:` without a dataset name", hint='path = "hub:org/name", or "hub:org/name#config"')
-    import datasets
-
-    try:
-        return datasets.load_dataset(name, config or None)
-    except Exception as error:  # that library raises many kinds, its own and those of the network
-        text = str(error).strip().split("\n")[0]
-        raise DataError(
-            f"the hub dataset `{name}` cannot be loaded: {type(error).__name__}: {text}",
-            hint="check the name, the config (`hub:name#config`) and the network, or name a copy on this machine; gated"
-            " datasets need `hf auth login`",
-        ) from error
-
-
-def _load_saved(place: Path) -> Any:
-    import datasets
-
-    try:
-        return datasets.load_from_disk(str(place))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"the saved dataset cannot be read: {error}", where=str(place)) from error
-
-
-def _splits_of(loaded: Any, label: str) -> dict[str, Any]:
-    """Return the splits of a dataset of the `datasets` library that have rows, in their order of rows."""
-    splits = {str(name): part for name, part in loaded.items()} if hasattr(loaded, "items") else {"train": loaded}
-    out = {
-        split: part if part._indices is None else part.flatten_indices()
-        for split, part in splits.items()
-        if part.num_rows
-    }
-    if not out:
-        raise DataError("the dataset has no rows", where=label)
-    return out
-
-
-def _near_files(place: Path) -> str | None:
-    from difflib import get_close_matches
-
-    if not place.parent.is_dir():
-        return None
-    names = [
-        path.name
-        for path in place.parent.iterdir()
-        if path.is_dir() or (path.is_file() and path.suffix.lower() in SUFFIXES)
-    ]
-    close = get_close_matches(place.name, names, 1)
-    return f"did you mean {place.parent / close[0]}?" if close else None
+def _no_table(path: Path) -> DataError:
+    return DataError(f"{path} is not a kind of table that is read", hint=f"endings: {', '.join(SUFFIXES)}")

@@ -18,7 +18,6 @@ from vlmrl.data.parallel_parts import write_lines
 from vlmrl.data.table_files import (
     LINED,
     arrow_batches,
-    find_tables,
     in_portions,
     kind_of_files,
     parquet_batches,
@@ -28,6 +27,7 @@ from vlmrl.data.table_files import (
     require_file,
     sound_rows,
 )
+from vlmrl.data.table_sources import find_tables
 from vlmrl.errors import DataError
 
 PIECE_ROWS = 128

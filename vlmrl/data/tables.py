@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vlmrl.data.cells import python_rows
-from vlmrl.data.table_files import find_tables, kind_of_files, place_of, sound_rows
+from vlmrl.data.table_files import kind_of_files, place_of, sound_rows
+from vlmrl.data.table_sources import find_tables
 from vlmrl.errors import DataError
 
 IN_MEMORY_BYTES = 1 << 30

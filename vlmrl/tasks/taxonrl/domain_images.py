@@ -15,8 +15,8 @@ from vlmrl.data.columns import match_columns
 from vlmrl.data.image_scan import Files, scan_files
 from vlmrl.data.labelled_images import IMAGE_SUFFIXES, check_name, read_labelled, refuse_twins
 from vlmrl.data.splits import LabelledImage
-from vlmrl.data.table_files import SPLIT_NAMES
 from vlmrl.data.table_pieces import RowFiles, read_piece
+from vlmrl.data.table_sources import SPLIT_NAMES
 from vlmrl.errors import DataError
 from vlmrl.rewards.text_parsing import normalise_name
 from vlmrl.tasks.dataset_assembly import Limits, is_few, leave_out
