@@ -1,6 +1,6 @@
 """Spellings of column names, and the column of each role: for training tables, saved responses and pairs of images.
 
-They are those of TRL, verl, EasyR1, ms-swift and TaxonRL, beside the usual ones. What a cell holds: cells.py.
+They are those of TRL, verl, EasyR1 and ms-swift, beside the usual ones. What a cell holds: cells.py.
 """
 
 from __future__ import annotations
