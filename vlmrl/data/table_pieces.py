@@ -90,7 +90,7 @@ class RowFiles:
 def read_piece(piece: TablePiece, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a piece, in order. Raises: DataError when the file cannot be read."""
     if piece.kind == "text":
-        yield from _text_rows(piece.path, columns)
+        yield from _spooled_rows(piece.path, columns)
         return
     first = piece.first
     if piece.kind == "parquet":
@@ -102,7 +102,7 @@ def read_piece(piece: TablePiece, columns: Sequence[str]) -> Iterator[dict[str, 
         first += batch.num_rows
 
 
-def _text_rows(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _spooled_rows(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     try:
         with open(path, encoding="ascii") as lines:
             for line in lines:
