@@ -119,7 +119,7 @@ def test_distances_are_shown_where_there_are_any(tmp_path: Path) -> None:
 
 
 WRONG = [
-    (["prep", "fungi", "gone.parquet"], "nothing at gone.parquet"),
+    (["prep", "fungi", "gone.parquet"], "no dataset at gone.parquet"),
     (["prep", "fungi", "{rows}@tset"], "no split `tset`"),
     (["prep", "fungi", "{rows}", "--on-overlong", "shrink"], "--on-overlong 'shrink' is unknown"),
     (["prep", "fungi", "{rows}", "--on-overlong", "drop"], "without --max-prompt-tokens"),

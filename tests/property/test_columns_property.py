@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmrl.data.columns import plain, read_image, read_messages, split_images
+from vlmrl.data.cells import plain, read_image, read_messages, split_images
 from vlmrl.errors import DataError
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=20)

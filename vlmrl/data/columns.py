@@ -1,43 +1,61 @@
-"""Which column is which, and what is in it: the spellings of TRL, verl, EasyR1 and ms-swift, turned into one form."""
+"""Spellings of column names, and the column of each role: for training tables, saved responses and pairs of images.
+
+They are those of TRL, verl, EasyR1 and ms-swift, beside the usual ones. What a cell holds: cells.py.
+"""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import math
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date, datetime, time
-from decimal import Decimal
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
-from vlmrl.data.images import MAX_FILE_BYTES
 from vlmrl.errors import DataError
-from vlmrl.json_text import parse_json
-from vlmrl.types import Message
 
-KEYS = ("prompt", "images", "answer", "response")
-SPELLINGS: dict[str, tuple[str, ...]] = {
+Spellings = Mapping[str, Sequence[str]]
+"""Role -> column names that are recognised, in order of preference."""
+
+IMAGES = ("images", "image", "image_path", "image_paths")
+_ANSWER = ("solution", "answer", "ground_truth", "reward_model")
+TRAINING: Spellings = {
     "prompt": ("prompt", "problem", "messages", "question", "query", "conversations"),
-    "images": ("images", "image", "image_path", "image_paths"),
-    "answer": ("solution", "answer", "ground_truth", "reward_model"),
+    "images": IMAGES,
+    "answer": _ANSWER,
     "response": ("response", "completion"),
 }
-"""Column names that are recognised, in order of preference."""
-ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
-MAX_DEPTH = 50
-_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\x00", b"MM\x00*")
-_DATA_URI = re.compile(r"data:image/[A-Za-z0-9.+-]+;base64,")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+"""Columns of a table to train on."""
+RESPONSES: Spellings = {
+    "response": (
+        "response", "completion", "output", "prediction", "predict", "generated_text", "generation", "model_output",
+        "solution_str", "text",
+    ),
+    # Not in TRAINING's order: existing reports rely on both orders.
+    "ground_truth": (
+        "ground_truth", "truth", "answer_im", "gts", "ground_truths", "reward_model", "solution", "label", "answer",
+        "target", "reference",
+    ),
+    "prompt": ("prompt", "problem", "question", "query", "input"),
+    "group": ("group", "group_id", "prompt_id", "uid", "problem_id", "question_id"),
+    "step": ("step", "global_step", "training_step"),
+    "finish": ("finish", "finish_reason"),
+    "num_tokens": ("num_tokens", "response_length", "completion_length", "num_completion_tokens"),
+    "score": ("score", "reward", "overall"),
+    "token_ids": ("completion_ids", "token_ids", "response_ids"),
+    "images": IMAGES,
+}  # fmt: skip
+"""Columns of a table of saved responses."""
+PAIRS: Spellings = {
+    "images": IMAGES,
+    "problem": ("problem",),
+    "answer": ("answer", *(name for name in _ANSWER if name != "answer")),
+    "composite": ("answer_im",),
+}
+"""Columns of a table of image pairs. `composite` is the answer together with the intermediate truth."""
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """The column of each role; None = the table has none. `style` is whose spelling it is, for people."""
+    """Column of each role of a training table; None = the table has none. `style` names the trainer that spells so."""
 
     prompt: str | None
     images: str | None
@@ -46,250 +64,71 @@ class Mapped:
     style: str
 
     def named(self) -> dict[str, str]:
-        return {key: getattr(self, key) for key in KEYS if getattr(self, key)}
+        """Return the roles that have a column."""
+        return {key: getattr(self, key) for key in TRAINING if getattr(self, key)}
+
+
+def match_columns(
+    spellings: Spellings, columns: Sequence[str], named: Mapping[str, str] | None = None, *, where: str = "",
+    option: str = "",
+) -> dict[str, str]:  # fmt: skip
+    """Return role -> column; a role without a column is left out, and no column has two roles.
+
+    Args:
+        columns: the table's columns.
+        named: role -> column as the user named them; these come first.
+        where, option: the table, and what the roles were named with, for messages.
+    Raises: DataError for a role that does not exist or a named column that is not there, with the nearest name.
+    """
+    matched = dict(named or {})
+    for role, column in matched.items():
+        if role not in spellings:
+            raise DataError(f"{option} names `{role}`", where=where, hint=_nearest(role, tuple(spellings), "roles"))
+        if column not in columns:
+            raise DataError(
+                f"no column `{column}` (named as {role})", where=where, hint=_nearest(column, columns, "columns")
+            )
+    for role, names in spellings.items():
+        if role not in matched:
+            free = [name for name in names if name in columns and name not in matched.values()]
+            matched |= {role: free[0]} if free else {}
+    return matched
 
 
 def map_columns(columns: Sequence[str], named: Mapping[str, str], first: Mapping[str, Any], where: str) -> Mapped:
-    """Find the column of each role.
+    """Find the column of each role of a training table.
 
     Args:
         columns: the table's columns.
         named: `[[data]] columns` of the recipe: role -> column; these come first.
-        first: a row of the table: what looks like verl's `reward_model` must hold a `ground_truth`.
+        first: a row of the table: verl's `reward_model` counts, and before all others, where it holds a `ground_truth`.
         where: the table, for messages.
-    Raises: DataError for a role that does not exist or a named column that is not there, with the nearest name.
+    Raises: DataError; see `match_columns`.
     """
-    for key, column in named.items():
-        if key not in KEYS:
-            raise DataError(f"`columns` has the key `{key}`", where=where, hint=_nearest(key, KEYS, "keys"))
-        if column not in columns:
-            raise DataError(
-                f"no column `{column}` (named as {key})", where=where, hint=_nearest(column, columns, "columns")
-            )
-    found: dict[str, str | None] = {}
-    for key in KEYS:
-        usable = [name for name in SPELLINGS[key] if name in columns and name not in named.values()]
-        if key == "answer" and "reward_model" in usable:
-            held = first.get("reward_model")
-            good = isinstance(held, Mapping) and "ground_truth" in held
-            usable = ["reward_model"] if good else [name for name in usable if name != "reward_model"]
-        found[key] = named.get(key) or (usable[0] if usable else None)
-    return Mapped(**found, style=_style(found))
+    cell = first.get("reward_model")
+    is_verl = isinstance(cell, Mapping) and "ground_truth" in cell
+    others = tuple(name for name in _ANSWER if name != "reward_model")
+    spellings = {**TRAINING, "answer": ("reward_model", *others) if is_verl else others}
+    matched = match_columns(spellings, columns, named, where=where, option="`columns`")
+    return Mapped(**{role: matched.get(role) for role in TRAINING}, style=_style(matched))
 
 
 def missing_prompt(columns: Sequence[str], where: str) -> DataError:
-    """The error for a table whose prompt column is not recognised."""
+    """Return the error for a table whose prompt column is not recognised."""
     return DataError(
         f"no prompt column; the table has: {', '.join(columns)}", where=where,
-        hint=f"recognised names: {', '.join(SPELLINGS['prompt'])}; name yours with `columns = {{prompt = \"...\"}}`, "
+        hint=f"recognised names: {', '.join(TRAINING['prompt'])}; name yours with `columns = {{prompt = \"...\"}}`, "
         "or give a Jinja template in `prompt`",
     )  # fmt: skip
 
 
-def _style(found: Mapping[str, str | None]) -> str:
-    if found["answer"] == "reward_model":
+def _style(matched: Mapping[str, str]) -> str:
+    if matched.get("answer") == "reward_model":
         return "verl"
     by_prompt = {"problem": "EasyR1", "messages": "ms-swift", "prompt": "TRL"}
-    return by_prompt.get(found["prompt"] or "", "own")
+    return by_prompt.get(matched.get("prompt", ""), "own")
 
 
 def _nearest(name: str, known: Sequence[str], what: str) -> str:
     close = get_close_matches(name, known, 1)
     return (f"did you mean `{close[0]}`?  " if close else "") + f"{what}: {', '.join(known)}"
-
-
-def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | None, list[Any]]:
-    """A prompt cell as turns.
-
-    Args:
-        value: text, or a list of turns {role, content}; content is text or a list of parts {type: text|image, ...}.
-            ShareGPT's {from, value} is understood, and a list written as JSON text.
-        where: row and column, for messages.
-    Returns: (turns, response, images): a last assistant turn is not part of the prompt, it is the `response`; `images`
-        are the values found inside content parts, in order, `<image>` standing for each part in the text.
-    Raises: DataError for anything else.
-    """
-    if isinstance(value, str) and value.lstrip().startswith("[{"):
-        with suppress(ValueError):  # a text that only begins like JSON stays a text
-            value = parse_json(value)
-    if isinstance(value, str):
-        value = [{"role": "user", "content": value}]
-    if not isinstance(value, (list, tuple)) or not value:
-        raise DataError(f"the prompt is {_show(value)}, not text or a list of messages", where=where)
-    turns: list[Message] = []
-    images: list[Any] = []
-    for number, turn in enumerate(value):
-        place = f"{where}, message {number}"
-        if not isinstance(turn, Mapping):
-            raise DataError(f"a message is {_show(turn)}, not {{role, content}}", where=place)
-        role = turn.get("role") or turn.get("from")
-        if not isinstance(role, str) or role not in ROLES:
-            raise DataError(f"a message has the role {role!r}", where=place, hint="roles: system, user, assistant")
-        content = turn.get("content") if turn.get("content") is not None else turn.get("value")
-        text, found = _read_content(content, place)
-        images += found
-        turns.append(Message(ROLES[role], _whole(text)))  # type: ignore[arg-type]
-    response = turns.pop().content if turns[-1].role == "assistant" else None
-    if not any(turn.role == "user" for turn in turns):
-        raise DataError("the prompt has no user message", where=where)
-    return tuple(turns), response, images
-
-
-def _read_content(content: Any, where: str) -> tuple[str, list[Any]]:
-    if isinstance(content, str):
-        return content, []
-    if not isinstance(content, (list, tuple)):
-        raise DataError(f"a message's content is {_show(content)}, not text or a list of parts", where=where)
-    texts, images = [], []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if isinstance(part, str):
-            texts.append(part)
-        elif isinstance(part, Mapping) and kind == "text" and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        elif isinstance(part, Mapping) and kind in ("image", "image_url"):
-            texts.append("<image>")
-            payload = next((part[key] for key in ("image", "image_url", "path", "url") if part.get(key)), None)
-            if payload is not None:
-                images.append(payload)
-        else:
-            raise DataError(
-                f"a content part is {_show(part)}", where=where, hint="parts: {type: text, text}, {type: image}"
-            )
-    return "".join(texts), images
-
-
-def split_images(value: Any) -> list[Any]:
-    """The single image values of an images cell: none, one, or a list (also written as JSON text)."""
-    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
-        return []
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            parsed = parse_json(value)
-        except ValueError:
-            return [value]
-        return [item for item in parsed if item is not None] if isinstance(parsed, list) else [value]
-    if isinstance(value, (list, tuple)):
-        return [item for item in value if item is not None]
-    return [value]
-
-
-def read_image(value: Any, root: Path | None, where: str, depth: int = 0) -> bytes | Path:
-    """One image value as file bytes, or as the path of a file inside `root`.
-
-    Args:
-        value: bytes; text: a data URI, base64, or a path; a dict {bytes, path} (Hugging Face), {image: ...} (verl),
-            {url: ...} (OpenAI).
-        root: folder that paths must stay in, links resolved; None = paths are refused.
-        where: row and column, for messages.
-        depth: how many dicts it was found in; at most 3.
-    Raises: DataError for an address on the network, a path that leaves the root or is no file, or any other value.
-    """
-    if isinstance(value, Mapping):
-        for key in ("bytes", "image", "path", "url", "image_url"):
-            if depth < 3 and value.get(key) is not None and value.get(key) != "":
-                return read_image(value[key], root, where, depth + 1)
-        raise DataError(f"an image is {_show(value)}: none of bytes, path, image", where=where)
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value)
-    if not isinstance(value, str):
-        raise DataError(f"an image is {_show(value)}, not bytes, text or {{bytes, path}}", where=where)
-    text = value.strip()
-    encoded = _from_base64(text, where)
-    if encoded is not None:
-        return encoded
-    text = text.removeprefix("file://")
-    if text.startswith("data:"):
-        raise DataError(f"the data URI {_show(text)} is no image in base64", where=where)
-    if _SCHEME.match(text):
-        raise DataError(
-            f"the image {_show(text)} is an address, and nothing is fetched from the network", where=where,
-            hint="download the images first and give their paths or bytes",
-        )  # fmt: skip
-    return _inside(text, root, where)
-
-
-def _from_base64(text: str, where: str) -> bytes | None:
-    """The bytes when the text is an image in base64, else None; a data URI that does not decode is an error."""
-    uri = _DATA_URI.match(text)
-    if uri is None and len(text) < 60:
-        return None
-    if len(text) > MAX_FILE_BYTES * 4 // 3 + 100:
-        raise DataError(f"an image of {len(text):,} base64 characters is too large", where=where)
-    body = text[uri.end() :] if uri else text
-    try:
-        data = base64.b64decode(re.sub(r"\s+", "", body), validate=True)
-    except (binascii.Error, ValueError) as error:
-        if uri:
-            raise DataError(f"a data URI that is not base64: {error}", where=where) from error
-        return None
-    return data if uri or data.startswith(_MAGIC) else None
-
-
-def _inside(text: str, root: Path | None, where: str) -> Path:
-    if root is None:
-        raise DataError(f"the image {_show(text)} is a path, and this source has no folder of images", where=where,
-                        hint="give `images_root` in `[[data]]`")  # fmt: skip
-    if "\0" in text or not text:
-        raise DataError(f"the image path {_show(text)} is not a path", where=where)
-    base = root.resolve()
-    try:
-        path = (base / text).resolve()
-        if not path.is_relative_to(base):
-            raise DataError(
-                f"the image path {_show(text)} leaves {root}", where=where,
-                hint="set `images_root` to the folder that holds the images; a link out of it counts as leaving",
-            )  # fmt: skip
-        if not path.is_file():
-            raise DataError(
-                f"no image file {_show(text)} in {root}", where=where, hint="check the path and `images_root`"
-            )
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise DataError(f"the image file {_show(text)} has {path.stat().st_size:,} bytes", where=where)
-    except (OSError, RuntimeError, ValueError) as error:  # of a path that no system has: half a character
-        raise DataError(f"the image path {_show(text)} cannot be used: {error}", where=where) from error
-    return path
-
-
-def read_answer(value: Any, where: str) -> Any:
-    """The answer cell: verl's {style, ground_truth} gives its ground truth, anything else is taken as it is."""
-    if isinstance(value, Mapping) and "ground_truth" in value:
-        value = value["ground_truth"]
-    return plain(value)
-
-
-def plain(value: Any, depth: int = 0) -> Any:
-    """A JSON value: NaN and infinities become None, times ISO text, decimals numbers; bytes are left out (None).
-
-    Raises: DataError for a value nested more than 50 deep.
-    """
-    if depth > MAX_DEPTH:
-        raise DataError(f"a value is nested more than {MAX_DEPTH} deep")
-    if isinstance(value, str):
-        return _whole(value)
-    if value is None or isinstance(value, (bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {_whole(str(key)): plain(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item, depth + 1) for item in value]
-    if isinstance(value, (datetime, date, time)):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    return None if isinstance(value, (bytes, bytearray, memoryview)) else _whole(str(value))
-
-
-def _whole(text: str) -> str:
-    """JSON can hold halves of characters, which no file or tokenizer takes; they become `?`."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _show(value: Any) -> str:
-    try:
-        text = repr(value)
-    except RecursionError:
-        text = f"a deeply nested {type(value).__name__}"
-    return text if len(text) <= 80 else text[:77] + "..."

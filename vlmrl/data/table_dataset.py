@@ -9,17 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.data.columns import (
-    SPELLINGS,
-    Mapped,
-    map_columns,
-    missing_prompt,
-    plain,
-    read_answer,
-    read_image,
-    read_messages,
-    split_images,
-)
+from vlmrl.data.cells import image_bytes, plain, read_answer, read_image, read_messages, split_images
+from vlmrl.data.columns import TRAINING, Mapped, map_columns, missing_prompt
 from vlmrl.data.dataset import Rows, decode_at, require_split
 from vlmrl.data.dataset_writer import canonical_json
 from vlmrl.data.images import image_hash, probe_image
@@ -82,7 +73,7 @@ class TableDataset:
 
     def image_bytes(self, media: Media) -> bytes:
         split, index, position = self._places.get(media.sha256) or self._search(media)
-        data = _load(self._image_file(split, index, position), self._where(split, index, "images"))
+        data = image_bytes(self._image_file(split, index, position), self._where(split, index, "images"))
         if image_hash(data) != media.sha256:
             raise DataError("an image file changed since it was first read", where=self._where(split, index, "images"))
         return data
@@ -195,13 +186,6 @@ def _plain_cell(value: Any, where: str) -> Any:
         raise DataError(error.message, where=where) from error
 
 
-def _load(found: bytes | Path, where: str) -> bytes:
-    try:
-        return found.read_bytes() if isinstance(found, Path) else found
-    except OSError as error:
-        raise DataError(f"the image cannot be read: {error.strerror or error}", where=where) from error
-
-
 def _without_images(prompt: Any, where: str) -> Any:
     """The prompt cell, checked; images inside its messages become `<image>`, or every rollout would carry them as
     text.
@@ -246,7 +230,7 @@ def _doubts(mapped: Mapped, tables: Mapping[str, RawTable], named: Mapping[str, 
     notes = []
     for role in ("prompt", "images", "answer"):
         chosen = getattr(mapped, role)
-        others = [name for name in SPELLINGS[role] if name in columns and name != chosen]
+        others = [name for name in TRAINING[role] if name in columns and name != chosen]
         if role not in named and others:
             notes.append(f"the {role} is read from `{chosen}`, not from `{'`, `'.join(others)}`: say so in `columns`")
     return notes

@@ -1,6 +1,7 @@
-"""A table as pieces that several processes read at once, a few rows at a time: a row group of a Parquet file, a
-stretch of an Arrow file, some lines of text. No table is ever in memory whole, except CSV and JSON text while it is
-taken apart.
+"""A table as pieces that several processes read at once, a few rows at a time.
+
+A piece is a row group of a Parquet file, a stretch of an Arrow file, or some rows of a text file. No table is ever in
+memory whole, except JSON text while it is taken apart.
 """
 
 from __future__ import annotations
@@ -11,21 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vlmrl.data.columns import plain
+from vlmrl.data.cells import plain, python_rows
 from vlmrl.data.dataset import INFO_FILE
 from vlmrl.data.parallel_parts import write_lines
-from vlmrl.data.tables import (
-    RawTable,
-    in_order,
-    is_saved,
-    load_hub,
-    load_saved,
-    open_files,
+from vlmrl.data.table_files import (
+    LINED,
+    arrow_batches,
+    in_portions,
+    kind_of_files,
+    parquet_batches,
+    parquet_columns,
+    parquet_groups,
+    place_of,
     require_file,
-    splits_of,
-    table_files,
+    sound_rows,
 )
-from vlmrl.data.unreadable import unreadable_cell
+from vlmrl.data.table_sources import find_tables
 from vlmrl.errors import DataError
 
 PIECE_ROWS = 128
@@ -72,55 +74,48 @@ class RowFiles:
 
     @property
     def splits(self) -> dict[str, int]:
-        """Split -> rows."""
+        """Number of rows of each split."""
         counts: dict[str, int] = {}
         for piece in self.pieces:
             counts[piece.split] = counts.get(piece.split, 0) + piece.rows
         return counts
 
     def where(self, piece: TablePiece, index: int) -> str:
-        """How a person finds row `index` of a piece: its line in a text file, else its split and number from 0."""
+        """Return how a person finds row `index` of a piece: its line in a text file, else split and number from 0."""
         if piece.numbers:
             return f"{Path(self.label).name}:{piece.numbers[index]}"
         return f"{piece.split} row {piece.first + index}"
 
 
 def read_piece(piece: TablePiece, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a piece, in order. Raises: DataError when the file cannot be read."""
-    import pyarrow as pa
+    """Yield the rows of a piece, in order. Raises: DataError when the file cannot be read."""
+    if piece.kind == "text":
+        yield from _spooled_rows(piece.path, columns)
+        return
+    first = piece.first
+    if piece.kind == "parquet":
+        batches = parquet_batches(piece.path, columns, BATCH_ROWS, piece.group)
+    else:
+        batches = _stretch(piece, columns)
+    for batch in batches:
+        yield from python_rows(batch, lambda index, first=first: f"{piece.split} row {first + index}")
+        first += batch.num_rows
 
+
+def _spooled_rows(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     try:
-        if piece.kind == "text":
-            with open(piece.path, encoding="ascii") as lines:
-                for line in lines:
-                    row = json.loads(line)
-                    yield {name: row[name] for name in columns if name in row}
-        else:
-            batches = _parquet_batches if piece.kind == "parquet" else _arrow_batches
-            first = piece.first
-            for batch in batches(piece, columns):
-                try:
-                    rows = batch.to_pylist()
-                except (ValueError, OverflowError, KeyError) as error:  # ArrowInvalid is a ValueError
-                    places = [f"{piece.split} row {first + i}" for i in range(batch.num_rows)]
-                    raise unreadable_cell(batch, places) from error
-                yield from rows
-                first += batch.num_rows
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"the table cannot be read: {error}", where=piece.path) from error
+        with open(path, encoding="ascii") as lines:
+            for line in lines:
+                row = json.loads(line)
+                yield {name: row[name] for name in columns if name in row}
+    except OSError as error:
+        raise DataError(f"the table cannot be read: {error}", where=path) from error
 
 
-def _parquet_batches(piece: TablePiece, columns: Sequence[str]) -> Iterator[Any]:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(piece.path, buffer_size=1 << 20) as file:
-        names = [name for name in columns if name in file.schema_arrow.names]
-        yield from file.iter_batches(BATCH_ROWS, row_groups=[piece.group], columns=names, use_threads=False)
-
-
-def _arrow_batches(piece: TablePiece, columns: Sequence[str]) -> Iterator[Any]:
+def _stretch(piece: TablePiece, columns: Sequence[str]) -> Iterator[Any]:
+    """Yield the batches of a piece of an Arrow file."""
     skip, left = piece.skip, piece.rows
-    for batch in _file_batches(piece.path):
+    for batch in arrow_batches(piece.path):
         taken = batch.slice(skip, left)
         skip = max(0, skip - batch.num_rows)
         left -= taken.num_rows
@@ -129,19 +124,6 @@ def _arrow_batches(piece: TablePiece, columns: Sequence[str]) -> Iterator[Any]:
             yield few.select([name for name in columns if name in few.schema.names])
         if left == 0:
             return
-
-
-def _file_batches(path: str) -> Iterator[Any]:
-    """The batches of an Arrow file, memory-mapped, whichever of the two forms it has."""
-    import pyarrow as pa
-
-    source = pa.memory_map(path)
-    try:
-        reader = pa.ipc.open_file(source)
-        yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
-    except pa.ArrowInvalid:
-        source.seek(0)
-        yield from pa.ipc.open_stream(source)
 
 
 @dataclass(frozen=True)
@@ -162,20 +144,15 @@ class Located:
     state: Any
 
     def columns(self) -> list[str]:
-        """The columns of the first split, from its first file alone."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
+        """Return the columns of the first split, from its first file alone."""
         table = next(iter(self.tables.values()))
         if not isinstance(table, list):
             return list(table.column_names)
-        require_file(table[0])
-        if table[0].suffix.lower() != ".parquet":
-            return list(open_files(table[:1]).columns)
-        try:
-            return list(pq.read_schema(table[0]).names)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"not a readable Parquet file: {error}", where=str(table[0])) from error
+        if table[0].suffix.lower() == ".parquet":
+            require_file(table[0])
+            return parquet_columns(table[0])
+        kind_of_files(table[:1])
+        return list(dict.fromkeys(name for _, row in sound_rows(table[0]) for name in row))
 
 
 def locate_rows(source: str, images_root: Path | None = None) -> Located:
@@ -189,22 +166,14 @@ def locate_rows(source: str, images_root: Path | None = None) -> Located:
     """
     label, split = split_spelling(source)
     root = images_root
-    if label.startswith("hub:"):
-        tables: Mapping[str, Any] = splits_of(load_hub(label.removeprefix("hub:")), label)
-    else:
+    if not label.startswith("hub:"):
         place = Path(label)
-        if not place.exists():
-            raise DataError(f"nothing at {label}", hint="name a file, a folder, or hub:name")
         if (place / INFO_FILE).is_file():
             raise DataError(
                 f"{label} is a dataset that `vlmrl prep` has made", hint="name its source, or train on it as it is"
             )
         root = images_root or (place if place.is_dir() else place.parent)
-        if place.is_dir() and is_saved(place):
-            tables = splits_of(load_saved(place), label)
-        else:
-            tables = table_files(place) if place.is_dir() else {"train": [place]}
-    tables = in_order(tables)
+    tables = find_tables(label)
     if split is not None and split not in tables:
         raise DataError(f"no split `{split}` in {label}", hint=f"splits there: {', '.join(tables)}")
     if images_root is not None and not images_root.is_dir():
@@ -220,7 +189,7 @@ def _state(table: Any) -> Any:
 
 
 def open_row_files(located: Located, work: Path) -> RowFiles:
-    """The pieces of a table. Args: work: text tables, and what is in no file, are taken apart into files there.
+    """Return the pieces of a table. Args: work: text tables, and what is in no file, are taken apart into files there.
 
     Raises: DataError when it cannot be read.
     """
@@ -228,12 +197,12 @@ def open_row_files(located: Located, work: Path) -> RowFiles:
     columns: list[str] = []
     for split, table in located.tables.items():
         if not isinstance(table, list):
-            made, names = _of_dataset(split, table, work)
-        elif any(file.suffix.lower() != ".parquet" for file in table):
-            made, names = _text_pieces(split, table, work)
+            of_split, names = _dataset_pieces(split, table, work)
+        elif kind_of_files(table) == ".parquet":
+            of_split, names = _parquet_pieces(split, table)
         else:
-            made, names = _parquet_pieces(split, table)
-        pieces += made
+            of_split, names = _text_pieces(split, table[0], work)
+        pieces += of_split
         columns = columns or names
     if not pieces:
         raise DataError("the table has no rows", where=located.label)
@@ -241,7 +210,7 @@ def open_row_files(located: Located, work: Path) -> RowFiles:
 
 
 def split_spelling(source: str) -> tuple[str, str | None]:
-    """`path@split` as (path, split); a path that exists as it is written has no split."""
+    """Return `path@split` as (path, split); a path that exists as it is written has no split."""
     path, at, split = source.rpartition("@")
     if not at or not path or "/" in split or Path(source).exists():
         return source, None
@@ -249,51 +218,41 @@ def split_spelling(source: str) -> tuple[str, str | None]:
 
 
 def _parquet_pieces(split: str, files: Sequence[Path]) -> tuple[list[TablePiece], list[str]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     pieces: list[TablePiece] = []
-    columns: list[str] = []
     first = 0
     for file in files:
-        require_file(file)
-        try:
-            with pq.ParquetFile(file) as opened:
-                groups = [opened.metadata.row_group(i).num_rows for i in range(opened.metadata.num_row_groups)]
-                columns = columns or list(opened.schema_arrow.names)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"not a readable Parquet file: {error}", where=str(file)) from error
-        for group, rows in enumerate(groups):
+        for group, rows in enumerate(parquet_groups(file)):
             if rows:
                 pieces.append(TablePiece(split, first, rows, "parquet", str(file), group=group))
             first += rows
-    return pieces, columns
+    return pieces, parquet_columns(files[0])
 
 
-def _text_pieces(split: str, files: Sequence[Path], work: Path) -> tuple[list[TablePiece], list[str]]:
-    """CSV, JSON and JSONL, checked once as a whole, as files of a few rows each."""
-    table = open_files(files)
-    pieces = []
-    for first in range(0, len(table), PIECE_ROWS):
-        indices = range(first, min(first + PIECE_ROWS, len(table)))
-        path = work / f"{split}-{first // PIECE_ROWS:05d}.text"
-        write_lines(path, [_plain_row(table, index) for index in indices])
-        numbers = [table.where(index).rpartition(":")[2] for index in indices]
-        lines = tuple(int(number) for number in numbers) if all(n.isdigit() for n in numbers) else ()
-        pieces.append(TablePiece(split, first, len(indices), "text", str(path), numbers=lines))
-    return pieces, list(table.columns)
+def _text_pieces(split: str, path: Path, work: Path) -> tuple[list[TablePiece], list[str]]:
+    """Write CSV, JSON or JSONL as files of a few rows each; every row is checked."""
+    pieces: list[TablePiece] = []
+    columns: dict[str, None] = {}
+    has_lines = path.suffix.lower() in LINED
+    for number, rows in enumerate(in_portions(sound_rows(path), PIECE_ROWS)):
+        part = work / f"{split}-{number:05d}.text"
+        write_lines(part, [_plain_row(row, path, place) for place, row in rows])
+        for _, row in rows:
+            columns |= dict.fromkeys(row)
+        lines = tuple(place for place, _ in rows) if has_lines else ()
+        pieces.append(TablePiece(split, number * PIECE_ROWS, len(rows), "text", str(part), numbers=lines))
+    return pieces, list(columns)
 
 
-def _plain_row(table: RawTable, index: int) -> dict[str, Any]:
+def _plain_row(row: Mapping[str, Any], path: Path, place: int) -> dict[str, Any]:
     try:
-        return plain(table.row(index))
+        return plain(row)
     except DataError as error:
-        raise DataError(error.message, where=table.where(index)) from error
+        raise DataError(error.message, where=place_of(path, place)) from error
 
 
-def _of_dataset(split: str, part: Any, work: Path) -> tuple[list[TablePiece], list[str]]:
+def _dataset_pieces(split: str, part: Any, work: Path) -> tuple[list[TablePiece], list[str]]:
     files = [str(file["filename"]) for file in part.cache_files]
-    counts = [sum(batch.num_rows for batch in _file_batches(file)) for file in files]
+    counts = [sum(batch.num_rows for batch in arrow_batches(file)) for file in files]
     if not files or sum(counts) != part.num_rows:  # held in memory, or a selection of what the files hold
         files, counts = [_spool(part, work / f"{split}.arrow")], [part.num_rows]
     pieces, first = [], 0

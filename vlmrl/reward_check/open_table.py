@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vlmrl.data.table_files import SUFFIXES, require_file
 from vlmrl.errors import DataError
 from vlmrl.reward_check.response_columns import Head
-from vlmrl.reward_check.response_table import SUFFIXES, TableDecoder, TableReader, first_row, map_roles
+from vlmrl.reward_check.response_table import TableDecoder, TableReader, first_row, map_roles
 from vlmrl.reward_check.saved_responses import SavedResponses
 from vlmrl.reward_check.scoring import TaskRef
 from vlmrl.reward_check.table_truths import TruthRule
@@ -30,13 +30,13 @@ def open_table(
     """A table of responses, ready to be scored.
 
     Args:
-        columns: role -> column, for spellings that are not recognised; see response_table.SPELLINGS.
+        columns: role -> column, for spellings that are not recognised; see data/columns.py.
         task, variant: what the responses answer; gives the truth's form, the reward and the measure of right and wrong.
         lenient: see `TruthRule`.
     Raises: DataError for a file without rows or responses, or a task whose truth the table does not have; RecipeError
         for a task or variant that does not exist.
     """
-    _require_readable(path)
+    require_file(path, hint="name a table of responses, or a run")
     kind = path.suffix.lower()
     names, first = first_row(str(path), kind)
     roles = map_roles(names, columns or {}, str(path))
@@ -75,18 +75,6 @@ def _task_rule(
     info = {"name": path.stem, **form.info(truth, is_sure)}
     made = make_task(task, info, variant)
     return rule, TaskRef(task, info, made.variant or None)
-
-
-def _require_readable(path: Path) -> None:
-    hint = "name a table of responses, or a run"
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DataError("not a file with rows: a pipe or a device", where=str(path), hint=hint)
-        path.open("rb").close()
-    except FileNotFoundError as error:
-        raise DataError(f"no such file: {path}", hint=hint) from error
-    except OSError as error:
-        raise DataError(f"the table cannot be read: {error.strerror}", where=str(path), hint=hint) from error
 
 
 def _is_rollouts(path: Path) -> bool:

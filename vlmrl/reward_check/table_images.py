@@ -1,4 +1,4 @@
-"""The images of those rows of a table that are shown. Whoever wrote the table is not trusted: see `read_image`."""
+"""Images of those rows of a table that are shown. Whoever wrote the table is not trusted: see `read_image`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vlmrl.data.columns import read_image, split_images
+from vlmrl.data.cells import UNREADABLE, image_bytes, read_image, split_images, unreadable_cell
+from vlmrl.data.table_files import parquet_batches, parquet_groups
 from vlmrl.errors import DataError
 from vlmrl.reward_check.response_table import TableReader
 from vlmrl.reward_check.scores import Ints
@@ -20,8 +21,9 @@ BATCH_ROWS = 16
 
 
 def row_images(reader: TableReader, rows: Iterable[int]) -> Iterator[tuple[int, list[bytes | str]]]:
-    """(row, its images) of these rows, in their order in the table: each image as the bytes of its file, unchecked, or
-    as a text that says why it cannot be had. Nothing for a table without a column of images.
+    """Yield (row, its images) of these rows, in their order in the table; nothing for a table without images.
+
+    An image is the bytes of its file, unchecked, or a text that says why it cannot be had.
 
     A path must stay in the table's folder, links resolved, and nothing is fetched from the network. At most MOST_A_ROW
     images of a row are read.
@@ -42,33 +44,28 @@ def row_images(reader: TableReader, rows: Iterable[int]) -> Iterator[tuple[int, 
 
 def _file(value: Any, root: Path) -> bytes | str:
     try:
-        found = read_image(value, root, "")
-        return found.read_bytes() if isinstance(found, Path) else found
+        return image_bytes(read_image(value, root, ""), "")
     except DataError as error:
         return error.message
-    except OSError as error:
-        return f"the image file cannot be read: {error.strerror}"
 
 
 def _parquet_cells(reader: TableReader, column: str, wanted: Ints) -> Iterator[tuple[int, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    first = 0
+    for group, rows in enumerate(parquet_groups(reader.path)):
+        if np.any((wanted >= first) & (wanted < first + rows)):
+            place = first
+            for batch in parquet_batches(reader.path, [column], BATCH_ROWS, group):
+                for row in wanted[(wanted >= place) & (wanted < place + batch.num_rows)].tolist():
+                    yield row, _cell(batch, row - place, reader.decoder.place(row))
+                place += batch.num_rows
+        first += rows
 
+
+def _cell(batch: Any, index: int, place: str) -> Any:
     try:
-        with pq.ParquetFile(reader.path, pre_buffer=False, buffer_size=1 << 20) as file:
-            first = 0
-            for group in range(file.num_row_groups):
-                end = first + file.metadata.row_group(group).num_rows
-                if np.any((wanted >= first) & (wanted < end)):
-                    batches = file.iter_batches(BATCH_ROWS, row_groups=[group], columns=[column], use_threads=False)
-                    place = first
-                    for batch in batches:
-                        for row in wanted[(wanted >= place) & (wanted < place + batch.num_rows)].tolist():
-                            yield row, batch.column(0)[row - place].as_py()
-                        place += batch.num_rows
-                first = end
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"the images cannot be read: {error}", where=reader.path) from error
+        return batch.column(0)[index].as_py()
+    except UNREADABLE as error:
+        raise unreadable_cell(batch.slice(index, 1), lambda _: place) from error
 
 
 def _text_cells(reader: TableReader, column: str, wanted: Ints) -> Iterator[tuple[int, Any]]:

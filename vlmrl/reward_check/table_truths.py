@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from vlmrl.data.columns import plain
+from vlmrl.data.cells import plain
 from vlmrl.errors import RewardError
 from vlmrl.json_text import parse_json
 from vlmrl.tasks.own_task import is_own

@@ -267,7 +267,7 @@ def test_a_named_column_that_is_not_there_gets_the_nearest_name(tmp_path: Path) 
     with pytest.raises(DataError, match="no column `antwrt`") as caught:
         open_rows(path, columns={"prompt": "frage", "answer": "antwrt"})
     assert "did you mean `antwort`" in str(caught.value.hint)
-    with pytest.raises(DataError, match="the key `promt`"):
+    with pytest.raises(DataError, match="`columns` names `promt`"):
         open_rows(path, columns={"promt": "frage"})
     _, (row,) = open_rows(path, columns={"prompt": "frage", "answer": "antwort"})
     assert row.truth == {"answer": "ja"}
@@ -277,7 +277,7 @@ def test_a_named_column_that_is_not_there_gets_the_nearest_name(tmp_path: Path) 
     ("name", "text", "message"),
     [
         ("a.jsonl", '{"prompt": "x"}\n{"prompt": \n', r"not JSON"),
-        ("a.jsonl", "[1]\n", "must be an object, not list"),
+        ("a.jsonl", "[1]\n", r"a row is \[1\], not an object"),
         ("a.jsonl", "\n\n", "has no rows"),
         ("a.json", '{"prompt": "x"}', "expected a list of objects"),
         ("a.json", '{"prompt": "x"}\n{"prompt": "y"}', "not JSON"),

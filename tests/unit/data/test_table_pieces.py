@@ -107,7 +107,7 @@ def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:
     for call in (lambda located: located.columns(), lambda located: open_row_files(located, tmp_path / "work")):
         with pytest.raises(DataError, match="not a readable Parquet file"):
             call(locate_rows(str(tmp_path / "rows.parquet")))
-    with pytest.raises(DataError, match="nothing at"):
+    with pytest.raises(DataError, match="no dataset at"):
         locate_rows(str(tmp_path / "gone"))
 
 
@@ -116,7 +116,7 @@ def test_a_csv_whose_cells_are_not_parted_by_commas_is_told(tmp_path: Path, cell
     (tmp_path / "a.csv").write_text(f"{cells}\n1;2\n")
     with pytest.raises(DataError, match="the header is one cell with") as caught:
         open_row_files(locate_rows(str(tmp_path / "a.csv")), tmp_path)
-    assert caught.value.hint == "put commas between cells" and str(caught.value.where).endswith("a.csv:1")
+    assert caught.value.hint.endswith(": save it with commas") and str(caught.value.where).endswith("a.csv:1")
 
 
 def test_a_value_that_is_nested_too_deep_is_told_with_its_row(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vlmrl.data.encode import Encoder
+from vlmrl.data.table_files import parsed_row
 from vlmrl.data.table_pieces import TablePiece, read_piece
 from vlmrl.data.tables import open_tables
 from vlmrl.errors import CheckpointError, DataError, LaunchError, RecipeError
@@ -20,7 +21,7 @@ from vlmrl.recipe.overrides import Problem, parse_override
 from vlmrl.recipe.template import read_template
 from vlmrl.recipe.template_worker import TemplateLimitError, TemplateWorker
 from vlmrl.reward_check.response_table import first_row
-from vlmrl.reward_check.table_cells import ArrowCells, json_row
+from vlmrl.reward_check.table_cells import ArrowCells
 from vlmrl.setup.model_origin import find_model
 from vlmrl.tasks.scaffold import write_task
 from vlmrl.types import Media, Row
@@ -69,7 +70,7 @@ def test_a_repeated_key_of_a_json_row_is_refused(tmp_path):
     with pytest.raises(DataError, match="`b` occurs more than once") as error:
         open_tables(str(path))
     assert error.value.where.endswith("rows.jsonl:2")
-    assert "more than once" in json_row(b'{"a": 1, "a": 2}')
+    assert "more than once" in parsed_row(b'{"a": 1, "a": 2}')
 
 
 @pytest.mark.parametrize("text", ["1g.0gb", "9g.1gb", "0g.5gb", "H100,A100", "\uff11", "\uff13g.40gb", "1g.99999gb"])

@@ -6,7 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from vlmrl.data.columns import missing_prompt, read_messages
+from vlmrl.data.cells import read_messages
+from vlmrl.data.columns import missing_prompt
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
 from vlmrl.types import Message, Row

@@ -10,12 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.columns import read_image
+from vlmrl.data.cells import image_bytes, read_image
+from vlmrl.data.columns import match_columns
 from vlmrl.data.image_scan import Files, scan_files
 from vlmrl.data.labelled_images import IMAGE_SUFFIXES, check_name, read_labelled, refuse_twins
 from vlmrl.data.splits import LabelledImage
 from vlmrl.data.table_pieces import RowFiles, read_piece
-from vlmrl.data.tables import SPLIT_NAMES
+from vlmrl.data.table_sources import SPLIT_NAMES
 from vlmrl.errors import DataError
 from vlmrl.rewards.text_parsing import normalise_name
 from vlmrl.tasks.dataset_assembly import Limits, is_few, leave_out
@@ -142,13 +143,7 @@ class RootedFiles:
     root: Path
 
     def read(self, path: str) -> bytes:
-        found = read_image(path, self.root, "")
-        if isinstance(found, bytes):
-            return found
-        try:
-            return found.read_bytes()
-        except OSError as error:
-            raise DataError(f"cannot be read: {error.strerror or error}") from error
+        return image_bytes(read_image(path, self.root, ""), "")
 
 
 def is_image_table(domain: Domain, columns: Sequence[str]) -> bool:
@@ -201,15 +196,11 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits:
 
 
 def _columns(domain: Domain, columns: Sequence[str]) -> dict[str, str]:
-    """Role or truth field -> the table's column."""
-    plain = {re.sub(r"[\s_-]+", "", column).lower(): column for column in reversed(columns)}
+    """Return role or truth field -> the table's column."""
+    by_spelling = {re.sub(r"[\s_-]+", "", column).lower(): column for column in reversed(columns)}
     roles = ("image", "split", *classes_of(domain), *domain.field_names)
-    found: dict[str, str] = {}
-    for role in dict.fromkeys(roles):
-        spelt = next((name for name in SPELLINGS.get(role, (role,)) if name in plain), None)
-        if spelt is not None and plain[spelt] not in found.values():
-            found[role] = plain[spelt]
-    return found
+    spellings = {role: SPELLINGS.get(role, (role,)) for role in roles}
+    return {role: by_spelling[name] for role, name in match_columns(spellings, list(by_spelling)).items()}
 
 
 def _split(value: Any) -> str:

@@ -9,7 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vlmrl.data.columns import SPELLINGS, read_image, split_images
+from vlmrl.data.cells import image_bytes, read_image, show, split_images
+from vlmrl.data.columns import PAIRS, match_columns
 from vlmrl.data.image_scan import EXAMINER, Examiner
 from vlmrl.data.parallel_parts import write_lines
 from vlmrl.data.table_pieces import RowFiles, TablePiece, read_piece
@@ -50,24 +51,22 @@ class RowColumns:
 
 
 def find_columns(table: RowFiles, classes: Sequence[str]) -> RowColumns:
-    """The columns of a table, TaxonRL's names first.
+    """Return the columns of a table, TaxonRL's names first.
 
     Args: classes: what a table of labelled images would have, for the message.
     Raises: DataError when images or answers are missing.
     """
     there = table.columns
-    images = next((name for name in SPELLINGS["images"] if name in there), None)
-    composite = "answer_im" if "answer_im" in there else None
-    answer = next((name for name in ("answer", *SPELLINGS["answer"]) if name in there), None)
-    if images is None or (composite is None and answer is None):
-        missing = "`images`" if images is None else "`answer` or `answer_im`"
+    roles = match_columns(PAIRS, there)
+    if "images" not in roles or not {"composite", "answer"} & roles.keys():
+        missing = "`answer` or `answer_im`" if "images" in roles else "`images`"
         raise DataError(
             f"no column {missing}; the table has: {', '.join(there)}", where=table.label,
             hint="rows in TaxonRL's format have problem, images, answer and, with intermediate truth, answer_im; a"
             f" table of labelled images has image_path, {', '.join(classes)}; --levels reads a folder's images by their"
             " folders",
         )  # fmt: skip
-    return RowColumns(images, "problem" if "problem" in there else None, answer, composite)
+    return RowColumns(roles["images"], *(roles.get(role) for role in ("problem", "answer", "composite")))
 
 
 def read_truth(domain: Domain, answer: Any, composite: Any) -> dict[str, Any]:
@@ -121,7 +120,7 @@ class ScanRows:
         columns, domain = self.columns, DOMAINS[self.domain]
         problem = row.get(columns.problem) if columns.problem else None
         if columns.problem and (not isinstance(problem, str) or not problem.strip()):
-            wrong.append(f"`{columns.problem}` is {_shown(problem)}, not a text")
+            wrong.append(f"`{columns.problem}` is {show(problem, 60)}, not a text")
         truth: dict[str, Any] = {}
         try:
             answer = row.get(columns.answer) if columns.answer else None
@@ -143,7 +142,7 @@ class ScanRows:
 
     def _image(self, value: Any, examiner: Examiner) -> dict[str, Any]:
         try:
-            data = _load(value, self.table.root)
+            data = image_bytes(read_image(value, self.table.root, ""), "")
         except DataError as error:
             return {"reason": error.message}
         found = examiner.look(data)
@@ -174,26 +173,11 @@ class RowReader:
                 while number < place[1]:
                     number, row = next(rows)
                     values = split_images(row.get(self.column))
-                yield _load(values[place[2]], self.table.root)
-
-
-def _load(value: Any, root: Path | None) -> bytes:
-    found = read_image(value, root, "")
-    if not isinstance(found, Path):
-        return found
-    try:
-        return found.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror or error}") from error
+                yield image_bytes(read_image(values[place[2]], self.table.root, ""), "")
 
 
 def _name_of(value: Any) -> str:
     """What a table calls an image: its path, where it gives one; else nothing."""
     path = value.get("path") if isinstance(value, Mapping) else value
     is_path = isinstance(path, str) and 0 < len(path) <= MAX_PATH and not path.startswith("data:")
-    return _shown(path) if is_path else ""
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return show(path, 60) if is_path else ""

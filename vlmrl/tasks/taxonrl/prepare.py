@@ -11,8 +11,9 @@ from typing import Any
 from vlmrl.data.dataset_writer import Build, building, refuse_other
 from vlmrl.data.image_scan import MemoryFiles
 from vlmrl.data.labelled_images import collection_state
+from vlmrl.data.table_files import SUFFIXES
 from vlmrl.data.table_pieces import Located, locate_rows, open_row_files, split_spelling
-from vlmrl.data.tables import SUFFIXES, is_saved
+from vlmrl.data.table_sources import is_saved
 from vlmrl.errors import DataError
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.pairs.prep import SPLIT_SHARES, PairPlan, fill_pairs, write_pairs

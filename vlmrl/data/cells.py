@@ -1,0 +1,280 @@
+"""Values of table cells: prompts, images, answers, texts and numbers, in all the forms that trainers write."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import date, datetime, time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from vlmrl.data.images import MAX_FILE_BYTES
+from vlmrl.errors import DataError
+from vlmrl.json_text import parse_json
+from vlmrl.types import Message
+
+ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
+MAX_DEPTH = 50
+UNREADABLE = (ValueError, OverflowError, KeyError)
+"""What `to_pylist` of Arrow raises for a value that Python cannot hold: a date after the year 9999, an unknown time
+zone."""
+_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\x00", b"MM\x00*")
+_DATA_URI = re.compile(r"data:image/[A-Za-z0-9.+-]+;base64,")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def python_rows(rows: Any, place: Callable[[int], str]) -> list[dict[str, Any]]:
+    """Return the rows of an Arrow table or record batch as dicts of Python values.
+
+    Args: place: where the row with this index is, for messages.
+    Raises: DataError that names the first cell which Python cannot hold.
+    """
+    try:
+        return rows.to_pylist()
+    except UNREADABLE as error:
+        raise unreadable_cell(rows, place) from error
+
+
+def unreadable_cell(rows: Any, place: Callable[[int], str]) -> DataError:
+    """Return the error that names the first cell of Arrow rows which Python cannot hold. Args: as of `python_rows`."""
+    for index in range(rows.num_rows):
+        for name in rows.schema.names:
+            try:
+                rows.slice(index, 1).select([name]).to_pylist()
+            except UNREADABLE as error:
+                kind = rows.schema.field(name).type
+                return DataError(
+                    f"a value of type {kind} cannot be read: {str(error).strip() or type(error).__name__}",
+                    where=f"{place(index)}, column `{name}`", hint="store it as text, or take the column out",
+                )  # fmt: skip
+    return DataError("the rows cannot be read", where=place(0))
+
+
+def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | None, list[Any]]:
+    """Return a prompt cell as turns.
+
+    Args:
+        value: text, or a list of turns {role, content}; content is text or a list of parts {type: text|image, ...}.
+            ShareGPT's {from, value} is understood, and a list written as JSON text.
+        where: row and column, for messages.
+    Returns: (turns, response, images): a last assistant turn is not part of the prompt, it is the `response`; `images`
+        are the values found inside content parts, in order, `<image>` standing for each part in the text.
+    Raises: DataError for anything else.
+    """
+    if isinstance(value, str) and value.lstrip().startswith("[{"):
+        with suppress(ValueError):  # a text that only begins like JSON stays a text
+            value = parse_json(value)
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    if not isinstance(value, (list, tuple)) or not value:
+        raise DataError(f"the prompt is {show(value)}, not text or a list of messages", where=where)
+    turns: list[Message] = []
+    images: list[Any] = []
+    for number, turn in enumerate(value):
+        place = f"{where}, message {number}"
+        if not isinstance(turn, Mapping):
+            raise DataError(f"a message is {show(turn)}, not {{role, content}}", where=place)
+        role = turn.get("role") or turn.get("from")
+        if not isinstance(role, str) or role not in ROLES:
+            raise DataError(f"a message has the role {role!r}", where=place, hint="roles: system, user, assistant")
+        content = turn.get("content") if turn.get("content") is not None else turn.get("value")
+        text, inside = _read_content(content, place)
+        images += inside
+        turns.append(Message(ROLES[role], _whole(text)))  # type: ignore[arg-type]
+    response = turns.pop().content if turns[-1].role == "assistant" else None
+    if not any(turn.role == "user" for turn in turns):
+        raise DataError("the prompt has no user message", where=where)
+    return tuple(turns), response, images
+
+
+def _read_content(content: Any, where: str) -> tuple[str, list[Any]]:
+    if isinstance(content, str):
+        return content, []
+    if not isinstance(content, (list, tuple)):
+        raise DataError(f"a message's content is {show(content)}, not text or a list of parts", where=where)
+    texts, images = [], []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, Mapping) and kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif isinstance(part, Mapping) and kind in ("image", "image_url"):
+            texts.append("<image>")
+            payload = next((part[key] for key in ("image", "image_url", "path", "url") if part.get(key)), None)
+            if payload is not None:
+                images.append(payload)
+        else:
+            raise DataError(
+                f"a content part is {show(part)}", where=where, hint="parts: {type: text, text}, {type: image}"
+            )
+    return "".join(texts), images
+
+
+def split_images(value: Any) -> list[Any]:
+    """Return the image values of a cell: none, one, or a list (also written as JSON text)."""
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+        return []
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            parsed = parse_json(value)
+        except ValueError:
+            return [value]
+        return [item for item in parsed if item is not None] if isinstance(parsed, list) else [value]
+    if isinstance(value, (list, tuple)):
+        return [item for item in value if item is not None]
+    return [value]
+
+
+def read_image(value: Any, root: Path | None, where: str, depth: int = 0) -> bytes | Path:
+    """Return an image value as file bytes, or as the path of a file inside `root`.
+
+    Args:
+        value: bytes; text: a data URI, base64, or a path; a dict {bytes, path} (Hugging Face), {image: ...} (verl),
+            {url: ...} (OpenAI).
+        root: folder that paths must stay in, links resolved; None = paths are refused.
+        where: row and column, for messages.
+        depth: how many dicts it was found in; at most 3.
+    Raises: DataError for an address on the network, a path that leaves the root or is no file, or any other value.
+    """
+    if isinstance(value, Mapping):
+        for key in ("bytes", "image", "path", "url", "image_url"):
+            if depth < 3 and value.get(key) is not None and value.get(key) != "":
+                return read_image(value[key], root, where, depth + 1)
+        raise DataError(f"an image is {show(value)}: none of bytes, path, image", where=where)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if not isinstance(value, str):
+        raise DataError(f"an image is {show(value)}, not bytes, text or {{bytes, path}}", where=where)
+    text = value.strip()
+    encoded = _from_base64(text, where)
+    if encoded is not None:
+        return encoded
+    text = text.removeprefix("file://")
+    if text.startswith("data:"):
+        raise DataError(f"the data URI {show(text)} is no image in base64", where=where)
+    if _SCHEME.match(text):
+        raise DataError(
+            f"the image {show(text)} is an address, and nothing is fetched from the network", where=where,
+            hint="download the images first and give their paths or bytes",
+        )  # fmt: skip
+    return _inside(text, root, where)
+
+
+def image_bytes(image: bytes | Path, where: str) -> bytes:
+    """Return the bytes of an image that `read_image` gave. Raises: DataError when its file cannot be read."""
+    try:
+        return image.read_bytes() if isinstance(image, Path) else image
+    except OSError as error:
+        raise DataError(f"the image cannot be read: {error.strerror or error}", where=where) from error
+
+
+def _from_base64(text: str, where: str) -> bytes | None:
+    """Return the bytes when the text is an image in base64, else None; a data URI that does not decode is an error."""
+    uri = _DATA_URI.match(text)
+    if uri is None and len(text) < 60:
+        return None
+    if len(text) > MAX_FILE_BYTES * 4 // 3 + 100:
+        raise DataError(f"an image of {len(text):,} base64 characters is too large", where=where)
+    body = text[uri.end() :] if uri else text
+    try:
+        data = base64.b64decode(re.sub(r"\s+", "", body), validate=True)
+    except (binascii.Error, ValueError) as error:
+        if uri:
+            raise DataError(f"a data URI that is not base64: {error}", where=where) from error
+        return None
+    return data if uri or data.startswith(_MAGIC) else None
+
+
+def _inside(text: str, root: Path | None, where: str) -> Path:
+    if root is None:
+        raise DataError(f"the image {show(text)} is a path, and this source has no folder of images", where=where,
+                        hint="give `images_root` in `[[data]]`")  # fmt: skip
+    if "\0" in text or not text:
+        raise DataError(f"the image path {show(text)} is not a path", where=where)
+    base = root.resolve()
+    try:
+        path = (base / text).resolve()
+        if not path.is_relative_to(base):
+            raise DataError(
+                f"the image path {show(text)} leaves {root}", where=where,
+                hint="set `images_root` to the folder that holds the images; a link out of it counts as leaving",
+            )  # fmt: skip
+        if not path.is_file():
+            raise DataError(
+                f"no image file {show(text)} in {root}", where=where, hint="check the path and `images_root`"
+            )
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise DataError(f"the image file {show(text)} has {path.stat().st_size:,} bytes", where=where)
+    except (OSError, RuntimeError, ValueError) as error:  # of a path that no system has: half a character
+        raise DataError(f"the image path {show(text)} cannot be used: {error}", where=where) from error
+    return path
+
+
+def text_of(value: Any) -> str | None:
+    """Return a cell's text: itself, or the last turn of a chat; None for all else."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and isinstance(value[-1], Mapping):
+        content = value[-1].get("content")
+        return content if isinstance(content, str) else None
+    return None
+
+
+def number_of(value: Any) -> float:
+    """Return a cell as a number; NaN for what is none."""
+    try:
+        number = float(value) if isinstance(value, (int, float, str)) else math.nan
+    except (ValueError, OverflowError):
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def read_answer(value: Any, where: str) -> Any:
+    """Return an answer cell: of verl's {style, ground_truth} the ground truth, anything else as it is."""
+    if isinstance(value, Mapping) and "ground_truth" in value:
+        value = value["ground_truth"]
+    return plain(value)
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Return a cell as a JSON value: NaN, infinities and bytes become None, times ISO text, decimals numbers.
+
+    Raises: DataError for a value nested more than 50 deep.
+    """
+    if depth > MAX_DEPTH:
+        raise DataError(f"a value is nested more than {MAX_DEPTH} deep")
+    if isinstance(value, str):
+        return _whole(value)
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {_whole(str(key)): plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, depth + 1) for item in value]
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return None if isinstance(value, (bytes, bytearray, memoryview)) else _whole(str(value))
+
+
+def _whole(text: str) -> str:
+    """Return a text with `?` for halves of characters: JSON can hold them, files and tokenizers cannot."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def show(value: Any, most: int = 80) -> str:
+    """Return a value as Python writes it, of at most so many characters, for messages."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a deeply nested {type(value).__name__}"
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -1,0 +1,283 @@
+"""Rows of table files, in order and a few at a time: JSONL, CSV, JSON, Parquet and Arrow.
+
+Text is read by line here, not by Arrow's readers: an error names file and line, integers of any size and cells of mixed
+types stay what they are, and a damaged row does not end the reading. Parquet is read by row group, so that memory
+stays bounded. Which files make a table: table_sources.py.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vlmrl.data.cells import show
+from vlmrl.errors import DataError
+from vlmrl.json_text import parse_json
+from vlmrl.regular_file import file_problem
+
+SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+LINED = (".jsonl", ".csv")
+"""Kinds whose rows are known by their line; those of the others by their number from 0."""
+BUFFER_BYTES = 1 << 20
+"""So much of a Parquet column is read at a time; without it a whole column of a row group would be."""
+MAX_CELL_CHARS = 1 << 30
+"""Longest cell of a CSV file: an image in base64 is one long cell."""
+_NOT_UTF8, _SAVE_AS_UTF8 = "not UTF-8 text", "save the file as UTF-8"
+_BOM = b"\xef\xbb\xbf"
+_HINTS = {
+    ".jsonl": "JSONL has one JSON object a line",
+    ".csv": 'put text with commas or line breaks in double quotes (a quote in it is written "")',
+}
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+
+Row = TypeVar("Row")
+TextRow = dict[str, Any] | bytes | str
+"""A row of a text file: its cells, or the bytes of a JSON line, or a text that says why it is no row."""
+
+
+def require_file(path: Path, *, hint: str | None = None) -> None:
+    """Raise a DataError when a table is no regular file that can be read, or a pointer of Git LFS in place of one."""
+    try:
+        problem = file_problem(path)
+    except FileNotFoundError as error:
+        raise DataError(f"no such file: {path}", hint=hint) from error
+    except OSError as error:
+        raise _unreadable(error, path, hint) from error
+    if problem:
+        raise DataError(f"the table {problem}", where=str(path), hint=hint)
+
+
+def place_of(path: Path | str, number: int) -> str:
+    """Return how a person finds a row: `rows.jsonl:17` (lines count from 1), `rows.parquet row 17` (rows from 0)."""
+    return f"{path}:{number}" if Path(path).suffix.lower() in LINED else f"{path} row {number}"
+
+
+def text_rows(path: Path | str) -> Iterator[tuple[int, TextRow]]:
+    """Yield (line or number, row) of a JSONL, CSV or JSON file. Lines of JSONL come as bytes, for `parsed_row`.
+
+    JSONL and CSV are read line by line; JSON is in memory whole.
+    Raises: DataError for a file that cannot be read, and for what makes all of it useless.
+    """
+    path = Path(path)
+    readers = {".jsonl": _jsonl_lines, ".csv": _csv_rows, ".json": _json_rows}
+    read = readers.get(path.suffix.lower())
+    if read is None:
+        raise _no_table(path)
+    try:
+        yield from read(path)
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path) from error
+    except OSError as error:
+        raise _unreadable(error, path) from error
+
+
+def parsed_row(row: TextRow) -> dict[str, Any] | str:
+    """Return the cells of a row, or a text that says why it is none."""
+    if not isinstance(row, bytes):
+        return row
+    try:
+        value = parse_json(row.removeprefix(_BOM).decode("utf-8", "surrogatepass"), unique_keys=True)
+    except UnicodeDecodeError as error:
+        return f"{_NOT_UTF8}: {error.reason} at byte {error.start} of the line"
+    except ValueError as error:
+        return f"not JSON: {error}"
+    return value if isinstance(value, dict) else _no_object(value)
+
+
+def sound_rows(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line or number, cells) of a text file.
+
+    Raises: DataError with its line for the first row that is none, when there are no rows, and as `text_rows` does.
+    """
+    number = None
+    for number, row in text_rows(path):
+        cells = parsed_row(row)
+        if isinstance(cells, str):
+            hint = _SAVE_AS_UTF8 if cells.startswith(_NOT_UTF8) else _HINTS.get(Path(path).suffix.lower())
+            raise DataError(cells, where=place_of(path, number), hint=hint)
+        yield number, cells
+    if number is None:
+        raise DataError("the table has no rows", where=str(path))
+
+
+def in_portions(
+    rows: Iterable[tuple[int, Row]], most_rows: int, most_bytes: int | None = None
+) -> Iterator[list[tuple[int, Row]]]:
+    """Yield rows of a text file as lists of at most so many, which end where the lines of JSONL reach `most_bytes`."""
+    portion: list[tuple[int, Row]] = []
+    size = 0
+    for number, row in rows:
+        portion.append((number, row))
+        size += len(row) if isinstance(row, bytes) else 0
+        if len(portion) == most_rows or (most_bytes is not None and size >= most_bytes):
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
+
+
+def _jsonl_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with path.open("rb") as file:
+        lines = chain.from_iterable(map(bytes.splitlines, file))  # \r ends a line too, as in Python's text files
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield number, line
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    text = path.read_text(encoding="utf-8-sig")
+    try:
+        value = parse_json(text, unique_keys=True)
+    except ValueError as error:
+        hint = "one object a line is JSONL: give the file that ending"
+        is_lines = str(error).startswith("Extra data")
+        raise DataError(f"not JSON: {error}", where=str(path), hint=hint if is_lines else None) from error
+    if isinstance(value, dict) and isinstance(value.get("data"), list):
+        value = value["data"]
+    if not isinstance(value, list):
+        raise DataError("expected a list of objects (or an object with such a list as `data`)", where=str(path))
+    yield from enumerate(row if isinstance(row, dict) else _no_object(row) for row in value)
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    old_limit = csv.field_size_limit(min(sys.maxsize, MAX_CELL_CHARS))
+    start = 1  # line at which the row begins: one row may have several lines
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            header = next(reader, [])
+            _require_header(header, path)
+            start = reader.line_num + 1
+            for cells in reader:
+                if len(cells) == len(header):
+                    yield start, dict(zip(header, cells, strict=True))
+                elif cells:
+                    yield start, f"{len(cells)} cells, the header has {len(header)}"
+                start = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"not CSV: {error}", where=f"{path}:{start}") from error
+    finally:
+        csv.field_size_limit(old_limit)
+
+
+def _require_header(header: Sequence[str], path: Path) -> None:
+    if len(set(header)) < len(header) or not header or not all(name.strip() for name in header):
+        raise DataError("the header is empty, or has an empty or repeated column name", where=f"{path}:1")
+    mark = next((sign for sign in _SEPARATORS if len(header) == 1 and sign in header[0]), None)
+    if mark is not None:
+        raise DataError(
+            f"the header is one cell with {mark!r} in it", where=f"{path}:1",
+            hint=f"its cells are separated by {_SEPARATORS[mark]}: save it with commas",
+        )  # fmt: skip
+
+
+def _no_object(value: Any) -> str:
+    return f"a row is {show(value, 60)}, not an object"
+
+
+def _not_utf8(path: Path) -> DataError:
+    """Return the error that names the first line which is not UTF-8."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                message = f"{_NOT_UTF8}: {error.reason} at byte {error.start} of the line"
+                return DataError(message, where=f"{path}:{number}", hint=_SAVE_AS_UTF8)
+    return DataError(_NOT_UTF8, where=str(path), hint=_SAVE_AS_UTF8)
+
+
+def _unreadable(error: OSError, path: Path, hint: str | None = None) -> DataError:
+    return DataError(f"the table cannot be read: {error.strerror or error}", where=str(path), hint=hint)
+
+
+def parquet_columns(path: Path | str) -> list[str]:
+    """Return the columns of a Parquet file. Raises: DataError when it is none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return list(pq.read_schema(path).names)
+    except (pa.ArrowException, OSError) as error:
+        raise _not_parquet(error, path) from error
+
+
+def parquet_groups(path: Path | str) -> list[int]:
+    """Return the rows of each row group of a Parquet file. Raises: DataError when it is none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_metadata(path)
+        return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    except (pa.ArrowException, OSError) as error:
+        raise _not_parquet(error, path) from error
+
+
+def parquet_batches(path: Path | str, columns: Sequence[str], rows: int, group: int | None = None) -> Iterator[Any]:
+    """Yield the record batches of a Parquet file, of at most `rows` rows.
+
+    Args: columns: those that the file lacks are left out.     group: one row group alone; None = all.
+    Raises: DataError when it cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path, buffer_size=BUFFER_BYTES) as file:
+            names = [name for name in columns if name in file.schema_arrow.names]
+            groups = None if group is None else [group]
+            yield from file.iter_batches(rows, row_groups=groups, columns=names, use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise _not_parquet(error, path) from error
+
+
+def _not_parquet(error: Exception, path: Path | str) -> DataError:
+    return DataError(f"not a readable Parquet file: {error}", where=str(path))
+
+
+def arrow_batches(path: Path | str) -> Iterator[Any]:
+    """Yield the record batches of an Arrow file or stream, memory-mapped. Raises: DataError when it cannot be read."""
+    import pyarrow as pa
+
+    try:
+        source = pa.memory_map(str(path))
+        try:
+            reader = pa.ipc.open_file(source)
+            yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+        except pa.ArrowInvalid:
+            source.seek(0)
+            yield from pa.ipc.open_stream(source)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"the table cannot be read: {error}", where=str(path)) from error
+
+
+def kind_of_files(files: Sequence[Path]) -> str:
+    """Return the ending of the files of one split, in small letters.
+
+    Raises: DataError when one cannot be read, they are of several kinds, or there are several text files.
+    """
+    for file in files:
+        require_file(file)
+    kinds = {file.suffix.lower() for file in files}
+    if len(kinds) > 1:
+        raise DataError(
+            f"files of several kinds in one split: {', '.join(sorted(kinds))}", where=str(files[0].parent),
+            hint="name one file, or keep one kind",
+        )  # fmt: skip
+    kind = kinds.pop()
+    if kind not in SUFFIXES:
+        raise _no_table(files[0])
+    if kind != ".parquet" and len(files) > 1:
+        raise DataError(
+            f"{len(files)} {kind} files in one split", where=str(files[0].parent), hint="join them, or name one of them"
+        )
+    return kind
+
+
+def _no_table(path: Path) -> DataError:
+    return DataError(f"{path} is not a kind of table that is read", hint=f"endings: {', '.join(SUFFIXES)}")
