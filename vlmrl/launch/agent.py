@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vlmrl.dist.rank_process import FOLDER_VARIABLE, HALVED_VARIABLE, LAUNCH_WORDS_VARIABLE, PARENT_VARIABLE
+from vlmrl.dist.rank_process import FOLDER_VARIABLE, HALVED_VARIABLE, PARENT_VARIABLE, TYPED_FILE
 from vlmrl.errors import LaunchError
 from vlmrl.launch.rank_watch import Ending, Watch
 from vlmrl.process import patience
@@ -35,7 +35,7 @@ class Job:
         job_id: the same on all nodes of a job; nodes of other jobs do not meet.
         env: environment of the ranks, besides this process's.
         timeout_seconds: longest time a rank may be in one phase.
-        launch_words: launch options of the command line, for the record of the run; the ranks do not read them.
+        argv: command line as the user typed it, for the record of the run; () = the record has the rank's own.
     """
 
     command: tuple[str, ...]
@@ -46,7 +46,7 @@ class Job:
     job_id: str = "vlmrl"
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_seconds: float = 1800.0
-    launch_words: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.nnodes > 1 and not self.endpoint:
@@ -66,14 +66,14 @@ def torchrun_line(job: Job) -> str:
     return " ".join([*words, f"--nproc-per-node={job.ranks}", shlex.join(job.command)])
 
 
-def launch_twice(
-    job: Job, again: Callable[[Path], tuple[str, ...]], say: Callable[[str], None]
-) -> tuple[Ending, Path | None]:
+def launch_twice(job: Job, again: Callable[[Path], Job], say: Callable[[str], None]) -> tuple[Ending, Path | None]:
     """As `launch`; when memory ran out on a rank, all are started once more on the same run with half the budget.
 
     One rank cannot go back alone while the others wait for it. Several nodes have a launcher each, which know nothing
     of each other: there the run ends.
-    Args: again: the run's folder -> the command that resumes it. say: told of the second start.
+
+    Args:
+        again: folder of the run -> the job that resumes it.     say: prints a line about the second start.
     """
     ending, run_dir = launch(job)
     if not ending.halved or run_dir is None or job.nnodes > 1:
@@ -81,7 +81,7 @@ def launch_twice(
     budgets = ", ".join(f"{key} = {now} (was {before})" for key, (before, now) in ending.halved.items())
     say(f"{ending.message}\nall processes are started once more, with {budgets}")
     env = {**job.env, HALVED_VARIABLE: json.dumps(dict(ending.halved))}
-    return launch(replace(job, command=again(run_dir), env=env))
+    return launch(replace(again(run_dir), env=env))
 
 
 def launch(job: Job) -> tuple[Ending, Path | None]:
@@ -98,7 +98,9 @@ def launch(job: Job) -> tuple[Ending, Path | None]:
     logging.disable(logging.ERROR)
     folder = Path(tempfile.mkdtemp(prefix="vlmrl-launch-"))
     own = {FOLDER_VARIABLE: str(folder), PARENT_VARIABLE: str(os.getpid())}
-    os.environ.update({**job.env, **own, LAUNCH_WORDS_VARIABLE: json.dumps(job.launch_words)})
+    os.environ.update({**job.env, **own})
+    if job.argv:  # in a file of this user's alone, for it may hold a secret and be long
+        (folder / TYPED_FILE).write_text(json.dumps(job.argv), encoding="utf-8")
     watch = Watch(folder, patience(job.timeout_seconds))
     exit_codes: dict[int, int] = {}
     try:
@@ -116,7 +118,7 @@ def launch(job: Job) -> tuple[Ending, Path | None]:
         return watch.ending(exit_codes), watch.run_dir
     finally:
         logging.disable(logging.NOTSET)
-        for name in (FOLDER_VARIABLE, PARENT_VARIABLE, HALVED_VARIABLE, LAUNCH_WORDS_VARIABLE):
+        for name in (FOLDER_VARIABLE, PARENT_VARIABLE, HALVED_VARIABLE):
             os.environ.pop(name, None)
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 from vlmrl.dist.rank_process import ENGINES_VARIABLE
 from vlmrl.errors import LaunchError
-from vlmrl.model.gpus import Card, machine_cards, visible_cards
+from vlmrl.model.gpus import Card, machine_cards, parse_gpus, visible_cards
 from vlmrl.store.provenance import usable_cores
 
-MOST_GPUS = 65_536
-"""More than any machine or plan has."""
 BUSY_MIB = 1024
 """A card with more memory in use belongs to somebody: an idle one holds a few hundred MiB of its driver at most."""
 
@@ -77,23 +75,6 @@ def place(asked: str, engines: int = 0, parts: int = 1) -> Placement:
         return Placement(ranks, None, threads, ("cpu",) * engines)
     picked = [card.name for card in (_by_number(cards, chosen, asked) if chosen else _free_ones(cards, count))]
     return Placement(ranks, ",".join(picked[:ranks]), threads, tuple(picked[ranks:]))
-
-
-def parse_gpus(asked: str) -> tuple[int, tuple[int, ...]]:
-    """(how many, which): one of them is 0 or empty. Raises: LaunchError when it is neither a number nor a list."""
-    words = [w.strip() for w in asked.split(",") if w.strip()]
-    if not words or not all(w.isascii() and w.isdigit() for w in words):
-        raise LaunchError(f"--gpus cannot be `{asked}`", hint="a number of cards (4), or their numbers (0,2,5)")
-    numbers = tuple(int(w[:20]) for w in words)
-    if max(numbers) > MOST_GPUS:
-        raise LaunchError(f"--gpus {asked[:40]}: at most {MOST_GPUS:,}", hint="a number of cards (4), or which (0,2,5)")
-    if "," not in asked:
-        if numbers[0] == 0:
-            raise LaunchError("--gpus 0 leaves nothing to run on", hint="card 0 alone is `--gpus 0,`")
-        return numbers[0], ()
-    if len(set(numbers)) < len(numbers):
-        raise LaunchError(f"--gpus {asked} names a card twice", hint="one process a card")
-    return 0, numbers
 
 
 def _by_number(cards: Sequence[Card], chosen: Sequence[int], asked: str) -> list[Card]:

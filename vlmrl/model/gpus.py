@@ -15,6 +15,8 @@ SLURM_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 """Cards that Slurm gave this job, where it does not set CUDA_VISIBLE_DEVICES itself."""
 NO_DEVICES = ("", "-1", "NoDevFiles")
 """First entries of CUDA_VISIBLE_DEVICES that stand for none."""
+MOST_GPUS = 65_536
+"""Largest number of a GPU, and of GPUs, that `--gpus` takes: more than any machine or plan has."""
 OLDEST_DRIVERS = {11: "450", 12: "525", 13: "580"}
 """Major version of CUDA -> the oldest Linux driver that runs it. Source: NVIDIA's CUDA toolkit release notes, table of
 minor version compatibility."""
@@ -74,6 +76,23 @@ def visible_cards(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Car
             break
         found += match
     return found
+
+
+def parse_gpus(asked: str) -> tuple[int, tuple[int, ...]]:
+    """(how many, which): one of them is 0 or empty. Raises: LaunchError when it is neither a number nor a list."""
+    words = [w.strip() for w in asked.split(",") if w.strip()]
+    if not words or not all(w.isascii() and w.isdigit() for w in words):
+        raise LaunchError(f"--gpus cannot be `{asked}`", hint="a number of cards (4), or their numbers (0,2,5)")
+    numbers = tuple(int(w[:20]) for w in words)
+    if max(numbers) > MOST_GPUS:
+        raise LaunchError(f"--gpus {asked[:40]}: at most {MOST_GPUS:,}", hint="a number of cards (4), or which (0,2,5)")
+    if "," not in asked:
+        if numbers[0] == 0:
+            raise LaunchError("--gpus 0 leaves nothing to run on", hint="card 0 alone is `--gpus 0,`")
+        return numbers[0], ()
+    if len(set(numbers)) < len(numbers):
+        raise LaunchError(f"--gpus {asked} names a card twice", hint="one process a card")
+    return 0, numbers
 
 
 def assigned_gpus(environ: Mapping[str, str]) -> str:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import LaunchError
-from vlmrl.launch.gpu_assignment import Card, machine_cards, parse_gpus, place, visible_cards
+from vlmrl.launch.gpu_assignment import Card, machine_cards, place, visible_cards
+from vlmrl.model.gpus import parse_gpus
 from vlmrl.store.provenance import usable_cores
 
 CARDS = [Card(n, f"GPU-{n}abc", 10) for n in range(4)]

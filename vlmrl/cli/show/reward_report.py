@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.cli.output import draw_quote, draw_table, line_of_code, number, share
-from vlmrl.cli.probe_report import show_probes
+from vlmrl.cli.show.probe_report import show_probes
 from vlmrl.visible import one_line
 
 if TYPE_CHECKING:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlmrl.cli.output import say, show_table, tell
+
+if TYPE_CHECKING:
+    from vlmrl.evaluate.records import Evaluation
 
 
 def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
@@ -76,3 +79,20 @@ def difference(m: dict[str, Any] | None) -> str:
         return ""
     ends = "" if m["low"] is None else f" [{m['low']:+.3f}, {m['high']:+.3f}]"
     return f"{m['value']:+.3f}{ends}{' *' if excludes_zero(m['low'], m['high']) else ''}"
+
+
+def result_fields(folder: Path, evaluation: Evaluation, other: Path | None) -> dict[str, Any]:
+    """Return what `--json` prints of one evaluation: its summary, its folder, and the differences to another one."""
+    from vlmrl.evaluate.compare import differences
+    from vlmrl.evaluate.records import read_evaluation
+    from vlmrl.evaluate.scoring_rewards import scored_alike
+
+    result = {"name": folder.name, "folder": str(folder), **evaluation.summary}
+    if "set_metrics" in result:
+        result["set_metrics"] = {name: value for name, value in result["set_metrics"].items() if name != "replicates"}
+    if other is not None:
+        before = read_evaluation(other)
+        metas = [e.summary.get("meta") or {} for e in (before, evaluation)]
+        result["scored_alike"] = scored_alike(*metas) is not False
+        result["differences"] = differences(evaluation, before)
+    return result

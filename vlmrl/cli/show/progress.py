@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from vlmrl.types import Group
 from vlmrl.visible import one_line, visible
@@ -109,6 +109,17 @@ class PartCounter:
             self._told = now
             self._stream.write(line + "\n")
         self._stream.flush()
+
+
+def counter(what: str, stream: TextIO) -> Callable[[int, int], None]:
+    """Return a function (done, total) that draws a counter on one line of a terminal; silent elsewhere."""
+
+    def draw(done: int, total: int) -> None:
+        if stream.isatty():
+            stream.write(f"\r  {what} {done}/{total}" + ("\n" if done == total else ""))
+            stream.flush()
+
+    return draw
 
 
 def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
