@@ -121,7 +121,7 @@ class Load:
 
 
 class OutOfMemoryError(VlmrlError):
-    """Memory ran out: that of the card, or the machine's.
+    """Memory ran out: that of the GPU, or the machine's.
 
     Args:
         load: what did not fit, where that is known.

@@ -34,7 +34,7 @@ def place(tmp_path_factory, tiny_folder) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
@@ -66,7 +66,7 @@ def test_a_dry_run_tells_what_is_wrong_with_the_recipe_first(place: Path) -> Non
 
 @pytest.mark.parametrize(("words", "said"), [
     (["--gpus", "two"], "--gpus cannot be `two`"),
-    (["--gpus", "0,1"], "this machine has no card"),
+    (["--gpus", "0,1"], "this machine has no GPU"),
     (["--gpus", "2", "--nnodes", "2"], "--nnodes needs --rdzv-endpoint"),
     (["--gpus", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "a:1"], "--node-rank 2 of 2 nodes"),
 ])  # fmt: skip
@@ -151,7 +151,7 @@ def test_a_resume_with_another_number_of_processes_says_so(
 
 
 @pytest.mark.slow
-def test_one_card_trains_in_this_process(place: Path) -> None:
+def test_one_gpu_trains_in_this_process(place: Path) -> None:
     warned = ("--set", "algo.kl_horizon=100")  # without a target it does nothing
     done = own_process(
         "train", "tiny.toml", "--gpus", "1", "--json", "--runs", "alone", *warned, *SHORT, cwd=place

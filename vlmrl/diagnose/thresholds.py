@@ -204,8 +204,8 @@ def reward_check(facts: RunFacts, *options: str) -> str:
 
 def again(facts: RunFacts, *settings: str) -> str:
     """The command that made the run, with `--set` on top; what named or continued the run is left out."""
-    recipe, cards, settled = _words(facts)
-    return _command(facts, "sft" if facts.manifest.kind == "sft" else "train", recipe, *cards) + _set(
+    recipe, gpus, settled = _words(facts)
+    return _command(facts, "sft" if facts.manifest.kind == "sft" else "train", recipe, *gpus) + _set(
         *settled, *settings
     )
 
@@ -218,8 +218,8 @@ def look_again(facts: RunFacts, *settings: str) -> str:
 
 def sft_first(facts: RunFacts) -> str:
     """The command that teaches the rows' own responses first, with the run's recipe."""
-    recipe, cards, settled = _words(facts)
-    return _command(facts, "sft", recipe, *cards) + _set(*settled, "kind=sft")
+    recipe, gpus, settled = _words(facts)
+    return _command(facts, "sft", recipe, *gpus) + _set(*settled, "kind=sft")
 
 
 def check_again(facts: RunFacts) -> str:
@@ -240,8 +240,8 @@ def _command(facts: RunFacts, *words: str) -> str:
 
 
 def _words(facts: RunFacts) -> tuple[str, list[str], list[str]]:
-    """(the recipe, how many cards it ran on, its `--set`) of the command that made the run."""
-    given, recipe, cards, settled = list(facts.manifest.argv[2:]), "", [], []
+    """(the recipe, how many GPUs it ran on, its `--set`) of the command that made the run."""
+    given, recipe, gpus, settled = list(facts.manifest.argv[2:]), "", [], []
     if list(facts.manifest.argv[1:2]) != [facts.manifest.kind.replace("rl", "train")]:
         given = []
     while given:
@@ -251,8 +251,8 @@ def _words(facts: RunFacts) -> tuple[str, list[str], list[str]]:
         elif word not in FLAGS:
             value = value if equals else given.pop(0) if given else ""
             settled += [value] if word == "--set" else []
-            cards += [word, value] if word == "--gpus" else []
-    return recipe or str((facts.run.dir / RECIPE).resolve()), cards, settled
+            gpus += [word, value] if word == "--gpus" else []
+    return recipe or str((facts.run.dir / RECIPE).resolve()), gpus, settled
 
 
 def _set(*settings: str) -> str:

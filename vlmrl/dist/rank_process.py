@@ -34,7 +34,7 @@ from vlmrl.visible import visible
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
 PARENT_VARIABLE = "VLMRL_LAUNCHER_PID"
 ENGINES_VARIABLE = "VLMRL_ENGINE_CARDS"
-"""Cards that the launcher set aside for engines in processes of their own: CUDA's numbers; on a CPU as many words."""
+"""GPUs that the launcher set aside for engines in processes of their own: CUDA's numbers; on a CPU as many words."""
 HALVED_VARIABLE = "VLMRL_HALVED"
 CHOICES_VARIABLE = "VLMRL_CHOICES"
 TYPED_FILE = "typed.json"

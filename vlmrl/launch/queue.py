@@ -48,7 +48,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Slot:
-    """Cards for one run at a time, as environment of its command."""
+    """GPUs for one run at a time, as environment of its command."""
 
     env: Mapping[str, str]
 
@@ -172,16 +172,16 @@ def plan_members(stem: str, identity: str, seeds: str | None, grid: Sequence[str
 
 
 def make_slots(placement: Placement, per_run: int) -> list[Slot]:
-    """The placement's cards, or CPU cores, dealt into slots of `per_run` ranks. Raises: LaunchError for too few."""
+    """The placement's GPUs, or CPU cores, dealt into slots of `per_run` ranks. Raises: LaunchError for too few."""
     count = placement.ranks // per_run
     if count == 0:
-        raise LaunchError(f"--gpus-per-run {per_run} of {placement.ranks} card(s)", hint="give --gpus more of them")
+        raise LaunchError(f"--gpus-per-run {per_run} of {placement.ranks} GPU(s)", hint="give --gpus more of them")
     if placement.devices is None:
         return [Slot({"OMP_NUM_THREADS": str(max(1, usable_cores() // count))})] * count
     names = placement.devices.split(",")
     order = {"CUDA_DEVICE_ORDER": placement.env["CUDA_DEVICE_ORDER"]}
     dealt = [",".join(names[n * per_run : (n + 1) * per_run]) for n in range(count)]
-    return [Slot({"CUDA_VISIBLE_DEVICES": cards, **order}) for cards in dealt]
+    return [Slot({"CUDA_VISIBLE_DEVICES": gpus, **order}) for gpus in dealt]
 
 
 def group_of(stem: str, identity: str) -> str:

@@ -57,7 +57,7 @@ class SlurmJob:
 
     Args:
         recipe: path as the job's folder sees it.     folder: where the job runs.     command: `train` or `sft`.
-        nodes, gpus: machines, and cards on each.
+        nodes, gpus: machines, and GPUs on each.
         time: Slurm's time limit, such as 24:00:00; None = the partition's.
         stop_seconds: how long before that limit the run is stopped and saved.
         cpus: CPU cores a node; None = Slurm's choice.

@@ -50,7 +50,7 @@ def ran_out(error: BaseException | None) -> bool:
 def memory_use(device: torch.device) -> tuple[int, int]:
     """(the most that was taken since the start, what there is), in bytes.
 
-    On a card: of torch's own allocations. On a CPU: resident memory against the machine's or the container's, or
+    On a GPU: of torch's own allocations. On a CPU: resident memory against the machine's or the container's, or
     address space against the process's limit (`ulimit -v`), whichever is nearer to its end.
     """
     if device.type == "cuda":

@@ -12,7 +12,7 @@ from functools import cache
 from vlmrl.errors import LaunchError, first_line
 
 SLURM_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""Cards that Slurm gave this job, where it does not set CUDA_VISIBLE_DEVICES itself."""
+"""GPUs that Slurm gave this job, where it does not set CUDA_VISIBLE_DEVICES itself."""
 NO_DEVICES = ("", "-1", "NoDevFiles")
 """First entries of CUDA_VISIBLE_DEVICES that stand for none."""
 MOST_GPUS = 65_536
@@ -23,8 +23,13 @@ minor version compatibility."""
 
 
 @dataclass(frozen=True)
-class Card:
-    """A graphics card, or a slice of one (MIG): its number on the machine (-1 = a slice), MiB used (None = unknown)."""
+class MachineGpu:
+    """GPU of this machine, or a slice of one (MIG).
+
+    Args:
+        index: number on the machine; -1 = a slice.     uuid: the driver's name.
+        used_mib: memory in use, in MiB; None = unknown.
+    """
 
     index: int
     uuid: str
@@ -36,10 +41,10 @@ class Card:
         return self.uuid if self.index < 0 else str(self.index)
 
 
-def machine_cards() -> list[Card]:
-    """All NVIDIA cards of this machine, as `nvidia-smi` lists them; none where there is no such program.
+def machine_gpus() -> list[MachineGpu]:
+    """Return all NVIDIA GPUs of this machine, as `nvidia-smi` lists them; [] where there is no such program.
 
-    Raises: LaunchError when the driver hangs, or is another than its library.
+    Raises: LaunchError when the driver hangs, or does not have the version of its library.
     """
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
     try:
@@ -48,55 +53,59 @@ def machine_cards() -> list[Card]:
         return []
     except subprocess.TimeoutExpired:
         raise LaunchError("nvidia-smi does not answer", hint="the driver may hang: see `dmesg`") from None
-    if "mismatch" in (told := done.stdout + done.stderr):
+    if "mismatch" in (output := done.stdout + done.stderr):
         raise LaunchError(
-            f"nvidia-smi: {told.strip().splitlines()[0]}", hint="the driver was updated while it was loaded: reboot"
+            f"nvidia-smi: {output.strip().splitlines()[0]}", hint="the driver was updated while it was loaded: reboot"
         )
     if done.returncode:
         return []
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 2]
-    return [Card(int(index), uuid, int(used) if used.isdigit() else None) for index, uuid, used in rows]
+    return [MachineGpu(int(index), uuid, int(used) if used.isdigit() else None) for index, uuid, used in rows]
 
 
-def visible_cards(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Card]:
-    """The cards this process may use, in its order: by CUDA_VISIBLE_DEVICES, else what Slurm gave, else all.
+def visible_gpus(gpus: Sequence[MachineGpu], environ: Mapping[str, str]) -> list[MachineGpu]:
+    """Return the GPUs that this process may use, in its order.
 
-    As CUDA does, the list ends at the first entry that is no card.
+    They are those of CUDA_VISIBLE_DEVICES, else what Slurm gave, else all. As in CUDA, the list ends at the first
+    entry that is no GPU.
     """
     slurm = next((environ[name] for name in SLURM_VARIABLES if environ.get(name)), None)
     listed = environ.get("CUDA_VISIBLE_DEVICES", slurm)
     if listed is None:
-        return list(cards)
-    found: list[Card] = []
+        return list(gpus)
+    usable: list[MachineGpu] = []
     for word in (w.strip() for w in listed.split(",")):
-        match = [c for c in cards if word and (word == str(c.index) or c.uuid.startswith(word))]
+        match = [gpu for gpu in gpus if word and (word == str(gpu.index) or gpu.uuid.startswith(word))]
         if word.startswith("MIG-"):
-            match = [Card(-1, word, None)]  # a slice of a card, which the list of cards does not hold
+            match = [MachineGpu(-1, word, None)]  # a slice of a GPU, which the list of GPUs does not hold
         if len(match) != 1:
             break
-        found += match
-    return found
+        usable += match
+    return usable
 
 
-def parse_gpus(asked: str) -> tuple[int, tuple[int, ...]]:
-    """(how many, which): one of them is 0 or empty. Raises: LaunchError when it is neither a number nor a list."""
-    words = [w.strip() for w in asked.split(",") if w.strip()]
+def parse_gpus(option: str) -> tuple[int, tuple[int, ...]]:
+    """Return (how many GPUs, which ones) as `--gpus` says: one of them is 0 or empty.
+
+    Raises: LaunchError when it is neither a number nor a list of different numbers.
+    """
+    words = [w.strip() for w in option.split(",") if w.strip()]
     if not words or not all(w.isascii() and w.isdigit() for w in words):
-        raise LaunchError(f"--gpus cannot be `{asked}`", hint="a number of cards (4), or their numbers (0,2,5)")
+        raise LaunchError(f"--gpus cannot be `{option}`", hint="a number of GPUs (4), or their numbers (0,2,5)")
     numbers = tuple(int(w[:20]) for w in words)
     if max(numbers) > MOST_GPUS:
-        raise LaunchError(f"--gpus {asked[:40]}: at most {MOST_GPUS:,}", hint="a number of cards (4), or which (0,2,5)")
-    if "," not in asked:
+        raise LaunchError(f"--gpus {option[:40]}: at most {MOST_GPUS:,}", hint="a number of GPUs (4), or which (0,2,5)")
+    if "," not in option:
         if numbers[0] == 0:
-            raise LaunchError("--gpus 0 leaves nothing to run on", hint="card 0 alone is `--gpus 0,`")
+            raise LaunchError("--gpus 0 leaves nothing to run on", hint="GPU 0 alone is `--gpus 0,`")
         return numbers[0], ()
     if len(set(numbers)) < len(numbers):
-        raise LaunchError(f"--gpus {asked} names a card twice", hint="one process a card")
+        raise LaunchError(f"--gpus {option} names a GPU twice", hint="one process per GPU")
     return 0, numbers
 
 
 def assigned_gpus(environ: Mapping[str, str]) -> str:
-    """What says that this process has GPUs, in words; "" when nothing does, or it was told to use none.
+    """Return what says that this process has GPUs; "" when nothing does, or when it is told to use none.
 
     Example: `CUDA_VISIBLE_DEVICES=0,1`.
     """
@@ -106,13 +115,13 @@ def assigned_gpus(environ: Mapping[str, str]) -> str:
             return f"{name}={listed}"
         if listed is not None and name == "CUDA_VISIBLE_DEVICES":
             return ""
-    count = len(machine_cards())
+    count = len(machine_gpus())
     return f"nvidia-smi lists {count}" if count else ""
 
 
 @cache
 def missing_gpus() -> tuple[str, str] | None:
-    """Why a process that has GPUs cannot use them: (what is wrong, what to do); None when it can, or has none."""
+    """Return why a process with GPUs cannot use them: (what is wrong, what to do); None when it can, or has none."""
     import torch
 
     if torch.cuda.is_available():
@@ -131,7 +140,7 @@ def require_gpus() -> None:
 
 
 def _reason() -> str:
-    """What torch says when it is asked to use a GPU."""
+    """Return the reason that torch gives when it is to use a GPU."""
     import torch
 
     if torch.version.cuda is None:

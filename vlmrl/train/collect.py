@@ -91,7 +91,7 @@ class Collected:
 
 @dataclass
 class Ahead:
-    """The next step's prompts, which engines on cards of their own answer while this step's update runs.
+    """The next step's prompts, which engines on GPUs of their own answer while this step's update runs.
 
     Args:
         drawn, own: all rows of the draw, and this process's prompts among them.

@@ -39,10 +39,10 @@ class Saver:
     @classmethod
     def of(cls, asynchronous: bool | None, device: torch.device, world: World) -> Saver:
         """The saver of a recipe's `checkpoint.asynchronous`. All processes make it together."""
-        on_a_card = device.type == "cuda"
-        if not (on_a_card if asynchronous is None else asynchronous):
+        on_a_gpu = device.type == "cuda"
+        if not (on_a_gpu if asynchronous is None else asynchronous):
             return cls(world)
-        return cls(world.apart(), HostCopies(pinned=on_a_card))
+        return cls(world.apart(), HostCopies(pinned=on_a_gpu))
 
     @property
     def under_way(self) -> bool:

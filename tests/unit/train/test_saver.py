@@ -17,7 +17,7 @@ from vlmrl.train import saving
 from vlmrl.train.saver import Saver, Written
 from vlmrl.train.saving import finish_failed, finish_save, look_after_save
 
-CPU, CARD = torch.device("cpu"), torch.device("cuda")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 class Writing:
@@ -45,9 +45,9 @@ def session(saver: Saver, others_written: bool = True) -> SimpleNamespace:
     return SimpleNamespace(saver=saver, run=run, world=world, recipe=recipe, done=done)
 
 
-def test_a_card_saves_beside_the_training_and_a_cpu_does_not_unless_told(monkeypatch) -> None:
+def test_a_gpu_saves_beside_the_training_and_a_cpu_does_not_unless_told(monkeypatch) -> None:
     monkeypatch.setattr(torch, "empty", lambda *a, **k: pytest.fail("nothing is copied yet"))
-    kinds = {(a, d.type): Saver.of(a, d, ALONE).copies for a in (None, True, False) for d in (CPU, CARD)}
+    kinds = {(a, d.type): Saver.of(a, d, ALONE).copies for a in (None, True, False) for d in (CPU, GPU)}
     assert {k for k, copies in kinds.items() if copies is not None} == {(None, "cuda"), (True, "cpu"), (True, "cuda")}
     assert [copies.pinned for k, copies in kinds.items() if copies is not None] == [True, False, True]
 

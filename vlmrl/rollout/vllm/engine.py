@@ -57,7 +57,7 @@ class EngineSettings:
         kv_cache_bytes: of the key-value cache.
         image_arguments: what the trainer's image processor is called with (its pixel bounds).
         lora_rank: 0 = no adapter.      lora_vision: whether the vision tower and the connector have one too.
-        tensor_parallel: parts that every weight is cut into; above 1 each is in a process, and on a card, of its own.
+        tensor_parallel: parts that every weight is cut into; above 1 each is in a process, and on a GPU, of its own.
         revision, trust_remote_code: as in the recipe's table `model`.
     """
 
@@ -343,7 +343,7 @@ def _start(settings: EngineSettings, handover: Handover) -> Any:
         "tensor_parallel_size": settings.tensor_parallel, **_lora_options(settings),
     }  # fmt: skip
     if not cpu:
-        options |= {"max_num_seqs": MAX_SEQUENCES} | _on_these_cards(settings)
+        options |= {"max_num_seqs": MAX_SEQUENCES} | _on_these_gpus(settings)
     with undisturbed():
         try:
             return handover.during(
@@ -371,18 +371,18 @@ def _lora_options(settings: EngineSettings) -> dict[str, Any]:
             "enable_tower_connector_lora": settings.lora_vision}  # fmt: skip
 
 
-def _on_these_cards(settings: EngineSettings) -> dict[str, Any]:
-    """Options for an engine on the process's own card, which may be one of several in use; in parts, on all it sees.
+def _on_these_gpus(settings: EngineSettings) -> dict[str, Any]:
+    """Options for an engine on the process's own GPU, which may be one of several in use; in parts, on all it sees.
 
-    An engine in the process takes the first visible card unless told, and its share of the card's memory (92%) to be
+    An engine in the process takes the first visible GPU unless told, and its share of the GPU's memory (92%) to be
     free before it starts; it takes what its weights and `kv_cache_bytes` need. Each engine has a cache of compiled code
     of its own: those that are built at the same moment would write the same files.
     """
-    card = torch.cuda.current_device()
+    gpu = torch.cuda.current_device()
     torch.cuda.empty_cache()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    name = visible[card] if card < len(visible) and visible[card] else str(card)
+    name = visible[gpu] if gpu < len(visible) and visible[gpu] else str(gpu)
     os.environ["VLLM_CACHE_ROOT"] = os.path.join(CACHE, f"card-{name}")
-    total = torch.cuda.get_device_properties(card).total_memory
+    total = torch.cuda.get_device_properties(gpu).total_memory
     options: dict[str, Any] = {"gpu_memory_utilization": min(1.0, settings.kv_cache_bytes / total)}
-    return options if settings.tensor_parallel > 1 else options | {"device_ids": [card]}
+    return options if settings.tensor_parallel > 1 else options | {"device_ids": [gpu]}

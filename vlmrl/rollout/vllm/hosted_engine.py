@@ -1,8 +1,8 @@
 """vLLM in processes of its own: the trainer's side of the engines that `rollout/vllm/host.py` runs.
 
-They are on cards of their own, or in parts (tensor parallel) on those of some trainers. Each has one trainer that leads
+They are on GPUs of their own, or in parts (tensor parallel) on those of some trainers. Each has one trainer that leads
 it, which started it and sends it the weights. A call of `generate` deals a trainer's prompts over the engines that it
-is connected to: all that are on cards of their own, or the one on its own card.
+is connected to: all that are on GPUs of their own, or the one on its own GPU.
 """
 
 from __future__ import annotations
@@ -43,36 +43,36 @@ class EnginePlace:
     """Where an engine runs, and for whom.
 
     Args:
-        cards: of each of its parts, CUDA's name; on a CPU any word.
+        gpus: of each of its parts, CUDA's name; on a CPU any word.
         trainers: ranks of those that ask it.      leader: the one that starts it and sends it the weights.
     """
 
-    cards: tuple[str, ...]
+    gpus: tuple[str, ...]
     trainers: tuple[int, ...]
     leader: int
 
 
-def places_apart(cards: Sequence[str], world: World, parts: int) -> list[EnginePlace]:
-    """Engines of so many parts on cards that do nothing else, each for all trainers.
+def places_apart(gpus: Sequence[str], world: World, parts: int) -> list[EnginePlace]:
+    """Engines of so many parts on GPUs that do nothing else, each for all trainers.
 
-    Raises: LaunchError when a card would be left over.
+    Raises: LaunchError when a GPU would be left over.
     """
-    if len(cards) % parts:
+    if len(gpus) % parts:
         raise LaunchError(
-            f"{len(cards)} card(s) generate, and rollout.tensor_parallel = {parts} takes {parts} an engine",
+            f"{len(gpus)} GPU(s) generate, and rollout.tensor_parallel = {parts} takes {parts} per engine",
             hint="set rollout.engine_gpus to a multiple of it",
         )
     everybody = tuple(range(world.size))
     return [
-        EnginePlace(tuple(cards[i * parts : (i + 1) * parts]), everybody, i % world.size)
-        for i in range(len(cards) // parts)
+        EnginePlace(tuple(gpus[i * parts : (i + 1) * parts]), everybody, i % world.size)
+        for i in range(len(gpus) // parts)
     ]
 
 
 def places_shared(world: World, parts: int, visible: Sequence[str]) -> list[EnginePlace]:
-    """An engine in so many parts for as many trainers each, on their own cards.
+    """An engine in so many parts for as many trainers each, on their own GPUs.
 
-    Args: visible: cards that each process sees, in order of local rank; on a CPU as many words.
+    Args: visible: GPUs that each process sees, in order of local rank; on a CPU as many words.
     Raises: LaunchError when processes would be left over.
     """
     if world.local_size % parts:
@@ -86,20 +86,20 @@ def places_shared(world: World, parts: int, visible: Sequence[str]) -> list[Engi
 
 
 def place_alone(parts: int, visible: Sequence[str]) -> EnginePlace:
-    """An engine in so many parts for a process that is alone, on the first of the cards that it sees.
+    """An engine in so many parts for a process that is alone, on the first of the GPUs that it sees.
 
     Raises: LaunchError when it sees too few.
     """
     if len(visible) < parts:
         raise LaunchError(
-            f"rollout.tensor_parallel = {parts}, and this process sees {len(visible)} card(s)",
+            f"rollout.tensor_parallel = {parts}, and this process sees {len(visible)} GPU(s)",
             hint="--set rollout.tensor_parallel=1, or let it see more",
         )
     return EnginePlace(tuple(visible[:parts]), (0,), 0)
 
 
-def visible_cards(device: str, count: int) -> list[str]:
-    """CUDA's names of the cards that this process sees; on a CPU `count` words."""
+def visible_gpus(device: str, count: int) -> list[str]:
+    """CUDA's names of the GPUs that this process sees; on a CPU `count` words."""
     if device == "cpu":
         return ["cpu"] * count
     listed = [c for c in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if c]
@@ -110,7 +110,7 @@ class HostedEngine:
     """Engines in processes of their own as one `Generator`. Made by all processes of the trainer together.
 
     Args:
-        shared: whether they are on the trainers' own cards, and so sleep during updates.
+        shared: whether they are on the trainers' own GPUs, and so sleep during updates.
         log: name of a process -> its log; None = it speaks where this one does.
     Raises: EngineError when one does not start.
     """
@@ -147,7 +147,7 @@ class HostedEngine:
         """An engine's process, in a group of its own with those of its parts: no Ctrl-C of a terminal reaches them."""
         env = environment_without_world()
         if self.settings.device == "cuda":
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(place.cards)
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(place.gpus)
         command = [sys.executable, "-m", "vlmrl.rollout.vllm.host", str(_socket_path(self._folder.path, engine)),
                    str(len(place.trainers)), str(os.getpid())]  # fmt: skip
         if log is None or self._logs is None:
@@ -158,7 +158,7 @@ class HostedEngine:
             return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, start_new_session=True)
 
     def sleep(self) -> None:
-        """Give memory back to the trainers whose cards it shares; nothing where its cards are its own."""
+        """Give memory back to the trainers whose GPUs it shares; nothing where its GPUs are its own."""
         if self.shared:
             self._tell_all("sleep")
             self._loaded = self._loaded and not self.settings.discards
@@ -248,7 +248,7 @@ class HostedEngine:
         self.world.wait()
 
     def _give_back(self) -> None:
-        """Memory that this process has freed goes back to the card, where the engine needs it."""
+        """Memory that this process has freed goes back to the GPU, where the engine needs it."""
         if self.settings.device == "cuda":
             torch.cuda.empty_cache()
         self.world.wait()
@@ -281,8 +281,8 @@ class HostedEngine:
         return header
 
 
-def engine_cards() -> list[str]:
-    """Cards that the launcher set aside for engines; none when it did not."""
+def reserved_gpus() -> list[str]:
+    """GPUs that the launcher set aside for engines; none when it did not."""
     return [c for c in os.environ.get(ENGINES_VARIABLE, "").split(",") if c]
 
 
