@@ -1,4 +1,4 @@
-"""Start the ranks of a run with torchrun's agent and wait for them: one process a rank, all running one command."""
+"""Start of the ranks of a run with torchrun's agent: one process per rank, all running one command."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from vlmrl.launch.rank_watch import Ending, Watch
 from vlmrl.process import patience
 
 JOIN_SECONDS = 900
-"""How long a node waits for the others."""
+"""Time limit in seconds in which all machines must meet."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is started on this node.
+    """Processes to start on this machine.
 
     Args:
-        command: what each rank runs: arguments of the Python interpreter.
-        ranks: processes on this node.
-        nnodes, node_rank: number of nodes, and which one this is (node 0 hosts the rendezvous).
-        endpoint: `host:port` where the nodes meet; None for one node.
-        job_id: the same on all nodes of a job; nodes of other jobs do not meet.
-        env: environment of the ranks, besides this process's.
-        timeout_seconds: longest time a rank may be in one phase.
+        command: arguments of the Python interpreter of each rank.
+        ranks: number of processes on this machine.
+        nnodes, node_rank: number of machines, and the number of this one (machine 0 hosts the rendezvous).
+        endpoint: `host:port` where the machines meet; None for one machine.
+        job_id: the same on all machines of a job; machines of other jobs do not meet.
+        env: environment of the ranks, in addition to this process's.
+        timeout_seconds: time limit in seconds of one phase of a rank.
         argv: command line as the user typed it, for the record of the run; () = the record has the rank's own.
     """
 
@@ -56,7 +56,7 @@ class Job:
 
 
 def torchrun_line(job: Job) -> str:
-    """The plain command that starts the same ranks without vlmrl's launcher."""
+    """Return the plain command that starts the same ranks without vlmrl's launcher."""
     words = [f"{k}={shlex.quote(v)}" for k, v in job.env.items()] + ["torchrun"]
     if job.nnodes == 1:
         words.append("--standalone")
@@ -67,10 +67,10 @@ def torchrun_line(job: Job) -> str:
 
 
 def launch_twice(job: Job, again: Callable[[Path], Job], say: Callable[[str], None]) -> tuple[Ending, Path | None]:
-    """As `launch`; when memory ran out on a rank, all are started once more on the same run with half the budget.
+    """Run `launch`; when memory ran out on a rank, start all once more on the same run with half the token budget.
 
-    One rank cannot go back alone while the others wait for it. Several nodes have a launcher each, which know nothing
-    of each other: there the run ends.
+    One rank cannot go back alone while the others wait for it. On several machines the run ends, for each has a
+    launcher of its own, and these do not know each other.
 
     Args:
         again: folder of the run -> the job that resumes it.     say: prints a line about the second start.
@@ -85,16 +85,18 @@ def launch_twice(job: Job, again: Callable[[Path], Job], say: Callable[[str], No
 
 
 def launch(job: Job) -> tuple[Ending, Path | None]:
-    """Run the job to its end. Returns how it ended, and the run's folder when there is one.
+    """Run the job to its end.
 
-    Whatever happens, no rank is left: one that dies or hangs ends the others (launch/rank_watch.py); the kernel ends
-    them when this process is killed. Raises: LaunchError when the nodes do not meet.
+    No rank is left over: one that dies or hangs ends the others (launch/rank_watch.py), and the kernel ends all when
+    this process is killed.
+    Returns: (how it ended, the run's folder; None when no rank has named one).
+    Raises: LaunchError when the machines do not meet.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import launch_agent
 
-    # The agent's own account of a failure would come before ours, in other words.
+    # Else the agent would print its own report of a failure before ours.
     logging.disable(logging.ERROR)
     folder = Path(tempfile.mkdtemp(prefix="vlmrl-launch-"))
     own = {FOLDER_VARIABLE: str(folder), PARENT_VARIABLE: str(os.getpid())}
@@ -136,6 +138,6 @@ def _config(job: Job, folder: Path):
         rdzv_configs=meeting,
         local_addr="127.0.0.1" if alone else None,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
-        # Ours hands SIGINT and SIGTERM on and lets the ranks finish their step; the agent's would end them at once.
+        # Our handler forwards SIGINT and SIGTERM: the ranks finish their step. The agent's would end them at once.
         signals_to_handle="SIGQUIT",
     )  # fmt: skip
