@@ -25,7 +25,7 @@ def watch(
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Watch a run from another terminal: a live table; a line a step where stdout is no terminal. Ends with the run.
+    """Watch a run from another terminal: a live table; a line per step where stdout is no terminal. Ends with the run.
 
     Example: vlmrl runs watch last
     """
@@ -59,7 +59,7 @@ def _wait(followed: Followed, every: float) -> None:
 
 
 def _plain(followed: Followed, every: float) -> None:
-    """A line a step, as soon as it is known; those that are there already at once."""
+    """Print a line per step as soon as it is known; those of earlier steps at once."""
     from vlmrl.store.metrics import counted
 
     shown: set[tuple[int, int]] = set()
@@ -77,7 +77,7 @@ def _plain(followed: Followed, every: float) -> None:
 
 
 def _live(followed: Followed, every: float) -> None:
-    """A table of the last steps that is drawn anew, until the run ends."""
+    """Draw a table of the last steps, again and again, until the run ends."""
     from rich.live import Live
 
     out = console(stderr=False)

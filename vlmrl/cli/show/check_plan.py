@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlmrl.cli.output import console
 from vlmrl.cli.show.memory_table import show_memory
 from vlmrl.errors import Problem, gib
 from vlmrl.visible import visible
-
-if TYPE_CHECKING:
-    pass
 
 
 def show_parity(parity: Mapping[str, Any]) -> None:
@@ -134,7 +131,7 @@ def _attention_lines(attention: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def show_problems(problems: Sequence[Problem], shown: Sequence[Problem] = ()) -> None:
-    """Show what was found, errors first, and count it. Args: shown: what the screen has already."""
+    """Print the problems, errors first, and their number. `shown`: those that the screen has already."""
     from rich.text import Text
 
     show_each([p for p in problems if p not in shown])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show_doctor(report: Mapping[str, Any]) -> None:
-    """The data doctor's checks as a table: what was looked at, the verdict, what was found."""
+    """Print the data doctor's checks as a table: check, verdict, finding."""
     from rich.table import Table
     from rich.text import Text
 

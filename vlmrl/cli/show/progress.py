@@ -1,4 +1,4 @@
-"""What a person sees while a run trains (a line a step, validations, some rollouts) or data is made. On stderr."""
+"""Progress on stderr: of training (a line per step, validations, some rollouts), of evaluation, and of making data."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def counter(what: str, stream: TextIO) -> Callable[[int, int], None]:
 
 
 def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
-    """The columns of a step line, for reinforcement (reward ...) and supervised (loss) learning alike."""
+    """Return the columns of a step line, for reinforcement (reward ...) and supervised (loss) learning."""
     m = metrics
     parts: list[str] = []
     if "reward/mean" in m:

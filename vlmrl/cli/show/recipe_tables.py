@@ -20,7 +20,7 @@ def describe_task(entry: Mapping[str, Any]) -> str:
 
 
 def show_import(report: dict[str, Any], out: Path | None) -> None:
-    """On stderr: what needs an eye."""
+    """Print on stderr which settings need attention."""
     for note in report["notes"]:
         say(f"note: {note}")
     say(f"{len(report['mapped'])} settings mapped from {report['system']}" + (f" to {out}" if out else ""))

@@ -53,7 +53,7 @@ def run_line(run: ListedRun) -> dict[str, Any]:
 
 
 def about_cell(line: dict[str, Any]) -> str:
-    """Tags, labels, note and what it is a fork of in one cell; a damaged run says what is wrong."""
+    """Return tags, labels, note and parent of a fork in one cell; of a damaged run, what is wrong."""
     parts = [line["problem"], line["error"], *(f"#{t}" for t in line["tags"]), *line["labels"], line["note"]]
     parent = line["parent"] or {}
     parts += [f"fork of {parent['run']}@{parent['step']}"] if "step" in parent else []

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlmrl.cli.output import console, line_of_code, say
 from vlmrl.visible import one_line, visible
-
-if TYPE_CHECKING:
-    pass
-
 
 BAR_WIDTH = 30
 
 
 MAX_TRUTH = 200
-"""Characters of a truth that are shown."""
+"""Maximum number of characters of a truth that are shown."""
 
 
 def trial_fields(run: Any, trial: Any) -> dict[str, Any]:
@@ -84,7 +80,7 @@ def show_trial(trial: Any, result: dict[str, Any], show: int) -> None:
 
 
 def _rate(group: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """The solve rate of a prompt and what it is; where there is none, the spread of its rewards."""
+    """Return the solve rate of a prompt and its definition; without one, the spread of its rewards."""
     if group["solve_rate"] is not None:
         return f"solve rate {group['solve_rate']:.2f} ({result['solve_rate_is'][group['source']]})"
     found = group["spread"]
@@ -94,7 +90,7 @@ def _rate(group: Mapping[str, Any], result: Mapping[str, Any]) -> str:
 
 
 def _truth(truth: Mapping[str, Any]) -> str:
-    """A row's truth on one line: the value of its one field, else every field with its name."""
+    """Return a row's truth on one line: the value of its one field, else every field with its name."""
     texts = {
         name: "; ".join(map(str, value)) if isinstance(value, list) else str(value) for name, value in truth.items()
     }
