@@ -12,7 +12,7 @@ import resource
 import sys
 from pathlib import Path
 
-from vlmrl.cli.progress import ConsoleWatcher
+from vlmrl.cli.show.progress import ConsoleWatcher
 from vlmrl.errors import exit_of
 from vlmrl.recipe.load import load_recipe
 from vlmrl.setup.new_run import Labels, start_run

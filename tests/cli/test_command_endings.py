@@ -34,8 +34,8 @@ INTERRUPTED = [
         "reward-check was interrupted: nothing half written",
     ),
     ("vlmrl.recipe.load.load_recipe", ("fetch", "r.toml"), "fetch was interrupted: what has arrived is kept"),
-    ("vlmrl.cli.sft.load_checked", ("try", "r.toml"), "try was interrupted: nothing half written is left"),
-    ("vlmrl.cli.begin.prepare", ("sft", "r.toml"), "sft was interrupted: nothing half written is left"),
+    ("vlmrl.setup.checked_recipe.load_checked", ("try", "r.toml"), "try was interrupted: nothing half written is left"),
+    ("vlmrl.launch.train_plan.prepare", ("sft", "r.toml"), "sft was interrupted: nothing half written is left"),
 ]
 
 
@@ -47,8 +47,6 @@ def test_an_interrupted_command_says_what_is_kept_and_how_to_go_on(tmp_path, mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(where, interrupted)
-    if where == "vlmrl.cli.begin.prepare":
-        monkeypatch.setattr("vlmrl.cli.sft.prepare", interrupted)
     done = this_process(*words, cwd=tmp_path)
     assert (done.code, done.out) == (130, "") and done.err.startswith(line), done
     assert done.err.endswith(f"; go on with: {shlex.join(['vlmrl', *words])}\n") and done.err.count("\n") == 1
@@ -76,7 +74,7 @@ def test_what_an_interrupted_command_knows_itself_is_said_instead(tmp_path, monk
     def interrupted(*given: object, **named: object) -> None:
         raise Interruption("train of run x", "its last checkpoint is step-000004", "vlmrl train --resume x")
 
-    monkeypatch.setattr("vlmrl.cli.sft.prepare", interrupted)
+    monkeypatch.setattr("vlmrl.launch.train_plan.prepare", interrupted)
     done = this_process("train", "r.toml", cwd=tmp_path)
     expected = (
         "train of run x was interrupted: its last checkpoint is step-000004; go on with: vlmrl train --resume x\n"

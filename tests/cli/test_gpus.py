@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import own_process, settings, this_process
 
-from vlmrl.cli.begin import say_other_processes
-from vlmrl.cli.ranks import launch_options, without_launch_options
+from vlmrl.errors import LaunchError
+from vlmrl.launch.request import EvalRequest, Machines, TrainRequest
+from vlmrl.launch.train_plan import describe_other_processes
 from vlmrl.store.runs import create_run, resume_run
 from vlmrl.tasks.digits import prepare_digits
 
@@ -31,7 +34,7 @@ def place(tmp_path_factory, tiny_folder) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
@@ -63,7 +66,7 @@ def test_a_dry_run_tells_what_is_wrong_with_the_recipe_first(place: Path) -> Non
 
 @pytest.mark.parametrize(("words", "said"), [
     (["--gpus", "two"], "--gpus cannot be `two`"),
-    (["--gpus", "0,1"], "this machine has no card"),
+    (["--gpus", "0,1"], "this machine has no GPU"),
     (["--gpus", "2", "--nnodes", "2"], "--nnodes needs --rdzv-endpoint"),
     (["--gpus", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "a:1"], "--node-rank 2 of 2 nodes"),
 ])  # fmt: skip
@@ -73,18 +76,68 @@ def test_mistakes_are_told_before_anything_starts(place: Path, words: list[str],
     assert not (place / "runs").exists()
 
 
-def test_every_rank_runs_the_command_without_the_launchers_options() -> None:
+def asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str) -> Any:
+    """The request that a command line makes, and the exit code with which the command was then stopped."""
+    requests: list[Any] = []
+
+    def stop(request: Any, *others: Any) -> None:
+        requests.append(request)
+        raise LaunchError("stopped here")
+
+    monkeypatch.setattr("vlmrl.launch.train_plan.prepare", stop)
+    monkeypatch.setattr("vlmrl.launch.eval_ranks.evaluate_on_ranks", lambda gpus, request, *others: stop(request))
+    this_process(*words, cwd=tmp_path)
+    (request,) = requests
+    return request
+
+
+def test_every_rank_runs_the_command_without_the_launchers_options(monkeypatch, tmp_path) -> None:
     typed = "train r.toml --gpus 2 --set a=1 --nnodes=2 --node-rank 1 --rdzv-endpoint h:1 --dry-run --name x --gpus=3"
-    assert without_launch_options(typed.split()) == ["train", "r.toml", "--set", "a=1", "--name", "x"]
-    given = launch_options(typed.split())
-    assert given and sorted([*without_launch_options(typed.split()), *given]) == sorted(typed.split())
+    request = asked_for(monkeypatch, tmp_path, *typed.split())
+    assert request.rank_words() == ["train", "r.toml", "--set", "a=1", "--name", "x"]
+    assert request.machines == Machines("3", 2, 1, "h:1") and request.dry_run
+    assert list(request.argv) == typed.split()
+
+
+@pytest.mark.parametrize("command", ["train", "sft"])
+def test_the_command_of_a_rank_gives_the_same_request_again(monkeypatch, tmp_path, command: str) -> None:
+    """All options that are not the launcher's: a rank parses the words that its launcher built, and lacks none."""
+    request = TrainRequest(
+        "rl" if command == "train" else "sft", Path("-r.toml"), ("a=1", "b='x y'"), None, "one@3", False, "-x",
+        ("t", "u"), "n m", Path("some where"), Machines("2", debug_rank=None), True, True,
+    )  # fmt: skip
+    words = request.rank_words()
+    again = asked_for(monkeypatch, tmp_path, *words)
+    assert again == replace(request, machines=Machines(), argv=tuple(words))
+    resumed = TrainRequest(request.kind, None, (), "two", accept_changes=True)
+    words = resumed.rank_words()
+    assert asked_for(monkeypatch, tmp_path, *words) == replace(resumed, argv=tuple(words))
+
+
+def test_no_field_of_a_request_is_forgotten_in_the_command_of_a_rank() -> None:
+    """Each field, changed alone, changes the words; those of the launcher and the record do not."""
+    for plain, left_out in (
+        (TrainRequest("rl"), {"machines", "dry_run", "argv"}),
+        (EvalRequest("m"), {"gpus", "argv"}),
+    ):
+        for field in fields(plain):
+            value = getattr(plain, field.name)
+            other = {bool: not value, tuple: ("x",), int: 7, str: "sft" if field.name == "kind" else "x"}
+            changed = replace(plain, **{field.name: other.get(type(value), "x")})
+            assert (changed.rank_words() == plain.rank_words()) == (field.name in left_out), field.name
+
+
+def test_the_second_start_keeps_what_is_printed() -> None:
+    request = TrainRequest("rl", Path("r.toml"), name="x", machines=Machines("2"), quiet=True, as_json=True)
+    assert request.resume_words("id", Path("runs")) == [
+        "train", "--resume", "id", "--runs", "runs", "--quiet", "--json",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("before", "now", "told"), [(2, 1, "1 process, the one before had 2; --gpus 2"), (1, 1, "")])
 def test_a_resume_with_another_number_of_processes_says_so(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     before: int,
     now: int,
     told: str,
@@ -93,13 +146,12 @@ def test_a_resume_with_another_number_of_processes_says_so(
     create_run(tmp_path, kind="rl", recipe_name="r", name="one").finish("interrupted")
     monkeypatch.setenv("WORLD_SIZE", str(now))
     with resume_run(tmp_path, "one") as run:
-        say_other_processes(run)
-    said = capsys.readouterr().err
+        said = describe_other_processes(run)
     assert told in said and bool(said) == bool(told)
 
 
 @pytest.mark.slow
-def test_one_card_trains_in_this_process(place: Path) -> None:
+def test_one_gpu_trains_in_this_process(place: Path) -> None:
     warned = ("--set", "algo.kl_horizon=100")  # without a target it does nothing
     done = own_process(
         "train", "tiny.toml", "--gpus", "1", "--json", "--runs", "alone", *warned, *SHORT, cwd=place

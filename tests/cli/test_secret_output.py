@@ -8,7 +8,7 @@ import json
 import pytest
 
 from vlmrl.cli.output import console, emit, print_error, say, show_table
-from vlmrl.cli.progress import ConsoleWatcher
+from vlmrl.cli.show.progress import ConsoleWatcher
 from vlmrl.rewards.sandbox.pool import Failure, as_error
 from vlmrl.store.secrets.redact import HIDDEN
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from command_line import this_process
 
-from vlmrl.cli.progress import ConsoleWatcher
-from vlmrl.cli.sft import _closing, _result
+from vlmrl.cli.show.progress import ConsoleWatcher
+from vlmrl.cli.show.training_end import closing_lines, result_fields
 from vlmrl.store.runs import Run, create_run, open_run
 from vlmrl.train.journal import Health
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory
@@ -81,9 +81,9 @@ def test_an_attempt_that_goes_on_knows_the_steps_before_it(hacked, tmp_path):
 @pytest.mark.slow
 def test_watch_the_last_line_its_json_the_report_and_diagnose_say_it(hacked, tmp_path):
     run, _ = hacked
-    assert f"  ! {WORDS}, from step {BEGINS + 1} on" in _closing(run).splitlines()[0]
-    assert "\nwhy: vlmrl runs diagnose hacked" in _closing(run)
-    warnings = {w["name"]: w for w in _result(run)["warnings"]}
+    assert f"  ! {WORDS}, from step {BEGINS + 1} on" in closing_lines(run).splitlines()[0]
+    assert "\nwhy: vlmrl runs diagnose hacked" in closing_lines(run)
+    warnings = {w["name"]: w for w in result_fields(run)["warnings"]}
     assert warnings["reward_without_accuracy"]["step"] == BEGINS
     root = ("--runs", run.dir.parent)
     assert f"! {WORDS}" in this_process("runs", "watch", run.id, *root, cwd=tmp_path).out.splitlines()[-1]

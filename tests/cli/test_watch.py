@@ -140,7 +140,7 @@ def test_phases_are_the_longest_first_without_the_step_itself() -> None:
 
 
 def test_a_reward_of_one_number_is_said_once():
-    from vlmrl.cli.progress import _step_parts
+    from vlmrl.cli.show.progress import _step_parts
 
     line = {"reward/mean": 0.481, "reward/part/reward": 0.481, "rollout/dead_group_share": 0.0,
             "rollout/truncated_share": 0.0, "rollout/response_tokens_mean": 4.0,

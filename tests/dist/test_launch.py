@@ -20,7 +20,7 @@ LAUNCH = """
 import json, sys
 from vlmrl.launch.agent import Job, launch_twice
 job = Job(**json.loads(sys.argv[1]))
-ending, run = launch_twice(job, lambda run: job.command, lambda text: print(text, file=sys.stderr))
+ending, run = launch_twice(job, lambda run: job, lambda text: print(text, file=sys.stderr))
 print(f"code {ending.code} run {run}")
 print(ending.message, file=sys.stderr)
 sys.exit(ending.code)

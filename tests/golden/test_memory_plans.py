@@ -116,8 +116,7 @@ def test_what_is_said_to_make_it_fit_does():
             assert bool(plan.fits) != plan.plan.fits or (not plan.plan.fits and not plan.fits)
 
 
-@pytest.mark.slow
-def test_cards_of_their_own_are_planned_apart():
+def test_gpus_of_their_own_are_planned_apart():
     plan = planned("Qwen2.5-VL-7B", 1682, "rollout.engine_gpus=2").plan
     assert (plan.trainers, plan.engines) == (6, 2)
     [trainer, engine] = [p for p in plan.phases if p.name == "rollout"]

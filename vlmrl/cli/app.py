@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from functools import partial
 from typing import Any
 
 import typer
@@ -20,15 +21,19 @@ COMMANDS = (
     "prep", "check", "fetch", "try_", "sft", "train", "merge", "eval", "compare", "reward_check", "report",
     "runs", "recipe", "data", "launch", "init", "demo",
 )  # fmt: skip
-"""Modules of this package, in the order of a project's life; each has a `register(app)`."""
+"""Modules of this package in the order of a project's life. Each has a function `register(app)`."""
 
 
 class InLifeOrder(TyperGroup):
-    """Lists the commands in the order of a project's life, groups among them."""
+    """Group of all commands, listed in the order of a project's life."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         order = [name.rstrip("_").replace("_", "-") for name in COMMANDS]
         return sorted(super().list_commands(ctx), key=order.index)  # pyright: ignore[reportArgumentType]
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Keep the words as the user typed them: parsing takes them out of `args`."""
+        return super().make_context(info_name, args, parent, **extra | {"obj": tuple(args)})
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Run the command. One that is interrupted ends in one line and exit code 130; Typer would end it silently."""
@@ -37,9 +42,9 @@ class InLifeOrder(TyperGroup):
         except KeyboardInterrupt as error:
             from vlmrl.dist.rank_process import launched
 
-            if launched():  # the launcher says it
+            if launched():  # the launcher prints the line
                 raise
-            if line := describe_interruption(error, ctx.invoked_subcommand or "vlmrl"):
+            if line := describe_interruption(error, ctx.invoked_subcommand or "vlmrl", ctx.obj):
                 say(line)
             raise typer.Exit(130) from None
 
@@ -56,7 +61,7 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: bool = typer.Option(False, "--version", help="Print the version and leave.", is_eager=True)) -> None:
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True)) -> None:
     if version:
         print(__version__)
         raise typer.Exit
@@ -69,11 +74,11 @@ for _name in COMMANDS:
 def main() -> None:
     """Run the command line.
 
-    Exit codes: 0 done, 2 the user's mistake, 1 our bug, 130 interrupted (Ctrl-C, SIGTERM), 141 nobody reads stdout.
+    Exit codes: 0 done, 2 a user's mistake, 1 a bug in vlmrl, 130 interrupted (Ctrl-C, SIGTERM), 141 stdout is closed.
     """
-    # Idle OpenMP threads spin for some 50 us only (GNU's default: milliseconds). On a machine that runs anything else,
-    # the spinning threads of small operators wait for each other's time slices: measured 20 times slower on 2 busy
-    # cores. Never spinning costs a fifth of the speed on an idle machine. Read when torch is loaded.
+    # Idle OpenMP threads spin for about 50 us only (GNU's default: milliseconds). On a machine that runs other programs
+    # too, spinning threads of small operators wait for each other's time slices: measured 20 times slower on 2 busy
+    # cores. Never spinning costs a fifth of the speed on an idle machine. The variable is read when torch is loaded.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     keep_standard_streams()
@@ -81,12 +86,12 @@ def main() -> None:
     if "VLMRL_LAUNCH_DIR" in os.environ:
         from vlmrl.dist import rank_process
 
-        rank_process.run(app)
+        rank_process.run(partial(app, sys.argv[1:]))
     try:
         try:
-            app(standalone_mode=True)
+            app(sys.argv[1:], standalone_mode=True)
         finally:
-            sys.stdout.flush()  # what it refuses is told here, not at the interpreter's end
+            sys.stdout.flush()  # a failed write is reported here, not at the interpreter's end
     except (Exception, KeyboardInterrupt) as error:
         code, text = exit_of(error)
         print_error(text)

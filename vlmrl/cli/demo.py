@@ -6,7 +6,9 @@ from pathlib import Path
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit
+from vlmrl.cli import options
+from vlmrl.cli.output import emit
+from vlmrl.cli.show.demo_table import show_demo
 
 
 def register(app: typer.Typer) -> None:
@@ -22,7 +24,7 @@ def demo(
     data: Path = typer.Option(
         Path("data/digits"), "--data", help="With --model-only: a dataset made by `vlmrl prep`, a table, or a recipe."
     ),
-    json: bool = typer.Option(False, "--json", help=JSON_HELP),
+    as_json: options.Json = False,
 ) -> None:
     """The whole chain on this machine in minutes: no download, no GPU.
 
@@ -42,31 +44,12 @@ def demo(
     say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
     if model_only is not None:
         parameters = make_model(data, model_only, seed=seed)
-        emit({"model": str(model_only), "parameters": parameters}, json)
+        emit({"model": str(model_only), "parameters": parameters}, as_json)
         say(f"{model_only}: a tiny Qwen2.5-VL of {parameters:,} parameters, random weights")
         recipe = str(data) if data.suffix == ".toml" else "RECIPE.toml"
         say(f"next: vlmrl check {shlex.quote(recipe)} --set {shlex.quote(f'model.path={model_only}')}")
         return
     found = run_demo(out, seed, shipped_folder(), say)
-    if not json:
-        _table(found)
-    emit(found, json)
-
-
-def _table(found: dict) -> None:
-    from rich.table import Table
-
-    table = Table(title="Test split, 95% intervals over scans", title_justify="left")
-    table.add_column("metric")
-    for name in ("SFT", "GRPO"):
-        table.add_column(name, justify="right")
-    for name, pair in found["metrics"].items():
-        cells = [f"{m['value']:.3f} [{m['low']:.3f}, {m['high']:.3f}]" for m in (pair["sft"], pair["grpo"])]
-        table.add_row(name, *cells)
-    out = console(stderr=False)
-    out.print(table)
-    for name, d in found["difference"].items():
-        low, high = d["ci95"]
-        verdict = "excludes 0" if low > 0 or high < 0 else "includes 0"
-        out.print(f"{name}: GRPO - SFT = {d['mean']:+.3f}, 95% interval [{low:+.3f}, {high:+.3f}] {verdict}")
-    out.print(f"\n{found['seconds']:.0f} s in all. Open the report: {found['report']}")
+    if not as_json:
+        show_demo(found)
+    emit(found, as_json)

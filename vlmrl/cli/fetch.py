@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-from vlmrl.cli.output import JSON_HELP, emit, say, tell
+from vlmrl.cli import options
+from vlmrl.cli.output import emit, say, tell
 
 
 def register(app: typer.Typer) -> None:
@@ -15,12 +13,10 @@ def register(app: typer.Typer) -> None:
 
 
 def fetch(
-    recipe: Annotated[Path, typer.Argument(help="Recipe file (TOML).")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key: --set model.path=org/name. May be repeated.")
-    ] = None,
-    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    recipe: options.RecipeFile,
+    overrides: options.Set = None,
+    runs: options.Runs = None,
+    as_json: options.Json = False,
 ) -> None:
     """Bring the model and the data of a recipe into the local cache, on a machine with a network (a login node).
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, console, emit
+from vlmrl.cli import options
+from vlmrl.cli.output import console, emit
 
 
 def register(app: typer.Typer) -> None:
@@ -22,7 +23,7 @@ def init(
     model: str = typer.Option(
         "Qwen/Qwen2.5-VL-3B-Instruct", help="Model for the recipe: a folder, a hub name or a run."
     ),
-    as_json: bool = typer.Option(False, "--json", help=JSON_HELP),
+    as_json: options.Json = False,
 ) -> None:
     """Make a task folder: prompt, reward, recipe, a few rows with images, and a test that passes.
 

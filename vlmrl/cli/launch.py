@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, emit, say
+from vlmrl.cli import options
+from vlmrl.cli.output import emit, say, show_warnings
 
 group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Start runs elsewhere: a batch file for Slurm.")
 
@@ -23,41 +24,40 @@ def _group() -> None:
 
 @group.command()
 def slurm(
-    recipe: Annotated[Path, typer.Argument(help="Recipe file (TOML).")],
+    recipe: options.RecipeFile,
     nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
-    gpus: Annotated[int, typer.Option(min=1, help="Cards on each machine.")] = 8,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs on each machine.")] = 8,
     time: Annotated[
         str | None, typer.Option(help="Time limit, such as 24:00:00; default: the partition's.", show_default=False)
     ] = None,
     stop_seconds: Annotated[
         int, typer.Option(min=1, help="How long before the limit the run saves and goes back into the queue.")
     ] = 600,
-    cpus: Annotated[int | None, typer.Option(min=1, help="CPU cores a machine.", show_default=False)] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="CPU cores per machine.", show_default=False)] = None,
     container: Annotated[
         str | None, typer.Option(help="Image for Slurm's container plugin (pyxis).", show_default=False)
     ] = None,
     sbatch: Annotated[
         list[str] | None, typer.Option(help="A further #SBATCH line: --sbatch=--account=me. May be repeated.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key: --set optim.lr=1e-5. May be repeated.")
-    ] = None,
+    overrides: options.Set = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Default: <recipe>.sbatch here.", show_default=False)
     ] = None,
-    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    runs: options.Runs = None,
+    as_json: options.Json = False,
 ) -> None:
     """Write a batch file: one launcher a machine, requeued and resumed when its time is over.
 
     Example: vlmrl launch slurm recipes/digits_im.toml --nodes 4 --gpus 8 --time 24:00:00
     """
-    from vlmrl.cli.sft import load_checked
     from vlmrl.launch.slurm import SlurmJob, batch_file
+    from vlmrl.setup.checked_recipe import load_checked
     from vlmrl.store.layout import runs_root
 
     changes = tuple(overrides or ())
-    loaded = load_checked(recipe, list(changes), None, runs_root(runs))
+    loaded, warnings = load_checked(recipe, changes, None, runs_root(runs))
+    show_warnings(warnings)
     target = output or Path(f"{loaded.path.stem}.sbatch")
     job = SlurmJob(
         recipe=recipe, folder=Path.cwd(), command="train" if loaded.recipe.kind == "rl" else "sft", nodes=nodes,

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, emit, say, tell
+from vlmrl.cli import options
+from vlmrl.cli.output import emit, say
+from vlmrl.cli.show.merged import show_merged
 
 if TYPE_CHECKING:
-    from vlmrl.checkpoint.merge import Merged
+    pass
 
 
 def register(app: typer.Typer) -> None:
@@ -37,8 +39,8 @@ def merge(
     ),
     public: bool = typer.Option(False, "--public", help="With --push-to-hub: everybody may see it."),
     force: bool = typer.Option(False, "--force", help="Replace the folder if it exists."),
-    runs: Path | None = typer.Option(None, "--runs", help="Folder of the runs.", show_default=False),
-    json: bool = typer.Option(False, "--json", help=JSON_HELP),
+    runs: options.Runs = None,
+    as_json: options.Json = False,
 ) -> None:
     """Turn a checkpoint into a Hugging Face folder, reload it, and prove that it is the same model.
 
@@ -74,29 +76,6 @@ def merge(
     address = push(done.folder, push_to_hub, public=public) if push_to_hub is not None else None
     emit({"folder": str(done.folder), "checkpoint": str(folder), "step": done.step, "parameters": done.parameters,
           "bytes": done.bytes, "logp_gap": done.logp_gap, "proof_skipped": done.proof.skipped,
-          "loaded_whole": done.whole, "uploaded": address, "found": list(done.leftovers)}, json)  # fmt: skip
-    if not json:
-        _tell(done, folder.name, address, adapter)
-
-
-def _tell(done: Merged, checkpoint: str, address: str | None, adapter: bool) -> None:
-    """What was written, whether it was proven, and how it is used."""
-    for line in done.leftovers:
-        say(f"found: {line}")
-    if done.whole:
-        say(f"the whole model was loaded: {done.whole}")
-    proof = (
-        f"not proven: {done.proof.skipped}"
-        if done.logp_gap is None
-        else f"largest log-prob difference after reload {done.logp_gap:.1e} nats ({done.proof.tokens} tokens of "
-        f"{done.proof.rollouts} rollouts, in a process of its own)"
-    )
-    tell(f"{checkpoint} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}")
-    if address is not None:
-        tell(f"uploaded: {address}")
-    if adapter:
-        say(f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})   or   "
-            f"vllm serve BASE --enable-lora --lora-modules trained={done.folder}")  # fmt: skip
-        return
-    say(f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {done.folder}")
-    say(f"serve it: vllm serve {done.folder}")
+          "loaded_whole": done.whole, "uploaded": address, "found": list(done.leftovers)}, as_json)  # fmt: skip
+    if not as_json:
+        show_merged(done, folder.name, address, adapter)

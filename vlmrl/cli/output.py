@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-DEBUG_HELP = "Give a reward of your own the terminal: breakpoint() works in it, and it has no clock."
-JSON_HELP = "Print one JSON object on stdout and nothing else there."
+    from vlmrl.errors import Problem
 
 
 def console(*, stderr: bool = True) -> Console:
@@ -131,6 +130,14 @@ def warn_of_namesakes(run_dir: Path, name: str) -> None:
 
     if warning := namesake_warning(run_dir, name):
         say(warning)
+
+
+def show_warnings(problems: Sequence[Problem]) -> None:
+    """Print problems that do not stop the command."""
+    from vlmrl.errors import format_error
+
+    for p in problems:
+        say(format_error(p.message, p.where, p.hint, "warning"))
 
 
 def _width(text: str) -> int:

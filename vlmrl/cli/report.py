@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vlmrl.cli.output import JSON_HELP, emit, say, tell
+from vlmrl.cli import options
+from vlmrl.cli.output import emit, say, tell
 
 
 def register(app: typer.Typer) -> None:
@@ -22,8 +23,8 @@ def report(
             "--out", "-o", help="File to write; default: report.html in the folder of the last one.", show_default=False
         ),
     ] = None,
-    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    runs: options.Runs = None,
+    as_json: options.Json = False,
 ) -> None:
     """Make one self-contained HTML page: curves, rollouts with their images, evaluations, recipe. It loads nothing.
 

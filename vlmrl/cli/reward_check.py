@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit, say, tell
+from vlmrl.cli import options
+from vlmrl.cli.output import console, emit, say, tell
 from vlmrl.errors import RewardError
 
 if TYPE_CHECKING:
@@ -60,9 +61,9 @@ def reward_check(
         bool, typer.Option("--keep-going", help="Count unreadable rows and failures instead of stopping.")
     ] = False,
     jobs: Annotated[int, typer.Option(min=0, help="Processes for built-in rewards; 0 = one a core.")] = 0,
-    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")] = None,
-    debug: Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)] = False,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    runs: options.Runs = None,
+    debug: options.Debug = False,
+    as_json: options.Json = False,
 ) -> None:
     """Score saved responses again and see what the reward pays for; compare it with another reward; attack it.
 
@@ -144,7 +145,7 @@ def _write(written: Mapping[str, Path | None], saved: SavedResponses, checked: C
 
 
 def _tell(report: Mapping[str, Any], rows: int, as_json: bool) -> None:
-    from vlmrl.cli.reward_report import show
+    from vlmrl.cli.show.reward_report import show
     from vlmrl.reward_check.scores_file import finite
 
     emit(finite(report), as_json)

@@ -1,39 +1,28 @@
+"""`vlmrl train`: reinforcement learning; with `--seeds` or `--grid` a queue of runs."""
+
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from vlmrl.cli.begin import Beginning
-from vlmrl.cli.queue import Sweep, run_sweep
-from vlmrl.cli.sft import (
-    ACCEPT,
-    DEBUG_RANK,
-    DRY_RUN,
-    ENDPOINT,
-    FROM,
-    GPUS,
-    JSON,
-    NAME,
-    NNODES,
-    NODE_RANK,
-    NOTE,
-    QUIET,
-    RECIPE,
-    RESUME,
-    RUNS,
-    SET,
-    TAG,
-    Machines,
-    train_command,
-)  # fmt: skip
-from vlmrl.errors import LaunchError
+from vlmrl.cli import options
+from vlmrl.cli.sweep import run_sweep
+from vlmrl.cli.training import run_training
 
-SEEDS = typer.Option(None, "--seeds", help="A run for each seed: --seeds 1,2,3.", show_default=False)
-GRID = typer.Option([], "--grid", help="A run for each value: --grid optim.lr=1e-6,3e-6. May be repeated: all pairs.",
-                    show_default=False)  # fmt: skip
-GPUS_PER_RUN = typer.Option(1, "--gpus-per-run", min=1, help="Cards of each run of --seeds and --grid.")
-GROUP = typer.Option(None, "--group", help="Tag of these runs; default: from the recipe.", show_default=False)
+Seeds = Annotated[str | None, typer.Option("--seeds", help="A run for each seed: --seeds 1,2,3.", show_default=False)]
+Grid = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grid",
+        help="A run for each value: --grid optim.lr=1e-6,3e-6. May be repeated: all combinations.",
+        show_default=False,
+    ),
+]
+GpusPerRun = Annotated[int, typer.Option("--gpus-per-run", min=1, help="GPUs of each run of --seeds and --grid.")]
+Group = Annotated[
+    str | None, typer.Option("--group", help="Tag of these runs; default: from the recipe.", show_default=False)
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -41,33 +30,52 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    recipe: Path | None = RECIPE, overrides: list[str] = SET, resume: str | None = RESUME,
-    accept_changes: bool = ACCEPT, from_: str | None = FROM, name: str | None = NAME, tag: list[str] = TAG,
-    note: str = NOTE, runs: Path | None = RUNS, gpus: str | None = GPUS, nnodes: int = NNODES,
-    node_rank: int = NODE_RANK, rdzv_endpoint: str | None = ENDPOINT, debug_rank: int | None = DEBUG_RANK,
-    dry_run: bool = DRY_RUN,
-    seeds: str | None = SEEDS, grid: list[str] = GRID, gpus_per_run: int = GPUS_PER_RUN, group: str | None = GROUP,
-    quiet: bool = QUIET, json: bool = JSON,
-) -> None:  # fmt: skip
+    ctx: typer.Context,
+    recipe: options.TrainRecipe = None,
+    overrides: options.Set = None,
+    resume: options.Resume = None,
+    accept_changes: options.AcceptChanges = False,
+    fork: options.From = None,
+    name: options.Name = None,
+    tag: options.Tag = None,
+    note: options.Note = "",
+    runs: options.Runs = None,
+    gpus: options.Gpus = None,
+    nnodes: options.Nnodes = 1,
+    node_rank: options.NodeRank = 0,
+    rdzv_endpoint: options.RendezvousEndpoint = None,
+    debug_rank: options.DebugRank = None,
+    dry_run: options.DryRun = False,
+    seeds: Seeds = None,
+    grid: Grid = None,
+    gpus_per_run: GpusPerRun = 1,
+    group: Group = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+) -> None:
     """Reinforcement learning with the GRPO family: sample, score, update.
 
     Example: vlmrl train recipes/digits_im.toml --name im --set train.steps=100 --gpus 2
 
-    Ctrl-C finishes the step, saves a checkpoint and says how to resume.
+    Ctrl-C finishes the step, saves a checkpoint and prints how to resume.
 
-    --resume RUN --set train.steps=200 goes on with a run, a done one too. Its length, cadences, cards and engine memory
-    may change freely; a changed algorithm, reward file, prompt or dataset is shown and wants --accept-changes; what the
-    checkpoint does not fit is refused. --from RUN@100 --set optim.lr=1e-6 begins a new run with all of that checkpoint.
+    --resume RUN --set train.steps=200 goes on with a run, also with a finished one. Its length, cadences, GPUs and
+    engine memory may change freely; a changed algorithm, reward file, prompt or dataset is shown and needs
+    --accept-changes; a change that does not fit the checkpoint is refused. --from RUN@100 --set optim.lr=1e-6 begins a
+    new run with everything in that checkpoint.
 
-    --seeds and --grid make a queue of runs, as many at a time as --gpus holds; the same command again goes on where a
-    queue was stopped.
+    --seeds and --grid make a queue of runs, as many at a time as --gpus holds. The same command again goes on with a
+    queue that was stopped.
     """
-    sweep = Sweep(seeds, grid, gpus_per_run, group)
-    if sweep.asked:
-        if resume is not None or from_ is not None or name is not None or nnodes > 1 or debug_rank is not None:
-            raise LaunchError("--seeds and --grid begin their runs and name them themselves, on one machine",
-                              hint="leave out --resume, --from, --name, --nnodes and --debug-rank")  # fmt: skip
-        run_sweep(recipe, overrides, sweep, gpus, runs, dry_run, json)
-    machines = Machines(gpus, nnodes, node_rank, rdzv_endpoint, dry_run, debug_rank)
-    asked = Beginning("rl", recipe, overrides, resume, from_, accept_changes, (name, tag, note))
-    train_command(asked, runs, quiet, json, machines)
+    from vlmrl.launch.request import Machines, TrainRequest
+    from vlmrl.launch.sweep import Sweep
+
+    request = TrainRequest(
+        "rl", recipe, tuple(overrides or ()), resume, fork, accept_changes, name, tuple(tag or ()), note, runs,
+        Machines(gpus, nnodes, node_rank, rdzv_endpoint, debug_rank), quiet, as_json, dry_run,
+        options.typed_words(ctx),
+    )  # fmt: skip
+    sweep = Sweep(seeds, tuple(grid or ()), gpus_per_run, group)
+    if sweep.has_runs:
+        run_sweep(request, sweep)
+    run_training(request)

@@ -1,25 +1,50 @@
-"""`vlmrl try`: some prompts, n samples each, scored; nothing is trained."""
+"""`vlmrl try`: n responses to each of some prompts, scored; nothing is trained."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlmrl.cli.output import DEBUG_HELP, JSON_HELP, console, emit, line_of_code, say, say_origin
+from vlmrl.cli import options
+from vlmrl.cli.output import emit, say, say_origin, show_warnings
+from vlmrl.cli.show.progress import counter
+from vlmrl.cli.show.trial import show_kept, show_trial, trial_fields
 from vlmrl.errors import RecipeError
-from vlmrl.visible import one_line, visible
 
 if TYPE_CHECKING:
     from vlmrl.inference.trial import Keep
     from vlmrl.recipe.schema import Recipe
 
-BAR_WIDTH = 30
-MAX_TRUTH = 200
-"""Characters of a truth that are shown."""
+
+Prompts = Annotated[
+    int | None, typer.Option(min=1, help="Prompts to try; default 20, with --filter every row.", show_default=False)
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(min=1, help="Responses for each; default rollout.samples_per_prompt.", show_default=False),
+]
+Solved = Annotated[
+    str | None,
+    typer.Option(
+        help="When a response is solved: 'acc>=1'; a part of the reward, or `reward` for the score.",
+        show_default=False,
+    ),
+]
+Filter = Annotated[
+    str | None,
+    typer.Option("--filter", help="Keep rows by solve rate, such as 0.1:0.9; write them to --out.", show_default=False),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where --filter writes: a folder; rows of a table become a file (.parquet is added).",
+        show_default=False,
+    ),
+]
+Show = Annotated[int, typer.Option(min=0, help="Number of prompts to show with their responses.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -27,41 +52,18 @@ def register(app: typer.Typer) -> None:
 
 
 def try_(
-    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe.")],
-    prompts: Annotated[
-        int | None, typer.Option(min=1, help="Prompts to try; default 20, with --filter every row.", show_default=False)
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(min=1, help="Responses for each; default rollout.samples_per_prompt.", show_default=False),
-    ] = None,
-    solved: Annotated[
-        str | None,
-        typer.Option(
-            help="When a response is solved: 'acc>=1'; a part of the reward, or `reward` for the score.",
-            show_default=False,
-        ),
-    ] = None,
-    filter_: Annotated[
-        str | None,
-        typer.Option(
-            "--filter", help="Keep rows by solve rate, such as 0.1:0.9; write them to --out.", show_default=False
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where --filter writes: a folder; rows of a table become a file (.parquet is added).",
-            show_default=False,
-        ),
-    ] = None,
-    show: Annotated[int, typer.Option(min=0, help="How many prompts to show with their responses.")] = 3,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="Override one key: --set model.path=digits-sft.")
-    ] = None,
-    runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")] = None,
-    debug: Annotated[bool, typer.Option("--debug", help=DEBUG_HELP)] = False,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    ctx: typer.Context,
+    recipe: options.RecipeName,
+    prompts: Prompts = None,
+    samples: Samples = None,
+    solved: Solved = None,
+    filter_: Filter = None,
+    out: Out = None,
+    show: Show = 3,
+    overrides: options.Set = None,
+    runs: options.Runs = None,
+    debug: options.Debug = False,
+    as_json: options.Json = False,
 ) -> None:
     """Sample prompts as training would and score them: the prompt verbatim, the images, truths, rewards, dead groups.
 
@@ -74,37 +76,45 @@ def try_(
     With --filter 0.1:0.9 --out DIR the rows worth training on are written: those that are neither always nor never
     solved. A trial that fails leaves no run; an interrupted one leaves the responses that were scored.
     """
-    from vlmrl.cli.sft import load_checked
     from vlmrl.inference.solve_rate import parse_solved
     from vlmrl.inference.trial import run_trial, trial_run
     from vlmrl.process import give_terminal
+    from vlmrl.setup.checked_recipe import load_checked
     from vlmrl.store.layout import runs_root
     from vlmrl.store.printed_names import command_line
 
     bounds = _bounds(filter_, out)
     condition = parse_solved(solved) if solved is not None else None
     root = runs_root(runs)
-    loaded = load_checked(Path(recipe), overrides or [], None, root, trains=False)
+    loaded, warnings = load_checked(Path(recipe), overrides or [], None, root, trains=False)
+    show_warnings(warnings)
     if debug:
         give_terminal()
     keep = _keep(loaded.recipe, bounds, out)
     number = prompts if prompts is not None or keep else 20
     n = samples or loaded.recipe.rollout.samples_per_prompt
-    with trial_run(loaded, root, ["vlmrl", *sys.argv[1:]]) as run:
+    with trial_run(loaded, root, ["vlmrl", *options.typed_words(ctx)]) as run:
         say_origin(loaded.recipe.model.path, run.manifest.parent)
         trial = run_trial(
-            loaded.recipe, run, root, prompts=number, samples=n, keep=keep, solved=condition, progress=_progress()
+            loaded.recipe,
+            run,
+            root,
+            prompts=number,
+            samples=n,
+            keep=keep,
+            solved=condition,
+            progress=counter("sampling", sys.stderr),
         )
-    result = _result(run, trial)
+    result = trial_fields(run, trial)
     if as_json:
         return emit(result, as_json)
-    _show(trial, result, show)
-    _show_kept(result)
+    show_trial(trial, result, show)
+    show_kept(result)
     say(f"rollouts: {run.dir}   report: {command_line(('report',), run.dir, None)}")
 
 
 def _bounds(filter_: str | None, out: Path | None) -> tuple[float, float] | None:
-    """The solve rates to keep; None without --filter. Raises: RecipeError."""
+    """Return the lowest and the highest solve rate to keep; None without --filter. Raises: RecipeError."""
     from vlmrl.inference.trial import parse_filter
 
     if (filter_ is None) != (out is None):
@@ -114,7 +124,7 @@ def _bounds(filter_: str | None, out: Path | None) -> tuple[float, float] | None
 
 
 def _keep(recipe: Recipe, bounds: tuple[float, float] | None, out: Path | None) -> Keep | None:
-    """Which rows to write, and where. Raises: DataError where `out` cannot take them."""
+    """Return which rows to write, and where; None = none. Raises: DataError where `out` cannot take them."""
     from vlmrl.inference.filtered_dataset import check_target
     from vlmrl.inference.trial import Keep
     from vlmrl.tasks.source import open_source
@@ -122,150 +132,3 @@ def _keep(recipe: Recipe, bounds: tuple[float, float] | None, out: Path | None) 
     if bounds is None or out is None:
         return None
     return Keep(*bounds, check_target([open_source(data, recipe.reward) for data in recipe.data], out))
-
-
-def _progress() -> Any:
-    if not sys.stderr.isatty():
-        return lambda done, total: None
-
-    def tell(done: int, total: int) -> None:
-        sys.stderr.write(f"\r  sampling {done}/{total}" + ("\n" if done == total else ""))
-        sys.stderr.flush()
-
-    return tell
-
-
-def _result(run: Any, trial: Any) -> dict[str, Any]:
-    from vlmrl.inference.solve_rate import spread
-    from vlmrl.inference.trial import summary
-    from vlmrl.report.rollout_text import sample_fields
-    from vlmrl.reward_check.scores_file import finite
-
-    first = trial.first
-    groups = [
-        {
-            "prompt_id": group.row.prompt_id,
-            "source": group.row.source,
-            "truth": dict(group.row.truth),
-            "solve_rate": rate,
-            "spread": spread(group),
-            "samples": [sample_fields(s) for s in group.samples],
-        }
-        for group, rate in zip(trial.groups, trial.solve_rates, strict=True)
-    ]  # fmt: skip
-    # A model that sees an image as several tiles has more pictures than the prompt has images.
-    pictures = trial.pictures if len(trial.pictures) == len(first.row.media) else [None] * len(first.row.media)
-    return finite({
-        "run": run.id,
-        "dir": str(run.dir),
-        "prompt": first.text,
-        "prompt_tokens": len(first.prompt_ids),
-        "image_tokens": first.num_image_tokens,
-        "images": [
-            {"stored": [m.width, m.height], "seen": list(seen), "png": str(path) if path else None}
-            for m, seen, path in zip(first.row.media, first.image_sizes, pictures, strict=True)
-        ],
-        "summary": summary(trial),
-        "solve_rate_is": {name: rate.words if rate else None for name, rate in trial.rates.items()},
-        "no_solve_rate": trial.no_rate,
-        "stand_in": trial.stand_in,
-        "kept": {
-            name: {"path": str(path) if path else None, "rows": rows} for name, (path, rows) in trial.kept.items()
-        },
-        "groups": groups,
-    })  # fmt: skip
-
-
-def _show(trial: Any, result: dict[str, Any], show: int) -> None:
-    from rich.rule import Rule
-    from rich.text import Text
-
-    out = console(stderr=False)
-    out.print(Rule("the first prompt, verbatim"))
-    out.print(Text(visible(result["prompt"])))
-    out.print(Rule())
-    out.print(Text(f"this prompt: {result['prompt_tokens']} tokens, {result['image_tokens']} of them image tokens"))
-    for image in result["images"]:
-        stored, seen = ("{} x {}".format(*image[key]) for key in ("stored", "seen"))
-        out.print(Text(f"image {stored} pixels, seen as {seen}" + (f": {image['png']}" if image["png"] else "")))
-    for group in result["groups"][:show]:
-        out.print(Text(f"\n{one_line(group['prompt_id'])}  {_rate(group, result)}", style="bold"))
-        if group["truth"]:
-            out.print(Text(f"   truth  {_truth(group['truth'])}"))
-        for sample in group["samples"]:
-            out.print(Text(_sample_line(sample)))
-    _show_summary(result)
-    if result["stand_in"]:
-        out.print(Text(f"{'advantages':16} {result['stand_in']}"))
-
-
-def _rate(group: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """The solve rate of a prompt and what it is; where there is none, the spread of its rewards."""
-    if group["solve_rate"] is not None:
-        return f"solve rate {group['solve_rate']:.2f} ({result['solve_rate_is'][group['source']]})"
-    found = group["spread"]
-    if found is None:
-        return "no response was judged"
-    return f"reward {found['mean']:.3f} on average, {found['min']:.3f} to {found['max']:.3f}, std {found['std']:.3f}"
-
-
-def _truth(truth: Mapping[str, Any]) -> str:
-    """A row's truth on one line: the value of its one field, else every field with its name."""
-    texts = {
-        name: "; ".join(map(str, value)) if isinstance(value, list) else str(value) for name, value in truth.items()
-    }
-    shown = next(iter(texts.values())) if len(texts) == 1 else ", ".join(f"{k}: {v}" for k, v in texts.items())
-    return one_line(shown)[:MAX_TRUTH]
-
-
-def _sample_line(sample: Mapping[str, Any]) -> str:
-    from vlmrl.cli.progress import MAX_TEXT
-    from vlmrl.report.rollout_text import sample_lines
-
-    parts = " ".join(f"{name} {'-' if v is None else f'{v:.2f}'}" for name, v in sample["parts"].items())
-    text = visible(sample["text"].replace("\n", "\\n"))
-    score = " " * 5 + "-" if sample["error"] else f"{sample['score']:6.3f}"
-    cut = " (cut)" if sample["finish"] == "length" else ""
-    told = line_of_code(sample["error"] or sample["note"])
-    note = f"  [{told}]" if told else ""
-    more = "".join(f"\n          {line}" for line in sample_lines(sample))
-    return f"  {score}  {one_line(parts)}{cut}{note}\n          {text[:MAX_TEXT]}{more}"
-
-
-def _show_summary(result: Mapping[str, Any]) -> None:
-    from rich.text import Text
-
-    out, summary = console(stderr=False), result["summary"]
-    if "solve_rate/mean" in summary:
-        words = "; ".join(dict.fromkeys(words for words in result["solve_rate_is"].values() if words))
-        counts = summary["solve_rate/histogram"]
-        title = f"\nsolve rate of {sum(counts)} prompts (mean {summary['solve_rate/mean']:.2f}; {words})"
-        out.print(Text(title, style="bold"))
-        for i, count in enumerate(counts):
-            bar = "#" * round(BAR_WIDTH * count / max(counts))
-            out.print(Text(f"  {i / len(counts):.1f} - {(i + 1) / len(counts):.1f}  {bar} {count}"))
-    for why in result["no_solve_rate"]:
-        out.print(Text(f"\nno solve rate: {why}"))
-    parts = [(name.rpartition("/")[2], value) for name, value in summary.items() if name.startswith("reward/part/")]
-    longest, longest_prompt = (summary[f"rollout/{what}_tokens_max"] for what in ("response", "prompt"))
-    ends = f"{summary['reward/min']:.3f} to {summary['reward/max']:.3f}"
-    rows = [
-        ("reward", f"{summary['reward/mean']:.3f}   " + "  ".join(f"{name} {value:.3f}" for name, value in parts)),
-        ("spread", f"{ends}; std within a prompt {summary['reward/std_within_groups']:.3f} on average"),
-        ("dead groups", f"{summary['rollout/dead_group_share']:.0%} would teach nothing: all samples scored alike"),
-        ("cut responses", f"{summary['rollout/truncated_share']:.0%} reached rollout.max_new_tokens"),
-        ("prompt tokens", f"{summary['rollout/prompt_tokens_mean']:.0f} on average, longest {longest_prompt:,}"),
-        ("response tokens", f"{summary['rollout/response_tokens_mean']:.0f} on average, longest {longest}"),
-        ("speed", f"{summary['rollout/tokens_per_second']:,.0f} tokens/s"),
-    ]  # fmt: skip
-    for name, value in rows:
-        out.print(Text(f"{name:16} {value}"))
-
-
-def _show_kept(result: Mapping[str, Any]) -> None:
-    for index, (name, kept) in enumerate(result["kept"].items()):
-        if kept["path"] is None:
-            say(f"{name}: no row has a solve rate in that range; nothing was written")
-            continue
-        say(f"{name}: {kept['rows']} rows kept in {kept['path']}")
-        say(f"use them: --set data.{index}.path={kept['path']}")

@@ -22,7 +22,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
@@ -35,11 +35,11 @@ from vlmrl.visible import visible
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
 PARENT_VARIABLE = "VLMRL_LAUNCHER_PID"
 ENGINES_VARIABLE = "VLMRL_ENGINE_CARDS"
-"""GPUs that the launcher reserved for engines in separate processes: CUDA's numbers; on a CPU as many words."""
+"""GPUs that the launcher set aside for engines in processes of their own: CUDA's numbers; on a CPU as many words."""
 HALVED_VARIABLE = "VLMRL_HALVED"
 CHOICES_VARIABLE = "VLMRL_CHOICES"
-LAUNCH_WORDS_VARIABLE = "VLMRL_LAUNCH_WORDS"
-"""JSON list: the launch options of the command line (`--gpus 2`), which a rank's own command lacks."""
+TYPED_FILE = "typed.json"
+"""JSON list: the command line that the user gave the launcher. The command of a rank lacks the launcher's options."""
 BEAT_BYTES = 4096
 PIPE_BYTES = 1 << 20
 """Size of the pipe's buffer: so much of a rank's output waits while the launcher is stopped (Ctrl-Z)."""
@@ -159,7 +159,7 @@ class Rank:
 
 
 _me: Rank | None = None
-_launch_words: list[str] = []
+_typed_words: list[str] = []
 _doing: tuple[str, int] = ("start", 0)
 
 
@@ -227,9 +227,12 @@ def choices() -> list[dict[str, Any]]:
     return json.loads(os.environ.get(CHOICES_VARIABLE, "[]")) if launched() else []
 
 
-def command_words() -> list[str]:
-    """Return the user's command line for the record; on a rank with the launch options at its end."""
-    return ["vlmrl", *sys.argv[1:], *_launch_words]
+def recorded_command(own_words: Sequence[str]) -> list[str]:
+    """Return the command line as the user typed it, for the record of a run.
+
+    Args: own_words: words after `vlmrl` of this process; a rank's launcher was given others.
+    """
+    return list(_typed_words) or ["vlmrl", *own_words]
 
 
 def run(program: Callable[[], object]) -> NoReturn:
@@ -266,9 +269,11 @@ def run(program: Callable[[], object]) -> NoReturn:
 def begin() -> Rank:
     """Make this process a rank of its launcher. The variable is removed, so its children do not become ranks."""
     global _me
-    _launch_words[:] = json.loads(os.environ.pop(LAUNCH_WORDS_VARIABLE, "[]"))
     die_with_parent(int(os.environ[PARENT_VARIABLE]))
-    _me = Rank(Path(os.environ.pop(FOLDER_VARIABLE)), int(os.environ["RANK"]))
+    folder = Path(os.environ.pop(FOLDER_VARIABLE))
+    if (typed := folder / TYPED_FILE).is_file():
+        _typed_words[:] = json.loads(typed.read_text(encoding="utf-8"))
+    _me = Rank(folder, int(os.environ["RANK"]))
     _me.take_output()
     if DEBUG_RANK in os.environ and not _me.debugged:
         os.environ["PYTHONBREAKPOINT"] = "0"  # only one process has the terminal: breakpoints of the others are ignored

@@ -142,7 +142,7 @@ def load_answerer(
     model, processor = load_origin(recipe.model, origin)
     policy = make_policy(recipe.model, model, processor, settings.temperature or 1.0)
     encoder = make_encoder(recipe.model, processor)
-    # No card is set aside for engines: each process generates on its own.
+    # No GPU is set aside for engines: each process generates on its own.
     alone = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine_gpus": 0})})
     engine = make_generator(alone, policy, encoder, origin.files, say, world=world, log=log)
     engine.load_weights(0)

@@ -1,1 +1,1 @@
-"""Starting a run as several processes: which cards, the agent that starts the ranks, who watches them, Slurm."""
+"""Starting a run as several processes: requests, GPUs, the agent that starts the ranks, their watch, queues, Slurm."""

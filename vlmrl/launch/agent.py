@@ -1,4 +1,4 @@
-"""Start the ranks of a run with torchrun's agent and wait for them: one process a rank, all running one command."""
+"""Start of the ranks of a run with torchrun's agent: one process per rank, all running one command."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vlmrl.dist.rank_process import FOLDER_VARIABLE, HALVED_VARIABLE, LAUNCH_WORDS_VARIABLE, PARENT_VARIABLE
+from vlmrl.dist.rank_process import FOLDER_VARIABLE, HALVED_VARIABLE, PARENT_VARIABLE, TYPED_FILE
 from vlmrl.errors import LaunchError
 from vlmrl.launch.rank_watch import Ending, Watch
 from vlmrl.process import patience
 
 JOIN_SECONDS = 900
-"""How long a node waits for the others."""
+"""Time limit in seconds in which all machines must meet."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is started on this node.
+    """Processes to start on this machine.
 
     Args:
-        command: what each rank runs: arguments of the Python interpreter.
-        ranks: processes on this node.
-        nnodes, node_rank: number of nodes, and which one this is (node 0 hosts the rendezvous).
-        endpoint: `host:port` where the nodes meet; None for one node.
-        job_id: the same on all nodes of a job; nodes of other jobs do not meet.
-        env: environment of the ranks, besides this process's.
-        timeout_seconds: longest time a rank may be in one phase.
-        launch_words: launch options of the command line, for the record of the run; the ranks do not read them.
+        command: arguments of the Python interpreter of each rank.
+        ranks: number of processes on this machine.
+        nnodes, node_rank: number of machines, and the number of this one (machine 0 hosts the rendezvous).
+        endpoint: `host:port` where the machines meet; None for one machine.
+        job_id: the same on all machines of a job; machines of other jobs do not meet.
+        env: environment of the ranks, in addition to this process's.
+        timeout_seconds: time limit in seconds of one phase of a rank.
+        argv: command line as the user typed it, for the record of the run; () = the record has the rank's own.
     """
 
     command: tuple[str, ...]
@@ -46,7 +46,7 @@ class Job:
     job_id: str = "vlmrl"
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_seconds: float = 1800.0
-    launch_words: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.nnodes > 1 and not self.endpoint:
@@ -56,7 +56,7 @@ class Job:
 
 
 def torchrun_line(job: Job) -> str:
-    """The plain command that starts the same ranks without vlmrl's launcher."""
+    """Return the plain command that starts the same ranks without vlmrl's launcher."""
     words = [f"{k}={shlex.quote(v)}" for k, v in job.env.items()] + ["torchrun"]
     if job.nnodes == 1:
         words.append("--standalone")
@@ -66,14 +66,14 @@ def torchrun_line(job: Job) -> str:
     return " ".join([*words, f"--nproc-per-node={job.ranks}", shlex.join(job.command)])
 
 
-def launch_twice(
-    job: Job, again: Callable[[Path], tuple[str, ...]], say: Callable[[str], None]
-) -> tuple[Ending, Path | None]:
-    """As `launch`; when memory ran out on a rank, all are started once more on the same run with half the budget.
+def launch_twice(job: Job, again: Callable[[Path], Job], say: Callable[[str], None]) -> tuple[Ending, Path | None]:
+    """Run `launch`; when memory ran out on a rank, start all once more on the same run with half the token budget.
 
-    One rank cannot go back alone while the others wait for it. Several nodes have a launcher each, which know nothing
-    of each other: there the run ends.
-    Args: again: the run's folder -> the command that resumes it. say: told of the second start.
+    One rank cannot go back alone while the others wait for it. On several machines the run ends, for each has a
+    launcher of its own, and these do not know each other.
+
+    Args:
+        again: folder of the run -> the job that resumes it.     say: prints a line about the second start.
     """
     ending, run_dir = launch(job)
     if not ending.halved or run_dir is None or job.nnodes > 1:
@@ -81,24 +81,28 @@ def launch_twice(
     budgets = ", ".join(f"{key} = {now} (was {before})" for key, (before, now) in ending.halved.items())
     say(f"{ending.message}\nall processes are started once more, with {budgets}")
     env = {**job.env, HALVED_VARIABLE: json.dumps(dict(ending.halved))}
-    return launch(replace(job, command=again(run_dir), env=env))
+    return launch(replace(again(run_dir), env=env))
 
 
 def launch(job: Job) -> tuple[Ending, Path | None]:
-    """Run the job to its end. Returns how it ended, and the run's folder when there is one.
+    """Run the job to its end.
 
-    Whatever happens, no rank is left: one that dies or hangs ends the others (launch/rank_watch.py); the kernel ends
-    them when this process is killed. Raises: LaunchError when the nodes do not meet.
+    No rank is left over: one that dies or hangs ends the others (launch/rank_watch.py), and the kernel ends all when
+    this process is killed.
+    Returns: (how it ended, the run's folder; None when no rank has named one).
+    Raises: LaunchError when the machines do not meet.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import launch_agent
 
-    # The agent's own account of a failure would come before ours, in other words.
+    # Else the agent would print its own report of a failure before ours.
     logging.disable(logging.ERROR)
     folder = Path(tempfile.mkdtemp(prefix="vlmrl-launch-"))
     own = {FOLDER_VARIABLE: str(folder), PARENT_VARIABLE: str(os.getpid())}
-    os.environ.update({**job.env, **own, LAUNCH_WORDS_VARIABLE: json.dumps(job.launch_words)})
+    os.environ.update({**job.env, **own})
+    if job.argv:  # in a file of this user's alone, for it may hold a secret and be long
+        (folder / TYPED_FILE).write_text(json.dumps(job.argv), encoding="utf-8")
     watch = Watch(folder, patience(job.timeout_seconds))
     exit_codes: dict[int, int] = {}
     try:
@@ -116,7 +120,7 @@ def launch(job: Job) -> tuple[Ending, Path | None]:
         return watch.ending(exit_codes), watch.run_dir
     finally:
         logging.disable(logging.NOTSET)
-        for name in (FOLDER_VARIABLE, PARENT_VARIABLE, HALVED_VARIABLE, LAUNCH_WORDS_VARIABLE):
+        for name in (FOLDER_VARIABLE, PARENT_VARIABLE, HALVED_VARIABLE):
             os.environ.pop(name, None)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -134,6 +138,6 @@ def _config(job: Job, folder: Path):
         rdzv_configs=meeting,
         local_addr="127.0.0.1" if alone else None,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
-        # Ours hands SIGINT and SIGTERM on and lets the ranks finish their step; the agent's would end them at once.
+        # Our handler forwards SIGINT and SIGTERM: the ranks finish their step. The agent's would end them at once.
         signals_to_handle="SIGQUIT",
     )  # fmt: skip

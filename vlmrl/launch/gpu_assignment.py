@@ -1,4 +1,4 @@
-"""Which cards a run gets: `--gpus 4` or `--gpus 0,2,5`, of those this process may see, and none that others use."""
+"""Assignment of GPUs to a run: `--gpus 4` or `--gpus 0,2,5`, of those this process may use, and that no other uses."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from dataclasses import dataclass
 
 from vlmrl.dist.rank_process import ENGINES_VARIABLE
 from vlmrl.errors import LaunchError
-from vlmrl.model.gpus import Card, machine_cards, visible_cards
+from vlmrl.model.gpus import MachineGpu, machine_gpus, parse_gpus, visible_gpus
 from vlmrl.store.provenance import usable_cores
 
-MOST_GPUS = 65_536
-"""More than any machine or plan has."""
 BUSY_MIB = 1024
-"""A card with more memory in use belongs to somebody: an idle one holds a few hundred MiB of its driver at most."""
+"""A GPU with more memory in use counts as taken: on an idle one the driver holds a few hundred MiB at most."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the ranks of this node run: on these cards, or, where there are none, on the CPU.
+    """Processes of this machine, and the GPUs they use.
 
     Args:
-        ranks: processes; devices: value of CUDA_VISIBLE_DEVICES, None on the CPU; threads: CPU threads of each rank.
-        engines: cards (on the CPU: anything) of engines that have processes of their own.
+        ranks: number of processes.     devices: value of CUDA_VISIBLE_DEVICES; None = they run on the CPU.
+        threads: CPU threads of each rank.
+        engines: GPUs (on the CPU: anything) of engines that have processes of their own.
     """
 
     ranks: int
@@ -33,94 +32,78 @@ class Placement:
 
     @property
     def env(self) -> dict[str, str]:
-        """What the ranks are told."""
-        told = {"OMP_NUM_THREADS": str(self.threads)}
+        """Environment of the ranks."""
+        variables = {"OMP_NUM_THREADS": str(self.threads)}
         if self.engines:
-            told[ENGINES_VARIABLE] = ",".join(self.engines)
+            variables[ENGINES_VARIABLE] = ",".join(self.engines)
         if self.devices is None:
-            return told
-        # nvidia-smi counts by bus; CUDA does only when told so.
-        return told | {"CUDA_VISIBLE_DEVICES": self.devices, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+            return variables
+        # nvidia-smi numbers GPUs by bus; CUDA does so only with this variable.
+        return variables | {"CUDA_VISIBLE_DEVICES": self.devices, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def place(asked: str, engines: int = 0, parts: int = 1) -> Placement:
-    """The placement that `--gpus` asks for.
+def place(option: str, engines: int = 0, parts: int = 1) -> Placement:
+    """Return the processes and GPUs that `--gpus` asks for.
 
     Args:
-        asked: a number of cards (of processes, on a machine without a card), or their numbers: `0,2,5`; `3,` is
-            card 3 alone. With CUDA_VISIBLE_DEVICES, numbers count the cards that it lists, as everywhere in CUDA.
-        engines: how many of them, the last ones, generate for the others in processes of their own.
-        parts: processes that share an engine, where there are none of those.
-    Raises: LaunchError when it is neither, there are too few cards, they are in use, or no whole groups of `parts`.
+        option: a number of GPUs (of processes, on a machine without a GPU), or their numbers: `0,2,5`; `3,` is
+            GPU 3 alone. With CUDA_VISIBLE_DEVICES, numbers count the GPUs that it lists, as everywhere in CUDA.
+        engines: number of GPUs, the last ones, that generate for the others in processes of their own.
+        parts: without such GPUs: number of processes that share an engine.
+    Raises: LaunchError when `option` is neither, there are too few GPUs, they are in use, or their number is no
+        multiple of `parts`.
     """
-    count, chosen = parse_gpus(asked)
-    cards = visible_cards(machine_cards(), os.environ)
+    count, chosen = parse_gpus(option)
+    gpus = visible_gpus(machine_gpus(), os.environ)
     processes = len(chosen) if chosen else count
     ranks = processes - engines
     if ranks < 1:
         raise LaunchError(
-            f"--gpus {asked}: with rollout.engine_gpus = {engines} none is left to train",
+            f"--gpus {option}: rollout.engine_gpus = {engines} leaves no GPU for training",
             hint=f"give at least {engines + 1}, or lower rollout.engine_gpus",
         )
     if not engines and ranks % parts:
         raise LaunchError(
-            f"--gpus {asked}: rollout.tensor_parallel = {parts} takes whole groups of {parts}, and these are {ranks}",
+            f"--gpus {option}: {ranks} is no multiple of rollout.tensor_parallel = {parts}",
             hint=f"give --gpus {parts * -(-ranks // parts)}, or change rollout.tensor_parallel",
         )
     threads = max(1, usable_cores() // processes)
-    if not cards:
+    if not gpus:
         if chosen:
             raise LaunchError(
-                f"--gpus {asked}: this machine has no card",
+                f"--gpus {option}: this machine has no GPU",
                 hint=f"`--gpus {processes}` starts {processes} CPU processes",
             )
         return Placement(ranks, None, threads, ("cpu",) * engines)
-    picked = [card.name for card in (_by_number(cards, chosen, asked) if chosen else _free_ones(cards, count))]
+    picked = [gpu.name for gpu in (_by_number(gpus, chosen, option) if chosen else _free_ones(gpus, count))]
     return Placement(ranks, ",".join(picked[:ranks]), threads, tuple(picked[ranks:]))
 
 
-def parse_gpus(asked: str) -> tuple[int, tuple[int, ...]]:
-    """(how many, which): one of them is 0 or empty. Raises: LaunchError when it is neither a number nor a list."""
-    words = [w.strip() for w in asked.split(",") if w.strip()]
-    if not words or not all(w.isascii() and w.isdigit() for w in words):
-        raise LaunchError(f"--gpus cannot be `{asked}`", hint="a number of cards (4), or their numbers (0,2,5)")
-    numbers = tuple(int(w[:20]) for w in words)
-    if max(numbers) > MOST_GPUS:
-        raise LaunchError(f"--gpus {asked[:40]}: at most {MOST_GPUS:,}", hint="a number of cards (4), or which (0,2,5)")
-    if "," not in asked:
-        if numbers[0] == 0:
-            raise LaunchError("--gpus 0 leaves nothing to run on", hint="card 0 alone is `--gpus 0,`")
-        return numbers[0], ()
-    if len(set(numbers)) < len(numbers):
-        raise LaunchError(f"--gpus {asked} names a card twice", hint="one process a card")
-    return 0, numbers
-
-
-def _by_number(cards: Sequence[Card], chosen: Sequence[int], asked: str) -> list[Card]:
-    missing = [number for number in chosen if number >= len(cards)]
+def _by_number(gpus: Sequence[MachineGpu], chosen: Sequence[int], option: str) -> list[MachineGpu]:
+    missing = [number for number in chosen if number >= len(gpus)]
     if missing:
-        raise LaunchError(f"--gpus {asked}: there is no card {missing[0]}", hint=_have(cards))
-    picked = [cards[number] for number in chosen]
-    busy = [number for number, card in zip(chosen, picked, strict=True) if _busy(card)]
+        raise LaunchError(f"--gpus {option}: there is no GPU {missing[0]}", hint=_have(gpus))
+    picked = [gpus[number] for number in chosen]
+    busy = [number for number, gpu in zip(chosen, picked, strict=True) if _busy(gpu)]
     if busy:
-        used = ", ".join(f"card {n} ({cards[n].used_mib} MiB)" for n in busy)
-        raise LaunchError(f"in use by other processes: {used}", hint=_have(cards))
+        used = ", ".join(f"GPU {n} ({gpus[n].used_mib} MiB)" for n in busy)
+        raise LaunchError(f"in use by other processes: {used}", hint=_have(gpus))
     return picked
 
 
-def _free_ones(cards: Sequence[Card], count: int) -> list[Card]:
-    if count > len(cards):
-        raise LaunchError(f"--gpus {count}: this process sees {len(cards)} card(s)", hint=_have(cards))
-    free = [card for card in cards if not _busy(card)]
+def _free_ones(gpus: Sequence[MachineGpu], count: int) -> list[MachineGpu]:
+    if count > len(gpus):
+        raise LaunchError(f"--gpus {count}: this process sees {len(gpus)} GPU(s)", hint=_have(gpus))
+    free = [gpu for gpu in gpus if not _busy(gpu)]
     if count > len(free):
-        raise LaunchError(f"--gpus {count}: {len(free)} of {len(cards)} card(s) are free", hint=_have(cards))
+        raise LaunchError(f"--gpus {count}: {len(free)} of {len(gpus)} GPU(s) are free", hint=_have(gpus))
     return free[:count]
 
 
-def _busy(card: Card) -> bool:
-    return card.used_mib is not None and card.used_mib > BUSY_MIB
+def _busy(gpu: MachineGpu) -> bool:
+    return gpu.used_mib is not None and gpu.used_mib > BUSY_MIB
 
 
-def _have(cards: Sequence[Card]) -> str:
-    states = [f"{n} {f'in use ({c.used_mib} MiB)' if _busy(c) else 'free'}" for n, c in enumerate(cards)]
-    return f"cards: {', '.join(states)}; `nvidia-smi` says who uses them"
+def _have(gpus: Sequence[MachineGpu]) -> str:
+    states = [f"{n} {f'in use ({gpu.used_mib} MiB)' if _busy(gpu) else 'free'}" for n, gpu in enumerate(gpus)]
+    return f"GPUs: {', '.join(states)}; `nvidia-smi` says who uses them"

@@ -1,7 +1,7 @@
-"""A queue of runs over seeds and a grid of keys. What is done is read from the runs themselves: killed, it goes on.
+"""Queue of runs over seeds and a grid of keys. Its state is read from the runs: after a kill the same command goes on.
 
 Every member has a name that follows from the recipe and its values, and all share a tag. Started again, the queue
-leaves out the members whose run is done, resumes those whose run was interrupted, and starts the others.
+skips the members whose run is done, resumes those whose run was interrupted, and starts the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vlmrl.store.provenance import usable_cores
 
 POLL_SECONDS = 0.2
 LOG_SECONDS = 5.0
-"""How long the end of a command's output is waited for, when the command itself has ended."""
+"""Time limit in seconds for the rest of a command's output, when the command itself has ended."""
 MOST_MEMBERS = 1000
 
 
@@ -42,26 +42,26 @@ class Member:
 
     @property
     def overrides(self) -> list[str]:
-        """As words of the command line."""
+        """`--set` options for the values, as words of a command line."""
         return [word for key, value in self.values for word in ("--set", f"{key}={value}")]
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Cards for one run at a time, as environment of its command."""
+    """GPUs for one run at a time, given as environment of its command."""
 
     env: Mapping[str, str]
 
 
 @dataclass
 class Queue:
-    """The runs of a group.
+    """Runs of a group.
 
     Args:
         command: words that start `vlmrl train` or `vlmrl sft`.
         recipe: words that name what is trained: the recipe file and the overrides common to all.
         options: words that every run gets, started or resumed (`--gpus`, `--runs`).
-        root: folder of the runs.     group: their tag.     say: told what happens.
+        root: folder of the runs.     group: their tag.     say: prints a line.
     """
 
     command: Sequence[str]
@@ -76,14 +76,14 @@ class Queue:
     logs: LogPump = field(default_factory=LogPump, repr=False)
 
     def found(self) -> dict[str, ListedRun]:
-        """Member -> its newest run, of those that have one."""
+        """Return member -> its newest run, for the members that have one."""
         runs = {run.name: run for run in reversed(list_runs(self.root, tag=self.group)) if run.name}
         return {m.name: runs[m.name] for m in self.members if m.name in runs}
 
     def run(self) -> int:
         """Run what is not done. Returns 0 when all are done, 130 when stopped by a signal, else 2."""
-        found = self.found()
-        done = {name for name, run in found.items() if run.status == "done"}
+        runs = self.found()
+        done = {name for name, run in runs.items() if run.status == "done"}
         waiting = [m for m in self.members if m.name not in done]
         if done:
             self.say(f"{len(done)} of {len(self.members)} runs are done already")
@@ -92,10 +92,10 @@ class Queue:
             while running or (waiting and not self.signals):
                 while waiting and free and not self.signals:
                     member, slot = waiting.pop(0), free.pop(0)
-                    running[member.name] = (self._start(member, slot, found.get(member.name)), slot, 0)
+                    running[member.name] = (self._start(member, slot, runs.get(member.name)), slot, 0)
                 time.sleep(POLL_SECONDS)
-                for name, (process, slot, told) in list(running.items()):
-                    for number in self.signals[told:]:
+                for name, (process, slot, num_sent) in list(running.items()):
+                    for number in self.signals[num_sent:]:
                         process.send_signal(number)
                     running[name] = (process, slot, len(self.signals))
                     if (code := process.poll()) is not None:
@@ -121,7 +121,7 @@ class Queue:
         reads, writes = os.pipe()
         self.logs.add(member.name, reads, log)
         with open(writes, "wb") as pipe:
-            # A session of its own: Ctrl-C reaches it through us, once. And no life without us.
+            # A session of its own: Ctrl-C reaches it through us, once. It dies with this process.
             return subprocess.Popen(
                 [*self.command, *what, *self.options], env={**os.environ, **slot.env}, stdin=subprocess.DEVNULL,
                 stdout=pipe, stderr=pipe, start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()),
@@ -149,11 +149,11 @@ class Queue:
 
 
 def plan_members(stem: str, identity: str, seeds: str | None, grid: Sequence[str]) -> list[Member]:
-    """The members of a queue: every seed for every point of the grid, the grid's points outermost.
+    """Return the members of a queue: every seed for every point of the grid, the grid's points outermost.
 
     Args:
         stem: first part of every name.     identity: text that tells this recipe, with its overrides, from others.
-        seeds: `1,2,3`.     grid: `key=value,value`, one a key.
+        seeds: `1,2,3`.     grid: `key=value,value`, one per key.
     Raises: LaunchError for what cannot be read, a key or value given twice, or more than 1000 members.
     """
     axes = [_axis(text) for text in grid]
@@ -172,36 +172,36 @@ def plan_members(stem: str, identity: str, seeds: str | None, grid: Sequence[str
 
 
 def make_slots(placement: Placement, per_run: int) -> list[Slot]:
-    """The placement's cards, or CPU cores, dealt into slots of `per_run` ranks. Raises: LaunchError for too few."""
+    """Deal the placement's GPUs, or CPU cores, into slots of `per_run` ranks. Raises: LaunchError for too few."""
     count = placement.ranks // per_run
     if count == 0:
-        raise LaunchError(f"--gpus-per-run {per_run} of {placement.ranks} card(s)", hint="give --gpus more of them")
+        raise LaunchError(f"--gpus-per-run {per_run} of {placement.ranks} GPU(s)", hint="give --gpus more of them")
     if placement.devices is None:
         return [Slot({"OMP_NUM_THREADS": str(max(1, usable_cores() // count))})] * count
     names = placement.devices.split(",")
     order = {"CUDA_DEVICE_ORDER": placement.env["CUDA_DEVICE_ORDER"]}
     dealt = [",".join(names[n * per_run : (n + 1) * per_run]) for n in range(count)]
-    return [Slot({"CUDA_VISIBLE_DEVICES": cards, **order}) for cards in dealt]
+    return [Slot({"CUDA_VISIBLE_DEVICES": gpus, **order}) for gpus in dealt]
 
 
 def group_of(stem: str, identity: str) -> str:
-    """The tag of a recipe's queue when none is given."""
+    """Return the tag of a recipe's queue when none is given."""
     return f"{stem}-{_short_hash(identity)}"
 
 
 def _axis(text: str) -> tuple[str, list[str]]:
     key, equals, values = text.partition("=")
-    found = split_values(values)
-    if not equals or not key.strip() or not found or not all(found):
+    choices = split_values(values)
+    if not equals or not key.strip() or not choices or not all(choices):
         raise LaunchError(f"--grid cannot be `{text}`", hint="--grid optim.lr=1e-6,3e-6")
-    if len(set(found)) < len(found):
+    if len(set(choices)) < len(choices):
         raise LaunchError(f"`{key}` has a value twice: {values}")
-    return key.strip(), found
+    return key.strip(), choices
 
 
 def split_values(text: str) -> list[str]:
     """Split at commas, but not inside brackets or quotes: a value may be a TOML list or string."""
-    found, depth, quote = [""], 0, ""
+    parts, depth, quote = [""], 0, ""
     for c in text:
         if quote:
             quote = "" if c == quote else quote
@@ -212,15 +212,15 @@ def split_values(text: str) -> list[str]:
         elif c in "]}":
             depth -= 1
         if c == "," and not quote and depth <= 0:
-            found.append("")
+            parts.append("")
         else:
-            found[-1] += c
-    return [value.strip() for value in found]
+            parts[-1] += c
+    return [value.strip() for value in parts]
 
 
 def _member(stem: str, identity: str, values: tuple[tuple[str, str], ...]) -> Member:
-    told = "-".join(f"{key.rpartition('.')[2]}{value}" for key, value in values)
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", f"{stem}-{told}")[:70].strip("._-")
+    settings = "-".join(f"{key.rpartition('.')[2]}{value}" for key, value in values)
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", f"{stem}-{settings}")[:70].strip("._-")
     return Member(f"{readable}-{_short_hash(identity + repr(sorted(values)))}", values)
 
 

@@ -1,7 +1,7 @@
-"""Who watches the ranks of a run: hands on signals, ends all when one has died or hangs, and says which one it was.
+"""Watch over the ranks of a run: it forwards signals, ends all when one has died or hangs, and says which one it was.
 
-The agent starts the ranks and waits. This thread reads what they write (dist/rank_process.py) and asks the kernel who
-lives.
+The agent starts the ranks and waits. This thread reads the files that they write (dist/rank_process.py) and asks the
+kernel which of them are alive.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from vlmrl.visible import visible
 POLL_SECONDS = 0.2
 LAST_LINES = 20
 GRACE_SECONDS = 10.0
-"""How long the other ranks may take to end by themselves, and to leave word, when one has died."""
+"""Time in seconds in which the other ranks may end by themselves, and write how, when one has died."""
 STACK_SECONDS = 1.0
-"""How long a hung rank gets to write its stacks."""
+"""Time in seconds that a hung rank has to write its stacks."""
 SYSTEM_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""A rank that one of these ended is the cause: what its peers say then came of it. SIGABRT is not among them: a
-communication library aborts with it when a peer is gone."""
+"""Signals that make a rank the cause of a failure: the errors of the other ranks then follow from it. SIGABRT is not
+among them: a communication library aborts with it when another rank is gone."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run of several ranks ended: the exit code, the one error to show, and that error in one sentence.
+    """End of a run of several ranks: the exit code, the one error to show, and that error in one sentence.
 
-    `halved`: when memory ran out, the token budgets with which all may be started once more (dist/rank_process.py).
+    Args: halved: when memory ran out, the token budgets with which all may be started once more (dist/rank_process.py).
     """
 
     code: int
@@ -50,19 +50,19 @@ class Ending:
 
 @dataclass
 class _Seen:
-    """A rank as watched. `idle`: seconds of watching in which it entered no phase; a suspended machine adds none."""
+    """State of one rank. `idle`: seconds of watching in which it entered no phase; a suspended machine adds none."""
 
     start: str
     state: dict[str, Any]
     idle: float = 0.0
-    told: int = 0
+    signals_sent: int = 0
     dead: bool = False
 
 
 class Watch(threading.Thread):
-    """Watches the ranks whose files are in `folder`, from `start` to `stop`.
+    """Thread that watches the ranks whose files are in `folder`, from `start` to `stop`.
 
-    Args: timeout_seconds: longest time in which a rank enters no phase.
+    Args: timeout_seconds: time limit in seconds in which a rank enters no new phase.
     """
 
     def __init__(self, folder: Path, timeout_seconds: float) -> None:
@@ -78,15 +78,15 @@ class Watch(threading.Thread):
 
     @property
     def run_dir(self) -> Path | None:
-        """The run's folder, as soon as a rank knows it."""
+        """Folder of the run; None until a rank knows it."""
         return next((Path(s.state["run"]) for s in self.ranks.values() if s.state["run"]), None)
 
     @contextlib.contextmanager
     def catching_signals(self) -> Iterator[None]:
-        """Meanwhile Ctrl-C and SIGTERM go to the ranks, each once; before the first rank runs: KeyboardInterrupt."""
+        """Forward Ctrl-C and SIGTERM to the ranks, each once; before the first rank runs, raise KeyboardInterrupt."""
 
         def on_signal(number: int, frame: FrameType | None) -> None:
-            if not self.ranks and not self._read("beat"):  # one may run that was not looked at yet
+            if not self.ranks and not self._read("beat"):  # a rank may run that was not seen yet
                 raise KeyboardInterrupt
             self.signals.append(number)
 
@@ -101,7 +101,7 @@ class Watch(threading.Thread):
         last = time.monotonic()
         while not self._stopped.wait(POLL_SECONDS):
             now = time.monotonic()
-            # A machine that was suspended, or this process stopped, must not look like ranks that hang.
+            # A suspended machine, or a stop of this process, must not look like ranks that hang.
             self._look(min(now - last, 5 * POLL_SECONDS))
             last = now
 
@@ -115,7 +115,7 @@ class Watch(threading.Thread):
         self._logs.close()
 
     def ending(self, exit_codes: Mapping[int, int]) -> Ending:
-        """How it ended. `exit_codes`: rank -> code, or minus the signal, of the ranks that failed."""
+        """Return how the run ended. `exit_codes`: rank -> code, or minus the signal, of the ranks that failed."""
         words = self._read("end")
         failed = sorted((w["time"], rank) for rank, w in words.items() if w["code"] not in (0, 130))
         stopped = any(w["code"] == 130 for w in words.values()) or not words
@@ -172,13 +172,13 @@ class Watch(threading.Thread):
                 self._logs.write_to(f"rank-{rank}.out", Path(log))
 
     def _hand_on(self, seen: _Seen) -> None:
-        while seen.told < len(self.signals) and not seen.dead:
+        while seen.signals_sent < len(self.signals) and not seen.dead:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(seen.state["pid"], self.signals[seen.told])
-            seen.told += 1
+                os.kill(seen.state["pid"], self.signals[seen.signals_sent])
+            seen.signals_sent += 1
 
     def _end_survivors(self) -> None:
-        """Kill what still runs some time after a rank failed: a collective may wait for a dead peer for ever."""
+        """Kill what still runs some time after a rank failed: a collective may wait for a dead rank for ever."""
         words = self._read("end")
         fallen = [r for r, s in self.ranks.items() if s.dead and words.get(r, {"code": 1})["code"] not in (0, 130)]
         if not fallen:
@@ -217,12 +217,12 @@ class Watch(threading.Thread):
             os.kill(self.ranks[rank].state["pid"], number)
 
     def _signal_group(self, rank: int, number: int) -> None:
-        """To the rank and what it started: it leads a process group of its own."""
+        """Signal the rank and the processes that it started: it leads a process group of its own."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.ranks[rank].state["pid"], number)
 
     def _lost(self, rank: int, code: int) -> Ending:
-        """Of a rank that left no word."""
+        """Return the end of a run by a rank that did not write how it ended."""
         message = self._killed_by(rank, -code) if code < 0 else self._left(rank, code)
         return Ending(2, message, _sentence(message))
 
@@ -237,7 +237,7 @@ class Watch(threading.Thread):
         return format_error(message, self._log(rank))
 
     def _printed(self, rank: int) -> str:
-        """Return the last lines of a rank that never knew its run, and so has no log."""
+        """Return the last lines printed by a rank that never knew its run, and so has no log."""
         lines = self._logs.held(f"rank-{rank}.out").splitlines() if self._log(rank) is None else []
         return "".join(f"\n    {visible(line)}" for line in lines[-LAST_LINES:])
 
@@ -256,14 +256,14 @@ class Watch(threading.Thread):
         return None if seen is None else seen.state["log"]
 
     def _read(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Rank -> its `beat` or `end` file. One that is just being written is read the next time."""
-        found: dict[int, dict[str, Any]] = {}
+        """Return rank -> its `beat` or `end` file. A file that is just being written is read the next time."""
+        states: dict[int, dict[str, Any]] = {}
         for path in self.folder.glob(f"rank-*.{kind}"):
             with contextlib.suppress(ValueError, FileNotFoundError):
-                found[int(path.stem.removeprefix("rank-"))] = parse_json(path.read_bytes())
-        return found
+                states[int(path.stem.removeprefix("rank-"))] = parse_json(path.read_bytes())
+        return states
 
 
 def _sentence(message: str) -> str:
-    """What went wrong of a formatted error."""
+    """Return the first line of a formatted error, without `error: `."""
     return message.splitlines()[0].removeprefix("error: ")

@@ -1,6 +1,6 @@
-"""A batch file for Slurm: one launcher a node, a meeting point on the first, a stop before the time limit, requeue.
+"""Batch file for Slurm: one launcher per node, a meeting point on the first, a stop before the time limit, requeue.
 
-The file holds nothing that is worked out by vlmrl at run time: what it does can be read in it, and changed.
+The file is complete: everything it does can be read in it, and changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vlmrl.errors import LaunchError
 TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d+(:\d{1,2}){0,2}")
 """Slurm's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on."""
 WAIT_SECONDS = 60
-"""Launchers still there so long after the first has ended are ended by srun: a node that was lost tells nobody."""
+"""Seconds after the end of the first launcher until srun ends the others: a lost node does not report its end."""
 
 TEMPLATE = """\
 #!/bin/bash
@@ -53,14 +53,14 @@ exit "$code"
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What goes into the file.
+    """Contents of the batch file.
 
     Args:
         recipe: path as the job's folder sees it.     folder: where the job runs.     command: `train` or `sft`.
-        nodes, gpus: machines, and cards on each.
+        nodes, gpus: number of machines, and of GPUs on each.
         time: Slurm's time limit, such as 24:00:00; None = the partition's.
-        stop_seconds: how long before that limit the run is stopped and saved.
-        cpus: CPU cores a node; None = Slurm's choice.
+        stop_seconds: seconds before that limit at which the run is stopped and saved.
+        cpus: CPU cores per node; None = Slurm's choice.
         container: image for Slurm's container plugin (pyxis); None = none.
         sbatch: further directives, such as `--account=me`.
         overrides: `--set` values.     runs: folder of the runs, when it is not the default.
@@ -88,7 +88,7 @@ class SlurmJob:
 
 
 def batch_file(job: SlurmJob, file: str) -> str:
-    """The text of the batch file. `file`: its name, for the comment that says how to submit it."""
+    """Return the text of the batch file. `file`: its name, for the comment that says how to submit it."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", job.recipe.stem).strip("-.") or "run"
     directives = [
         f"--job-name=vlmrl-{name}", f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--gpus-per-node={job.gpus}",

@@ -1,4 +1,4 @@
-"""GPUs of this machine as the driver lists them, and why torch sees none where some are assigned. No torch."""
+"""The GPUs of this machine, as the driver lists them, and why torch sees none where some are assigned. No torch."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from functools import cache
 from vlmrl.errors import LaunchError, first_line
 
 SLURM_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""Variables with the GPUs that Slurm gave this job, where it does not set CUDA_VISIBLE_DEVICES itself."""
+"""GPUs that Slurm gave this job, where it does not set CUDA_VISIBLE_DEVICES itself."""
 NO_DEVICES = ("", "-1", "NoDevFiles")
-"""First entries of CUDA_VISIBLE_DEVICES that mean no device."""
+"""First entries of CUDA_VISIBLE_DEVICES that stand for none."""
+MOST_GPUS = 65_536
+"""Largest number of a GPU, and of GPUs, that `--gpus` takes: more than any machine or plan has."""
 OLDEST_DRIVERS = {11: "450", 12: "525", 13: "580"}
 """Major version of CUDA -> the oldest Linux driver that runs it. Source: NVIDIA's CUDA toolkit release notes, table of
 minor version compatibility."""
 
 
 @dataclass(frozen=True)
-class Card:
-    """NVIDIA GPU, or a slice of one (MIG).
+class MachineGpu:
+    """GPU of this machine, or a slice of one (MIG).
 
     Args:
-        index: its number on the machine; -1 = a slice.
+        index: number on the machine; -1 = a slice.     uuid: the driver's name.
         used_mib: memory in use, in MiB; None = unknown.
     """
 
@@ -35,54 +37,75 @@ class Card:
 
     @property
     def name(self) -> str:
-        """Entry for CUDA_VISIBLE_DEVICES. A number where there is one: some libraries read only numbers there."""
+        """For CUDA_VISIBLE_DEVICES. Numbers, where there are: some libraries read nothing else there."""
         return self.uuid if self.index < 0 else str(self.index)
 
 
-def machine_cards() -> list[Card]:
-    """Return all NVIDIA GPUs of this machine, as `nvidia-smi` lists them; empty if that program does not exist.
+def machine_gpus() -> list[MachineGpu]:
+    """Return all NVIDIA GPUs of this machine, as `nvidia-smi` lists them; [] where there is no such program.
 
-    Raises: LaunchError when the driver hangs, or its version is not that of its library.
+    Raises: LaunchError when the driver hangs, or does not have the version of its library.
     """
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
     try:
-        result = subprocess.run(query, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
         return []
     except subprocess.TimeoutExpired:
         raise LaunchError("nvidia-smi does not answer", hint="the driver may hang: see `dmesg`") from None
-    if "mismatch" in (output := result.stdout + result.stderr):
+    if "mismatch" in (output := done.stdout + done.stderr):
         raise LaunchError(
             f"nvidia-smi: {output.strip().splitlines()[0]}", hint="the driver was updated while it was loaded: reboot"
         )
-    if result.returncode:
+    if done.returncode:
         return []
-    rows = [[cell.strip() for cell in line.split(",")] for line in result.stdout.splitlines() if line.count(",") == 2]
-    return [Card(int(index), uuid, int(used) if used.isdigit() else None) for index, uuid, used in rows]
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 2]
+    return [MachineGpu(int(index), uuid, int(used) if used.isdigit() else None) for index, uuid, used in rows]
 
 
-def visible_cards(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Card]:
-    """Return the GPUs this process may use, in its order: by CUDA_VISIBLE_DEVICES, else by Slurm's variables, else all.
+def visible_gpus(gpus: Sequence[MachineGpu], environ: Mapping[str, str]) -> list[MachineGpu]:
+    """Return the GPUs that this process may use, in its order.
 
-    As in CUDA, the list ends at the first entry that is no GPU.
+    They are those of CUDA_VISIBLE_DEVICES, else what Slurm gave, else all. As in CUDA, the list ends at the first
+    entry that is no GPU.
     """
     slurm = next((environ[name] for name in SLURM_VARIABLES if environ.get(name)), None)
     listed = environ.get("CUDA_VISIBLE_DEVICES", slurm)
     if listed is None:
-        return list(cards)
-    chosen: list[Card] = []
+        return list(gpus)
+    usable: list[MachineGpu] = []
     for word in (w.strip() for w in listed.split(",")):
-        match = [c for c in cards if word and (word == str(c.index) or c.uuid.startswith(word))]
+        match = [gpu for gpu in gpus if word and (word == str(gpu.index) or gpu.uuid.startswith(word))]
         if word.startswith("MIG-"):
-            match = [Card(-1, word, None)]  # a slice of a GPU is not in the list of GPUs
+            match = [MachineGpu(-1, word, None)]  # a slice of a GPU, which the list of GPUs does not hold
         if len(match) != 1:
             break
-        chosen += match
-    return chosen
+        usable += match
+    return usable
+
+
+def parse_gpus(option: str) -> tuple[int, tuple[int, ...]]:
+    """Return (how many GPUs, which ones) as `--gpus` says: one of them is 0 or empty.
+
+    Raises: LaunchError when it is neither a number nor a list of different numbers.
+    """
+    words = [w.strip() for w in option.split(",") if w.strip()]
+    if not words or not all(w.isascii() and w.isdigit() for w in words):
+        raise LaunchError(f"--gpus cannot be `{option}`", hint="a number of GPUs (4), or their numbers (0,2,5)")
+    numbers = tuple(int(w[:20]) for w in words)
+    if max(numbers) > MOST_GPUS:
+        raise LaunchError(f"--gpus {option[:40]}: at most {MOST_GPUS:,}", hint="a number of GPUs (4), or which (0,2,5)")
+    if "," not in option:
+        if numbers[0] == 0:
+            raise LaunchError("--gpus 0 leaves nothing to run on", hint="GPU 0 alone is `--gpus 0,`")
+        return numbers[0], ()
+    if len(set(numbers)) < len(numbers):
+        raise LaunchError(f"--gpus {option} names a GPU twice", hint="one process per GPU")
+    return 0, numbers
 
 
 def assigned_gpus(environ: Mapping[str, str]) -> str:
-    """Return what assigns GPUs to this process, as text; "" when nothing does, or when it was told to use none.
+    """Return what says that this process has GPUs; "" when nothing does, or when it is told to use none.
 
     Example: `CUDA_VISIBLE_DEVICES=0,1`.
     """
@@ -92,13 +115,13 @@ def assigned_gpus(environ: Mapping[str, str]) -> str:
             return f"{name}={listed}"
         if listed is not None and name == "CUDA_VISIBLE_DEVICES":
             return ""
-    count = len(machine_cards())
+    count = len(machine_gpus())
     return f"nvidia-smi lists {count}" if count else ""
 
 
 @cache
 def missing_gpus() -> tuple[str, str] | None:
-    """Return why this process cannot use its GPUs: (what is wrong, what to do); None if it can, or has none."""
+    """Return why a process with GPUs cannot use them: (what is wrong, what to do); None when it can, or has none."""
     import torch
 
     if torch.cuda.is_available():
@@ -107,17 +130,17 @@ def missing_gpus() -> tuple[str, str] | None:
     if not assigned:
         return None
     what = f"this process has GPUs ({assigned}), and torch {torch.__version__} sees none: {_reason()}"
-    return what, f"{_remedy(torch.version.cuda)}; --set model.device=cpu runs on the CPU instead"
+    return what, f"{_remedy(torch.version.cuda)}; --set model.device=cpu runs on the CPU all the same"
 
 
 def require_gpus() -> None:
-    """Raise a LaunchError if `missing_gpus` returns a reason: a run for GPUs never falls back to the CPU silently."""
+    """Raise a LaunchError where `missing_gpus` finds something: a run for GPUs never goes to the CPU in silence."""
     if missing := missing_gpus():
         raise LaunchError(missing[0], hint=missing[1])
 
 
 def _reason() -> str:
-    """Return torch's own message for why it cannot use a GPU."""
+    """Return the reason that torch gives when it is to use a GPU."""
     import torch
 
     if torch.version.cuda is None:
@@ -134,6 +157,4 @@ def _remedy(cuda: str | None) -> str:
         return f"install a torch with CUDA into {sys.prefix}"
     oldest = OLDEST_DRIVERS.get(int(cuda.partition(".")[0]))
     driver = f"driver {oldest} or newer" if oldest else "a driver that runs it"
-    return (
-        f"torch for CUDA {cuda} needs {driver} (`nvidia-smi` shows yours): update the driver, or install another torch"
-    )
+    return f"torch for CUDA {cuda} needs {driver} (`nvidia-smi` shows yours): update it, or install a torch for it"

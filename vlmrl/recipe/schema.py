@@ -168,11 +168,11 @@ class Rollout(RecipeTable):
     """Memory of vLLM's key-value cache on each GPU that it is on, in GiB. Left out = what the responses of a step need
     at once, as far as memory is free; `check` shows it."""
     engine_gpus: Count = 0
-    """With vllm: so many of the cards of `--gpus`, the last ones, generate and the others train. 0 = each card does
+    """With vllm: so many of the GPUs of `--gpus`, the last ones, generate and the others train. 0 = each GPU does
     both in turn, in the trainer's process."""
     tensor_parallel: PositiveInt = 1
-    """With vllm: parts that every weight of an engine is cut into, each on a card of its own, for models that are too
-    large for one card. The engine then serves as many processes as it has parts, on their cards, or, with
+    """With vllm: parts that every weight of an engine is cut into, each on a GPU of its own, for models that are too
+    large for one GPU. The engine then serves as many processes as it has parts, on their GPUs, or, with
     `engine_gpus`, takes so many of those."""
     overlap: bool = False
     """With `engine_gpus`: the next step's rollouts are made while this step's update runs, so by weights that are one

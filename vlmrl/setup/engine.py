@@ -20,11 +20,11 @@ from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.rollout.vllm.hosted_engine import (
     HostedEngine,
-    engine_cards,
     place_alone,
     places_apart,
     places_shared,
-    visible_cards,
+    reserved_gpus,
+    visible_gpus,
 )
 from vlmrl.rollout.weight_sync import PolicyWeights
 
@@ -36,13 +36,13 @@ def make_generator(
     log: Callable[[str], Path] | None = None, pending_bytes: int = 0,
 ) -> Generator:  # fmt: skip
     """The engine that the recipe names, for this policy: in this process; in processes of its own when it is in parts
-    (`rollout.tensor_parallel`) or, while training (`log` is given), on the cards that the launcher set aside.
+    (`rollout.tensor_parallel`) or, while training (`log` is given), on the GPUs that the launcher set aside.
 
     Args:
         files: folder or hub name with the model's configuration and processor.
         say: told what is unusual, once.      log: name of a process -> its log.
         pending_bytes: memory that the trainer will take besides, and has not taken yet.
-    Raises: EngineError when it is not installed or does not start; LaunchError when its parts do not fit the cards.
+    Raises: EngineError when it is not installed or does not start; LaunchError when its parts do not fit the GPUs.
     """
     r = recipe.rollout
     if r.engine == "torch":
@@ -60,19 +60,19 @@ def make_generator(
     )  # fmt: skip
     weights = PolicyWeights(policy.model, DTYPES[recipe.model.dtype], files)
     if log is not None and r.engine_gpus:
-        cards = engine_cards()
-        if len(cards) != r.engine_gpus:
+        gpus = reserved_gpus()
+        if len(gpus) != r.engine_gpus:
             raise EngineError(
-                f"rollout.engine_gpus = {r.engine_gpus}, and the launcher set {len(cards)} cards aside for engines",
-                hint="start the run with --gpus N, N the cards that train and those that generate together",
+                f"rollout.engine_gpus = {r.engine_gpus}, and the launcher set {len(gpus)} GPUs aside for engines",
+                hint="start the run with --gpus N, N the GPUs that train and those that generate together",
             )
-        return HostedEngine(weights, settings, world, places_apart(cards, world, r.tensor_parallel), log=log)
+        return HostedEngine(weights, settings, world, places_apart(gpus, world, r.tensor_parallel), log=log)
     if r.tensor_parallel == 1:
         return VllmEngine(weights, encoder.tokenizer, settings, say=say)
     if log is None:
-        places = [place_alone(r.tensor_parallel, visible_cards(settings.device, r.tensor_parallel))]
+        places = [place_alone(r.tensor_parallel, visible_gpus(settings.device, r.tensor_parallel))]
     else:
-        places = places_shared(world, r.tensor_parallel, visible_cards(settings.device, world.local_size))
+        places = places_shared(world, r.tensor_parallel, visible_gpus(settings.device, world.local_size))
     return HostedEngine(weights, settings, world, places, shared=True, log=log)
 
 

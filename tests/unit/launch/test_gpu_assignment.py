@@ -1,4 +1,4 @@
-"""`--gpus`: which cards a run gets, on machines that a fake nvidia-smi describes."""
+"""`--gpus`: which GPUs a run gets, on machines that a fake nvidia-smi describes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import LaunchError
-from vlmrl.launch.gpu_assignment import Card, machine_cards, parse_gpus, place, visible_cards
+from vlmrl.launch.gpu_assignment import MachineGpu, machine_gpus, place, visible_gpus
+from vlmrl.model.gpus import parse_gpus
 from vlmrl.store.provenance import usable_cores
 
-CARDS = [Card(n, f"GPU-{n}abc", 10) for n in range(4)]
+GPUS = [MachineGpu(n, f"GPU-{n}abc", 10) for n in range(4)]
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Put an nvidia-smi on the path that says these cards have so many MiB in use; no card variables are set."""
+    """Put an nvidia-smi on the path that says these GPUs have so many MiB in use; no GPU variables are set."""
 
     def make(*used: int | str) -> None:
         lines = "".join(f"{n}, GPU-{n}abc, {mib}\\n" for n, mib in enumerate(used))
@@ -32,46 +33,46 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-def test_a_number_takes_the_first_free_cards(machine) -> None:
+def test_a_number_takes_the_first_free_gpus(machine) -> None:
     machine(10, 60_000, 0, "[N/A]")
     assert place("2").devices == "0,2"
     assert place("3").devices == "0,2,3"
     assert place("3").env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
-def test_a_list_takes_these_cards_in_this_order(machine) -> None:
+def test_a_list_takes_these_gpus_in_this_order(machine) -> None:
     machine(10, 10, 10)
     assert place("2,0").devices == "2,0" and place("2,0").ranks == 2
     assert place("1,").devices == "1"
 
 
-def test_busy_cards_are_refused_with_what_is_free(machine) -> None:
+def test_busy_gpus_are_refused_with_what_is_free(machine) -> None:
     machine(10, 60_000, 10)
-    with pytest.raises(LaunchError, match=r"in use by other processes: card 1 \(60000 MiB\)") as found:
+    with pytest.raises(LaunchError, match=r"in use by other processes: GPU 1 \(60000 MiB\)") as found:
         place("0,1")
     assert "0 free, 1 in use (60000 MiB), 2 free" in (found.value.hint or "")
-    with pytest.raises(LaunchError, match=r"--gpus 3: 2 of 3 card\(s\) are free"):
+    with pytest.raises(LaunchError, match=r"--gpus 3: 2 of 3 GPU\(s\) are free"):
         place("3")
 
 
-def test_too_many_or_unknown_cards_are_refused(machine) -> None:
+def test_too_many_or_unknown_gpus_are_refused(machine) -> None:
     machine(10, 10)
-    with pytest.raises(LaunchError, match=r"--gpus 3: this process sees 2 card\(s\)"):
+    with pytest.raises(LaunchError, match=r"--gpus 3: this process sees 2 GPU\(s\)"):
         place("3")
-    with pytest.raises(LaunchError, match="there is no card 5"):
+    with pytest.raises(LaunchError, match="there is no GPU 5"):
         place("0,5")
 
 
-def test_numbers_count_the_visible_cards(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_count_the_visible_gpus(machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(*[10] * 8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert place("2").devices == "4,5"
     assert place("0,3").devices == "4,7"
-    with pytest.raises(LaunchError, match="sees 4 card"):
+    with pytest.raises(LaunchError, match="sees 4 GPU"):
         place("5")
 
 
-def test_what_slurm_gave_holds_where_nobody_set_the_visible_cards(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_slurm_gave_holds_where_nobody_set_the_visible_gpus(machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(*[10] * 4)
     monkeypatch.setenv("SLURM_JOB_GPUS", "2,3")
     assert place("2").devices == "2,3"
@@ -81,32 +82,32 @@ def test_what_slurm_gave_holds_where_nobody_set_the_visible_cards(machine, monke
     assert place("1").devices == "0"
 
 
-def test_without_a_card_processes_run_on_the_cpu_and_share_its_cores(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_processes_run_on_the_cpu_and_share_its_cores(machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine()
     placement = place("3")
     assert placement.devices is None and placement.ranks == 3
     assert placement.threads == max(1, usable_cores() // 3)
     assert placement.env == {"OMP_NUM_THREADS": str(placement.threads)}
-    with pytest.raises(LaunchError, match="this machine has no card") as found:
+    with pytest.raises(LaunchError, match="this machine has no GPU") as found:
         place("0,2,5")
     assert "--gpus 3" in (found.value.hint or "")
 
 
-def test_no_nvidia_smi_means_no_card(machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_nvidia_smi_means_no_gpu(machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine_cards() == []
+    assert machine_gpus() == []
 
 
 @pytest.mark.parametrize(("listed", "expected"), [
     ("2,0", [2, 0]), ("", []), ("-1", []), ("1,9,2", [1]), ("GPU-3a,0", [3, 0]), ("GPU-", []), (" 1 , 2 ", [1, 2]),
 ])  # fmt: skip
 def test_visible_devices_are_read_as_cuda_reads_them(listed: str, expected: list[int]) -> None:
-    found = visible_cards(CARDS, {"CUDA_VISIBLE_DEVICES": listed})
+    found = visible_gpus(GPUS, {"CUDA_VISIBLE_DEVICES": listed})
     assert [c.index for c in found] == expected
 
 
-def test_slices_of_a_card_keep_their_names() -> None:
-    found = visible_cards(CARDS, {"CUDA_VISIBLE_DEVICES": "MIG-one,MIG-two"})
+def test_slices_of_a_gpu_keep_their_names() -> None:
+    found = visible_gpus(GPUS, {"CUDA_VISIBLE_DEVICES": "MIG-one,MIG-two"})
     assert [c.name for c in found] == ["MIG-one", "MIG-two"]
 
 
@@ -124,8 +125,8 @@ def test_any_list_of_different_numbers_is_read_back(numbers: list[int]) -> None:
 def test_processes_that_share_engines_come_in_whole_groups(machine) -> None:
     machine(10, 10, 10, 10)
     assert place("4", parts=2).ranks == 4 and place("4", parts=4).ranks == 4
-    with pytest.raises(LaunchError, match=r"whole groups of 2, and these are 3") as refused:
+    with pytest.raises(LaunchError, match=r"3 is no multiple of rollout.tensor_parallel = 2") as refused:
         place("3", parts=2)
     assert "give --gpus 4" in (refused.value.hint or "")
-    # Engines on cards of their own ask nothing of those that train.
+    # Engines on GPUs of their own ask nothing of those that train.
     assert (place("4", engines=2, parts=2).ranks, place("3", engines=2, parts=2).ranks) == (2, 1)

@@ -86,7 +86,7 @@ def test_added_members_run_alone(queue) -> None:
     assert longer.run() == 0 and [line[0] for line in order(longer)] == ["a", "b", "c"]
 
 
-def test_slots_run_side_by_side_each_on_its_cards(queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_run_side_by_side_each_on_its_gpus(queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STUB_SECONDS", "1.5")
     both, _ = queue("a", "b", slots=2)
     assert both.run() == 0
@@ -165,7 +165,7 @@ def test_plain_values_are_split_at_every_comma(values: list[str]) -> None:
     assert split_values(",".join(values)) == values
 
 
-def test_cards_are_dealt_into_slots() -> None:
+def test_gpus_are_dealt_into_slots() -> None:
     slots = make_slots(Placement(5, "0,2,3,5,7", 1), 2)
     assert [s.env["CUDA_VISIBLE_DEVICES"] for s in slots] == ["0,2", "3,5"]
     assert len(make_slots(Placement(4, None, 1), 2)) == 2

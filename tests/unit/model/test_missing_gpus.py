@@ -11,7 +11,7 @@ from command_line import settings, this_process
 from small_runs import TWO_STEPS, make_place
 
 from vlmrl.errors import LaunchError
-from vlmrl.model.gpus import assigned_gpus, machine_cards, missing_gpus
+from vlmrl.model.gpus import assigned_gpus, machine_gpus, missing_gpus
 from vlmrl.model.load import pick_device
 from vlmrl.model.model_facts import device_facts
 
@@ -81,14 +81,14 @@ def test_a_torch_without_cuda_is_named(monkeypatch):
     assert found is not None and "built without CUDA" in found[0] and "install a torch with CUDA" in found[1]
 
 
-@pytest.mark.parametrize(("body", "cards"), [
+@pytest.mark.parametrize(("body", "gpus"), [
     ("echo 'No devices were found'; exit 6", 0),
     ("echo 'could not communicate with the NVIDIA driver'; exit 9", 0),
     ("printf '0, GPU-0a, 10\\n'", 1),
 ])  # fmt: skip
-def test_a_machine_without_a_driver_has_no_gpus(tmp_path, monkeypatch, body, cards):
+def test_a_machine_without_a_driver_has_no_gpus(tmp_path, monkeypatch, body, gpus):
     install_smi(tmp_path, monkeypatch, body)
-    assert len(machine_cards()) == cards
+    assert len(machine_gpus()) == gpus
 
 
 def test_a_driver_that_is_not_its_librarys_is_an_error(tmp_path, monkeypatch):

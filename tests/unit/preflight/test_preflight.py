@@ -470,7 +470,8 @@ def test_a_model_that_is_not_there_is_found_without_torch(world, tmp_path, path)
     (tmp_path / "empty").mkdir()
     code = (
         "import sys; from pathlib import Path; from vlmrl.recipe.load import load_recipe\n"
-        "from vlmrl.cli.check import find_model_files; from vlmrl.preflight.model_path import check_location\n"
+        "from vlmrl.setup.checked_recipe import find_model_files\n"
+        "from vlmrl.preflight.model_path import check_location\n"
         "from vlmrl.preflight.run import preflight\n"
         f"loaded = load_recipe('recipe.toml', overrides=['model.path={path}'])\n"
         "found = find_model_files(loaded.recipe.model.path, Path('runs'), loaded.where(('model', 'path')))\n"
@@ -549,11 +550,11 @@ def test_a_wrong_model_path_is_on_the_screen_before_anything_large_is_imported(w
     """`vlmrl check` says it first, and then goes on to the data."""
     code = (
         "import sys; from vlmrl.cli import check\n"
-        "show = check._show_each\n"
+        "show = check.show_each\n"
         "def first(problems):\n"
         "    heavy = {'torch', 'numpy', 'pyarrow', 'transformers', 'huggingface_hub'} & set(sys.modules)\n"
         "    print('shown', [p.where for p in problems], list(heavy), flush=True); show(problems)\n"
-        "check._show_each = first\n"
+        "check.show_each = first\n"
         "sys.argv = ['vlmrl', 'check', 'recipe.toml', '--set', 'model.path=./gone']\n"
         "from vlmrl.cli.app import main; main()"
     )

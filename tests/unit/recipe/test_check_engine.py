@@ -42,7 +42,7 @@ def test_what_vllm_cannot_do_is_refused_for_vllm_alone(tmp_path, text, key):
         (["engine=vllm", "tensor_parallel=2"], None),
     ],
 )
-def test_cards_must_hold_whole_engines(tmp_path, overrides, told):
+def test_gpus_must_hold_whole_engines(tmp_path, overrides, told):
     found = list(check_engine(loaded(tmp_path, *(f"rollout.{o}" for o in overrides))))
     assert [told in p.message for p in found] == ([] if told is None else [True])
     if told == "no whole engines":

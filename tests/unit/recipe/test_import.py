@@ -391,7 +391,7 @@ def test_defaults_of_trl_that_are_not_ours_are_written_down(tmp_path):
      "vllm_tensor_parallel_size"),
     ("{beta: 0.1, num_generations: 2, vllm_tensor_parallel_size: 2}", 1, "vllm_tensor_parallel_size"),
 ])  # fmt: skip
-def test_engines_of_several_cards(tmp_path, written, parts, left):
+def test_engines_of_several_gpus(tmp_path, written, parts, left):
     loaded, report = recipe_of(tmp_path, written, "a.yaml")
     assert loaded.recipe.rollout.tensor_parallel == parts
     told = {key for key in keys(report["left_out"]) if "tensor" in key}

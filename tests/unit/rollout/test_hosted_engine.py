@@ -21,7 +21,7 @@ from vlmrl.rollout.vllm.hosted_engine import (
     place_alone,
     places_apart,
     places_shared,
-    visible_cards,
+    visible_gpus,
 )
 from vlmrl.rollout.vllm.weight_transport import ToWorkers, take_weights
 
@@ -29,7 +29,7 @@ SIX = World(rank=2, size=6, local_rank=2, local_size=6)
 NODES = World(rank=5, size=8, local_rank=1, local_size=4)
 
 
-def test_cards_that_only_generate_make_whole_engines_for_all() -> None:
+def test_gpus_that_only_generate_make_whole_engines_for_all() -> None:
     everybody = (0, 1, 2, 3, 4, 5)
     assert places_apart(["4", "5", "6", "7"], SIX, 2) == [
         EnginePlace(("4", "5"), everybody, 0), EnginePlace(("6", "7"), everybody, 1),
@@ -38,26 +38,26 @@ def test_cards_that_only_generate_make_whole_engines_for_all() -> None:
         places_apart(["5", "6", "7"], SIX, 2)
 
 
-def test_trainers_share_an_engine_on_their_own_cards_and_machine() -> None:
-    cards = ["3", "2", "7", "6"]
-    assert places_shared(NODES, 2, cards) == [
+def test_trainers_share_an_engine_on_their_own_gpus_and_machine() -> None:
+    gpus = ["3", "2", "7", "6"]
+    assert places_shared(NODES, 2, gpus) == [
         EnginePlace(("3", "2"), (0, 1), 0), EnginePlace(("7", "6"), (2, 3), 2),
         EnginePlace(("3", "2"), (4, 5), 4), EnginePlace(("7", "6"), (6, 7), 6),
     ]  # fmt: skip
     with pytest.raises(LaunchError, match=r"4 process.*groups of 3"):
-        places_shared(NODES, 3, cards)
+        places_shared(NODES, 3, gpus)
     with pytest.raises(LaunchError, match="1 process"):
         places_shared(ALONE, 2, ["0", "1"])
 
 
-def test_a_process_alone_takes_the_first_cards_that_it_sees(monkeypatch) -> None:
+def test_a_process_alone_takes_the_first_gpus_that_it_sees(monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,2,4")
-    assert place_alone(2, visible_cards("cuda", 2)) == EnginePlace(("6", "2"), (0,), 0)
+    assert place_alone(2, visible_gpus("cuda", 2)) == EnginePlace(("6", "2"), (0,), 0)
     with pytest.raises(LaunchError, match="sees 3 GPU"):
-        place_alone(4, visible_cards("cuda", 4))
+        place_alone(4, visible_gpus("cuda", 4))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert visible_cards("cuda", 2) == ["0", "1"] and visible_cards("cpu", 3) == ["cpu"] * 3
+    assert visible_gpus("cuda", 2) == ["0", "1"] and visible_gpus("cpu", 3) == ["cpu"] * 3
 
 
 class Plain:

@@ -1,4 +1,4 @@
-"""What the engine asks of vLLM on a GPU, which the CPU build cannot do: sleep, wake, the right card. vLLM is played."""
+"""What the engine asks of vLLM on a GPU, which the CPU build cannot do: sleep, wake, the right GPU. vLLM is played."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def test_a_base_that_sleep_kept_needs_no_adapter_where_nothing_changed(asked) ->
 
 
 @pytest.mark.parametrize(("visible", "name"), [("", "5"), ("0,1,2,3,6,7", "7"), ("GPU-a", "5")])
-def test_the_engine_is_on_the_ranks_own_card_with_files_of_its_own(asked, monkeypatch, visible, name) -> None:
+def test_the_engine_is_on_the_ranks_own_gpu_with_files_of_its_own(asked, monkeypatch, visible, name) -> None:
     monkeypatch.setenv("VLLM_CACHE_ROOT", "elsewhere")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(vllm_engine, "CACHE", "/cache")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda card: SimpleNamespace(total_memory=80 << 30))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(total_memory=80 << 30))
     for _ in "ab":  # a second engine of the process is no deeper
         options = vllm_engine._gpu_options(SETTINGS)
         assert options == {"device_ids": [5], "gpu_memory_utilization": 0.05}

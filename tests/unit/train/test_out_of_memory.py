@@ -77,7 +77,7 @@ def test_other_errors_are_left_alone(error):
 @pytest.mark.parametrize(
     "text", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling x", "CUDA out of memory. Tried"]
 )
-def test_a_card_that_is_full_is_known_for_what_it_is(text):
+def test_a_gpu_that_is_full_is_known_for_what_it_is(text):
     assert ran_out(RuntimeError(text)) and ran_out(torch.OutOfMemoryError("x"))
 
 

@@ -17,7 +17,7 @@ from vlmrl.train import checkpointing
 from vlmrl.train.checkpointing import Saver, Written, finish_failed, finish_save, keep_newest, look_after_save
 from vlmrl.train.progress import Progress
 
-CPU, CARD = torch.device("cpu"), torch.device("cuda")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 class Writing:
@@ -60,9 +60,9 @@ def two(others_written: bool) -> World:
     return SimpleNamespace(gather=lambda mine: [mine, others_written])  # type: ignore[return-value]
 
 
-def test_a_card_saves_beside_the_training_and_a_cpu_does_not_unless_told(monkeypatch) -> None:
+def test_a_gpu_saves_beside_the_training_and_a_cpu_does_not_unless_told(monkeypatch) -> None:
     monkeypatch.setattr(torch, "empty", lambda *a, **k: pytest.fail("nothing is copied yet"))
-    kinds = {(a, d.type): Saver.of(a, d, ALONE).copies for a in (None, True, False) for d in (CPU, CARD)}
+    kinds = {(a, d.type): Saver.of(a, d, ALONE).copies for a in (None, True, False) for d in (CPU, GPU)}
     assert {k for k, copies in kinds.items() if copies is not None} == {(None, "cuda"), (True, "cpu"), (True, "cuda")}
     assert [copies.pinned for k, copies in kinds.items() if copies is not None] == [True, False, True]
 

@@ -199,7 +199,7 @@ LEFT = {
     "trainer.find_last_checkpoint": "a run goes on with --resume RUN, never by itself",
     "trainer.critic_warmup": "the critic learns from the first step on",
     "trainer.async_training": _NOT_READ,
-    "CUDA_VISIBLE_DEVICES": "on the command line: --gpus 0,2 names cards",
+    "CUDA_VISIBLE_DEVICES": "on the command line: --gpus 0,2 names GPUs",
     "master_port": "the launcher picks a port",
     "master_addr": "see --rdzv-endpoint",
     "node_rank": "see --node-rank",

@@ -70,7 +70,7 @@ def located(path: str) -> str:
 
 
 def engine_of(draft: Draft, engine: str, parts: str) -> None:
-    """rollout.engine, and how many cards hold one engine: a matter of the machine, taken over where it is written."""
+    """rollout.engine, and how many GPUs hold one engine: a matter of the machine, taken over where it is written."""
     found, count = draft.get(engine), number(int, draft.get(parts), 2)
     if found == "vllm":
         draft.put("rollout.engine", "vllm", engine)

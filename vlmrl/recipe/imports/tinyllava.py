@@ -50,7 +50,7 @@ LEFT = {
     "attn_implementation": "the best kernel for shared prompts is chosen",
     "deepspeed": "sharding follows from --gpus",
     "include": "see --gpus",
-    "CUDA_VISIBLE_DEVICES": "on the command line: --gpus 0,2 names cards",
+    "CUDA_VISIBLE_DEVICES": "on the command line: --gpus 0,2 names GPUs",
     "tokenizer_name_or_path": _PUT_TOGETHER,
     "master_port": "the launcher picks a port",
     "bf16": "model.dtype is bfloat16 on a GPU by default",

@@ -110,7 +110,7 @@ LEFT = {
     "metric_for_best_model": "see eval.metric",
     "greater_is_better": "see eval.goal",
     "resume_from_checkpoint": "a run goes on with --resume RUN",
-    "vllm_mode": "rollout.engine_gpus = 0 is colocate; above 0, cards of their own",
+    "vllm_mode": "rollout.engine_gpus = 0 is colocate; above 0, GPUs of their own",
     "vllm_gpu_memory_utilization": "see rollout.kv_cache_gib",
     "sync_ref_model": "the reference stays what the run began with",
     "deepspeed": "sharding follows from --gpus",

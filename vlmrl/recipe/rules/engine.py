@@ -76,7 +76,7 @@ def _refused(loaded: LoadedRecipe) -> Iterator[Problem]:
 def _overlap(loaded: LoadedRecipe) -> Iterator[Problem]:
     rollout, where = loaded.recipe.rollout, loaded.where(("rollout", "overlap"))
     if rollout.overlap and rollout.engine_gpus == 0:
-        message = "`rollout.overlap` does nothing without cards that only generate"
+        message = "`rollout.overlap` does nothing without GPUs that only generate"
         yield Problem(message, where, "set rollout.engine_gpus, or leave it out")
     if rollout.overlap and (rollout.top_p < 1 or rollout.top_k > 0):
         message = "`rollout.overlap` samples with older weights, and with top-p or top-k nothing corrects for that"
@@ -85,10 +85,10 @@ def _overlap(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 def _parts(loaded: LoadedRecipe) -> Iterator[Problem]:
     rollout = loaded.recipe.rollout
-    cards, parts = rollout.engine_gpus, rollout.tensor_parallel
-    if cards % parts:
-        message = f"`rollout.engine_gpus` is {cards}, which are no whole engines of `rollout.tensor_parallel` = {parts}"
-        fitting = parts * -(-cards // parts)
+    gpus, parts = rollout.engine_gpus, rollout.tensor_parallel
+    if gpus % parts:
+        message = f"`rollout.engine_gpus` is {gpus}, which are no whole engines of `rollout.tensor_parallel` = {parts}"
+        fitting = parts * -(-gpus // parts)
         yield Problem(message, loaded.where(("rollout", "engine_gpus")), f"rollout.engine_gpus = {fitting}")
 
 

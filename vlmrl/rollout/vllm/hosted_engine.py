@@ -100,7 +100,7 @@ def place_alone(parts: int, visible: Sequence[str]) -> EnginePlace:
     return EnginePlace(tuple(visible[:parts]), (0,), 0)
 
 
-def visible_cards(device: str, count: int) -> list[str]:
+def visible_gpus(device: str, count: int) -> list[str]:
     """Return CUDA's names of the GPUs that this process sees; on a CPU `count` words."""
     if device == "cpu":
         return ["cpu"] * count
@@ -308,7 +308,7 @@ class HostedEngine:
         return header
 
 
-def engine_cards() -> list[str]:
+def reserved_gpus() -> list[str]:
     """Return the GPUs that the launcher reserved for engines; empty when it reserved none."""
     return [c for c in os.environ.get(ENGINES_VARIABLE, "").split(",") if c]
 

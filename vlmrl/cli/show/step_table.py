@@ -1,100 +1,24 @@
-"""`vlmrl runs watch`: a run as it goes, from another terminal. Reads its folder and nothing else."""
+"""Columns of `vlmrl runs watch`: one line per step, and the table on a terminal."""
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
-
-from vlmrl.cli.output import console, emit, say
-from vlmrl.cli.runs import Json, Root
-from vlmrl.visible import visible
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vlmrl.store.tail import Followed
 
+
 MOST_PHASES = 3
+
+
 SHORTEST_TABLE = 5
+
+
 LINES_AROUND_TABLE = 8
 
 
-def watch(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A unique prefix of its id, its name, or its folder.")
-    ] = "last",
-    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 2.0,
-    runs: Root = None,
-    as_json: Json = False,
-) -> None:
-    """Watch a run from another terminal: a live table; a line a step where stdout is no terminal. Ends with the run.
-
-    Example: vlmrl runs watch last
-    """
-    from vlmrl.store.layout import runs_root
-    from vlmrl.store.listing import find
-    from vlmrl.store.summary import resume_command
-    from vlmrl.store.tail import Followed
-
-    followed = Followed(find(runs_root(runs), run))
-    if as_json:
-        _wait(followed, every)
-    elif sys.stdout.isatty():
-        _live(followed, every)
-    else:
-        _plain(followed, every)
-    train = followed.lines()
-    emit(
-        {"run": followed.run.id, "status": followed.run.status, "steps": len(train), "of": followed.steps,
-         "last": train[-1] if train else None}, as_json,
-    )  # fmt: skip
-    if not as_json:
-        ended = followed.run.status
-        resume = resume_command(followed.run, ended)
-        again = f"; go on with: {resume}" if resume else ""
-        say(f"{followed.run.id}: {ended} after {len(train)} step(s){again}")
-
-
-def _wait(followed: Followed, every: float) -> None:
-    while followed.look():
-        time.sleep(every)
-
-
-def _plain(followed: Followed, every: float) -> None:
-    """A line a step, as soon as it is known; those that are there already at once."""
-    from vlmrl.store.metrics import counted
-
-    shown: set[tuple[int, int]] = set()
-    going = True
-    while going:
-        going = followed.look()
-        for line in followed.lines():
-            if (key := (line["attempt"], line["step"])) not in shown:
-                shown.add(key)
-                cells = [f"{name} {text}" for name, text in columns(line).items() if text]
-                text = "  ".join([f"step {_of(counted(line['step']), followed.steps)}", *cells])
-                print(visible(text), flush=True)
-        if going:
-            time.sleep(every)
-
-
-def _live(followed: Followed, every: float) -> None:
-    """A table of the last steps that is drawn anew, until the run ends."""
-    from rich.live import Live
-
-    out = console(stderr=False)
-    with Live(console=out, auto_refresh=False, screen=False) as live:
-        going = True
-        while going:
-            going = followed.look()
-            live.update(_table(followed, out.height), refresh=True)
-            if going:
-                time.sleep(every)
-
-
-def _table(followed: Followed, height: int) -> Any:
+def step_table(followed: Followed, height: int) -> Any:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -118,7 +42,11 @@ def _headline(followed: Followed) -> str:
     run, train = followed.run, followed.lines()
     name = f" ({run.manifest.name})" if run.manifest.name else ""
     left = followed.seconds_left
-    parts = [f"{run.id}{name}", run.status, f"step {_of(counted(train[-1]['step']) if train else 0, followed.steps)}"]
+    parts = [
+        f"{run.id}{name}",
+        run.status,
+        f"step {step_of(counted(train[-1]['step']) if train else 0, followed.steps)}",
+    ]
     if left is not None and run.status == "running":
         parts.append(f"{span(left)} left")
     if run.attempt > 1:
@@ -162,5 +90,5 @@ def _number(value: Any, form: str) -> str:
     return format(value, form) if isinstance(value, (int, float)) else ""
 
 
-def _of(step: int, steps: int | None) -> str:
+def step_of(step: int, steps: int | None) -> str:
     return f"{step}/{steps}" if steps is not None else str(step)

@@ -1,14 +1,11 @@
-"""`vlmrl runs diagnose`: why a run does not learn."""
+"""Screen of `vlmrl runs diagnose`: causes in order, each with figures and responses."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from vlmrl.cli.output import emit, say, tell
-from vlmrl.cli.runs import Json, Root
+from vlmrl.cli.output import say, tell
 from vlmrl.types import INAPPLICABLE, NO_SCORE
 from vlmrl.visible import visible_json
 
@@ -16,36 +13,11 @@ if TYPE_CHECKING:
     from vlmrl.diagnose.run import Diagnosis
     from vlmrl.diagnose.thresholds import Cause
 
+
 MOST_TEXT = 160
 
 
-def diagnose(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN", help="A unique prefix of its id, its name, its folder, or `last`: the last run that trained."
-        ),
-    ] = "last",
-    runs: Root = None,
-    as_json: Json = False,
-) -> None:
-    """Say why a run does not learn: ranked causes, each with figures, responses that show it, and the next command.
-
-    Example: vlmrl runs diagnose last
-
-    Reads the run's folder alone, also while it trains. A note is no fault. Exit code 0 whatever is found.
-    """
-    from vlmrl.diagnose.run import diagnose as look
-    from vlmrl.store.layout import runs_root
-    from vlmrl.store.runs import open_run
-
-    found = look(open_run(runs_root(runs), run, trained=True))
-    emit(found.as_dict(), as_json)
-    if not as_json:
-        _show(found)
-
-
-def _show(found: Diagnosis) -> None:
+def show_diagnosis(found: Diagnosis) -> None:
     tell(f"{found.run}: {found.status}; read: {found.read}")
     told = [f"{name} {a:.3g} -> {b:.3g}" for name, (a, b) in found.figures.items()]
     if told:

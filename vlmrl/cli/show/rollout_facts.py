@@ -44,7 +44,7 @@ def show_rollout(run: Run, place: str, as_json: bool) -> None:
 
 
 def _parse(place: str) -> tuple[int, str | None, int | None]:
-    """(step from 1, prompt, sample). A prompt id may have slashes in it; what is after the last is then no number."""
+    """Return (step from 1, prompt, sample). A prompt id may contain slashes: then no number follows the last one."""
     step, _, rest = place.partition("/")
     if not step.isascii() or not step.isdigit() or int(step) < 1:
         raise StoreError(f"`{place}` does not begin with a step, 1 or more", hint=HINT)

@@ -1,15 +1,18 @@
-"""How `vlmrl eval` shows an evaluation: a table of metrics, and below it what must be known of the rows."""
+"""Table of `vlmrl eval`: the metrics of an evaluation, and below it notes on its rows; its fields for --json."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlmrl.cli.output import say, show_table, tell
 
+if TYPE_CHECKING:
+    from vlmrl.evaluate.records import Evaluation
+
 
 def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
-    """The metrics of one evaluation. `other`: the evaluation that its differences are to."""
+    """Print the metrics of one evaluation. `other`: the evaluation that its differences are to."""
     from vlmrl.evaluate.metrics import task_problems
     from vlmrl.store.evaluated_rows import method_of, role_label, set_method_of
 
@@ -57,22 +60,39 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
 
 
 def number(value: float | None) -> str:
-    """Three decimals below 10, one above; empty for None."""
+    """Return a number with three decimals below 10, one above; "" for None."""
     if value is None:
         return ""
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
 
 
 def interval(m: dict[str, Any]) -> str:
-    """`[0.676, 1.000]`; a dash where there is none."""
+    """Return an interval such as `[0.676, 1.000]`; a dash where there is none."""
     return "-" if m["low"] is None or m["high"] is None else f"[{number(m['low'])}, {number(m['high'])}]"
 
 
 def difference(m: dict[str, Any] | None) -> str:
-    """`+0.021 [+0.004, +0.037] *`; the star says that the interval excludes zero."""
+    """Return a difference such as `+0.021 [+0.004, +0.037] *`; the star: its interval excludes zero."""
     from vlmrl.evaluate.interval import excludes_zero
 
     if m is None:
         return ""
     ends = "" if m["low"] is None else f" [{m['low']:+.3f}, {m['high']:+.3f}]"
     return f"{m['value']:+.3f}{ends}{' *' if excludes_zero(m['low'], m['high']) else ''}"
+
+
+def result_fields(folder: Path, evaluation: Evaluation, other: Path | None) -> dict[str, Any]:
+    """Return what `--json` prints of one evaluation: its summary, its folder, and the differences to another one."""
+    from vlmrl.evaluate.compare import differences
+    from vlmrl.evaluate.records import read_evaluation
+    from vlmrl.evaluate.scoring_rewards import scored_alike
+
+    result = {"name": folder.name, "folder": str(folder), **evaluation.summary}
+    if "set_metrics" in result:
+        result["set_metrics"] = {name: value for name, value in result["set_metrics"].items() if name != "replicates"}
+    if other is not None:
+        before = read_evaluation(other)
+        metas = [e.summary.get("meta") or {} for e in (before, evaluation)]
+        result["scored_alike"] = scored_alike(*metas) is not False
+        result["differences"] = differences(evaluation, before)
+    return result

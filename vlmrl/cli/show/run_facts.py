@@ -1,4 +1,4 @@
-"""How `vlmrl runs show` prints what is known of a run."""
+"""Page of `vlmrl runs show`: the facts of a run, one per line."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from vlmrl.cli.output import tell
 
 LEAD = ("reward/mean", "policy/entropy", "rollout/dead_group_share", "rollout/truncated_share")
-"""Numbers of a training line that are shown, besides every `loss/`, as far as it has them."""
+"""Metrics of a training line that are shown where it has them, in addition to every `loss/`."""
 MOST_NUMBERS = 6
 
 
 def print_facts(about: dict[str, Any]) -> None:
-    """One fact a line, the important ones first; what is not known is left out."""
+    """Print one fact per line, the important ones first; unknown ones are left out."""
     name = f"  ({about['name']})" if about["name"] else ""
     tell(f"{about['id']}{name}")
     for label, text in facts(about):
@@ -21,7 +21,7 @@ def print_facts(about: dict[str, Any]) -> None:
 
 
 def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
-    """(label, text) of every line; an empty text is not printed."""
+    """Return (label, text) of every line; an empty text is not printed."""
     from vlmrl.store.clock import ago, span
 
     git = about["git"]
@@ -105,10 +105,10 @@ def _best(best: dict[str, Any] | None, checkpoints: list[str]) -> str:
 
 
 def _processes(attempts: list[dict[str, Any]]) -> str:
-    """Of how many processes it was, where of several (`, 2 processes`); by attempt where these differ."""
+    """Return the number of processes where it is above 1 (`, 2 processes`); by attempt where these differ."""
     counts = [a["processes"] for a in attempts]
-    told = [counts[0]] if len(set(counts)) == 1 else counts
-    return f", {', '.join(map(str, told))} processes" if max(counts, default=1) > 1 else ""
+    shown = [counts[0]] if len(set(counts)) == 1 else counts
+    return f", {', '.join(map(str, shown))} processes" if max(counts, default=1) > 1 else ""
 
 
 def _attempts(attempts: list[dict[str, Any]]) -> str:
@@ -123,13 +123,13 @@ def _dataset(entry: dict[str, Any]) -> str:
 
 
 def _evaluations(names: list[str], during: list[str]) -> str:
-    """Names of what `vlmrl eval` made; the many validations during training as their number."""
+    """Return the names of evaluations by `vlmrl eval`, and the number of those during training."""
     own = [name for name in names if name not in during]
     return ", ".join([*own, *([f"{len(during)} during training"] if during else [])])
 
 
 def _short(text: str) -> str:
-    """One line of at most 200 characters; the whole is in --json and in the manifest."""
+    """Return one line of at most 200 characters; the whole text is in --json and in the manifest."""
     line = " ".join(text.split())
     return line if len(line) <= 200 else line[:197] + "..."
 

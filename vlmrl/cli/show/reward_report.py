@@ -1,4 +1,4 @@
-"""What `vlmrl reward-check` prints for people."""
+"""Report of `vlmrl reward-check` on the screen."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.cli.output import draw_quote, draw_table, line_of_code, number, share
-from vlmrl.cli.probe_report import show_probes
+from vlmrl.cli.show.probe_report import show_probes
 from vlmrl.visible import one_line
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ TEXT_CHARS = 240
 
 
 def show(report: Mapping[str, Any], out: Console, most: int) -> None:
-    """The whole report for people, with up to `most` rows of each kind."""
+    """Print the whole report, with up to `most` rows of each kind."""
     out.print(_headline(report))
     for source, r in report["rewards"].items():
         weights = ", ".join(f"{k} {v:g}" for k, v in r["weights"].items()) or "its own"
@@ -60,7 +60,7 @@ def _headline(report: Mapping[str, Any]) -> str:
 
 
 def _show_signs(report: Mapping[str, Any], out: Console) -> None:
-    """What goes with the score, and where no signal is: one line each."""
+    """Print what correlates with the score, and the groups without a signal: one line each."""
     found, dead = report["correlations"], report["dead_groups"]
     out.print("\nwhat goes with the score", style="bold")
     if dead is not None:

@@ -1,4 +1,4 @@
-"""What `vlmrl reward-check --probe` prints for people."""
+"""Report of `vlmrl reward-check --probe` on the screen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXT_CHARS = 160
 
 
 def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
-    """The findings, ranked: unearned pay first, right answers that lose last; then how the reward behaves."""
+    """Print the findings, ranked: unearned pay first, right answers that lose last; then how the reward behaves."""
     from vlmrl.reward_check.trick_results import ADVICE, WORDS
 
     honest, tried = probes["honest"], probes["probes"]

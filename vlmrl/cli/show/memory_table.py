@@ -1,4 +1,4 @@
-"""The plan of memory as a table: a line a phase, what it holds most of, and what to change where it does not fit."""
+"""Plan of memory as a table: a line per phase with its largest parts, and what to change where it does not fit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vlmrl.cli.output import console
 from vlmrl.errors import gib
 
 SHOWN_PARTS = 5
-"""Parts of a phase that are named, the largest first."""
+"""Number of parts of a phase that are named, the largest first."""
 
 
 def show_memory(plan: Mapping[str, Any]) -> None:
@@ -57,6 +57,6 @@ def _title(plan: Mapping[str, Any]) -> str:
 
 def _parts(parts: Mapping[str, int]) -> str:
     largest = sorted(parts.items(), key=lambda item: -item[1])
-    told = [f"{name} {gib(size)}" for name, size in largest[:SHOWN_PARTS]]
+    named = [f"{name} {gib(size)}" for name, size in largest[:SHOWN_PARTS]]
     rest = sum(size for _, size in largest[SHOWN_PARTS:])
-    return ", ".join([*told, f"others {gib(rest)}"] if rest else told)
+    return ", ".join([*named, f"others {gib(rest)}"] if rest else named)

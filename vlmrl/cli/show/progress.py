@@ -1,11 +1,11 @@
-"""What a person sees while a run trains (a line a step, validations, some rollouts) or data is made. On stderr."""
+"""Progress on stderr: of training (a line per step, validations, some rollouts), of evaluation, and of making data."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from vlmrl.types import Group
 from vlmrl.visible import one_line, visible
@@ -111,8 +111,19 @@ class PartCounter:
         self._stream.flush()
 
 
+def counter(what: str, stream: TextIO) -> Callable[[int, int], None]:
+    """Return a function (done, total) that draws a counter on one line of a terminal; silent elsewhere."""
+
+    def draw(done: int, total: int) -> None:
+        if stream.isatty():
+            stream.write(f"\r  {what} {done}/{total}" + ("\n" if done == total else ""))
+            stream.flush()
+
+    return draw
+
+
 def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
-    """The columns of a step line, for reinforcement (reward ...) and supervised (loss) learning alike."""
+    """Return the columns of a step line, for reinforcement (reward ...) and supervised (loss) learning."""
     m = metrics
     parts: list[str] = []
     if "reward/mean" in m:

@@ -1,0 +1,16 @@
+"""`vlmrl data`: a dataset, looked at, examined or exported, one file per command."""
+
+from __future__ import annotations
+
+import typer
+
+from vlmrl.cli.data import doctor, export, show
+
+group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at a dataset, examine it, or export it.")
+
+
+def register(app: typer.Typer) -> None:
+    group.command("show")(show.show)
+    group.command("doctor")(doctor.doctor)
+    group.command("export")(export.export)
+    app.add_typer(group, name="data")

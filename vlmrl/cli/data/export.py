@@ -1,0 +1,39 @@
+"""`vlmrl data export`: a dataset as Parquet with images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from vlmrl.cli import options
+from vlmrl.cli.output import console, emit, tell
+
+
+def export(
+    dataset: options.Dataset,
+    out: Path = typer.Argument(..., help="Folder for the Parquet files."),
+    split: list[str] = typer.Option([], help="Only this split; may be repeated."),
+    task: options.PromptTask = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write a dataset as Hugging Face Parquet with an images column, for other programs.
+
+    Example: vlmrl data export data/digits digits-parquet
+    """
+    from rich.text import Text
+
+    from vlmrl.data.dataset import open_dataset, require_split
+    from vlmrl.recipe.schema import Data
+    from vlmrl.tasks import task_of
+    from vlmrl.tasks.export import export_dataset
+
+    opened = open_dataset(Data(path=dataset))
+    for name in split:
+        require_split(opened, name)
+    made = task_of(opened, task)
+    with console().status(Text(f"writing {out}")):
+        rows = export_dataset(opened, made, out, splits=split or None)
+    for name, count in rows.items() if not as_json else ():
+        tell(f"{out / name}.parquet  {count} rows")
+    emit({"path": str(out), "rows": rows}, as_json)

@@ -1,0 +1,40 @@
+"""`vlmrl recipe explain`: what a key means."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from vlmrl.cli import options
+from vlmrl.cli.output import emit
+from vlmrl.cli.show.recipe_tables import (
+    show_table_of_keys,
+    toml_value,
+)
+
+
+def explain(
+    key: Annotated[str, typer.Argument(help="A key (algo.clip_high), a table (algo), or just clip_high.")],
+    as_json: options.Json = False,
+) -> None:
+    """Say what a key means: type, default, range, and where shipped recipes set it.
+
+    Example: vlmrl recipe explain rollout.samples_per_prompt
+    """
+    from vlmrl.recipe.explain import explain as look_up
+
+    found = look_up(key)
+    emit(asdict(found), as_json)
+    if as_json:
+        return
+    if found.keys:
+        show_table_of_keys(found)
+        return
+    default = "required" if found.required else ("not set" if found.default is None else toml_value(found.default))
+    facts = [("type", found.type), ("default", default), ("range", found.range)]
+    facts += [("choices", ", ".join(map(toml_value, found.choices)))]
+    lines = [found.key, f"  {found.help}", ""] + [f"  {name:8} {value}" for name, value in facts if value]
+    lines += ["  used in  " + f"{use.where}  {toml_value(use.value)}" for use in found.uses]
+    typer.echo("\n".join(lines))

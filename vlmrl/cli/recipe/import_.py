@@ -1,0 +1,75 @@
+"""`vlmrl recipe import`: a recipe from a configuration of another system."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vlmrl.cli import options
+from vlmrl.cli.output import emit, say
+from vlmrl.cli.show.recipe_tables import (
+    show_import,
+)
+from vlmrl.errors import Problem
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(help="YAML, JSON, a list of overrides, or a launch script.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the recipe here; default: stdout.")] = None,
+    system: Annotated[
+        str | None, typer.Option(help="Whose it is: easyr1, verl, rllava, trl. Default: found out.")
+    ] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows of the training data: makes steps of epochs.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes it was for: TRL's batch sizes are per device.")
+    ] = None,
+    check_it: Annotated[bool, typer.Option("--check", help="Check the recipe too; exit code 2 if wrong.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Turn a configuration of EasyR1, verl, RLLaVA or TRL into a recipe; say what did not map or means something else.
+
+    Example: vlmrl recipe import run_fungi.sh --rows 10000 --out fungi.toml
+
+    The file is read, never run. Behind each value stands the setting it came from.
+    """
+    from vlmrl.errors import RecipeError, format_error
+    from vlmrl.recipe.imports.run import import_recipe
+
+    if out is not None and out.exists():
+        raise RecipeError(f"{out} exists already", hint="choose another --out, or remove it")
+    text, report = import_recipe(file, system=system, rows=rows, processes=processes)
+    if out is not None:
+        try:
+            out.write_text(text, "utf-8")
+        except OSError as error:
+            raise RecipeError(f"cannot write the recipe: {error.strerror}", where=str(out)) from None
+    problems = _checked_text(text, out) if check_it else []
+    checked = {"problems": [asdict(p) for p in problems]} if check_it else {}
+    emit(report | {"recipe": text, "out": None if out is None else str(out)} | checked, as_json)
+    if not as_json:
+        if out is None:
+            typer.echo(text, nl=False)
+        show_import(report, out)
+        for p in problems:
+            say(format_error(p.message, p.where, p.hint, p.level))
+    if any(p.level == "error" for p in problems):
+        raise typer.Exit(2)
+
+
+def _checked_text(text: str, out: Path | None) -> list[Problem]:
+    """What is wrong with an imported recipe, which is in `out` or in no file yet."""
+    import tempfile
+    from dataclasses import replace
+
+    from vlmrl.preflight.recipe_alone import check_alone
+
+    if out is not None:
+        return check_alone(str(out), [])[0]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "recipe.toml"
+        file.write_text(text, "utf-8")
+        found = check_alone(str(file), [])[0]
+    return [replace(p, where=(p.where or "").replace(str(file), "the recipe")) for p in found]

@@ -1,0 +1,37 @@
+"""`vlmrl runs diagnose`: why a run does not learn."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vlmrl.cli import options
+from vlmrl.cli.output import emit
+from vlmrl.cli.show.diagnosis import show_diagnosis
+
+
+def diagnose(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="A unique prefix of its id, its name, its folder, or `last`: the last run that trained."
+        ),
+    ] = "last",
+    runs: options.Runs = None,
+    as_json: options.Json = False,
+) -> None:
+    """Say why a run does not learn: ranked causes, each with figures, responses that show it, and the next command.
+
+    Example: vlmrl runs diagnose last
+
+    Reads the run's folder alone, also while it trains. A note is no fault. Exit code 0 whatever is found.
+    """
+    from vlmrl.diagnose.run import diagnose as look
+    from vlmrl.store.layout import runs_root
+    from vlmrl.store.runs import open_run
+
+    found = look(open_run(runs_root(runs), run, trained=True))
+    emit(found.as_dict(), as_json)
+    if not as_json:
+        show_diagnosis(found)

@@ -1,0 +1,42 @@
+"""`vlmrl runs show`: what happened in a run, or some of its responses."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vlmrl.cli import options
+from vlmrl.cli.output import emit
+
+
+def show(
+    run: options.RunRef,
+    rollout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEP[/PROMPT[/SAMPLE]]", help="Show responses instead: of a step, of a prompt of it, or one.",
+            show_default=False,
+        ),
+    ] = None,
+    runs: options.Runs = None,
+    as_json: options.Json = False,
+) -> None:  # fmt: skip
+    """Show what happened in a run: how it ended, last numbers, checkpoints, how to go on.
+
+    Example: vlmrl runs show last --rollout 12
+    """
+    from vlmrl.cli.show.run_facts import print_facts
+    from vlmrl.store.layout import runs_root
+    from vlmrl.store.runs import open_run
+    from vlmrl.store.summary import describe
+
+    opened = open_run(runs_root(runs), run)
+    if rollout is not None:
+        from vlmrl.cli.show.rollout_facts import show_rollout
+
+        return show_rollout(opened, rollout, as_json)
+    about = describe(opened)
+    emit(about, as_json)
+    if not as_json:
+        print_facts(about)

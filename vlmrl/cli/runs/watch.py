@@ -1,0 +1,90 @@
+"""`vlmrl runs watch`: a run as it goes, from another terminal. Reads its folder and nothing else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vlmrl.cli import options
+from vlmrl.cli.output import console, emit, say
+from vlmrl.cli.show.step_table import columns, step_of, step_table
+from vlmrl.visible import visible
+
+if TYPE_CHECKING:
+    from vlmrl.store.tail import Followed
+
+
+def watch(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A unique prefix of its id, its name, or its folder.")
+    ] = "last",
+    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 2.0,
+    runs: options.Runs = None,
+    as_json: options.Json = False,
+) -> None:
+    """Watch a run from another terminal: a live table; a line per step where stdout is no terminal. Ends with the run.
+
+    Example: vlmrl runs watch last
+    """
+    from vlmrl.store.layout import runs_root
+    from vlmrl.store.listing import find
+    from vlmrl.store.summary import resume_command
+    from vlmrl.store.tail import Followed
+
+    followed = Followed(find(runs_root(runs), run))
+    if as_json:
+        _wait(followed, every)
+    elif sys.stdout.isatty():
+        _live(followed, every)
+    else:
+        _plain(followed, every)
+    train = followed.lines()
+    emit(
+        {"run": followed.run.id, "status": followed.run.status, "steps": len(train), "of": followed.steps,
+         "last": train[-1] if train else None}, as_json,
+    )  # fmt: skip
+    if not as_json:
+        ended = followed.run.status
+        resume = resume_command(followed.run, ended)
+        again = f"; go on with: {resume}" if resume else ""
+        say(f"{followed.run.id}: {ended} after {len(train)} step(s){again}")
+
+
+def _wait(followed: Followed, every: float) -> None:
+    while followed.look():
+        time.sleep(every)
+
+
+def _plain(followed: Followed, every: float) -> None:
+    """Print a line per step as soon as it is known; those of earlier steps at once."""
+    from vlmrl.store.metrics import counted
+
+    shown: set[tuple[int, int]] = set()
+    going = True
+    while going:
+        going = followed.look()
+        for line in followed.lines():
+            if (key := (line["attempt"], line["step"])) not in shown:
+                shown.add(key)
+                cells = [f"{name} {text}" for name, text in columns(line).items() if text]
+                text = "  ".join([f"step {step_of(counted(line['step']), followed.steps)}", *cells])
+                print(visible(text), flush=True)
+        if going:
+            time.sleep(every)
+
+
+def _live(followed: Followed, every: float) -> None:
+    """Draw a table of the last steps, again and again, until the run ends."""
+    from rich.live import Live
+
+    out = console(stderr=False)
+    with Live(console=out, auto_refresh=False, screen=False) as live:
+        going = True
+        while going:
+            going = followed.look()
+            live.update(step_table(followed, out.height), refresh=True)
+            if going:
+                time.sleep(every)

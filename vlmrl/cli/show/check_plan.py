@@ -1,0 +1,156 @@
+"""Screens of `vlmrl check`: the plan of the run, the comparison of `--deep`, and the problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from vlmrl.cli.output import console
+from vlmrl.cli.show.memory_table import show_memory
+from vlmrl.errors import Problem, gib
+from vlmrl.visible import visible
+
+
+def show_parity(parity: Mapping[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    allowed = parity["tolerance"]
+    gradient = parity["gradient_note"] if parity["gradient"] is None else f"{parity['gradient']:.1e}"
+    lines = [
+        ("deep", f"{parity['path']}; {parity['dtype']}; against the stock forward of each response alone"),
+        ("", f"log-prob difference at most {parity['logp_max']:.1e} nats (allowed {allowed['logp_max']:g}); "
+             f"gradient {gradient} (allowed {allowed['gradient']:g})"),
+        ("", f"allowed because {allowed['why']}"),
+    ]  # fmt: skip
+    if parity["sampler_gap"] is not None:
+        lines.append(("", f"built-in engine against trainer: at most {parity['sampler_gap']:.1e} nats"))
+    for row in parity["rows"]:
+        lengths = "+".join(map(str, row["response_tokens"]))
+        sizes = f"{row['prompt_tokens']} tokens ({row['image_tokens']} of images), responses {lengths}"
+        verdict = "" if row["agrees"] else "  DISAGREES"
+        lines.append(("", f"{row['row']}: {sizes}: {row['logp_max']:.1e}{verdict}"))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, value in lines:
+        table.add_row(Text(name, style="bold"), Text(value))
+    console(stderr=False).print(table)
+
+
+def show_plan(plan: Mapping[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, value in _plan_lines(plan):
+        table.add_row(Text(name, style="bold"), Text(value))
+    if table.row_count:
+        console(stderr=False).print(table)
+    if "memory" in plan:
+        show_memory(plan["memory"])
+
+
+def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, data in plan.get("data", {}).items():
+        others = "".join(f", {split} {other['rows']:,}" for split, other in data["other_splits"].items())
+        task = data["task"] + (f", variant {data['variant']}" if data["variant"] else "")
+        yield f"data {name}", f"{data['split']} {data['rows']:,} rows{others}; {data['images']:,} images; task {task}"
+    for name, prompts in plan.get("prompts", {}).items():
+        yield from _prompt_lines(name, prompts)
+    for name, reward in plan.get("reward", {}).items():
+        weights = ", ".join(f"{part} {weight:g}" for part, weight in reward["weights"].items()) or "no weights"
+        profile = f" (profile {reward['profile']})" if reward["profile"] else ""
+        yield f"reward {name}", f"{reward['name']}{profile}: {weights}"
+        if reward["accuracy"]:
+            yield "", f"accuracy: {reward['accuracy']}"
+        told = [f"{label} {reward[key]:.3g}" for label, key in _ANSWERS if reward[key] is not None]
+        if told:
+            most = "" if reward["largest"] is None else f"; the most possible is {reward['largest']:g}"
+            yield "", f"{', '.join(told)}{most}"
+    if "run" in plan:
+        yield "run", _run_line(plan["run"])
+        epochs = ", ".join(f"{name} {epochs:.2f}" for name, epochs in plan["run"]["epochs"].items())
+        yield "", f"passes over the data: {epochs or 'not known'}; {plan['run']['validations']} validations"
+    yield from _machine_lines(plan)
+
+
+_ANSWERS = (("a correct answer scores", "correct_response"), ("an empty response earns", "empty_response"))
+
+
+def _prompt_lines(name: str, prompts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    images = f", {prompts['image_tokens_mean']:.0f} of them image tokens" if prompts["images"] else ""
+    yield (
+        f"prompts {name}",
+        f"{prompts['tokens_mean']:.0f} tokens on average{images}; longest {prompts['tokens_max']:,}",
+    )
+    most = max(count for _, _, count in prompts["histogram"])
+    if len(prompts["histogram"]) > 1:
+        for low, high, count in prompts["histogram"]:
+            yield "", f"{low:>7,} - {high:<7,} {'#' * round(30 * count / most)} {count}"
+    if prompts["images"]:
+        sizes = " to ".join([prompts["image_sizes"][0], *prompts["image_sizes"][1:][-1:]])
+        resized = f"{prompts['images_enlarged']} enlarged, {prompts['images_shrunk']} shrunk of {prompts['images']}"
+        yield "", f"images as the model sees them: {sizes}; {resized} sampled"
+
+
+def _run_line(run: Mapping[str, Any]) -> str:
+    if "responses" not in run:
+        return f"{run['steps']:,} steps x {run['rows_per_step']} rows; {run['checkpoints']} checkpoints"
+    return (
+        f"{run['steps']:,} steps x {run['prompts_per_step']} prompts x {run['samples_per_prompt']} samples = "
+        f"{run['responses']:,} responses, {run['updates']:,} updates, {run['checkpoints']} checkpoints"
+    )
+
+
+def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if "model" not in plan:
+        return
+    model, disk = plan["model"], plan["disk"]
+    yield (
+        "model",
+        f"{model['type']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['trained'] / 1e6:,.1f} M trained",
+    )
+    for choice in plan.get("chosen", []):
+        yield "chosen", f"{choice['key']} = {choice['value']}: {choice['reason']}"
+    if "attention" in plan:
+        yield from _attention_lines(plan["attention"])
+    yield (
+        "disk",
+        (
+            f"{disk['checkpoints_at_once']} checkpoints of {gib(disk['checkpoint_bytes'])} at once, rollouts at most "
+            f"{gib(disk['rollouts_bytes_at_most'])}, merged {gib(disk['merged_bytes'])}; "
+            f"{gib(disk['free_bytes'])} free in {disk['folder']}"
+        ),
+    )
+
+
+def _attention_lines(attention: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    text, images = attention["text"], attention["images"]
+    yield "attention", text if text == images else f"{text}; of images {images}"
+    if attention["missing"]:
+        yield "", f"flash-attn is not installed and would be used instead: {attention['missing']}"
+
+
+def show_problems(problems: Sequence[Problem], shown: Sequence[Problem] = ()) -> None:
+    """Print the problems, errors first, and their number. `shown`: those that the screen has already."""
+    from rich.text import Text
+
+    show_each([p for p in problems if p not in shown])
+    counts = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in _counts(problems)) or "nothing is wrong"
+    console(stderr=False).print(Text(f"\n{counts}"))
+
+
+def show_each(problems: Sequence[Problem]) -> None:
+    from rich.text import Text
+
+    from vlmrl.errors import format_error
+
+    out = console(stderr=False)
+    for p in sorted(problems, key=lambda p: p.level != "error"):
+        text = Text("\n" + visible(format_error(p.message, p.where, p.hint, p.level)))
+        text.stylize("bold red" if p.level == "error" else "bold yellow", 1, 2 + len(p.level))
+        out.print(text)
+
+
+def _counts(problems: Sequence[Problem]) -> list[tuple[int, str]]:
+    found = [(sum(p.level == level for p in problems), level) for level in ("error", "warning")]
+    return [(n, level) for n, level in found if n]

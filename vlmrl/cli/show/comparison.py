@@ -1,0 +1,79 @@
+"""Tables of `vlmrl compare`: what differs between two runs or evaluations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlmrl.cli.output import show_table, tell
+
+QUIET_GROUPS = ("time/", "memory/")
+"""Metrics that are left out of the table (they are in --json)."""
+
+
+def side_title(side: dict[str, Any]) -> str:
+    if side["run"] is None:
+        return side["ref"]
+    name = f" ({side['name']})" if side["name"] else ""
+    labels = f"  [{'; '.join(side['labels'])}]" if side["labels"] else ""
+    return f"{side['run']}{name}  {side['kind']}, {side['status']}{labels}"
+
+
+def show_differences(title: str, rows: list[dict[str, Any]], none: str) -> None:
+    if not rows:
+        tell(f"\n{title}: {none}")
+        return
+    tell("")
+    show_table(title, ("", "A", "B"), [(r["key"], _value(r["a"]), _value(r["b"])) for r in rows], titled=True)
+
+
+def show_side_by_side(title: str, rows: list[dict[str, Any]]) -> None:
+    shown = [r for r in rows if not r["key"].startswith(QUIET_GROUPS) and not r["key"].endswith(("_low", "_high"))]
+    if len(shown) < 2:
+        return
+    tell("")
+    if "a_best" in shown[0]:
+        columns = ("", "A last", "B last", "A best", "B best")
+        cells = [(r["key"], *(_value(r[k]) for k in ("a", "b", "a_best", "b_best"))) for r in shown]
+    else:
+        columns = ("", "A", "B")
+        cells = [(r["key"], _value(r["a"]), _value(r["b"])) for r in shown]
+    show_table(title, columns, cells, titled=True)
+
+
+def show_paired(evaluation: dict[str, Any]) -> None:
+    n, a, b = evaluation["rows_paired"], evaluation["rows_a"], evaluation["rows_b"]
+    tell("")
+    if not evaluation["metrics"]:
+        tell(f"Evaluation {evaluation['name']}: no rows in common ({a} and {b} rows)")
+        return
+    of = "" if n == a == b else f" of {a} and {b}"
+    cells = [
+        (
+            m["metric"],
+            _value(m["a"]),
+            _value(m["b"]),
+            f"{m['difference']:+.4f}",
+            _interval(m),
+            m["verdict"],
+            str(m["n"]),
+        )
+        for m in evaluation["metrics"]
+    ]
+    title = f"Evaluation {evaluation['name']}, paired on {n}{of} rows"
+    show_table(title, ("", "A", "B", "B - A", "95% interval", "verdict", "rows"), cells, titled=True)
+    if evaluation["label"]:
+        tell(f"these are {evaluation['label']}")
+    if evaluation["rows_with_other_truth"]:
+        tell(f"{evaluation['rows_with_other_truth']} rows left out: the same prompt has another truth")
+
+
+def _interval(metric: dict[str, Any]) -> str:
+    if metric["low"] is None or metric["high"] is None:
+        return "-"
+    return f"[{metric['low']:+.4f}, {metric['high']:+.4f}]"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

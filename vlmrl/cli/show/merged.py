@@ -1,0 +1,33 @@
+"""Last lines of `vlmrl merge`: what was written, whether it was proven, and how to use it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vlmrl.cli.output import say, tell
+
+if TYPE_CHECKING:
+    from vlmrl.checkpoint.merge import Merged
+
+
+def show_merged(done: Merged, checkpoint: str, address: str | None, adapter: bool) -> None:
+    """What was written, whether it was proven, and how it is used."""
+    for line in done.leftovers:
+        say(f"found: {line}")
+    if done.whole:
+        say(f"the whole model was loaded: {done.whole}")
+    proof = (
+        f"not proven: {done.proof.skipped}"
+        if done.logp_gap is None
+        else f"largest log-prob difference after reload {done.logp_gap:.1e} nats ({done.proof.tokens} tokens of "
+        f"{done.proof.rollouts} rollouts, in a process of its own)"
+    )
+    tell(f"{checkpoint} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}")
+    if address is not None:
+        tell(f"uploaded: {address}")
+    if adapter:
+        say(f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})   or   "
+            f"vllm serve BASE --enable-lora --lora-modules trained={done.folder}")  # fmt: skip
+        return
+    say(f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {done.folder}")
+    say(f"serve it: vllm serve {done.folder}")

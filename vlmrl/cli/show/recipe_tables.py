@@ -1,0 +1,101 @@
+"""Screens of `vlmrl recipe`: keys, names, differences and imports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from vlmrl.cli.output import console, emit, say, tell
+
+
+def describe_task(entry: Mapping[str, Any]) -> str:
+    task = "table, or the dataset's own" if entry["task"] == "table" else entry["task"]
+    variant = f", variant {entry['variant']}" if entry["variant"] else ""
+    lacking = " (baseline if the data lack its truth)" if entry["by_default"] and entry["variant"] != "baseline" else ""
+    profile = f" (profile {entry['profile']})" if entry["profile"] else ""
+    return f"task {task}{variant}{lacking}, reward {entry['reward'] or 'of the task'}{profile}"
+
+
+def show_import(report: dict[str, Any], out: Path | None) -> None:
+    """Print on stderr which settings need attention."""
+    for note in report["notes"]:
+        say(f"note: {note}")
+    say(f"{len(report['mapped'])} settings mapped from {report['system']}" + (f" to {out}" if out else ""))
+    if report["changed"]:
+        say("\nmapped with another meaning:")
+        for changed in report["changed"]:
+            say(f"  {changed['key']} = {toml_value(changed['value'])}: {changed['why']}")
+    if report["left_out"]:
+        say("\nnot mapped:")
+        reasons: dict[str, list[str]] = {}
+        for left in report["left_out"]:
+            reasons.setdefault(left["why"], []).append(left["key"])
+        for why, keys in reasons.items():
+            say(f"  {', '.join(keys)}: {why}")
+    if report["as_here"]:
+        say(f"\nas here, so not written: {', '.join(report['as_here'])}")
+    if report["todo"]:
+        say("\nto do:")
+        for todo in report["todo"]:
+            say(f"  {todo}")
+    say(f"\nnext: vlmrl check {out or 'RECIPE'}")
+
+
+def show_table_of_keys(found: Any) -> None:
+    from vlmrl.recipe.explain import explain as look_up
+
+    typer.echo(f"[{found.key}]\n  {found.help}\n")
+    for name in found.keys:
+        inner = look_up(f"{found.key}.{name}")
+        default = "required" if inner.required else ("not set" if inner.default is None else toml_value(inner.default))
+        typer.echo(f"  {name:24} {default:14} {inner.help}")
+
+
+def show_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
+    from vlmrl.preflight.catalogs import catalogs
+
+    known = catalogs()
+    is_chosen = {"tasks": tasks, "algos": algos, "rewards": rewards}
+    chosen = {name: dict(getattr(known, name)) for name, on in is_chosen.items() if on}
+    variants = {name: list(names) for name, names in known.variants.items() if names}
+    profiles = {name: list(names) for name, names in known.profiles.items() if tuple(names) != ("default",)}
+    more = ({"variants": variants, "profiles": profiles} if tasks else {}) | (
+        {"differences": dict(known.differences)} if algos else {}
+    )
+    emit(chosen | more, as_json)
+    if not as_json:
+        for name, entries in chosen.items():
+            draw_plain_table(name, ("name", "about"), list(entries.items()))
+    if not as_json and algos:
+        tell("")
+        draw_plain_table(
+            "where they differ on purpose from verl's and TRL's code", ("name", ""), list(known.differences.items())
+        )
+    if not as_json and tasks:
+        draw_plain_table(
+            "variants, for the key `variant` of a data entry",
+            ("task", "may be"),
+            [(k, ", ".join(v)) for k, v in variants.items()],
+        )
+        say("")
+        rows = [(name, ", ".join(names)) for name, names in profiles.items()]
+        draw_plain_table("rewards of a task, for the key `profile` of [reward]", ("task", "may be"), rows)
+
+
+def toml_value(value: Any) -> str:
+    import json
+
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def draw_plain_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console(stderr=False).print(table)

@@ -1,0 +1,76 @@
+"""The last lines of `vlmrl train` and `vlmrl sft`: how the run ended, and the next commands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.cli.output import emit, say
+
+if TYPE_CHECKING:
+    from vlmrl.store.runs import Run
+
+
+def show_end(done: Run, status: str, resume_command: str, as_json: bool) -> None:
+    """Print how a run ended: as JSON too, and the command that goes on with an interrupted one."""
+    from vlmrl.dist.rank_process import launched
+
+    if as_json:
+        emit(result_fields(done), as_json)
+    if status != "interrupted":
+        say(closing_lines(done))
+        return
+    say(f"saved {done.checkpoint_dirs()[-1].name}")
+    if not launched():  # else the launcher, which knows the number of GPUs, prints it
+        say(f"go on with: {resume_command}")
+
+
+def closing_lines(done: Run) -> str:
+    """Return where the run is, its best validation, and the next commands.
+
+    The commands have `--checkpoint last` where no checkpoint is the best.
+    """
+    from vlmrl.inference.eval_rows import only_training_rows
+    from vlmrl.store.layout import checkpoint_dir
+    from vlmrl.store.printed_names import command_line
+
+    best, best_text, which = done.manifest.best, "", ()
+    if best:
+        best_text = f"; best {best.metric} {best.value:.4f} at step {best.step}"
+        if checkpoint_dir(done.dir, best.step) not in done.checkpoint_dirs():
+            best_text += (
+                ", the model it started from: no later validation was better" if best.step == 0 else " (not kept)"
+            )
+            which = ("--checkpoint", "last")
+    # Without test and validation rows, eval would score what was trained on.
+    rows = ("--split", "ROWS.jsonl") if only_training_rows(done.dir) else ()
+    verbs = {"eval": (*which, *rows), "merge": which, "report": ()}
+    commands = [command_line((verb,), done.dir, done.manifest.name, *options) for verb, options in verbs.items()]
+    missing = "\n      ROWS.jsonl: rows that training has not seen; the data has no test and no validation rows"
+    return f"done: {done.dir}{best_text}{_warnings(done)}\nnext: {'   '.join(commands)}{missing if rows else ''}"
+
+
+def _warnings(done: Run) -> str:
+    """Return the warnings that the run's metrics give, for the line that says it is done; "" without any."""
+    from vlmrl.diagnose.signs import find_signs, since
+    from vlmrl.store.printed_names import command_line
+
+    signs = find_signs(done.metrics("train"), done.metrics("validation"))
+    words = "; ".join(f"{sign.words}{since(sign)}" for sign in signs)
+    why = command_line(("runs", "diagnose"), done.dir, done.manifest.name)
+    return f"  ! {words}\nwhy: {why}" if signs else ""
+
+
+def result_fields(run: Run) -> dict[str, Any]:
+    """Return what `--json` prints of a finished run."""
+    from vlmrl.diagnose.signs import find_signs
+
+    best = run.manifest.best
+    train = run.metrics("train")
+    signs = find_signs(train, run.metrics("validation"))
+    return {
+        "run": run.id, "dir": str(run.dir), "status": run.status, "steps": len(train),
+        "best": {"step": best.step, "metric": best.metric, "value": best.value} if best else None,
+        "checkpoints": [p.name for p in run.checkpoint_dirs()],
+        "last": train[-1] if train else None,
+        "warnings": [{"name": s.name, "what": s.what, "step": s.step} for s in signs],
+    }  # fmt: skip

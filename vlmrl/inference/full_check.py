@@ -1,0 +1,101 @@
+"""All of `vlmrl check`: recipe, data, model and machine, the plan of a run, and with `--deep` the packed rows.
+
+The first check needs no large library, so that a wrong model path is shown at once: the imports stand in the functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import Problem, ProblemsError, VlmrlError
+
+
+@dataclass
+class FullCheck:
+    """Result of a check.
+
+    Args:
+        problems: errors and warnings.     missing: those of them that `show_missing` was given.
+        plan: section -> name -> value (JSON): what the run would do and need.
+        parity: comparison of packed rows with the model's own forward; None without `--deep`.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    missing: list[Problem] = field(default_factory=list)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    parity: Mapping[str, Any] | None = None
+
+
+def check_everything(
+    recipe: str, overrides: Sequence[str], root: Path, *, gpus: str | None, gpu_memory: str | None,
+    deep_prompts: int | None, show_missing: Callable[[list[Problem]], None],
+) -> FullCheck:  # fmt: skip
+    """Check a recipe, its data and this machine. Errors of all of these are problems in the result.
+
+    Args:
+        root: folder of the runs.     gpus, gpu_memory: as the options say; None = one process, this machine's GPUs.
+        deep_prompts: prompts whose packed rows are compared; None = none.
+        show_missing: is given the problems of the model's files at once, for the rest may take minutes.
+    """
+    check = FullCheck()
+    try:
+        _check(check, recipe, overrides, root, gpus, gpu_memory, deep_prompts, show_missing)
+    except ProblemsError as error:
+        check.problems = list(error.problems)
+    except VlmrlError as error:
+        check.problems = [Problem(error.message, error.where, error.hint)]
+    return check
+
+
+def _check(
+    check: FullCheck, recipe: str, overrides: Sequence[str], root: Path, gpus: str | None, gpu_memory: str | None,
+    deep_prompts: int | None, show_missing: Callable[[list[Problem]], None],
+) -> None:  # fmt: skip
+    from vlmrl.preflight.model_path import check_location
+    from vlmrl.recipe.load import load_recipe
+    from vlmrl.setup.checked_recipe import find_model_files, parse_target
+
+    loaded, warnings = load_recipe(recipe, overrides=overrides), []
+    where = loaded.where(("model", "path"))
+    model_files, missing = find_model_files(loaded.recipe.model.path, root, where)
+    check.missing = missing or check_location(loaded, model_files)
+    if check.missing:
+        show_missing(check.missing)
+    from vlmrl.preflight.run import preflight
+    from vlmrl.setup.open_values import choices_of, settle_for_run
+
+    target = parse_target(gpus, gpu_memory)
+    if not check.missing:  # else nothing can be chosen for it
+        loaded, warnings = settle_for_run(loaded, root, target)
+    result = preflight(loaded, runs_folder=root, model_files=model_files, target=target, missing=check.missing)
+    check.problems, check.plan = [*warnings, *result.problems], result.plan | {"chosen": choices_of(loaded)}
+    if deep_prompts is not None and not any(p.level == "error" for p in check.problems):
+        from vlmrl.inference.parity import deep_check
+
+        check.parity = deep_check(loaded.recipe, root, prompts=deep_prompts).as_dict()
+        check.problems = [*check.problems, *_disagreements(check.parity, where)]
+
+
+def _disagreements(parity: Mapping[str, Any], where: str) -> list[Problem]:
+    """Return an error for each row that disagrees, and one for the gradient."""
+    allowed, reference = parity["tolerance"], "the model's own forward of each response alone"
+    hint = f"{allowed['why']}. Until it is understood, train with --set model.shared_prefix=false, the reference"
+    problems = [
+        Problem(
+            f"{row['row']}: log-probs as trained differ from {reference} by {row['logp_max']:.2g} nats (mean "
+            f"{row['logp_mean']:.2g}); allowed are {allowed['logp_max']:g} (mean {allowed['logp_mean']:g})",
+            where, hint,
+        )
+        for row in parity["rows"] if not row["agrees"]
+    ]  # fmt: skip
+    if parity["gradient"] is not None and not parity["gradient"] <= allowed["gradient"]:
+        problems.append(
+            Problem(
+                f"the gradient as trained differs from that of {reference} by {parity['gradient']:.2g} of its norm; "
+                f"allowed is {allowed['gradient']:g}", where, hint,
+            )
+        )  # fmt: skip
+    return problems

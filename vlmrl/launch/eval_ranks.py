@@ -1,0 +1,65 @@
+"""`--gpus` of `vlmrl eval`: one process per GPU, which run the same command without it, started and waited for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmrl.errors import Interruption
+from vlmrl.launch.agent import Job, launch
+from vlmrl.launch.gpu_assignment import place
+from vlmrl.launch.hub_fetch import offline_environment
+from vlmrl.launch.request import EvalRequest
+from vlmrl.launch.train_ranks import describe_processes, describe_threads
+from vlmrl.recipe.schema import Recipe
+from vlmrl.store.manifest import settle
+
+NOTHING_KEPT = "nothing of an unfinished evaluation was written"
+
+
+@dataclass(frozen=True)
+class EvalEnding:
+    """End of an evaluation in several processes.
+
+    Args:
+        code: exit code, 0 = done.
+        run_dir: folder of the run that the results are in; None with code 0 = this process itself is to evaluate.
+    """
+
+    code: int
+    run_dir: Path | None
+
+
+def evaluate_on_ranks(
+    gpus: str, request: EvalRequest, recipe: Recipe, run_dir: Path | None, root: Path, say: Callable[[str], None]
+) -> EvalEnding:
+    """Evaluate in several processes; for `--gpus 1`, only prepare this one.
+
+    Args:
+        gpus: as `--gpus` says.     recipe: with nothing left open (setup/open_values.py).
+        run_dir: folder of the run that is evaluated; None = the processes make one.     root: folder of the runs.
+    Raises: LaunchError for GPUs that are not there; Interruption for Ctrl-C.
+    """
+    parts = recipe.rollout.tensor_parallel if recipe.rollout.engine == "vllm" else 1
+    placement = place(gpus, 0, parts)
+    env = {**placement.env, **offline_environment(recipe, root)}
+    if placement.ranks == 1:
+        os.environ.update(env)
+        return EvalEnding(0, None)
+    say(f"{describe_processes(placement)}, {describe_threads(placement)}")
+    job = Job(
+        command=("-m", "vlmrl", *request.rank_words()), argv=("vlmrl", *request.argv), ranks=placement.ranks, env=env,
+        timeout_seconds=recipe.parallel.timeout_seconds,
+    )  # fmt: skip
+    ending, new_run_dir = launch(job)
+    if not ending.code:
+        return EvalEnding(0, run_dir or new_run_dir)
+    if run_dir is None and new_run_dir is not None:
+        settle(new_run_dir, "interrupted" if ending.code == 130 else "failed", ending.reason)
+    if ending.code == 130:
+        raise Interruption("eval", NOTHING_KEPT)
+    say(ending.message)
+    say(NOTHING_KEPT)
+    return EvalEnding(ending.code, None)

@@ -1,0 +1,207 @@
+"""Requests to train or to evaluate, as the command line gives them, and the command line of the ranks built from them.
+
+A rank runs the same command without the launcher's own options (`Machines`). No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from vlmrl.errors import LaunchError, RecipeError
+
+OptionValue = str | int | float | bool | Path | Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Options of `vlmrl train` and `vlmrl sft` that say where a run runs. They are the launcher's alone.
+
+    Args:
+        gpus: GPUs of this machine as `--gpus` says: a number, or a list of them; None = this process trains alone.
+        nnodes, node_rank: number of machines, and the number of this one, from 0.
+        endpoint: HOST:PORT where the machines meet; None for one machine.
+        debug_rank: rank that gets the terminal; None = no rank is debugged.
+    """
+
+    gpus: str | None = None
+    nnodes: int = 1
+    node_rank: int = 0
+    endpoint: str | None = None
+    debug_rank: int | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """These options on a command line that resumes the run, thus without --debug-rank."""
+        gpus = option_words({"--gpus": self.gpus})
+        if self.nnodes == 1:
+            return gpus
+        place = {"--nnodes": self.nnodes, "--node-rank": self.node_rank, "--rdzv-endpoint": str(self.endpoint)}
+        return [*gpus, *option_words(place)]
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What `vlmrl train` or `vlmrl sft` was asked to do.
+
+    Args:
+        kind: "rl" for `train`, "sft" for `sft`.
+        recipe: recipe file; None with `resume` or `fork` = the run's own recipe.
+        overrides: `--set` values, each `key=value`.
+        resume: run to go on with.     fork: run, or RUN@STEP, that a new run goes on from.
+        accept_changes: whether a resume may change what is learned.
+        name, tags, note: labels of a new run.
+        runs: folder of the runs as given; None = the default.
+        dry_run: whether to check and to print the torchrun line only.
+        argv: the words that the user typed after `vlmrl`, for the record of the run.
+    """
+
+    kind: Literal["rl", "sft"]
+    recipe: Path | None = None
+    overrides: tuple[str, ...] = ()
+    resume: str | None = None
+    fork: str | None = None
+    accept_changes: bool = False
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    runs: Path | None = None
+    machines: Machines = field(default_factory=Machines)
+    quiet: bool = False
+    as_json: bool = False
+    dry_run: bool = False
+    argv: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        return "train" if self.kind == "rl" else "sft"
+
+    @property
+    def needs_launcher(self) -> bool:
+        """Whether there is more to do than to train in this process."""
+        return self.machines.gpus is not None or self.machines.nnodes > 1 or self.dry_run
+
+    def check(self) -> None:
+        """Refuse options that do not go together. Raises: RecipeError, LaunchError."""
+        if self.recipe is None and self.resume is None and self.fork is None:
+            raise RecipeError(
+                "give a recipe, or --resume RUN, or --from RUN",
+                hint=f"vlmrl {self.command} recipes/digits_im.toml   or   vlmrl {self.command} --resume last",
+            )
+        if self.resume is not None and self.fork is not None:
+            raise RecipeError("--resume goes on with a run and --from begins a new one", hint="leave one of them out")
+        if self.resume is not None and (self.name or self.tags or self.note):
+            raise RecipeError(
+                "--name, --tag and --note are for a new run: a resumed one keeps its own",
+                hint=f"vlmrl runs note {self.resume} ...   or   vlmrl runs tag {self.resume} ...",
+            )
+        if self.accept_changes and self.resume is None:
+            raise RecipeError(
+                "--accept-changes goes with --resume: a new run has nothing to accept", hint="leave it out"
+            )
+        self._check_debugging()
+
+    def _check_debugging(self) -> None:
+        """Raise a LaunchError where the rank to debug cannot have the terminal."""
+        rank = self.machines.debug_rank
+        if rank is None:
+            return
+        if self.as_json:
+            raise LaunchError(
+                "--debug-rank talks on the terminal, and --json wants nothing else there",
+                hint="leave one of them out",
+            )
+        if self.machines.nnodes > 1:
+            raise LaunchError("--debug-rank is for one machine", hint="leave out --nnodes")
+        if self.machines.gpus is None and rank:
+            raise LaunchError(f"--debug-rank {rank} of one process", hint="--debug-rank 0, or give --gpus N")
+
+    def rank_words(self) -> list[str]:
+        """Return the command of every rank, from `train` or `sft` on: this request without the launcher's options."""
+        return command_words(
+            self.command,
+            None if self.recipe is None else str(self.recipe),
+            {
+                "--set": self.overrides, "--resume": self.resume, "--accept-changes": self.accept_changes,
+                "--from": self.fork, "--name": self.name, "--tag": self.tags, "--note": self.note or None,
+                "--runs": self.runs, "--quiet": self.quiet, "--json": self.as_json,
+            },
+        )  # fmt: skip
+
+    def resume_words(self, run: str, root: Path) -> list[str]:
+        """Return the command with which every rank resumes a run of this request, with the same output.
+
+        Args:
+            run: id of the run.     root: folder of the runs.
+        """
+        options = {"--resume": run, "--runs": root, "--quiet": self.quiet, "--json": self.as_json}
+        return command_words(self.command, None, options)
+
+
+@dataclass(frozen=True)
+class EvalRequest:
+    """What `vlmrl eval` was asked to do; see the options of that command.
+
+    Args:
+        temperature: of sampling; None = greedy.     samples: responses per prompt.
+        compare: evaluation that the differences are to.     gpus: as `--gpus` says; None = this process alone.
+        argv: the words that the user typed after `vlmrl`, for the record of the evaluation.
+    """
+
+    model: str
+    recipe: str | None = None
+    data: str | None = None
+    split: str | None = None
+    source: str | None = None
+    checkpoint: str = "best"
+    temperature: float | None = None
+    samples: int = 1
+    max_rows: int | None = None
+    seed: int = 0
+    name: str | None = None
+    compare: str | None = None
+    overrides: tuple[str, ...] = ()
+    force: bool = False
+    gpus: str | None = None
+    runs: Path | None = None
+    as_json: bool = False
+    argv: tuple[str, ...] = ()
+
+    def rank_words(self) -> list[str]:
+        """Return the command of every rank, from `eval` on: this request without --gpus."""
+        return command_words(
+            "eval",
+            self.model,
+            {
+                "--recipe": self.recipe, "--data": self.data, "--split": self.split, "--source": self.source,
+                "--checkpoint": self.checkpoint, "--sample": self.temperature, "--n": self.samples,
+                "--max-rows": self.max_rows, "--seed": self.seed, "--name": self.name, "--compare": self.compare,
+                "--set": self.overrides, "--force": self.force, "--runs": self.runs, "--json": self.as_json,
+            },
+        )  # fmt: skip
+
+
+def command_words(command: str, argument: str | None, options: Mapping[str, OptionValue]) -> list[str]:
+    """Return the words of a command with one argument, or none, and options; what is None or False is left out."""
+    if argument is None:
+        return [command, *option_words(options)]
+    if argument.startswith("-"):  # it would be read as an option in front of the `--`
+        return [command, *option_words(options), "--", argument]
+    return [command, argument, *option_words(options)]
+
+
+def option_words(options: Mapping[str, OptionValue]) -> list[str]:
+    """Return options as words: True gives the bare option, a sequence repeats it, None and False leave it out."""
+    words: list[str] = []
+    for option, value in options.items():
+        if value is None or value is False:
+            continue
+        if value is True:
+            words.append(option)
+        elif isinstance(value, (list, tuple)):
+            words += [word for each in value for word in (option, each)]
+        else:
+            words += [option, str(value)]
+    return words

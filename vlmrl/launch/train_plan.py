@@ -1,0 +1,112 @@
+"""From a request to a run that can train: a checked recipe, or the plan of a resume or fork; then the run's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlmrl.checkpoint.format import HF
+from vlmrl.dist.rank_process import launched
+from vlmrl.errors import Problem
+from vlmrl.launch.request import TrainRequest
+from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.setup.checked_recipe import check_loaded, load_checked
+from vlmrl.train.resume import ResumePlan, ResumeRequest, notes_of, plan_fork, plan_resume, told
+
+if TYPE_CHECKING:
+    from vlmrl.recipe.schema import Recipe
+    from vlmrl.store.runs import Run
+
+Plan = LoadedRecipe | ResumePlan
+"""The recipe of a new run, or the plan of a resume or fork."""
+
+
+def prepare(request: TrainRequest, root: Path) -> tuple[Plan, list[Problem]]:
+    """Return what will be trained, checked, and warnings. Nothing is written.
+
+    Args: root: folder of the runs.
+    Raises: the errors of recipe, data, reward and model; StoreError for what a run may not become.
+    """
+    ref, gpus = request.resume if request.resume is not None else request.fork, request.machines.gpus
+    if ref is None:
+        assert request.recipe is not None
+        return load_checked(request.recipe, request.overrides, request.kind, root, gpus=gpus)
+    is_fork, warnings = request.fork is not None, []
+    resume = ResumeRequest(ref, request.kind, request.recipe, request.overrides, request.accept_changes)
+    plan = plan_fork(root, resume) if is_fork else plan_resume(root, resume)
+    if plan.changes_recipe or is_fork:
+        files = str(plan.checkpoint / HF) if plan.checkpoint else None
+        _, warnings = check_loaded(plan.loaded, root, trains=is_fork, files=files, gpus=gpus)
+    return plan, [*warnings, *plan.warnings]
+
+
+def describe_changes(plan: Plan) -> list[str]:
+    """Return lines on what a resume or fork does differently, and what follows from it; [] for a new run."""
+    if not isinstance(plan, ResumePlan) or not plan.changes:
+        return []
+    return [f"changed:\n{told(plan.changes)}", *(f"note: {note}" for note in notes_of(plan))]
+
+
+def recipe_of(plan: Plan) -> Recipe:
+    """Return the recipe that will be trained."""
+    return plan.loaded.recipe if isinstance(plan, ResumePlan) else plan.recipe
+
+
+def begin_run(
+    request: TrainRequest, plan: Plan, root: Path, argv: Sequence[str], say: Callable[[str], None]
+) -> tuple[Run, Recipe, Path | None]:
+    """Create or reopen the run, say which one it is, and return (run, its recipe, checkpoint to go on from).
+
+    Args:
+        root: folder of the runs.     argv: command line for the record.     say: prints a line.
+    Returns: the run is taken by this process; the checkpoint is None at step 0.
+    """
+    from vlmrl.setup.model_origin import describe_origin
+    from vlmrl.setup.new_run import Labels, start_run
+    from vlmrl.store.printed_names import namesake_warning
+    from vlmrl.train.resume import fork_run, reopen_run
+
+    if not launched():  # else the launcher has shown them
+        for line in describe_changes(plan):
+            say(line)
+    labels = Labels(request.name, request.tags, request.note)
+    if isinstance(plan, LoadedRecipe):
+        run, recipe, checkpoint = start_run(plan, root, argv, labels), plan.recipe, None
+        say(f"run {run.id}\n{describe_size(recipe)}")
+        if origin := describe_origin(recipe.model.path, run.manifest.parent):
+            say(origin)
+    elif request.fork is not None:
+        run, recipe, checkpoint = fork_run(root, plan, argv, labels)
+        say(f"run {run.id}\n{run.manifest.parent_text}, up to step {recipe.train.steps}")
+    else:
+        run, recipe, checkpoint = reopen_run(root, plan, argv)
+        at = f"checkpoint {checkpoint.name}" if checkpoint else "the start: it had no complete checkpoint"
+        say(f"resuming {run.id} (attempt {run.attempt}) from {at}")
+        if note := describe_other_processes(run):
+            say(note)
+    if request.name is not None and (warning := namesake_warning(run.dir, request.name)):
+        say(warning)
+    return run, recipe, checkpoint
+
+
+def describe_size(recipe: Recipe) -> str:
+    """Return how much a recipe samples and updates, in one line."""
+    t, r = recipe.train, recipe.rollout
+    if recipe.kind == "sft":
+        return f"{t.steps} steps x {t.rows_per_step} rows = {t.steps * t.rows_per_step:,} examples"
+    responses = t.steps * r.prompts_per_step * r.samples_per_prompt
+    updates = f", {t.updates_per_step} update{'s' if t.updates_per_step > 1 else ''} a step"
+    shape = f"{t.steps} steps x {r.prompts_per_step} prompts x {r.samples_per_prompt} samples"
+    return f"{shape} = {responses:,} responses{updates}"
+
+
+def describe_other_processes(run: Run) -> str:
+    """Return a note where a resumed run has another number of processes than before, which is allowed; else ""."""
+    if len(run.manifest.attempts) < 2:
+        return ""
+    before, now = (attempt.processes for attempt in run.manifest.attempts[-2:])
+    if before == now:
+        return ""
+    processes = "1 process" if now == 1 else f"{now} processes"
+    return f"note: this attempt has {processes}, the one before had {before}; --gpus {before} keeps that number"

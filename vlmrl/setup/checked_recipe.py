@@ -1,0 +1,93 @@
+"""A recipe after the quick part of `vlmrl check`, with nothing left open: what every command that runs one begins with.
+
+Nothing is printed here: warnings go back to the command. The imports stand in the functions, so that a wrong model path
+is found before a large library is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlmrl.dist.rank_process import launched
+from vlmrl.errors import Problem, ProblemsError, VlmrlError
+
+if TYPE_CHECKING:
+    from vlmrl.preflight.memory import Target
+    from vlmrl.recipe.load import LoadedRecipe
+
+
+def load_checked(
+    recipe: str | Path, overrides: Sequence[str], kind: str | None, root: Path, *, trains: bool = True,
+    gpus: str | None = None,
+) -> tuple[LoadedRecipe, list[Problem]]:  # fmt: skip
+    """Load a recipe and check it as `check_loaded` does.
+
+    Args:
+        kind: "rl" or "sft": the kind that the recipe must be of; None = any.     root: folder of the runs.
+        trains, gpus: as for `check_loaded`.
+    """
+    from vlmrl.recipe.load import load_recipe
+
+    return check_loaded(load_recipe(recipe, overrides=overrides, kind=kind), root, trains=trains, gpus=gpus)
+
+
+def check_loaded(
+    loaded: LoadedRecipe, root: Path, *, trains: bool, files: str | None = None, gpus: str | None = None
+) -> tuple[LoadedRecipe, list[Problem]]:
+    """Run the quick part of `vlmrl check`. A rank skips it: its launcher has run it.
+
+    Args:
+        root: folder of the runs.
+        trains: whether a run follows, for which disk and memory must have room.
+        files: folder with the model's files; None = the one that `model.path` leads to.
+        gpus: as `--gpus` says; None = one process.
+    Returns: (recipe with nothing left open (recipe/settle.py), warnings).
+    Raises: ProblemsError with all errors; LaunchError for a `gpus` that cannot be read.
+    """
+    from vlmrl.preflight.run import check_model, quick_look
+    from vlmrl.setup.open_values import settle_for_run
+
+    if launched():
+        return settle_for_run(loaded, root)[0], []
+    (problems, prompts), missing = quick_look(loaded), []
+    if not any(p.level == "error" for p in problems):
+        if files is None:
+            files, missing = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
+        if not missing:
+            loaded, warnings = settle_for_run(loaded, root)
+            target = parse_target(gpus)
+            problems += [
+                *warnings,
+                *check_model(loaded, files, root if trains else None, target=target, prompts=prompts),
+            ]
+        problems += missing
+    errors = [p for p in problems if p.level == "error"]
+    if errors:
+        raise ProblemsError(errors)
+    return loaded, problems
+
+
+def parse_target(gpus: str | None, gpu_memory: str | None = None) -> Target:
+    """Return where a run is to run, as `--gpus` and `--gpu-memory` say. Raises: LaunchError, RecipeError."""
+    from vlmrl.model.gpus import parse_gpus
+    from vlmrl.preflight.gpu_models import parse_gpu
+    from vlmrl.preflight.memory import Target
+
+    count, chosen = parse_gpus(gpus) if gpus is not None else (1, ())
+    return Target(len(chosen) or count, None if gpu_memory is None else parse_gpu(gpu_memory))
+
+
+def find_model_files(path: str, root: Path, where: str) -> tuple[str | None, list[Problem]]:
+    """Return (folder with the configuration and processor of the recipe's model, problems).
+
+    Args:
+        path: the recipe's `model.path`.     root: folder of the runs.     where: place of that key, for the problem.
+    """
+    from vlmrl.setup.model_origin import find_model
+
+    try:
+        return find_model(path, root).files, []
+    except VlmrlError as error:
+        return None, [Problem(error.message, where, error.hint)]
