@@ -147,8 +147,8 @@ def _show(dataset: Prepared, as_json: bool) -> None:
     if len(reports) > 5:
         say(f"note: {len(reports) - 5} more notes in dataset.json")
     (say if as_json else tell)(f"{dataset.path}  fingerprint {info['fingerprint'][:16]}")
-    result = {"path": str(dataset.path), "outcome": dataset.outcome, "found": list(dataset.leftovers), "info": dict(info)}
-    emit(result, as_json)
+    result = {"path": str(dataset.path), "outcome": dataset.outcome, "found": list(dataset.leftovers)}
+    emit({**result, "info": dict(info)}, as_json)
 
 
 def _show_splits(dataset: Prepared) -> None:

@@ -230,7 +230,8 @@ def choices() -> list[dict[str, Any]]:
 def recorded_command(own_words: Sequence[str]) -> list[str]:
     """Return the command line as the user typed it, for the record of a run.
 
-    Args: own_words: words after `vlmrl` of this process; a rank's launcher was given others.
+    Args:
+        own_words: words after `vlmrl` of this process; a rank's launcher was given others.
     """
     return list(_typed_words) or ["vlmrl", *own_words]
 

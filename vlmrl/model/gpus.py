@@ -27,7 +27,8 @@ class MachineGpu:
     """GPU of this machine, or a slice of one (MIG).
 
     Args:
-        index: number on the machine; -1 = a slice.     uuid: the driver's name.
+        index: number on the machine; -1 = a slice.
+        uuid: the driver's name.
         used_mib: memory in use, in MiB; None = unknown.
     """
 
@@ -37,7 +38,7 @@ class MachineGpu:
 
     @property
     def name(self) -> str:
-        """For CUDA_VISIBLE_DEVICES. Numbers, where there are: some libraries read nothing else there."""
+        """Entry for CUDA_VISIBLE_DEVICES. A number where there is one: some libraries read only numbers there."""
         return self.uuid if self.index < 0 else str(self.index)
 
 

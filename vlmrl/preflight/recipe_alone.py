@@ -15,7 +15,8 @@ from vlmrl.recipe.load import load_recipe
 def check_alone(recipe: str | Path, overrides: Sequence[str]) -> tuple[list[Problem], list[dict[str, Any]]]:
     """Return (problems of a recipe itself, the task and reward of each `[[data]]` entry); the latter without errors.
 
-    Args: recipe: a TOML file, or the name of a shipped recipe.
+    Args:
+        recipe: a TOML file, or the name of a shipped recipe.
     """
     try:
         loaded = load_recipe(recipe, overrides=overrides)
