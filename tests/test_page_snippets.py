@@ -16,7 +16,7 @@ from vlmrl.types import RewardInput
 TOML = [(page, text) for page in PAGES for text in snippets(read_page(page), "toml")]
 PYTHON = [(page, text) for page in PAGES for text in snippets(read_page(page), "python")]
 WHOLE = {"model": {"path": "a-model"}, "data": [{"path": "rows.jsonl"}]}
-"""What a part of a recipe lacks."""
+"""Tables that a part of a recipe leaves out."""
 
 
 @pytest.mark.parametrize(("page", "text"), TOML, ids=lambda value: str(value).partition("\n")[0])

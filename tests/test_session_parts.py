@@ -1,4 +1,4 @@
-"""What a function of the training code takes: one part of the session, or the very values that it needs."""
+"""Functions of the training code take one part of the session, or the very values that they need."""
 
 from __future__ import annotations
 

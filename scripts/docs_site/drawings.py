@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -30,7 +31,7 @@ LIFE = (
     ("update", "one gradient, one step", "run store"),
     ("run folder", "rollouts, metrics, checkpoints", ""),
 )
-"""What a row becomes, in order: name, what it holds, and who turns it into the next."""
+"""Stages of a row in order: (name, contents, what turns it into the next stage)."""
 WIDTH = 760
 BOX = 'fill="currentColor" fill-opacity="0.06" stroke="currentColor" stroke-opacity="0.45" rx="6"'
 ARROW = (
@@ -103,23 +104,11 @@ def _svg(shapes: Sequence[str], high: float, title: str) -> str:
 
 
 def _box(left: float, top: float, wide: float, high: float, name: str, holds: str) -> str:
-    lines = _wrapped(holds, int(wide / 5.9))
+    lines = textwrap.wrap(holds, int(wide / 5.9), break_long_words=False, break_on_hyphens=False)
     first = top + high / 2 - 6 * len(lines) + 2
     words = "".join(_text(left + wide / 2, first + 15 * (i + 1), line, "small") for i, line in enumerate(lines))
     box = f'<rect x="{left:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{high}" {BOX}/>'
     return box + _text(left + wide / 2, first, name, "name") + words
-
-
-def _wrapped(text: str, most: int) -> list[str]:
-    """Return text in lines of at most `most` characters, broken at spaces."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if len(longer) > most and lines[-1]:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
 
 
 def _text(x: float, y: float, words: str, kind: str) -> str:
