@@ -65,9 +65,9 @@ def explain(
     if found.keys:
         _explain_table(found)
         return
-    default = "required" if found.required else ("not set" if found.default is None else _toml(found.default))
-    facts = [("type", found.type), ("default", default), ("range", found.range)]
-    facts += [("choices", ", ".join(map(_toml, found.choices)))]
+    facts = [("type", found.type), ("default", _default(found)), ("range", found.range)]
+    facts += [("choices", ", ".join(map(_toml, found.choices))), ("resume", _on_resume(found))]
+    facts += [("read by", {"rl": "vlmrl train", "sft": "vlmrl sft"}.get(found.run_kind, ""))]
     lines = [found.key, f"  {found.help}", ""] + [f"  {name:8} {value}" for name, value in facts if value]
     lines += ["  used in  " + f"{use.where}  {_toml(use.value)}" for use in found.uses]
     typer.echo("\n".join(lines))
@@ -285,20 +285,42 @@ def _explain_table(found: Any) -> None:
     typer.echo(f"[{found.key}]\n  {found.help}\n")
     for name in found.keys:
         inner = look_up(f"{found.key}.{name}")
-        default = "required" if inner.required else ("not set" if inner.default is None else _toml(inner.default))
+        default = "the row's" if inner.by_row else _default(inner)
         typer.echo(f"  {name:24} {default:14} {inner.help}")
 
 
+def _default(key: Any) -> str:
+    """Return the default of a key in words; for a key that rows of the algorithm table set, by row."""
+    if not key.by_row:
+        return "required" if key.required else _toml(key.default)
+    rows: dict[str, list[str]] = {}
+    for row, value in key.by_row.items():
+        rows.setdefault(_toml(value), []).append(row)
+    return "the row's: " + "; ".join(f"{value} in {', '.join(names)}" for value, names in rows.items())
+
+
+def _on_resume(key: Any) -> str:
+    """Return what happens when the key changes in a run that is resumed."""
+    if key.on_resume is None:
+        return ""
+    words = {"free": "may change", "asked": "may change with --accept-changes", "refused": "cannot change"}
+    return f"{words[key.on_resume.kind]} ({key.on_resume.reason})"
+
+
 def _list_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
+    from vlmrl.algo.differences import EVERYWHERE, OF_ROWS
+    from vlmrl.algo.family import ALGORITHMS
     from vlmrl.preflight.catalogs import catalogs
 
     known = catalogs()
-    wanted = {"tasks": tasks, "algos": algos, "rewards": rewards}
-    chosen = {name: dict(getattr(known, name)) for name, on in wanted.items() if on}
+    rows = {name: row.summary for name, row in ALGORITHMS.items()}
+    lists = (("tasks", tasks, known.tasks), ("algos", algos, rows), ("rewards", rewards, known.rewards))
+    chosen = {name: dict(entries) for name, is_chosen, entries in lists if is_chosen}
+    differences = {"all": " ".join(EVERYWHERE), **OF_ROWS}
     variants = {name: list(names) for name, names in known.variants.items() if names}
     profiles = {name: list(names) for name, names in known.profiles.items() if tuple(names) != ("default",)}
     more = ({"variants": variants, "profiles": profiles} if tasks else {}) | (
-        {"differences": dict(known.differences)} if algos else {}
+        {"differences": differences} if algos else {}
     )
     emit(chosen | more, as_json)
     if not as_json:
@@ -306,7 +328,7 @@ def _list_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
             _table(name, ("name", "about"), list(entries.items()))
     if not as_json and algos:
         tell("")
-        _table("where they differ on purpose from verl's and TRL's code", ("name", ""), list(known.differences.items()))
+        _table("where they differ on purpose from verl's and TRL's code", ("name", ""), list(differences.items()))
     if not as_json and tasks:
         _table(
             "variants, for the key `variant` of a data entry",
