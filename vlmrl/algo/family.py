@@ -12,7 +12,7 @@ from typing import Any
 
 from vlmrl.algo.algorithm import CELLS, CHOICES, Algorithm
 from vlmrl.algo.choices import ESTIMATORS
-from vlmrl.errors import RecipeError
+from vlmrl.errors import unknown
 
 PPO: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2}
 HIGHER: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28}
@@ -85,13 +85,13 @@ def resolve(name: str, **overrides: Any) -> Algorithm:
     Raises: RecipeError for an unknown name or value of a cell, with the known ones; TypeError for an unknown cell.
     """
     given = {cell: value for cell, value in overrides.items() if value is not None}
-    if unknown := given.keys() - set(CELLS):
-        raise TypeError(f"the algorithm table has no cell {', '.join(sorted(unknown))}")
+    if strangers := given.keys() - set(CELLS):
+        raise TypeError(f"the algorithm table has no cell {', '.join(sorted(strangers))}")
     choices = {"name": name} | {cell: value for cell, value in given.items() if cell in CHOICES}
     for cell, value in choices.items():
         known = tuple(ALGORITHMS) if cell == "name" else CHOICES[cell]
         if value not in known:
-            raise RecipeError(f"unknown algo.{cell} `{value}`", hint=f"known: {', '.join(known)}")
+            raise unknown(f"algo.{cell}", value, known)
     return replace(ALGORITHMS[name], **given)
 
 

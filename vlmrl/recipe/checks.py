@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vlmrl.algo.algorithm import CELLS
 from vlmrl.algo.choices import ESTIMATORS
 from vlmrl.algo.family import ALGORITHMS
-from vlmrl.errors import Problem
+from vlmrl.errors import Problem, did_you_mean, listed
 from vlmrl.json_text import parse_json
 from vlmrl.recipe.key_fields import field_at, mark_of
 from vlmrl.recipe.key_rules import ReadBy
@@ -29,7 +29,6 @@ from vlmrl.recipe.rules.lora import LORA_RULES
 from vlmrl.recipe.rules.numbers import NUMBER_RULES
 from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.recipe.toml_lines import Key, dotted
-from vlmrl.recipe.validation_messages import nearest
 
 COLUMN_ROLES = ("prompt", "images", "answer", "response")
 SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -196,7 +195,7 @@ def _columns(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         for role in data.columns:
             if role not in COLUMN_ROLES:
                 where = loaded.where(("data", i, "columns", role))
-                yield Problem(f"unknown key `data.{i}.columns.{role}`", where, _listing(role, COLUMN_ROLES))
+                yield Problem(f"unknown key `data.{i}.columns.{role}`", where, listed(role, COLUMN_ROLES))
 
 
 def _weights(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -232,10 +231,10 @@ def _variants(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         known = catalogs.variants.get(task)
         if data.variant is not None and known is not None and data.variant not in known:
             message = f"the task `{task}` has no variant `{data.variant}`"
-            yield Problem(message, loaded.where(("data", i, "variant")), _listing(data.variant, known))
+            yield Problem(message, loaded.where(("data", i, "variant")), listed(data.variant, known))
         known = catalogs.profiles.get(task)
         if known is not None and profile not in known and not (data.reward or loaded.recipe.reward.name):
-            yield Problem(f"the task `{task}` has no reward profile `{profile}`", where, _listing(profile, known))
+            yield Problem(f"the task `{task}` has no reward profile `{profile}`", where, listed(profile, known))
     if profile != "default" and all(data.reward or loaded.recipe.reward.name for data in loaded.recipe.data):
         message = f"`reward.profile` ({profile}) is never used: the recipe names the reward itself"
         yield Problem(message, where, "leave `name` out to get the task's own reward, or remove the profile")
@@ -250,11 +249,6 @@ def _task_of(data: Data) -> str:
         return str(parse_json(file.read_text(encoding="utf-8"))["task"])
     except (OSError, ValueError, KeyError, TypeError):
         return data.task  # opening the dataset says what is wrong with it
-
-
-def _listing(name: str, known: Sequence[str]) -> str:
-    near = nearest(name, known)
-    return (f"did you mean `{near}`?  " if near else "") + f"known: {', '.join(known) or 'none'}"
 
 
 def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -277,11 +271,10 @@ def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     for what, key, name, known, command in asked:
         if name is None or not known or name in known:
             continue
-        near = nearest(name, known)
         also = f"; a {what} of your own is path/to/file.py:function" if what in ("reward", "task") else ""
         listing = f"known: {', '.join(known)}" + (f" (`{command}`)" if command else "") + also
-        hint = f"did you mean `{near}`?  {listing}" if near else listing
-        yield Problem(f"unknown {what} `{name}` in `{dotted(key)}`", loaded.where(key), hint)
+        message = f"unknown {what} `{name}` in `{dotted(key)}`"
+        yield Problem(message, loaded.where(key), did_you_mean(name, known, listing))
 
 
 def _other_kind(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from vlmrl.algo.algorithm import CELLS
-from vlmrl.errors import RecipeError
+from vlmrl.errors import RecipeError, nearest
 from vlmrl.key_facts import OnResume
 from vlmrl.recipe.algo_table import values_by_row
 from vlmrl.recipe.files import read_layer, shipped_folder
@@ -25,7 +25,7 @@ from vlmrl.recipe.key_rules import ReadBy
 from vlmrl.recipe.load import LoadedRecipe, leaves
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.toml_lines import Key, dotted, parse_dotted
-from vlmrl.recipe.validation_messages import FOREIGN_KEYS, nearest, shown_bound
+from vlmrl.recipe.validation_messages import FOREIGN_KEYS, shown_bound
 from vlmrl.visible import visible
 
 TYPE_WORDS = {int: "whole number", float: "number", str: "string", bool: "true or false"}

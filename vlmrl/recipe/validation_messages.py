@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
-from vlmrl.errors import Problem
+from vlmrl.errors import Problem, nearest
 from vlmrl.recipe.key_fields import field_at, key_name, literal_choices, table_class
 from vlmrl.recipe.toml_lines import Key, dotted
 
@@ -76,12 +75,6 @@ _WANTED = {
 
 
 _BRANCHES = ("[key]", "list[", "literal[")
-
-
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name most like `name`, or None when none is alike."""
-    found = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=cutoff)
-    return found[0] if found else None
 
 
 def problems_of(
