@@ -7,9 +7,6 @@ from pathlib import Path
 import vlmrl
 from vlmrl.errors import DataError, RecipeError, did_you_mean, listed, nearest, unknown
 
-OWN_SPELLING = {"data/columns.py", "data/tables.py", "reward_check/response_table.py"}
-"""Files that still compare names by themselves: the readers of tables."""
-
 
 def test_the_nearest_name_is_found_whatever_the_case_of_its_letters():
     assert nearest("Gprp", ["grpo", "GSPO", "rloo"]) == "grpo"
@@ -36,4 +33,4 @@ def test_an_error_names_what_is_unknown_and_what_is_known():
 def test_no_other_file_looks_for_the_nearest_name_by_itself():
     root = Path(vlmrl.__file__).parent
     files = {p.relative_to(root).as_posix() for p in root.rglob("*.py") if "get_close_matches" in p.read_text("utf-8")}
-    assert files - OWN_SPELLING == {"errors.py"}
+    assert files == {"errors.py"}

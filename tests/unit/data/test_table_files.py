@@ -66,7 +66,7 @@ BROKEN = {
     "a number": ("a.json", f"[{A}, 3]".encode(), "a row is 3, not an object", " row 1", None),
     "an open quote": ("a.csv", b'response,n\na,1\n"b,2\n', "not CSV: unexpected end", ":3", None),
     "too many cells": ("a.csv", b'response,n\n"a\nb",1\nc,1,2\n', "3 cells, the header has 2", ":4", None),
-    "a key twice": ("a.json", b'[{"response": "a", "response": "b"}]', "`response` is there more than once", "", None),
+    "a key twice": ("a.json", b'[{"response": "a", "response": "b"}]', "`response` occurs more than once", "", None),
     "nothing": ("a.csv", b"", "the header is empty", ":1", None),
 }
 
