@@ -76,7 +76,7 @@ CASES: dict[str, tuple[Damage, str]] = {
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "holds no tokenizer"),
     "no processor": (lambda f: (f / "processor_config.json").unlink(), "holds no image processor"),
     "broken processor": (lambda f: (f / "processor_config.json").write_text("{"), "processor_config.json of the model"),
-    "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("[]"), "tokenizer.json of the model holds no"),
+    "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("[]"), "tokenizer.json of the model is not a"),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlmrl.cli import check as check_command
+from vlmrl.cli.show import check_plan
 from vlmrl.model.model_facts import ModelFacts
 from vlmrl.preflight import kernels
 from vlmrl.preflight.gpu_models import Gpu
@@ -84,7 +84,7 @@ def test_a_hybrid_is_warned_of_each_kernel_that_it_lacks(tmp_path, environment, 
 
 
 def test_the_screen_names_the_missing_kernel():
-    lines = dict(check_command._attention_lines({"text": OWN, "images": OWN, "missing": INSTALL}))
+    lines = dict(check_plan._attention_lines({"text": OWN, "images": OWN, "missing": INSTALL}))
     assert lines["attention"] == OWN and lines[""].endswith(INSTALL) and "flash-attn is not installed" in lines[""]
-    [(_, line)] = check_command._attention_lines({"text": "FlexAttention", "images": PLAIN_ATTENTION, "missing": None})
+    [(_, line)] = check_plan._attention_lines({"text": "FlexAttention", "images": PLAIN_ATTENTION, "missing": None})
     assert line == f"FlexAttention; of images {PLAIN_ATTENTION}"

@@ -246,7 +246,7 @@ def test_the_page_shows_what_tricks_earn_and_what_to_do(tmp_path):
     assert "<h2>Tricks tried</h2>" in page and "findings: a model will find these tricks" in page
     assert "breaks: makes the reward fail" in page and "&lt;img src=x&gt;" in page and "<img src=x>" not in page
     assert "blind: pays a wrong answer like the right one" in page and "To do: compare the whole answer" in page
-    assert "the same call twice gives another score: " in page and "To do: no random numbers" in page
+    assert "the same call twice gives another score: " in page and "To do: use no random numbers" in page
     findings = page.count('<div class="trick">')
     assert findings > 10 and page.count("<pre>") >= findings
 

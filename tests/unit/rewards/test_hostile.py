@@ -114,7 +114,9 @@ ATTACKS = {
         "return RewardResult(0.25, artifacts={'a': noise, 'b': noise})",
         "bytes of PNG; the cap is 8,388,608",
     ),
-    "an image that saves what it likes": ("return RewardResult(0.25, artifacts={'a': Liar(b'garbage')})", "no PNG"),
+    "an image that saves what it likes": (
+        "return RewardResult(0.25, artifacts={'a': Liar(b'garbage')})", "not a readable PNG image"
+    ),
     "an image that saves a bomb": (
         "return RewardResult(0.25, artifacts={'a': Liar(bomb(60000))})", "not a readable PNG image"
     ),

@@ -271,7 +271,7 @@ def test_lists_of_pairs_are_read_in_both_forms() -> None:
         ("Ann_Li 1 x\n", "is no pair"),
         ("Ann_Li 1 \u0662\n", "is no pair"),
         ("2 1\nAnn 1 2\n", "announces 4 pairs, but there are 1"),
-        ("3\nAnn 1 2\n", "makes it 6 pairs"),
+        ("3\nAnn 1 2\n", "announces 6 pairs, but there are 1"),
         (f"{'9' * 5000}\nAnn 1 2\n", "is no pair"),
         (f"Ann 1 {'9' * 5000}\n", "is no pair"),
     ]

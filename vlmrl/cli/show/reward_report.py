@@ -175,7 +175,7 @@ def _what_training_sees(diff: Mapping[str, Any]) -> list[tuple[str, str]]:
          f"({groups['died']} lost, {groups['revived']} gained)"),
         ("order within groups", f"rank correlation {number(groups['same_order'], 3)} over {alive} groups"),
         ("best sample changes", f"in {groups['best_changes']} of the {alive} groups alive in both"),
-        ("advantages", f"correlation {number(advantages['correlation'], 3)}, sign turns for "
+        ("advantages", f"correlation {number(advantages['correlation'], 3)}, sign changes for "
          f"{share(advantages['flipped_share'])} of responses, mean change {number(advantages['moved'], 3)} "
          f"({advantages['estimator']})"),
     ]  # fmt: skip
