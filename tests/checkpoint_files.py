@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from vlmrl.checkpoint.proof import make_proof
+from vlmrl.data.packing import TrainItem, make_row
+from vlmrl.model.policy import Policy
 from vlmrl.store.layout import COMPLETE, META
 
 BESIDE = (META, COMPLETE)
@@ -47,3 +53,8 @@ def contents_of(folder: Path) -> dict[str, tuple[Any, bytes]]:
             header, data = json.loads(data[8 : 8 + length]), data[8 + length :]
         found[path.relative_to(folder).as_posix()] = header, data
     return found
+
+
+def prove_items(policy: Policy, items: Sequence[TrainItem]) -> dict[str, Tensor]:
+    """Return `make_proof` with this policy's present log-probs, each trajectory in a row of its own."""
+    return make_proof(items, [policy(make_row([item], policy.device)).logp for item in items])

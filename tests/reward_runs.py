@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlmrl.algo.advantages import group_advantages
+from one_group import group_advantages
+
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.store.runs import Run, create_run

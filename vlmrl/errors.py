@@ -5,10 +5,10 @@ from __future__ import annotations
 import bdb
 import errno
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of the system for a full disk, quota or file."""
@@ -238,3 +238,46 @@ def exit_of(error: BaseException) -> tuple[int, str]:
     hint = "this is a bug in vlmrl, not your mistake; please report it with the lines above"
     report = format_error(f"internal error: {type(error).__name__}: {error}", None, hint)
     return 1, "".join(traceback.format_exception(error)) + "\n" + report
+
+
+Error = TypeVar("Error", bound=VlmrlError)
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known name most like `name`, whatever the case of its letters; None when none is alike.
+
+    Args:
+        cutoff: smallest similarity, 0 = none, 1 = equal (`difflib.SequenceMatcher.ratio`).
+    """
+    import difflib  # not at the top: commands start faster without it
+
+    spellings = {each.lower(): each for each in sorted(known)}
+    matches = difflib.get_close_matches(str(name).lower(), list(spellings), n=1, cutoff=cutoff)
+    return spellings[matches[0]] if matches else None
+
+
+def did_you_mean(name: str, known: Iterable[str], listing: str, cutoff: float = 0.6) -> str:
+    """Return a hint: the nearest of the known names, where one is alike, before a text that lists them."""
+    near = nearest(name, known, cutoff)
+    return f"did you mean `{near}`?  {listing}" if near else listing
+
+
+def listed(name: str, known: Iterable[str], what: str = "known") -> str:
+    """Return a hint that names the nearest known name, and all of them: `did you mean ...?  known: a, b`."""
+    names = list(known)
+    return did_you_mean(name, names, f"{what}: {', '.join(names) or 'none'}")
+
+
+def unknown(
+    what: str, name: str, known: Iterable[str], *, error: type[Error] = RecipeError, whose: str = "", more: str = ""
+) -> Error:
+    """Return the error for a name that does not exist, with the nearest one that does.
+
+    Args:
+        what: kind of thing that has the name, such as "task".
+        known: the names that exist.
+        error: class of the error.
+        whose: follows the name in the message, such as " of task `digits`".
+        more: follows the list of names in the hint.
+    """
+    return error(f"unknown {what} `{name}`{whose}", hint=listed(name, known) + more)

@@ -322,11 +322,6 @@ class Trajectory:
         """Number of tokens that the policy wrote: the length of a response, and the unit of an engine's speed."""
         return sum(len(s.ids) for s in self.segments if s.author == "policy")
 
-    @property
-    def all_media(self) -> tuple[Media, ...]:
-        """Images of the prompt, then those within the response, in order."""
-        return (*self.media, *(m for s in self.segments for m in s.media))
-
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:

@@ -18,7 +18,7 @@ All paths share the head (log-probs chunk by chunk), the loss, the optimizer and
 difference is the path's alone. Padded batches run under SDPA: `sdpa` with vlmrl's attention in the vision tower, as the
 other paths have it; `stock` without it.
 
-MFU is FLOPs by formula (vlmrl/model/flops.py: nothing recomputed counts) over time and the device's dense bfloat16
+MFU is FLOPs by formula (scripts/bench/flops.py: nothing recomputed counts) over time and the device's dense bfloat16
 peak: `done` of what the path computes, its padding included; `worth` of what the padded path would have computed.
 `parity` compares a bfloat16 pass with the stock model's in float32. `cap` says whether one rank of N would fit:
 sharding is computed (`Rank`), the pass is measured under the allocator's own limit.
@@ -43,9 +43,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import transformers
+from flops import padded_work, training_flops
 from gpu_world import GIB, Case, World, one_pass, rank_of, shape_of, use_attention
-
-from vlmrl.model.flops import padded_work, training_flops
 
 PEAKS = {
     "NVIDIA H200": 989.4e12, "NVIDIA H200 NVL": 835.5e12, "NVIDIA H100 80GB HBM3": 989.4e12,

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 import transformers
+from flops import PassWork, forked_work
 from torch import Tensor
 
 from vlmrl.data.packing import PromptTokens, TrainItem, make_row, pack
 from vlmrl.model.attention.prefix import VISION_NAME
 from vlmrl.model.families import head_of, part_of
-from vlmrl.model.flops import PassWork, forked_work
 from vlmrl.model.load import checkpoint_gradients, share_prefix
 from vlmrl.model.logprobs import token_logprobs
 from vlmrl.model.lora import attach_adapter

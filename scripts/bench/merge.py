@@ -115,8 +115,8 @@ def write_proof(checkpoint: Path, merged: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from vlmrl.checkpoint.proof import prove_items
-    from vlmrl.data.packing import PromptTokens, TrainItem
+    from vlmrl.checkpoint.proof import make_proof
+    from vlmrl.data.packing import PromptTokens, TrainItem, make_row
     from vlmrl.model.load import load_model
     from vlmrl.model.policy import Policy
     from vlmrl.recipe.schema import Model
@@ -127,7 +127,8 @@ def write_proof(checkpoint: Path, merged: Path) -> None:
     tokens = torch.randint(300, 1000, (8, 24), generator=torch.Generator().manual_seed(1)).tolist()
     prompt = PromptTokens(tuple(tokens[0][:16]), (0,) * 16, {}, 0)
     items = [TrainItem(prompt, 0, (Segment("assistant", tuple(row), True),), i) for i, row in enumerate(tokens)]
-    proof = {name: value.contiguous().clone() for name, value in prove_items(policy, items).items()}
+    saved = make_proof(items, [policy(make_row([item], policy.device)).logp for item in items])
+    proof = {name: value.contiguous().clone() for name, value in saved.items()}
     save_file(proof, checkpoint / "proof.safetensors")
     seal(checkpoint)
 

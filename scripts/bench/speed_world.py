@@ -105,8 +105,9 @@ def compare_paths(model: Any, processor: Any, items: list[Any], repeats: int = 2
     Returns: the largest log-prob difference, the relative gradient difference over all parameters, the best time of
         each way, their ratio, the ratio of counted FLOPs, and the share of it that was reached.
     """
+    from flops import alone_work, shared_work, training_flops
+
     from vlmrl.inference.parity import relative_difference, shared_logps, stock_logps, take_gradients
-    from vlmrl.model.flops import alone_work, shared_work, training_flops
     from vlmrl.model.load import banned_ids_of
     from vlmrl.model.policy import Policy
 

@@ -111,7 +111,7 @@ def test_list_shows_newest_first_filters_and_survives_a_damaged_manifest(root: P
     limited = vlmrl("runs", "list", "--limit", "1", runs=root)
     assert len(limited.out.splitlines()) == 2 and "the newest 1 of 3 runs" in limited.err
     wrong = vlmrl("runs", "list", "--status", "dead", runs=root)
-    assert wrong.code == 2 and "one of: running" in wrong.err
+    assert wrong.code == 2 and "known: running" in wrong.err
 
 
 def test_show_tells_later_evaluations_from_validations_during_training(root: Path):

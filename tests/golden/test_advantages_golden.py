@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from one_group import group_advantages
 
-from vlmrl.algo.advantages import ESTIMATORS, group_advantages, is_dead
+from vlmrl.algo.advantages import ESTIMATORS, is_dead
 from vlmrl.algo.family import ALGORITHMS
 
 ALL = [True] * 4

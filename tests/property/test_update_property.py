@@ -22,7 +22,9 @@ from tinyworld import (
     saved_bytes,
 )
 
-from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS, Algorithm
+from vlmrl.algo.algorithm import Algorithm
+from vlmrl.algo.choices import AGGREGATIONS
+from vlmrl.algo.family import ALGORITHMS
 from vlmrl.data.packing import TrainItem, make_row, pack
 from vlmrl.model.head_chunks import HeadChunks
 from vlmrl.model.load import load_model

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmrl.algo.choices import CRITIC_SCALES, ESTIMATORS, SCALES
 from vlmrl.algo.returns import gae, rewards_to_go, whiten
 
 Array = NDArray[np.float64]
 STD_EPSILON = 1e-6
 """Added to a standard deviation (DeepSeekMath's code and its descendants use the same)."""
-SCALES = ("none", "group", "batch", "alive", "samples", "tokens", "tokens_keep_mean")
-"""Names of the scales that advantages are divided by; see `_scaled`."""
 
 
 @dataclass(frozen=True)
@@ -204,36 +203,12 @@ def _generalised(group: ScoredGroup, index: list[int], gamma: float, lam: float)
     return [gae(group.token_rewards(i), group.values[i], gamma=gamma, lam=lam) for i in index]
 
 
-@dataclass(frozen=True)
-class Estimator:
-    """Baseline with its properties.
-
-    Args:
-        baseline: included samples -> score or return minus baseline: one array per sample, [1] or [T].
-        scale: the default scale, one of `SCALES`.
-        needs_group: whether it compares the samples of a prompt, so that one sample is not enough.
-        critic: whether it uses the values of a critic; no group is dead then.
-    """
-
-    baseline: Callable[[_Kept], list[Array]]
-    scale: str = "none"
-    needs_group: bool = True
-    critic: bool = False
-
-
-ESTIMATORS: dict[str, Estimator] = {
-    "group_mean": Estimator(group_mean),
-    "group_mean_std": Estimator(group_mean, "group"),
-    "leave_one_out": Estimator(leave_one_out),
-    "length_weighted": Estimator(length_weighted),
-    "best_of_group": Estimator(best_of_group),
-    "part_by_part": Estimator(part_by_part, "samples"),
-    "greedy": Estimator(greedy_baseline, needs_group=False),
-    "none": Estimator(no_baseline, needs_group=False),
-    "gae": Estimator(generalised, needs_group=False, critic=True),
-}
-CRITIC_SCALES = ("none", "tokens", "tokens_keep_mean")
-"""Scales that a critic may have. The others divide by a spread of scores, which can be 0 while advantages are not."""
+BASELINES: dict[str, Callable[[_Kept], list[Array]]] = {
+    "group_mean": group_mean, "group_mean_std": group_mean, "leave_one_out": leave_one_out,
+    "length_weighted": length_weighted, "best_of_group": best_of_group, "part_by_part": part_by_part,
+    "greedy": greedy_baseline, "none": no_baseline, "gae": generalised,
+}  # fmt: skip
+"""Estimator -> its baseline: included samples -> score or return minus baseline, one array per sample, [1] or [T]."""
 
 
 def is_dead(scores: Sequence[float]) -> bool:
@@ -274,7 +249,7 @@ def batch_advantages(
         if not kept.index or (group_is_dead and entry.needs_group):
             centred.append([np.zeros(1) for _ in kept.index])
         else:
-            centred.append(entry.baseline(kept))
+            centred.append(BASELINES[estimator](kept))
     scaled = _scaled(centred, all_kept, dead, scale)
     advantages: list[list[Array]] = []
     for group, kept, values, group_is_dead in zip(groups, all_kept, scaled, dead, strict=True):
@@ -282,19 +257,6 @@ def batch_advantages(
         zero = [np.zeros(1) for _ in group.scores]
         advantages.append([zero[i] if group_is_dead else by_index.get(i, zero[i]) for i in range(len(group.scores))])
     return advantages
-
-
-def group_advantages(scores: Sequence[float], included: Sequence[bool], estimator: str) -> list[float]:
-    """Return the advantages of one group, one number per sample: `batch_advantages` of a batch with one group.
-
-    A single sample gets 0 with every estimator. The score of the greedy answer is taken to be the group's mean.
-
-    Raises: ValueError for "gae", because there are no values.
-    """
-    kept = [float(s) for s, use in zip(scores, included, strict=True) if use]
-    greedy = float(np.mean(kept)) if estimator == "greedy" and kept else None
-    (advantages,) = batch_advantages([ScoredGroup(scores, included, greedy=greedy)], estimator)
-    return [float(a[0]) for a in advantages] if len(kept) > 1 else [0.0] * len(scores)
 
 
 def _scaled(centred: list[list[Array]], all_kept: list[_Kept], dead: list[bool], scale: str) -> list[list[Array]]:

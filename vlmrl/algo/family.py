@@ -1,178 +1,19 @@
-"""Table of algorithms, the GRPO family: one row = one algorithm, one column = one choice. No torch.
+"""Rows of the algorithm table, the GRPO family: one row = one algorithm, one cell = one choice. No torch.
 
-A recipe names a row (`algo.name`) and overrides single cells. A new algorithm is a new row, or a new value of a cell
-with its function in advantages.py, losses.py, kl.py or aggregate.py. differences.py lists where a row differs on
-purpose from the code of others that has the same name.
+A recipe names a row (`algo.name`) and overrides single cells. A new algorithm is a new row, or a new name in a cell
+with its function in advantages.py, losses.py, kl.py or aggregate.py; algorithm.py declares the cells. differences.py
+lists where a row differs on purpose from the code of others that has the same name.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
-from vlmrl.algo.advantages import ESTIMATORS, SCALES
-from vlmrl.errors import RecipeError
+from vlmrl.algo.algorithm import CELLS, CHOICES, Algorithm
+from vlmrl.algo.choices import ESTIMATORS
+from vlmrl.errors import unknown
 
-AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
-"""Names of the aggregations in aggregate.py (repeated here because this file must not import torch)."""
-RATIOS = ("token", "sequence", "sequence_token")
-"""Levels of the probability ratio in losses.py."""
-SURROGATES = ("clip", "reinforce", "cispo", "gmpo", "sapo", "clip_cov", "kl_cov")
-"""Names of the surrogates in losses.py."""
-KL_ESTIMATORS = ("k1", "k2", "k3", "low_var_kl", "abs", "full")
-"""Names of the KL estimators in kl.py; "full" is the sum over the vocabulary in model/logprobs.py."""
-CHOICES: dict[str, tuple[str, ...]] = {
-    "advantage": tuple(ESTIMATORS),
-    "scale": SCALES,
-    "ratio": RATIOS,
-    "surrogate": SURROGATES,
-    "aggregation": AGGREGATIONS,
-    "kl": KL_ESTIMATORS,
-    "kl_in": ("loss", "reward"),
-    "filter": ("none", "spread"),
-    "importance": ("auto", "none", "truncate", "mask", "ratio"),
-    "importance_level": ("token", "sequence"),
-    "truncated": ("keep", "mask", "drop"),
-}
-"""Cell -> the names that it may hold. Cells that are not here hold numbers or booleans."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Algorithm:
-    """Row of the table. Every field but the first two is a cell, which the recipe key `algo.<cell>` overrides.
-
-    Args:
-        name: name of the row.
-        summary: one line for `vlmrl recipe list --algos`, with the source.
-        advantage: key of advantages.ESTIMATORS.
-        scale: one of advantages.SCALES; None = the estimator's own.
-        gamma: discount of token returns (estimators "none", "greedy" and "gae").
-        gae_lambda: lambda of the estimator "gae".
-        value_coef: with a critic: weight of its loss.
-        value_clip: with a critic: largest distance from its value before the first update at which its value counts.
-        ratio: "token"; "sequence" (length-normalised ratio of the whole response); "sequence_token" (the value of
-            "sequence", with each token's own gradient).
-        surrogate: one of SURROGATES.
-        clip_low, clip_high: the ratio counts within [1 - clip_low, 1 + clip_high]; None = no bound. For "gmpo" the
-            bounds are on the log-ratio: [-clip_low, clip_high].
-        dual_clip: with a negative advantage the loss is at most dual_clip * |advantage|; None = off.
-        tau_positive, tau_negative: temperatures of "sapo", by the sign of the advantage.
-        cov_share: share of the tokens that "clip_cov" or "kl_cov" picks.
-        cov_low, cov_high: range of the covariances that "clip_cov" picks from.
-        cov_kl_coef: weight of |log-ratio| on the tokens that "kl_cov" picked.
-        aggregation: one of AGGREGATIONS.
-        kl: one of KL_ESTIMATORS.
-        kl_in: "loss" or "reward", where the KL is added.
-        kl_coef: weight of the KL, 0 = off.
-        kl_target: mean KL per token that the coefficient is steered to, in nats; None = the coefficient is fixed.
-        kl_horizon: responses; the larger, the slower the coefficient is steered.
-        filter: "spread": prompts whose scores differ by no more than `min_spread` are replaced by others, in at most
-            `filter_tries` draws per step.
-        importance: "truncate" or "mask": correct for the difference between the engine's log-probs and the trainer's,
-            at `importance_level`, with the limit `importance_cap`. "ratio": the surrogate's ratio takes the engine's
-            log-probs as its old ones, so that its bounds are around the policy that sampled. "auto": see
-            `importance_of`.
-        truncated: what happens to responses cut by the token limit: "keep", "mask" (count in baselines, no loss) or
-            "drop" (count nowhere).
-        truncated_score: score of a cut response; None = the reward's.
-        overlong_tokens: length of DAPO's soft punishment before the token limit, in tokens; 0 = off.
-        overlong_penalty: largest value of that punishment.
-        count_dead: whether the responses of dead groups count in the denominator of the loss. They do by default, so
-            that leaving them out of the forward pass changes no gradient. Groups that a filter refused never count.
-    """
-
-    name: str
-    summary: str
-    advantage: str = "group_mean_std"
-    scale: str | None = None
-    gamma: float = 1.0
-    gae_lambda: float = 0.95
-    value_coef: float = 0.1
-    value_clip: float = 0.2
-    ratio: str = "token"
-    surrogate: str = "clip"
-    clip_low: float | None = None
-    clip_high: float | None = None
-    dual_clip: float | None = None
-    tau_positive: float = 1.0
-    tau_negative: float = 1.05
-    cov_share: float = 2e-4
-    cov_low: float = 1.0
-    cov_high: float = 5.0
-    cov_kl_coef: float = 1.0
-    aggregation: str = "token_mean"
-    kl: str = "k3"
-    kl_in: str = "loss"
-    kl_coef: float = 0.0
-    kl_target: float | None = None
-    kl_horizon: float = 10_000.0
-    filter: str = "none"
-    min_spread: float = 0.0
-    filter_tries: int = 10
-    importance: str = "auto"
-    importance_level: str = "token"
-    importance_cap: float = 2.0
-    truncated: str = "keep"
-    truncated_score: float | None = None
-    overlong_tokens: int = 0
-    overlong_penalty: float = 1.0
-    count_dead: bool = True
-
-    @property
-    def needs_group(self) -> bool:
-        """Whether the estimator compares the samples of a prompt, so that one sample is not enough."""
-        return ESTIMATORS[self.advantage].needs_group
-
-    @property
-    def needs_critic(self) -> bool:
-        """Whether the policy gets a value head, which predicts the score before every token."""
-        return ESTIMATORS[self.advantage].critic
-
-    @property
-    def limits_ratio(self) -> bool:
-        """Whether the surrogate bounds the effect of a token whose probability is far above the old one."""
-        bounded = self.surrogate in ("clip", "clip_cov", "cispo", "gmpo") and self.clip_high is not None
-        return bounded or self.surrogate == "sapo"
-
-    def importance_of(self, *, own_engine: bool, filtered: bool, stale: bool) -> str:
-        """Return the `importance` of a run, with "auto" resolved.
-
-        "auto" is "none" when the trainer samples with its own weights or when sampling is filtered, and "truncate" when
-        another engine samples with the same weights.
-
-        With an engine whose weights are one step older it is "ratio": the bounds of PPO-like surrogates are meant to be
-        around the policy that sampled. Around the trainer's weights they would let the policy drift away from it twice
-        as far. It is "mask" instead where nothing bounds a token's ratio, or where the ratio is that of a whole
-        response (its bounds are narrower than the difference between two engines): a token that is too unlikely under
-        either policy then has no gradient.
-
-        Args:
-            own_engine: whether the trainer samples.
-            filtered: whether sampling uses top-p or top-k.
-            stale: whether older weights sample.
-        Returns: "none", "truncate", "mask" or "ratio".
-        """
-        if self.importance != "auto":
-            return self.importance
-        if own_engine or filtered:
-            return "none"
-        if not stale:
-            return "truncate"
-        return "ratio" if self.limits_ratio and self.ratio == "token" else "mask"
-
-    @property
-    def counts_dead(self) -> bool:
-        """Whether dead groups count in the denominator. With a filter they never do: it has refused them."""
-        return self.count_dead and self.filter == "none"
-
-    @property
-    def selects(self) -> bool:
-        """Whether the surrogate treats some tokens differently, which are picked from all tokens of an update."""
-        return self.surrogate in ("clip_cov", "kl_cov")
-
-
-CELLS = tuple(f.name for f in fields(Algorithm) if f.name not in ("name", "summary"))
-"""Names of the cells, which a recipe may override, in the order of the fields."""
 PPO: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2}
 HIGHER: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28}
 
@@ -244,13 +85,13 @@ def resolve(name: str, **overrides: Any) -> Algorithm:
     Raises: RecipeError for an unknown name or value of a cell, with the known ones; TypeError for an unknown cell.
     """
     given = {cell: value for cell, value in overrides.items() if value is not None}
-    if unknown := given.keys() - set(CELLS):
-        raise TypeError(f"the algorithm table has no cell {', '.join(sorted(unknown))}")
+    if strangers := given.keys() - set(CELLS):
+        raise TypeError(f"the algorithm table has no cell {', '.join(sorted(strangers))}")
     choices = {"name": name} | {cell: value for cell, value in given.items() if cell in CHOICES}
     for cell, value in choices.items():
         known = tuple(ALGORITHMS) if cell == "name" else CHOICES[cell]
         if value not in known:
-            raise RecipeError(f"unknown algo.{cell} `{value}`", hint=f"known: {', '.join(known)}")
+            raise unknown(f"algo.{cell}", value, known)
     return replace(ALGORITHMS[name], **given)
 
 
@@ -261,6 +102,16 @@ def algorithm_of(settings: Any) -> Algorithm:
         settings: recipe.schema.Algo, or any object with its fields.
     """
     return resolve(settings.name, **{cell: getattr(settings, cell, None) for cell in CELLS})
+
+
+def value_in_row(name: str, cell: str) -> Any:
+    """Return the value that a cell has where a recipe names the row and does not set the cell.
+
+    A row without a scale of its own has that of its advantage.
+    """
+    row = ALGORITHMS[name]
+    value = getattr(row, cell)
+    return ESTIMATORS[row.advantage].scale if cell == "scale" and value is None else value
 
 
 def without_greedy(algorithm: Algorithm) -> Algorithm:

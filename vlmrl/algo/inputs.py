@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vlmrl.algo.advantages import Array, ScoredGroup, batch_advantages
-from vlmrl.algo.family import Algorithm
+from vlmrl.algo.algorithm import Algorithm
 from vlmrl.algo.shaping import shaped_score, spread
 from vlmrl.types import Score
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlmrl.algo.family import Algorithm
+from vlmrl.algo.algorithm import Algorithm
 
 LOG_RATIO_LIMIT = 20.0
 """Limit of a log-ratio before exp, +-20: a ratio of 5e8 is beyond any clip, and larger ones would overflow the KL."""

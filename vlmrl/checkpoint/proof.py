@@ -197,11 +197,6 @@ def make_proof(items: Sequence[TrainItem], logps: Sequence[Tensor]) -> dict[str,
 
 
 @torch.no_grad()
-def prove_items(policy: Policy, items: Sequence[TrainItem]) -> dict[str, Tensor]:
-    """Return `make_proof` with this policy's present log-probs, each trajectory in a row of its own."""
-    return make_proof(items, [policy(make_row([item], policy.device)).logp for item in items])
-
-
 def proof_gap(policy: Policy, proof: dict[str, Tensor]) -> float:
     """Return the largest |log-prob difference| between the policy and a proof, in nats; NaN if any log-prob is."""
     worst = 0.0

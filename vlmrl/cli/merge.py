@@ -51,14 +51,14 @@ def merge(
     """
     from vlmrl.checkpoint.merge import merge as merge_checkpoint
     from vlmrl.checkpoint.push_to_hub import check_access, push
-    from vlmrl.errors import CheckpointError
+    from vlmrl.errors import CheckpointError, unknown
     from vlmrl.model.load import DTYPES
     from vlmrl.store.checkpoints import choose_checkpoint
     from vlmrl.store.layout import COMPLETE, runs_root
     from vlmrl.store.runs import open_run
 
     if dtype is not None and dtype not in DTYPES:
-        raise CheckpointError(f"unknown dtype `{dtype}`", hint=f"one of: {', '.join(DTYPES)}")
+        raise unknown("dtype", dtype, DTYPES, error=CheckpointError)
     if (Path(run) / COMPLETE).is_file():
         folder = Path(run)
     else:

@@ -51,11 +51,11 @@ class PrepGroup(TyperGroup):
         return _task_command(cmd_name, entry.prep) if entry is not None and entry.prep is not None else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        from vlmrl.tasks.base import unknown
+        from vlmrl.errors import unknown
 
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            known = [*self.list_commands(ctx), "or a file of your own: path/to/file.py:function"]
-            raise unknown("task with data to prepare", args[0], known)
+            own = ", or a file of your own: path/to/file.py:function"
+            raise unknown("task with data to prepare", args[0], self.list_commands(ctx), more=own)
         return super().resolve_command(ctx, args)
 
 

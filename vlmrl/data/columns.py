@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, listed
 
 Spellings = Mapping[str, Sequence[str]]
 """Role -> column names that are recognised, in order of preference."""
@@ -83,10 +82,10 @@ def match_columns(
     matched = dict(named or {})
     for role, column in matched.items():
         if role not in spellings:
-            raise DataError(f"{option} names `{role}`", where=where, hint=_nearest(role, tuple(spellings), "roles"))
+            raise DataError(f"{option} names `{role}`", where=where, hint=listed(role, tuple(spellings), "roles"))
         if column not in columns:
             raise DataError(
-                f"no column `{column}` (named as {role})", where=where, hint=_nearest(column, columns, "columns")
+                f"no column `{column}` (named as {role})", where=where, hint=listed(column, columns, "columns")
             )
     for role, names in spellings.items():
         if role not in matched:
@@ -127,8 +126,3 @@ def _style(matched: Mapping[str, str]) -> str:
         return "verl"
     by_prompt = {"problem": "EasyR1", "messages": "ms-swift", "prompt": "TRL"}
     return by_prompt.get(matched.get("prompt", ""), "own")
-
-
-def _nearest(name: str, known: Sequence[str], what: str) -> str:
-    close = get_close_matches(name, known, 1)
-    return (f"did you mean `{close[0]}`?  " if close else "") + f"{what}: {', '.join(known)}"

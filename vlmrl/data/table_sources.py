@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vlmrl.data.table_files import SUFFIXES
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, nearest
 
 SPLIT_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
                 "val": "validation", "dev": "validation", "test": "test", "testing": "test"}  # fmt: skip
@@ -121,8 +121,6 @@ def _splits_of(loaded: Any, label: str) -> dict[str, Any]:
 
 
 def _near_files(place: Path) -> str | None:
-    from difflib import get_close_matches
-
     if not place.parent.is_dir():
         return None
     names = [
@@ -130,5 +128,5 @@ def _near_files(place: Path) -> str | None:
         for path in place.parent.iterdir()
         if path.is_dir() or (path.is_file() and path.suffix.lower() in SUFFIXES)
     ]
-    close = get_close_matches(place.name, names, 1)
-    return f"did you mean {place.parent / close[0]}?" if close else None
+    near = nearest(place.name, names)
+    return f"did you mean {place.parent / near}?" if near else None

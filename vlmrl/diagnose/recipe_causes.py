@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from math import sqrt
 from statistics import fmean, median
 
+from vlmrl.algo.algorithm import CELLS
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.diagnose.run_facts import ANSWER_PARTS, GRADIENT, RunFacts
 from vlmrl.diagnose.thresholds import Cause, Level, again, check_again, limit, look_again, percent, rows_of
 
 EPSILON = 1e-8
 """AdamW's epsilon, added to the root of its second moment: gradients far below it move no weight."""
-USUAL_CAP = 2.0
-"""Default of algo.importance_cap."""
+USUAL_CAP: float = CELLS["importance_cap"].default
 PARAMETERS = 1e6
 """Assumed number of trained parameters where the run does not log it: small, so that the rule reports too little."""
 
@@ -75,7 +75,7 @@ def clipped_ratio(facts: RunFacts) -> Iterator[Cause]:
     if weights and fmean(weights) <= limit("importance_weight"):
         what = f"the importance weights leave {percent(fmean(weights))} of the gradient (mean weight of a token)"
         cap = facts.recipe.algo.importance_cap if facts.recipe else None
-        bounds = [f"algo.importance_cap = {cap:g}; 2 is usual"] if cap is not None else []
+        bounds = [f"algo.importance_cap = {cap:g}; {USUAL_CAP:g} is usual"] if cap is not None else []
         narrow = cap is not None and cap < USUAL_CAP
         command = again(facts, f"algo.importance_cap={USUAL_CAP}") if narrow else check_again(facts)
         yield Cause("importance_masks", "error", what, command, 0.9, bounds)
@@ -100,7 +100,7 @@ def overlong(facts: RunFacts) -> Iterator[Cause]:
     if facts.recipe is None or not (tokens := facts.recipe.algo.overlong_tokens):
         return
     algo, most = facts.recipe.algo, facts.recipe.rollout.max_new_tokens
-    penalty = 1.0 if algo.overlong_penalty is None else algo.overlong_penalty
+    penalty = CELLS["overlong_penalty"].default if algo.overlong_penalty is None else algo.overlong_penalty
     reached = [r for r in facts.responses if r.tokens > most - tokens]
     low, high = facts.score_range
     share = len(reached) / max(1, len(facts.responses))

@@ -12,7 +12,7 @@ from typing import Any
 
 from vlmrl.checkpoint.merge import RECORD
 from vlmrl.data.dataset import INFO_FILE
-from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError
+from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError, did_you_mean
 from vlmrl.inference.eval_rows import SeenRows, seen_by, trained_by
 from vlmrl.json_text import parse_json
 from vlmrl.recipe.files import find_recipe
@@ -20,7 +20,6 @@ from vlmrl.recipe.load import AUTO_ORIGIN, load_recipe, recipe_from_resolved
 from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.paths import is_path_key, names_file
 from vlmrl.recipe.schema import Recipe
-from vlmrl.recipe.validation_messages import nearest
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.evaluated_rows import read_summary
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved, refuse_hidden
@@ -96,12 +95,8 @@ def _require_there(path: str, root: Path) -> None:
         return
     runs = list_runs(root, limit=NEWEST)
     names = [name for run in runs for name in (run.id, run.name) if name]
-    near = nearest(path, names)
-    meant = f"did you mean `{near}`?  " if near else ""
-    raise StoreError(
-        f"there is no run and no model folder `{path}`", where=str(root),
-        hint=f"{meant}`vlmrl runs list` lists the runs; a model of the hub is called OWNER/NAME",
-    )  # fmt: skip
+    hint = did_you_mean(path, names, "`vlmrl runs list` lists the runs; a model of the hub is called OWNER/NAME")
+    raise StoreError(f"there is no run and no model folder `{path}`", where=str(root), hint=hint)
 
 
 def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:

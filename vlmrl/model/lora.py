@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import SequenceMatcher, get_close_matches
+from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vlmrl.errors import CheckpointError
+from vlmrl.errors import CheckpointError, did_you_mean
 from vlmrl.model.families import part_of
 from vlmrl.model.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
@@ -48,11 +48,9 @@ def target_names(linear: Sequence[str], lora: Lora, freeze: Sequence[str] = ()) 
         for target in lora.targets:
             if not any(_ends_with(n, target) for n in offered):
                 ends = {".".join(n.split(".")[-1 - target.count(".") :]) for n in offered}
-                near = get_close_matches(target, sorted(ends), n=1)
-                full_hint = f"did you mean `{near[0]}`?  {hint}" if near else hint
                 raise CheckpointError(
                     f"`lora.targets` names `{target}`, but no layer that can get an adapter has this name",
-                    hint=full_hint,
+                    hint=did_you_mean(target, ends, hint),
                 )
         chosen = [n for n in offered if any(_ends_with(n, t) for t in lora.targets)]
     for pattern in lora.exclude:

@@ -9,26 +9,13 @@ from vlmrl.recipe.schema import Recipe
 
 
 def catalogs() -> Catalogs:
-    """Return the tasks, algorithms and rewards of this installation, each with a one-line summary."""
-    from dataclasses import asdict
-
-    from vlmrl.algo.advantages import ESTIMATORS
-    from vlmrl.algo.differences import EVERYWHERE, OF_ROWS
-    from vlmrl.algo.family import AGGREGATIONS, ALGORITHMS, CHOICES
+    """Return the tasks and rewards of this installation, each with a one-line summary."""
     from vlmrl.tasks import TASKS
     from vlmrl.tasks.builtin_rewards import REWARDS
 
     return Catalogs(
         tasks={name: entry.summary for name, entry in TASKS.items()},
-        algos={name: row.summary for name, row in ALGORITHMS.items()},
         rewards={name: builtin.summary for name, builtin in REWARDS.items()},
-        advantages=tuple(ESTIMATORS),
-        aggregations=AGGREGATIONS,
-        cells={cell: CHOICES[cell] for cell in ("scale", "ratio", "surrogate", "kl")},
-        rows={name: asdict(row) for name, row in ALGORITHMS.items()},
-        differences={"all": " ".join(EVERYWHERE), **OF_ROWS},
-        no_baseline=tuple(name for name, estimator in ESTIMATORS.items() if not estimator.needs_group),
-        no_baseline_algos=tuple(name for name, row in ALGORITHMS.items() if not row.needs_group),
         variants={name: entry.variant_names for name, entry in TASKS.items()},
         profiles={name: entry.profiles for name, entry in TASKS.items()},
     )

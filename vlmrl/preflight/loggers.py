@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlmrl.errors import Problem
+from vlmrl.errors import Problem, did_you_mean
 from vlmrl.recipe.load import LoadedRecipe
-from vlmrl.recipe.validation_messages import nearest
 from vlmrl.sinks import BUILTIN, file_and_class, short_name
 
 METHODS = ("open", "log", "samples", "close")
@@ -35,10 +34,9 @@ def _sinks(loaded: LoadedRecipe) -> Iterator[Problem]:
         if own is not None:
             yield from _own_class(loaded, *own)
         elif sink not in BUILTIN:
-            near = nearest(sink, BUILTIN)
             listing = f"loggers: {', '.join(BUILTIN)}; or a class of your own as path/to/file.py:Class"
-            hint = f"did you mean `{near}`?  {listing}" if near else listing
-            yield Problem(f"`log.sinks` names `{sink}`, and there is no such logger", where, hint)
+            message = f"`log.sinks` names `{sink}`, and there is no such logger"
+            yield Problem(message, where, did_you_mean(sink, BUILTIN, listing))
         elif not is_installed(BUILTIN[sink].package):
             extra = BUILTIN[sink].extra
             hint = f"in the checkout of vlmrl: pip install '.[{extra}]'; or leave it out of log.sinks"

@@ -11,13 +11,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.dataset_writer import content_hash
-from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError
+from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError, listed
 from vlmrl.metric import metric_facts
 from vlmrl.preflight.prompts import PromptScan, examples, named
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.eval import wrong_goal
 from vlmrl.recipe.schema import Data, Recipe, Reward
-from vlmrl.recipe.validation_messages import nearest
 from vlmrl.rewards.accuracy_part import accuracy_part, with_accuracy
 from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.scorer import Scorer, earned_on_timeout
@@ -154,8 +153,7 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
             parts = _parts_seen(loaded, source)
             open_ended = not parts or accuracy_part(parts, source.reward) is not None
         if metric not in known and not open_ended:
-            near = nearest(metric, known)
-            hint = (f"did you mean `{near}`?  " if near else "") + f"there are: {', '.join(known)}"
+            hint = listed(metric, known, "there are")
             hint += '; [reward] accuracy = "PART" names the part' if metric == "accuracy" else ""
             message = f"validation of `{source.name}` has no metric `{metric}`"
             return [Problem(message, loaded.where(("eval", "metric")), hint)]

@@ -1,8 +1,6 @@
-"""What may change in a run that goes on. Every key of a recipe has its rule in `TABLE`; `compare_recipes` applies it.
+"""Changes of a recipe against that of a run which is resumed.
 
-free      what is learned does not depend on it (beyond rounding): it changes without a word
-asked     it changes what is learned: shown, and wanted with --accept-changes; a fork (`--from`) just lists it
-refused   the checkpoint does not fit it
+Each key declares in the schema what a resume may do with it (`key_facts.OnResume`).
 """
 
 from __future__ import annotations
@@ -13,108 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from vlmrl.key_facts import OnResume
+from vlmrl.recipe.key_fields import field_at, key_name, mark_of
+from vlmrl.recipe.key_rules import MOVED, SOURCES
 from vlmrl.recipe.load import LoadedRecipe, leaves, with_defaults
-from vlmrl.recipe.paths import PATH_KEYS
+from vlmrl.recipe.paths import is_path_key
+from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.toml_lines import Key, dotted
-
-Kind = Literal["free", "asked", "refused"]
-Restart = Literal["best", "kl"]
-"""What a change begins anew: the best validation and its patience, or the steered KL coefficient."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """The rule of some keys, as dotted names without list positions.
-
-    Args: reason: why, as said to the user; of a refused key also what to do instead.    restarts: what begins anew.
-    """
-
-    kind: Kind
-    reason: str
-    keys: tuple[str, ...]
-    restarts: tuple[Restart, ...] = ()
-
-
-MOVED = Rule("free", "where a file is; what is in it is compared by its hash", ("data.path", "data.prompt"))
-"""Also of a reward function whose file has another place, see `_rule`."""
-
-TABLE = (
-    Rule("free", "how long the run goes on", (
-        "train.steps", "train.epochs", "train.max_seconds", "train.stop_above", "eval.patience",
-    )),
-    Rule("free", "when something is looked at or kept", (
-        "eval.every_steps", "eval.enabled", "eval.at_start", "checkpoint.every_steps", "checkpoint.keep_last",
-        "checkpoint.keep_best", "checkpoint.asynchronous", "log.sample_every_steps", "log.keep_rollouts",
-        "log.keep_rollouts_every", "paper",
-    )),
-    Rule("free", "where the numbers are shown", ("log.sinks", "log.project", "log.entity", "log.group", "log.name")),
-    Rule("free", "where and how fast the same numbers are computed", (
-        "model.device", "model.gradient_checkpointing", "model.shared_prefix", "train.tokens_per_row",
-        "train.rehearsal", "rollout.batch_tokens", "rollout.kv_cache_gib", "rollout.engine_gpus",
-        "rollout.tensor_parallel", "parallel.timeout_seconds", "parallel.shard_size", "parallel.offload",
-        "reward.timeout_seconds", "reward.memory_mb", "reward.workers",
-    )),
-    Rule("free", "a bound that stops a run, or a permission", (
-        "rollout.max_sync_gap", "rollout.max_prompt_tokens", "rollout.allow_filtered_sampling",
-        "model.trust_remote_code", "reward.on_unavailable",
-    )),
-    MOVED,
-    Rule("asked", "the rows", (
-        "data.name", "data.task", "data.share", "data.split", "data.images_root", "data.columns", "data.max_rows",
-    )),
-    Rule("asked", "the order of the rows, and every sample", ("train.seed",)),
-    Rule("asked", "the prompt and its images", (
-        "data.variant", "data.system", "model.min_pixels", "model.max_pixels", "model.thinking",
-    ), ("best",)),
-    Rule("asked", "the reward", (
-        "data.reward", "reward.name", "reward.profile", "reward.style", "reward.args", "reward.weights",
-        "reward.on_timeout",
-    ), ("best",)),
-    Rule("asked", "what validation measures", (
-        "data.validation", "reward.accuracy", "eval.metric", "eval.goal", "eval.max_rows", "eval.max_new_tokens",
-        "eval.allow_test_split",
-    ), ("best",)),
-    Rule("asked", "the algorithm and the weight of its KL", (
-        "algo.name", "algo.kl", "algo.kl_in", "algo.kl_coef", "algo.kl_target",
-    ), ("kl",)),
-    Rule("asked", "the algorithm", (
-        "algo.advantage", "algo.scale", "algo.gamma", "algo.gae_lambda", "algo.value_coef", "algo.value_clip",
-        "algo.ratio", "algo.surrogate", "algo.clip_low", "algo.clip_high", "algo.dual_clip", "algo.tau_positive",
-        "algo.tau_negative", "algo.cov_share", "algo.cov_low", "algo.cov_high", "algo.cov_kl_coef", "algo.aggregation",
-        "algo.kl_horizon", "algo.entropy_coef", "algo.filter", "algo.min_spread", "algo.filter_tries",
-        "algo.importance", "algo.importance_level", "algo.importance_cap", "algo.overlong_tokens",
-        "algo.overlong_penalty", "algo.truncated_score", "algo.count_dead", "algo.truncated",
-    )),
-    Rule("asked", "the sampling", (
-        "rollout.engine", "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.temperature",
-        "rollout.top_p", "rollout.top_k", "rollout.overlap",
-    )),
-    Rule("asked", "where a sampled and a validated response ends", (
-        "rollout.max_new_tokens", "rollout.stop",
-    ), ("best",)),
-    Rule("asked", "the update", (
-        "train.rows_per_step", "train.updates_per_step", "lora.dropout", "optim.lr", "optim.schedule",
-        "optim.warmup_steps", "optim.warmup_ratio", "optim.min_lr_ratio", "optim.weight_decay", "optim.beta1",
-        "optim.beta2", "optim.max_grad_norm",
-    )),
-    Rule("refused", "sft and rl are different runs: start a new one from the weights, --set model.path=RUN", ("kind",)),
-    Rule("refused", "the weights are the checkpoint's: start a new run from the other model", (
-        "model.path", "model.revision",
-    )),
-    Rule("refused", "the saved weights and moments are of this type: start a new run from the weights, "
-                    "--set model.path=RUN", ("model.dtype",)),
-    Rule("refused", "the checkpoint holds the moments of what was trained, no others: start a new run from the "
-                    "weights, --set model.path=RUN", ("model.freeze", "optim.name")),
-    Rule("refused", "the checkpoint holds this adapter and no other: fold it in with `vlmrl merge RUN --out FOLDER`, "
-                    "then start a new run, --set model.path=FOLDER", (
-        "lora.rank", "lora.alpha", "lora.targets", "lora.exclude", "lora.vision", "lora.rslora", "lora.dora",
-        "model.quantize",
-    )),
-)  # fmt: skip
-"""The one place that says what may change."""
-
-SOURCES = Rule("asked", "the sources", ("data",))
-RULES = {key: rule for rule in (*TABLE, SOURCES) for key in rule.keys}
 
 
 @dataclass(frozen=True)
@@ -132,13 +35,13 @@ class Change:
     what: str
     old: Any
     new: Any
-    rule: Rule
+    rule: OnResume
     where: str = ""
     diff: str = ""
     unfit: str = ""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Literal["free", "asked", "refused"]:
         return "refused" if self.unfit else self.rule.kind
 
     @property
@@ -151,14 +54,15 @@ class Change:
         return told | ({"restarts": list(self.rule.restarts)} if self.rule.restarts else {})
 
 
-def rule_of(key: Key) -> Rule:
-    """The rule of a place in a recipe. Raises: KeyError for a key that is in no row of the table."""
-    names = tuple(part for part in key if isinstance(part, str))
-    tables = (".".join(names[:n]) for n in range(len(names), 0, -1))
-    found = next((RULES[name] for name in tables if name in RULES), None)
-    if found is None:
-        raise KeyError(f"no rule for {dotted(key)}")
-    return found
+def rule_of(key: Key) -> OnResume:
+    """Return the rule of a place in a recipe: its own, or that of the innermost table around it.
+
+    Raises: KeyError where neither the key nor a table around it is in the schema.
+    """
+    for length in range(len(key), 0, -1):
+        if rule := mark_of(field_at(Recipe, key[:length]), OnResume):
+            return rule
+    raise KeyError(f"no rule for {dotted(key)}")
 
 
 def compare_recipes(old: Mapping[str, Any], loaded: LoadedRecipe, base: Path, hidden: str = "") -> list[Change]:
@@ -186,10 +90,9 @@ def compare_recipes(old: Mapping[str, Any], loaded: LoadedRecipe, base: Path, hi
     ]
 
 
-def _rule(key: Key, before: Mapping[Key, Any], after: Mapping[Key, Any]) -> Rule:
+def _rule(key: Key, before: Mapping[Key, Any], after: Mapping[Key, Any]) -> OnResume:
     """Return the rule of a change: a function whose file has moved is known by its source."""
-    name = ".".join(part for part in key if isinstance(part, str))
-    if name not in ("reward.name", "data.reward"):
+    if key_name(key) not in ("reward.name", "data.reward"):
         return rule_of(key)
     (_, old), (_, new) = (_split(str(values.get(key))) for values in (before, after))
     return MOVED if old and old == new else rule_of(key)
@@ -205,8 +108,7 @@ def _same(key: Key, old: Any, new: Any, base: Path) -> bool:
     """Whether two values mean the same. `{}` is a table of one's own with nothing in it: not set."""
     if old == new or {repr(old), repr(new)} == {"None", "{}"}:
         return True
-    name = ".".join(part for part in key if isinstance(part, str))
-    if name not in PATH_KEYS or not isinstance(old, str) or not isinstance(new, str):
+    if not is_path_key(key) or not isinstance(old, str) or not isinstance(new, str):
         return False
     (old_file, old_rest), (new_file, new_rest) = _split(old), _split(new)
     return old_rest == new_rest and (base / old_file).resolve() == Path(new_file).resolve()

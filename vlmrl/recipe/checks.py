@@ -9,60 +9,43 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from vlmrl.errors import Problem
+from vlmrl.algo.algorithm import CELLS
+from vlmrl.algo.choices import ESTIMATORS
+from vlmrl.algo.family import ALGORITHMS
+from vlmrl.errors import Problem, did_you_mean, listed
 from vlmrl.json_text import parse_json
+from vlmrl.recipe.key_fields import field_at, mark_of
+from vlmrl.recipe.key_rules import ReadBy
 from vlmrl.recipe.load import LoadedRecipe
-from vlmrl.recipe.rules.algo import ALGO_RULES
+from vlmrl.recipe.rules.algo import check_algo, overridden_row
 from vlmrl.recipe.rules.engine import check_engine
 from vlmrl.recipe.rules.eval import EVAL_RULES
 from vlmrl.recipe.rules.files import FILE_RULES, NOT_MADE_YET, is_file_reward
 from vlmrl.recipe.rules.lora import LORA_RULES
 from vlmrl.recipe.rules.numbers import NUMBER_RULES
-from vlmrl.recipe.schema import Data
+from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.recipe.toml_lines import Key, dotted
-from vlmrl.recipe.validation_messages import nearest
 
 COLUMN_ROLES = ("prompt", "images", "answer", "response")
 SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-RL_ONLY = (
-    "algo.", "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.temperature", "rollout.top_p",
-    "rollout.top_k", "rollout.engine", "rollout.kv_cache_gib", "rollout.tensor_parallel", "rollout.max_sync_gap",
-    "train.updates_per_step",
-)  # fmt: skip
-"""Keys (or their beginnings) that `vlmrl sft` does not read."""
 
 
 @dataclass(frozen=True)
 class Catalogs:
-    """The names a recipe may use, handed in by the layers that own them. An empty one is not checked.
+    """The names that a recipe may use and that packages above this one own. An empty one is not checked.
 
     Args:
-        tasks, algos, rewards: name -> one line about it.
-        advantages, aggregations: names of the cells that `algo.advantage` and `algo.aggregation` may name.
-        cells: other cell -> the names it may hold.
-        rows: algorithm -> its cells, to see what a recipe's overrides make together.
-        differences: algorithm, or "all" -> where it differs on purpose from others' code of the same name.
-        no_baseline: values of `algo.advantage` that do not compare the samples of a prompt.
-        no_baseline_algos: rows that do not compare the samples of a prompt, so that one sample is enough.
+        tasks, rewards: name -> one line about it.
         tasks_without_reward: tasks that bring no reward of their own.
         variants, profiles: task -> what `data.variant` and `reward.profile` may name for it.
     """
 
     tasks: Mapping[str, str] = field(default_factory=dict)
-    algos: Mapping[str, str] = field(default_factory=dict)
     rewards: Mapping[str, str] = field(default_factory=dict)
-    advantages: tuple[str, ...] = ()
-    aggregations: tuple[str, ...] = ()
-    cells: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    differences: Mapping[str, str] = field(default_factory=dict)
-    no_baseline: tuple[str, ...] = ()
-    no_baseline_algos: tuple[str, ...] = ()
     tasks_without_reward: tuple[str, ...] = ("table",)
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     profiles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -132,11 +115,9 @@ def _schedule(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 
 def _group_size(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    recipe = loaded.recipe
-    if recipe.kind != "rl" or recipe.rollout.samples_per_prompt > 1:
-        return
-    advantage = recipe.algo.advantage
-    if recipe.algo.name in catalogs.no_baseline_algos if advantage is None else advantage in catalogs.no_baseline:
+    recipe, row = loaded.recipe, overridden_row(loaded)
+    estimator = ESTIMATORS.get(row.advantage) if row else None
+    if estimator is None or not estimator.needs_group or recipe.rollout.samples_per_prompt > 1:
         return
     yield Problem(
         f"`rollout.samples_per_prompt` is 1, but `{recipe.algo.name}` compares the samples of one prompt: "
@@ -214,7 +195,7 @@ def _columns(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         for role in data.columns:
             if role not in COLUMN_ROLES:
                 where = loaded.where(("data", i, "columns", role))
-                yield Problem(f"unknown key `data.{i}.columns.{role}`", where, _listing(role, COLUMN_ROLES))
+                yield Problem(f"unknown key `data.{i}.columns.{role}`", where, listed(role, COLUMN_ROLES))
 
 
 def _weights(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -250,10 +231,10 @@ def _variants(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         known = catalogs.variants.get(task)
         if data.variant is not None and known is not None and data.variant not in known:
             message = f"the task `{task}` has no variant `{data.variant}`"
-            yield Problem(message, loaded.where(("data", i, "variant")), _listing(data.variant, known))
+            yield Problem(message, loaded.where(("data", i, "variant")), listed(data.variant, known))
         known = catalogs.profiles.get(task)
         if known is not None and profile not in known and not (data.reward or loaded.recipe.reward.name):
-            yield Problem(f"the task `{task}` has no reward profile `{profile}`", where, _listing(profile, known))
+            yield Problem(f"the task `{task}` has no reward profile `{profile}`", where, listed(profile, known))
     if profile != "default" and all(data.reward or loaded.recipe.reward.name for data in loaded.recipe.data):
         message = f"`reward.profile` ({profile}) is never used: the recipe names the reward itself"
         yield Problem(message, where, "leave `name` out to get the task's own reward, or remove the profile")
@@ -270,18 +251,15 @@ def _task_of(data: Data) -> str:
         return data.task  # opening the dataset says what is wrong with it
 
 
-def _listing(name: str, known: Sequence[str]) -> str:
-    near = nearest(name, known)
-    return (f"did you mean `{near}`?  " if near else "") + f"known: {', '.join(known) or 'none'}"
-
-
 def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     recipe = loaded.recipe
     asked: list[tuple[str, Key, str | None, tuple[str, ...] | Mapping[str, str], str]] = [
-        ("algorithm", ("algo", "name"), recipe.algo.name, catalogs.algos, "vlmrl recipe list --algos"),
-        ("advantage", ("algo", "advantage"), recipe.algo.advantage, catalogs.advantages, ""),
-        ("aggregation", ("algo", "aggregation"), recipe.algo.aggregation, catalogs.aggregations, ""),
-        *((cell, ("algo", cell), getattr(recipe.algo, cell), known, "") for cell, known in catalogs.cells.items()),
+        ("algorithm", ("algo", "name"), recipe.algo.name, tuple(ALGORITHMS), "vlmrl recipe list --algos"),
+        *(
+            (cell.name, ("algo", cell.name), getattr(recipe.algo, cell.name), tuple(cell.choices), "")
+            for cell in CELLS.values()
+            if cell.open_list
+        ),
     ]
     for i, data in enumerate(recipe.data):
         if not is_file_reward(data.task):
@@ -293,19 +271,18 @@ def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     for what, key, name, known, command in asked:
         if name is None or not known or name in known:
             continue
-        near = nearest(name, known)
         also = f"; a {what} of your own is path/to/file.py:function" if what in ("reward", "task") else ""
         listing = f"known: {', '.join(known)}" + (f" (`{command}`)" if command else "") + also
-        hint = f"did you mean `{near}`?  {listing}" if near else listing
-        yield Problem(f"unknown {what} `{name}` in `{dotted(key)}`", loaded.where(key), hint)
+        message = f"unknown {what} `{name}` in `{dotted(key)}`"
+        yield Problem(message, loaded.where(key), did_you_mean(name, known, listing))
 
 
 def _other_kind(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     """Keys that this kind of run does not read, where the recipe itself (not its parent) sets them."""
-    unread = RL_ONLY if loaded.recipe.kind == "sft" else ("train.rows_per_step",)
     for key, origin in loaded.origins.items():
         own = origin == "--set" or origin.rpartition(":")[0] == str(loaded.path)
-        if own and key.startswith(unread):
+        reader = mark_of(field_at(Recipe, tuple(key.split("."))), ReadBy) if own else None
+        if reader is not None and reader.kind != loaded.recipe.kind:
             command = "sft" if loaded.recipe.kind == "sft" else "train"
             where = loaded.where(tuple(key.split(".")))
             yield Problem(f"`{key}` does nothing in `vlmrl {command}`", where, "remove it", "warning")
@@ -327,12 +304,11 @@ def _paper(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("paper", "numbers")), 'source = "arXiv:..., Table 2"', "warning")
 
 
-PLAIN_RULES = (*NUMBER_RULES, *EVAL_RULES, *LORA_RULES, check_engine, *FILE_RULES)
+PLAIN_RULES = (*NUMBER_RULES, *EVAL_RULES, *LORA_RULES, check_engine, *FILE_RULES, check_algo)
 """Rules that need no catalog."""
 RULES: tuple[Rule, ...] = (
     _filtered_sampling, _clip_bounds, _pixels, _schedule, _group_size, _updates, _token_budgets, _stop_strings,
     _data_names, _shares, _columns, _weights, _reward_used, _variants, _names, _other_kind,
     _odd_coefficients, _paper,
     *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in PLAIN_RULES),
-    *(lambda loaded, catalogs, rule=rule: rule(loaded, catalogs.rows) for rule in ALGO_RULES),
 )  # fmt: skip

@@ -6,7 +6,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,17 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from vlmrl.errors import RecipeError
+from vlmrl.algo.algorithm import CELLS
+from vlmrl.errors import RecipeError, nearest
+from vlmrl.key_facts import OnResume
+from vlmrl.recipe.algo_table import values_by_row
 from vlmrl.recipe.files import read_layer, shipped_folder
+from vlmrl.recipe.key_fields import leaf_fields, literal_choices, mark_of, table_class
+from vlmrl.recipe.key_rules import ReadBy
 from vlmrl.recipe.load import LoadedRecipe, leaves
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.toml_lines import Key, dotted, parse_dotted
-from vlmrl.recipe.validation_messages import FOREIGN_KEYS, literal_choices, nearest, shown_bound, table_class
+from vlmrl.recipe.validation_messages import FOREIGN_KEYS, shown_bound
 from vlmrl.visible import visible
 
 TYPE_WORDS = {int: "whole number", float: "number", str: "string", bool: "true or false"}
@@ -45,6 +50,9 @@ class Explained:
         type: in words.    default: its default as JSON, None when it has none or it is "not set".
         required: whether it must be written.    range: bounds in words, empty when there are none.
         choices: the only values allowed; empty = any.    keys: for a table, its keys.    uses: in shipped recipes.
+        by_row: for a key of `[algo]` whose default is that of the row `algo.name`: row -> default; else empty.
+        on_resume: what a resume may do with it, {"kind", "reason", "restarts"}; None for a table.
+        run_kind: "rl" or "sft", the kind of run that alone reads it; "" = both.
     """
 
     key: str
@@ -56,6 +64,9 @@ class Explained:
     choices: tuple[Any, ...]
     keys: tuple[str, ...]
     uses: tuple[Use, ...]
+    by_row: Mapping[str, Any]
+    on_resume: OnResume | None
+    run_kind: str
 
 
 def explain(key: str) -> Explained:
@@ -84,7 +95,7 @@ def explain(key: str) -> Explained:
 
 def all_keys() -> list[str]:
     """Every key that a recipe may set, dotted, in the order of the schema."""
-    return [dotted(key) for key, _ in _fields(Recipe, ())]
+    return [dotted(key) for key, _ in leaf_fields(Recipe)]
 
 
 def json_schema() -> dict[str, Any]:
@@ -147,6 +158,11 @@ def _explained(names: tuple[str, ...], field: FieldInfo) -> Explained:
     default = None if field.default is PydanticUndefined else field.default
     if isinstance(default, BaseModel):
         default = None
+    cell = CELLS.get(names[-1]) if names[0] == "algo" else None
+    by_row = values_by_row(cell.name) if cell is not None and cell.of_row else {}
+    if len({repr(value) for value in by_row.values()}) == 1:
+        default, by_row = next(iter(by_row.values())), {}
+    reader = mark_of(field, ReadBy)
     return Explained(
         key=".".join(names),
         help=" ".join((field.description or (model.__doc__ if model else "") or "").split()),
@@ -154,10 +170,17 @@ def _explained(names: tuple[str, ...], field: FieldInfo) -> Explained:
         default=default,
         required=field.is_required(),
         range=" and ".join(dict.fromkeys(_bounds(field))),
-        choices=() if _is_more_than_choices(field.annotation) else tuple(literal_choices(field.annotation)),
+        choices=_names(field) if cell is None else tuple(cell.choices),
         keys=tuple(model.model_fields) if model else (),
         uses=() if model else tuple(_uses(names)),
+        by_row=by_row,
+        on_resume=None if model else mark_of(field, OnResume),
+        run_kind=reader.kind if reader else "",
     )
+
+
+def _names(field: FieldInfo) -> tuple[Any, ...]:
+    return () if _is_more_than_choices(field.annotation) else tuple(literal_choices(field.annotation))
 
 
 def _uses(names: tuple[str, ...]) -> Iterator[Use]:
@@ -177,15 +200,6 @@ def _value_at(raw: Any, key: Key) -> Any:
     for part in key:
         raw = raw[part]
     return raw
-
-
-def _fields(model: type[BaseModel], prefix: Key) -> Iterator[tuple[Key, FieldInfo]]:
-    for name, field in model.model_fields.items():
-        inner = table_class(Recipe, (*prefix, name))
-        if inner:
-            yield from _fields(inner, (*prefix, name))
-        else:
-            yield (*prefix, name), field
 
 
 def _full_name(name: str) -> list[str]:

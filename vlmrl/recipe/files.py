@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmrl.errors import RecipeError
+from vlmrl.errors import RecipeError, nearest
 from vlmrl.recipe.toml_lines import Key, key_lines
-from vlmrl.recipe.validation_messages import nearest
 
 if sys.version_info >= (3, 11):
     import tomllib

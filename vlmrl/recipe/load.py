@@ -18,12 +18,13 @@ from pydantic import ValidationError
 
 from vlmrl.errors import Problem, ProblemsError, RecipeError
 from vlmrl.recipe.files import Layer, find_recipe, parent_layer, read_layer
+from vlmrl.recipe.key_fields import table_class
 from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.paths import candidates, file_part, is_path_key, locate, names_file
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.step_counts import keep_one, written_in
 from vlmrl.recipe.toml_lines import Key, dotted
-from vlmrl.recipe.validation_messages import problems_of, table_class
+from vlmrl.recipe.validation_messages import problems_of
 
 MAX_TABLE_DEPTH = 2
 MAX_NAME_BYTES = 255

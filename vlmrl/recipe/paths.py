@@ -6,32 +6,23 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from vlmrl.recipe.key_fields import key_name, marked_keys
+from vlmrl.recipe.key_rules import FILE, NamesFile
+from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.toml_lines import Key
 
-PATH_KEYS = (
-    "model.path",
-    "data.path",
-    "data.task",
-    "data.prompt",
-    "data.images_root",
-    "data.validation",
-    "data.reward",
-    "reward.name",
-    "log.sinks",
-)
-"""Keys whose value, or whose list of values, may name a file or folder; list positions left out."""
-_NAMES_TOO = ("data.task", "data.validation", "data.reward", "reward.name", "log.sinks")
-"""Those whose value may be a plain name (of a task, a split, a reward, a logger), which no folder of it replaces."""
+_MARKS = marked_keys(Recipe, NamesFile)
 
 
 def is_path_key(key: Key) -> bool:
     """Return whether the value at this place of a recipe may name a file or folder."""
-    return _name(key) in PATH_KEYS
+    return key_name(key) in _MARKS
 
 
 def names_file(key: Key, value: str) -> bool:
     """Return whether this very value of a path key can name a file or folder, and is no plain name."""
-    return bool(value) and (_name(key) not in _NAMES_TOO or "/" in value or "." in value)
+    mark = _MARKS.get(key_name(key), FILE)
+    return bool(value) and (not mark.or_name or "/" in value or "." in value)
 
 
 def candidates(value: str, recipe_folder: Path | None, first: Path | None = None) -> list[Path]:
@@ -67,7 +58,3 @@ def locate(value: str, tried: Iterable[Path]) -> tuple[str, list[Path]]:
 def file_part(value: str) -> str:
     """Return the file of `file.py:name`; any other value as it is."""
     return value.rpartition(":")[0] if ".py:" in value else value
-
-
-def _name(key: Key) -> str:
-    return ".".join(part for part in key if isinstance(part, str))

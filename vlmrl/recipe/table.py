@@ -1,33 +1,40 @@
 """The base of every recipe table, and the kinds of values that their keys hold.
 
 Every number has a smallest and a largest value. The limits are far wider than any sensible run needs. They refuse what
-can only overflow: 4e12 prompts per step, a temperature of 1e-300, a weight of 1e308. `check_numbers.py` has the rules
+can only overflow: 4e12 prompts per step, a temperature of 1e-300, a weight of 1e308. `rules/numbers.py` has the rules
 about several numbers together.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-MOST = 1_000_000_000
-"""Largest whole number of a key that says nothing else."""
+from vlmrl import key_facts
+from vlmrl.key_facts import Range
+from vlmrl.recipe.key_rules import CADENCE, DISPLAY, FILE_OR_NAME
+
 MAX_PIXELS = 100_000_000
 """Area of the largest image that is decoded (data/images.py)."""
 
-PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
-Count = Annotated[int, Field(ge=0, le=MOST)]
+
+def bounds(limits: Range) -> Any:
+    """Return the constraint of a field whose number lies in this range."""
+    return Field(ge=limits.ge, gt=limits.gt, le=limits.le, lt=limits.lt)
+
+
+PositiveInt = Annotated[int, bounds(key_facts.POSITIVE_INT)]
+Count = Annotated[int, bounds(key_facts.COUNT)]
 Tokens = Annotated[int, Field(gt=0, le=2**31 - 1)]
 Pixels = Annotated[int, Field(gt=0, le=MAX_PIXELS)]
-Number = Annotated[float, Field(ge=-1e9, le=1e9)]
-NotNegative = Annotated[float, Field(ge=0, le=1e9)]
-Positive = Annotated[float, Field(ge=1e-9, le=1e9)]
-AboveOne = Annotated[float, Field(gt=1, le=1e9)]
+Number = Annotated[float, bounds(key_facts.NUMBER)]
+NotNegative = Annotated[float, bounds(key_facts.NOT_NEGATIVE)]
+Positive = Annotated[float, bounds(key_facts.POSITIVE)]
 Seconds = Annotated[float, Field(ge=1e-3, le=1e9)]
 Share = Annotated[float, Field(ge=1e-6, le=1e6)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-PositiveFraction = Annotated[float, Field(ge=1e-9, le=1)]
+Fraction = Annotated[float, bounds(key_facts.FRACTION)]
+PositiveFraction = Annotated[float, bounds(key_facts.POSITIVE_FRACTION)]
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -42,23 +49,23 @@ class RecipeTable(BaseModel):
 class Log(RecipeTable):
     """What is shown and where it is sent."""
 
-    sample_every_steps: Count = 10
+    sample_every_steps: Annotated[Count, CADENCE] = 10
     """Print one sampled rollout, and send some with their images to the loggers, every so many steps; 0 = never."""
-    keep_rollouts: PositiveInt | None = None
+    keep_rollouts: Annotated[PositiveInt | None, CADENCE] = None
     """Newest steps whose rollouts are kept on the disk; those of older steps are deleted as the run goes. Left out =
     all."""
-    keep_rollouts_every: Count = 0
+    keep_rollouts_every: Annotated[Count, CADENCE] = 0
     """With `keep_rollouts`: of older steps, every so many-th is kept too; 0 = none."""
-    sinks: list[str] = []
+    sinks: Annotated[list[str], DISPLAY, FILE_OR_NAME] = []
     """Loggers besides metrics.jsonl, which is always written: "tensorboard", "wandb", "trackio", or a class of your own
     as `path/to/file.py:Class` (vlmrl/sinks/base.py says what it has to offer). Keys and tokens come from the
     environment alone."""
-    project: Text | None = None
+    project: Annotated[Text | None, DISPLAY] = None
     """Project of wandb and trackio. Left out = WANDB_PROJECT for wandb, else "vlmrl"."""
-    entity: Text | None = None
+    entity: Annotated[Text | None, DISPLAY] = None
     """Team or user that owns the wandb project. Left out = WANDB_ENTITY, else your default there. trackio's Space is
     named by TRACKIO_SPACE_ID."""
-    group: Text | None = None
+    group: Annotated[Text | None, DISPLAY] = None
     """Group of runs in wandb and trackio. Left out = the group of `--seeds` and `--grid`; none for a single run."""
-    name: Text | None = None
+    name: Annotated[Text | None, DISPLAY] = None
     """Name of the run in wandb and trackio. Left out = the run's `--name`, else its id."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import types
-import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
-from vlmrl.errors import Problem
+from vlmrl.errors import Problem, nearest
+from vlmrl.recipe.key_fields import field_at, key_name, literal_choices, table_class
 from vlmrl.recipe.toml_lines import Key, dotted
 
 FOREIGN_KEYS = {
@@ -77,12 +75,6 @@ _WANTED = {
 
 
 _BRANCHES = ("[key]", "list[", "literal[")
-
-
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name most like `name`, or None when none is alike."""
-    found = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=cutoff)
-    return found[0] if found else None
 
 
 def problems_of(
@@ -220,48 +212,17 @@ def fields_at(root: type[BaseModel], table: Key) -> list[str]:
     return list(model.model_fields) if model else []
 
 
-def table_class(root: type[BaseModel], table: Key) -> type[BaseModel] | None:
-    """The class of the table at a place (list positions are ignored), or None when it is none of ours."""
-    model: type[BaseModel] = root
-    for part in table:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part)
-        inner = _model_in(field.annotation) if field else None
-        if inner is None:
-            return None
-        model = inner
-    return model
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        return annotation if issubclass(annotation, BaseModel) else None
-    return next((m for m in map(_model_in, typing.get_args(annotation)) if m), None)
-
-
 def _choices(root: type[BaseModel], key: Key) -> list[str]:
-    names: Key = tuple(p for p in key if isinstance(p, str))
-    model = table_class(root, names[:-1])
-    field = model.model_fields.get(str(names[-1])) if model and names else None
+    field = field_at(root, key)
     return [str(c) for c in literal_choices(field.annotation)] if field else []
-
-
-def literal_choices(annotation: Any) -> list[Any]:
-    """All values that a (nested) `Literal` allows; empty when there is none."""
-    if typing.get_origin(annotation) is typing.Literal:
-        return list(typing.get_args(annotation))
-    return [c for part in typing.get_args(annotation) for c in literal_choices(part)]
 
 
 def _help_hint(root: type[BaseModel], key: Key) -> str | None:
     """First sentence of the key's own help."""
-    names: Key = tuple(p for p in key if isinstance(p, str))
-    model = table_class(root, names[:-1])
-    field = model.model_fields.get(str(names[-1])) if model and names else None
+    field = field_at(root, key)
     if field is None or not field.description:
         return None
-    return f"`{names[-1]}`: {' '.join(field.description.split())}"
+    return f"`{key_name(key).rpartition('.')[2]}`: {' '.join(field.description.split())}"
 
 
 def _toml(value: Any) -> str:

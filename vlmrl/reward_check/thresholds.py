@@ -11,10 +11,9 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
-from vlmrl.errors import RewardError
+from vlmrl.errors import RewardError, did_you_mean
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
@@ -161,9 +160,7 @@ def _parse(item: str, diff: bool) -> GateLimit:
         raise RewardError(f"--fail-on {item.strip()!r} is not a condition", hint="write NAME, or NAME>0.5; " + known())
     name, of, op, number = match.groups()
     if name not in MEASURES:
-        close = get_close_matches(name, MEASURES, 1)
-        meant = f"did you mean `{close[0]}`?  " if close else ""
-        raise RewardError(f"--fail-on knows no `{name}`", hint=meant + known())
+        raise RewardError(f"--fail-on knows no `{name}`", hint=did_you_mean(name, MEASURES, known()))
     measure = MEASURES[name]
     if bool(of) != bool(measure.of):
         form = f"{name}({measure.of})" if measure.of else name

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlmrl.errors import RewardError
+from vlmrl.errors import RewardError, listed, unknown
 from vlmrl.rewards import text_rewards
 from vlmrl.rewards.base import STYLES, RewardSpec, check_on_timeout
 
@@ -69,15 +69,14 @@ def load_reward(
     """
     args = dict(args or {})
     if style not in ("auto", *STYLES):
-        raise RewardError(f"unknown reward style `{style}`", hint=f"use auto, {', '.join(STYLES)}")
+        raise unknown("reward style", style, ("auto", *STYLES), error=RewardError)
     if ".py:" in name or name.endswith(".py"):
         from vlmrl.rewards.adapters import load_user_reward
 
         return load_user_reward(name, args=args, style=style, base_dir=base_dir)
     if name not in builtins:
-        raise RewardError(
-            f"unknown reward `{name}`", hint=nearest(name, builtins) + "; or bring your own as path/to/file.py:function"
-        )
+        own = "; or bring your own as path/to/file.py:function"
+        raise unknown("reward", name, builtins, error=RewardError, more=own)
     build = builtins[name].build
     parameters = inspect.signature(build).parameters
     for key in args:
@@ -97,7 +96,7 @@ def _no_argument(name: str, key: str, parameters: Mapping[str, Any], builtins: M
     message, lacks = f"reward `{name}` takes no argument `{key}`", builtins[name].lacks
     other_rewards = [other for other, builtin in builtins.items() if key in inspect.signature(builtin.build).parameters]
     if not other_rewards or not lacks:
-        return RewardError(message, hint=nearest(key, parameters))
+        return RewardError(message, hint=listed(key, parameters))
     hint = f"leave it out, or choose a `variant` of the task with a reward that takes it ({', '.join(other_rewards)})"
     return RewardError(f"{message}: {lacks}", hint=hint)
 
@@ -143,9 +142,11 @@ def earn_on_timeout(spec: RewardSpec, parts: Mapping[str, float]) -> RewardSpec:
     if not parts:
         return spec
     where = "[reward] on_timeout"
-    if spec.pure and (unknown := [part for part in parts if part not in spec.ranges]):
+    if spec.pure and (unknown_parts := [part for part in parts if part not in spec.ranges]):
         raise RewardError(
-            f"reward `{spec.name}` has no part `{unknown[0]}`", where=where, hint=f"its parts: {', '.join(spec.ranges)}"
+            f"reward `{spec.name}` has no part `{unknown_parts[0]}`",
+            where=where,
+            hint=listed(unknown_parts[0], spec.ranges, "its parts"),
         )
     return replace(spec, on_timeout=check_on_timeout(parts, spec.ranges, where))
 
@@ -160,14 +161,6 @@ def name_accuracy(spec: RewardSpec, part: str | None) -> RewardSpec:
     if spec.pure and part not in spec.ranges:
         raise RewardError(
             f"[reward] accuracy names the part `{part}`, which reward `{spec.name}` does not have",
-            hint=f"its parts: {', '.join(spec.ranges)}",
+            hint=listed(part, spec.ranges, "its parts"),
         )
     return replace(spec, accuracy=part, accuracy_named=True)
-
-
-def nearest(name: str, known: Mapping[str, Any]) -> str:
-    """Return `did you mean ...?` and the known names, as a hint."""
-    import difflib
-
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return (f"did you mean `{close[0]}`?  " if close else "") + f"known: {', '.join(known) or 'none'}"

@@ -10,12 +10,12 @@ from typing import Any
 
 from vlmrl.dist import rank_process
 from vlmrl.errors import Problem, VlmrlError, first_line
+from vlmrl.key_facts import MOST
 from vlmrl.preflight.gpu_models import Gpu, known_gpu
 from vlmrl.preflight.memory import HERE, Target
 from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
 from vlmrl.recipe.schema import Model, Recipe, Train
 from vlmrl.recipe.settle import OPEN, Choice, Chooser, choose, open_keys, settle, with_values
-from vlmrl.recipe.table import MOST
 
 
 def choosers(settings: Model, files: Callable[[], str], where: str, target: Target = HERE) -> Mapping[str, Chooser]:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict
 
-from vlmrl.recipe.changes import Change, Rule, hides
+from vlmrl.key_facts import OnResume
+from vlmrl.recipe.changes import Change, hides
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.identity import identity_of
@@ -29,10 +30,10 @@ class Records(TypedDict):
 
 VALIDATION_SUFFIX = " (validation)"
 """Ends the name of a dataset record whose rows are a validation file's."""
-ROWS = Rule("asked", "the rows themselves", ("data",), ("best",))
-REWARD = Rule("asked", "what earns a reward", ("reward",), ("best",))
-TASK = Rule("asked", "what is asked and measured", ("data",), ("best",))
-PROMPT = Rule("asked", "what the model is asked", ("prompt",), ("best",))
+ROWS = OnResume("asked", "the rows themselves", ("best",))
+REWARD = OnResume("asked", "what earns a reward", ("best",))
+TASK = OnResume("asked", "what is asked and measured", ("best",))
+PROMPT = OnResume("asked", "what the model is asked", ("best",))
 
 
 def records_of(sources: Sequence[Source], validation: Sequence[Source] = ()) -> Records:

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from vlmrl.data.dataset import Dataset
-from vlmrl.errors import RecipeError
-from vlmrl.tasks.base import Task, unknown
+from vlmrl.errors import RecipeError, unknown
+from vlmrl.tasks.base import Task
 from vlmrl.tasks.digits import PREP as DIGITS_PREP
 from vlmrl.tasks.digits import SUMMARY as DIGITS_SUMMARY
 from vlmrl.tasks.digits import digits_task
@@ -115,7 +115,7 @@ def find_task(name: str) -> TaskEntry:
         own = load_own(name, {})
         return TaskEntry(partial(load_own, name), own.summary, truth_form=lambda *_: own.truths or TruthForm())
     if name not in TASKS:
-        raise unknown("task", name, list(TASKS))
+        raise unknown("task", name, TASKS)
     return TASKS[name]
 
 
@@ -130,9 +130,9 @@ def make_task(name: str, info: Mapping[str, Any], variant: str | None = None) ->
     """
     if is_own(name):
         if variant is not None:
-            raise unknown("variant", variant, [], f" of task `{name}`")
+            raise unknown("variant", variant, [], whose=f" of task `{name}`")
         return load_own(name, info)
     entry = find_task(name)
     if variant is not None and variant not in entry.variant_names:
-        raise unknown("variant", variant, list(entry.variant_names), f" of task `{name}`")
+        raise unknown("variant", variant, entry.variant_names, whose=f" of task `{name}`")
     return entry.make(info, variant) if entry.variants else entry.make(info)

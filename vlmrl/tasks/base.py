@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.errors import RecipeError
+from vlmrl.errors import unknown
 from vlmrl.metric import Metric
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.figure import Figure
@@ -136,11 +135,4 @@ class Task:
             return self.profiles[name]
         if name == "default":
             return None, {}
-        raise unknown("reward profile", name, list(self.profiles), f" of task `{self.name}`")
-
-
-def unknown(what: str, name: str, known: list[str], whose: str = "") -> RecipeError:
-    """Return the error for a name that does not exist, with the nearest name that does."""
-    close = get_close_matches(name, known, 1)
-    meant = f"did you mean `{close[0]}`?  " if close else ""
-    return RecipeError(f"unknown {what} `{name}`{whose}", hint=f"{meant}known: {', '.join(known) or 'none'}")
+        raise unknown("reward profile", name, self.profiles, whose=f" of task `{self.name}`")

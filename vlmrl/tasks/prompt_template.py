@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from vlmrl.errors import DataError, RecipeError
+from vlmrl.errors import DataError, RecipeError, listed
 from vlmrl.recipe.template import is_plain, make_environment, parse_template
 from vlmrl.recipe.template_worker import (
     TemplateFailedError,
@@ -59,8 +59,6 @@ def render_user(source: str, row: Row, variables: Mapping[str, Any], *, where: s
     Raises: DataError when the template uses a name that the row does not have, or does something the sandbox refuses;
         RecipeError when it takes too much time, memory or text, whatever the row.
     """
-    from difflib import get_close_matches
-
     names: dict[str, Any] = {**row.columns, "columns": row.columns, **variables}
     try:
         return compile_template(source, where)(names).strip()
@@ -68,9 +66,7 @@ def render_user(source: str, row: Row, variables: Mapping[str, Any], *, where: s
         raise RecipeError(f"the prompt template {error}", where=f"{where}, {row.place}", hint=_BOUNDED) from error
     except TemplateFailedError as error:
         missing = error.message.split("'")[1] if error.missing and error.message.startswith("'") else ""
-        close = get_close_matches(missing, list(names), 1)
-        meant = f"did you mean `{close[0]}`?  " if close else ""
-        hint = f"{meant}known names: {', '.join(sorted(names))}" if error.missing else None
+        hint = listed(missing, sorted(names), "known names") if error.missing else None
         raise DataError(f"the prompt template fails: {error}", where=f"{where}, {row.place}", hint=hint) from error
 
 

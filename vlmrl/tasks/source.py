@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.dataset import Dataset, Rows, open_dataset, require_split
-from vlmrl.errors import DataError, RecipeError
+from vlmrl.errors import DataError, RecipeError, listed
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.recipe.template import read_template
 from vlmrl.store.secrets.redact import learn
@@ -207,7 +207,7 @@ def _reward(data: Data, reward: Reward, task: Task, scored: bool = True) -> tupl
         raise RecipeError(
             f"reward `{name}` has no part `{unknown[0]}`",
             where="[reward] weights",
-            hint=f"its parts: {', '.join(spec.ranges)}",
+            hint=listed(unknown[0], spec.ranges, "its parts"),
         )
     return spec, weights
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from vlmrl.data.dataset_visit import RowLabels, answer_labels
 from vlmrl.tasks.attack import Play, Stage
@@ -41,14 +41,6 @@ class RowKind:
 
 TEXTS = RowKind(lambda truth: True)
 """Rows whose answer is a text or a number."""
-
-
-class TruthReading(NamedTuple):
-    """Truth in a cell, why it cannot be used ("" = it can), and what is doubtful about it ("" = nothing)."""
-
-    truth: Truth
-    problem: str = ""
-    doubt: str = ""
 
 
 def _same_info(truth: Truth, is_sure: bool) -> Mapping[str, Any]:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 from vlmrl.algo import advantages, aggregate
+from vlmrl.algo.algorithm import CELLS, CHOICES, Algorithm
+from vlmrl.algo.choices import AGGREGATIONS, ESTIMATORS, SURROGATES
 from vlmrl.algo.family import (
-    AGGREGATIONS,
     ALGORITHMS,
-    CELLS,
-    CHOICES,
-    SURROGATES,
-    Algorithm,
     algorithm_of,
     resolve,
     stand_in,
+    value_in_row,
     without_greedy,
 )
 from vlmrl.errors import RecipeError
-from vlmrl.recipe.rules import algo as check_algo
 from vlmrl.recipe.schema import Algo
 
 
@@ -33,8 +30,8 @@ def test_every_cell_of_every_row_exists(row):
 
 
 def test_every_cell_is_a_recipe_key_and_every_recipe_key_a_cell():
-    """Besides `name`, and the entropy bonus, which is no choice of the family."""
-    assert set(Algo.model_fields) - {"name", "entropy_coef"} == set(CELLS)
+    """Besides `name`."""
+    assert set(Algo.model_fields) - {"name"} == set(CELLS)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -63,17 +60,59 @@ def test_what_needs_a_model_says_what_stands_in_without_one():
     assert set(told.values()) == {""}
 
 
-def test_the_rules_on_recipes_know_the_scales_of_a_critic():
-    assert check_algo.CRITIC_SCALES == advantages.CRITIC_SCALES
+def test_every_estimator_has_a_baseline():
+    assert set(ESTIMATORS) == set(advantages.BASELINES)
 
 
-def test_the_rules_on_recipes_know_which_surrogates_limit_their_ratio():
-    for surrogate in SURROGATES:
-        for bound in (None, 0.2):
-            row = replace(ALGORITHMS["grpo"], surrogate=surrogate, clip_high=bound)
-            assert check_algo.limits_ratio(asdict(row)) == row.limits_ratio
+def test_which_rows_limit_their_ratio():
     limited = {name for name, row in ALGORITHMS.items() if row.limits_ratio}
     assert set(ALGORITHMS) - limited == {"kl_cov", "rloo", "opo", "gpg", "reinforce", "remax"}
+    limiting = {name for name in SURROGATES if replace(ALGORITHMS["grpo"], surrogate=name).limits_ratio}
+    assert limiting == {"clip", "clip_cov", "cispo", "gmpo", "sapo"}
+    without_bound = {name for name in SURROGATES if replace(ALGORITHMS["rloo"], surrogate=name).limits_ratio}
+    assert without_bound == {"sapo"}
+
+
+class _Spied:
+    """An algorithm that notes which of its cells are read."""
+
+    def __init__(self, row: Algorithm) -> None:
+        self.row, self.read = row, set[str]()
+
+    def __getattr__(self, cell: str):
+        self.read.add(cell)
+        return getattr(self.row, cell)
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_a_surrogate_reads_the_cells_that_the_table_says_and_no_other(name):
+    import torch
+
+    from vlmrl.algo import losses
+
+    assert set(SURROGATES) == set(losses.SURROGATES)
+    row = replace(ALGORITHMS["easyr1"], surrogate=name)
+    values = [torch.tensor([-0.1, -0.2, -0.4]), torch.tensor([-0.2, -0.2, -0.3]), torch.tensor([1.0, -1.0, 0.5])]
+    selects = SURROGATES[name].selects
+    spied = _Spied(row)
+    selected = losses.select_tokens(spied, *([v] for v in values), seed=0)[0] if selects else None
+    losses.policy_loss(spied, losses.Tokens(*values, torch.zeros(3, dtype=torch.long), selected))
+    assert spied.read - {"surrogate"} == set(SURROGATES[name].reads)
+    assert row.selects == selects
+
+
+def test_every_condition_names_a_cell_and_values_that_exist():
+    for cell in CELLS.values():
+        for when in cell.used_when:
+            assert set(when.values) <= set(CHOICES.get(when.cell, ())) and when.cell in CELLS, cell.name
+    assert {name for name, facts in SURROGATES.items() for cell in facts.reads if cell not in CELLS} == set()
+    read = {cell for facts in SURROGATES.values() for cell in facts.reads}
+    assert {c.name for c in CELLS.values() if any(w.cell == "surrogate" for w in c.used_when)} == read
+
+
+def test_the_value_in_a_row_is_the_one_that_counts():
+    assert value_in_row("grpo", "clip_high") == 0.28 and value_in_row("rloo", "clip_high") is None
+    assert value_in_row("grpo", "scale") == "group" and value_in_row("gpg", "scale") == "alive"
 
 
 def test_what_the_correction_for_the_engine_comes_to():

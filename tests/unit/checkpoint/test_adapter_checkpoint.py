@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import seal, write_meta
+from checkpoint_files import prove_items, seal, write_meta
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.checkpoint import io
@@ -18,7 +18,7 @@ from vlmrl.checkpoint.format import ADAPTER, MODEL
 from vlmrl.checkpoint.load import fingerprint, load_saved
 from vlmrl.checkpoint.merge import merge
 from vlmrl.checkpoint.merge_plan import CannotStreamError
-from vlmrl.checkpoint.proof import proof_gap, prove_items
+from vlmrl.checkpoint.proof import proof_gap
 from vlmrl.checkpoint.safetensors_blocks import weight_files
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import load_model

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import contents_of, seal
+from checkpoint_files import contents_of, prove_items, seal
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.checkpoint import checked_files, io
 from vlmrl.checkpoint.format import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG
 from vlmrl.checkpoint.load import load_checkpoint_model
-from vlmrl.checkpoint.proof import proof_gap, prove_items
+from vlmrl.checkpoint.proof import proof_gap
 from vlmrl.checkpoint.safetensors_blocks import read_tensors
 from vlmrl.dist.fsdp import HostCopies
 from vlmrl.errors import CheckpointError

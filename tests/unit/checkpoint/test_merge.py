@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import seal
+from checkpoint_files import prove_items, seal
 from tinyworld import assert_close
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import HF, MODEL
 from vlmrl.checkpoint.merge import merge
-from vlmrl.checkpoint.proof import prove_items
 from vlmrl.errors import CheckpointError
 from vlmrl.model.policy import Policy
 

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoint_files import write_meta
+from checkpoint_files import prove_items, write_meta
 from hub_server import TOKEN, serve_hub
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.merge import CARD, RECORD, merge
 from vlmrl.checkpoint.model_card import model_card
-from vlmrl.checkpoint.proof import Proof, prove_items
+from vlmrl.checkpoint.proof import Proof
 from vlmrl.model.policy import Policy
 from vlmrl.store.runs import create_run
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import seal
+from checkpoint_files import prove_items, seal
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import MODEL
 from vlmrl.checkpoint.merge import RECORD, merge
-from vlmrl.checkpoint.proof import prove_items
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import load_model
 from vlmrl.model.policy import Policy

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from one_group import group_advantages
 from reward_runs import LEVELS, pair_truth
 
-from vlmrl.algo.advantages import group_advantages
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import RewardSpec

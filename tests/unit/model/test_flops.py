@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +15,16 @@ from transformers import Qwen2_5_VLConfig
 from transformers.vision_utils import get_vision_window_index
 
 from vlmrl.data.packing import make_row
-from vlmrl.model import flops as formula
 from vlmrl.model.attention.row_plan import plan_row
-from vlmrl.model.flops import PassWork, alone_work, forked_work, padded_work, shared_work, training_flops
 from vlmrl.model.load import share_prefix
 from vlmrl.model.lora import attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts" / "bench"))
+
+import flops as formula
+from flops import PassWork, alone_work, forked_work, padded_work, shared_work, training_flops
 
 aten = torch.ops.aten
 ATTENTION = {

@@ -19,9 +19,8 @@ sys.path.insert(0, str(BENCH))
 
 import gpu  # noqa: E402
 import gpu_world  # noqa: E402
+from flops import alone_work, forked_work, padded_work, shared_work, training_flops  # noqa: E402
 from gpu_world import MODELS, Case, World, batches, make_config, one_pass, rank_of, shape_of  # noqa: E402
-
-from vlmrl.model.flops import alone_work, forked_work, padded_work, shared_work, training_flops  # noqa: E402
 
 MISSING = """
 import builtins

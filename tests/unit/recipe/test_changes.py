@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from vlmrl.errors import ProblemsError
-from vlmrl.recipe.changes import SOURCES, TABLE, compare_recipes, rule_of
+from vlmrl.key_facts import OnResume
+from vlmrl.recipe.changes import compare_recipes, rule_of
 from vlmrl.recipe.explain import all_keys
+from vlmrl.recipe.key_fields import key_name, leaf_fields
+from vlmrl.recipe.key_rules import SOURCES
 from vlmrl.recipe.load import leaves, load_recipe, recipe_from_resolved, reload_recipe
+from vlmrl.recipe.schema import Recipe
 
 RECIPE = """
 kind = "rl"
@@ -44,10 +48,14 @@ def changed(recipe: Path, *overrides: str) -> dict[str, tuple]:
     return {c.what: (c.old, c.new, c.kind) for c in compare_recipes(old["recipe"], loaded, Path.cwd())}
 
 
-def test_every_key_of_the_schema_has_one_rule_and_no_rule_is_of_a_key_that_is_gone():
-    classed = [key for rule in TABLE for key in rule.keys]
-    assert sorted(classed) == sorted(all_keys())
-    assert all(rule.reason for rule in TABLE)
+def test_every_key_of_the_schema_declares_one_rule():
+    rules = {
+        key_name(key): [mark for mark in field.metadata if isinstance(mark, OnResume)]
+        for key, field in leaf_fields(Recipe)
+    }
+    assert list(rules) == all_keys()
+    assert {key: len(marks) for key, marks in rules.items() if len(marks) != 1} == {}
+    assert all(rule_of(tuple(key.split("."))) is marks[0] and marks[0].reason for key, marks in rules.items())
 
 
 def test_a_rule_holds_for_what_is_inside_a_table_of_ones_own():

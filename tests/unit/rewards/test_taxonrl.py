@@ -261,7 +261,7 @@ def test_time_is_linear_in_the_length_of_the_response(function, piece):
     ("args", "words"),
     [
         ({"function": "lfw_fungi:compute_score"}, "TaxonRL has published no reward `lfw_fungi:compute_score`"),
-        ({"function": LFW, "layout": "fungus"}, "unknown layout 'fungus'"),
+        ({"function": LFW, "layout": "fungus"}, "unknown layout `fungus`"),
         ({"function": LFW, "format_weight": "half"}, "format_weight is 'half', not a number"),
         ({}, "needs the argument `function`"),
     ],

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from vlmrl.recipe.changes import Change, Rule
+from vlmrl.key_facts import OnResume
+from vlmrl.recipe.changes import Change
 from vlmrl.setup.run_records import Records, content_changes
 from vlmrl.store.kept_recipe import keep_texts
 from vlmrl.store.secrets.redact import HIDDEN
@@ -110,9 +111,9 @@ def test_another_built_in_is_said_by_version_and_arguments(tmp_path, facts, old,
 def test_arguments_that_the_recipe_changes_are_not_said_twice(tmp_path):
     old, new = built_in(**NOW), built_in(version=1, args={"levels": ["a"], "partial": False})
     run: Any = SimpleNamespace(dir=tmp_path, manifest=SimpleNamespace(**{k: tuple(v) for k, v in old.items()}))  # type: ignore
-    said = Change("reward.args.partial", None, False, Rule("asked", "the reward", ()))
+    said = Change("reward.args.partial", None, False, OnResume("asked", "the reward"))
     assert content_changes(run, new, {}, [said]) == []
-    moved = Change("data.0.path", "a", "b", Rule("free", "where a file is", ()))
+    moved = Change("data.0.path", "a", "b", OnResume("free", "where a file is"))
     assert [c.what for c in content_changes(run, new, {}, [moved])] == ["reward taxonomy"]
     newer = built_in(version=2, args={"levels": ["a"], "partial": False})
     assert [c.what for c in content_changes(run, newer, {}, [said])] == ["reward taxonomy"], "it is other code, too"

@@ -66,7 +66,7 @@ def test_the_reward_files_are_python_and_nothing_is_overwritten(tmp_path: Path) 
         assert FUNCTIONS[style] in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
         with pytest.raises(DataError, match="not empty; nothing was written"):
             write_task(folder, style=style)
-    with pytest.raises(DataError, match="unknown style 'openrlhf'"):
+    with pytest.raises(DataError, match="unknown style `openrlhf`"):
         write_task(tmp_path / "x", style="openrlhf")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(STYLES)
 

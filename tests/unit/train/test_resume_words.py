@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlmrl.recipe.changes import RULES, Change
+from vlmrl.recipe.changes import Change, rule_of
 from vlmrl.recipe.schema import Lora, Recipe
 from vlmrl.train.resume import _without_adapter, more_steps, told
 
@@ -17,8 +17,8 @@ def test_the_number_of_steps_to_go_on_to_is_round_and_larger(steps: int, more: i
 
 
 def test_an_adapter_for_a_run_of_all_weights_is_refused_once_and_as_what_it_is():
-    changes = [Change(f"lora.{key}", None, 4, RULES[f"lora.{key}"]) for key in KEYS]
-    changes.insert(1, Change("optim.lr", 0.1, 0.2, RULES["optim.lr"]))
+    changes = [Change(f"lora.{key}", None, 4, rule_of(("lora", key))) for key in KEYS]
+    changes.insert(1, Change("optim.lr", 0.1, 0.2, rule_of(("optim", "lr"))))
     full = Recipe.model_construct(lora=None)
     adapted = Recipe.model_construct(lora=Lora(rank=4))
     one, lr = _without_adapter(changes, full, adapted)

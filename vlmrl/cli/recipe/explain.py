@@ -9,10 +9,7 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit
-from vlmrl.cli.show.recipe_tables import (
-    show_table_of_keys,
-    toml_value,
-)
+from vlmrl.cli.show.recipe_tables import default_text, on_resume_text, show_table_of_keys, toml_value
 
 
 def explain(
@@ -32,9 +29,9 @@ def explain(
     if found.keys:
         show_table_of_keys(found)
         return
-    default = "required" if found.required else ("not set" if found.default is None else toml_value(found.default))
-    facts = [("type", found.type), ("default", default), ("range", found.range)]
-    facts += [("choices", ", ".join(map(toml_value, found.choices)))]
+    facts = [("type", found.type), ("default", default_text(found)), ("range", found.range)]
+    facts += [("choices", ", ".join(map(toml_value, found.choices))), ("resume", on_resume_text(found))]
+    facts += [("read by", {"rl": "vlmrl train", "sft": "vlmrl sft"}.get(found.run_kind, ""))]
     lines = [found.key, f"  {found.help}", ""] + [f"  {name:8} {value}" for name, value in facts if value]
     lines += ["  used in  " + f"{use.where}  {toml_value(use.value)}" for use in found.uses]
     typer.echo("\n".join(lines))

@@ -26,6 +26,7 @@ def list_(
 
     Example: vlmrl runs list --kind rl --tag paper --limit 10
     """
+    from vlmrl.errors import unknown
     from vlmrl.store.layout import runs_root
     from vlmrl.store.listing import list_runs, run_ids
     from vlmrl.store.manifest import STATUSES
@@ -33,7 +34,7 @@ def list_(
     root = runs_root(runs)
     known = (*STATUSES, "damaged")
     if status is not None and status not in known:
-        raise StoreError(f"no status `{status}`", hint=f"one of: {', '.join(known)}")
+        raise unknown("status", status, known, error=StoreError)
     total = len(run_ids(root))
     lines = [run_line(run) for run in list_runs(root, kind=kind, tag=tag, status=status, limit=limit)]
     emit({"root": str(root), "total": total, "runs": lines}, as_json)

@@ -50,20 +50,24 @@ def show_table_of_keys(found: Any) -> None:
     typer.echo(f"[{found.key}]\n  {found.help}\n")
     for name in found.keys:
         inner = look_up(f"{found.key}.{name}")
-        default = "required" if inner.required else ("not set" if inner.default is None else toml_value(inner.default))
+        default = "the row's" if inner.by_row else default_text(inner)
         typer.echo(f"  {name:24} {default:14} {inner.help}")
 
 
 def show_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
+    from vlmrl.algo.differences import EVERYWHERE, OF_ROWS
+    from vlmrl.algo.family import ALGORITHMS
     from vlmrl.preflight.catalogs import catalogs
 
     known = catalogs()
-    is_chosen = {"tasks": tasks, "algos": algos, "rewards": rewards}
-    chosen = {name: dict(getattr(known, name)) for name, on in is_chosen.items() if on}
+    rows = {name: row.summary for name, row in ALGORITHMS.items()}
+    lists = (("tasks", tasks, known.tasks), ("algos", algos, rows), ("rewards", rewards, known.rewards))
+    chosen = {name: dict(entries) for name, is_chosen, entries in lists if is_chosen}
+    differences = {"all": " ".join(EVERYWHERE), **OF_ROWS}
     variants = {name: list(names) for name, names in known.variants.items() if names}
     profiles = {name: list(names) for name, names in known.profiles.items() if tuple(names) != ("default",)}
     more = ({"variants": variants, "profiles": profiles} if tasks else {}) | (
-        {"differences": dict(known.differences)} if algos else {}
+        {"differences": differences} if algos else {}
     )
     emit(chosen | more, as_json)
     if not as_json:
@@ -72,7 +76,7 @@ def show_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
     if not as_json and algos:
         tell("")
         draw_plain_table(
-            "where they differ on purpose from verl's and TRL's code", ("name", ""), list(known.differences.items())
+            "where they differ on purpose from verl's and TRL's code", ("name", ""), list(differences.items())
         )
     if not as_json and tasks:
         draw_plain_table(
@@ -83,6 +87,24 @@ def show_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
         say("")
         rows = [(name, ", ".join(names)) for name, names in profiles.items()]
         draw_plain_table("rewards of a task, for the key `profile` of [reward]", ("task", "may be"), rows)
+
+
+def default_text(key: Any) -> str:
+    """Return the default of a key in words; for a key that rows of the algorithm table set, by row."""
+    if not key.by_row:
+        return "required" if key.required else toml_value(key.default)
+    rows: dict[str, list[str]] = {}
+    for row, value in key.by_row.items():
+        rows.setdefault(toml_value(value), []).append(row)
+    return "the row's: " + "; ".join(f"{value} in {', '.join(names)}" for value, names in rows.items())
+
+
+def on_resume_text(key: Any) -> str:
+    """Return what happens when the key changes in a run that is resumed."""
+    if key.on_resume is None:
+        return ""
+    words = {"free": "may change", "asked": "may change with --accept-changes", "refused": "cannot change"}
+    return f"{words[key.on_resume.kind]} ({key.on_resume.reason})"
 
 
 def toml_value(value: Any) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vlmrl.errors import Problem, ProblemsError, RecipeError
+from vlmrl.errors import Problem, ProblemsError, RecipeError, unknown
 from vlmrl.recipe.imports import easyr1 as import_easyr1
 from vlmrl.recipe.imports import rllava as import_rllava
 from vlmrl.recipe.imports import trl as import_trl
@@ -42,7 +42,7 @@ def import_recipe(
     Raises: RecipeError when the file cannot be read, is of no known system, or a value of it cannot be what it is.
     """
     if system is not None and system not in SYSTEMS:
-        raise RecipeError(f"unknown system `{system}`", hint=f"one of: {', '.join(SYSTEMS)}")
+        raise unknown("system", system, SYSTEMS)
     foreign = read_foreign(file, system)
     draft = _filled(foreign, rows, processes)
     text = draft.toml(

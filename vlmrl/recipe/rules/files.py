@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlmrl.errors import Problem, RecipeError
+from vlmrl.errors import Problem, RecipeError, did_you_mean, nearest
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Data
 from vlmrl.recipe.template import read_template
 from vlmrl.recipe.toml_lines import Key, dotted
-from vlmrl.recipe.validation_messages import nearest
 
 TABLE_ENDINGS = (".parquet", ".jsonl", ".json", ".csv")
 MAX_SOURCE_BYTES = 4 << 20
@@ -150,9 +149,7 @@ def _function_problem(loaded: LoadedRecipe, key: Key, name: str, what: str) -> P
             f"`{dotted(key)}` names the file {path} but no function in it", where, f"add :function; {listing}"
         )
     if "*" not in functions and function not in functions:
-        near = nearest(function, own)
-        hint = f"did you mean `{near}`?  {listing}" if near else listing
-        return Problem(f"{path} has no function `{function}`", where, hint)
+        return Problem(f"{path} has no function `{function}`", where, did_you_mean(function, own, listing))
     return None
 
 
@@ -194,8 +191,7 @@ def _args_problem(
     known = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     for name in loaded.recipe.reward.args:
         if name not in known:
-            near = nearest(name, known)
-            hint = (f"did you mean `{near}`?  " if near else "") + f"{path}:{node.lineno} takes: {', '.join(known)}"
+            hint = did_you_mean(name, known, f"{path}:{node.lineno} takes: {', '.join(known)}")
             return Problem(f"`{function}` has no argument `{name}`", loaded.where(("reward", "args", name)), hint)
     return None
 

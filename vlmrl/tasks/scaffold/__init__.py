@@ -11,7 +11,7 @@ import shutil
 from importlib.resources import files
 from pathlib import Path
 
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, unknown
 
 STYLES = ("vlmrl", "trl", "verl", "easyr1")
 MODEL = "Qwen/Qwen2.5-VL-3B-Instruct"
@@ -46,7 +46,7 @@ def write_task(folder: Path, *, style: str = "vlmrl", model: str = MODEL, whole:
     if whole and style != "vlmrl":
         raise DataError(f"a task's own reward is in vlmrl's style, not {style}", hint="leave out --style or --task")
     if style not in STYLES:
-        raise DataError(f"unknown style {style!r}", hint=f"styles: {', '.join(STYLES)}")
+        raise unknown("style", style, STYLES, error=DataError)
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise DataError(f"{folder} exists and is not empty; nothing was written", hint="give another name")

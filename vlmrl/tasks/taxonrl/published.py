@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlmrl.errors import RewardError
+from vlmrl.errors import RewardError, did_you_mean, unknown
 from vlmrl.rewards.base import RewardSpec, combine
 from vlmrl.tasks.taxonrl.layouts import LAYOUTS
 from vlmrl.types import RewardInput
@@ -117,7 +117,7 @@ def taxonrl(*, function: str, layout: str | None = None, format_weight: float | 
     answer_alone = layout == "answer"
     layout = published.layout if layout is None else layout
     if layout not in LAYOUTS:
-        raise RewardError(f"unknown layout {layout!r}", hint=f"known: {', '.join(LAYOUTS)}")
+        raise unknown("layout", layout, LAYOUTS, error=RewardError)
     number = isinstance(format_weight, (int, float)) and math.isfinite(format_weight)
     if format_weight is not None and not number:
         raise RewardError(f"format_weight is {format_weight!r}, not a number")
@@ -338,10 +338,7 @@ def _second_and_third(fields: Fields) -> Fields:
 
 def _published(function: str) -> Function:
     if function not in FUNCTIONS:
-        from difflib import get_close_matches
-
-        close = get_close_matches(str(function), FUNCTIONS, n=1, cutoff=0.4)
-        hint = (f"did you mean `{close[0]}`?  " if close else "") + f"known: {', '.join(FUNCTIONS)}"
+        hint = did_you_mean(function, FUNCTIONS, f"known: {', '.join(FUNCTIONS)}", cutoff=0.4)
         raise RewardError(f"TaxonRL has published no reward `{function}`", hint=hint)
     return FUNCTIONS[function]
 

@@ -1,0 +1,321 @@
+"""Cells of the algorithm table, each declared once. No torch, no numpy.
+
+A new key of the recipe's table `[algo]` is a new field of `Algorithm`. choices.py has the names that cells may hold,
+family.py the rows of the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vlmrl.algo.cells import KL, When, cell, cells_of
+from vlmrl.algo.choices import AGGREGATIONS, ESTIMATORS, KL_ESTIMATORS, RATIOS, SCALES, SURROGATES, Surrogate
+from vlmrl.key_facts import (
+    ABOVE_ONE,
+    COUNT,
+    FRACTION,
+    NOT_NEGATIVE,
+    NUMBER,
+    POSITIVE,
+    POSITIVE_FRACTION,
+    POSITIVE_INT,
+    Range,
+)
+
+
+def _by_surrogate(
+    cell: str, otherwise: str = "the surrogate of `{row}` is `{value}`", hint: str = ""
+) -> tuple[When, ...]:
+    """Return the condition of a cell that only some surrogates read."""
+    return (When("surrogate", tuple(n for n, s in SURROGATES.items() if cell in s.reads), otherwise, hint),)
+
+
+_WHOLE_SCORES = When(
+    "advantage", tuple(name for name, e in ESTIMATORS.items() if not e.needs_group),
+    "the advantage `{value}` compares whole scores", "remove it, or use reinforce++, remax or ppo",
+)  # fmt: skip
+_CRITIC = When(
+    "advantage", tuple(name for name, e in ESTIMATORS.items() if e.critic),
+    "the advantage `{value}` has no critic", 'remove it, or set algo.name = "ppo"',
+)  # fmt: skip
+_KL = When("kl_coef", hint="set algo.kl_coef, such as 0.001")
+_KL_TARGET = When("kl_target", otherwise="without `algo.kl_target` the coefficient is fixed")
+_FILTER = When("filter", ("spread",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """Row of the table. Every field but the first two is a cell, which the recipe key `algo.<cell>` overrides.
+
+    Args:
+        name: name of the row.
+        summary: one line for `vlmrl recipe list --algos`, with the source.
+    """
+
+    name: str
+    summary: str
+    advantage: str = cell(
+        "group_mean_std",
+        "Baseline of the advantage.",
+        open_list=True,
+        choices={name: e.remark for name, e in ESTIMATORS.items()},
+    )
+    scale: str | None = cell(
+        None,
+        "Divisor of the advantage; where a row has none, it is the advantage's own.",
+        choices=SCALES,
+        open_list=True,
+    )
+    gamma: float = cell(
+        1.0,
+        "Discount of the token returns; 1 = every token has the whole score.",
+        range=POSITIVE_FRACTION,
+        used_when=(_WHOLE_SCORES,),
+        neutral=1.0,
+    )
+    gae_lambda: float = cell(
+        0.95,
+        "How far gae trusts the rewards that came after a token over what the critic predicted: 0 = one token, "
+        "1 = to the end of the response.",
+        range=FRACTION,
+        used_when=(_CRITIC,),
+    )
+    value_coef: float = cell(0.1, "Weight of the critic's loss.", range=NOT_NEGATIVE, used_when=(_CRITIC,))
+    value_clip: float = cell(
+        0.2,
+        "Largest distance of a critic's value from its value before the first update at which it still learns; "
+        "large = no limit.",
+        range=POSITIVE,
+        used_when=(_CRITIC,),
+    )
+    ratio: str = cell(
+        "token",
+        "Level of the probability ratio.",
+        choices=RATIOS,
+        open_list=True,
+        used_when=_by_surrogate("ratio", "the surrogate `{value}` has no ratio to choose", "remove it"),
+    )
+    surrogate: str = cell("clip", "Form of the policy loss.", choices=tuple(SURROGATES), open_list=True)
+    clip_low: float | None = cell(
+        None,
+        "Lower clip of the probability ratio: the ratio counts down to 1 - clip_low; with the surrogate gmpo the "
+        "log-ratio counts down to -clip_low.",
+        range=Range(ge=1e-9, lt=1),
+        used_when=_by_surrogate("clip_low"),
+    )
+    clip_high: float | None = cell(
+        None,
+        "Upper clip of the probability ratio: the ratio counts up to 1 + clip_high; with the surrogate gmpo the "
+        "log-ratio counts up to clip_high.",
+        range=POSITIVE,
+        used_when=_by_surrogate("clip_high"),
+    )
+    dual_clip: float | None = cell(
+        None,
+        "With a negative advantage the loss is at most this times the advantage's size; 3 is usual.",
+        range=ABOVE_ONE,
+        used_when=_by_surrogate("dual_clip"),
+    )
+    tau_positive: float = cell(
+        1.0,
+        "Temperature of the gate for positive advantages; larger = narrower gate.",
+        range=POSITIVE,
+        used_when=_by_surrogate("tau_positive"),
+    )
+    tau_negative: float = cell(
+        1.05,
+        "Temperature of the gate for negative advantages; larger = narrower gate.",
+        range=POSITIVE,
+        used_when=_by_surrogate("tau_negative"),
+    )
+    cov_share: float = cell(
+        2e-4,
+        "Share of an update's tokens that the surrogate picks (at least one token).",
+        range=POSITIVE_FRACTION,
+        used_when=_by_surrogate("cov_share"),
+    )
+    cov_low: float = cell(
+        1.0,
+        "Smallest covariance of log-prob and advantage from which tokens are picked.",
+        range=NUMBER,
+        used_when=_by_surrogate("cov_low"),
+    )
+    cov_high: float = cell(
+        5.0,
+        "Largest covariance of log-prob and advantage from which tokens are picked.",
+        range=NUMBER,
+        used_when=_by_surrogate("cov_high"),
+    )
+    cov_kl_coef: float = cell(
+        1.0,
+        "Weight of the penalty, |log-ratio|, on the tokens that were picked.",
+        range=NOT_NEGATIVE,
+        used_when=_by_surrogate("cov_kl_coef"),
+    )
+    aggregation: str = cell(
+        "token_mean",
+        "How token losses become one number. verl calls token_mean, sequence_mean and constant "
+        "token-mean, seq-mean-token-mean and seq-mean-token-sum-norm; TRL dapo, grpo and dr_grpo.",
+        choices=AGGREGATIONS,
+        open_list=True,
+    )
+    kl: str = cell(
+        "k3",
+        "Estimator of the KL to the reference.",
+        choices=KL_ESTIMATORS,
+        open_list=True,
+        used_when=(_KL,),
+        on_resume=KL,
+    )
+    kl_in: str = cell(
+        "loss",
+        "Where the KL goes: a term of the loss, or taken off the reward token by token.",
+        choices=("loss", "reward"),
+        used_when=(_KL,),
+        on_resume=KL,
+    )
+    kl_coef: float = cell(
+        0.0,
+        "Weight of the KL; 0 = off, and no reference model is loaded.",
+        range=NOT_NEGATIVE,
+        on_resume=KL,
+    )
+    kl_target: float | None = cell(
+        None,
+        "Mean KL per token, in nats, that kl_coef is steered to from step to step; left out = kl_coef is fixed.",
+        range=POSITIVE,
+        used_when=(_KL,),
+        on_resume=KL,
+    )
+    kl_horizon: float = cell(
+        10_000.0,
+        "How slowly kl_coef is steered, in responses: the larger, the slower.",
+        range=POSITIVE,
+        used_when=(_KL, _KL_TARGET),
+    )
+    entropy_coef: float = cell(0.0, "Weight of the entropy bonus; 0 = off.", range=NUMBER, of_row=False)
+    filter: str = cell(
+        "none",
+        "spread: prompts whose scores differ by no more than `min_spread` are replaced by newly drawn ones (DAPO).",
+        choices=("none", "spread"),
+    )
+    min_spread: float = cell(
+        0.0,
+        "Largest minus smallest score that a prompt must exceed to pass the filter.",
+        range=NOT_NEGATIVE,
+        used_when=(_FILTER,),
+    )
+    filter_tries: int = cell(
+        10,
+        "Most draws of prompts in one step under the filter; the step then takes what passed.",
+        range=POSITIVE_INT,
+        used_when=(_FILTER,),
+    )
+    importance: str = cell(
+        "auto",
+        "Correct for the engine's log-probs. truncate: weigh the loss by the trainer's probability over the "
+        "engine's, up to a limit. mask: the same, and 0 for tokens that are off. ratio: take them for the old ones of "
+        "the ratio, so that its clip is around the policy that sampled; without a dual clip of its own the row gets "
+        "importance_cap. auto: truncate when the engine is not the trainer; with `rollout.overlap` ratio, or mask for "
+        "rows without a clip or with a ratio of whole responses.",
+        choices=("auto", "none", "truncate", "mask", "ratio"),
+    )
+    importance_level: str = cell(
+        "token",
+        "Whether the correction is by token or by the product over a response.",
+        choices=("token", "sequence"),
+        used_when=(When("importance", ("auto", "truncate", "mask"), hint="remove it"),),
+    )
+    importance_cap: float = cell(
+        2.0,
+        "Limit of the correction: truncate at this weight, mask outside [1 / cap, cap].",
+        range=ABOVE_ONE,
+        used_when=(When("importance", ("auto", "truncate", "mask", "ratio"), hint="remove it"),),
+    )
+    overlong_tokens: int = cell(
+        0,
+        "Length before the token limit, in tokens, in which a response loses score, linearly up to "
+        "`overlong_penalty` (DAPO); 0 = off.",
+        range=COUNT,
+    )
+    overlong_penalty: float = cell(
+        1.0,
+        "What a response at the token limit loses under `overlong_tokens`.",
+        range=NOT_NEGATIVE,
+        used_when=(When("overlong_tokens"),),
+    )
+    truncated_score: float | None = cell(
+        None, "Score of a response cut by the token limit, in place of the reward's.", range=NUMBER
+    )
+    count_dead: bool = cell(
+        True,
+        "Whether the responses of groups of equal scores count in the denominator of the loss. They add nothing "
+        "to it and never enter a forward pass; counted, the gradient is that of all responses, as in verl and TRL. "
+        "false = the mean is over the others alone, so that a step weighs as much however many groups are left. "
+        "Groups that a filter refused never count.",
+    )
+    truncated: str = cell(
+        "keep",
+        "Responses cut by the token limit: trained on (keep), scored but not trained on (mask), left out of "
+        "the group (drop).",
+        choices=("keep", "mask", "drop"),
+        of_row=False,
+    )
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether the estimator compares the samples of a prompt, so that one sample is not enough."""
+        return ESTIMATORS[self.advantage].needs_group
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether the policy gets a value head, which predicts the score before every token."""
+        return ESTIMATORS[self.advantage].critic
+
+    @property
+    def limits_ratio(self) -> bool:
+        """Whether the surrogate bounds the effect of a token whose probability is far above the old one."""
+        facts = SURROGATES.get(self.surrogate, Surrogate())
+        return facts.gate or ("clip_high" in facts.reads and self.clip_high is not None)
+
+    def importance_of(self, *, own_engine: bool, filtered: bool, stale: bool) -> str:
+        """Return the `importance` of a run, with "auto" resolved.
+
+        "auto" is "none" when the trainer samples with its own weights or when sampling is filtered, and "truncate" when
+        another engine samples with the same weights.
+
+        With an engine whose weights are one step older it is "ratio": the bounds of PPO-like surrogates are meant to be
+        around the policy that sampled. Around the trainer's weights they would let the policy drift away from it twice
+        as far. It is "mask" instead where nothing bounds a token's ratio, or where the ratio is that of a whole
+        response (its bounds are narrower than the difference between two engines): a token that is too unlikely under
+        either policy then has no gradient.
+
+        Args:
+            own_engine: whether the trainer samples.
+            filtered: whether sampling uses top-p or top-k.
+            stale: whether older weights sample.
+        Returns: "none", "truncate", "mask" or "ratio".
+        """
+        if self.importance != "auto":
+            return self.importance
+        if own_engine or filtered:
+            return "none"
+        if not stale:
+            return "truncate"
+        return "ratio" if self.limits_ratio and self.ratio == "token" else "mask"
+
+    @property
+    def counts_dead(self) -> bool:
+        """Whether dead groups count in the denominator. With a filter they never do: it has refused them."""
+        return self.count_dead and self.filter == "none"
+
+    @property
+    def selects(self) -> bool:
+        """Whether the surrogate treats some tokens differently, which are picked from all tokens of an update."""
+        return SURROGATES[self.surrogate].selects
+
+
+CELLS = {each.name: each for each in cells_of(Algorithm)}
+"""The cells, which a recipe may override, in the order of the fields."""
+CHOICES = {name: tuple(each.choices) for name, each in CELLS.items() if each.choices}
+"""Cell -> the names that it may hold. Cells that are not here hold numbers or booleans."""

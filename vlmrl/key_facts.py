@@ -1,0 +1,50 @@
+"""Facts that a recipe key declares beside its type: the range of its number, and what a resume may do with it.
+
+The keys of `[algo]` are declared in algo/algorithm.py, all others in recipe/schema.py and recipe/table.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MOST = 1_000_000_000
+"""Largest whole number of a key that declares no other limit."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number, all inclusive but `gt` and `lt`. None = no such bound."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+
+POSITIVE_INT = Range(gt=0, le=MOST)
+COUNT = Range(ge=0, le=MOST)
+NUMBER = Range(ge=-1e9, le=1e9)
+NOT_NEGATIVE = Range(ge=0, le=1e9)
+POSITIVE = Range(ge=1e-9, le=1e9)
+ABOVE_ONE = Range(gt=1, le=1e9)
+FRACTION = Range(ge=0, le=1)
+POSITIVE_FRACTION = Range(ge=1e-9, le=1)
+
+
+@dataclass(frozen=True)
+class OnResume:
+    """Rule for the change of a key in a run that is resumed.
+
+    Args:
+        kind: "free": what is learned does not depend on the key (beyond rounding), so it changes without a word.
+            "asked": it changes what is learned; the change is shown, and needs --accept-changes. A fork (`--from`)
+            only lists it. "refused": the checkpoint does not fit the new value.
+        reason: why, in the words that the user reads; for a refused key also what to do instead.
+        restarts: what a change starts again: "best" = the best validation and its patience, "kl" = the steered KL
+            coefficient.
+    """
+
+    kind: Literal["free", "asked", "refused"]
+    reason: str
+    restarts: tuple[Literal["best", "kl"], ...] = ()

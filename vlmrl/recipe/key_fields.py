@@ -1,0 +1,75 @@
+"""Fields of the recipe's classes by their place: the class of a table, the field of a key, its marks and choices."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from vlmrl.recipe.toml_lines import Key
+
+Mark = TypeVar("Mark")
+
+
+def key_name(key: Key) -> str:
+    """Return the dotted name of a key without list positions: `data.path` for `data.0.path`."""
+    return ".".join(part for part in key if isinstance(part, str))
+
+
+def table_class(root: type[BaseModel], table: Key) -> type[BaseModel] | None:
+    """Return the class of the table at a place (list positions are ignored); None where no class describes it."""
+    model: type[BaseModel] = root
+    for part in table:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        inner = _model_in(field.annotation) if field else None
+        if inner is None:
+            return None
+        model = inner
+    return model
+
+
+def field_at(root: type[BaseModel], key: Key) -> FieldInfo | None:
+    """Return the field of a key (list positions are ignored); None where there is no such key."""
+    names: Key = tuple(part for part in key if isinstance(part, str))
+    model = table_class(root, names[:-1]) if names else None
+    return model.model_fields.get(str(names[-1])) if model else None
+
+
+def leaf_fields(root: type[BaseModel], prefix: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:
+    """Yield every key that is no table of the schema, with its field, in the order of the schema."""
+    model = table_class(root, prefix)
+    for name, field in model.model_fields.items() if model else ():
+        if table_class(root, (*prefix, name)):
+            yield from leaf_fields(root, (*prefix, name))
+        else:
+            yield (*prefix, name), field
+
+
+def mark_of(field: FieldInfo | None, kind: type[Mark]) -> Mark | None:
+    """Return the mark of this kind in a field's annotation (key_rules.py); None where there is none."""
+    return next((item for item in field.metadata if isinstance(item, kind)), None) if field else None
+
+
+def marked_keys(root: type[BaseModel], kind: type[Mark]) -> dict[str, Mark]:
+    """Return the dotted name of each key with a mark of this kind -> the mark."""
+    found = ((key_name(key), mark_of(field, kind)) for key, field in leaf_fields(root))
+    return {name: mark for name, mark in found if mark is not None}
+
+
+def literal_choices(annotation: Any) -> list[Any]:
+    """Return all values that a (nested) `Literal` allows; empty when there is none."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return list(typing.get_args(annotation))
+    return [c for part in typing.get_args(annotation) for c in literal_choices(part)]
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation if issubclass(annotation, BaseModel) else None
+    return next((m for m in map(_model_in, typing.get_args(annotation)) if m), None)

@@ -1,0 +1,67 @@
+"""What a recipe key declares beside its type and help: may it change on resume, who reads it, does it name a file.
+
+A key carries them in its annotation: `lr: Annotated[Positive, UPDATE] = 1e-6`. Every key has exactly one `OnResume`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vlmrl.key_facts import OnResume
+
+LENGTH = OnResume("free", "how long the run goes on")
+CADENCE = OnResume("free", "when something is looked at or kept")
+DISPLAY = OnResume("free", "where the numbers are shown")
+SPEED = OnResume("free", "where and how fast the same numbers are computed")
+LIMIT = OnResume("free", "a bound that stops a run, or a permission")
+MOVED = OnResume("free", "where a file is; what is in it is compared by its hash")
+ROWS = OnResume("asked", "the rows")
+SOURCES = OnResume("asked", "the sources")
+ORDER = OnResume("asked", "the order of the rows, and every sample")
+PROMPT = OnResume("asked", "the prompt and its images", ("best",))
+REWARD = OnResume("asked", "the reward", ("best",))
+MEASURE = OnResume("asked", "what validation measures", ("best",))
+SAMPLING = OnResume("asked", "the sampling")
+ENDING = OnResume("asked", "where a sampled and a validated response ends", ("best",))
+UPDATE = OnResume("asked", "the update")
+RUN_KIND = OnResume("refused", "sft and rl are different runs: start a new one from the weights, --set model.path=RUN")
+WEIGHTS = OnResume("refused", "the weights are the checkpoint's: start a new run from the other model")
+WEIGHT_TYPE = OnResume(
+    "refused",
+    "the saved weights and moments are of this type: start a new run from the weights, --set model.path=RUN",
+)
+TRAINED_PARTS = OnResume(
+    "refused",
+    "the checkpoint holds the moments of what was trained, no others: start a new run from the weights, "
+    "--set model.path=RUN",
+)
+ADAPTER = OnResume(
+    "refused",
+    "the checkpoint holds this adapter and no other: fold it in with `vlmrl merge RUN --out FOLDER`, then start a new "
+    "run, --set model.path=FOLDER",
+)
+
+
+@dataclass(frozen=True)
+class ReadBy:
+    """Mark of a key that one kind of run reads; a recipe of the other kind that sets it gets a warning."""
+
+    kind: Literal["rl", "sft"]
+
+
+RL_ONLY, SFT_ONLY = ReadBy("rl"), ReadBy("sft")
+
+
+@dataclass(frozen=True)
+class NamesFile:
+    """Mark of a key whose value, or whose list of values, may name a file or folder.
+
+    Args: or_name: whether the value may also be a plain name (of a task, a split, a reward, a logger), which no folder
+        of that name replaces.
+    """
+
+    or_name: bool = False
+
+
+FILE, FILE_OR_NAME = NamesFile(), NamesFile(or_name=True)
