@@ -98,6 +98,7 @@ CHECKED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "overrides", "found", "words"), CHECKED)
 def test_recipe_check_says_task_variant_reward_and_profile(tmp_path, monkeypatch, recipe, overrides, found, words):
     monkeypatch.chdir(tmp_path)

@@ -127,6 +127,7 @@ def test_a_table_without_any_other_rows_gives_training_rows_and_says_so(place: P
         evaluated(run, "validation")
 
 
+@pytest.mark.slow
 def test_a_folder_with_splits_is_evaluated_on_its_test_split_else_on_its_validation_split(place: Path):
     assert facts(evaluated(run_of(entry("all")))) == [("all", "test", "test", 5)]
     assert facts(evaluated(run_of(entry("no_test")))) == [("no_test", "validation", "validation", 2)]
@@ -135,6 +136,7 @@ def test_a_folder_with_splits_is_evaluated_on_its_test_split_else_on_its_validat
     assert facts(evaluated(run, "validation")) == [("all", "validation", "validation", 4)]
 
 
+@pytest.mark.slow
 def test_each_of_several_sources_by_itself(place: Path):
     data = entry("all") + entry("train.jsonl", 'validation = "val.jsonl"') + entry("fresh.jsonl")
     run = run_of(data)

@@ -92,6 +92,7 @@ def test_every_row_is_tried_and_saved_like_a_runs_rollouts(world):
     assert all(s.trajectory.version == 0 for g in saved for s in g.samples)
 
 
+@pytest.mark.slow
 def test_a_trial_repeats_itself(world):
     (_, first), (_, second) = tried(prompts=3), tried(prompts=3)
     assert [s.text for g in first.groups for s in g.samples] == [s.text for g in second.groups for s in g.samples]
@@ -147,6 +148,7 @@ def test_a_prompt_without_images_has_no_pictures(tiny_encoder, tiny_processor):
     assert seen_images(encoded(tiny_encoder, "none"), tiny_processor.image_processor) == []
 
 
+@pytest.mark.slow
 def test_kept_rows_of_a_table_are_a_table_for_the_same_recipe(world):
     out = Path("kept.parquet")
     _, trial = tried(prompts=None, keep=Keep(0.3, 1.0, {"rows": out}))
@@ -204,6 +206,7 @@ def _png(picture: Image.Image) -> bytes:
     return sink.getvalue()
 
 
+@pytest.mark.slow
 def test_kept_rows_of_a_prepared_folder_are_a_prepared_folder(world):
     make_pairs(world / "pairs")
     sets = ("data.0.path=pairs", "data.0.columns={}", "data.0.task=pairs", "reward.weights={}")
@@ -323,6 +326,7 @@ def test_what_is_no_condition_is_refused_with_the_form(text):
     assert "write --solved 'acc>=1'" in (error.value.hint or "")
 
 
+@pytest.mark.slow
 def test_a_reward_without_a_maximum_shows_its_spread_and_filters_nothing(world):
     Path("reward.py").write_text(REWARD.replace("RANGES", "OTHER"))
     _, trial = tried(prompts=2)
@@ -350,6 +354,7 @@ def test_a_trial_that_fails_leaves_no_run(world):
     assert list(Path("runs").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batches", "kept"), [(0, False), (1, True)])
 def test_an_interrupted_trial_leaves_what_it_has_scored(world, monkeypatch, batches, kept):
     from vlmrl.inference import trial as module
