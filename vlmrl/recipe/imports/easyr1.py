@@ -45,14 +45,14 @@ DEFAULTS: dict[str, Any] = {
     "trainer.total_epochs": 15, "trainer.val_freq": -1, "trainer.save_freq": -1,
     "trainer.save_limit": -1,
 }  # fmt: skip
-"""What EasyR1 does where nothing is written, of the keys that are taken over."""
+"""EasyR1's own values of the keys that are taken over, where a configuration does not write them."""
 EXAMPLE: dict[str, Any] = {
     "data.prompt_key": "problem", "data.max_prompt_length": 2048, "data.max_response_length": 2048,
     "algorithm.use_kl_loss": True, "algorithm.kl_penalty": "low_var_kl", "algorithm.kl_coef": 1e-2,
     "worker.actor.global_batch_size": 128, "worker.rollout.n": 5, "trainer.val_freq": 5, "trainer.save_freq": 30,
     "trainer.save_limit": 3,
 }  # fmt: skip
-"""Where `examples/config.yaml` differs from that."""
+"""Values of `examples/config.yaml` that differ from `DEFAULTS`."""
 SAME = {
     "worker.actor.model.model_path": "model.path",
     "worker.actor.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
@@ -76,7 +76,9 @@ SAME = {
     "worker.actor.tau_positive": "algo.tau_positive",
     "worker.actor.tau_negative": "algo.tau_negative",
 }
+"""Settings that mean the same: EasyR1's key -> recipe key."""
 KL = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "low_var_kl", "full": "full"}
+"""EasyR1's estimators of the KL -> `algo.kl`."""
 ADVANTAGES = {
     "grpo": {}, "rloo": {"algo.advantage": "leave_one_out"}, "remax": {"algo.advantage": "greedy"},
     "reinforce_plus_plus": {"algo.advantage": "none", "algo.scale": "tokens"},
@@ -131,7 +133,7 @@ LEFT = {
 
 
 def from_easyr1(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from EasyR1's settings. Args as `import_recipe.import_recipe`."""
+    """Fill a draft from EasyR1's settings. `base`: the file's folder; the others: see `run.import_recipe`."""
     if (config := draft.given.pop("__config__", None)) and str(config).endswith("config.yaml"):
         draft.defaults = DEFAULTS | EXAMPLE
         draft.todo.append(f"compare with {config}, which is not here: EasyR1's own example is taken for it")

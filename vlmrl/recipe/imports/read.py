@@ -1,7 +1,7 @@
-"""Reading the configurations of other systems: YAML, JSON, override lists and launch scripts. Nothing is ever run.
+"""Readers of other systems' configurations: YAML, JSON, override lists and launch scripts. Nothing is ever run.
 
-A shell script is cut into words by shlex. Variables and arrays that it sets to plain text are put in; `$(...)`, back
-quotes and variables from outside stay as they are and are told of.
+shlex splits a shell script into words. Variables and arrays that the script sets to plain text are replaced by their
+values. `$(...)`, back quotes and variables from outside stay as they are, and a note names them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_KEYS, MAX_DEPTH, MAX_WORD_CHARS, MOST_DIGITS = 5000, 20, 10_000, 40
 SYSTEMS = ("easyr1", "verl", "rllava", "trl")
 NULLS = ("null", "~", "")
 OWN_PROGRAMS = ("rllava.train.", "rllava/train/")
-"""Beginnings of programs that one system has several of, which do different things with the same settings."""
+"""Prefixes of the programs of RLLaVA. It has several, and they use the same settings for different things."""
 MOST_REFERENCES = 4
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^{}]*))?\}|\$([A-Za-z_]\w*)")
@@ -42,11 +42,13 @@ _REFERENCE = re.compile(r"\$\{(oc\.select:|oc\.env:)? *([A-Za-z_][\w.]*)(?:, *([
 
 @dataclass
 class Foreign:
-    """A configuration of another system.
+    """Configuration of another system.
 
     Args:
-        system: one of SYSTEMS.      values: dotted key -> value; what was left out is absent.
-        file: what was read.      notes: what a person should know of how it was read.
+        system: one of SYSTEMS.
+        values: dotted key -> value; settings without a value (null) are absent.
+        file: the file that was read.
+        notes: remarks for the user about how it was read.
     """
 
     system: str
@@ -56,9 +58,9 @@ class Foreign:
 
 
 def read_foreign(file: Path, system: str | None = None) -> Foreign:
-    """Read a configuration. `system`: whose it is; None = found out from its keys.
+    """Read a configuration of `system`, one of SYSTEMS. None: recognise the system by its keys and programs.
 
-    Raises: RecipeError when it cannot be read, holds no settings, or nothing tells whose it is.
+    Raises: RecipeError when the file cannot be read, has no settings, or its system is not recognised.
     """
     text = _text(file)
     notes: list[str] = []
@@ -82,7 +84,7 @@ def read_foreign(file: Path, system: str | None = None) -> Foreign:
 
 
 def flatten(value: Any, file: Path, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys. Raises: RecipeError for anything but a mapping, or for too many keys."""
+    """Return nested mappings as dotted keys. Raises: RecipeError for anything but a mapping, or too many keys."""
     if not isinstance(value, Mapping):
         raise RecipeError("this file does not hold a table of settings", where=str(file))
     found: dict[str, Any] = {}
@@ -105,7 +107,7 @@ def _leaves(value: Mapping[Any, Any], prefix: str, depth: int = 0) -> Iterator[t
 
 
 def plain_value(text: str) -> Any:
-    """The value that a text stands for: number, true, false, a list of them, None, else the text without quotes.
+    """Return the value of a text: number, true, false, a list of them, None, else the text without quotes.
 
     YAML 1.1 reads `1e-6` as text; here it is a number.
     """
@@ -127,7 +129,7 @@ def plain_value(text: str) -> Any:
 
 def _text(file: Path) -> str:
     try:
-        if not (file.is_file() or file.is_dir()) and file.exists():  # a pipe never ends, nor does a device
+        if not (file.is_file() or file.is_dir()) and file.exists():  # reading a pipe or a device may never end
             raise RecipeError("cannot read the configuration: a pipe or a device is no file", where=str(file))
         if file.stat().st_size > MAX_RECIPE_BYTES:
             raise RecipeError(f"this file has more than {MAX_RECIPE_BYTES:,} bytes: no configuration", where=str(file))
@@ -139,7 +141,7 @@ def _text(file: Path) -> str:
 
 
 def _parsed(text: str, file: Path, twice: dict[str, None]) -> Any:
-    """What a file of YAML, or of JSON by its ending, holds; names that one table has several times go to `twice`."""
+    """Parse JSON if the file's name ends so, else YAML. Names that a table has several times are added to `twice`."""
     import yaml
 
     def repeated(names: Iterable[str]) -> None:
@@ -168,7 +170,7 @@ def _parsed(text: str, file: Path, twice: dict[str, None]) -> Any:
 
 
 def _from_table(text: str, file: Path, notes: list[str]) -> dict[str, Any]:
-    """Settings, or, as Hydra keeps them, a list of overrides."""
+    """Return the settings of a YAML or JSON file: a table, or a list of overrides as Hydra stores it."""
     twice: dict[str, None] = {}
     value = _parsed(text, file, twice)
     notes += [f"`{name[:80]}` is written twice in {file.name}: the last one was taken" for name in islice(twice, 20)]
@@ -178,7 +180,7 @@ def _from_table(text: str, file: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _launch_words(text: str, notes: list[str]) -> list[str]:
-    """The words of a script's launch command (the one with most settings), variables put in."""
+    """Return the words of a script's launch command (the one with most settings), with the values of variables."""
     variables: dict[str, str] = {}
     arrays = _Arrays(notes)
     commands: list[list[str]] = []
@@ -200,7 +202,7 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
         if words and all(_ASSIGNMENT.match(word) and "." not in word.partition("=")[0] for word in words):
             for name, value in (word.split("=", 1) for word in words):
                 held = variables.get(name)
-                if arrays.depth and held and held != value:  # another branch, or one that may not be taken
+                if arrays.depth and held and held != value:  # a branch that may not run: keep the first value
                     doubtful[name] = held
                 else:
                     variables[name] = value
@@ -225,15 +227,15 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
 
 
 class _Arrays:
-    """The arrays of a script: `NAME=(...)` and `NAME+=(...)` over any number of lines, put in for `"${NAME[@]}"`.
+    """Arrays of a script: `NAME=(...)` and `NAME+=(...)` over any number of lines. They replace `"${NAME[@]}"`.
 
-    What stands inside a condition is passed over, for nobody knows which branch would be taken.
+    Arrays inside a condition are skipped: it is not known which branch would run.
     """
 
     def __init__(self, notes: list[str]) -> None:
         self.notes = notes
         self.found: dict[str, list[str]] = {}
-        self.filled: list[str] | None = None  # the array that is open
+        self.filled: list[str] | None = None  # the array whose `)` is still to come
         self.depth = 0
 
     def expand(self, words: Sequence[str]) -> list[str]:
@@ -245,7 +247,7 @@ class _Arrays:
         return made
 
     def take(self, words: list[str]) -> bool:
-        """Whether a line belongs to an array, which then has its words."""
+        """Return whether a line belongs to an array. If so, the array gets its words."""
         if self.filled is None:
             bare = words
             while bare and (bare[0] in _DECLARES or (len(bare) < len(words) and bare[0].startswith("-"))):
@@ -267,7 +269,7 @@ class _Arrays:
         open_array, depth = self.filled, 0
         for n, word in enumerate(words):
             depth += word.count("(") - word.count(")")
-            if depth < 0:  # its own end, not that of a `$(command)` in it; what follows on the line is no element
+            if depth < 0:  # the end of the array, not of a `$(command)` in it; the rest of the line is no element
                 last = word[: word.rindex(")")]
                 words, self.filled = [*words[:n], *([last] if last else [])], None
                 break
@@ -279,12 +281,12 @@ def _put_in(word: str, variables: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         held, default = variables.get(match.group(1) or match.group(3)), match.group(2)
         if default is not None:
-            return held or default  # `:-` goes by what is empty, too
+            return held or default  # `:-` also replaces an empty value
         return match.group() if held is None else held
 
     for _ in range(3):  # `${NAME:-x_${OTHER}}` from the inside out
         found = _VARIABLE.sub(value, word) if len(word) <= MAX_WORD_CHARS else word
-        if found == word or len(found) > MAX_WORD_CHARS:  # variables of variables double with every line
+        if found == word or len(found) > MAX_WORD_CHARS:  # a variable made of variables can double in length per line
             break
         word = found
     return word
@@ -295,14 +297,14 @@ def _is_setting(word: str) -> bool:
 
 
 def _from_words(words: Sequence[str], file: Path, notes: list[str]) -> dict[str, Any]:
-    """The settings of a command: those of a file it names (`config=FILE`, `--config FILE`), then its own on top."""
+    """Return a command's settings: those of the file it names (`config=FILE`, `--config FILE`), then its own on top."""
     own = _overrides(words) | _flags(words)
     if program := next((word for word in words if word.startswith(OWN_PROGRAMS)), None):
         own["__program__"] = program
     named = own.pop("config", None)
     values: dict[str, Any] = {}
     if isinstance(named, str):
-        if _FILLED_IN.search(named):  # `$(dirname "$0")/config.yaml`: most likely beside the script
+        if _FILLED_IN.search(named):  # `$(dirname "$0")/config.yaml`: probably beside the script
             named = named.rpartition("/")[2]
         found = next((p for p in (Path(named), *(up / named for up in file.resolve().parents)) if p.is_file()), None)
         if found is None:
@@ -318,7 +320,7 @@ EXAMPLE_SAYS = "for a system's own example its known settings are taken, else th
 
 
 def _overrides(words: Sequence[str]) -> dict[str, Any]:
-    """`key=value` and `+key=value`, as OmegaConf and Hydra take them. `~key` takes a key away."""
+    """Read `key=value` and `+key=value`, as OmegaConf and Hydra do. `~key`, which removes a key there, is skipped."""
     found: dict[str, Any] = {}
     for word in words:
         if (match := _OVERRIDE.fullmatch(word)) and not word.startswith(("~", "--")):
@@ -329,7 +331,7 @@ def _overrides(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _table_of(text: str) -> dict[str, Any] | None:
-    """The table that `{"a": 1}` or `{a:1,b:2}` writes; None for what is none, or holds nothing."""
+    """Return the table that `{"a": 1}` or `{a:1,b:2}` stands for; None for any other text and for an empty table."""
     if not (text.startswith("{") and text.endswith("}")):
         return None
     try:
@@ -342,7 +344,7 @@ def _table_of(text: str) -> dict[str, Any] | None:
 
 
 def _flags(words: Sequence[str]) -> dict[str, Any]:
-    """`--key value`, `--key=value`, `--key` (true), `--key a b` (a list), as argparse takes them."""
+    """Read `--key value`, `--key=value`, `--key` (true) and `--key a b` (a list), as argparse does."""
     found: dict[str, Any] = {}
     name: str | None = None
     for word in words:
@@ -360,8 +362,9 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`${data.max_prompt_length}` and `${oc.select:data.max_prompt_length,512}` as what that key holds, or the default;
-    `${oc.env:NAME,x}` as its default, whatever the environment here. None values are taken out.
+    """Replace references to other keys, and remove None values.
+
+    `${KEY}` and `${oc.select:KEY,512}` become the key's value, else the default; `${oc.env:NAME,x}` always its default.
     """
     found = {}
     for key, value in values.items():

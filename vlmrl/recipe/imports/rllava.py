@@ -1,5 +1,6 @@
-"""RLLaVA's configuration (OmegaConf YAML, launch scripts of `rllava.train.pipeline.*` and of TinyLLaVA's trainer) as a
-recipe.
+"""RLLaVA's configuration as a recipe.
+
+It is OmegaConf YAML, or a launch script of `rllava.train.pipeline.*` or of TinyLLaVA's trainer.
 
 Source: RLLaVA at 4753d4a (github.com/TinyLoopX/RLLaVA: rllava/ppo/config.py, rllava/data/config.py,
 rllava/model/config.py, rllava/utils/config.py, rllava/ppo/plugins). It grew out of verl and EasyR1: advantages, losses
@@ -53,7 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "trainer.total_epochs": 15, "trainer.val_freq": -1, "trainer.save_freq": -1, "trainer.save_limit": -1,
     "trainer.max_try_make_batch": 20,
 }  # fmt: skip
-"""What RLLaVA does where nothing is written, of the keys that are taken over."""
+"""RLLaVA's own values of the keys that are taken over, where a configuration does not write them."""
 EXAMPLE: dict[str, Any] = {
     "data.prompt_key": "problem", "data.train_batch_size": 16, "actor.ppo_mini_batch_size": 4,
     "actor.fsdp.offload_params": True, "rollout.n": 5, "trainer.val_freq": 5, "trainer.save_freq": 20,
@@ -70,7 +71,7 @@ EXAMPLES = {
         "actor.model.use_peft": True, "actor.model.lora_r": 8, "actor.model.lora_alpha": 32,
     },
 }  # fmt: skip
-"""Its example files, where they differ from that: scripts begin with one of them."""
+"""Values of RLLaVA's example files that differ from `DEFAULTS`. Launch scripts start from one of these files."""
 SAME = {
     "actor.model.model_path": "model.path",
     "actor.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
@@ -207,7 +208,7 @@ LEFT = {
 
 
 def from_rllava(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from RLLaVA's settings. Args as `import_recipe.import_recipe`."""
+    """Fill a draft from RLLaVA's settings. `base`: the file's folder; the others: see `run.import_recipe`."""
     program = str(draft.given.pop("__program__", "")).rpartition(".")[2]
     if program == "py":
         from_tinyllava(draft, rows, processes)
@@ -236,7 +237,7 @@ def from_rllava(draft: Draft, base: Path, rows: int | None, processes: int | Non
 
 
 def _pipeline(draft: Draft, program: str) -> None:
-    """What the program does with the settings: reinforcement learning unless it is `sft`."""
+    """Set the kind of training by the program: reinforcement learning unless it is `sft`."""
     if program == "sft":
         draft.put("kind", "sft", "data.train_files", why="of rllava.train.pipeline.sft: `vlmrl sft`")
         return
@@ -330,7 +331,7 @@ def _reward(draft: Draft) -> None:
 
 
 def _processes(draft: Draft) -> None:
-    """The number of processes is torchrun's; `trainer.n_gpus_per_node` is not read there."""
+    """Note the number of processes: torchrun's `nproc_per_node`. RLLaVA does not read `trainer.n_gpus_per_node`."""
     if count := draft.get("nproc_per_node"):
         draft.left["nproc_per_node"] = f"on the command line: vlmrl train RECIPE --gpus {count}"
         if draft.written("trainer.n_gpus_per_node"):
@@ -338,7 +339,7 @@ def _processes(draft: Draft) -> None:
 
 
 def _only_supervised(draft: Draft) -> None:
-    """A supervised recipe has rows, not samples: what is of sampling and rewards goes."""
+    """Replace prompts per step by rows per step, and remove the keys of sampling and rewards."""
     rows = draft.taken.pop("rollout.prompts_per_step", None)
     if rows is not None:
         draft.put("train.rows_per_step", rows.value, "data.train_batch_size")
@@ -356,7 +357,7 @@ _SAMPLING = (
 
 
 def _leave_rest(draft: Draft) -> None:
-    """Name all that is left. A name that ends with `_` stands for all names that begin with it."""
+    """Leave out all remaining settings. A name that ends with `_` stands for all names that begin with it."""
     begun = {key: why for key, why in LEFT.items() if key.endswith("_")}
     for start, why in begun.items():
         for key in [k for k in draft.given if k.startswith(start) and k not in draft.used]:

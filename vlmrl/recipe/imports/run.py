@@ -1,4 +1,4 @@
-"""`vlmrl recipe import`: another system's configuration as a recipe, with the list of what did not map, and why."""
+"""Import of another system's configuration as a recipe, with a report of the settings that did not map, and why."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ IMPORTS: dict[str, tuple[str, dict[str, Any], Fill]] = {
     "rllava": ("RLLaVA", import_rllava.DEFAULTS, import_rllava.from_rllava),
     "trl": ("TRL", import_trl.DEFAULTS, import_trl.from_trl),
 }
-"""System -> its name, what it does where nothing is written, and who fills the draft."""
+"""System -> its name, its values of settings that are not written, and the function that fills the draft."""
 
 
 def import_recipe(
     file: Path, *, system: str | None = None, rows: int | None = None, processes: int | None = None
 ) -> tuple[str, dict[str, Any]]:
-    """(the recipe as TOML, the report) of another system's configuration. The recipe loads; nothing of it was run.
+    """Convert another system's configuration into a recipe. Nothing of the configuration is run.
 
     Args:
         file: YAML, JSON, a list of overrides, or a launch script.
-        system: one of `SYSTEMS`; None = found out.
-        rows: of the training data, which makes steps of epochs.
-        processes: that the configuration was for (TRL's batch sizes are per device).
-    Returns: the report has `system`, `mapped`, `changed` (mapped, with another meaning), `left_out`, `as_here`,
-        `todo`, `notes`.
-    Raises: RecipeError when the file cannot be read, is of no known system, or a value of it cannot be what it is.
+        system: one of `SYSTEMS`; None = recognised by its settings.
+        rows: number of training rows; with it, epochs become steps.
+        processes: number of processes that the configuration was for (TRL's batch sizes are per device).
+    Returns: (the recipe as TOML, the report). The recipe loads. The report has `system`, `mapped`, `changed` (mapped,
+        with another meaning), `left_out`, `as_here`, `todo`, `notes`.
+    Raises: RecipeError when the file cannot be read, belongs to no known system, or has a value that its setting
+        cannot have; ProblemsError when the recipe does not load.
     """
     if system is not None and system not in SYSTEMS:
         raise unknown("system", system, SYSTEMS)
@@ -66,7 +67,7 @@ def _filled(foreign: Foreign, rows: int | None, processes: int | None) -> Draft:
 
 
 def _check_loads(text: str, file: Path) -> None:
-    """What was imported is a recipe. Raises: ProblemsError with the settings that cannot be what they are."""
+    """Check that the imported text loads as a recipe. Raises: ProblemsError that names the wrong values."""
     lines = text.splitlines()
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "recipe.toml"

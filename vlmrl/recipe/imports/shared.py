@@ -1,4 +1,4 @@
-"""What the imports from other systems have in common: a function for each thing that two or more of them set."""
+"""Functions that the imports of two or more systems use, one for each group of recipe keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlmrl.recipe.imports.draft import Draft, number
 
 LOGGERS = ("tensorboard", "wandb", "trackio")
 NO_LOGGERS = ("", "console", "file", "none", "None")
-"""Names of loggers that stand for what is always done here, or for nothing."""
+"""Loggers that need no entry in log.sinks: they write what vlmrl always writes, or nothing."""
 SCHEDULES = {
     "constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
     "cosine_with_min_lr": "cosine",
@@ -21,13 +21,17 @@ KL_NAMES = {
     "kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl",
     "full": "full",
 }  # fmt: skip
+"""Estimators of the KL: verl's name -> `algo.kl`."""
 NO_GRADIENT = {f"{kind}+": value for kind, value in KL_NAMES.items()}
-"""Estimators of the KL by verl's names; with a + theirs has the value of the one and the gradient of another."""
+"""Estimators whose name has a + in verl: value of the estimator without the +, gradient of another one."""
 DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32"}
 
 
 def data_source(draft: Draft, train: str, validation: str) -> None:
-    """`name@split` of training and validation as one `[[data]]` entry; what would spoil a validation is left out."""
+    """Set one `[[data]]` entry from `name@split` of training and validation.
+
+    Validation on training rows or on a test split is left out.
+    """
     files = draft.get(train)
     trained = [str(f) for f in files] if isinstance(files, list) else [str(files)]
     if isinstance(files, list):
@@ -64,13 +68,13 @@ def data_source(draft: Draft, train: str, validation: str) -> None:
 
 
 def located(path: str) -> str:
-    """A file or folder as it is; `org/name` that is none here as a hub name."""
+    """Return the path, or `hub:org/name` for a text `org/name` that is no file or folder here."""
     looks_like_hub = path.count("/") == 1 and not path.startswith((".", "/", "~")) and not Path(path).suffix
     return f"hub:{path}" if looks_like_hub and not Path(path).exists() else path
 
 
 def engine_of(draft: Draft, engine: str, parts: str) -> None:
-    """rollout.engine, and how many GPUs hold one engine: a matter of the machine, taken over where it is written."""
+    """Set rollout.engine, and for vLLM the number of GPUs of one engine, which depends on the machine, if written."""
     found, count = draft.get(engine), number(int, draft.get(parts), 2)
     if found == "vllm":
         draft.put("rollout.engine", "vllm", engine)
@@ -83,7 +87,7 @@ def engine_of(draft: Draft, engine: str, parts: str) -> None:
 
 
 def filtered_sampling(draft: Draft, top_p: str, top_k: str) -> None:
-    """rollout.top_p and rollout.top_k where they are on, with the permission that they need here."""
+    """Set rollout.top_p and rollout.top_k where they are on, and the key that permits them here."""
     p, k = number(float, draft.get(top_p)), number(int, draft.get(top_k), 1)
     sources = []
     if p is not None and p < 1:
@@ -98,7 +102,7 @@ def filtered_sampling(draft: Draft, top_p: str, top_k: str) -> None:
 
 
 def step_size(draft: Draft, key: str, why: str) -> None:
-    """rollout.prompts_per_step as it is written; 0 stands for "as they come" and is left, with `why`."""
+    """Keep rollout.prompts_per_step unless `key` is 0, which means "as they come": then leave it out, with `why`."""
     if draft.given.get(key) == 0:
         draft.taken.pop("rollout.prompts_per_step", None)
         draft.leave(key, why)
@@ -106,7 +110,7 @@ def step_size(draft: Draft, key: str, why: str) -> None:
 
 
 def updates_of(draft: Draft, prompts: str, batch: str) -> None:
-    """train.updates_per_step of a system whose two batch sizes count prompts."""
+    """Set train.updates_per_step for a system whose two batch sizes count prompts."""
     drawn, each = draft.get(prompts), draft.get(batch)
     if isinstance(drawn, int) and isinstance(each, int) and each > 0:
         name = batch.rpartition(".")[2]
@@ -115,7 +119,7 @@ def updates_of(draft: Draft, prompts: str, batch: str) -> None:
 
 
 def chosen(draft: Draft, key: str, found: Any, table: Mapping[str, Mapping[str, Any]]) -> None:
-    """The cells of `[algo]` that `found`, the value of `key`, stands for in a table; without a row there it is left."""
+    """Set the cells of `[algo]` that `found`, the value of `key`, stands for in `table`; leave unknown values out."""
     if found not in table:
         draft.left[key] = f"`{found}` has no counterpart: choose a row of `vlmrl recipe list --algos`"
     for cell, value in table.get(found, {}).items():
@@ -123,7 +127,10 @@ def chosen(draft: Draft, key: str, found: Any, table: Mapping[str, Mapping[str, 
 
 
 def clip_of_one(draft: Draft, loss: Any, key: str) -> None:
-    """A lower clip of 1 or more, which bounds nothing: a ratio is never below 0. The rows of two losses have none."""
+    """Replace a lower clip of 1 or more, which bounds nothing because a ratio is never below 0.
+
+    Two losses have a row of the algorithm table without a lower bound: it is named. The others get a clip just below 1.
+    """
     low = draft.taken.get("algo.clip_low")
     if low is None or low.value < 1:
         return
@@ -136,7 +143,7 @@ def clip_of_one(draft: Draft, loss: Any, key: str) -> None:
 
 
 def discounts(draft: Draft, estimator: Any) -> None:
-    """algo.gamma and algo.gae_lambda, of the estimators that have returns token by token."""
+    """Set algo.gamma and algo.gae_lambda for the estimators that have a return per token."""
     if estimator in ("gae", "reinforce_plus_plus") and draft.written("algorithm.gamma"):
         draft.put("algo.gamma", float(draft.get("algorithm.gamma")), "algorithm.gamma")
     if estimator == "gae" and draft.written("algorithm.lam"):
@@ -144,7 +151,7 @@ def discounts(draft: Draft, estimator: Any) -> None:
 
 
 def spread_filter(draft: Draft, on: str, tries: str, why: str) -> None:
-    """algo.filter and the most draws under it. `why`: what it goes by there."""
+    """Set algo.filter and the maximum number of draws under it. `why`: end of the note, on the measure used there."""
     if draft.get(on):
         draft.put("algo.filter", "spread", on, why=f"prompts whose scores are all equal are drawn anew{why}")
         if (most := number(int, draft.get(tries), 1)) is not None:
@@ -159,7 +166,7 @@ def betas_of(draft: Draft, key: str) -> None:
 
 
 def adapter(draft: Draft, rank: str, alpha: str, targets: str, exclude: str) -> None:
-    """The `[lora]` table, where the rank is above 0. Targets: a list, names with commas, or all-linear."""
+    """Set the `[lora]` table if the rank is above 0. Targets: a list, names with commas, or all-linear."""
     if (size := number(int, draft.get(rank), 1)) is None:
         for key in (alpha, targets, exclude):
             draft.leave(key, "no adapter: its rank is 0")
@@ -182,7 +189,7 @@ def frozen_tower(draft: Draft, key: str) -> None:
 
 
 def sharding(draft: Draft, size: str, offload: str, dtype: str) -> None:
-    """Processes that hold one model, weights in main memory between their uses, and the type of the arithmetic."""
+    """Set how many processes share a model, whether unused weights wait in main memory, and the arithmetic's type."""
     if (processes := number(int, draft.get(size), 1)) is not None:
         draft.put("parallel.shard_size", processes, size)
     if draft.get(offload) is True:
@@ -191,7 +198,7 @@ def sharding(draft: Draft, size: str, offload: str, dtype: str) -> None:
 
 
 def arithmetic(draft: Draft, key: str) -> None:
-    """model.dtype, where the type is written."""
+    """Set model.dtype if `key` names a type that it can have."""
     found = draft.get(key)
     if isinstance(found, str) and found.removeprefix("torch.") in DTYPES:
         draft.put("model.dtype", DTYPES[found.removeprefix("torch.")], key)
@@ -200,7 +207,7 @@ def arithmetic(draft: Draft, key: str) -> None:
 
 
 def thinking(draft: Draft, key: str) -> None:
-    """model.thinking, where the chat template is given its switch."""
+    """Set model.thinking if `key` turns the chat template's thinking on or off."""
     if isinstance(on := draft.get(key), bool):
         draft.put("model.thinking", "on" if on else "off", key)
 
@@ -218,7 +225,12 @@ def reward_of(draft: Draft, table: str) -> None:
 
 
 def trainer_of(draft: Draft, validation: str, keep: str) -> None:
-    """The `trainer` table of EasyR1 and verl: cadence, checkpoints, names. `validation`, `keep`: what differs."""
+    """Take over the `trainer` table of EasyR1 and verl: intervals, checkpoints, names.
+
+    Args:
+        validation: setting with the number of steps between validations.
+        keep: setting with the number of checkpoints to keep.
+    """
     never = "off there; here 0: at the"
     for source, key, when in (
         (validation, "eval.every_steps", "start and the end"), ("trainer.save_freq", "checkpoint.every_steps", "end"),
@@ -238,7 +250,12 @@ def trainer_of(draft: Draft, validation: str, keep: str) -> None:
 
 
 def loggers_of(draft: Draft, key: str, services: Mapping[str, str]) -> None:
-    """log.sinks, where loggers are written. `services`: setting there -> key of `[log]`, of those that are services."""
+    """Set log.sinks where loggers are written.
+
+    Args:
+        key: the setting that names the loggers.
+        services: setting -> key of `[log]`, taken over if a logger is a service (any but tensorboard).
+    """
     found = draft.get(key)
     named = [str(name) for name in found] if isinstance(found, list) else str(found or "").split(",")
     known = [name for name in named if name in LOGGERS]
@@ -259,7 +276,7 @@ def loggers_of(draft: Draft, key: str, services: Mapping[str, str]) -> None:
 
 
 def dropped_rows(draft: Draft, longest: str, dropped: str) -> None:
-    """The prompt limit; what happens to rows beyond it differs."""
+    """Set the limit of the prompt's tokens. A longer row is an error here; there it is dropped or cut."""
     value = number(int, draft.get(longest), 1)
     if value is None:
         return
@@ -270,11 +287,11 @@ def dropped_rows(draft: Draft, longest: str, dropped: str) -> None:
 
 
 COUNTED_LATER = "the steps are counted when a run begins; the last rows of an epoch are trained on too"
-"""Comment on epochs that are imported as epochs."""
+"""Note on `train.epochs`, for imports that do not compute steps."""
 
 
 def steps_of(draft: Draft, rows: int | None, most: str, epochs: str) -> None:
-    """Put train.steps as written, or counted where the number of rows is known; else train.epochs."""
+    """Set train.steps as written, or computed from the epochs where the number of rows is known; else train.epochs."""
     steps, prompts = number(int, draft.get(most), 1), draft.taken.get("rollout.prompts_per_step")
     passes = draft.get(epochs)
     if steps:
@@ -288,7 +305,7 @@ def steps_of(draft: Draft, rows: int | None, most: str, epochs: str) -> None:
 
 
 def schedule_keys(draft: Draft, kind: str, warmup: str, ratio: str, lowest: str) -> None:
-    """The learning rate's shape and warm-up. A ratio becomes steps where the number of steps is known."""
+    """Set the learning rate's schedule and warm-up. A ratio becomes steps where the number of steps is known."""
     shape = draft.get(kind)
     if shape in SCHEDULES:
         draft.put("optim.schedule", SCHEDULES[shape], kind)
@@ -318,8 +335,11 @@ def schedule_keys(draft: Draft, kind: str, warmup: str, ratio: str, lowest: str)
 
 
 def kl_of(draft: Draft, on_loss: str, loss_keys: tuple[str, str], on_reward: str) -> None:
-    """The KL of verl and what came of it: in the loss, by the coefficient and the estimator of `loss_keys`, or in the
-    reward, by `algorithm.kl_ctrl`.
+    """Set the keys of the KL, for verl and the systems derived from it.
+
+    Args:
+        on_loss, on_reward: settings that turn the KL on, in the loss or in the reward (by `algorithm.kl_ctrl`).
+        loss_keys: settings of the coefficient and of the estimator in the loss.
     """
     in_loss, in_reward = draft.get(on_loss), draft.get(on_reward)
     reward_keys = ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty", "algorithm.kl_ctrl.type",
@@ -351,7 +371,7 @@ def kl_of(draft: Draft, on_loss: str, loss_keys: tuple[str, str], on_reward: str
 
 
 def columns_and_prompt(draft: Draft) -> None:
-    """The names of the columns, and the prompt's template, as EasyR1 and what came of it have them."""
+    """Set the names of the columns and the prompt's template, for EasyR1 and the systems derived from it."""
     named = {"prompt": "data.prompt_key", "answer": "data.answer_key", "images": "data.image_key"}
     found = {role: draft.get(key) for role, key in named.items() if draft.written(key)}
     usual = {"prompt": "problem", "answer": "answer", "images": "images"}

@@ -1,4 +1,4 @@
-"""TinyLLaVA's supervised training, which RLLaVA carries along: launch scripts of `rllava/train/train.py`.
+"""TinyLLaVA's supervised training as a recipe: launch scripts of `rllava/train/train.py`, a part of RLLaVA.
 
 Source: RLLaVA at 4753d4a (github.com/TinyLoopX/RLLaVA: rllava/train/train.py, rllava/model/config.py,
 examples/tinyllava/train).
@@ -17,7 +17,7 @@ DEFAULTS: dict[str, Any] = {
     "tune_type_llm": "frozen", "tune_type_vision_tower": "frozen", "tune_type_connector": "full",
     "gradient_checkpointing": False, "lora_r": 128, "lora_alpha": 256,
 }  # fmt: skip
-"""What the trainer does where nothing is written, of the arguments that are taken over."""
+"""The trainer's own values of the arguments that are taken over, where a script does not write them."""
 SAME = {
     "image_folder": "data.images_root", "learning_rate": "optim.lr", "weight_decay": "optim.weight_decay",
     "max_grad_norm": "optim.max_grad_norm", "seed": "train.seed",
@@ -78,7 +78,7 @@ LEFT = {
 
 
 def from_tinyllava(draft: Draft, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from the trainer's arguments. Args as `import_recipe.import_recipe`."""
+    """Fill a draft from the trainer's arguments. `rows`, `processes`: see `run.import_recipe`."""
     draft.defaults = DEFAULTS
     draft.put("kind", "sft", "data_path", why="supervised training alone: `vlmrl sft`")
     draft.same(SAME)
@@ -109,7 +109,7 @@ def _data(draft: Draft) -> None:
 
 
 def _trained(draft: Draft) -> None:
-    """Which parts are trained: `tune_type_*`."""
+    """Set the frozen parts, or the adapter, from `tune_type_*`."""
     language = str(draft.get("tune_type_llm"))
     frozen = ["language"] if language == "frozen" else []
     frozen += ["vision"] if draft.get("tune_type_vision_tower") == "frozen" else []

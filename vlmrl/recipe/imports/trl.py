@@ -30,7 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "sequence_mask",
     "vllm_importance_sampling_clip_max": 3.0,
 }  # fmt: skip
-"""What TRL does where nothing is written, of the arguments that are taken over."""
+"""TRL's own values of the arguments that are taken over, where a configuration does not write them."""
 SAME = {
     "model_name_or_path": "model.path",
     "model_revision": "model.revision",
@@ -48,15 +48,22 @@ SAME = {
     "entropy_coef": "algo.entropy_coef",
     "delta": "algo.dual_clip",
 }
-SUPERVISED = ("packing", "max_length", "max_seq_length", "assistant_only_loss", "completion_only_loss",
-              "dataset_text_field")  # fmt: skip
+SUPERVISED = (
+    "packing",
+    "max_length",
+    "max_seq_length",
+    "assistant_only_loss",
+    "completion_only_loss",
+    "dataset_text_field",
+)
+"""Arguments of SFTConfig alone."""
 LEFT_SUPERVISED = {
     "max_length": "no row is cut: see rollout.max_prompt_tokens",
     "max_seq_length": "no row is cut: see rollout.max_prompt_tokens",
     "packing": "rows are always packed up to train.tokens_per_row",
 }
 SAMPLED = ("num_generations", "max_completion_length", "reward_funcs", "beta", "epsilon", "loss_type", "scale_rewards")
-"""`SUPERVISED` are arguments of SFTConfig alone, these of GRPOConfig alone."""
+"""Arguments of GRPOConfig alone."""
 LOSSES = {
     "grpo": ({"algo.aggregation": "sequence_mean"}, ""),
     "dapo": ({"algo.aggregation": "token_mean"}, ""),
@@ -68,7 +75,7 @@ LOSSES = {
 IMPORTANCE = {"token_truncate": ("truncate", "token"), "token_mask": ("mask", "token"),
               "sequence_truncate": ("truncate", "sequence"), "sequence_mask": ("mask", "sequence")}  # fmt: skip
 SERVICES = {"project": "project", "wandb_project": "project", "wandb_entity": "entity", "wandb_run_group": "group"}
-"""What names the project of a service -> key of `[log]`: TRL's own, and those of scripts around it."""
+"""Settings of logging services -> key of `[log]`: TRL's own, and those of scripts around TRL."""
 OPTIMIZERS = {"adamw_8bit": "adamw_8bit", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit"}
 _BATCH = "rows are packed up to train.tokens_per_row; see rollout.prompts_per_step"
 LEFT = {
@@ -122,7 +129,7 @@ LEFT = {
 
 
 def from_trl(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from TRL's arguments. Args as `import_recipe.import_recipe`."""
+    """Fill a draft from TRL's arguments. `base`: the file's folder; the others: see `run.import_recipe`."""
     draft.get("__config__")
     if (sign := next((key for key in SUPERVISED if draft.written(key)), None)) and not any(map(draft.written, SAMPLED)):
         _supervised(draft, sign, rows, processes)
@@ -142,7 +149,7 @@ def from_trl(draft: Draft, base: Path, rows: int | None, processes: int | None) 
 
 
 def _supervised(draft: Draft, sign: str, rows: int | None, processes: int | None) -> None:
-    """SFTConfig's arguments: rows in place of prompts and samples, and nothing of what is sampled."""
+    """Fill a draft from SFTConfig's arguments: rows instead of prompts and samples, and no keys of sampling."""
     draft.defaults = {**draft.defaults, "learning_rate": 2e-5}
     draft.put("kind", "sft", sign, why="of SFTConfig, not of GRPOConfig: `vlmrl sft`")
     draft.same({source: key for source, key in SAME.items() if not key.startswith(("rollout.", "algo."))})
@@ -155,7 +162,7 @@ def _supervised(draft: Draft, sign: str, rows: int | None, processes: int | None
     draft.put("train.rows_per_step", int(draft.get(batch[0])) * int(draft.get(batch[1])) * (processes or 1), *batch)
     if processes is None:
         draft.todo.append("train.rows_per_step is that of one process: times their number (--processes N works it out)")
-    draft.put("rollout.prompts_per_step", draft.taken["train.rows_per_step"].value, *batch)  # what the steps go by
+    draft.put("rollout.prompts_per_step", draft.taken["train.rows_per_step"].value, *batch)  # `_steps` computes with it
     _steps(draft, 1, rows)
     del draft.taken["rollout.prompts_per_step"]
     draft.leave_all(LEFT_SUPERVISED)
@@ -173,7 +180,7 @@ def _model(draft: Draft) -> None:
     held = next((key for key in ("dtype", "torch_dtype") if draft.written(key)), "dtype")
     if draft.get("fp16"):
         draft.left["fp16"] = "arithmetic is in bfloat16 or float32 (model.dtype)"
-    elif draft.get("bf16") and draft.get(held) == "float32":  # masters in float32 under bfloat16 autocast
+    elif draft.get("bf16") and draft.get(held) == "float32":  # float32 weights under bfloat16 autocast
         draft.leave(held, "of the weights that are held; these are always float32 here")
     else:
         arithmetic(draft, held)
@@ -216,7 +223,7 @@ def _data(draft: Draft) -> None:
 
 
 def _batches(draft: Draft, processes: int | None) -> int:
-    """Prompts a step and updates a step, out of completions per device. Returns the updates a step."""
+    """Set prompts per step and updates per step from the completions per device. Return updates per generation."""
     count, known = processes or 1, processes is not None
     per_device, accumulate = (
         int(draft.get("per_device_train_batch_size")),
@@ -257,7 +264,7 @@ def _algorithm(draft: Draft) -> None:
         draft.put("algo.tau_negative", float(draft.get("sapo_temperature_neg")), "sapo_temperature_neg")
     draft.put("algo.clip_low", low, "epsilon")
     bound = low if high is None else float(high)
-    if loss == "cispo" and high is not None:  # there the bound of the ratio itself
+    if loss == "cispo" and high is not None:  # there it is the bound of the ratio itself
         draft.put(
             "algo.clip_high", max(bound - 1.0, 1e-6), "epsilon_high", why="counted from a ratio of 1; there from 0"
         )

@@ -51,7 +51,7 @@ DEFAULTS: dict[str, Any] = {
     f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.n": 1, f"{ROLLOUT}.temperature": 1.0, f"{MODEL}.lora_alpha": 16,
     "trainer.total_epochs": 30, "trainer.test_freq": -1, "trainer.save_freq": -1,
 }  # fmt: skip
-"""What verl does where nothing is written, of the keys that are taken over."""
+"""verl's own values of the keys that are taken over, where a configuration does not write them."""
 SAME = {
     f"{MODEL}.path": "model.path",
     f"{MODEL}.enable_gradient_checkpointing": "model.gradient_checkpointing",
@@ -70,10 +70,10 @@ SAME = {
     f"{ACTOR}.entropy_coeff": "algo.entropy_coef",
 }
 REWARDS = ("custom_reward_function", "reward.custom_reward_function")
-"""Where a function for the reward stands: in older and in newer configurations."""
+"""Tables that name the reward function, in older and in newer configurations."""
 BUFFERS = ("reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg",
            "reward.reward_kwargs.overlong_buffer_cfg")  # fmt: skip
-"""Where DAPO's punishment of length stands, oldest first."""
+"""Tables of DAPO's penalty for long responses, oldest first."""
 ADVANTAGES = {
     "grpo": {}, "gae": {"algo.advantage": "gae", "algo.scale": "tokens"}, "rloo": {"algo.advantage": "leave_one_out"},
     "remax": {"algo.advantage": "greedy"}, "opo": {"algo.advantage": "length_weighted"},
@@ -91,14 +91,14 @@ LOSSES = {
     "geo_mean": {"algo.surrogate": "gmpo"} | _BY_RESPONSE, "sapo": {"algo.surrogate": "sapo"} | _BY_RESPONSE,
     "cispo": {"algo.surrogate": "cispo"},
 }  # fmt: skip
-"""The losses with an aggregation of their own take no notice of `loss_agg_mode`."""
+"""verl's losses -> cells of `[algo]`. A loss that sets the aggregation ignores `loss_agg_mode`."""
 NUMBERS = {
     "sapo": {"tau_pos": "tau_positive", "tau_neg": "tau_negative"},
     "clip_cov": {"policy_loss.clip_cov_ratio": "cov_share", "policy_loss.clip_cov_lb": "cov_low",
                  "policy_loss.clip_cov_ub": "cov_high"},
     "kl_cov": {"policy_loss.kl_cov_ratio": "cov_share", "policy_loss.ppo_kl_coef": "cov_kl_coef"},
 }  # fmt: skip
-"""Loss -> its numbers, below `actor` there and below `algo` here."""
+"""Loss -> its numbers: verl's name below `actor` -> recipe key below `algo`."""
 AGGREGATIONS = {
     "token-mean": ("token_mean", ""),
     "seq-mean-token-mean": ("sequence_mean", ""),
@@ -185,7 +185,7 @@ LEFT = {
 
 
 def from_verl(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from verl's settings. Args as `import_recipe.import_recipe`."""
+    """Fill a draft from verl's settings. `base`: the file's folder; the others: see `run.import_recipe`."""
     draft.get("__config__")
     draft.put("algo.name", "grpo", "algorithm.adv_estimator")
     draft.same(SAME)
@@ -259,7 +259,7 @@ def _aggregation(draft: Draft) -> None:
 
 
 def _importance(draft: Draft) -> None:
-    """The correction for the engine's log-probs, where it is on: a limit of the weight, or two bounds ("0.5_2.0")."""
+    """Set the correction for the engine's log-probs, if on: a limit of the weight, or two bounds ("0.5_2.0")."""
     table = "algorithm.rollout_correction"
     level = draft.get(f"{table}.rollout_is")
     if draft.get(f"{table}.bypass_mode") and draft.get(f"{table}.loss_type") in (None, "ppo_clip"):
