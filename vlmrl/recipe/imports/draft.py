@@ -67,8 +67,8 @@ class Draft:
     def put(self, key: str, value: Any, *sources: str, why: str = "") -> None:
         """Set a recipe key from these settings."""
         self.used.update(sources)
-        told = [s if self.written(s) else f"{s}, {self.system}'s default" for s in sources]
-        self.taken[key] = Taken(key, value, " and ".join(told), why)
+        labels = [s if self.written(s) else f"{s}, {self.system}'s default" for s in sources]
+        self.taken[key] = Taken(key, value, " and ".join(labels), why)
 
     def same(self, names: Mapping[str, str]) -> None:
         """Take over settings that mean the same in both systems: name in the other system -> recipe key."""
@@ -82,7 +82,7 @@ class Draft:
         Inner tables have one level; a setting below it is left out.
         """
         table: dict[str, Any] = {}
-        told = []
+        sources = []
         for source in [name for name in self.given if name.startswith(f"{start}.")]:
             *path, last = source.removeprefix(f"{start}.").split(".")
             inner = table if not path else table.setdefault(path[0], {}) if len(path) == 1 else None
@@ -92,9 +92,9 @@ class Draft:
                 self.leave(source, f"a plain value where `{key}` has a table of the same name")
             else:
                 inner[last] = self.given[source]
-                told.append(source)
-        if told:
-            self.put(key, table, *told)
+                sources.append(source)
+        if sources:
+            self.put(key, table, *sources)
 
     def leave(self, key: str, why: str) -> None:
         """Note why a written setting is left out. A setting that is not written needs no note."""
@@ -141,10 +141,10 @@ class Draft:
             tables.setdefault(table if name else "", []).append(taken)
         lines = [_comment(about), *(_comment(f"To do: {todo}.") for todo in self.todo)]
         for table in ("", *TABLES):
-            found = tables.get(table)
-            if found:
+            entries = tables.get(table)
+            if entries:
                 lines += ["", f"[[{table}]]" if table == "data" else f"[{table}]"] if table else [""]
-                lines += [_line(taken, table) for taken in found]
+                lines += [_line(taken, table) for taken in entries]
         return "\n".join(lines) + "\n"
 
     def report(self) -> dict[str, Any]:

@@ -74,25 +74,25 @@ def read_foreign(file: Path, system: str | None = None) -> Foreign:
         hint = "a YAML or JSON file, a list of key=value overrides, or a launch script that holds them"
         hint = "; ".join([*notes[:3], hint])
         raise RecipeError("no settings were found in this file", where=str(file), hint=hint)
-    found = system or _system_of(values, words)
-    if found is None:
+    system_name = system or _system_of(values, words)
+    if system_name is None:
         hint = f"say so: --system {', '.join(SYSTEMS)}"
         if started := list(dict.fromkeys(_SCRIPT.findall(text)))[:4]:
             hint = f"it starts {' and '.join(started)}: import what holds the settings; or {hint}"
         raise RecipeError("nothing in this file tells whose configuration it is", where=str(file), hint=hint)
-    return Foreign(found, _resolved(values), file, notes)
+    return Foreign(system_name, _resolved(values), file, notes)
 
 
 def flatten(value: Any, file: Path, prefix: str = "") -> dict[str, Any]:
     """Return nested mappings as dotted keys. Raises: RecipeError for anything but a mapping, or too many keys."""
     if not isinstance(value, Mapping):
         raise RecipeError("this file does not hold a table of settings", where=str(file))
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, inner in _leaves(value, prefix):
-        found[name] = inner
-        if len(found) > MAX_KEYS:
+        settings[name] = inner
+        if len(settings) > MAX_KEYS:
             raise RecipeError(f"this file has more than {MAX_KEYS} keys: no configuration", where=str(file))
-    return found
+    return settings
 
 
 def _leaves(value: Mapping[Any, Any], prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -201,18 +201,18 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
             words = words[1:]
         if words and all(_ASSIGNMENT.match(word) and "." not in word.partition("=")[0] for word in words):
             for name, value in (word.split("=", 1) for word in words):
-                held = variables.get(name)
-                if arrays.depth and held and held != value:  # a branch that may not run: keep the first value
-                    doubtful[name] = held
+                first_value = variables.get(name)
+                if arrays.depth and first_value and first_value != value:  # this branch may not run
+                    doubtful[name] = first_value
                 else:
                     variables[name] = value
                     if not arrays.depth:
                         doubtful.pop(name, None)
         if words:
             commands.append(words)
-    for name, held in doubtful.items():
+    for name, first_value in doubtful.items():
         if re.search(rf"\$\{{?{name}\b", text):
-            notes.append(f"`{name}` depends on a condition: its first value `{held[:80]}` was taken")
+            notes.append(f"`{name}` depends on a condition: its first value `{first_value[:80]}` was taken")
     settings = [sum(_is_setting(word) for word in words) for words in commands]
     if not commands or not max(settings):
         return []
@@ -239,12 +239,12 @@ class _Arrays:
         self.depth = 0
 
     def expand(self, words: Sequence[str]) -> list[str]:
-        made: list[str] = []
+        expanded: list[str] = []
         for word in words:
             match = _ELEMENTS.fullmatch(word)
             inner = self.found.get(match.group(1)) if match else None
-            made += [word] if inner is None or len(made) + len(inner) > MAX_KEYS else inner
-        return made
+            expanded += [word] if inner is None or len(expanded) + len(inner) > MAX_KEYS else inner
+        return expanded
 
     def take(self, words: list[str]) -> bool:
         """Return whether a line belongs to an array. If so, the array gets its words."""
@@ -279,16 +279,16 @@ class _Arrays:
 
 def _put_in(word: str, variables: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
-        held, default = variables.get(match.group(1) or match.group(3)), match.group(2)
+        current, default = variables.get(match.group(1) or match.group(3)), match.group(2)
         if default is not None:
-            return held or default  # `:-` also replaces an empty value
-        return match.group() if held is None else held
+            return current or default  # `:-` also replaces an empty value
+        return match.group() if current is None else current
 
     for _ in range(3):  # `${NAME:-x_${OTHER}}` from the inside out
-        found = _VARIABLE.sub(value, word) if len(word) <= MAX_WORD_CHARS else word
-        if found == word or len(found) > MAX_WORD_CHARS:  # a variable made of variables can double in length per line
+        replaced = _VARIABLE.sub(value, word) if len(word) <= MAX_WORD_CHARS else word
+        if replaced == word or len(replaced) > MAX_WORD_CHARS:  # variables of variables can double per line
             break
-        word = found
+        word = replaced
     return word
 
 
@@ -301,18 +301,20 @@ def _from_words(words: Sequence[str], file: Path, notes: list[str]) -> dict[str,
     own = _overrides(words) | _flags(words)
     if program := next((word for word in words if word.startswith(OWN_PROGRAMS)), None):
         own["__program__"] = program
-    named = own.pop("config", None)
+    config_name = own.pop("config", None)
     values: dict[str, Any] = {}
-    if isinstance(named, str):
-        if _FILLED_IN.search(named):  # `$(dirname "$0")/config.yaml`: probably beside the script
-            named = named.rpartition("/")[2]
-        found = next((p for p in (Path(named), *(up / named for up in file.resolve().parents)) if p.is_file()), None)
-        if found is None:
-            notes.append(f"`{named}`, which the command starts from, is not here: {EXAMPLE_SAYS}")
-            values = {"__config__": named}
+    if isinstance(config_name, str):
+        if _FILLED_IN.search(config_name):  # `$(dirname "$0")/config.yaml`: probably beside the script
+            config_name = config_name.rpartition("/")[2]
+        config_file = next(
+            (p for p in (Path(config_name), *(up / config_name for up in file.resolve().parents)) if p.is_file()), None
+        )
+        if config_file is None:
+            notes.append(f"`{config_name}`, which the command starts from, is not here: {EXAMPLE_SAYS}")
+            values = {"__config__": config_name}
         else:
-            values = _from_table(_text(found), found, notes)
-            notes.append(f"settings of {found} are included")
+            values = _from_table(_text(config_file), config_file, notes)
+            notes.append(f"settings of {config_file} are included")
     return values | own
 
 
@@ -321,13 +323,13 @@ EXAMPLE_SAYS = "for a system's own example its known settings are taken, else th
 
 def _overrides(words: Sequence[str]) -> dict[str, Any]:
     """Read `key=value` and `+key=value`, as OmegaConf and Hydra do. `~key`, which removes a key there, is skipped."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for word in words:
         if (match := _OVERRIDE.fullmatch(word)) and not word.startswith(("~", "--")):
             table = _table_of(match.group(2))
-            found |= {match.group(1): plain_value(match.group(2))} if table is None else dict(
+            settings |= {match.group(1): plain_value(match.group(2))} if table is None else dict(
                 islice(_leaves(table, f"{match.group(1)}."), MAX_KEYS))  # fmt: skip
-    return found
+    return settings
 
 
 def _table_of(text: str) -> dict[str, Any] | None:
@@ -345,20 +347,20 @@ def _table_of(text: str) -> dict[str, Any] | None:
 
 def _flags(words: Sequence[str]) -> dict[str, Any]:
     """Read `--key value`, `--key=value`, `--key` (true) and `--key a b` (a list), as argparse does."""
-    found: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     name: str | None = None
     for word in words:
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].replace("-", "_").partition("=")
-            found[name] = plain_value(value) if equals else True
+            flags[name] = plain_value(value) if equals else True
             name = None if equals else name
         elif name is not None and "=" not in word:
-            before = found[name]
+            before = flags[name]
             value = plain_value(word)
-            found[name] = value if before is True else [*before, value] if isinstance(before, list) else [before, value]
+            flags[name] = value if before is True else [*before, value] if isinstance(before, list) else [before, value]
         else:
             name = None
-    return found
+    return flags
 
 
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -366,7 +368,7 @@ def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
 
     `${KEY}` and `${oc.select:KEY,512}` become the key's value, else the default; `${oc.env:NAME,x}` always its default.
     """
-    found = {}
+    settings = {}
     for key, value in values.items():
         for _ in range(MOST_REFERENCES):  # a reference to a reference, or to itself
             if not isinstance(value, str) or (match := _REFERENCE.fullmatch(value)) is None:
@@ -375,8 +377,8 @@ def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
             known = name in values and source != "oc.env:"
             value = values[name] if known else value if default is None else plain_value(default)
         if value is not None:
-            found[key] = value
-    return found
+            settings[key] = value
+    return settings
 
 
 def _system_of(values: Mapping[str, Any], words: Sequence[str]) -> str | None:

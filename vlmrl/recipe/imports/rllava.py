@@ -346,8 +346,8 @@ def _only_supervised(draft: Draft) -> None:
     for key in [k for k in draft.taken if k.startswith(("algo.", "reward.")) or k in _SAMPLING]:
         del draft.taken[key]
     column = draft.get("data.dataset_kwargs.target_key") or draft.get("data.answer_key") or "answer"
-    known = draft.taken.get("data.columns")
-    draft.put("data.columns", {**(known.value if known else {}), "response": str(column)}, "data.answer_key")
+    columns = draft.taken.get("data.columns")
+    draft.put("data.columns", {**(columns.value if columns else {}), "response": str(column)}, "data.answer_key")
 
 
 _SAMPLING = (
@@ -358,12 +358,12 @@ _SAMPLING = (
 
 def _leave_rest(draft: Draft) -> None:
     """Leave out all remaining settings. A name that ends with `_` stands for all names that begin with it."""
-    begun = {key: why for key, why in LEFT.items() if key.endswith("_")}
-    for start, why in begun.items():
+    prefixes = {key: why for key, why in LEFT.items() if key.endswith("_")}
+    for start, why in prefixes.items():
         for key in [k for k in draft.given if k.startswith(start) and k not in draft.used]:
             draft.leave(key, why)
     if not draft.get("actor.model.use_peft"):
         names = ("actor.model.lora_", "actor.model.use_rslora")
         for key in [k for k in draft.given if k.startswith(names)]:
             draft.leave(key, "no adapter: use_peft is off")
-    draft.leave_all({key: why for key, why in LEFT.items() if key not in begun})
+    draft.leave_all({key: why for key, why in LEFT.items() if key not in prefixes})

@@ -60,8 +60,8 @@ def _filled(foreign: Foreign, rows: int | None, processes: int | None) -> Draft:
     try:
         fill(draft, foreign.file.parent, rows, processes)
     except (TypeError, ValueError, ArithmeticError) as error:
-        told = f"`{draft.last}` has a value that it cannot have, {str(draft.get(draft.last))[:60]!r}: {error}"
-        raise RecipeError(told, where=str(foreign.file)) from None
+        message = f"`{draft.last}` has a value that it cannot have, {str(draft.get(draft.last))[:60]!r}: {error}"
+        raise RecipeError(message, where=str(foreign.file)) from None
     draft.finish()
     return draft
 
@@ -70,13 +70,13 @@ def _check_loads(text: str, file: Path) -> None:
     """Check that the imported text loads as a recipe. Raises: ProblemsError that names the wrong values."""
     lines = text.splitlines()
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "recipe.toml"
-        made.write_text(text, "utf-8")
+        recipe_file = Path(folder) / "recipe.toml"
+        recipe_file.write_text(text, "utf-8")
         try:
-            load_recipe(made)
+            load_recipe(recipe_file)
         except ProblemsError as error:
-            found = [replace(p, where=f"{file}, imported as: {_line_of(p, lines)}") for p in error.problems]
-            raise ProblemsError(found) from None
+            problems = [replace(p, where=f"{file}, imported as: {_line_of(p, lines)}") for p in error.problems]
+            raise ProblemsError(problems) from None
 
 
 def _line_of(problem: Problem, lines: list[str]) -> str:

@@ -41,17 +41,17 @@ def data_source(draft: Draft, train: str, validation: str) -> None:
     if not files:
         return
     path, _, split = str(files).partition("@")
-    named = located(path)
-    why = "" if named == path else "a hub name; `vlmrl prep` makes a dataset folder of it, with splits and checks"
-    draft.put("data.path", named, train, why=why)
+    data_path = located(path)
+    why = "" if data_path == path else "a hub name; `vlmrl prep` makes a dataset folder of it, with splits and checks"
+    draft.put("data.path", data_path, train, why=why)
     if split:
         draft.put("data.split", split, train)
-    held = draft.get(validation)
-    held = held[0] if isinstance(held, list) and held else held
-    if not held:
+    held_out = draft.get(validation)
+    held_out = held_out[0] if isinstance(held_out, list) and held_out else held_out
+    if not held_out:
         return
-    other, _, other_split = str(held).partition("@")
-    if str(held) in trained:
+    other, _, other_split = str(held_out).partition("@")
+    if str(held_out) in trained:
         draft.left[validation] = "validation on the rows that are trained on measures memory: hold a split out"
         draft.todo.append("set [[data]] validation to held-out rows")
     elif other_split == "test" or "test" in Path(other).stem.split("_"):
@@ -75,13 +75,13 @@ def located(path: str) -> str:
 
 def engine_of(draft: Draft, engine: str, parts: str) -> None:
     """Set rollout.engine, and for vLLM the number of GPUs of one engine, which depends on the machine, if written."""
-    found, count = draft.get(engine), number(int, draft.get(parts), 2)
-    if found == "vllm":
+    engine_name, count = draft.get(engine), number(int, draft.get(parts), 2)
+    if engine_name == "vllm":
         draft.put("rollout.engine", "vllm", engine)
         if count:
             draft.put("rollout.tensor_parallel", count, parts)
         return
-    draft.leave(engine, f"`{found}`: the engines here are torch and vllm")
+    draft.leave(engine, f"`{engine_name}`: the engines here are torch and vllm")
     if count:
         draft.leave(parts, "the engine vllm alone is cut into parts (rollout.tensor_parallel)")
 
@@ -159,9 +159,9 @@ def spread_filter(draft: Draft, on: str, tries: str, why: str) -> None:
 
 
 def betas_of(draft: Draft, key: str) -> None:
-    found = draft.get(key)
-    if isinstance(found, list) and len(found) == 2:
-        for name, value in zip(("beta1", "beta2"), found, strict=True):
+    betas = draft.get(key)
+    if isinstance(betas, list) and len(betas) == 2:
+        for name, value in zip(("beta1", "beta2"), betas, strict=True):
             draft.put(f"optim.{name}", float(value), key)
 
 
@@ -173,11 +173,11 @@ def adapter(draft: Draft, rank: str, alpha: str, targets: str, exclude: str) -> 
         return
     draft.put("lora.rank", size, rank)
     draft.put("lora.alpha", int(draft.get(alpha)), alpha)
-    found = draft.get(targets)
-    if isinstance(found, str) and found != "all-linear" and re.fullmatch(r"[\w.]+(?: *, *[\w.]+)*", found):
-        found = [name.strip() for name in found.split(",")]
-    if isinstance(found, list) or found == "all-linear":
-        draft.put("lora.targets", found, targets)
+    layers = draft.get(targets)
+    if isinstance(layers, str) and layers != "all-linear" and re.fullmatch(r"[\w.]+(?: *, *[\w.]+)*", layers):
+        layers = [name.strip() for name in layers.split(",")]
+    if isinstance(layers, list) or layers == "all-linear":
+        draft.put("lora.targets", layers, targets)
     else:
         draft.leave(targets, "layers are named by the last parts of their names (lora.targets)")
     draft.leave(exclude, "the vision tower has no adapter unless lora.vision = true; see lora.exclude")
@@ -199,9 +199,9 @@ def sharding(draft: Draft, size: str, offload: str, dtype: str) -> None:
 
 def arithmetic(draft: Draft, key: str) -> None:
     """Set model.dtype if `key` names a type that it can have."""
-    found = draft.get(key)
-    if isinstance(found, str) and found.removeprefix("torch.") in DTYPES:
-        draft.put("model.dtype", DTYPES[found.removeprefix("torch.")], key)
+    dtype = draft.get(key)
+    if isinstance(dtype, str) and dtype.removeprefix("torch.") in DTYPES:
+        draft.put("model.dtype", DTYPES[dtype.removeprefix("torch.")], key)
     else:
         draft.leave(key, "arithmetic is in bfloat16 or float32 (model.dtype)")
 
@@ -256,12 +256,12 @@ def loggers_of(draft: Draft, key: str, services: Mapping[str, str]) -> None:
         key: the setting that names the loggers.
         services: setting -> key of `[log]`, taken over if a logger is a service (any but tensorboard).
     """
-    found = draft.get(key)
-    named = [str(name) for name in found] if isinstance(found, list) else str(found or "").split(",")
-    known = [name for name in named if name in LOGGERS]
-    others = [name for name in named if name not in (*LOGGERS, *NO_LOGGERS)]
-    if known:
-        draft.put("log.sinks", known, key)
+    loggers = draft.get(key)
+    logger_names = [str(name) for name in loggers] if isinstance(loggers, list) else str(loggers or "").split(",")
+    sinks = [name for name in logger_names if name in LOGGERS]
+    others = [name for name in logger_names if name not in (*LOGGERS, *NO_LOGGERS)]
+    if sinks:
+        draft.put("log.sinks", sinks, key)
     else:
         draft.leave(key, "metrics.jsonl is always written; see log.sinks")
     if others:
@@ -269,7 +269,7 @@ def loggers_of(draft: Draft, key: str, services: Mapping[str, str]) -> None:
             f"`{', '.join(others)}` of {key}: write a class for log.sinks (vlmrl/sinks/base.py), if need be"
         )
     for source, name in services.items():
-        if set(known) - {"tensorboard"} and (value := draft.get(source)):
+        if set(sinks) - {"tensorboard"} and (value := draft.get(source)):
             draft.put(f"log.{name}", str(value), source)
         else:
             draft.leave(source, "of services, none of which is in log.sinks")
@@ -355,10 +355,10 @@ def kl_of(draft: Draft, on_loss: str, loss_keys: tuple[str, str], on_reward: str
     if in_loss and in_reward:
         draft.left[on_reward] = "the KL is in the loss or in the reward, not in both: the loss was taken"
     name = draft.get(kind)
-    found = KL_NAMES.get(name) or NO_GRADIENT.get(name, "low_var_kl")
-    why = "" if found == name else f"the same estimator, whose name here is {found}"
+    estimator = KL_NAMES.get(name) or NO_GRADIENT.get(name, "low_var_kl")
+    why = "" if estimator == name else f"the same estimator, whose name here is {estimator}"
     why = "its value as named; the gradient that the + stands for has no counterpart" if name in NO_GRADIENT else why
-    draft.put("algo.kl", found, kind, why=why)
+    draft.put("algo.kl", estimator, kind, why=why)
     draft.put("algo.kl_in", "loss" if in_loss else "reward", on_loss)
     draft.put("algo.kl_coef", float(draft.get(coef)), coef)
     if not in_loss and draft.get("algorithm.kl_ctrl.type") == "adaptive":
@@ -372,14 +372,14 @@ def kl_of(draft: Draft, on_loss: str, loss_keys: tuple[str, str], on_reward: str
 
 def columns_and_prompt(draft: Draft) -> None:
     """Set the names of the columns and the prompt's template, for EasyR1 and the systems derived from it."""
-    named = {"prompt": "data.prompt_key", "answer": "data.answer_key", "images": "data.image_key"}
-    found = {role: draft.get(key) for role, key in named.items() if draft.written(key)}
+    settings = {"prompt": "data.prompt_key", "answer": "data.answer_key", "images": "data.image_key"}
+    columns = {role: draft.get(key) for role, key in settings.items() if draft.written(key)}
     usual = {"prompt": "problem", "answer": "answer", "images": "images"}
-    if any(found[role] != usual[role] for role in found):
-        draft.put("data.columns", found, *(named[role] for role in found))
+    if any(columns[role] != usual[role] for role in columns):
+        draft.put("data.columns", columns, *(settings[role] for role in columns))
     if template := draft.get("data.format_prompt"):
         why = "there the row's prompt is `content`; here every column is a variable, and each <image> stays"
         draft.put("data.prompt", template, "data.format_prompt", why=f"{why} where the template writes it")
         draft.todo.append(
-            f"in {template}, write `{{{{ {found.get('prompt', 'problem')} }}}}` in place of `{{{{ content }}}}`"
+            f"in {template}, write `{{{{ {columns.get('prompt', 'problem')} }}}}` in place of `{{{{ content }}}}`"
         )

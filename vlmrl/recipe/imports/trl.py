@@ -177,13 +177,13 @@ def _left(draft: Draft) -> None:
 
 
 def _model(draft: Draft) -> None:
-    held = next((key for key in ("dtype", "torch_dtype") if draft.written(key)), "dtype")
+    dtype_key = next((key for key in ("dtype", "torch_dtype") if draft.written(key)), "dtype")
     if draft.get("fp16"):
         draft.left["fp16"] = "arithmetic is in bfloat16 or float32 (model.dtype)"
-    elif draft.get("bf16") and draft.get(held) == "float32":  # float32 weights under bfloat16 autocast
-        draft.leave(held, "of the weights that are held; these are always float32 here")
+    elif draft.get("bf16") and draft.get(dtype_key) == "float32":  # float32 weights under bfloat16 autocast
+        draft.leave(dtype_key, "of the weights that are held; these are always float32 here")
     else:
-        arithmetic(draft, held)
+        arithmetic(draft, dtype_key)
     thinking(draft, "chat_template_kwargs.enable_thinking")
     if draft.get("load_in_4bit"):
         draft.put("model.quantize", "4bit", "load_in_4bit")
@@ -211,14 +211,14 @@ def _data(draft: Draft) -> None:
         draft.put("data.system", text, "system_prompt")
     if isinstance(column := draft.get("dataset_prompt_column"), str):
         draft.put("data.columns", {"prompt": column}, "dataset_prompt_column")
-    held = draft.get("dataset_test_split")
-    if held and draft.get("eval_strategy") != "no":
-        if held == "test":
+    test_split = draft.get("dataset_test_split")
+    if test_split and draft.get("eval_strategy") != "no":
+        if test_split == "test":
             draft.left["dataset_test_split"] = "a checkpoint chosen on the test split spoils the test: hold a split out"
             draft.todo.append("set [[data]] validation to held-out rows")
         else:
-            draft.put("data.validation", str(held), "dataset_test_split")
-    elif held:
+            draft.put("data.validation", str(test_split), "dataset_test_split")
+    elif test_split:
         draft.leave("dataset_test_split", "nothing is validated (eval_strategy is no)")
 
 
@@ -309,11 +309,11 @@ def _engine(draft: Draft) -> None:
 
 
 def _steps(draft: Draft, updates: int, rows: int | None) -> None:
-    most, prompts = number(int, draft.get("max_steps"), 1), draft.taken["rollout.prompts_per_step"].value
+    limit, prompts = number(int, draft.get("max_steps"), 1), draft.taken["rollout.prompts_per_step"].value
     epochs, size = float(draft.get("num_train_epochs")), "rows" if "train.rows_per_step" in draft.taken else "prompts"
-    if most:
-        why = f"{most} optimizer updates at {updates} a generation: a step here is a generation" if updates > 1 else ""
-        draft.put("train.steps", max(1, most // updates), "max_steps", why=why)
+    if limit:
+        why = f"{limit} optimizer updates at {updates} a generation: a step here is a generation" if updates > 1 else ""
+        draft.put("train.steps", max(1, limit // updates), "max_steps", why=why)
         draft.leave("num_train_epochs", "max_steps decides")
     elif rows:
         why = f"{epochs:g} passes over {rows} rows at {prompts} {size} a step"
