@@ -14,7 +14,7 @@ TABLES = tuple(Recipe.model_fields)
 
 
 @dataclass(frozen=True)
-class Taken:
+class RecipeValue:
     """Recipe value and the settings that it came from.
 
     Args:
@@ -48,7 +48,7 @@ class Draft:
     system: str
     given: dict[str, Any]
     defaults: Mapping[str, Any]
-    taken: dict[str, Taken] = field(default_factory=dict)
+    taken: dict[str, RecipeValue] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     todo: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
@@ -68,7 +68,7 @@ class Draft:
         """Set a recipe key from these settings."""
         self.used.update(sources)
         labels = [s if self.written(s) else f"{s}, {self.system}'s default" for s in sources]
-        self.taken[key] = Taken(key, value, " and ".join(labels), why)
+        self.taken[key] = RecipeValue(key, value, " and ".join(labels), why)
 
     def same(self, names: Mapping[str, str]) -> None:
         """Take over settings that mean the same in both systems: name in the other system -> recipe key."""
@@ -126,16 +126,16 @@ class Draft:
                 self.left[key] = "no counterpart is known"
         for key, value in PLACEHOLDERS.items():
             if key not in self.taken:
-                self.taken[key] = Taken(key, value, "a placeholder")
+                self.taken[key] = RecipeValue(key, value, "a placeholder")
                 self.todo.append(f"set `{key}`: the configuration names none")
 
     @property
-    def changed(self) -> list[Taken]:
+    def changed(self) -> list[RecipeValue]:
         return [t for t in self.taken.values() if t.why]
 
     def toml(self, about: str) -> str:
         """Return the recipe as TOML: `about` is its first comment, and a comment behind each value names its source."""
-        tables: dict[str, list[Taken]] = {}
+        tables: dict[str, list[RecipeValue]] = {}
         for taken in self.taken.values():
             table, _, name = taken.key.partition(".")
             tables.setdefault(table if name else "", []).append(taken)
@@ -173,7 +173,7 @@ def names(values: Iterable[Any]) -> list[str]:
     return [str(v) for v in values]
 
 
-def _line(taken: Taken, table: str) -> str:
+def _line(taken: RecipeValue, table: str) -> str:
     name = taken.key.partition(".")[2] if table else taken.key
     return f"{name} = {toml_value(taken.value)}".ljust(40) + f"  {_comment(taken.source)}"
 

@@ -147,9 +147,9 @@ def _parsed(text: str, file: Path, twice: dict[str, None]) -> Any:
     def repeated(names: Iterable[str]) -> None:
         twice.update(dict.fromkeys(name for name, count in Counter(names).items() if count > 1 and name != "<<"))
 
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        repeated(name for name, _ in found)
-        return dict(found)
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        repeated(name for name, _ in items)
+        return dict(items)
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -234,7 +234,7 @@ class _Arrays:
 
     def __init__(self, notes: list[str]) -> None:
         self.notes = notes
-        self.found: dict[str, list[str]] = {}
+        self.elements: dict[str, list[str]] = {}
         self.filled: list[str] | None = None  # the array whose `)` is still to come
         self.depth = 0
 
@@ -242,7 +242,7 @@ class _Arrays:
         expanded: list[str] = []
         for word in words:
             match = _ELEMENTS.fullmatch(word)
-            inner = self.found.get(match.group(1)) if match else None
+            inner = self.elements.get(match.group(1)) if match else None
             expanded += [word] if inner is None or len(expanded) + len(inner) > MAX_KEYS else inner
         return expanded
 
@@ -265,7 +265,7 @@ class _Arrays:
                 self.notes.append(f"`{name}{more}=(...)` depends on a condition: its settings were passed over")
                 self.filled = []
             else:
-                self.filled = self.found[name] = list(self.found.get(name, [])) if more else []
+                self.filled = self.elements[name] = list(self.elements.get(name, [])) if more else []
         open_array, depth = self.filled, 0
         for n, word in enumerate(words):
             depth += word.count("(") - word.count(")")
@@ -326,9 +326,9 @@ def _overrides(words: Sequence[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for word in words:
         if (match := _OVERRIDE.fullmatch(word)) and not word.startswith(("~", "--")):
-            table = _table_of(match.group(2))
-            settings |= {match.group(1): plain_value(match.group(2))} if table is None else dict(
-                islice(_leaves(table, f"{match.group(1)}."), MAX_KEYS))  # fmt: skip
+            key, text = match.groups()
+            table = _table_of(text)
+            settings |= {key: plain_value(text)} if table is None else dict(islice(_leaves(table, f"{key}."), MAX_KEYS))
     return settings
 
 

@@ -118,12 +118,12 @@ def updates_of(draft: Draft, prompts: str, batch: str) -> None:
         draft.put("train.updates_per_step", max(1, drawn // each), batch, why=why)
 
 
-def chosen(draft: Draft, key: str, found: Any, table: Mapping[str, Mapping[str, Any]]) -> None:
-    """Set the cells of `[algo]` that `found`, the value of `key`, stands for in `table`; leave unknown values out."""
-    if found not in table:
-        draft.left[key] = f"`{found}` has no counterpart: choose a row of `vlmrl recipe list --algos`"
-    for cell, value in table.get(found, {}).items():
-        draft.put(cell, value, key)
+def chosen(draft: Draft, key: str, value: Any, table: Mapping[str, Mapping[str, Any]]) -> None:
+    """Set the cells of `[algo]` that `value`, the value of `key`, stands for in `table`; leave unknown values out."""
+    if value not in table:
+        draft.left[key] = f"`{value}` has no counterpart: choose a row of `vlmrl recipe list --algos`"
+    for cell, choice in table.get(value, {}).items():
+        draft.put(cell, choice, key)
 
 
 def clip_of_one(draft: Draft, loss: Any, key: str) -> None:
