@@ -117,7 +117,7 @@ class Draft:
                 del self.given[key]
                 self.unfilled[key] = value
                 self.left[key] = f"`{value[:80]}` is filled in elsewhere: {self.system}'s default {default} was taken"
-                self.todo.append(f"say what {key} is: `{value[:80]}` is filled in elsewhere")
+                self.todo.append(f"set {key}: its value `{value[:80]}` is filled in elsewhere")
 
     def finish(self) -> None:
         """Note the settings that the import does not know, and put placeholders where a recipe needs a value."""
@@ -127,7 +127,7 @@ class Draft:
         for key, value in PLACEHOLDERS.items():
             if key not in self.taken:
                 self.taken[key] = RecipeValue(key, value, "a placeholder")
-                self.todo.append(f"set `{key}`: the configuration names none")
+                self.todo.append(f"set `{key}`: the configuration does not name it")
 
     @property
     def changed(self) -> list[RecipeValue]:

@@ -71,15 +71,15 @@ def read_foreign(file: Path, system: str | None = None) -> Foreign:
         words = _launch_words(text, notes)
         values = _from_words(words, file, notes)
     if not values:
-        hint = "a YAML or JSON file, a list of key=value overrides, or a launch script that holds them"
+        hint = "give a YAML or JSON file, a list of key=value overrides, or a launch script with settings"
         hint = "; ".join([*notes[:3], hint])
         raise RecipeError("no settings were found in this file", where=str(file), hint=hint)
     system_name = system or _system_of(values, words)
     if system_name is None:
-        hint = f"say so: --system {', '.join(SYSTEMS)}"
+        hint = f"name the system: --system {', '.join(SYSTEMS)}"
         if started := list(dict.fromkeys(_SCRIPT.findall(text)))[:4]:
-            hint = f"it starts {' and '.join(started)}: import what holds the settings; or {hint}"
-        raise RecipeError("nothing in this file tells whose configuration it is", where=str(file), hint=hint)
+            hint = f"it starts {' and '.join(started)}: import the file that has the settings; or {hint}"
+        raise RecipeError("nothing in this file tells which system it belongs to", where=str(file), hint=hint)
     return Foreign(system_name, _resolved(values), file, notes)
 
 
@@ -91,7 +91,7 @@ def flatten(value: Any, file: Path, prefix: str = "") -> dict[str, Any]:
     for name, inner in _leaves(value, prefix):
         settings[name] = inner
         if len(settings) > MAX_KEYS:
-            raise RecipeError(f"this file has more than {MAX_KEYS} keys: no configuration", where=str(file))
+            raise RecipeError(f"this file has more than {MAX_KEYS} keys: it is no configuration", where=str(file))
     return settings
 
 
@@ -100,7 +100,7 @@ def _leaves(value: Mapping[Any, Any], prefix: str, depth: int = 0) -> Iterator[t
         key = f"{prefix}{name}"
         if isinstance(inner, Mapping) and inner:
             if depth > MAX_DEPTH:
-                raise RecipeError("tables are nested too deeply in this file: no configuration")
+                raise RecipeError("tables are nested too deeply in this file: it is no configuration")
             yield from _leaves(inner, f"{key}.", depth + 1)
         elif inner is not None:
             yield key, plain_value(inner) if isinstance(inner, str) else inner
@@ -132,7 +132,9 @@ def _text(file: Path) -> str:
         if not (file.is_file() or file.is_dir()) and file.exists():  # reading a pipe or a device may never end
             raise RecipeError("cannot read the configuration: a pipe or a device is no file", where=str(file))
         if file.stat().st_size > MAX_RECIPE_BYTES:
-            raise RecipeError(f"this file has more than {MAX_RECIPE_BYTES:,} bytes: no configuration", where=str(file))
+            raise RecipeError(
+                f"this file has more than {MAX_RECIPE_BYTES:,} bytes: it is no configuration", where=str(file)
+            )
         return file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise RecipeError(f"cannot read the configuration: {error.strerror}", where=str(file)) from None
@@ -191,7 +193,7 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
         try:
             words = shlex.split(line, comments=True)
         except ValueError:
-            notes.append(f"a line with an open quote was passed over: {line.strip()[:80]}")
+            notes.append(f"a line with an open quote was skipped: {line.strip()[:80]}")
             continue
         words = [_put_in(word, variables) for word in words]
         if arrays.take(words):
@@ -262,7 +264,7 @@ class _Arrays:
             name, more, first = match.groups()
             words = [first, *bare[1:]] if first else bare[1:]
             if self.depth:
-                self.notes.append(f"`{name}{more}=(...)` depends on a condition: its settings were passed over")
+                self.notes.append(f"`{name}{more}=(...)` depends on a condition: its settings were skipped")
                 self.filled = []
             else:
                 self.filled = self.elements[name] = list(self.elements.get(name, [])) if more else []
@@ -310,7 +312,7 @@ def _from_words(words: Sequence[str], file: Path, notes: list[str]) -> dict[str,
             (p for p in (Path(config_name), *(up / config_name for up in file.resolve().parents)) if p.is_file()), None
         )
         if config_file is None:
-            notes.append(f"`{config_name}`, which the command starts from, is not here: {EXAMPLE_SAYS}")
+            notes.append(f"`{config_name}`, which the command starts from, was not found: {EXAMPLE_SAYS}")
             values = {"__config__": config_name}
         else:
             values = _from_table(_text(config_file), config_file, notes)
@@ -318,7 +320,7 @@ def _from_words(words: Sequence[str], file: Path, notes: list[str]) -> dict[str,
     return values | own
 
 
-EXAMPLE_SAYS = "for a system's own example its known settings are taken, else the system's defaults"
+EXAMPLE_SAYS = "the known settings of the system's own example are taken for it, else the system's defaults"
 
 
 def _overrides(words: Sequence[str]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def import_recipe(
     foreign = read_foreign(file, system)
     draft = _filled(foreign, rows, processes)
     text = draft.toml(
-        f"Imported from {file.name} ({draft.system}). What did not map: `vlmrl recipe import {file.name}`"
+        f"Imported from {file.name} ({draft.system}). The settings that did not map: `vlmrl recipe import {file.name}`"
     )
     _check_loads(text, file)
     return text, {"system": foreign.system, **draft.report(), "notes": foreign.notes}

@@ -52,7 +52,7 @@ def data_source(draft: Draft, train: str, validation: str) -> None:
         return
     other, _, other_split = str(held_out).partition("@")
     if str(held_out) in trained:
-        draft.left[validation] = "validation on the rows that are trained on measures memory: hold a split out"
+        draft.left[validation] = "validation on training rows measures memory: hold a split out"
         draft.todo.append("set [[data]] validation to held-out rows")
     elif other_split == "test" or "test" in Path(other).stem.split("_"):
         draft.left[validation] = "a checkpoint chosen on the test split spoils the test: hold a split out, or set"
@@ -83,7 +83,7 @@ def engine_of(draft: Draft, engine: str, parts: str) -> None:
         return
     draft.leave(engine, f"`{engine_name}`: the engines here are torch and vllm")
     if count:
-        draft.leave(parts, "the engine vllm alone is cut into parts (rollout.tensor_parallel)")
+        draft.leave(parts, "only an engine of vLLM uses several GPUs (rollout.tensor_parallel)")
 
 
 def filtered_sampling(draft: Draft, top_p: str, top_k: str) -> None:
@@ -97,7 +97,7 @@ def filtered_sampling(draft: Draft, top_p: str, top_k: str) -> None:
         draft.put("rollout.top_k", k, top_k)
         sources.append(top_k)
     if sources:
-        why = "what is sampled is then not the policy that is trained: no importance correction holds"
+        why = "samples then do not come from the trained policy: no importance correction holds"
         draft.put("rollout.allow_filtered_sampling", True, *sources, why=why)
 
 
@@ -106,7 +106,7 @@ def step_size(draft: Draft, key: str, why: str) -> None:
     if draft.given.get(key) == 0:
         draft.taken.pop("rollout.prompts_per_step", None)
         draft.leave(key, why)
-        draft.todo.append("set rollout.prompts_per_step: the configuration has no size of a step")
+        draft.todo.append("set rollout.prompts_per_step: the configuration has no number of prompts per step")
 
 
 def updates_of(draft: Draft, prompts: str, batch: str) -> None:
@@ -114,14 +114,14 @@ def updates_of(draft: Draft, prompts: str, batch: str) -> None:
     drawn, each = draft.get(prompts), draft.get(batch)
     if isinstance(drawn, int) and isinstance(each, int) and each > 0:
         name = batch.rpartition(".")[2]
-        why = f"{drawn} prompts a step in updates of {each} prompts each ({name} counts prompts there)"
+        why = f"{drawn} prompts per step in updates of {each} prompts ({name} counts prompts there)"
         draft.put("train.updates_per_step", max(1, drawn // each), batch, why=why)
 
 
 def chosen(draft: Draft, key: str, value: Any, table: Mapping[str, Mapping[str, Any]]) -> None:
     """Set the cells of `[algo]` that `value`, the value of `key`, stands for in `table`; leave unknown values out."""
     if value not in table:
-        draft.left[key] = f"`{value}` has no counterpart: choose a row of `vlmrl recipe list --algos`"
+        draft.left[key] = f"`{value}` has no counterpart: choose an algorithm of `vlmrl recipe list --algos`"
     for cell, choice in table.get(value, {}).items():
         draft.put(cell, choice, key)
 
@@ -136,9 +136,9 @@ def clip_of_one(draft: Draft, loss: Any, key: str) -> None:
         return
     del draft.taken["algo.clip_low"]
     if loss in ("cispo", "clip_cov"):
-        draft.put("algo.name", loss, key, why="the row without a lower bound")
+        draft.put("algo.name", loss, key, why="the algorithm without a lower bound")
     else:
-        why = "as good as 1: the ratio counts down to 0, as there"
+        why = "practically 1: the ratio may fall to 0, as there"
         draft.put("algo.clip_low", 1 - 1e-6, low.source.removesuffix(f", {draft.system}'s default"), why=why)
 
 
@@ -153,7 +153,7 @@ def discounts(draft: Draft, estimator: Any) -> None:
 def spread_filter(draft: Draft, on: str, tries: str, why: str) -> None:
     """Set algo.filter and the maximum number of draws under it. `why`: end of the note, on the measure used there."""
     if draft.get(on):
-        draft.put("algo.filter", "spread", on, why=f"prompts whose scores are all equal are drawn anew{why}")
+        draft.put("algo.filter", "spread", on, why=f"prompts whose scores are all equal are replaced by new draws{why}")
         if (most := number(int, draft.get(tries), 1)) is not None:
             draft.put("algo.filter_tries", most, tries)
 
@@ -185,7 +185,7 @@ def adapter(draft: Draft, rank: str, alpha: str, targets: str, exclude: str) -> 
 
 def frozen_tower(draft: Draft, key: str) -> None:
     if draft.get(key):
-        draft.put("model.freeze", ["vision", "connector"], key, why="the tower with its merger, as there")
+        draft.put("model.freeze", ["vision", "connector"], key, why="the vision tower with its merger, as there")
 
 
 def sharding(draft: Draft, size: str, offload: str, dtype: str) -> None:
@@ -242,7 +242,7 @@ def trainer_of(draft: Draft, validation: str, keep: str) -> None:
     elif draft.written("trainer.val_before_train"):
         draft.left["trainer.val_before_train"] = "validation before the first step is the default (eval.at_start)"
     if (newest := number(int, draft.get(keep), 1)) is not None:
-        draft.put("checkpoint.keep_last", newest, keep, why="the best one is kept besides")
+        draft.put("checkpoint.keep_last", newest, keep, why="the best checkpoint is kept, too")
     for key, flag in (("trainer.n_gpus_per_node", "--gpus"), ("trainer.experiment_name", "--name")):
         if value := draft.get(key):
             draft.left[key] = f"on the command line: vlmrl train RECIPE {flag} {value}"
@@ -266,13 +266,13 @@ def loggers_of(draft: Draft, key: str, services: Mapping[str, str]) -> None:
         draft.leave(key, "metrics.jsonl is always written; see log.sinks")
     if others:
         draft.todo.append(
-            f"`{', '.join(others)}` of {key}: write a class for log.sinks (vlmrl/sinks/base.py), if need be"
+            f"`{', '.join(others)}` of {key}: write a class for log.sinks (vlmrl/sinks/base.py) if you need it"
         )
     for source, name in services.items():
         if set(sinks) - {"tensorboard"} and (value := draft.get(source)):
             draft.put(f"log.{name}", str(value), source)
         else:
-            draft.leave(source, "of services, none of which is in log.sinks")
+            draft.leave(source, "for a service, and log.sinks names none")
 
 
 def dropped_rows(draft: Draft, longest: str, dropped: str) -> None:
@@ -281,12 +281,16 @@ def dropped_rows(draft: Draft, longest: str, dropped: str) -> None:
     if value is None:
         return
     quietly = draft.get(dropped)
-    why = "longer rows are an error of `vlmrl check`, with their number; "
-    draft.put("rollout.max_prompt_tokens", value, longest,
-              why=why + ("there they are dropped without a word" if quietly else "there they are cut"))  # fmt: skip
+    why = "`vlmrl check` counts longer rows and reports an error; "
+    draft.put(
+        "rollout.max_prompt_tokens",
+        value,
+        longest,
+        why=why + ("there they are dropped without notice" if quietly else "there they are cut"),
+    )
 
 
-COUNTED_LATER = "the steps are counted when a run begins; the last rows of an epoch are trained on too"
+COUNTED_LATER = "the steps are counted when a run starts; the last rows of an epoch are trained on, too"
 """Note on `train.epochs`, for imports that do not compute steps."""
 
 
@@ -296,9 +300,9 @@ def steps_of(draft: Draft, rows: int | None, most: str, epochs: str) -> None:
     passes = draft.get(epochs)
     if steps:
         draft.put("train.steps", steps, most)
-        draft.leave(epochs, f"{most} decides")
+        draft.leave(epochs, f"{most} sets the number of steps")
     elif rows and prompts and prompts.value and isinstance(passes, (int, float)):
-        why = f"{passes:g} passes over {rows} rows at {prompts.value} prompts a step"
+        why = f"{passes:g} passes over {rows} rows at {prompts.value} prompts per step"
         draft.put("train.steps", max(1, math.floor(rows / prompts.value) * int(passes)), epochs, why=why)
     elif isinstance(passes, (int, float)) and passes > 0:
         draft.put("train.epochs", float(passes), epochs, why=COUNTED_LATER)
@@ -310,13 +314,13 @@ def schedule_keys(draft: Draft, kind: str, warmup: str, ratio: str, lowest: str)
     if shape in SCHEDULES:
         draft.put("optim.schedule", SCHEDULES[shape], kind)
     elif shape is not None:
-        draft.left[kind] = f"`{shape}` has no counterpart: constant, linear or cosine"
+        draft.left[kind] = f"`{shape}` has no counterpart: choose constant, linear or cosine"
     steps, share = draft.get(warmup), draft.get(ratio)
     if isinstance(steps, float) and 0 < steps < 1:  # transformers 5 has one setting for both
         share, ratio = steps, warmup
     steps = number(int, steps, 1)
     total = draft.taken.get("train.steps")
-    later = "the first step has lr / warmup_steps, never 0"
+    later = "the first step uses lr / warmup_steps, never 0"
     if steps:
         draft.put("optim.warmup_steps", steps, warmup, why=later)
     elif isinstance(share, (int, float)) and share > 0:
@@ -351,13 +355,17 @@ def kl_of(draft: Draft, on_loss: str, loss_keys: tuple[str, str], on_reward: str
             draft.leave(key, "the KL is off: use_kl_loss and use_kl_in_reward are false")
         return
     for key in reward_keys if in_loss and not in_reward else () if in_loss else loss_keys:
-        draft.leave(key, f"the KL is in the {'loss' if in_loss else 'reward'} alone")
+        draft.leave(key, f"the KL is only in the {'loss' if in_loss else 'reward'}")
     if in_loss and in_reward:
         draft.left[on_reward] = "the KL is in the loss or in the reward, not in both: the loss was taken"
     name = draft.get(kind)
     estimator = KL_NAMES.get(name) or NO_GRADIENT.get(name, "low_var_kl")
-    why = "" if estimator == name else f"the same estimator, whose name here is {estimator}"
-    why = "its value as named; the gradient that the + stands for has no counterpart" if name in NO_GRADIENT else why
+    why = "" if estimator == name else f"the same estimator; its name here is {estimator}"
+    why = (
+        "the value of this estimator; the gradient that the + stands for has no counterpart"
+        if name in NO_GRADIENT
+        else why
+    )
     draft.put("algo.kl", estimator, kind, why=why)
     draft.put("algo.kl_in", "loss" if in_loss else "reward", on_loss)
     draft.put("algo.kl_coef", float(draft.get(coef)), coef)

@@ -93,15 +93,15 @@ LEFT = {
     "hub_model_revision": "see `vlmrl merge`",
     "hub_strategy": "see `vlmrl merge`",
     "hub_always_push": "see `vlmrl merge`",
-    "chat_template": "the chat template is the model folder's chat_template.jinja",
-    "gradient_checkpointing_kwargs.": "only whether (model.gradient_checkpointing)",
-    "use_liger_kernel": "log-probs are always made without the logits of a whole row",
+    "chat_template": "the chat template is chat_template.jinja in the model folder",
+    "gradient_checkpointing_kwargs.": "it is only on or off here (model.gradient_checkpointing)",
+    "use_liger_kernel": "log-probs are always computed without the logits of a whole row",
     "overwrite_output_dir": "every run has a folder of its own",
     "do_eval": "see eval.every_steps",
     "dataset_num_proc": "rows are read from memory-mapped files",
     "bf16": "model.dtype is bfloat16 on a GPU by default",
     "top_entropy_quantile": "no counterpart: see algo.surrogate for losses that pick tokens",
-    "num_generations_eval": "validation is greedy, one answer a prompt",
+    "num_generations_eval": "validation is greedy, one response per prompt",
     "attn_implementation": "the best kernel for shared prompts is chosen",
     "per_device_eval_batch_size": "validation is batched by rollout.batch_tokens",
     "eval_accumulation_steps": "validation is batched by rollout.batch_tokens",
@@ -112,19 +112,19 @@ LEFT = {
     "dataloader_num_workers": "rows are read from memory-mapped files",
     "push_to_hub": "see `vlmrl merge`",
     "save_strategy": "see checkpoint.every_steps",
-    "save_only_model": "checkpoints are always whole",
+    "save_only_model": "a checkpoint always has weights, moments and state",
     "load_best_model_at_end": "the best checkpoint is kept, and `vlmrl merge RUN` takes it",
     "metric_for_best_model": "see eval.metric",
     "greater_is_better": "see eval.goal",
-    "resume_from_checkpoint": "a run goes on with --resume RUN",
-    "vllm_mode": "rollout.engine_gpus = 0 is colocate; above 0, GPUs of their own",
+    "resume_from_checkpoint": "a run is continued with --resume RUN",
+    "vllm_mode": "rollout.engine_gpus = 0 is colocate; above 0, the engine has GPUs of its own",
     "vllm_gpu_memory_utilization": "see rollout.kv_cache_gib",
-    "sync_ref_model": "the reference stays what the run began with",
+    "sync_ref_model": "the reference never changes during a run",
     "deepspeed": "sharding follows from --gpus",
     "fsdp": "sharding follows from --gpus",
     "ddp_timeout": "see parallel.timeout_seconds",
     "min_p": "no counterpart",
-    "repetition_penalty": "no counterpart: it would change what is sampled against what is trained",
+    "repetition_penalty": "no counterpart: sampling and training would have different distributions",
 }
 
 
@@ -151,17 +151,19 @@ def from_trl(draft: Draft, base: Path, rows: int | None, processes: int | None) 
 def _supervised(draft: Draft, sign: str, rows: int | None, processes: int | None) -> None:
     """Fill a draft from SFTConfig's arguments: rows instead of prompts and samples, and no keys of sampling."""
     draft.defaults = {**draft.defaults, "learning_rate": 2e-5}
-    draft.put("kind", "sft", sign, why="of SFTConfig, not of GRPOConfig: `vlmrl sft`")
+    draft.put("kind", "sft", sign, why="an argument of SFTConfig, not of GRPOConfig: use `vlmrl sft`")
     draft.same({source: key for source, key in SAME.items() if not key.startswith(("rollout.", "algo."))})
     _model(draft)
     _data(draft)
     batch = ("per_device_train_batch_size", "gradient_accumulation_steps")
     for key in batch:
         if int(draft.get(key)) < 1:
-            raise ValueError("it must be 1 at least")
+            raise ValueError("it must be at least 1")
     draft.put("train.rows_per_step", int(draft.get(batch[0])) * int(draft.get(batch[1])) * (processes or 1), *batch)
     if processes is None:
-        draft.todo.append("train.rows_per_step is that of one process: times their number (--processes N works it out)")
+        draft.todo.append(
+            "train.rows_per_step is for one process: multiply it by their number, or import with --processes N"
+        )
     draft.put("rollout.prompts_per_step", draft.taken["train.rows_per_step"].value, *batch)  # `_steps` computes with it
     _steps(draft, 1, rows)
     del draft.taken["rollout.prompts_per_step"]
@@ -181,7 +183,7 @@ def _model(draft: Draft) -> None:
     if draft.get("fp16"):
         draft.left["fp16"] = "arithmetic is in bfloat16 or float32 (model.dtype)"
     elif draft.get("bf16") and draft.get(dtype_key) == "float32":  # float32 weights under bfloat16 autocast
-        draft.leave(dtype_key, "of the weights that are held; these are always float32 here")
+        draft.leave(dtype_key, "the type of the stored weights, which is always float32 here")
     else:
         arithmetic(draft, dtype_key)
     thinking(draft, "chat_template_kwargs.enable_thinking")
@@ -233,18 +235,18 @@ def _batches(draft: Draft, processes: int | None) -> int:
     steps = int(draft.get("steps_per_generation") or accumulate)
     completions = int(draft.get("generation_batch_size") or per_device * count * steps)
     prompts = max(1, completions // max(1, generations))
-    why = f"{completions} completions a generation, {generations} a prompt (batch sizes count completions there)"
+    why = f"{completions} completions per generation, {generations} per prompt (batch sizes count completions there)"
     sources = ("generation_batch_size",) if draft.written("generation_batch_size") else (
         "per_device_train_batch_size", "gradient_accumulation_steps")  # fmt: skip
     draft.put("rollout.prompts_per_step", prompts, *sources, why=why)
     if not known and not draft.written("generation_batch_size"):
         draft.todo.append(
-            "rollout.prompts_per_step is that of one process: times their number (--processes N works it out)"
+            "rollout.prompts_per_step is for one process: multiply it by their number, or import with --processes N"
         )
     splits = max(1, completions // max(1, per_device * count * accumulate))
     iterations = int(draft.get("num_iterations"))
     if iterations > 1:
-        draft.left["num_iterations"] = "each batch of rollouts is gone through once, in train.updates_per_step updates"
+        draft.left["num_iterations"] = "each batch of rollouts is used once, in train.updates_per_step updates"
     draft.put("train.updates_per_step", min(splits, prompts), "gradient_accumulation_steps",
               why="optimizer updates from one generation")  # fmt: skip
     return splits * iterations
@@ -254,7 +256,7 @@ def _algorithm(draft: Draft) -> None:
     loss = draft.get("loss_type")
     cells, why = LOSSES.get(loss, ({}, ""))
     if loss not in LOSSES:
-        draft.left["loss_type"] = f"`{loss}` has no counterpart: choose a row of `vlmrl recipe list --algos`"
+        draft.left["loss_type"] = f"`{loss}` has no counterpart: choose an algorithm of `vlmrl recipe list --algos`"
     for key, value in cells.items():
         draft.put(key, value, "loss_type", why=why)
     low = float(draft.get("epsilon"))
@@ -272,7 +274,7 @@ def _algorithm(draft: Draft) -> None:
         draft.put("algo.clip_high", bound, "epsilon_high" if high is not None else "epsilon")
     draft.put("algo.kl_coef", float(draft.get("beta")), "beta")
     if float(draft.get("beta")) > 0:
-        why = "as it is; there times the probability ratio (use_bias_correction_kl), which is 1 in value on policy"
+        why = "unweighted; there times the probability ratio (use_bias_correction_kl), whose value is 1 on policy"
         draft.put("algo.kl", "k3", "beta", why=why if draft.get("use_bias_correction_kl") else "")
     scale = str(draft.get("scale_rewards")).lower()
     if scale in ("none", "false"):
@@ -303,7 +305,7 @@ def _engine(draft: Draft) -> None:
             draft.put("algo.importance", mode[0], "vllm_importance_sampling_mode")
             draft.put("algo.importance_level", mode[1], "vllm_importance_sampling_mode")
             cap = draft.get("vllm_importance_sampling_cap") or draft.get("vllm_importance_sampling_clip_max")
-            why = "masked outside [1 / cap, cap]; there above the limit alone" if mode[0] == "mask" else ""
+            why = "masked outside [1 / cap, cap]; there only above the limit" if mode[0] == "mask" else ""
             draft.put("algo.importance_cap", float(cap), "vllm_importance_sampling_clip_max", why=why)
     filtered_sampling(draft, "top_p", "top_k")
 
@@ -312,11 +314,13 @@ def _steps(draft: Draft, updates: int, rows: int | None) -> None:
     limit, prompts = number(int, draft.get("max_steps"), 1), draft.taken["rollout.prompts_per_step"].value
     epochs, size = float(draft.get("num_train_epochs")), "rows" if "train.rows_per_step" in draft.taken else "prompts"
     if limit:
-        why = f"{limit} optimizer updates at {updates} a generation: a step here is a generation" if updates > 1 else ""
+        why = (
+            f"{limit} optimizer updates at {updates} per generation: a step here is a generation" if updates > 1 else ""
+        )
         draft.put("train.steps", max(1, limit // updates), "max_steps", why=why)
-        draft.leave("num_train_epochs", "max_steps decides")
+        draft.leave("num_train_epochs", "max_steps sets the number of steps")
     elif rows:
-        why = f"{epochs:g} passes over {rows} rows at {prompts} {size} a step"
+        why = f"{epochs:g} passes over {rows} rows at {prompts} {size} per step"
         draft.put("train.steps", max(1, int(rows * epochs // prompts)), "num_train_epochs", why=why)
     else:
         draft.put("train.epochs", epochs, "num_train_epochs", why=COUNTED_LATER)
@@ -333,7 +337,7 @@ def _steps(draft: Draft, updates: int, rows: int | None) -> None:
     if saves:
         draft.put("checkpoint.every_steps", max(1, saves // updates), "save_steps")
     if keep := number(int, draft.get("save_total_limit"), 1):
-        draft.put("checkpoint.keep_last", keep, "save_total_limit", why="the best one is kept besides")
+        draft.put("checkpoint.keep_last", keep, "save_total_limit", why="the best checkpoint is kept, too")
     if (name := draft.get("optim")) in OPTIMIZERS:
         draft.put("optim.name", OPTIMIZERS[name], "optim")
     elif name is not None and "adamw" not in str(name):
@@ -353,4 +357,4 @@ def _reward(draft: Draft) -> None:
         draft.left["reward_funcs"] = f"{', '.join(map(str, functions))}: one function returns all parts here"
         draft.todo.append("write one reward that returns {name: value} of these, and name it in [reward]")
     if weights:
-        draft.left["reward_weights"] = "weights have names: [reward.weights]"
+        draft.left["reward_weights"] = "weights are set by name: [reward.weights]"
