@@ -1,4 +1,4 @@
-"""What `vlmrl eval` evaluates with: the recipe, and what the record says of the rows that the model has seen."""
+"""Choice of the recipe that `vlmrl eval` uses, and of the record of the rows that the model has seen."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ from vlmrl.store.listing import list_runs
 from vlmrl.store.runs import open_run
 
 NEWEST = 200
-"""Runs whose names are compared with a name that is none."""
+"""Maximum number of newest runs whose names are compared with an unknown name, to suggest a similar one."""
 
 
 @dataclass(frozen=True)
 class ChosenRecipe:
-    """What a model is evaluated with.
+    """Recipe that a model is evaluated with.
 
-    Args: run_dir: the run whose checkpoint it is, None for a model that is no run.    seen: what its record says.
+    Args:
+        run_dir: the run that the checkpoint belongs to; None for a model that is no run.
+        seen: rows that the model has seen, by the run's record.
     """
 
     recipe: Recipe
@@ -44,14 +46,21 @@ class ChosenRecipe:
 
 
 def choose_recipe(
-    origin: ModelOrigin, root: Path, *, recipe: str | None = None, data: str | None = None,
+    origin: ModelOrigin,
+    root: Path,
+    *,
+    recipe: str | None = None,
+    data: str | None = None,
     overrides: Sequence[str] = (),
-) -> ChosenRecipe:  # fmt: skip
-    """What to evaluate with: the named recipe (a file, or a run's), else the run's own, else defaults on `data`;
-    `overrides` on top. Of a model that `vlmrl merge` wrote, the run is the one it was made of, while that is there.
+) -> ChosenRecipe:
+    """Return the recipe to evaluate with, and the rows that the model has seen.
 
-    The table `model` is always the run's own when a run is evaluated: its pixels and dtype belong to its weights.
-    Raises: RecipeError when nothing says what data to use; the errors of the recipe.
+    The recipe is the named one (a file, or a run's), else the run's own, else defaults on `data`; `overrides` are
+    applied to it. For a model that `vlmrl merge` wrote, the run is the one it was made from, while that exists.
+    When a run is evaluated, the table `model` is always the run's own: its pixels and dtype belong to its weights.
+
+    Raises: RecipeError when nothing says what data to use; StoreError when there is no such run or model folder; the
+        errors of the recipe.
     """
     run_dir = origin.run_dir
     if run_dir is None and origin.checkpoint is None:
@@ -90,7 +99,10 @@ def choose_recipe(
 
 
 def _require_there(path: str, root: Path) -> None:
-    """Raise: a word that is no run and no folder. With a `/` it may be a name of the hub, which says itself."""
+    """Raise StoreError for a word that is no run and no folder.
+
+    A word with a `/` may name a model of the hub: loading it then reports a wrong name.
+    """
     if "/" in path or os.path.exists(path):
         return
     runs = list_runs(root, limit=NEWEST)
@@ -100,7 +112,9 @@ def _require_there(path: str, root: Path) -> None:
 
 
 def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
-    """The evaluation folder that `ref` names: a path, RUN/NAME, or RUN alone (then the one on rows called the same).
+    """Return the evaluation folder that `ref` names: a path, RUN/NAME, or RUN alone.
+
+    RUN alone means the run's own evaluation on this split of this source.
 
     Raises: StoreError when there is none, or several to choose from.
     """
@@ -124,13 +138,13 @@ def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
 
 
 def _is_own(folder: Path, split: str, source: str) -> bool:
-    """Whether `vlmrl eval` made an evaluation, on rows of a source called so."""
+    """Return whether `vlmrl eval`, not training, made an evaluation, on this split of a source of this name."""
     meta = read_summary(folder).get("meta", {})
     return (meta.get("split"), meta.get("source")) == (split, source) and not meta.get("during")
 
 
 def _named_recipe(name: str, origin: ModelOrigin, root: Path) -> dict[str, Any]:
-    """The values of a recipe file, or of the run called so where there is no such file."""
+    """Return the values of a recipe file, or of the run of that name if there is no such file."""
     try:
         find_recipe(name)
     except RecipeError:
@@ -143,7 +157,7 @@ def _named_recipe(name: str, origin: ModelOrigin, root: Path) -> dict[str, Any]:
 
 
 def _merged_from(path: str, root: Path) -> Path | None:
-    """The run that a merged model was made of, as its merge.json says; None when that is gone or no run of ours."""
+    """Return the run that a merged model was made from, by its merge.json. None if it is gone or not below `root`."""
     try:
         name = parse_json((Path(path) / RECORD).read_bytes())["run"]
         return open_run(root, name).dir if isinstance(name, str) and Path(name).name == name else None
@@ -152,9 +166,9 @@ def _merged_from(path: str, root: Path) -> Path | None:
 
 
 def _run_recipe(run_dir: Path) -> dict[str, Any] | None:
-    """The resolved recipe of a run; None when it has none.
+    """Return the resolved recipe of a run, or None if it has none.
 
-    Files it names are looked for where the run was started, when they are not below the current directory.
+    Files that it names are looked for where the run was started, if they are not below the current directory.
     """
     path = newest_resolved(run_dir)
     if not path.exists():
@@ -162,7 +176,7 @@ def _run_recipe(run_dir: Path) -> dict[str, Any] | None:
     resolved = read_resolved(run_dir)
     values = recipe_from_resolved(resolved, where=str(path)).model_dump(mode="json")
     if str((resolved.get("origins") or {}).get("rollout.engine", "")).startswith(AUTO_ORIGIN):
-        values["rollout"]["engine"] = "auto"  # chosen for the machine that trained: chosen anew for this one
+        values["rollout"]["engine"] = "auto"  # it was chosen for the training machine: choose again for this one
     cwd = Path(open_run(run_dir.parent, run_dir.name).manifest.cwd)
     for name, table in [("reward", values["reward"]), *(("data", entry) for entry in values["data"])]:
         for key, value in table.items():
@@ -173,14 +187,17 @@ def _run_recipe(run_dir: Path) -> dict[str, Any] | None:
 
 
 def _found_from(value: str, cwd: Path) -> str:
-    """`value` when that file exists here, else the one below `cwd` when that exists, else `value`."""
+    """Return `value` if that file exists here, else the file below `cwd` if that exists, else `value`."""
     file = Path(value.partition(":")[0] if ".py:" in value else value)
     moved = not file.is_absolute() and not file.exists() and (cwd / file).exists()
     return str(cwd / value) if moved else value
 
 
 def _data_entry(path: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The `[[data]]` entry for another dataset: a prepared one brings its task, a table is read as the recipe's was."""
+    """Return the `[[data]]` entry for another dataset.
+
+    A prepared dataset names its task; a table is read like the recipe's first source.
+    """
     if (Path(path) / INFO_FILE).is_file():
         return {"path": path}
     kept = ("prompt", "system", "reward", "columns", "task")

@@ -1,4 +1,4 @@
-"""The solve rate of a prompt: how it is measured for each source, or why it cannot be."""
+"""Solve rate of a prompt: its measure for each source, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIGNS: dict[str, Callable[[float, float], bool]] = {
 }  # fmt: skip
 CONDITION = re.compile(r"\s*(?P<part>[^\s<>=](?:[^<>=]*[^\s<>=])?)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<bound>\S+)\s*")
 SCORE = "reward"
-"""The name under which a condition may mean the score itself."""
+"""Name that stands for the score itself in a condition."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Solved:
         return f"{self.part} {self.sign} {self.bound:g}"
 
     def of(self, sample: ScoredSample) -> float | None:
-        """Return 1 for a solved response, 0 for another, None where the part does not apply."""
+        """Return 1 for a solved response, 0 for another, None if the part does not apply."""
         value = sample.score.value if self.part == SCORE else sample.score.parts.get(self.part)
         return None if value is None or math.isnan(value) else float(SIGNS[self.sign](value, self.bound))
 
 
 def parse_solved(text: str) -> Solved:
-    """Read a condition such as `acc>=1`. Raises: RewardError when it is none."""
+    """Read a condition such as `acc>=1`. Raises: RewardError when the text is no condition."""
     found = CONDITION.fullmatch(text)
     try:
         bound = float(found["bound"]) if found else math.nan
@@ -56,11 +56,11 @@ def parse_solved(text: str) -> Solved:
 
 @dataclass(frozen=True)
 class Rate:
-    """How the solve rate of a source is measured.
+    """Solve rates of a source's groups, and their measure.
 
     Args:
-        words: what it is, for people.    by_group: one a group of the source, in order; in [0, 1], None where no
-            response of the group is measured.
+        words: the measure, in words.
+        by_group: one rate per group of the source, in order; in [0, 1], None if no response of the group is measured.
     """
 
     words: str
@@ -68,10 +68,11 @@ class Rate:
 
 
 def measure_rate(source: Source, groups: Sequence[Group], solved: Solved | None = None) -> Rate | None:
-    """Return the solve rate of a source's groups; None where nothing says what a solved response is.
+    """Return the solve rate of a source's groups; None if nothing says what a solved response is.
 
-    In order: the user's condition; the accuracy (rewards/accuracy_part.py), as the share of right responses or, where
-    it is not only right or wrong, as the mean; the reward between the least and the largest value that it declares.
+    The measure is the first of these that exists: the user's condition; the accuracy (rewards/accuracy_part.py), as the
+    share of right responses or, if it is not only right or wrong, as the mean; the reward, scaled from 0 at the
+    smallest value that it declares to 1 at the largest.
     """
     if solved is not None:
         if solved.part != SCORE and not any(solved.part in s.score.parts for g in groups for s in g.samples):
@@ -86,8 +87,9 @@ def measure_rate(source: Source, groups: Sequence[Group], solved: Solved | None 
         return Rate("mean of accuracy", _means(measured))
     low, high = value_bounds(source.reward, source.weights)
     if not values and math.isfinite(low) and math.isfinite(high) and high > low:
-        scaled = [[(s.score.value - low) / (high - low) if s.score.error is None else None for s in g.samples]
-                  for g in groups]  # fmt: skip
+        scaled = [
+            [(s.score.value - low) / (high - low) if s.score.error is None else None for s in g.samples] for g in groups
+        ]
         return Rate(f"mean reward, from {low:g} = 0 to {high:g} = 1", _means(scaled))
     return None
 
@@ -98,7 +100,7 @@ def _means(values: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]
 
 
 def why_none(source: Source, groups: Sequence[Group]) -> str:
-    """Return why a source has no solve rate, and what gives it one."""
+    """Return why a source has no solve rate, and the option that would define one."""
     parts = list(dict.fromkeys(name for g in groups for s in g.samples for name in s.score.parts))
     example = next((name for name in parts if name != SCORE), SCORE)
     known = ", ".join(dict.fromkeys([*parts, SCORE]))
@@ -109,7 +111,7 @@ def why_none(source: Source, groups: Sequence[Group]) -> str:
 
 
 def spread(group: Group) -> Mapping[str, float] | None:
-    """Return mean, min, max and std (of the population) of a group's scores; None where it has none."""
+    """Return mean, min, max and std (of the population) of a group's scores; None if it has no score."""
     values = [s.score.value for s in group.samples if s.score.error is None]
     if not values:
         return None
