@@ -65,15 +65,15 @@ def choose_recipe(
     run_dir = origin.run_dir
     if run_dir is None and origin.checkpoint is None:
         _require_there(origin.path, root)
-    made_of = run_dir or _merged_from(origin.path, root)
-    own = None if made_of is None else _run_recipe(made_of)
+    source_run = run_dir or _merged_from(origin.path, root)
+    run_values = None if source_run is None else _run_recipe(source_run)
     values: dict[str, Any] = {"model": {"path": origin.path}}
     if recipe is not None:
         values = _named_recipe(recipe, origin, root)
-        if own is not None:
-            values["model"] = own["model"]
-    elif own is not None:
-        values = own
+        if run_values is not None:
+            values["model"] = run_values["model"]
+    elif run_values is not None:
+        values = run_values
     elif data is None:
         raise RecipeError(
             f"nothing says on what data to evaluate `{origin.path}`",
@@ -92,8 +92,8 @@ def choose_recipe(
     values["model"] = {**values["model"], "path": origin.path}
     refuse_hidden(values, recipe or origin.path)
     chosen = recipe_from_resolved({"schema": 1, "recipe": values}, where=recipe or data or origin.path)
-    seen = SeenRows() if made_of is None else seen_by(made_of)
-    if made_of is None and data is None:
+    seen = SeenRows() if source_run is None else seen_by(source_run)
+    if source_run is None and data is None:
         seen = trained_by(chosen)
     return ChosenRecipe(chosen, run_dir, seen)
 
@@ -127,13 +127,13 @@ def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
             return folder
         raise StoreError(f"run `{head}` has no evaluation `{tail}`", where=str(folder))
     run = open_run(root, ref)
-    found = [f for f in eval_dirs(run.dir) if _is_own(f, split, source)]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(f.name for f in found) or "none"
+    folders = [f for f in eval_dirs(run.dir) if _is_own(f, split, source)]
+    if len(folders) == 1:
+        return folders[0]
+    names = ", ".join(f.name for f in folders) or "none"
     raise StoreError(
-        f"run {run.id} has {len(found) or 'no'} evaluation(s) on `{source}/{split}` to compare with: {names}",
-        hint=f"name it: --compare {ref}/NAME" if found else f"make it: vlmrl eval {ref}",
+        f"run {run.id} has {len(folders) or 'no'} evaluation(s) on `{source}/{split}` to compare with: {names}",
+        hint=f"name it: --compare {ref}/NAME" if folders else f"make it: vlmrl eval {ref}",
     )
 
 
@@ -149,9 +149,9 @@ def _named_recipe(name: str, origin: ModelOrigin, root: Path) -> dict[str, Any]:
         find_recipe(name)
     except RecipeError:
         with suppress(StoreError):
-            own = _run_recipe(open_run(root, name).dir)
-            if own is not None:
-                return own
+            values = _run_recipe(open_run(root, name).dir)
+            if values is not None:
+                return values
         raise
     return load_recipe(name, overrides=[f"model.path={json.dumps(origin.path)}"]).recipe.model_dump(mode="json")
 
@@ -200,5 +200,5 @@ def _data_entry(path: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, An
     """
     if (Path(path) / INFO_FILE).is_file():
         return {"path": path}
-    kept = ("prompt", "system", "reward", "columns", "task")
-    return {"path": path, **{key: entries[0][key] for key in kept if key in entries[0]}}
+    inherited = ("prompt", "system", "reward", "columns", "task")
+    return {"path": path, **{key: entries[0][key] for key in inherited if key in entries[0]}}

@@ -93,10 +93,10 @@ def rows_to_evaluate(
         names = ", ".join(d.name or open_dataset(d).name for d in recipe.data)
         raise DataError(f"there is no source `{source}`", hint=f"sources: {names}")
     if split is None:
-        found = [_by_rule(d, recipe, seen) for d in entries]
+        result = [_by_rule(d, recipe, seen) for d in entries]
     else:
-        found = [_named(d, recipe, seen, split, len(entries)) for d in entries]
-    return [replace(r, max_rows=max_rows) if max_rows is not None else r for r in found]
+        result = [_named(d, recipe, seen, split, len(entries)) for d in entries]
+    return [replace(r, max_rows=max_rows) if max_rows is not None else r for r in result]
 
 
 def only_training_rows(run_dir: Path) -> bool:
@@ -123,10 +123,10 @@ def seen_by(run_dir: Path) -> SeenRows:
         for entry, validates in _entries(place):
             path = _place(str(entry.get("path")), Path(manifest.cwd or "."))
             trained.add((path, str(entry.get("split", ONLY))))
-            named = entry.get("validation")
-            if validates and not _is_file(named):
+            validation = entry.get("validation")
+            if validates and not _is_file(validation):
                 prints = {str(d.get("fingerprint")) for d in records if d.get("path") == entry.get("path")}
-                validated |= {(key, str(named or VALIDATION)) for key in (path, *prints)}
+                validated |= {(key, str(validation or VALIDATION)) for key in (path, *prints)}
     return SeenRows(frozenset(trained), frozenset(validated))
 
 
@@ -141,8 +141,8 @@ def _by_rule(data: Data, recipe: Recipe, seen: SeenRows) -> EvalRows:
         return _of_split(data, recipe, seen, TEST)
     validation = open_validation(data, recipe.reward)
     if validation is not None:
-        named = data.validation
-        origin = f"the file {named}" if _is_file(named) else f"split {validation.split} of {data.path}"
+        name = data.validation
+        origin = f"the file {name}" if _is_file(name) else f"split {validation.split} of {data.path}"
         role = seen.role(validation)
         return EvalRows(validation, role, recipe.eval.max_rows if role == "validation" else None, origin)
     others = tuple(s for s in dataset.splits if s != data.split)
@@ -165,8 +165,8 @@ def _named(data: Data, recipe: Recipe, seen: SeenRows, split: str, sources: int)
             )
         source = open_rows_file(data, recipe.reward, split, Path(split).stem)
         return EvalRows(source, seen.role(source), None, f"the file {split}")
-    there = ", ".join(f"{name} ({rows} rows)" for name, rows in dataset.splits.items()) or "none"
-    raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {there}; a file of rows will do too")
+    splits = ", ".join(f"{name} ({rows} rows)" for name, rows in dataset.splits.items()) or "none"
+    raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {splits}; a file of rows will do too")
 
 
 def _of_split(data: Data, recipe: Recipe, seen: SeenRows, split: str) -> EvalRows:

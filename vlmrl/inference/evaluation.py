@@ -125,10 +125,10 @@ def plan(
     planned = []
     for one in rows:
         name = _name(settings, origin, one, len(rows))
-        made = PlannedEvaluation(one, name, _meta(recipe, origin, one, settings, argv))
+        planned_one = PlannedEvaluation(one, name, _meta(recipe, origin, one, settings, argv))
         if run_dir is not None:
-            _check_free(layout.eval_dir(run_dir, name), made.meta, settings.force)
-        planned.append(made)
+            _check_free(layout.eval_dir(run_dir, name), planned_one.meta, settings.force)
+        planned.append(planned_one)
     return planned
 
 
@@ -199,7 +199,7 @@ def run_evaluation(
     Raises: the errors of data and reward.
     """
     total = sum(p.rows.count for p in planned) * settings.samples
-    done, found = 0, []
+    done, results = 0, []
 
     def tell(newly: int) -> None:
         nonlocal done
@@ -228,8 +228,8 @@ def run_evaluation(
         meta = {**one.meta, "seconds": seconds, "time": now(), "device": answerer.device, "processes": world.size}
         if world.is_main:
             evaluation = Evaluation(evaluation.rows, write_evaluation(folder, evaluation, meta))
-        found.append(Evaluated(folder, evaluation))
-    return found
+        results.append(Evaluated(folder, evaluation))
+    return results
 
 
 def _params(recipe: Recipe, greedy: SamplingParams, settings: EvalSettings) -> SamplingParams:

@@ -71,8 +71,8 @@ def write_rows(source: Source, rows: Sequence[Row], target: Path, *, args: Mappi
 def _write_folder(source: Source, rows: Sequence[Row], target: Path, args: Mapping[str, Any]) -> None:
     dataset = source.dataset
     info = {name: value for name, value in dataset.info.items() if name not in NOT_COPIED}
-    of = {"fingerprint": dataset.fingerprint, "args": info.get("args", {})}
-    info["args"] = {"kept_from": of, "kept_split": source.split, **args}
+    original = {"fingerprint": dataset.fingerprint, "args": info.get("args", {})}
+    info["args"] = {"kept_from": original, "kept_split": source.split, **args}
     info = {k: v for k, v in info.items() if k not in ("counts", "histograms", "dropped", "doctor")}
     with building(target) as build:
         for split in dataset.splits:
@@ -94,8 +94,8 @@ def _table_bytes(source: Source, rows: Sequence[Row]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    named = source.dataset.info.get("columns") or {}
-    image_column = named.get(IMAGES) or IMAGES
+    column_names = source.dataset.info.get("columns") or {}
+    image_column = column_names.get(IMAGES) or IMAGES
     names = list(dict.fromkeys(name for row in rows for name in row.columns))
     columns: dict[str, Any] = {name: _column([row.columns.get(name) for row in rows]) for name in names}
     if any(row.media for row in rows):

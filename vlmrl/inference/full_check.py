@@ -95,23 +95,23 @@ def _check(
 
 def _disagreements(parity: Mapping[str, Any], where: str) -> list[Problem]:
     """Return an error for each row that disagrees, and one for the gradient."""
-    allowed, reference = parity["tolerance"], "the model's own forward of each response alone"
-    hint = f"{allowed['why']}. Until it is understood, train with --set model.shared_prefix=false, the reference"
+    tolerance, reference = parity["tolerance"], "the model's own forward of each response alone"
+    hint = f"{tolerance['why']}. Until it is understood, train with --set model.shared_prefix=false, the reference"
     problems = [
         Problem(
             f"{row['row']}: log-probs as trained differ from {reference} by {row['logp_max']:.2g} nats (mean "
-            f"{row['logp_mean']:.2g}); allowed are {allowed['logp_max']:g} (mean {allowed['logp_mean']:g})",
+            f"{row['logp_mean']:.2g}); allowed are {tolerance['logp_max']:g} (mean {tolerance['logp_mean']:g})",
             where,
             hint,
         )
         for row in parity["rows"]
         if not row["agrees"]
     ]
-    if parity["gradient"] is not None and not parity["gradient"] <= allowed["gradient"]:
+    if parity["gradient"] is not None and not parity["gradient"] <= tolerance["gradient"]:
         problems.append(
             Problem(
                 f"the gradient as trained differs from that of {reference} by {parity['gradient']:.2g} of its norm; "
-                f"allowed is {allowed['gradient']:g}",
+                f"allowed is {tolerance['gradient']:g}",
                 where,
                 hint,
             )

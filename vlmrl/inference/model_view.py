@@ -39,7 +39,7 @@ def _plain(images: Mapping[str, Tensor]) -> list[Tensor]:
 def _from_grid(images: Mapping[str, Tensor], image_processor: Any) -> list[Tensor]:
     """Rearrange patches from the processor's order (cells of merge x merge patches) to one [3, H, W] per image."""
     patch, merge = image_processor.patch_size, image_processor.merge_size
-    found, start = [], 0
+    pictures, start = [], 0
     for grid in images["image_grid_thw"]:
         frames, rows, columns = (int(n) for n in grid)
         count = frames * rows * columns
@@ -47,7 +47,7 @@ def _from_grid(images: Mapping[str, Tensor], image_processor: Any) -> list[Tenso
         flat = images["pixel_values"][start : start + count]
         start += count
         shape = (frames, rows // merge, columns // merge, merge, merge, 3, -1, patch, patch)
-        laid = flat.reshape(shape)[0, :, :, :, :, :, 0]  # all frames of a still image are copies
+        grid_patches = flat.reshape(shape)[0, :, :, :, :, :, 0]  # all frames of a still image are copies
         # [R / merge, C / merge, merge, merge, 3, patch, patch] -> [3, R * patch, C * patch]; R, C: the grid in patches
-        found.append(laid.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch))
-    return found
+        pictures.append(grid_patches.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch))
+    return pictures

@@ -163,15 +163,17 @@ def compare(policy: Policy, items: Sequence[TrainItem], names: Sequence[str], *,
     with_gradient = not parity.gradient_note
     policy.model.zero_grad(set_to_none=True)
     with torch.set_grad_enabled(with_gradient):
-        shared = shared_logps(policy, items, tokens_per_row)
-        found = take_gradients(policy)
-        stock = stock_logps(policy, items)
-        expected = take_gradients(policy)
+        shared_logp = shared_logps(policy, items, tokens_per_row)
+        shared_gradients = take_gradients(policy)
+        stock_logp = stock_logps(policy, items)
+        stock_gradients = take_gradients(policy)
     if with_gradient:
-        parity.gradient = relative_difference(found, expected)
+        parity.gradient = relative_difference(shared_gradients, stock_gradients)
     for group, name in enumerate(names):
-        parity.rows.append(_row(name, [i for i in items if i.group == group], shared, stock, parity.tolerance))
-    parity.sampler_gap = _sampler_gap(items, shared)
+        parity.rows.append(
+            _row(name, [i for i in items if i.group == group], shared_logp, stock_logp, parity.tolerance)
+        )
+    parity.sampler_gap = _sampler_gap(items, shared_logp)
     return parity
 
 
@@ -200,7 +202,7 @@ def shared_logps(policy: Policy, items: Sequence[TrainItem], tokens_per_row: int
 
     With gradients on, the backward pass of a loss of them is run, too.
     """
-    found: dict[int, Tensor] = {}
+    logps: dict[int, Tensor] = {}
     for chosen in pack(items, tokens_per_row):
         row = make_row(chosen, policy.device)
         logp = policy(row).logp
@@ -209,8 +211,8 @@ def shared_logps(policy: Policy, items: Sequence[TrainItem], tokens_per_row: int
         if torch.is_grad_enabled():
             weights = [_weight(i, int((owner == i.trajectory).sum()), logp.device) for i in chosen]
             (logp * torch.cat(weights)).sum().backward()
-        found |= {i.trajectory: logp.detach()[owner == i.trajectory] for i in chosen}
-    return found
+        logps |= {i.trajectory: logp.detach()[owner == i.trajectory] for i in chosen}
+    return logps
 
 
 def stock_logps(policy: Policy, items: Sequence[TrainItem]) -> dict[int, Tensor]:
@@ -220,8 +222,8 @@ def stock_logps(policy: Policy, items: Sequence[TrainItem]) -> dict[int, Tensor]
     """
     model, device = policy.model, policy.device
     model.set_attn_implementation("sdpa")
-    takes = inspect.signature(model.forward).parameters
-    found: dict[int, Tensor] = {}
+    parameters = inspect.signature(model.forward).parameters
+    logps: dict[int, Tensor] = {}
     try:
         for item in items:
             tail = [t for s in item.segments for t in s.ids]
@@ -229,8 +231,10 @@ def stock_logps(policy: Policy, items: Sequence[TrainItem]) -> dict[int, Tensor]
             ids = torch.tensor([[*item.prompt.ids, *tail]], device=device)
             kinds = torch.tensor([[*item.prompt.kinds, *(item.kinds or [0] * len(tail))]], device=device)
             images = {k: v.to(device) for k, v in join_images([item.prompt.images, item.images]).items()}
-            inputs: dict[str, Any] = images | {n: kinds for n in ("mm_token_type_ids", "token_type_ids") if n in takes}
-            if "logits_to_keep" in takes:
+            inputs: dict[str, Any] = images | {
+                n: kinds for n in ("mm_token_type_ids", "token_type_ids") if n in parameters
+            }
+            if "logits_to_keep" in parameters:
                 inputs["logits_to_keep"] = len(tail) + 1
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs).logits
             trained = [t for s in item.segments for t in [s.trained] * len(s.ids)]
@@ -242,17 +246,17 @@ def stock_logps(policy: Policy, items: Sequence[TrainItem]) -> dict[int, Tensor]
             logp = chosen.log_softmax(-1).gather(-1, torch.tensor(tail, device=device)[places][:, None])[:, 0]
             if torch.is_grad_enabled():
                 (logp * _weight(item, len(places), device)).sum().backward()
-            found[item.trajectory] = logp.detach()
+            logps[item.trajectory] = logp.detach()
     finally:
         share_prefix(model)
-    return found
+    return logps
 
 
 def take_gradients(policy: Policy) -> list[Tensor | None]:
     """Return the gradients of all parameters, and remove them from the parameters."""
-    taken = [p.grad for p in policy.model.parameters()]
+    gradients = [p.grad for p in policy.model.parameters()]
     policy.model.zero_grad(set_to_none=True)
-    return taken
+    return gradients
 
 
 def relative_difference(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> float:
@@ -284,8 +288,8 @@ def _row(
 def _sampler_gap(items: Sequence[TrainItem], shared: dict[int, Tensor]) -> float | None:
     gaps = []
     for item in items:
-        said = [x for s in item.segments if s.trained for x in s.sampler_logp or ()]
-        if said:
-            ours = shared[item.trajectory]
-            gaps.append(float((ours - torch.tensor(said, device=ours.device)).abs().max()))
+        sampler_logp = [x for s in item.segments if s.trained for x in s.sampler_logp or ()]
+        if sampler_logp:
+            trainer_logp = shared[item.trajectory]
+            gaps.append(float((trainer_logp - torch.tensor(sampler_logp, device=trainer_logp.device)).abs().max()))
     return max(gaps, default=None)

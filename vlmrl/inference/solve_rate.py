@@ -43,15 +43,15 @@ class Solved:
 
 def parse_solved(text: str) -> Solved:
     """Read a condition such as `acc>=1`. Raises: RewardError when the text is no condition."""
-    found = CONDITION.fullmatch(text)
+    match = CONDITION.fullmatch(text)
     try:
-        bound = float(found["bound"]) if found else math.nan
+        bound = float(match["bound"]) if match else math.nan
     except ValueError:
         bound = math.nan
-    if found is None or not math.isfinite(bound):
+    if match is None or not math.isfinite(bound):
         hint = "write --solved 'acc>=1': a part, or `reward` for the score; one of >=, >, <=, <, ==; a number"
         raise RewardError(f"--solved {text!r} is not a condition", hint=hint)
-    return Solved(found["part"], found["sign"], bound)
+    return Solved(match["part"], match["sign"], bound)
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ def measure_rate(source: Source, groups: Sequence[Group], solved: Solved | None 
         if solved.part != SCORE and not any(solved.part in s.score.parts for g in groups for s in g.samples):
             return None
         return Rate(f"share of responses with {solved}", _means([[solved.of(s) for s in g.samples] for g in groups]))
-    measured = accuracies(groups, [source])
-    values = [a for found in measured for a in found if a is not None]
+    by_group = accuracies(groups, [source])
+    values = [a for group_accuracies in by_group for a in group_accuracies if a is not None]
     if values and is_binary(values):
-        rights = [[None if a is None else float(a == RIGHT) for a in found] for found in measured]
+        rights = [[None if a is None else float(a == RIGHT) for a in group_accuracies] for group_accuracies in by_group]
         return Rate(f"share of responses with accuracy >= {RIGHT:g}", _means(rights))
     if values and all(0 <= a <= 1 for a in values):
-        return Rate("mean of accuracy", _means(measured))
+        return Rate("mean of accuracy", _means(by_group))
     low, high = value_bounds(source.reward, source.weights)
     if not values and math.isfinite(low) and math.isfinite(high) and high > low:
         scaled = [
@@ -95,8 +95,8 @@ def measure_rate(source: Source, groups: Sequence[Group], solved: Solved | None 
 
 
 def _means(values: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
-    there = [[v for v in found if v is not None] for found in values]
-    return tuple(fmean(found) if found else None for found in there)
+    present = [[v for v in numbers if v is not None] for numbers in values]
+    return tuple(fmean(numbers) if numbers else None for numbers in present)
 
 
 def why_none(source: Source, groups: Sequence[Group]) -> str:

@@ -92,11 +92,11 @@ def trial_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str]) -> Iterator
             yield run
     except KeyboardInterrupt:
         done = sum(count_rows(path) for path in run.rollout_files().values())
-        kept = f"{done:,} scored responses are kept in {run.dir}"
+        outcome = f"{done:,} scored responses are kept in {run.dir}"
         if not done:
             remove_tree(run.dir)
-            kept = "no response had been scored, nothing is kept"
-        raise Interruption("try", kept) from None
+            outcome = "no response had been scored, nothing is kept"
+        raise Interruption("try", outcome) from None
     except BaseException:
         remove_tree(run.dir)
         raise
@@ -144,10 +144,10 @@ def run_trial(
     encoder = make_encoder(recipe.model, processor)
     params = sampling_params(recipe, policy, processor.tokenizer)
     engine = TorchEngine(policy, processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
-    asked = algorithm_of(recipe.algo)
-    algorithm = without_greedy(asked)
+    chosen_algorithm = algorithm_of(recipe.algo)
+    algorithm = without_greedy(chosen_algorithm)
     chosen = choose_rows(sources, recipe.train.seed, prompts)
-    trial, done, size = Trial(stand_in=stand_in(asked)), 0, max(1, recipe.rollout.prompts_per_step)
+    trial, done, size = Trial(stand_in=stand_in(chosen_algorithm)), 0, max(1, recipe.rollout.prompts_per_step)
     with ExitStack() as stack:
         scorers = {s.name: stack.enter_context(make_scorer(s, recipe)) for s in sources}
         for step, start in enumerate(range(0, len(chosen), size)):
@@ -158,10 +158,10 @@ def run_trial(
             if trial.first is None:
                 trial.first = batch[0].encoded
                 trial.pictures = save_pictures(batch[0].encoded, processor.image_processor, run.dir)
-            told = _counter(progress, done, len(chosen) * samples)
+            count = _counter(progress, done, len(chosen) * samples)
             begin = time.perf_counter()
             rollouts = sample_rollouts(
-                engine, batch, params, num_samples=samples, run_seed=recipe.train.seed, version=0, progress=told
+                engine, batch, params, num_samples=samples, run_seed=recipe.train.seed, version=0, progress=count
             )
             trial.seconds += time.perf_counter() - begin
             done += len(batch) * samples
@@ -220,7 +220,7 @@ def summary(trial: Trial) -> dict[str, Any]:
     means = {p: [v for s in samples if (v := s.score.parts.get(p)) is not None] for p in parts}
     spreads = [numbers for group in trial.groups if (numbers := spread(group)) is not None]
     rates = [rate for rate in trial.solve_rates if rate is not None]
-    found: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "prompts": len(trial.groups),
         "responses": len(samples),
         "reward/mean": fmean(values),
@@ -237,8 +237,8 @@ def summary(trial: Trial) -> dict[str, Any]:
         "rollout/tokens_per_second": sum(tokens) / max(trial.seconds, 1e-9),
     }
     if rates:
-        found |= {"solve_rate/mean": fmean(rates), "solve_rate/histogram": rate_histogram(rates)}
-    return found
+        metrics |= {"solve_rate/mean": fmean(rates), "solve_rate/histogram": rate_histogram(rates)}
+    return metrics
 
 
 def rate_histogram(rates: Sequence[float]) -> list[int]:
