@@ -182,11 +182,11 @@ def _run_recipe(run_dir: Path) -> dict[str, Any] | None:
         for key, value in table.items():
             place = (name, key)
             if is_path_key(place) and isinstance(value, str) and names_file(place, value):
-                table[key] = _found_from(value, cwd)
+                table[key] = _existing_path(value, cwd)
     return values
 
 
-def _found_from(value: str, cwd: Path) -> str:
+def _existing_path(value: str, cwd: Path) -> str:
     """Return `value` if that file exists here, else the file below `cwd` if that exists, else `value`."""
     file = Path(value.partition(":")[0] if ".py:" in value else value)
     moved = not file.is_absolute() and not file.exists() and (cwd / file).exists()

@@ -56,8 +56,8 @@ class EvalRows:
     def described(self) -> str:
         """Line that says what is evaluated. `LABELS` in store/evaluated_rows.py has the warning for the rows' role."""
         count = len(self.source.rows)
-        of = f"{self.count:,} of {count:,} rows" if self.count < count else f"{count:,} rows"
-        return f"{self.source.name}: {of}, {self.origin}"
+        amount = f"{self.count:,} of {count:,} rows" if self.count < count else f"{count:,} rows"
+        return f"{self.source.name}: {amount}, {self.origin}"
 
 
 @dataclass(frozen=True)

@@ -259,10 +259,10 @@ def take_gradients(policy: Policy) -> list[Tensor | None]:
     return gradients
 
 
-def relative_difference(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> float:
+def relative_difference(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> float:
     """Return the norm of the difference divided by the norm of `expected`, over all parameters; None counts as 0."""
     gap = norm = 0.0
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         if a is None and b is None:
             continue
         a = torch.zeros_like(b) if a is None and b is not None else a
