@@ -133,7 +133,7 @@ def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
     names = ", ".join(f.name for f in folders) or "none"
     raise StoreError(
         f"run {run.id} has {len(folders) or 'no'} evaluation(s) on `{source}/{split}` to compare with: {names}",
-        hint=f"name it: --compare {ref}/NAME" if folders else f"make it: vlmrl eval {ref}",
+        hint=f"name it: --compare {ref}/NAME" if folders else f"create it: vlmrl eval {ref}",
     )
 
 

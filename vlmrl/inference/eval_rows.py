@@ -160,13 +160,13 @@ def _named(data: Data, recipe: Recipe, seen: SeenRows, split: str, sources: int)
     if _is_file(split):
         if sources > 1:
             raise DataError(
-                f"--split {split}: a file has the rows of one source, and there are {sources}",
-                hint="say which: --source NAME",
+                f"--split {split}: a file has the rows of one source, and there are {sources} sources",
+                hint="name the source: --source NAME",
             )
         source = open_rows_file(data, recipe.reward, split, Path(split).stem)
         return EvalRows(source, seen.role(source), None, f"the file {split}")
     splits = ", ".join(f"{name} ({rows} rows)" for name, rows in dataset.splits.items()) or "none"
-    raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {splits}; a file of rows will do too")
+    raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {splits}; a file of rows works, too")
 
 
 def _of_split(data: Data, recipe: Recipe, seen: SeenRows, split: str) -> EvalRows:

@@ -121,7 +121,9 @@ def plan(
     Raises: StoreError, before any work, when a name belongs to an evaluation of something else or to one of training.
     """
     if settings.name is not None and names_a_step(settings.name):
-        raise StoreError(f"`{settings.name}` is how training calls its own evaluations", hint="choose another --name")
+        raise StoreError(
+            f"training uses names like `{settings.name}` for its own evaluations", hint="choose another --name"
+        )
     planned = []
     for one in rows:
         name = _name(settings, origin, one, len(rows))
@@ -323,7 +325,7 @@ def _check_free(folder: Path, meta: Mapping[str, Any], force: bool) -> None:
     before = read_summary(folder).get("meta", {})
     if before.get("during"):
         raise StoreError(
-            f"the evaluation `{folder.name}` is training's own", where=str(folder), hint="choose another --name"
+            f"the evaluation `{folder.name}` was made by training", where=str(folder), hint="choose another --name"
         )
     other = [key for key in IDENTITY if not _same(key, before, meta)]
     if other and not force:

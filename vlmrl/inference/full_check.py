@@ -96,11 +96,11 @@ def _check(
 def _disagreements(parity: Mapping[str, Any], where: str) -> list[Problem]:
     """Return an error for each row that disagrees, and one for the gradient."""
     tolerance, reference = parity["tolerance"], "the model's own forward of each response alone"
-    hint = f"{tolerance['why']}. Until it is understood, train with --set model.shared_prefix=false, the reference"
+    hint = f"{tolerance['why']}. Until the cause is known, train with --set model.shared_prefix=false, the reference"
     problems = [
         Problem(
             f"{row['row']}: log-probs as trained differ from {reference} by {row['logp_max']:.2g} nats (mean "
-            f"{row['logp_mean']:.2g}); allowed are {tolerance['logp_max']:g} (mean {tolerance['logp_mean']:g})",
+            f"{row['logp_mean']:.2g}); at most {tolerance['logp_max']:g} (mean {tolerance['logp_mean']:g}) is allowed",
             where,
             hint,
         )
@@ -111,7 +111,7 @@ def _disagreements(parity: Mapping[str, Any], where: str) -> list[Problem]:
         problems.append(
             Problem(
                 f"the gradient as trained differs from that of {reference} by {parity['gradient']:.2g} of its norm; "
-                f"allowed is {tolerance['gradient']:g}",
+                f"at most {tolerance['gradient']:g} is allowed",
                 where,
                 hint,
             )

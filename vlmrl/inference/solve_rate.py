@@ -106,7 +106,7 @@ def why_none(source: Source, groups: Sequence[Group]) -> str:
     known = ", ".join(dict.fromkeys([*parts, SCORE]))
     return (
         f"nothing says when a response of `{source.name}` is solved: {source.reward.name} gives no accuracy from 0 to "
-        f"1 and declares no RANGES; say it with --solved '{example}>=1' (it may name: {known})"
+        f"1 and declares no RANGES; define it with --solved '{example}>=1' (known names: {known})"
     )
 
 

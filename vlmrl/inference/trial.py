@@ -207,7 +207,9 @@ def rate_groups(trial: Trial, sources: Sequence[Source], solved: Solved | None, 
     if solved is not None and len(trial.rates) == len(sources) and not any(trial.rates.values()):
         raise RewardError(f"no reward returns the part `{solved.part}` of --solved '{solved}'", hint=trial.no_rate[0])
     if must and trial.no_rate:
-        raise RewardError("--filter has no solve rate to choose by; nothing was written", hint=trial.no_rate[0])
+        raise RewardError(
+            "--filter needs a solve rate, and a source has none; nothing was written", hint=trial.no_rate[0]
+        )
 
 
 def summary(trial: Trial) -> dict[str, Any]:
@@ -272,7 +274,7 @@ def parse_filter(text: str) -> tuple[float, float]:
     except ValueError:
         bounds = math.nan, math.nan
     if not colon or not 0 <= bounds[0] <= bounds[1] <= 1:
-        hint = "write --filter 0.1:0.9: keep rows of which 10% to 90% of the responses are solved"
+        hint = "write --filter 0.1:0.9: it keeps the rows with 10% to 90% of the responses solved"
         raise DataError(f"--filter {text} is not two numbers from 0 to 1, the smaller first", hint=hint)
     return bounds
 
