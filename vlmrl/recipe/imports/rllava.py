@@ -285,13 +285,13 @@ def _algorithm(draft: Draft) -> None:
     clip_of_one(draft, loss, "actor.policy_loss.loss_mode")
     mode = draft.get("actor.loss_agg_mode")
     if "algo.aggregation" in LOSSES.get(str(loss), {}):
-        draft.leave("actor.loss_agg_mode", f"the loss {loss} takes the mean of each response first, there, too")
+        draft.leave("actor.loss_agg_mode", f"the loss {loss} takes the mean of each response first, as there")
     elif mode in AGGREGATIONS:
         name, why = AGGREGATIONS[mode]
         uneven = "one denominator for a whole update; there, one for each microbatch"
         draft.put("algo.aggregation", name, "actor.loss_agg_mode", why="; ".join(filter(None, (why, uneven))))
     else:
-        draft.leave("actor.loss_agg_mode", f"`{mode}` has no counterpart: token_mean, sequence_mean or constant")
+        draft.leave("actor.loss_agg_mode", f"`{mode}` has no counterpart: choose token_mean, sequence_mean or constant")
     spread_filter(
         draft,
         "algorithm.online_filtering",

@@ -234,7 +234,7 @@ def _algorithm(draft: Draft) -> None:
         draft.put(f"algo.{cell}", float(draft.get(f"{ACTOR}.{name}")), f"{ACTOR}.{name}")
     clip_of_one(draft, loss, f"{ACTOR}.policy_loss.loss_mode")
     if "algo.aggregation" in LOSSES.get(loss, {}):
-        draft.leave(f"{ACTOR}.loss_agg_mode", f"the loss {loss} takes the mean of each response first, there, too")
+        draft.leave(f"{ACTOR}.loss_agg_mode", f"the loss {loss} takes the mean of each response first, as there")
     else:
         _aggregation(draft)
     if names := draft.get("algorithm.gdpo_reward_keys"):
@@ -244,7 +244,7 @@ def _algorithm(draft: Draft) -> None:
     if loss == "vanilla":
         draft.same({f"{ACTOR}.clip_ratio_c": "algo.dual_clip"})
     else:
-        draft.leave(f"{ACTOR}.clip_ratio_c", f"the loss {loss} has no dual clip, there, too")
+        draft.leave(f"{ACTOR}.clip_ratio_c", f"the loss {loss} has no dual clip, as there")
     _importance(draft)
     spread_filter(
         draft,
@@ -258,7 +258,9 @@ def _algorithm(draft: Draft) -> None:
 def _aggregation(draft: Draft) -> None:
     mode = draft.get(f"{ACTOR}.loss_agg_mode")
     if mode not in AGGREGATIONS:
-        draft.leave(f"{ACTOR}.loss_agg_mode", f"`{mode}` has no counterpart: token_mean, sequence_mean or constant")
+        draft.leave(
+            f"{ACTOR}.loss_agg_mode", f"`{mode}` has no counterpart: choose token_mean, sequence_mean or constant"
+        )
         return
     name, why = AGGREGATIONS[mode]
     draft.put("algo.aggregation", name, f"{ACTOR}.loss_agg_mode", why=why)
@@ -270,7 +272,7 @@ def _importance(draft: Draft) -> None:
     level = draft.get(f"{table}.rollout_is")
     if draft.get(f"{table}.bypass_mode") and draft.get(f"{table}.loss_type") in (None, "ppo_clip"):
         draft.put("algo.importance", "ratio", f"{table}.bypass_mode")
-        draft.leave(f"{table}.rollout_is", "the loss of bypass_mode uses no weights, there, too")
+        draft.leave(f"{table}.rollout_is", "the loss of bypass_mode uses no weights, as there")
         return
     if level not in ("token", "sequence"):
         return
