@@ -301,10 +301,10 @@ def test_an_evaluation_never_has_the_name_of_trainings_own(place: Path):
     assert planned(run, temperature=1.0, samples=3)[0] == "test-all-step-000004-T1-n3"
     write(training_folder(run.dir, "validation", "train", 4), during="training")
     for name in (training_name("validation", "train", 4), "mine-step-000100"):
-        with pytest.raises(StoreError, match="how training calls its own"):
+        with pytest.raises(StoreError, match="for its own evaluations"):
             planned(run, name=name, force=True)
     write(layout.eval_dir(run.dir, "test-all-step-000004"), during="training")
-    with pytest.raises(StoreError, match="training's own"):
+    with pytest.raises(StoreError, match="was made by training"):
         planned(run, force=True)
 
 

@@ -272,7 +272,7 @@ def test_without_a_maximum_or_an_accuracy_there_is_no_solve_rate():
     assert measure_rate(source_of(ranges={"x": (0.0, math.inf)}, weights={"x": 1.0}), groups) is None
     told = why_none(source, groups)
     assert "nothing says when a response of `s` is solved: r.py:f gives no accuracy" in told
-    assert "--solved 'x>=1' (it may name: x, reward)" in told
+    assert "--solved 'x>=1' (known names: x, reward)" in told
     assert spread(groups[0]) == {"mean": 0.01, "min": 0.0, "max": 0.02, "std": 0.01}
     assert spread(group_of([None])) is None
 
@@ -335,7 +335,7 @@ def test_a_reward_without_a_maximum_shows_its_spread_and_filters_nothing(world):
     assert not any(name.startswith("solve_rate") for name in told)
     values = [s.score.value for g in trial.groups for s in g.samples]
     assert (told["reward/min"], told["reward/max"]) == (min(values), max(values))
-    with pytest.raises(RewardError, match="no solve rate to choose by; nothing was written") as error:
+    with pytest.raises(RewardError, match="needs a solve rate, and a source has none; nothing was written") as error:
         tried(prompts=None, keep=Keep(0.1, 0.9, {"rows": Path("kept.parquet")}))
     assert "--solved 'even>=1'" in (error.value.hint or "") and not Path("kept.parquet").exists()
     _, trial = tried(prompts=None, keep=Keep(0.1, 1.0, {"rows": Path("kept.parquet")}), solved="even>=1")
@@ -344,7 +344,7 @@ def test_a_reward_without_a_maximum_shows_its_spread_and_filters_nothing(world):
     assert trial.kept["rows"][1] == sum(sum(e) > 0 for e in evens)
     with pytest.raises(RewardError, match="no reward returns the part `odd` of --solved 'odd > 0'") as error:
         tried(prompts=1, solved="odd>0")
-    assert "it may name: even, easy" in (error.value.hint or "")
+    assert "known names: even, easy" in (error.value.hint or "")
 
 
 def test_a_trial_that_fails_leaves_no_run(world):

@@ -266,7 +266,7 @@ def test_a_supervised_recipe_counts_rows_and_a_batch_of_none_is_named(tmp_path):
         import_recipe(tmp_path / "a.yaml", system="trl", rows=100)
     (tmp_path / "a.yaml").write_text("max_length: 9\nper_device_train_batch_size: 4\n")
     told = str([import_recipe(tmp_path / "a.yaml", system="trl", rows=rows) for rows in (None, 100)])
-    assert "epochs = 3.0" in told and "3 passes over 100 rows at 4 rows a step" in told
+    assert "epochs = 3.0" in told and "3 passes over 100 rows at 4 rows per step" in told
     assert "prompts_per_step" not in told
 
 
