@@ -1,8 +1,8 @@
-"""The data doctor: what a dataset is worth before anything is trained on it, as numbers with a verdict each.
+"""The data doctor: checks of a dataset before training, each with numbers and a verdict.
 
-It looks at lengths (would rows be cut or dropped?), at copies (is a test image in training, as it is or resized?), at
-names (are the individuals of the test known from training?) and at labels (what does the answer "always the same class"
-earn?). It knows rows and images by facts alone; data/examine.py gets the facts from a dataset folder.
+It checks lengths (would rows be cut or dropped?), copies (is a test image in training, unchanged or resized?), names
+(do individuals of the test occur in training?) and labels (what does the answer "always the same class" earn?). It
+needs only facts of rows and images; data/dataset_visit.py gets them from a dataset folder.
 """
 
 from __future__ import annotations
@@ -21,23 +21,28 @@ from vlmrl.visible import plural
 
 Verdict = Literal["ok", "look", "bad"]
 TOKEN_LIMIT = 2048
-"""Rows with longer prompts are counted where no limit is given: what EasyR1 drops silently."""
+"""Limit of a prompt in tokens where none is given: rows above it are counted. EasyR1 drops them silently."""
 EVEN, SKEWED = 0.6, 0.8
-"""Share of the most frequent label up to which labels are even, and above which they are badly skewed."""
+"""Shares of the most frequent label: up to the first, labels are even; above the second, they are badly skewed."""
 LONG_SIDES = 200
-"""The longer side of an image may be so many times the shorter in the image processors of Qwen-VL and GLM-V
-(`smart_resize` of transformers), which refuse longer ones."""
+"""Largest ratio of an image's longer side to its shorter side that the image processors of Qwen-VL and GLM-V take
+(`smart_resize` of transformers); they refuse longer images."""
 SHOWN = 20
+"""Largest number of examples of copies in the report."""
 MAX_SPLITS = 62
-"""A set of splits is the bits of one integer."""
+"""Largest number of splits: a set of splits is stored in the bits of one integer."""
 
 
 class RowFacts(NamedTuple):
-    """What the doctor knows of a row.
+    """Facts of a dataset row that the doctor uses.
 
-    `images`: positions in `Facts.images`. `label`: its class as text; None = it has none, or too many to count.
-    `distance`: of a pair, 0 = the same class. `text_tokens`: of its prompt without images. `groups`: whom or
-    what it shows. `name`: how a person finds it.
+    Args:
+        images: positions in `DatasetFacts.images`.
+        label: its class as text; None = it has none, or the dataset has too many to count.
+        distance: distance of a pair, 0 = the same class.
+        text_tokens: number of tokens of its prompt without images.
+        groups: names of whom or what it shows.
+        name: name by which a person finds it.
     """
 
     images: tuple[int, ...]
@@ -50,13 +55,13 @@ class RowFacts(NamedTuple):
 
 @dataclass
 class DatasetFacts:
-    """A dataset as the doctor sees it.
+    """Facts of a dataset that the doctor uses.
 
     Args:
         images: every content once.
         rows: split -> rows.
-        group: what `RowFacts.groups` are ("individual", say); "" = not known.
-        notes: check -> (verdict, finding) that whoever made the dataset adds.
+        group: kind of the names in `RowFacts.groups`, such as "individual"; "" = not known.
+        notes: check -> (verdict, finding), added by the maker of the dataset.
     """
 
     images: Sequence[Examined]
@@ -66,9 +71,11 @@ class DatasetFacts:
 
 
 def examine_dataset(facts: DatasetFacts, *, max_prompt_tokens: int | None = None) -> dict[str, Any]:
-    """The doctor's report, a JSON value.
+    """Return the doctor's report, a JSON value.
 
-    Args: max_prompt_tokens: limit of the prompt, images included; None = 2,048 are counted, and nothing was asked.
+    Args:
+        max_prompt_tokens: limit of the prompt in tokens, images included; None = the user gave no limit: rows over
+            2,048 are counted, and the finding says how to set one.
     Returns: {"checks": [{"check", "verdict": "ok" | "look" | "bad", "finding"}], and the numbers behind them}.
     Raises: DataError for more than 62 splits.
     """
@@ -111,8 +118,9 @@ def examine_dataset(facts: DatasetFacts, *, max_prompt_tokens: int | None = None
 
 
 def baseline(shares: Mapping[str, int]) -> dict[str, Any]:
-    """What always answering the most frequent label earns: its accuracy, and the Brier score of saying the labels'
-    frequency every time (0 is best; of two labels p (1 - p)).
+    """Return what a blind baseline earns: the accuracy of always answering the most frequent label.
+
+    With at most two labels, also the Brier score of always stating the labels' frequency: p (1 - p); 0 is best.
 
     Example: 60 same, 40 different -> accuracy 0.6, Brier 0.24.
     """
@@ -125,7 +133,7 @@ def baseline(shares: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _tokens(images: Sequence[Examined], rows: Sequence[RowFacts]) -> list[tuple[int, int]]:
-    """(image tokens, text tokens) of each row."""
+    """Return (image tokens, text tokens) of each row."""
     of_image = [estimate_image_tokens(image.media) for image in images]
     return [(sum(of_image[i] for i in row.images), row.text_tokens) for row in rows]
 
@@ -143,7 +151,7 @@ def _labels(rows: Sequence[RowFacts]) -> dict[str, Any] | None:
 
 
 def _splits_of_images(facts: DatasetFacts) -> list[int]:
-    """The splits each image is in: bit i stands for the i-th split."""
+    """Return the splits that each image is in: bit i stands for the i-th split."""
     found = [0] * len(facts.images)
     for bit, rows in enumerate(facts.rows.values()):
         for row in rows:
@@ -153,6 +161,7 @@ def _splits_of_images(facts: DatasetFacts) -> list[int]:
 
 
 def _named(splits: Sequence[str], mask: int) -> list[str]:
+    """Return the names of the splits in a mask."""
     return [split for bit, split in enumerate(splits) if mask >> bit & 1]
 
 
@@ -170,8 +179,10 @@ def _exact_copies(facts: DatasetFacts, masks: Sequence[int]) -> dict[str, Any]:
 
 
 def _near_copies(facts: DatasetFacts, masks: Sequence[int]) -> dict[str, Any]:
-    """Images that look like another one: `between["train+test"]` counts those of test that are not in train and look
-    like one that is; `within` those that look like another of a split they are in.
+    """Count the images that look like another one.
+
+    `between["train+test"]` counts the images of test that are not in train and look like one that is. `within` counts
+    the images that look like another one of a split that they are in.
     """
     splits = list(facts.rows)
     likeness = find_near_copies([image.look for image in facts.images], masks, SHOWN)
@@ -199,7 +210,7 @@ def _near_copies(facts: DatasetFacts, masks: Sequence[int]) -> dict[str, Any]:
 
 
 def _repeated_pairs(facts: DatasetFacts) -> dict[str, Any]:
-    """Rows with the same images, in whatever order, and those of them whose labels contradict each other."""
+    """Count the rows with the same images, in any order, and the cases in which their labels contradict each other."""
     seen: dict[tuple[int, ...], list[tuple[str, RowFacts]]] = defaultdict(list)
     for split, rows in facts.rows.items():
         for row in rows:
@@ -329,7 +340,7 @@ def _check_groups(report: Mapping[str, Any], group: str) -> list[dict[str, str]]
 
 
 def _long_images(facts: DatasetFacts) -> list[dict[str, Any]]:
-    """Images whose longer side is over `LONG_SIDES` times the shorter, each with the first row that shows it."""
+    """Return the images whose longer side is over `LONG_SIDES` times the shorter, each with a row that shows it."""
     media = [image.media for image in facts.images]
     long = {i for i, one in enumerate(media) if max(one.width, one.height) > LONG_SIDES * min(one.width, one.height)}
     shown: dict[int, str] = {}
