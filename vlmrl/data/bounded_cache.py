@@ -37,11 +37,11 @@ class BoundedCache(Generic[T]):
                 self._values.move_to_end(key)
                 return self._values[key]
         # Without the lock: two threads may make the same value; the cache keeps the first one.
-        made = make()
+        value = make()
         with self._lock:
             if key not in self._values:
-                self._values[key] = made
-                self.bytes += self.size_of(made)
+                self._values[key] = value
+                self.bytes += self.size_of(value)
             while self.bytes > self.limit_bytes and len(self._values) > 1:
                 self.bytes -= self.size_of(self._values.popitem(last=False)[1])
-        return made
+        return value

@@ -109,10 +109,10 @@ class ControlTokens:
         size = last = 0
         moved: list[tuple[int, int, bool]] = []  # (from this index on, its new index, whether it is in a name)
         for match in self._name_or_mark.finditer(marked):
-            new = self._marked.get(match[0]) or self._secrets[match[0]]
-            out += (marked[last : match.start()], new)
+            replacement = self._marked.get(match[0]) or self._secrets[match[0]]
+            out += (marked[last : match.start()], replacement)
             start = size + match.start() - last
-            size, last = start + len(new), match.end()
+            size, last = start + len(replacement), match.end()
             moved += ((match.start(), start, True), (last, size, False))
         encoding = self._renamed(marked).encode("".join((*out, marked[last:])), add_special_tokens=False)
         written, read = sum(self.found_in(marked).values()), sum(i in self._ids.values() for i in encoding.ids)
@@ -199,12 +199,12 @@ def rename_tokens(backend: Any, names: Mapping[str, str]) -> Any:
 def _names(processor: Any, render: Callable[[str], str]) -> tuple[str, ...]:
     tokenizer = processor.tokenizer
     added = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
-    found = {name for name, special in added.items() if special} | set(tokenizer.all_special_tokens)
+    names = {name for name, special in added.items() if special} | set(tokenizer.all_special_tokens)
     for holder in (processor, tokenizer):
-        found |= {str(token) for kind in MEDIA if (token := getattr(holder, f"{kind}_token", None))}
+        names |= {str(token) for kind in MEDIA if (token := getattr(holder, f"{kind}_token", None))}
     turn = render("x")
-    found |= {name for name in added if name in turn}
-    return tuple(sorted(found & added.keys(), key=lambda name: (-len(name), name)))
+    names |= {name for name in added if name in turn}
+    return tuple(sorted(names & added.keys(), key=lambda name: (-len(name), name)))
 
 
 def _any_of(words: Sequence[str] | Mapping[str, str]) -> re.Pattern[str]:

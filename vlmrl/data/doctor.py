@@ -126,16 +126,16 @@ def baseline(shares: Mapping[str, int]) -> dict[str, Any]:
     """
     total = sum(shares.values())
     label, most = max(shares.items(), key=lambda item: (item[1], item[0]))
-    out: dict[str, Any] = {"label": label, "accuracy": round(most / total, 4)}
+    earned: dict[str, Any] = {"label": label, "accuracy": round(most / total, 4)}
     if len(shares) <= 2:
-        out["brier"] = round(most / total * (1 - most / total), 4)
-    return out
+        earned["brier"] = round(most / total * (1 - most / total), 4)
+    return earned
 
 
 def _tokens(images: Sequence[Examined], rows: Sequence[RowFacts]) -> list[tuple[int, int]]:
     """Return (image tokens, text tokens) of each row."""
-    of_image = [estimate_image_tokens(image.media) for image in images]
-    return [(sum(of_image[i] for i in row.images), row.text_tokens) for row in rows]
+    tokens_by_image = [estimate_image_tokens(image.media) for image in images]
+    return [(sum(tokens_by_image[i] for i in row.images), row.text_tokens) for row in rows]
 
 
 def _labels(rows: Sequence[RowFacts]) -> dict[str, Any] | None:
@@ -152,12 +152,12 @@ def _labels(rows: Sequence[RowFacts]) -> dict[str, Any] | None:
 
 def _splits_of_images(facts: DatasetFacts) -> list[int]:
     """Return the splits that each image is in: bit i stands for the i-th split."""
-    found = [0] * len(facts.images)
+    masks = [0] * len(facts.images)
     for bit, rows in enumerate(facts.rows.values()):
         for row in rows:
             for index in row.images:
-                found[index] |= 1 << bit
-    return found
+                masks[index] |= 1 << bit
+    return masks
 
 
 def _named(splits: Sequence[str], mask: int) -> list[str]:
@@ -211,18 +211,18 @@ def _near_copies(facts: DatasetFacts, masks: Sequence[int]) -> dict[str, Any]:
 
 def _repeated_pairs(facts: DatasetFacts) -> dict[str, Any]:
     """Count the rows with the same images, in any order, and the cases in which their labels contradict each other."""
-    seen: dict[tuple[int, ...], list[tuple[str, RowFacts]]] = defaultdict(list)
+    rows_by_images: dict[tuple[int, ...], list[tuple[str, RowFacts]]] = defaultdict(list)
     for split, rows in facts.rows.items():
         for row in rows:
             if len(row.images) > 1:
-                seen[tuple(sorted(row.images))].append((split, row))
-    groups = [found for found in seen.values() if len(found) > 1]
-    wrong = [found for found in groups if len({row.label for _, row in found}) > 1]
+                rows_by_images[tuple(sorted(row.images))].append((split, row))
+    groups = [group for group in rows_by_images.values() if len(group) > 1]
+    contradicting = [group for group in groups if len({row.label for _, row in group}) > 1]
     return {
-        "rows": sum(len(found) for found in groups),
-        "across_splits": sum(len({split for split, _ in found}) > 1 for found in groups),
-        "contradicting": len(wrong),
-        "examples": [[row.name for _, row in found] for found in (wrong or groups)[:SHOWN]],
+        "rows": sum(len(group) for group in groups),
+        "across_splits": sum(len({split for split, _ in group}) > 1 for group in groups),
+        "contradicting": len(contradicting),
+        "examples": [[row.name for _, row in group] for group in (contradicting or groups)[:SHOWN]],
     }
 
 
@@ -231,10 +231,10 @@ def _groups(facts: DatasetFacts) -> dict[str, Any] | None:
         return None
     names = {split: {name for row in rows for name in row.groups} for split, rows in facts.rows.items()}
     train = names.get("train", set())
-    shared = {split: len(found & train) for split, found in names.items() if split != "train"}
+    shared = {split: len(members & train) for split, members in names.items() if split != "train"}
     return {
         "what": facts.group,
-        "counts": {split: len(found) for split, found in names.items()},
+        "counts": {split: len(members) for split, members in names.items()},
         "shared_with_train": shared,
     }
 
@@ -244,12 +244,12 @@ def _check(name: str, verdict: Verdict, finding: str) -> dict[str, str]:
 
 
 def _check_lengths(report: Mapping[str, Any]) -> dict[str, str]:
-    found = []
+    parts = []
     for split, counts in report["prompt_tokens"].items():
         images = report["image_tokens"][split]
         if counts["bins"]:
-            found.append(f"{split} {counts['min']}-{counts['max']} ({images['min']}-{images['max']} of images)")
-    return _check("prompt tokens", "ok", "; ".join(found) or "no rows")
+            parts.append(f"{split} {counts['min']}-{counts['max']} ({images['min']}-{images['max']} of images)")
+    return _check("prompt tokens", "ok", "; ".join(parts) or "no rows")
 
 
 def _check_limit(report: Mapping[str, Any], *, asked: bool) -> dict[str, str]:
@@ -263,13 +263,13 @@ def _check_limit(report: Mapping[str, Any], *, asked: bool) -> dict[str, str]:
 
 
 def _check_labels(report: Mapping[str, Any]) -> dict[str, str]:
-    labels = {split: found for split, found in report["labels"].items() if found}
+    labels = {split: stats for split, stats in report["labels"].items() if stats}
     if not labels:
         return _check("labels", "ok", "none to count: no truth has an `answer`, or answers have many values")
-    worst = max(found["baseline"]["accuracy"] for found in labels.values())
+    worst = max(stats["baseline"]["accuracy"] for stats in labels.values())
     parts = []
-    for split, found in labels.items():
-        base = found["baseline"]
+    for split, stats in labels.items():
+        base = stats["baseline"]
         brier = f", Brier {base['brier']:.3f}" if "brier" in base else ""
         parts.append(f"{split}: always `{base['label']}` is right in {base['accuracy']:.1%}{brier}")
     verdict: Verdict = "ok" if worst <= EVEN else "look" if worst <= SKEWED else "bad"
@@ -278,11 +278,11 @@ def _check_labels(report: Mapping[str, Any]) -> dict[str, str]:
 
 def _check_distances(report: Mapping[str, Any]) -> list[dict[str, str]]:
     parts, verdict = [], "ok"
-    for split, found in report["labels"].items():
-        if found and "distances" in found:
-            different = {d: count for d, count in found["distances"].items() if d != "0"}
-            shown = ", ".join(f"{d}: {count:,}" for d, count in found["distances"].items())
-            unknown = f", unknown: {found['distance_unknown']:,}" if found["distance_unknown"] else ""
+    for split, stats in report["labels"].items():
+        if stats and "distances" in stats:
+            different = {d: count for d, count in stats["distances"].items() if d != "0"}
+            shown = ", ".join(f"{d}: {count:,}" for d, count in stats["distances"].items())
+            unknown = f", unknown: {stats['distance_unknown']:,}" if stats["distance_unknown"] else ""
             parts.append(f"{split} {shown}{unknown}")
             if different and max(different.values()) > SKEWED * sum(different.values()) and len(different) > 1:
                 verdict = "look"
@@ -293,47 +293,49 @@ def _check_exact(report: Mapping[str, Any]) -> dict[str, str]:
     between = report["exact_copies"]["between"]
     if not between:
         return _check("same image in two splits", "ok", "none")
-    told = "; ".join(
+    finding = "; ".join(
         f"{count:,} image{'s' * (count != 1)} in {pair.replace('+', ' and ')}" for pair, count in between.items()
     )
-    return _check("same image in two splits", "bad", told)
+    return _check("same image in two splits", "bad", finding)
 
 
 def _check_near(report: Mapping[str, Any]) -> dict[str, str]:
-    found = report["near_copies"]
-    told = []
-    for pair, count in found["between"].items():
+    copies = report["near_copies"]
+    findings = []
+    for pair, count in copies["between"].items():
         train, _, test = pair.partition("+")
-        told.append(
+        findings.append(
             f"{count:,} {'images' if count > 1 else 'image'} of {test} look{'s' * (count == 1)} like one of {train}"
         )
-    if found["within"]:
-        told.append(f"{found['within']:,} look like another of their split")
-    if found["flat_images"]:
-        told.append(f"{found['flat_images']:,} flat image{plural(found['flat_images'])} not compared")
-    return _check("near copies (by look)", "look" if found["between"] else "ok", "; ".join(told) or "none")
+    if copies["within"]:
+        findings.append(f"{copies['within']:,} look like another of their split")
+    if copies["flat_images"]:
+        findings.append(f"{copies['flat_images']:,} flat image{plural(copies['flat_images'])} not compared")
+    return _check("near copies (by look)", "look" if copies["between"] else "ok", "; ".join(findings) or "none")
 
 
 def _check_repeats(report: Mapping[str, Any]) -> list[dict[str, str]]:
-    found = report["repeated_pairs"]
-    if not found["rows"]:
+    repeats = report["repeated_pairs"]
+    if not repeats["rows"]:
         return []
-    told = f"{found['rows']:,} rows repeat the images of another"
-    if found["across_splits"]:
-        told += f", {found['across_splits']:,} across splits"
-    if found["contradicting"]:
-        cases = f"{found['contradicting']:,} case{'s' * (found['contradicting'] != 1)}"
-        told += f"; in {cases} their labels contradict, such as {', '.join(found['examples'][0][:2])}"
-    return [_check("repeated pairs", "bad" if found["contradicting"] or found["across_splits"] else "look", told)]
+    finding = f"{repeats['rows']:,} rows repeat the images of another"
+    if repeats["across_splits"]:
+        finding += f", {repeats['across_splits']:,} across splits"
+    if repeats["contradicting"]:
+        cases = f"{repeats['contradicting']:,} case{'s' * (repeats['contradicting'] != 1)}"
+        finding += f"; in {cases} their labels contradict, such as {', '.join(repeats['examples'][0][:2])}"
+    return [
+        _check("repeated pairs", "bad" if repeats["contradicting"] or repeats["across_splits"] else "look", finding)
+    ]
 
 
 def _check_groups(report: Mapping[str, Any], group: str) -> list[dict[str, str]]:
-    found = report["groups"]
-    if not found or not found["shared_with_train"]:
+    groups = report["groups"]
+    if not groups or not groups["shared_with_train"]:
         return []
     parts, shared = [], 0
-    for split, count in found["shared_with_train"].items():
-        parts.append(f"{split}: {count:,} of {found['counts'][split]:,} are in train")
+    for split, count in groups["shared_with_train"].items():
+        parts.append(f"{split}: {count:,} of {groups['counts'][split]:,} are in train")
         shared += count
     bad = shared and group == "individual"
     return [_check(f"{group} overlap", "bad" if bad else "look" if shared else "ok", "; ".join(parts))]
@@ -354,17 +356,17 @@ def _long_images(facts: DatasetFacts) -> list[dict[str, Any]]:
 
 
 def _check_shapes(report: Mapping[str, Any]) -> list[dict[str, str]]:
-    found = report["long_images"]
-    if not found:
+    images = report["long_images"]
+    if not images:
         return []
-    first = found[0]
-    told = (
-        f"{len(found):,} with sides of more than {LONG_SIDES} to 1, which the processors of Qwen-VL and GLM-V refuse, "
+    first = images[0]
+    finding = (
+        f"{len(images):,} with sides of more than {LONG_SIDES} to 1, which the processors of Qwen-VL and GLM-V refuse, "
         f"such as {first['width']} x {first['height']} pixels in {first['row'] or first['sha256'][:16]}"
     )
-    return [_check("very long images", "bad", told)]
+    return [_check("very long images", "bad", finding)]
 
 
 def _check_remarks(report: Mapping[str, Any]) -> list[dict[str, str]]:
-    told = ", ".join(f"{remark}: {count:,}" for remark, count in report["remarks"].items())
-    return [_check("unusual images, handled", "ok", told)] if told else []
+    finding = ", ".join(f"{remark}: {count:,}" for remark, count in report["remarks"].items())
+    return [_check("unusual images, handled", "ok", finding)] if finding else []

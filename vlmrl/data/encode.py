@@ -265,16 +265,16 @@ class Encoder:
         """
         key = "\x1f".join((marked, *(media.sha256 for media in row.media)))
         text, processor = self.control.reveal(marked), self.processor
-        given = text
+        prompt = text
         if self.control.is_ambiguous(marked):
-            given, processor = marked, self.control.processor_over(processor)
+            prompt, processor = marked, self.control.processor_over(processor)
         settings = {"return_tensors": "pt", "add_special_tokens": False}
-        made = self._cached(key, row, lambda: processor(text=[given], images=list(images), **settings))
-        ids = tuple(made["input_ids"][0].tolist())
-        kinds = made.get("mm_token_type_ids", made.get("token_type_ids"))  # [1, P]
+        outputs = self._cached(key, row, lambda: processor(text=[prompt], images=list(images), **settings))
+        ids = tuple(outputs["input_ids"][0].tolist())
+        kinds = outputs.get("mm_token_type_ids", outputs.get("token_type_ids"))  # [1, P]
         if kinds is None:
-            kinds = made["input_ids"] == self.processor.image_token_id
-        tensors = {k: v for k, v in made.items() if k not in NOT_MODEL_INPUTS}
+            kinds = outputs["input_ids"] == self.processor.image_token_id
+        tensors = {k: v for k, v in outputs.items() if k not in NOT_MODEL_INPUTS}
         shape = tensors["pixel_values"].shape  # [..., channels, height, width] of each tile, unless it is MiniCPM-V's
         tile = (int(shape[-1]), int(shape[-2])) if len(shape) >= 4 and "target_sizes" not in tensors else None
         sizes = tuple(tile or image.size for image in images)
@@ -309,12 +309,12 @@ class Encoder:
 
     def _image_features(self, row: Row, media: Media, image: Image) -> dict[str, Tensor]:
         """Return the processor's tensors of one image, for a family with a grid of patches."""
-        made = self._cached(
+        outputs = self._cached(
             media.sha256,
             row,
             lambda: self.processor.image_processor(images=[image], return_tensors="pt", **self.image_arguments),
         )
-        return {k: v for k, v in made.items() if k not in NOT_MODEL_INPUTS}
+        return {k: v for k, v in outputs.items() if k not in NOT_MODEL_INPUTS}
 
     def _cached(self, key: str, row: Row, make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Tensor]:
         """Return the tensors among the outputs of `make`, which is called if the cache has none for `key`.

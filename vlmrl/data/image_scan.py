@@ -51,13 +51,13 @@ class Examiner:
 
     def look(self, data: bytes) -> dict[str, Any]:
         """Return the fields that `examined` reads, or {"reason": why the image cannot be used}."""
-        name = image_hash(data)
-        found = self._known.get(name)
-        if found is None:
+        sha256 = image_hash(data)
+        fields = self._known.get(sha256)
+        if fields is None:
             if len(self._known) >= MAX_REMEMBERED:
                 self._known.clear()
-            found = self._known[name] = _look(data)
-        return found
+            fields = self._known[sha256] = _look(data)
+        return fields
 
 
 EXAMINER = Examiner()
@@ -87,8 +87,8 @@ def scan_files(
         with TemporaryDirectory() as folder:
             yield from scan_files(files, paths, Path(folder), workers=workers, progress=progress)
         return
-    seen = look_at(paths, files.read, work, workers=workers, progress=progress)
-    for path, fields in zip(paths, seen, strict=True):
+    results = look_at(paths, files.read, work, workers=workers, progress=progress)
+    for path, fields in zip(paths, results, strict=True):
         yield path, fields["reason"] if "reason" in fields else examined(fields)
 
 
@@ -101,9 +101,9 @@ def look_at(
         read: returns the file at a place; picklable. The message of its DataError becomes the "reason".
         work: folder for the parts.
     """
-    few = _few_at_a_time(places)
-    parts = [work / f"images-{i:05d}.jsonl" for i in range(len(few))]
-    make_parts(_Look(read), few, parts, workers=workers, progress=progress, what="reading images")
+    portions = _few_at_a_time(places)
+    parts = [work / f"images-{i:05d}.jsonl" for i in range(len(portions))]
+    make_parts(_Look(read), portions, parts, workers=workers, progress=progress, what="reading images")
     for part in parts:
         with part.open(encoding="ascii") as lines:
             yield from map(json.loads, lines)
@@ -161,9 +161,9 @@ def shrink_images(
     progress: Progress | None = None,
 ) -> Iterator[Examined]:
     """Yield the facts of images scaled down to `max_pixels`, in the order of `places`."""
-    few = _few_at_a_time(places)
-    parts = [work / f"small-{max_pixels}-{i:05d}.jsonl" for i in range(len(few))]
-    make_parts(_Shrink(reader, max_pixels), few, parts, workers=workers, progress=progress, what="resizing images")
+    portions = _few_at_a_time(places)
+    parts = [work / f"small-{max_pixels}-{i:05d}.jsonl" for i in range(len(portions))]
+    make_parts(_Shrink(reader, max_pixels), portions, parts, workers=workers, progress=progress, what="resizing images")
     for part in parts:
         with part.open(encoding="ascii") as lines:
             yield from (examined(json.loads(line)) for line in lines)

@@ -62,8 +62,8 @@ class Examined:
 
 def examine(data: bytes, max_pixels: int | None = None) -> Examined:
     """Decode an image file to prove it sound, and return its facts. Raises: DataError with the reason if it is not."""
-    kept, media, image = stored_form(data, max_pixels)
-    return Examined(media, len(kept), look_hash(image), tuple(limits.remarks_on(data)))
+    stored, media, image = stored_form(data, max_pixels)
+    return Examined(media, len(stored), look_hash(image), tuple(limits.remarks_on(data)))
 
 
 def stored_form(data: bytes, max_pixels: int | None = None) -> tuple[bytes, Media, Any]:
@@ -72,11 +72,11 @@ def stored_form(data: bytes, max_pixels: int | None = None) -> tuple[bytes, Medi
     A file within `max_pixels` is stored as `store_form` says. A larger one is scaled down (Lanczos) and stored as JPEG
     of quality 95 if it was a JPEG, else as PNG.
     """
-    kept, media, image = store_decoded(data)
+    stored, media, image = store_decoded(data)
     size = fit_size(media.width, media.height, max_pixels) if max_pixels else (media.width, media.height)
     if size == (media.width, media.height):
-        return kept, media, image
-    return _smaller(kept, image, size)
+        return stored, media, image
+    return _smaller(stored, image, size)
 
 
 def _smaller(data: bytes, image: Any, size: tuple[int, int]) -> tuple[bytes, Media, Any]:

@@ -130,7 +130,7 @@ def remarks_on(data: bytes) -> list[str]:
     "first of several frames", "16 bits a channel", "CMYK", "palette", "transparency".
     """
     image = _open(data)
-    told = {
+    remarks = {
         "turned upright (EXIF)": _orientation(image) > 1,
         "first of several frames": _has_frames(image),
         "16 bits a channel": image.mode.startswith("I"),
@@ -138,7 +138,7 @@ def remarks_on(data: bytes) -> list[str]:
         "palette": image.mode in ("P", "PA"),
         "transparency": image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info,
     }
-    return [name for name, true in told.items() if true]
+    return [name for name, applies in remarks.items() if applies]
 
 
 def _has_frames(image: PILImage) -> bool:

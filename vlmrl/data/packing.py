@@ -125,22 +125,22 @@ def row_load(items: Sequence[TrainItem], names: Sequence[str]) -> Load:
     Args:
         names: name of each trajectory, "<row> sample <k>".
     """
-    found: list[str] = []
+    rows: list[str] = []
     tokens = image_tokens = 0
     for group in _by_group(items):
         prompt = group[0].prompt
         tokens += len(prompt.ids) + sum(i.num_tokens for i in group)
         image_tokens += sum(map(bool, prompt.kinds)) + sum(sum(map(bool, i.kinds)) for i in group)
         name = names[group[0].trajectory].partition(" sample ")[0]
-        found.append(load_name(name, len(group), prompt.image_sizes))
-    return Load("train.tokens_per_row", tokens, image_tokens, len(items), tuple(found))
+        rows.append(load_name(name, len(group), prompt.image_sizes))
+    return Load("train.tokens_per_row", tokens, image_tokens, len(items), tuple(rows))
 
 
 def load_name(row: str, responses: int, image_sizes: Sequence[tuple[int, int]]) -> str:
     """Describe one dataset row of a load. Example: `digits row 17 (8 responses; images 448 x 448, 224 x 448)`."""
-    told = f"{responses} response{'' if responses == 1 else 's'}"
+    count_text = f"{responses} response{'' if responses == 1 else 's'}"
     sizes = ", ".join(f"{width} x {height}" for width, height in image_sizes)
-    return f"{row} ({told}; images {sizes})" if sizes else f"{row} ({told})"
+    return f"{row} ({count_text}; images {sizes})" if sizes else f"{row} ({count_text})"
 
 
 def make_row(items: Sequence[TrainItem], device: torch.device | str = "cpu") -> PackedRow:

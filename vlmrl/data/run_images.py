@@ -32,15 +32,15 @@ def run_images(run_dir: Path) -> RunImages:
 
 def _data_entries(run_dir: Path) -> list[dict[str, Any]]:
     """Return the `[[data]]` entries of all recipes that the run has had, the newest first, without damaged ones."""
-    found: list[dict[str, Any]] = []
+    distinct: list[dict[str, Any]] = []
     for path in reversed(resolved_files(run_dir)):
         try:
             data = parse_json(path.read_bytes())["recipe"]["data"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
         entries = data if isinstance(data, list) else []
-        found += [entry for entry in entries if isinstance(entry, dict) and entry not in found]
-    return found
+        distinct += [entry for entry in entries if isinstance(entry, dict) and entry not in distinct]
+    return distinct
 
 
 def _table_resolver(entry: dict[str, Any], cwd: str, notes: list[str]) -> Callable[[Media], bytes | None]:
