@@ -103,7 +103,7 @@ def examine_dataset(facts: DatasetFacts, *, max_prompt_tokens: int | None = None
     }
     checks = [
         _check_lengths(report),
-        _check_limit(report, asked=max_prompt_tokens is not None),
+        _check_limit(report, by_user=max_prompt_tokens is not None),
         _check_labels(report),
         *_check_distances(report),
         _check_exact(report),
@@ -252,13 +252,13 @@ def _check_lengths(report: Mapping[str, Any]) -> dict[str, str]:
     return _check("prompt tokens", "ok", "; ".join(parts) or "no rows")
 
 
-def _check_limit(report: Mapping[str, Any], *, asked: bool) -> dict[str, str]:
+def _check_limit(report: Mapping[str, Any], *, by_user: bool) -> dict[str, str]:
     over, limit = report["rows_over_limit"], report["max_prompt_tokens"]
     total = sum(over.values())
     if not total:
         return _check("rows over the limit", "ok", f"none over {limit:,} tokens")
     counts = ", ".join(f"{split} {count}" for split, count in over.items() if count)
-    advice = "" if asked else "; raise rollout.max_prompt_tokens, or make it with --max-prompt-tokens"
+    advice = "" if by_user else "; raise rollout.max_prompt_tokens, or make it with --max-prompt-tokens"
     return _check("rows over the limit", "look", f"{total:,} over {limit:,} tokens ({counts}){advice}")
 
 

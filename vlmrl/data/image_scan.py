@@ -145,10 +145,10 @@ def _look(data: bytes) -> dict[str, Any]:
         return {"reason": error.message}
 
 
-def _fields(seen: Examined) -> dict[str, Any]:
-    fields: dict[str, Any] = {"sha256": seen.media.sha256, "width": seen.media.width, "height": seen.media.height}
-    fields |= {"bytes": seen.bytes, "look": seen.look}
-    return fields | ({"remarks": list(seen.remarks)} if seen.remarks else {})
+def _fields(image: Examined) -> dict[str, Any]:
+    fields: dict[str, Any] = {"sha256": image.media.sha256, "width": image.media.width, "height": image.media.height}
+    fields |= {"bytes": image.bytes, "look": image.look}
+    return fields | ({"remarks": list(image.remarks)} if image.remarks else {})
 
 
 def shrink_images(
