@@ -117,7 +117,7 @@ class ControlTokens:
         encoding = self._renamed(marked).encode("".join((*out, marked[last:])), add_special_tokens=False)
         written, read = sum(self.found_in(marked).values()), sum(i in self._ids.values() for i in encoding.ids)
         if written != read:
-            raise self._unreadable(marked, f"it makes {read} control tokens of a text that has {written}")
+            raise self._unreadable(marked, f"it reads {read} control tokens in a text that has {written}")
 
         def token_at(index: int) -> int | None:
             start, new_start, in_name = max((m for m in moved if m[0] <= index), default=(0, 0, False))
@@ -149,7 +149,7 @@ class ControlTokens:
         named = ", ".join(self.found_in(self.reveal(marked)) - self.found_in(marked))
         return DataError(
             f"the text holds {named}, which this model's tokenizer cannot read as letters: {why}",
-            hint="take it out of the text",
+            hint="remove it from the text",
         )
 
 

@@ -80,7 +80,10 @@ def examine_dataset(facts: DatasetFacts, *, max_prompt_tokens: int | None = None
     Raises: DataError for more than 62 splits.
     """
     if len(facts.rows) > MAX_SPLITS:
-        raise DataError(f"{len(facts.rows)} splits; the doctor compares {MAX_SPLITS} at most", hint="join some of them")
+        raise DataError(
+            f"the dataset has {len(facts.rows)} splits; the doctor compares at most {MAX_SPLITS}",
+            hint="join some of them",
+        )
     tokens = {split: _tokens(facts.images, rows) for split, rows in facts.rows.items()}
     limit = max_prompt_tokens or TOKEN_LIMIT
     masks = _splits_of_images(facts)
@@ -258,7 +261,7 @@ def _check_limit(report: Mapping[str, Any], *, by_user: bool) -> dict[str, str]:
     if not total:
         return _check("rows over the limit", "ok", f"none over {limit:,} tokens")
     counts = ", ".join(f"{split} {count}" for split, count in over.items() if count)
-    advice = "" if by_user else "; raise rollout.max_prompt_tokens, or make it with --max-prompt-tokens"
+    advice = "" if by_user else "; raise rollout.max_prompt_tokens, or make the dataset with --max-prompt-tokens"
     return _check("rows over the limit", "look", f"{total:,} over {limit:,} tokens ({counts}){advice}")
 
 
@@ -308,7 +311,7 @@ def _check_near(report: Mapping[str, Any]) -> dict[str, str]:
             f"{count:,} {'images' if count > 1 else 'image'} of {test} look{'s' * (count == 1)} like one of {train}"
         )
     if copies["within"]:
-        findings.append(f"{copies['within']:,} look like another of their split")
+        findings.append(f"{copies['within']:,} look like another image of their split")
     if copies["flat_images"]:
         findings.append(f"{copies['flat_images']:,} flat image{plural(copies['flat_images'])} not compared")
     return _check("near copies (by look)", "look" if copies["between"] else "ok", "; ".join(findings) or "none")
@@ -318,7 +321,7 @@ def _check_repeats(report: Mapping[str, Any]) -> list[dict[str, str]]:
     repeats = report["repeated_pairs"]
     if not repeats["rows"]:
         return []
-    finding = f"{repeats['rows']:,} rows repeat the images of another"
+    finding = f"{repeats['rows']:,} rows repeat the images of another row"
     if repeats["across_splits"]:
         finding += f", {repeats['across_splits']:,} across splits"
     if repeats["contradicting"]:
@@ -361,8 +364,8 @@ def _check_shapes(report: Mapping[str, Any]) -> list[dict[str, str]]:
         return []
     first = images[0]
     finding = (
-        f"{len(images):,} with sides of more than {LONG_SIDES} to 1, which the processors of Qwen-VL and GLM-V refuse, "
-        f"such as {first['width']} x {first['height']} pixels in {first['row'] or first['sha256'][:16]}"
+        f"{len(images):,} with one side over {LONG_SIDES} times the other, which the processors of Qwen-VL and GLM-V "
+        f"refuse, such as {first['width']} x {first['height']} pixels in {first['row'] or first['sha256'][:16]}"
     )
     return [_check("very long images", "bad", finding)]
 

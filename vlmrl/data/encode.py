@@ -253,7 +253,7 @@ class Encoder:
         kinds = tuple(int(i in image_ids) for i in ids)
         if sum(kinds) != expected:
             raise DataError(
-                f"the response has {sum(kinds)} image tokens, its {len(images)} images make {expected}", where=place
+                f"the response has {sum(kinds)} image tokens, but its {len(images)} images make {expected}", where=place
             )
         return kinds, tensors
 
@@ -326,7 +326,7 @@ class Encoder:
             try:
                 return {k: v for k, v in make().items() if isinstance(v, Tensor)}
             except (ValueError, TypeError, ArithmeticError, LookupError) as error:
-                message = f"the model's processor takes no prompt of this row: {first_line(error)}"
+                message = f"the model's processor refuses the prompt of this row: {first_line(error)}"
                 raise DataError(message, where=row.place) from error
 
         return self._cache.get(key, tensors)

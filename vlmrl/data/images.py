@@ -83,7 +83,9 @@ def decode_image(data: bytes) -> PILImage:
             if _orientation(image) > 1:
                 image = ImageOps.exif_transpose(image)
             if image.mode == "F":
-                raise DataError("floating-point pixels: which value is white is not known; save it with 8 or 16 bits")
+                raise DataError(
+                    "floating-point pixels: it is not known which value is white; save the image with 8 or 16 bits"
+                )
             if image.mode.startswith("I"):  # 16 bits and more: Pillow would clip to white, so the top byte is taken
                 image = _eight_bits(image)
             if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:

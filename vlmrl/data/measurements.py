@@ -17,8 +17,8 @@ MIN_PIXELS, MAX_PIXELS = 3136, 1_003_520
 """Bounds of an image's area in pixels after resizing, as the recipe has them by default."""
 CHARACTERS_PER_TOKEN = 4
 NOTE = (
-    "tokens are estimates made without a tokenizer: images as for Qwen2.5-VL (28 x 28 pixels a token, "
-    f"{MIN_PIXELS} to {MAX_PIXELS} pixels an image), text at {CHARACTERS_PER_TOKEN} characters a token"
+    "tokens are estimates made without a tokenizer: images as for Qwen2.5-VL (28 x 28 pixels per token, "
+    f"{MIN_PIXELS} to {MAX_PIXELS} pixels per image), text at {CHARACTERS_PER_TOKEN} characters per token"
 )
 
 

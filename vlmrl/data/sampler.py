@@ -42,6 +42,7 @@ class PromptStream:
                 raise DataError(f"source {index} has the share {share}; shares are positive")
         self._lengths = tuple(int(length) for length in lengths_by_source)
         self._given = tuple(float(share) for share in shares)
+        # Fraction(str(0.1)) is 1/10; Fraction(0.1) would be the binary number next to it.
         exact = [Fraction(str(share)) for share in self._given]
         self._shares = [share / sum(exact) for share in exact]
         self._seed = seed
@@ -96,7 +97,7 @@ class PromptStream:
         """
         lengths, shares = list(self._lengths), list(self._given)
         if state.get("seed") != self._seed:
-            return ["the order of the rows begins anew: train.seed is another"]
+            return ["the order of the rows begins anew: train.seed has changed"]
         notes = []
         for index, (deck, saved) in enumerate(zip(self._decks, state["decks"], strict=False)):
             if state["lengths"][index] == lengths[index]:
