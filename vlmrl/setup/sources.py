@@ -9,7 +9,7 @@ from vlmrl.tasks.source import Source, open_source, open_validation, scores_resp
 
 
 def open_sources(recipe: Recipe) -> tuple[list[Source], list[Source]]:
-    """(training sources, validation sources) of a recipe; of the latter none where it does not validate.
+    """Return (training sources, validation sources) of a recipe; the latter are empty if it does not validate.
 
     Raises: DataError and others as `open_source`; DataError when validation is on the test split without permission.
     """
@@ -26,7 +26,7 @@ def open_sources(recipe: Recipe) -> tuple[list[Source], list[Source]]:
 
 
 def make_scorer(source: Source, recipe: Recipe) -> Scorer:
-    """The scorer of a source, with the recipe's limits."""
+    """Return the scorer of a source, with the recipe's limits."""
     r = recipe.reward
     return Scorer(
         source.reward, source.weights, timeout_seconds=r.timeout_seconds, memory_mb=r.memory_mb, workers=r.workers
