@@ -114,11 +114,13 @@ def cache_bytes(recipe: Recipe, policy: Policy, world: World, trains: bool, pend
     if device.type == "cuda":
         weights = sum(p.numel() for p in policy.model.parameters()) * DTYPES[recipe.model.dtype].itemsize
         size = DTYPES[recipe.model.dtype].itemsize
-        taken = weights // r.tensor_parallel + engine_work(text, size, longest, demand.sequences, r.tensor_parallel)
+        engine_bytes = weights // r.tensor_parallel + engine_work(
+            text, size, longest, demand.sequences, r.tensor_parallel
+        )
         total = memory_use(device)[1]
         # Reserved GPUs are assumed to be like this one, and empty.
         free = total if trains and r.engine_gpus else (free_bytes(device) or 0) - pending_bytes
-        free -= taken + int(RESERVE_SHARE * total)
+        free -= engine_bytes + int(RESERVE_SHARE * total)
     else:
         free = usable_memory() // world.local_size
     shape = text_cache_shape(text, recipe.model.dtype)

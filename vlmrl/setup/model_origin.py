@@ -56,8 +56,8 @@ def describe_origin(path: str, parent: Mapping[str, Any] | None) -> str:
     """
     if parent is None or not parent.get("why"):
         return ""
-    taken = f"{parent['checkpoint']} of run {parent['run']}"
-    return f"model: {taken}" if parent["why"] == AS_ASKED else f"model: {path} is {taken}: {parent['why']}"
+    origin = f"{parent['checkpoint']} of run {parent['run']}"
+    return f"model: {origin}" if parent["why"] == AS_ASKED else f"model: {path} is {origin}: {parent['why']}"
 
 
 def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOrigin:

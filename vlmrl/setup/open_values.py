@@ -44,8 +44,8 @@ def choosers(settings: Model, files: Callable[[], str], where: str, target: Targ
     def dtype(recipe: Recipe) -> Choice:
         if recipe.optim.name == "adamw_bf16_kahan":
             return Choice("model.dtype", "bfloat16", f"optim.name = {recipe.optim.name} holds bfloat16 weights")
-        wanted = recipe.model.device
-        if target.gpu is not None or (wanted != "cpu" and device_facts(wanted)[0]["kind"] == "cuda"):
+        device_name = recipe.model.device
+        if target.gpu is not None or (device_name != "cpu" and device_facts(device_name)[0]["kind"] == "cuda"):
             return Choice("model.dtype", "bfloat16", "a GPU is used")
         return Choice("model.dtype", "float32", "no GPU is used")
 
@@ -95,12 +95,12 @@ def settle_for_run(loaded: LoadedRecipe, root: Path, target: Target = HERE) -> t
         target: GPUs on which the run is to run.
     Returns: the recipe with no open value, and warnings about the choices.
     """
-    still = open_keys(loaded.recipe)
-    if not still:
+    keys = open_keys(loaded.recipe)
+    if not keys:
         return loaded, []
-    told = {c["key"]: Choice(**c) for c in rank_process.choices()}
-    if all(key in told for key in still):
-        return settle(loaded, [told[key] for key in still]), []
+    launcher_choices = {c["key"]: Choice(**c) for c in rank_process.choices()}
+    if all(key in launcher_choices for key in keys):
+        return settle(loaded, [launcher_choices[key] for key in keys]), []
 
     def files() -> str:
         from vlmrl.setup.model_origin import find_model
@@ -125,11 +125,11 @@ def settle_for_answers(recipe: Recipe, files: str) -> tuple[Recipe, list[Problem
 
 def choices_of(loaded: LoadedRecipe) -> list[dict[str, Any]]:
     """Return the choices for this recipe, as JSON values: a launcher passes them to its ranks."""
-    found: list[dict[str, Any]] = []
+    choices: list[dict[str, Any]] = []
     for key in OPEN:
         origin = loaded.origins.get(key, "")
         if origin.startswith(AUTO_ORIGIN):
             table, _, name = key.partition(".")
             value = loaded.resolved["recipe"][table][name]
-            found.append({"key": key, "value": value, "reason": origin.removeprefix(AUTO_ORIGIN)})
-    return found
+            choices.append({"key": key, "value": value, "reason": origin.removeprefix(AUTO_ORIGIN)})
+    return choices

@@ -84,40 +84,40 @@ def content_changes(run: Run, now: Records, texts: Texts, recipe: Sequence[Chang
         texts: present texts, from `texts_of`, for the diffs.
         recipe: changes of the recipe; changed arguments of a reward that follow from them are not reported again.
     """
-    was, found = run.manifest, []
-    before, after = len(was.rewards), len(now["rewards"])  # one per source; datasets of validation files follow
-    trained = _pairs(was.datasets[:before], now["datasets"][:after], "name")
-    for old, new in trained + _pairs(was.datasets[before:], now["datasets"][after:], "name"):
+    manifest, changes = run.manifest, []
+    before, after = len(manifest.rewards), len(now["rewards"])  # one per source; datasets of validation files follow
+    trained = _pairs(manifest.datasets[:before], now["datasets"][:after], "name")
+    for old, new in trained + _pairs(manifest.datasets[before:], now["datasets"][after:], "name"):
         if old.get("fingerprint") != new["fingerprint"]:
-            found.append(Change(f"rows of {new['name']}", old, new, ROWS))
+            changes.append(Change(f"rows of {new['name']}", old, new, ROWS))
         if old.get("task_sha256") != new.get("task_sha256"):
             hashes = {"sha256": old.get("task_sha256")}, {"sha256": new.get("task_sha256")}
             name = f"task {new['task']}"
             diff = _diff(run, "task", name, *hashes, texts)
-            found.append(Change(name, hashes[0]["sha256"], hashes[1]["sha256"], TASK, diff=diff))
+            changes.append(Change(name, hashes[0]["sha256"], hashes[1]["sha256"], TASK, diff=diff))
     recipe_says = any(c.kind != "free" and c.what.startswith(("reward.", "data")) for c in recipe)
-    for old, new in _pairs(was.rewards, now["rewards"], "source"):
+    for old, new in _pairs(manifest.rewards, now["rewards"], "source"):
         if change := _reward_change(run, old, new, texts, recipe_says):
-            found.append(change)
-    for old, new in _pairs(was.prompts, now["prompts"], "source"):
+            changes.append(change)
+    for old, new in _pairs(manifest.prompts, now["prompts"], "source"):
         if not same_prompt(old, new):
             name = f"prompt of {new['source']}"
             diff = _diff(run, "prompt", name, old, new, texts)
-            found.append(Change(name, old.get("sha256"), new["sha256"], PROMPT, diff=diff))
-    once = {change.what: change for change in found}  # a reward of several sources is reported once
-    return _each_diff_once(list(once.values()))
+            changes.append(Change(name, old.get("sha256"), new["sha256"], PROMPT, diff=diff))
+    distinct = {change.what: change for change in changes}  # a reward of several sources is reported once
+    return _each_diff_once(list(distinct.values()))
 
 
 def _each_diff_once(changes: Sequence[Change]) -> list[Change]:
     """Return the changes; if a file is both task and reward, only the first of the two has the diff."""
     shown: set[tuple[Any, Any]] = set()
-    found = []
+    result = []
     for change in changes:
         pair = (change.old, change.new)
-        found.append(replace(change, diff="") if change.diff and pair in shown else change)
+        result.append(replace(change, diff="") if change.diff and pair in shown else change)
         if change.diff:
             shown.add(pair)
-    return found
+    return result
 
 
 def changed_since(run: Run, sources: Sequence[Source]) -> list[str]:
@@ -143,8 +143,10 @@ def _reward_change(
 
 def _with_hidden(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Return the new arguments; where an old one differs only in that a secret is hidden in it, the old one."""
-    kept = {key: value for key, value in old.items() if key in new and hides(_text(value), _text(new[key]), HIDDEN)}
-    return {**new, **kept}
+    unchanged = {
+        key: value for key, value in old.items() if key in new and hides(_text(value), _text(new[key]), HIDDEN)
+    }
+    return {**new, **unchanged}
 
 
 def _text(value: Any) -> str:

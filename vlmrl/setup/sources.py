@@ -15,14 +15,14 @@ def open_sources(recipe: Recipe) -> tuple[list[Source], list[Source]]:
     """
     sources = [open_source(d, recipe.reward, scored=scores_responses(recipe)) for d in recipe.data]
     validates = recipe.data if recipe.eval.enabled else []
-    found = [v for v in (open_validation(d, recipe.reward) for d in validates) if v is not None]
-    for v in found:
+    validation = [v for v in (open_validation(d, recipe.reward) for d in validates) if v is not None]
+    for v in validation:
         if v.split == "test" and not recipe.eval.allow_test_split:
             raise DataError(
                 f"source `{v.name}` validates on its test split: choosing a checkpoint by it would spoil the test",
                 hint="use a validation split, or set eval.allow_test_split = true (the run is then labelled)",
             )
-    return sources, found
+    return sources, validation
 
 
 def make_scorer(source: Source, recipe: Recipe) -> Scorer:
