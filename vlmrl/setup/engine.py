@@ -78,8 +78,8 @@ def make_generator(
         gpus = reserved_gpus()
         if len(gpus) != r.engine_gpus:
             raise EngineError(
-                f"rollout.engine_gpus = {r.engine_gpus}, and the launcher set {len(gpus)} GPUs aside for engines",
-                hint="start the run with --gpus N, N the GPUs that train and those that generate together",
+                f"rollout.engine_gpus = {r.engine_gpus}, but the launcher reserved {len(gpus)} GPUs for engines",
+                hint="start the run with --gpus N, where N counts the GPUs that train and those that generate",
             )
         return HostedEngine(weights, settings, world, places_apart(gpus, world, r.tensor_parallel), log=log)
     if r.tensor_parallel == 1:
@@ -128,4 +128,4 @@ def cache_bytes(recipe: Recipe, policy: Policy, world: World, trains: bool, pend
 
 
 def _tell_halved(say: Callable[[str], None], load: Load) -> None:
-    say(f"out of memory with {load} at once: again with less; {load.budget} is too large for this machine")
+    say(f"out of memory with {load} at once; trying again with less: {load.budget} is too large for this machine")

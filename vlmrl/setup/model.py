@@ -41,7 +41,7 @@ def load_for_training(recipe: Recipe, origin: ModelOrigin) -> tuple[Any, Any, di
     before = None if origin.checkpoint is None else saved_lora(origin.checkpoint)
     if recipe.model.quantize and before is None and origin.checkpoint is not None:
         raise CheckpointError(
-            f"model.quantize needs a Hugging Face folder or hub name, and `{origin.path}` is a run",
+            f"model.quantize needs a Hugging Face folder or hub name, but `{origin.path}` is a run",
             hint=f"vlmrl merge {origin.path} --out FOLDER, then --set model.path=FOLDER",
         )
     if before is not None and recipe.lora is not None:
