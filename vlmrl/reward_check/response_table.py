@@ -1,4 +1,4 @@
-"""Any table of responses as pieces and inputs: JSONL, CSV, JSON or Parquet with a response and a ground truth a row.
+"""Tables of responses as chunks and reward inputs: JSONL, CSV, JSON or Parquet, one response and truth per row.
 
 Columns are recognised in the spellings of the trainers that write such files; see data/columns.py. Text files are read
 line by line and Parquet batch by batch, so memory does not grow with the file.
@@ -26,33 +26,46 @@ from vlmrl.reward_check.table_truths import Found, TruthRule
 from vlmrl.types import RewardInput, hash64
 
 GIVEN = ("ground_truth", "prompt", "group", "token_ids")
-"""Roles whose columns a reward is given under their own names too, as in training: `solution`, `problem` ..."""
+"""Roles whose columns a reward also gets under their own names, as in training: `solution`, `problem` ..."""
 CUT = ("length", "max_tokens")
-"""What trainers and servers call the end at the token limit."""
+"""Names that trainers and servers give to the end at the token limit."""
 CHUNK_ROWS = 8192
+"""Largest number of rows of a chunk."""
 ROWS_FOR_COLUMNS = 100
-"""The columns of a text table are those of so many rows."""
+"""Number of rows from which the columns of a text table are collected."""
 CHUNK_BYTES = 8 << 20
+"""Size in bytes of JSONL lines at which a chunk ends."""
 
 
 def map_roles(columns: Sequence[str], named: Mapping[str, str], where: str) -> dict[str, str]:
-    """Return role -> column. `named` comes first. Raises: DataError when there is no response; see `match_columns`."""
+    """Return role -> column; the user's names come first.
+
+    Args:
+        columns: the table's columns.
+        named: role -> column as the user named them.
+        where: the table, for messages.
+    Raises: DataError when there is no column of responses; see `match_columns`.
+    """
     roles = match_columns(RESPONSES, columns, named, where=where, option="--columns")
     if "response" not in roles:
         raise DataError(
-            f"no column of responses; the table has: {', '.join(columns)}", where=where,
+            f"no column of responses; the table has: {', '.join(columns)}",
+            where=where,
             hint=f"recognised: {', '.join(RESPONSES['response'])}; name yours with --columns response=...",
-        )  # fmt: skip
+        )
     return roles
 
 
 @dataclass(frozen=True)
 class TableDecoder:
-    """Rows of a table as inputs.
+    """Decoder of a table's rows as reward inputs.
 
     Args:
-        file: as shown to people.     kind: the file's ending.
-        source: name of the table.    roles: see `map_roles`.    truth: how a ground truth is read.
+        file: the file's name for people.
+        kind: the file's ending.
+        source: name of the table.
+        roles: see `map_roles`.
+        truth: rule for reading a ground truth.
         typed: whether truth fields are columns of their own.
     """
 
@@ -66,7 +79,7 @@ class TableDecoder:
     def decode(
         self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
     ) -> Decoded:
-        """Rows that cannot be read are among `broken`, with their line."""
+        """Return the rows of a chunk; those that cannot be read are in `broken`, with their line."""
         cells = ArrowCells(chunk.data, chunk.place) if self.kind == ".parquet" else RowCells(chunk.data)
         wanted = range(chunk.rows) if rows is None else sorted(rows)
         texts = cells.column(self.roles["response"])
@@ -99,7 +112,7 @@ class TableDecoder:
         return place_of(self.file, place)
 
     def _truths(self, cells: Cells) -> list[Found]:
-        """[N] the truth of every row; equal texts are read once."""
+        """Return the [N] truths of the rows; equal texts are read once."""
         name = self.roles.get("ground_truth")
         column = cells.column(name) if name is not None else [None] * len(cells.places)
         if self.typed:
@@ -136,6 +149,7 @@ class TableDecoder:
         ]
 
     def _facts(self, chunk: Chunk, cells: Cells, kept: Sequence[int], inputs: Sequence[RewardInput]) -> ResponseColumns:
+        """Return the columns of the readable rows; N is their number here."""
         size, at = len(kept), np.asarray(kept, dtype=np.int64)
         steps = np.zeros(size, np.int32)
         if (name := self.roles.get("step")) is not None:
@@ -144,9 +158,13 @@ class TableDecoder:
         prompts, groups_N = Coded(np.full(size, -1, np.int32), []), at + chunk.first
         if (name := self.roles.get("group")) is not None:
             column = cells.column(name)
-            named = np.asarray([column[i] is not None for i in kept], dtype=bool)  # a row without one is a group alone
+            named = np.asarray(
+                [column[i] is not None for i in kept], dtype=bool
+            )  # a row without a group is one of its own
             prompts = Coded.of(None if column[i] is None else str(column[i]) for i in kept)
+            # [N] one 64-bit key per row: the group's code above the step; the same group at another step is another one
             keys = prompts.codes_N.astype(np.int64) << 32 | steps.astype(np.int64) & 0xFFFFFFFF
+            # [rows with a group] -> [G] distinct keys, and for each of the rows the index of its key
             distinct, inverse = np.unique(keys[named], return_inverse=True)
             hashes = [hash64(prompts.words[key >> 32], key & 0xFFFFFFFF) for key in distinct.tolist()]
             groups_N[named] = np.asarray(hashes, dtype=np.int64)[inverse].reshape(-1)
@@ -175,7 +193,7 @@ class TableDecoder:
 
 
 def _ids(cell: Any) -> tuple[int, ...] | None:
-    """A cell as token ids: a list of numbers, in CSV as JSON; None for anything else."""
+    """Return a cell as token ids: a list of numbers, in CSV as JSON; None for anything else."""
     if isinstance(cell, str):
         try:
             cell = parse_json(cell)
@@ -186,21 +204,26 @@ def _ids(cell: Any) -> tuple[int, ...] | None:
 
 
 def _count(cell: Any) -> int:
-    """A cell as a step or a number of tokens; 0 for what is none, or is no number that any run has."""
+    """Return a cell as a step or a number of tokens; 0 if it is no number, or one that no run has (2^31 or more)."""
     number = number_of(cell)
     return int(number) if abs(number) < 1 << 31 else 0
 
 
 @dataclass(frozen=True)
 class TableReader:
-    """A table of responses; see the module. `columns` are those of the file, `form` reads its rows."""
+    """Table of responses; see the module.
+
+    Args:
+        decoder: reads its rows.
+        columns: columns of the file.
+    """
 
     path: str
     decoder: TableDecoder
     columns: Sequence[str] = field(default_factory=tuple)
 
     def chunks(self, wanted: Ints | None = None) -> Iterator[Chunk]:
-        """Raises: DataError for a file that cannot be read."""
+        """Yield all chunks, whatever `wanted` is. Raises: DataError for a file that cannot be read."""
         first = 0
         if self.decoder.kind == ".parquet":
             left_out = {*IMAGES, self.decoder.roles.get("images")}
@@ -215,9 +238,9 @@ class TableReader:
 
 
 def first_row(path: str, kind: str) -> tuple[list[str], dict[str, Any]]:
-    """Return (columns, a row) of a table: those of the first row that can be read.
+    """Return (columns of a table, its first row that can be read).
 
-    Raises: DataError when there is none.
+    Raises: DataError when no row can be read.
     """
     return _first_of_parquet(path) if kind == ".parquet" else _first_of_text(path)
 

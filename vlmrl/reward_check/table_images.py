@@ -1,4 +1,4 @@
-"""Images of those rows of a table that are shown. Whoever wrote the table is not trusted: see `read_image`."""
+"""Images of the rows of a table that are shown. A table is untrusted input: see `read_image`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from vlmrl.reward_check.scores import Ints
 from vlmrl.reward_check.table_cells import RowCells
 
 MOST_A_ROW = 16
+"""Largest number of images that are read per row."""
 BATCH_ROWS = 16
-"""Of a Parquet column of images, which are large, so many rows are in memory at a time."""
+"""Number of rows of a Parquet column of images that are in memory at a time; images are large."""
 
 
 def row_images(reader: TableReader, rows: Iterable[int]) -> Iterator[tuple[int, list[bytes | str]]]:
     """Yield (row, its images) of these rows, in their order in the table; nothing for a table without images.
 
-    An image is the bytes of its file, unchecked, or a text that says why it cannot be had.
+    An image is the bytes of its file, unchecked, or a text that says why it cannot be read. A path must stay in the
+    table's folder, links resolved, and nothing is fetched from the network. At most MOST_A_ROW images of a row are
+    read; a text then gives the number of the others.
 
-    A path must stay in the table's folder, links resolved, and nothing is fetched from the network. At most MOST_A_ROW
-    images of a row are read.
     Raises: DataError when the table can no longer be read.
     """
     column = reader.decoder.roles.get("images")

@@ -1,4 +1,4 @@
-"""`vlmrl prep <domain>` from raw images: what each shows is told by its folders, by a table, or by LFW's pairs.txt."""
+"""`vlmrl prep <domain>` from raw images, named by their folders, by a table, or by LFW's pairs.txt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "gender": ("gender", "sex"),
     "type": ("type", "class"),
 }
-"""Names of a table's columns, small letters without blanks, - and _."""
+"""Role -> names of a table's column, in small letters without blanks, - and _."""
 
 
 @dataclass
@@ -43,14 +43,14 @@ class Specimens:
     """Labelled images of a domain.
 
     Args:
-        images: those that are sound; see `specimen`.
-        files: reads one by its origin.
+        images: the sound ones; see `specimen`.
+        files: reads an image file by its origin.
         dropped: images that were left out, each {"origin", "reason"}.
         split_of: origin -> split, where the source says so.
         pairs: split -> pairs, where the source has pairs; None = they are to be drawn.
         lost: pairs of the source that are wrong and were left out, each {"origin", "reason"}.
-        spare: sound pairs that were left out, for they repeat another or join two splits, likewise.
-        source: what dataset.json says of it.
+        spare: sound pairs that were left out because they repeat another or join two splits, each likewise.
+        source: entry of dataset.json about the source.
     """
 
     images: list[LabelledImage]
@@ -64,7 +64,7 @@ class Specimens:
 
 
 def specimen(domain: Domain, image: LabelledImage, labels: Mapping[str, str]) -> LabelledImage:
-    """An image under its class, with the names of the domain's other truth fields as its facts.
+    """Return an image with its class as labels, and the names of the domain's other truth fields as its facts.
 
     Raises: DataError for a label that the domain does not know.
     """
@@ -83,7 +83,7 @@ def specimen(domain: Domain, image: LabelledImage, labels: Mapping[str, str]) ->
 
 @dataclass(frozen=True)
 class PairTruth:
-    """The truth of a pair of specimens, complete in the domain's schema."""
+    """Function from a pair of specimens to its truth, complete in the domain's schema."""
 
     domain: str
 
@@ -102,9 +102,11 @@ class PairTruth:
 def read_folders(
     domain: Domain, source: Path, levels: Sequence[str] | None, work: Path | None, limits: Limits
 ) -> Specimens:
-    """Images whose folders are their names.
+    """Read images that are named by their folders.
 
-    Args: levels: what the folders are, outermost first; "-" for one that says nothing; None = the classes.
+    Args:
+        levels: truth field that each folder names, outermost first; "-" for a folder that says nothing; None = the
+            classes.
     """
     levels = check_folders(domain, levels)
     read = read_labelled(source, levels, work, workers=limits.workers, progress=limits.progress)
@@ -121,7 +123,10 @@ def read_folders(
 
 
 def check_folders(domain: Domain, levels: Sequence[str] | None) -> list[str]:
-    """What the folders above an image are. Raises: DataError unless they name what the domain needs, and only that."""
+    """Return the truth field that each folder above an image names; a folder that says nothing gets a name in "-".
+
+    Raises: DataError unless they name what the domain needs, and only that.
+    """
     needed = classes_of(domain)
     chosen = list(levels) if levels else list(needed)
     allowed = {*needed, *domain.field_names, "-"}
@@ -147,15 +152,15 @@ class RootedFiles:
 
 
 def is_image_table(domain: Domain, columns: Sequence[str]) -> bool:
-    """Whether a table has one image a row, with names: not rows of pairs."""
+    """Return whether a table has one image per row, with its names, and not rows of pairs."""
     found = _columns(domain, columns)
     return "image" in found and all(name in found for name in classes_of(domain))
 
 
 def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits: Limits) -> Specimens:
-    """Images named by a table of paths and names, as Danish Fungi has it: image_path, order, family, genus, species.
+    """Read images by a table of paths and names, as Danish Fungi has it: image_path, order, family, genus, species.
 
-    A column `split` is kept; several tables (train, test) are the splits they are named for.
+    A column `split` is kept. Of several tables (train, test), each is the split that its name says.
     """
     columns = _columns(domain, table.columns)
     named = [name for name in columns if name not in ("image", "split")]
@@ -204,7 +209,7 @@ def _columns(domain: Domain, columns: Sequence[str]) -> dict[str, str]:
 
 
 def _split(value: Any) -> str:
-    """The split that a cell names; "" = none. Raises: DataError for a word that is no split."""
+    """Return the split that a cell names; "" = none. Raises: DataError for a word that is no split."""
     told = "" if value is None else str(value).strip()
     if told.lower() not in ("", *SPLIT_NAMES):
         raise DataError(f"the split {told!r} is none of train, validation, test")
@@ -212,7 +217,7 @@ def _split(value: Any) -> str:
 
 
 def _names(domain: Domain, values: Mapping[str, Any]) -> dict[str, str]:
-    """The names of an image; those of its class must be known. Raises: DataError."""
+    """Return the names of an image. Raises: DataError when a name of its class is not known."""
     names = {}
     for level, value in values.items():
         text = str(value).strip() if value is not None else ""
@@ -227,9 +232,9 @@ def _names(domain: Domain, values: Mapping[str, Any]) -> dict[str, str]:
 def keep_one_parent(
     domain: Domain, images: Sequence[LabelledImage], dropped: list[dict[str, Any]]
 ) -> list[LabelledImage]:
-    """The images whose ranks agree with the others': a genus is in one family, a family in one order.
+    """Return the images whose ranks agree with each other: a genus is in one family, a family in one order.
 
-    A name that stands under several keeps the one it has most often; the other images are added to `dropped`.
+    A name that stands under several parents keeps its most frequent one; the other images are added to `dropped`.
     """
     kept = list(images)
     for depth, (coarse, fine) in enumerate(pairwise(domain.ranks)):
@@ -251,8 +256,10 @@ def keep_one_parent(
 
 
 def refuse_bad(found: Specimens, max_bad: float) -> None:
-    """Raise a DataError with the first images that were left out when their share is above `max_bad`, or none is sound;
-    of a source that has pairs likewise with those."""
+    """Raise a DataError when too many images were left out: a share above `max_bad`, or all of them.
+
+    The error shows the first ones. If the source has pairs, they are checked likewise.
+    """
     name = found.source.get("name")
     if not found.images and not found.dropped:
         raise DataError(
