@@ -84,8 +84,8 @@ def _task_rule(
     # A truth that holds none of the fields does not show what the other rows hold.
     is_sure = not problem and (any(n in truth for n in form.fields[:1]) or not (variant is None or lenient))
     info = {"name": path.stem, **form.info(truth, is_sure)}
-    made = make_task(task, info, variant)
-    return rule, TaskRef(task, info, made.variant or None)
+    instance = make_task(task, info, variant)
+    return rule, TaskRef(task, info, instance.variant or None)
 
 
 def _is_rollouts(path: Path) -> bool:

@@ -81,13 +81,13 @@ class TableDecoder:
     ) -> Decoded:
         """Return the rows of a chunk; those that cannot be read are in `broken`, with their line."""
         cells = ArrowCells(chunk.data, chunk.place) if self.kind == ".parquet" else RowCells(chunk.data)
-        wanted = range(chunk.rows) if rows is None else sorted(rows)
+        indices = range(chunk.rows) if rows is None else sorted(rows)
         texts = cells.column(self.roles["response"])
         truths = self._truths(cells)
         broken: list[Broken] = []
         doubts: list[Broken] = []
         kept: list[int] = []
-        for i in wanted:
+        for i in indices:
             _, problem, doubt = truths[i]
             if type(texts[i]) is not str:
                 cell, texts[i] = texts[i], text_of(texts[i])
@@ -117,17 +117,17 @@ class TableDecoder:
         column = cells.column(name) if name is not None else [None] * len(cells.places)
         if self.typed:
             return [self.truth.read(cell, cells.row(i)) for i, cell in enumerate(column)]
-        known: dict[Any, Found] = {}
-        found: list[Found] = []
+        truth_by_cell: dict[Any, Found] = {}
+        result: list[Found] = []
         for cell in column:
             key = (type(cell), cell) if isinstance(cell, (str, int, float)) else None
-            one = known.get(key) if key is not None else None
-            if one is None:
-                one = self.truth.read(cell, {})
+            truth = truth_by_cell.get(key) if key is not None else None
+            if truth is None:
+                truth = self.truth.read(cell, {})
                 if key is not None:
-                    known[key] = one
-            found.append(one)
-        return found
+                    truth_by_cell[key] = truth
+            result.append(truth)
+        return result
 
     def _inputs(
         self, cells: Cells, kept: Sequence[int], texts: Sequence[str], truths: Sequence[Found], ids: bool
@@ -138,13 +138,23 @@ class TableDecoder:
             cells.column(self.roles[role]) if role in self.roles else None
             for role in ("finish", "num_tokens", "prompt", "step", "token_ids")
         )
-        given = [None] * len(texts) if token_ids is None or not ids else [_ids(cell) for cell in token_ids]
+        completion_ids = [None] * len(texts) if token_ids is None or not ids else [_ids(cell) for cell in token_ids]
         steps = [0] * len(texts) if step is None else [_count(cell) for cell in step]
         lengths = [0] * len(texts) if tokens is None else [_count(cell) for cell in tokens]
         prompts = [""] * len(texts) if prompt is None else [text_of(p) or "" for p in prompt]
         ends = ["stop"] * len(texts) if finish is None else ["length" if f in CUT else "stop" for f in finish]
         return [
-            RewardInput(texts[i], truths[i][0], others[i], (), ends[i], lengths[i], prompts[i], given[i], steps[i])  # type: ignore[arg-type]
+            RewardInput(
+                texts[i],
+                truths[i][0],
+                others[i],
+                (),
+                ends[i],
+                lengths[i],
+                prompts[i],
+                completion_ids[i],
+                steps[i],  # type: ignore[arg-type]
+            )
             for i in kept
         ]
 
@@ -158,16 +168,15 @@ class TableDecoder:
         prompts, groups_N = Coded(np.full(size, -1, np.int32), []), at + chunk.first
         if (name := self.roles.get("group")) is not None:
             column = cells.column(name)
-            named = np.asarray(
-                [column[i] is not None for i in kept], dtype=bool
-            )  # a row without a group is one of its own
+            # A row without a group is one of its own.
+            has_group = np.asarray([column[i] is not None for i in kept], dtype=bool)
             prompts = Coded.of(None if column[i] is None else str(column[i]) for i in kept)
             # [N] one 64-bit key per row: the group's code above the step; the same group at another step is another one
             keys = prompts.codes_N.astype(np.int64) << 32 | steps.astype(np.int64) & 0xFFFFFFFF
             # [rows with a group] -> [G] distinct keys, and for each of the rows the index of its key
-            distinct, inverse = np.unique(keys[named], return_inverse=True)
+            distinct, inverse = np.unique(keys[has_group], return_inverse=True)
             hashes = [hash64(prompts.words[key >> 32], key & 0xFFFFFFFF) for key in distinct.tolist()]
-            groups_N[named] = np.asarray(hashes, dtype=np.int64)[inverse].reshape(-1)
+            groups_N[has_group] = np.asarray(hashes, dtype=np.int64)[inverse].reshape(-1)
         return ResponseColumns(
             rows_N=at + chunk.first,
             places_N=np.asarray(cells.places, dtype=np.int64)[at],

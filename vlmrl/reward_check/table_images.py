@@ -31,16 +31,16 @@ def row_images(reader: TableReader, rows: Iterable[int]) -> Iterator[tuple[int, 
     Raises: DataError when the table can no longer be read.
     """
     column = reader.decoder.roles.get("images")
-    wanted = np.unique(np.asarray(list(rows), dtype=np.int64))
-    if column is None or not len(wanted):
+    row_numbers = np.unique(np.asarray(list(rows), dtype=np.int64))
+    if column is None or not len(row_numbers):
         return
     root = Path(reader.path).absolute().parent
     cells = _parquet_cells if reader.decoder.kind == ".parquet" else _text_cells
-    for row, cell in cells(reader, column, wanted):
+    for row, cell in cells(reader, column, row_numbers):
         values = split_images(cell)
-        found = [_file(value, root) for value in values[:MOST_A_ROW]]
-        more = len(values) - len(found)
-        yield row, [*found, f"{more:,} more images"] if more > 0 else found
+        files = [_file(value, root) for value in values[:MOST_A_ROW]]
+        more = len(values) - len(files)
+        yield row, [*files, f"{more:,} more images"] if more > 0 else files
 
 
 def _file(value: Any, root: Path) -> bytes | str:

@@ -87,8 +87,8 @@ class TruthRule:
         """Check a typed truth against the task's schema, and return it."""
         if self.task:
             validate = _validator(self.task, json.dumps(self.form.settings), self.variant)
-            if validate is not None and (wrong := validate(truth)):
-                problem = f"the ground truth breaks the task `{self.task}`: {'; '.join(wrong)}"
+            if validate is not None and (faults := validate(truth)):
+                problem = f"the ground truth breaks the task `{self.task}`: {'; '.join(faults)}"
                 return self._as_text(truth, problem) if self.lenient else ({}, problem, "")
         return truth, "", ""
 
@@ -120,8 +120,8 @@ def _own_rule(task: str, variant: str | None, lenient: bool) -> TruthRule:
 def _validator(task: str, settings: str, variant: str | None) -> Callable[[Mapping[str, Any]], list[str]] | None:
     from vlmrl.reward_check.scoring import TaskRef
 
-    made = TaskRef(task, {"name": task, **parse_json(settings)}, variant).make()
-    return made.validate if made is not None else None
+    instance = TaskRef(task, {"name": task, **parse_json(settings)}, variant).make()
+    return instance.validate if instance is not None else None
 
 
 def _typed(cell: Any) -> Any:

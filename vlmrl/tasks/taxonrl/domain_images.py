@@ -74,10 +74,10 @@ def specimen(domain: Domain, image: LabelledImage, labels: Mapping[str, str]) ->
         if name in classes_of(domain) or name not in labels:
             continue
         known = vocabularies.get(name)
-        found = known.find(labels[name]) if known else labels[name]
-        if found is None:
+        value = known.find(labels[name]) if known else labels[name]
+        if value is None:
             raise DataError(f"the {name} {labels[name]!r} is unknown; known: {', '.join(known.names if known else ())}")
-        facts[name] = found
+        facts[name] = value
     return replace(image, labels=tuple(labels[name] for name in classes_of(domain)), facts=facts)
 
 
@@ -118,8 +118,13 @@ def read_folders(
         except DataError as error:
             dropped.append({"origin": image.origin, "reason": error.message})
     images = keep_one_parent(domain, images, dropped)
-    told = {"name": read.name, "images": len(images), "ignored_files": read.ignored, "fingerprint": read.fingerprint}
-    return Specimens(images, read.collection, dropped, source=told)
+    source_entry = {
+        "name": read.name,
+        "images": len(images),
+        "ignored_files": read.ignored,
+        "fingerprint": read.fingerprint,
+    }
+    return Specimens(images, read.collection, dropped, source=source_entry)
 
 
 def check_folders(domain: Domain, levels: Sequence[str] | None) -> list[str]:
@@ -153,8 +158,8 @@ class RootedFiles:
 
 def is_image_table(domain: Domain, columns: Sequence[str]) -> bool:
     """Return whether a table has one image per row, with its names, and not rows of pairs."""
-    found = _columns(domain, columns)
-    return "image" in found and all(name in found for name in classes_of(domain))
+    roles = _columns(domain, columns)
+    return "image" in roles and all(name in roles for name in classes_of(domain))
 
 
 def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits: Limits) -> Specimens:
@@ -163,22 +168,22 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits:
     A column `split` is kept. Of several tables (train, test), each is the split that its name says.
     """
     columns = _columns(domain, table.columns)
-    named = [name for name in columns if name not in ("image", "split")]
+    labels = [name for name in columns if name not in ("image", "split")]
     rows: dict[str, dict[str, str]] = {}
     split_of: dict[str, str] = {}
     dropped: list[dict[str, Any]] = []
     for piece in table.pieces:
         for number, row in enumerate(read_piece(piece, list(columns.values()))):
             path = row.get(columns["image"])
-            inside = isinstance(path, bytes) or (isinstance(path, Mapping) and path.get("bytes") is not None)
+            is_embedded = isinstance(path, bytes) or (isinstance(path, Mapping) and path.get("bytes") is not None)
             path = path.get("path") if isinstance(path, Mapping) else path
             try:
-                if inside:
+                if is_embedded:
                     raise DataError("the image is in the table itself, which must give its path instead")
                 if not isinstance(path, str) or not path or path in rows:
                     raise DataError("no path" if not isinstance(path, str) or not path else f"{path} a second time")
                 split = _split(row.get(columns["split"])) if "split" in columns else piece.split
-                rows[path] = _names(domain, {name: row.get(columns[name]) for name in named})
+                rows[path] = _names(domain, {name: row.get(columns[name]) for name in labels})
             except DataError as error:
                 dropped.append({"origin": table.where(piece, number), "reason": error.message})
                 continue
@@ -187,17 +192,17 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits:
     if table.root is None:
         raise DataError("the paths of the table lead nowhere", hint="give --images-root", where=table.label)
     files, images = RootedFiles(table.root), []
-    for path, seen in scan_files(files, list(rows), work, workers=limits.workers, progress=limits.progress):
+    for path, facts in scan_files(files, list(rows), work, workers=limits.workers, progress=limits.progress):
         try:
-            if isinstance(seen, str):
-                raise DataError(seen)
-            images.append(specimen(domain, LabelledImage(seen.media, (), path, seen), rows[path]))
+            if isinstance(facts, str):
+                raise DataError(facts)
+            images.append(specimen(domain, LabelledImage(facts.media, (), path, facts), rows[path]))
         except DataError as error:
             dropped.append({"origin": encodable(path), "reason": error.message})
     refuse_twins(images, classes_of(domain))
     images = keep_one_parent(domain, images, dropped)
-    told = {"name": Path(table.label).name, "images": len(images), "columns": sorted(columns.values())}
-    return Specimens(images, files, dropped, split_of, source=told)
+    source_entry = {"name": Path(table.label).name, "images": len(images), "columns": sorted(columns.values())}
+    return Specimens(images, files, dropped, split_of, source=source_entry)
 
 
 def _columns(domain: Domain, columns: Sequence[str]) -> dict[str, str]:
@@ -210,10 +215,10 @@ def _columns(domain: Domain, columns: Sequence[str]) -> dict[str, str]:
 
 def _split(value: Any) -> str:
     """Return the split that a cell names; "" = none. Raises: DataError for a word that is no split."""
-    told = "" if value is None else str(value).strip()
-    if told.lower() not in ("", *SPLIT_NAMES):
-        raise DataError(f"the split {told!r} is none of train, validation, test")
-    return SPLIT_NAMES.get(told.lower(), "")
+    text = "" if value is None else str(value).strip()
+    if text.lower() not in ("", *SPLIT_NAMES):
+        raise DataError(f"the split {text!r} is none of train, validation, test")
+    return SPLIT_NAMES.get(text.lower(), "")
 
 
 def _names(domain: Domain, values: Mapping[str, Any]) -> dict[str, str]:
@@ -238,19 +243,19 @@ def keep_one_parent(
     """
     kept = list(images)
     for depth, (coarse, fine) in enumerate(pairwise(domain.ranks)):
-        above: dict[str, Counter[str]] = defaultdict(Counter)
+        parent_counts: dict[str, Counter[str]] = defaultdict(Counter)
         for image in kept:
-            above[normalise_name(image.labels[depth + 1], fine)][image.labels[depth]] += 1
-        right = {name: min(counts, key=lambda one: (-counts[one], one)) for name, counts in above.items()}
-        every, kept = kept, []
-        for image in every:
+            parent_counts[normalise_name(image.labels[depth + 1], fine)][image.labels[depth]] += 1
+        main_parent = {name: min(counts, key=lambda one: (-counts[one], one)) for name, counts in parent_counts.items()}
+        candidates, kept = kept, []
+        for image in candidates:
             name, parent = image.labels[depth + 1], image.labels[depth]
-            most = right[normalise_name(name, fine)]
-            if parent == most:
+            main = main_parent[normalise_name(name, fine)]
+            if parent == main:
                 kept.append(image)
                 continue
-            count = above[normalise_name(name, fine)][most]
-            reason = f"the {fine} {name} is in the {coarse} {parent} here and in {most} elsewhere ({count:,} images)"
+            count = parent_counts[normalise_name(name, fine)][main]
+            reason = f"the {fine} {name} is in the {coarse} {parent} here and in {main} elsewhere ({count:,} images)"
             dropped.append({"origin": image.origin, "reason": reason})
     return kept
 
@@ -276,9 +281,9 @@ def _refuse_share(what: str, bad: Sequence[Mapping[str, Any]], sound: int, max_b
     if sound and is_few(len(bad), total, max_bad):
         return
     lines = "".join(f"\n  {drop['origin']}: {drop['reason']}" for drop in bad[:5])
-    told = f"{len(bad):,} of {total:,} {what} cannot be used, more than --max-bad {max_bad:g}"
+    too_many = f"{len(bad):,} of {total:,} {what} cannot be used, more than --max-bad {max_bad:g}"
     raise DataError(
-        f"{told if sound else f'none of the {total:,} {what} can be used'}; nothing was written:{lines}",
+        f"{too_many if sound else f'none of the {total:,} {what} can be used'}; nothing was written:{lines}",
         hint=f"mend them, or {leave_out(len(bad), total)}"
         if sound
         else f"is {name} what you mean, and are its folders or columns what they should be?",

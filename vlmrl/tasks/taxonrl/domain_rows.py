@@ -58,12 +58,12 @@ def find_columns(table: RowFiles, classes: Sequence[str]) -> RowColumns:
         classes: columns that a table of labelled images would have, for the message.
     Raises: DataError when images or answers are missing.
     """
-    there = table.columns
-    roles = match_columns(PAIRS, there)
+    columns = table.columns
+    roles = match_columns(PAIRS, columns)
     if "images" not in roles or not {"composite", "answer"} & roles.keys():
         missing = "`answer` or `answer_im`" if "images" in roles else "`images`"
         raise DataError(
-            f"no column {missing}; the table has: {', '.join(there)}",
+            f"no column {missing}; the table has: {', '.join(columns)}",
             where=table.label,
             hint="rows in TaxonRL's format have problem, images, answer and, with intermediate truth, answer_im; a"
             f" table of labelled images has image_path, {', '.join(classes)}; --levels reads a folder's images by their"
@@ -116,45 +116,45 @@ class ScanRows:
     def __call__(self, piece: TablePiece, part: Path) -> None:
         lines = []
         for number, row in enumerate(read_piece(piece, self.columns.names)):
-            line, wrong = self._line(row, EXAMINER)
-            if wrong:
-                line = {"wrong": wrong}
+            line, faults = self._line(row, EXAMINER)
+            if faults:
+                line = {"wrong": faults}
             lines.append({**line, "where": self.table.where(piece, number)})
         write_lines(part, lines)
 
     def _line(self, row: Mapping[str, Any], examiner: Examiner) -> tuple[dict[str, Any], list[str]]:
-        wrong: list[str] = []
+        faults: list[str] = []
         columns, domain = self.columns, DOMAINS[self.domain]
         problem = row.get(columns.problem) if columns.problem else None
         if columns.problem and (not isinstance(problem, str) or not problem.strip()):
-            wrong.append(f"`{columns.problem}` is {show(problem, 60)}, not a text")
+            faults.append(f"`{columns.problem}` is {show(problem, 60)}, not a text")
         truth: dict[str, Any] = {}
         try:
             answer = row.get(columns.answer) if columns.answer else None
             composite = row.get(columns.composite) if columns.composite else None
             truth = read_truth(domain, answer, composite)
         except RewardError as error:
-            wrong.append(f"{error.message} ({error.hint})" if error.hint else error.message)
+            faults.append(f"{error.message} ({error.hint})" if error.hint else error.message)
         values = split_images(row.get(columns.images))
         marks = problem.count(IMAGE) if isinstance(problem, str) else len(values)
         if len(values) != IMAGES_IN_A_ROW:
-            wrong.append(f"{len(values)} image{'s' * (len(values) != 1)}, not {IMAGES_IN_A_ROW}")
+            faults.append(f"{len(values)} image{'s' * (len(values) != 1)}, not {IMAGES_IN_A_ROW}")
         elif marks not in (0, len(values)):
-            wrong.append(f"{len(values)} images, but {marks} {IMAGE} mark{'s' * (marks != 1)} in `{columns.problem}`")
+            faults.append(f"{len(values)} images, but {marks} {IMAGE} mark{'s' * (marks != 1)} in `{columns.problem}`")
         images = [self._image(value, examiner) for value in values]
         for number, image in enumerate(images, start=1):
             if "reason" in image:
-                wrong.append(f"image {number}: {image['reason']}")
-        return {"truth": truth, "problem": problem, "images": images}, wrong
+                faults.append(f"image {number}: {image['reason']}")
+        return {"truth": truth, "problem": problem, "images": images}, faults
 
     def _image(self, value: Any, examiner: Examiner) -> dict[str, Any]:
         try:
             data = image_bytes(read_image(value, self.table.root, ""), "")
         except DataError as error:
             return {"reason": error.message}
-        found = examiner.look(data)
+        fields = examiner.look(data)
         name = _name_of(value)
-        return {"reason": f"{name}: {found['reason']}"} if "reason" in found and name else found
+        return {"reason": f"{name}: {fields['reason']}"} if "reason" in fields and name else fields
 
 
 def checked_rows(parts: Sequence[Path], table: RowFiles) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
@@ -176,10 +176,10 @@ class RowReader:
     column: str
 
     def files(self, places: Sequence[RowPlace]) -> Iterator[bytes]:
-        for index, wanted in groupby(places, key=lambda place: place[0]):
+        for index, piece_places in groupby(places, key=lambda place: place[0]):
             rows = enumerate(read_piece(self.table.pieces[index], [self.column]))
             number, values = -1, []
-            for place in wanted:
+            for place in piece_places:
                 while number < place[1]:
                     number, row = next(rows)
                     values = split_images(row.get(self.column))
