@@ -22,7 +22,7 @@ from vlmrl.json_text import parse_json
 from vlmrl.reward_check.response_columns import Broken, Chunk, Decoded, ResponseColumns
 from vlmrl.reward_check.scores import Coded, Ints, Scores
 from vlmrl.reward_check.table_cells import ArrowCells, Cells, RowCells
-from vlmrl.reward_check.table_truths import Found, TruthRule
+from vlmrl.reward_check.table_truths import TruthReading, TruthRule
 from vlmrl.types import RewardInput, hash64
 
 GIVEN = ("ground_truth", "prompt", "group", "token_ids")
@@ -86,7 +86,7 @@ class TableDecoder:
         truths = self._truths(cells)
         broken: list[Broken] = []
         doubts: list[Broken] = []
-        kept: list[int] = []
+        readable: list[int] = []
         for i in indices:
             _, problem, doubt = truths[i]
             if type(texts[i]) is not str:
@@ -98,11 +98,11 @@ class TableDecoder:
                 continue
             if doubt:
                 doubts.append(Broken(self.place(cells.places[i]), doubt))
-            kept.append(i)
-        inputs = self._inputs(cells, kept, texts, truths, ids)
+            readable.append(i)
+        inputs = self._inputs(cells, readable, texts, truths, ids)
         images = [()] * len(inputs) if media else ()
         return Decoded(
-            inputs, self._facts(chunk, cells, kept, inputs), self._stored(cells, kept), broken, images, doubts
+            inputs, self._facts(chunk, cells, readable, inputs), self._stored(cells, readable), broken, images, doubts
         )
 
     def where(self, facts: ResponseColumns, index: int) -> str:
@@ -111,14 +111,14 @@ class TableDecoder:
     def place(self, place: int) -> str:
         return place_of(self.file, place)
 
-    def _truths(self, cells: Cells) -> list[Found]:
+    def _truths(self, cells: Cells) -> list[TruthReading]:
         """Return the [N] truths of the rows; equal texts are read once."""
         name = self.roles.get("ground_truth")
         column = cells.column(name) if name is not None else [None] * len(cells.places)
         if self.typed:
             return [self.truth.read(cell, cells.row(i)) for i, cell in enumerate(column)]
-        truth_by_cell: dict[Any, Found] = {}
-        result: list[Found] = []
+        truth_by_cell: dict[Any, TruthReading] = {}
+        result: list[TruthReading] = []
         for cell in column:
             key = (type(cell), cell) if isinstance(cell, (str, int, float)) else None
             truth = truth_by_cell.get(key) if key is not None else None
@@ -130,7 +130,7 @@ class TableDecoder:
         return result
 
     def _inputs(
-        self, cells: Cells, kept: Sequence[int], texts: Sequence[str], truths: Sequence[Found], ids: bool
+        self, cells: Cells, readable: Sequence[int], texts: Sequence[str], truths: Sequence[TruthReading], ids: bool
     ) -> list[RewardInput]:
         hidden = {name for role, name in self.roles.items() if role not in GIVEN}
         others = cells.others({*hidden, *IMAGES, *self.truth.form.fields})
@@ -155,22 +155,24 @@ class TableDecoder:
                 completion_ids[i],
                 steps[i],  # type: ignore[arg-type]
             )
-            for i in kept
+            for i in readable
         ]
 
-    def _facts(self, chunk: Chunk, cells: Cells, kept: Sequence[int], inputs: Sequence[RewardInput]) -> ResponseColumns:
+    def _facts(
+        self, chunk: Chunk, cells: Cells, readable: Sequence[int], inputs: Sequence[RewardInput]
+    ) -> ResponseColumns:
         """Return the columns of the readable rows; N is their number here."""
-        size, at = len(kept), np.asarray(kept, dtype=np.int64)
+        size, at = len(readable), np.asarray(readable, dtype=np.int64)
         steps = np.zeros(size, np.int32)
         if (name := self.roles.get("step")) is not None:
             column = cells.column(name)
-            steps = np.asarray([_count(column[i]) for i in kept], dtype=np.int32)
+            steps = np.asarray([_count(column[i]) for i in readable], dtype=np.int32)
         prompts, groups_N = Coded(np.full(size, -1, np.int32), []), at + chunk.first
         if (name := self.roles.get("group")) is not None:
             column = cells.column(name)
             # A row without a group is one of its own.
-            has_group = np.asarray([column[i] is not None for i in kept], dtype=bool)
-            prompts = Coded.of(None if column[i] is None else str(column[i]) for i in kept)
+            has_group = np.asarray([column[i] is not None for i in readable], dtype=bool)
+            prompts = Coded.of(None if column[i] is None else str(column[i]) for i in readable)
             # [N] one 64-bit key per row: the group's code above the step; the same group at another step is another one
             keys = prompts.codes_N.astype(np.int64) << 32 | steps.astype(np.int64) & 0xFFFFFFFF
             # [rows with a group] -> [G] distinct keys, and for each of the rows the index of its key
@@ -192,13 +194,13 @@ class TableDecoder:
             advantages_N=np.full(size, math.nan),
         )
 
-    def _stored(self, cells: Cells, kept: Sequence[int]) -> Scores | None:
+    def _stored(self, cells: Cells, readable: Sequence[int]) -> Scores | None:
         if (name := self.roles.get("score")) is None:
             return None
         column = cells.column(name)
-        values = np.asarray([number_of(column[i]) for i in kept], dtype=np.float64)
+        values = np.asarray([number_of(column[i]) for i in readable], dtype=np.float64)
         errors = Coded.of("no score was saved" if math.isnan(v) else None for v in values.tolist())
-        return Scores(values, {}, Coded.of([""] * len(kept)), errors)
+        return Scores(values, {}, Coded.of([""] * len(readable)), errors)
 
 
 def _ids(cell: Any) -> tuple[int, ...] | None:
@@ -231,8 +233,8 @@ class TableReader:
     decoder: TableDecoder
     columns: Sequence[str] = field(default_factory=tuple)
 
-    def chunks(self, wanted: Ints | None = None) -> Iterator[Chunk]:
-        """Yield all chunks, whatever `wanted` is. Raises: DataError for a file that cannot be read."""
+    def chunks(self, rows_N: Ints | None = None) -> Iterator[Chunk]:
+        """Yield all chunks, whatever `rows_N` is. Raises: DataError for a file that cannot be read."""
         first = 0
         if self.decoder.kind == ".parquet":
             left_out = {*IMAGES, self.decoder.roles.get("images")}

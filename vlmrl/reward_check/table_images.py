@@ -50,13 +50,13 @@ def _file(value: Any, root: Path) -> bytes | str:
         return error.message
 
 
-def _parquet_cells(reader: TableReader, column: str, wanted: Ints) -> Iterator[tuple[int, Any]]:
+def _parquet_cells(reader: TableReader, column: str, row_numbers: Ints) -> Iterator[tuple[int, Any]]:
     first = 0
     for group, rows in enumerate(parquet_groups(reader.path)):
-        if np.any((wanted >= first) & (wanted < first + rows)):
+        if np.any((row_numbers >= first) & (row_numbers < first + rows)):
             place = first
             for batch in parquet_batches(reader.path, [column], BATCH_ROWS, group):
-                for row in wanted[(wanted >= place) & (wanted < place + batch.num_rows)].tolist():
+                for row in row_numbers[(row_numbers >= place) & (row_numbers < place + batch.num_rows)].tolist():
                     yield row, _cell(batch, row - place, reader.decoder.place(row))
                 place += batch.num_rows
         first += rows
@@ -69,8 +69,8 @@ def _cell(batch: Any, index: int, place: str) -> Any:
         raise unreadable_cell(batch.slice(index, 1), lambda _: place) from error
 
 
-def _text_cells(reader: TableReader, column: str, wanted: Ints) -> Iterator[tuple[int, Any]]:
-    for chunk in reader.chunks(wanted):
-        here = wanted[(wanted >= chunk.first) & (wanted < chunk.first + chunk.rows)]
+def _text_cells(reader: TableReader, column: str, row_numbers: Ints) -> Iterator[tuple[int, Any]]:
+    for chunk in reader.chunks(row_numbers):
+        here = row_numbers[(row_numbers >= chunk.first) & (row_numbers < chunk.first + chunk.rows)]
         lines = RowCells([chunk.data[row - chunk.first] for row in here.tolist()])
         yield from zip(here.tolist(), lines.column(column), strict=True)

@@ -16,7 +16,7 @@ from vlmrl.tasks.truth_kinds import CONTRADICTS, TruthForm
 
 PLAIN_FIELDS = ("answer", "ground_truth")
 """Fields of a truth that is one value: in training on a table a reward finds it in the first, in a check in both."""
-Found = tuple[Mapping[str, Any], str, str]
+TruthReading = tuple[Mapping[str, Any], str, str]
 """(truth, why it cannot be used or "", what is doubtful about it or "")."""
 
 
@@ -47,7 +47,7 @@ class TruthRule:
         """Return whether a row has truth fields as columns."""
         return any(row.get(name) is not None for name in self.form.fields)
 
-    def read(self, cell: Any, row: Mapping[str, Any]) -> Found:
+    def read(self, cell: Any, row: Mapping[str, Any]) -> TruthReading:
         """Return the truth of a row from its ground-truth cell and, with a task, from columns named as truth fields."""
         if isinstance(cell, str) and cell.lstrip()[:1] == "{":
             try:
@@ -72,7 +72,7 @@ class TruthRule:
             return {}, f"the ground truth is {cell!r:.60}, not a mapping of truth fields", ""
         return ({} if cell is None else dict.fromkeys(PLAIN_FIELDS, plain(cell))), "", ""
 
-    def _from_text(self, cell: Any, read: Callable[[str], Mapping[str, Any]]) -> Found:
+    def _from_text(self, cell: Any, read: Callable[[str], Mapping[str, Any]]) -> TruthReading:
         """Return the truth that a text in the task's form states; `read` is the form's reader."""
         text = str(int(cell)) if isinstance(cell, bool) else str(cell)
         try:
@@ -83,7 +83,7 @@ class TruthRule:
             why = error.message + (f" ({error.hint})" if error.hint else "")
             return ({"ground_truth": cell}, "", why) if self.lenient else ({}, why, "")
 
-    def _checked(self, truth: Mapping[str, Any]) -> Found:
+    def _checked(self, truth: Mapping[str, Any]) -> TruthReading:
         """Check a typed truth against the task's schema, and return it."""
         if self.task:
             validate = _validator(self.task, json.dumps(self.form.settings), self.variant)
@@ -92,7 +92,7 @@ class TruthRule:
                 return self._as_text(truth, problem) if self.lenient else ({}, problem, "")
         return truth, "", ""
 
-    def _as_text(self, truth: Mapping[str, Any], problem: str) -> Found:
+    def _as_text(self, truth: Mapping[str, Any], problem: str) -> TruthReading:
         """Return an unsound typed truth with its text in the task's form, which lenient rewards score.
 
         If the truth cannot be written as a text, the problem is returned instead.

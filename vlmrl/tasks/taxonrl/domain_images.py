@@ -260,20 +260,20 @@ def keep_one_parent(
     return kept
 
 
-def refuse_bad(found: Specimens, max_bad: float) -> None:
+def refuse_bad(specimens: Specimens, max_bad: float) -> None:
     """Raise a DataError when too many images were left out: a share above `max_bad`, or all of them.
 
     The error shows the first ones. If the source has pairs, they are checked likewise.
     """
-    name = found.source.get("name")
-    if not found.images and not found.dropped:
+    name = specimens.source.get("name")
+    if not specimens.images and not specimens.dropped:
         raise DataError(
             f"no image in {name}; nothing was written", hint=f"their names end in {', '.join(IMAGE_SUFFIXES)}"
         )
-    _refuse_share("images", found.dropped, len(found.images), max_bad, name)
-    if found.pairs is not None:
-        sound = sum(len(pairs) for pairs in found.pairs.values())
-        _refuse_share("pairs", found.lost, sound + len(found.spare) if sound else 0, max_bad, name)
+    _refuse_share("images", specimens.dropped, len(specimens.images), max_bad, name)
+    if specimens.pairs is not None:
+        sound = sum(len(pairs) for pairs in specimens.pairs.values())
+        _refuse_share("pairs", specimens.lost, sound + len(specimens.spare) if sound else 0, max_bad, name)
 
 
 def _refuse_share(what: str, bad: Sequence[Mapping[str, Any]], sound: int, max_bad: float, name: Any) -> None:
