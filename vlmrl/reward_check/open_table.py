@@ -50,7 +50,7 @@ def open_table(
         raise DataError(
             f"no column of ground truths; the table has: {', '.join(names)}",
             where=str(path),
-            hint="name it: --columns ground_truth=...; or give the fields of the truth as columns",
+            hint="name the column: --columns ground_truth=...; or give the fields of the truth as columns",
         )
     decoder = TableDecoder(str(path), kind, path.stem, roles, rule, rule.fields_in(first))
     reader = TableReader(str(path), decoder, tuple(names))
@@ -75,7 +75,7 @@ def _task_rule(
 
     if task is None:
         if variant is not None:
-            raise DataError(f"--variant {variant} without a task", hint="name it: --task NAME --variant ...")
+            raise DataError(f"--variant {variant} without a task", hint="name the task: --task NAME --variant ...")
         return TruthRule(), None
     cell = first.get(roles.get("ground_truth", ""))
     form = find_task(task).truth_form(TruthRule().read(cell, first)[0], [n for n in names if n not in roles.values()])

@@ -138,7 +138,7 @@ def check_folders(domain: Domain, levels: Sequence[str] | None) -> list[str]:
     unknown = [level for level in chosen if level not in allowed]
     if unknown or any(chosen.count(level) != 1 for level in needed):
         more = sorted(allowed - {*needed, "-"})
-        besides = f"; {', '.join(more)}: at will" if more else ""
+        besides = f"; optional: {', '.join(more)}" if more else ""
         raise DataError(
             f"--levels {','.join(chosen)} does not fit `{domain.name}`",
             hint=f"{', '.join(needed)}: each once{besides}; - stands for a folder that says nothing",
@@ -181,7 +181,9 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits:
                 if is_embedded:
                     raise DataError("the image is in the table itself, which must give its path instead")
                 if not isinstance(path, str) or not path or path in rows:
-                    raise DataError("no path" if not isinstance(path, str) or not path else f"{path} a second time")
+                    raise DataError(
+                        "no path" if not isinstance(path, str) or not path else f"the path {path} is in the table twice"
+                    )
                 split = _split(row.get(columns["split"])) if "split" in columns else piece.split
                 rows[path] = _names(domain, {name: row.get(columns[name]) for name in labels})
             except DataError as error:
@@ -190,7 +192,9 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits:
             if "split" in columns or len(table.splits) > 1:
                 split_of[path] = split
     if table.root is None:
-        raise DataError("the paths of the table lead nowhere", hint="give --images-root", where=table.label)
+        raise DataError(
+            "the folder of the table's paths is not known", hint="name it with --images-root", where=table.label
+        )
     files, images = RootedFiles(table.root), []
     for path, facts in scan_files(files, list(rows), work, workers=limits.workers, progress=limits.progress):
         try:
@@ -268,7 +272,8 @@ def refuse_bad(specimens: Specimens, max_bad: float) -> None:
     name = specimens.source.get("name")
     if not specimens.images and not specimens.dropped:
         raise DataError(
-            f"no image in {name}; nothing was written", hint=f"their names end in {', '.join(IMAGE_SUFFIXES)}"
+            f"no image in {name}; nothing was written",
+            hint=f"the names of image files end in {', '.join(IMAGE_SUFFIXES)}",
         )
     _refuse_share("images", specimens.dropped, len(specimens.images), max_bad, name)
     if specimens.pairs is not None:
@@ -286,5 +291,5 @@ def _refuse_share(what: str, bad: Sequence[Mapping[str, Any]], sound: int, max_b
         f"{too_many if sound else f'none of the {total:,} {what} can be used'}; nothing was written:{lines}",
         hint=f"mend them, or {leave_out(len(bad), total)}"
         if sound
-        else f"is {name} what you mean, and are its folders or columns what they should be?",
+        else f"check that {name} is the right source, and that its folders or columns have the expected names",
     )

@@ -85,7 +85,7 @@ def read_truth(domain: Domain, answer: Any, composite: Any) -> dict[str, Any]:
     if text is composite and answer not in (None, ""):
         same = LAYOUTS["answer"].read(answer)["same"]
         if same != truth["same"]:
-            raise RewardError(f"`answer` says {'same' if same else 'different'}, `answer_im` says the other")
+            raise RewardError(f"`answer` says {'same' if same else 'different'}, `answer_im` says the opposite")
     if layout.name == domain.layout and layout.name != "answer" and layout.write(truth) != text:
         truth["ground_truth"] = text
     return complete_truth(domain, truth)
