@@ -77,7 +77,7 @@ class ControlTokens:
         The beginning of a control token at the end of the text is marked, too: the template may append the rest of it.
         """
         while (marked := self._name.sub(lambda m: self._marks[m[0][0]] + m[0][1:], text)) != text:
-            text = marked  # one name may hold another, which is left
+            text = marked  # a name may hold another one: mark until none is left
         body = text.rstrip()
         for at in range(max(0, len(body) - self._longest), len(body)):
             if body[at] in self._firsts and any(name.startswith(body[at:]) for name in self.names):

@@ -131,7 +131,7 @@ class Encoder:
                 raise DataError(f"image {number} {problem}", where=row.place, hint=SIZE_HINT)
 
     def size_problem(self, width: int, height: int) -> str | None:
-        """Return why the model's image processor takes no image of this size, in words; None when it does.
+        """Return why the model's image processor takes no image of this size, in words; None if it takes one.
 
         Processors that fit an image to a grid of patches refuse one that is far longer than wide. A processor that
         scales the shorter side to a fixed length would fill the memory with such an image.
@@ -241,7 +241,7 @@ class Encoder:
         if hasattr(self.processor.image_processor, "merge_size"):
             features = [self._image_features(row, m, image) for m, image in zip(media, images, strict=True)]
             tensors = {k: torch.cat([f[k] for f in features]) for k in features[0]}
-            # image_grid_thw [images, 3] holds frames, rows and columns of patches: their product is the patches.
+            # image_grid_thw [images, 3] holds frames, rows and columns of patches: the product is their number.
             patches = sum(int(grid.prod()) for grid in tensors["image_grid_thw"])
             expected = patches // self.processor.image_processor.merge_size**2
             image_ids = {self.tokenizer.convert_tokens_to_ids(self.processor.image_token)}

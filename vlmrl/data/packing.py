@@ -120,7 +120,7 @@ def _by_group(items: Sequence[TrainItem]) -> list[list[TrainItem]]:
 
 
 def row_load(items: Sequence[TrainItem], names: Sequence[str]) -> Load:
-    """Return what a packed row of these items must fit into memory.
+    """Return the load of a packed row of these items: what must fit in memory at once.
 
     Args:
         names: name of each trajectory, "<row> sample <k>".
