@@ -101,7 +101,7 @@ def look_at(
         read: returns the file at a place; picklable. The message of its DataError becomes the "reason".
         work: folder for the parts.
     """
-    portions = _few_at_a_time(places)
+    portions = _portions(places)
     parts = [work / f"images-{i:05d}.jsonl" for i in range(len(portions))]
     make_parts(_Look(read), portions, parts, workers=workers, progress=progress, what="reading images")
     for part in parts:
@@ -109,7 +109,7 @@ def look_at(
             yield from map(json.loads, lines)
 
 
-def _few_at_a_time(places: Sequence[Any]) -> list[Sequence[Any]]:
+def _portions(places: Sequence[Any]) -> list[Sequence[Any]]:
     return [places[start : start + PART_FILES] for start in range(0, len(places), PART_FILES)]
 
 
@@ -161,7 +161,7 @@ def shrink_images(
     progress: Progress | None = None,
 ) -> Iterator[Examined]:
     """Yield the facts of images scaled down to `max_pixels`, in the order of `places`."""
-    portions = _few_at_a_time(places)
+    portions = _portions(places)
     parts = [work / f"small-{max_pixels}-{i:05d}.jsonl" for i in range(len(portions))]
     make_parts(_Shrink(reader, max_pixels), portions, parts, workers=workers, progress=progress, what="resizing images")
     for part in parts:
