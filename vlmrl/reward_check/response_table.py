@@ -149,11 +149,11 @@ class TableDecoder:
                 truths[i][0],
                 others[i],
                 (),
-                ends[i],
+                ends[i],  # type: ignore[arg-type]
                 lengths[i],
                 prompts[i],
                 completion_ids[i],
-                steps[i],  # type: ignore[arg-type]
+                steps[i],
             )
             for i in readable
         ]
