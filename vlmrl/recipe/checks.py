@@ -30,7 +30,6 @@ from vlmrl.recipe.rules.numbers import NUMBER_RULES
 from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.recipe.toml_lines import Key, dotted
 
-COLUMN_ROLES = ("prompt", "images", "answer", "response")
 SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -42,6 +41,7 @@ class Catalogs:
         tasks, rewards: name -> one line about it.
         tasks_without_reward: tasks that bring no reward of their own.
         variants, profiles: task -> what `data.variant` and `reward.profile` may name for it.
+        column_roles: keys of `data.columns`.
     """
 
     tasks: Mapping[str, str] = field(default_factory=dict)
@@ -49,6 +49,7 @@ class Catalogs:
     tasks_without_reward: tuple[str, ...] = ("table",)
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     profiles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    column_roles: tuple[str, ...] = ()
 
 
 Rule = Callable[[LoadedRecipe, Catalogs], Iterator[Problem]]
@@ -191,11 +192,12 @@ def _shares(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 
 def _columns(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    roles = catalogs.column_roles
     for i, data in enumerate(loaded.recipe.data):
         for role in data.columns:
-            if role not in COLUMN_ROLES:
+            if roles and role not in roles:
                 where = loaded.where(("data", i, "columns", role))
-                yield Problem(f"unknown key `data.{i}.columns.{role}`", where, listed(role, COLUMN_ROLES))
+                yield Problem(f"unknown key `data.{i}.columns.{role}`", where, listed(role, roles))
 
 
 def _weights(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from vlmrl.data.columns import TRAINING
 from vlmrl.errors import Problem, ProblemsError, RecipeError
 from vlmrl.preflight.catalogs import catalogs
 from vlmrl.recipe.checks import check_recipe
@@ -52,6 +53,12 @@ def problems_of(
 
 def test_the_sound_recipe_has_no_problem(tmp_path, monkeypatch):
     assert problems_of(tmp_path, SOUND, monkeypatch) == []
+
+
+def test_a_recipe_may_name_the_column_of_every_role_of_a_training_table(tmp_path, monkeypatch):
+    columns = ", ".join(f'{role} = "{role}"' for role in TRAINING)
+    named = SOUND.replace('path = "rows.jsonl"', f'path = "rows.jsonl"\ncolumns = {{{columns}}}')
+    assert problems_of(tmp_path, named, monkeypatch) == []
 
 
 # name; what follows the sound recipe, from its line 9 on (or, behind "=", a whole recipe); message; line or place; hint
