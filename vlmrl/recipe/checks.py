@@ -1,8 +1,8 @@
-"""Rules across keys: what each value allows alone but together makes no sense, and names that must exist somewhere.
+"""Rules across keys: values that are allowed one by one and make no sense together, and names that must exist.
 
-One small function a rule; each yields what is wrong and `check_recipe` runs them all. Nothing is opened here except
-small text files (prompt templates, reward sources), and no reward is imported. Rules about rows, tokens and memory
-are in preflight/run.py.
+One small function per rule; each yields problems, and `check_recipe` runs them all. Only small text files are opened
+here (prompt templates, reward sources), and no reward is imported. Rules about rows, tokens and memory are in
+preflight/run.py.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class Catalogs:
-    """The names that a recipe may use and that packages above this one own. An empty one is not checked.
+    """Names that a recipe may use and that packages above this one define. An empty catalog is not checked.
 
     Args:
-        tasks, rewards: name -> one line about it.
-        tasks_without_reward: tasks that bring no reward of their own.
-        variants, profiles: task -> what `data.variant` and `reward.profile` may name for it.
+        tasks, rewards: name -> one-line summary.
+        tasks_without_reward: tasks that have no reward of their own.
+        variants, profiles: task -> names that `data.variant` and `reward.profile` may have for it.
         column_roles: keys of `data.columns`.
     """
 
@@ -56,12 +56,12 @@ Rule = Callable[[LoadedRecipe, Catalogs], Iterator[Problem]]
 
 
 def check_recipe(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
-    """Every rule's findings, in the order of the rules."""
+    """Return the warnings of loading the recipe, then the problems of all rules, in the order of the rules."""
     return [*loaded.warnings, *(problem for rule in RULES for problem in rule(loaded, catalogs))]
 
 
 def check_made(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
-    """`check_recipe`, for a recipe whose data and model may not be there yet: what is missing of them is a warning."""
+    """Check a recipe whose data and model may not exist yet, as `check_recipe` does; a missing one is a warning."""
     missing = {(p.message, p.where) for rule in NOT_MADE_YET for p in rule(loaded)}
     found = check_recipe(loaded, catalogs)
     return [replace(p, level="warning") if (p.message, p.where) in missing else p for p in found]
@@ -164,7 +164,10 @@ def _stop_strings(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]
 
 
 def _data_names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    """Names that are given twice; those a dataset brings itself are compared when it is opened (preflight/rows.py)."""
+    """Find source names that are used twice or have a character that is not allowed.
+
+    The names that datasets have themselves are compared when they are opened (preflight/rows.py).
+    """
     sources = [data.name or f"{data.path} ({data.split})" for data in loaded.recipe.data]
     for name, count in Counter(sources).items():
         if count > 1:
@@ -215,7 +218,7 @@ def _reward_used(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("reward", "name")), "remove one of the two", "warning")
     for i, data in enumerate(recipe.data):
         name = data.reward or recipe.reward.name
-        prepared = (Path(data.path) / "dataset.json").is_file()  # such a folder knows its task, and that its reward
+        prepared = (Path(data.path) / "dataset.json").is_file()  # such a folder names its task, which has a reward
         if name is None and not prepared and data.task in catalogs.tasks_without_reward and recipe.kind == "rl":
             hint = 'set [reward] name = "path/to/file.py:function", or a built-in (`vlmrl recipe list --rewards`)'
             message = f"the task `{data.task}` has no reward of its own and the recipe names none"
@@ -226,7 +229,7 @@ def _reward_used(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 
 def _variants(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    """A variant that the entry's task does not have, and a reward profile that no task here has or that is not used."""
+    """Find a variant or a reward profile that the entry's task does not have, and a profile that is not used."""
     profile, where = loaded.recipe.reward.profile, loaded.where(("reward", "profile"))
     tasks = [(data, _task_of(data)) for data in loaded.recipe.data]
     for i, (data, task) in enumerate(tasks):
@@ -243,14 +246,14 @@ def _variants(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 
 def _task_of(data: Data) -> str:
-    """The task of an entry: the recipe's, or where that names none the prepared folder's own."""
+    """Return the task of an entry: the recipe's, or the prepared folder's own if the recipe names none."""
     file = Path(data.path) / "dataset.json"
     if data.task != "table" or not file.is_file():
         return data.task
     try:
         return str(parse_json(file.read_text(encoding="utf-8"))["task"])
     except (OSError, ValueError, KeyError, TypeError):
-        return data.task  # opening the dataset says what is wrong with it
+        return data.task  # opening the dataset reports what is wrong with it
 
 
 def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -280,7 +283,7 @@ def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 
 def _other_kind(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    """Keys that this kind of run does not read, where the recipe itself (not its parent) sets them."""
+    """Find keys that this kind of run does not read, if the recipe itself (not its parent) or `--set` sets them."""
     for key, origin in loaded.origins.items():
         own = origin == "--set" or origin.rpartition(":")[0] == str(loaded.path)
         reader = mark_of(field_at(Recipe, tuple(key.split("."))), ReadBy) if own else None

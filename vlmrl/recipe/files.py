@@ -1,4 +1,4 @@
-"""Finding and reading recipe files: one layer a file, the file itself and at most one parent."""
+"""Search and reading of recipe files. Each file is a layer: the recipe itself and at most one parent."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _AT_LINE = re.compile(r" ?\(at line (\d+), column (\d+)\)")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The text's values. Raises ValueError on a syntax error, RecursionError when it nests too deeply."""
+    """Return the values of a TOML text. Raises: ValueError on a syntax error, RecursionError if nested too deeply."""
     return tomllib.loads(text)
 
 
 def shipped_folder() -> Path:
-    """The folder of the recipes that come with vlmrl: inside the installed package, or at the root of a checkout."""
+    """Return the folder of the shipped recipes: inside the installed package, or at the root of a checkout."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "shipped_recipes"
     return inside if inside.is_dir() else package.parent / "recipes"
 
 
 def find_recipe(path: str | Path) -> Path:
-    """The recipe file that a user's word means: a path, or the bare name of a shipped recipe.
+    """Return the recipe file that a user names: by a path, or by the bare name of a shipped recipe.
 
-    Raises: RecipeError when there is none, or it is a folder.
+    Raises: RecipeError when there is no such file, or it is a folder.
     """
     file = Path(path)
     if file.is_file():
@@ -59,7 +59,7 @@ def find_recipe(path: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Layer:
-    """One recipe file as read: its values, and the line of each key."""
+    """Recipe file as read: its values, and the line of each key."""
 
     file: Path
     text: str
@@ -68,7 +68,7 @@ class Layer:
 
 
 def read_layer(file: Path) -> Layer:
-    """Read one file. Raises RecipeError when it is not UTF-8 text in TOML, empty or far too large."""
+    """Read one file. Raises: RecipeError when it is not UTF-8 text in TOML, empty or larger than `MAX_RECIPE_BYTES`."""
     text = _read_text(file)
     try:
         raw = parse_toml(text)
@@ -119,7 +119,10 @@ def _syntax_error(file: Path, text: str, message: str) -> RecipeError:
 
 
 def parent_layer(own: Layer) -> list[Layer]:
-    """The layer named by `extends`, if any. The key is taken out of both."""
+    """Return the layer that `extends` names, in a list; empty without `extends`. The key is removed from `own`.
+
+    Raises: RecipeError when the parent does not exist, is the recipe itself, or has a parent too.
+    """
     if "extends" not in own.raw:
         return []
     name, where = own.raw.pop("extends"), f"{own.file}:{own.lines[('extends',)]}"

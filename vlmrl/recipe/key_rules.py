@@ -1,4 +1,4 @@
-"""What a recipe key declares beside its type and help: may it change on resume, who reads it, does it name a file.
+"""Marks of recipe keys: the rule on resume, the kind of run that reads the key, and whether it names a file.
 
 A key carries them in its annotation: `lr: Annotated[Positive, UPDATE] = 1e-6`. Every key has exactly one `OnResume`.
 """
@@ -57,8 +57,9 @@ RL_ONLY, SFT_ONLY = ReadBy("rl"), ReadBy("sft")
 class NamesFile:
     """Mark of a key whose value, or whose list of values, may name a file or folder.
 
-    Args: or_name: whether the value may also be a plain name (of a task, a split, a reward, a logger), which no folder
-        of that name replaces.
+    Args:
+        or_name: whether the value may also be a plain name (of a task, a split, a reward, a logger). A folder that is
+            called so does not replace it.
     """
 
     or_name: bool = False

@@ -1,4 +1,4 @@
-"""`--set key=value`: one key of a recipe from the command line. TOML's own values; a bare word is a string."""
+"""`--set key=value`: one key of a recipe from the command line. Values are TOML; a bare word is a string."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LISTS_OF_TABLES = ("data",)
 """Top-level names that are lists: `data.0.path` reaches into the first element."""
 
 MOST_PARTS = 20
-"""Parts of a key. Readers of a recipe call themselves once a part, and Python stops them at about 1000."""
+"""Maximum number of parts of a key. Readers of a recipe recurse once per part; Python stops them at about 1000."""
 
 
 @dataclass(frozen=True)
 class Override:
-    """One parsed `--set`: the parts of its key, its value, and the text it came from."""
+    """Parsed `--set`: the parts of its key, its value, and the text it came from."""
 
     parts: tuple[str, ...]
     value: Any
@@ -29,8 +29,8 @@ class Override:
 def parse_override(text: str) -> Override | Problem:
     """Parse `algo.clip_high=0.3`.
 
-    The value is read as TOML (`0.3`, `true`, `[1, 2]`, `"quoted"`); what is not TOML and does not begin like a string,
-    list or table is taken as a string, so that `model.path=demo/model` needs no quotes.
+    The value is read as TOML (`0.3`, `true`, `[1, 2]`, `"quoted"`). A text that is not TOML and does not begin like a
+    string, list or table is used as a string, so that `model.path=demo/model` needs no quotes.
     """
     where = f"--set {text}"
     name, equals, value = text.partition("=")
@@ -54,7 +54,7 @@ def parse_override(text: str) -> Override | Problem:
 
 
 def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
-    """Put the value into `raw`, making the tables on the way. Returns the place it went to."""
+    """Put the value into `raw`, and create missing tables. Return the place of the value, or what is wrong."""
     where = f"--set {override.text}"
     container: Any = raw
     key: Key = ()
@@ -84,12 +84,12 @@ def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
 
 
 def _list_index(part: str, length: int) -> int | None:
-    """The position that `part` names; `length` itself means a new element at the end."""
+    """Return the position that `part` names, None if it names none. `length` means a new element at the end."""
     return int(part) if part.isascii() and part.isdigit() and len(part) < 6 and int(part) <= length else None
 
 
 def _value(text: str) -> tuple[Any] | None:
-    """The value as a 1-tuple, or None when the text begins like a TOML string, list or table but is not one."""
+    """Return the value as a 1-tuple, or None if the text begins like a TOML string, list or table and is not one."""
     try:
         table = parse_toml(f"value = {text}")
     except (ValueError, RecursionError):

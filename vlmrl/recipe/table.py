@@ -1,8 +1,8 @@
-"""The base of every recipe table, and the kinds of values that their keys hold.
+"""Base class of every recipe table, and the types of values that their keys hold.
 
-Every number has a smallest and a largest value. The limits are far wider than any sensible run needs. They refuse what
-can only overflow: 4e12 prompts per step, a temperature of 1e-300, a weight of 1e308. `rules/numbers.py` has the rules
-about several numbers together.
+Every number has a smallest and a largest value. The limits are far wider than any sensible run needs. They refuse
+values that can only overflow: 4e12 prompts per step, a temperature of 1e-300, a weight of 1e308. `rules/numbers.py` has
+the rules about several numbers together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vlmrl.key_facts import Range
 from vlmrl.recipe.key_rules import CADENCE, DISPLAY, FILE_OR_NAME
 
 MAX_PIXELS = 100_000_000
-"""Area of the largest image that is decoded (data/images.py)."""
+"""Area of the largest image that is decoded, in pixels (data/images.py)."""
 
 
 def bounds(limits: Range) -> Any:

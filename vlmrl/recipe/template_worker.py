@@ -1,8 +1,8 @@
-"""A process of its own for templates that could run for ever or fill the memory, with limits that the system keeps.
+"""Process for templates that could run for ever or fill the memory, with limits that the operating system enforces.
 
-Started with the first such template, ended with the process that started it. Messages in both directions: 8 bytes of
-length, then that much JSON. A request is {"number", "source"} to compile, with "names" to render; an answer has its
-number.
+It is started with the first such template and ends with the process that started it. A message in either direction is
+8 bytes of length, then JSON of that length. A request is {"number", "source"} to compile, with "names" added to render;
+the answer has the request's number.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 MAX_CHARACTERS = 1 << 22
-"""Longest text that a template may make of a row: about a million tokens."""
+"""Maximum length of the text that a template makes from a row: about a million tokens."""
 CPU_SECONDS = 5
-"""Most time that a template may compute on a row; an ordinary one takes a thousandth of a second."""
+"""Maximum CPU time of a template on a row, in seconds. An ordinary template takes a thousandth of a second."""
 AVERAGE_CPU_SECONDS = 0.05
-"""Most time that a template may compute on a row on average, once its rows took CPU_SECONDS together."""
+"""Maximum CPU time of a template per row on average, in seconds, beyond CPU_SECONDS for all rows together."""
 MEMORY_MB = 1024
-"""Address space of the process."""
+"""Limit of the process's address space, in MiB."""
 ANSWER_SECONDS = 120.0
-"""Wall clock for an answer, start of the process included; reached on a machine that is all but stopped."""
+"""Maximum wall time until an answer, in seconds, start of the process included. An overloaded machine may reach it."""
 _LENGTH = struct.Struct(">Q")
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[5:]; from vlmrl.recipe.template_worker import serve; "
@@ -42,11 +42,11 @@ _BOOT = (
 
 
 class TemplateLimitError(Exception):
-    """A template went over one of the limits; the text says which."""
+    """Template that exceeds one of the limits; the text says which."""
 
 
 class TemplateInvalidError(Exception):
-    """A template that cannot be compiled. `line`: of the template, where it is known."""
+    """Template that cannot be compiled. `line`: line of the template; None = unknown."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ class TemplateInvalidError(Exception):
 
 
 class TemplateFailedError(Exception):
-    """A template raised. `kind`: the exception's class; `missing`: whether it used a name that is not there."""
+    """Exception in a template. `kind`: its class; `missing`: whether the template used a name that does not exist."""
 
     def __init__(self, kind: str, message: str, missing: bool = False) -> None:
         super().__init__(message)
@@ -69,19 +69,19 @@ _OF_JINJA = ("TemplateError", "TemplateRuntimeError", "UndefinedError", "Securit
 
 
 def compile_source(environment: Environment, source: str) -> Template:
-    """A template ready to render. Raises: TemplateInvalidError (unknown filters, too many blocks within each other)."""
+    """Compile a template. Raises: TemplateInvalidError (an unknown filter, blocks that are nested too deeply)."""
     from jinja2 import TemplateSyntaxError
 
     try:
         return environment.from_string(source)
     except TemplateSyntaxError as error:
         raise TemplateInvalidError(str(error.message), error.lineno) from error
-    except (SyntaxError, RecursionError, MemoryError) as error:  # of the Python that Jinja makes of it
+    except (SyntaxError, RecursionError, MemoryError) as error:  # from the Python code that Jinja generates
         raise TemplateInvalidError(f"too deep or too long ({type(error).__name__})") from error
 
 
 def render_bounded(template: Template, names: Mapping[str, Any]) -> str:
-    """The text of a compiled template. Raises: TemplateLimitError or TemplateFailedError, and nothing else."""
+    """Render a compiled template. Raises: TemplateLimitError or TemplateFailedError, and nothing else."""
     from jinja2 import UndefinedError
 
     pieces: list[str] = []
@@ -98,16 +98,17 @@ def render_bounded(template: Template, names: Mapping[str, Any]) -> str:
         raise TemplateLimitError("needs more memory for a row than a prompt can") from error
     except RecursionError as error:
         raise TemplateLimitError("calls itself without end") from error
-    except Exception as error:  # whatever an expression of the template can raise
+    except Exception as error:  # an expression of the template can raise anything
         raise TemplateFailedError(type(error).__name__, str(error), isinstance(error, UndefinedError)) from error
     return "".join(pieces)
 
 
 class TemplateWorker:
-    """The process, seen from the one that started it. Usable from several threads, one request at a time.
+    """Connection to the template process. Threads may share it; it handles one request at a time.
 
     Args:
-        cpu_seconds, memory_mb: its limits, for one row and for all of it.
+        cpu_seconds: limit of the CPU time for a row, in seconds.
+        memory_mb: limit of the whole process's address space, in MiB.
         chat: whether its templates are chat templates of models, which are written for another sandbox.
     """
 
@@ -120,11 +121,11 @@ class TemplateWorker:
         self._number = 0
 
     def compile(self, source: str) -> None:
-        """Raises: TemplateInvalidError or TemplateLimitError when the template cannot be compiled within the limits."""
+        """Check that the template compiles within the limits. Raises: TemplateInvalidError or TemplateLimitError."""
         self._ask({"source": source})
 
     def render(self, source: str, names: Mapping[str, Any]) -> str:
-        """Return the text of a template. Raises: TemplateLimitError or TemplateFailedError."""
+        """Render a template. Raises: TemplateLimitError, TemplateInvalidError or TemplateFailedError."""
         return self._ask({"source": source, "names": dict(names)})["text"]
 
     def close(self) -> None:
@@ -153,7 +154,7 @@ class TemplateWorker:
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         process = self._process
         if process is None or self._owner != os.getpid() or process.poll() is not None:
-            process = self._start()  # a fork must not read its parent's answers
+            process = self._start()  # also in a forked process, which must not read its parent's answers
         assert process.stdin is not None and process.stdout is not None
         deadline = time.monotonic() + ANSWER_SECONDS
         try:
@@ -185,7 +186,7 @@ class TemplateWorker:
 
 
 def serve(parent: int, cpu_seconds: int, memory_mb: int, chat: int) -> None:
-    """Answer requests until the pipe closes or the parent dies."""
+    """Answer requests until the pipe closes or the parent dies. This is the main function of the process."""
     import resource
 
     from vlmrl.process import die_with_parent
@@ -195,7 +196,7 @@ def serve(parent: int, cpu_seconds: int, memory_mb: int, chat: int) -> None:
     out = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for limit, most in ((resource.RLIMIT_AS, memory_mb << 20), (resource.RLIMIT_CORE, 0)):
-        with contextlib.suppress(ValueError, OSError):  # a lower hard limit of the system stays as it is
+        with contextlib.suppress(ValueError, OSError):  # a lower hard limit of the system stays
             resource.setrlimit(limit, (most, most))
     environment = make_chat_environment() if chat else make_environment()
     known: dict[str, Template] = {}
@@ -229,7 +230,7 @@ def serve(parent: int, cpu_seconds: int, memory_mb: int, chat: int) -> None:
 
 
 def _allow_cpu_seconds(seconds: int) -> None:
-    """Let the kernel end this process when it has computed for so much longer."""
+    """Let the kernel end this process after this many more seconds of CPU time."""
     import resource
 
     soft = int(time.process_time()) + 1 + seconds
@@ -250,7 +251,7 @@ def _receive(pipe: int, deadline: float | None) -> dict[str, Any]:
 
 
 def _read(pipe: int, size: int, deadline: float | None) -> bytes:
-    """Raises: EOFError when the pipe is closed, TimeoutError at the deadline (monotonic seconds)."""
+    """Read `size` bytes. Raises: EOFError when the pipe is closed, TimeoutError at the deadline (monotonic seconds)."""
     parts: list[bytes] = []
     while size:
         if deadline is not None and not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:

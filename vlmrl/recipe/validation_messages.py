@@ -1,4 +1,4 @@
-"""pydantic's findings in our words: the key as the user typed it, its value, where it stands, what to write instead."""
+"""Messages for pydantic's errors: the key as the user typed it, its value, its place, and what to write instead."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FOREIGN_KEYS = {
     "micro_batch_size": "train.tokens_per_row",
     "gradient_accumulation_steps": "train.tokens_per_row",
 }
-"""What other systems call a key -> what it is called here. Only for hints: no alias is accepted."""
+"""Name of a key in other systems -> its name here. Only for hints: no alias is accepted."""
 
 _LIMITS = {
     "greater_than": ("gt", "greater than"),
@@ -82,12 +82,12 @@ def problems_of(
     root: type[BaseModel],
     where: Callable[[Key], str | None],
 ) -> list[Problem]:
-    """Each of pydantic's error records as a `Problem`.
+    """Return each of pydantic's error records as a `Problem`.
 
     Args:
         findings: `ValidationError.errors()`.
         root: the class that was validated.
-        where: place -> `file:line`; for a key that is missing it is asked for the table around it.
+        where: function from a place to `file:line`; for a missing key it returns that of the table around it.
     """
     problems = []
     for finding in _without_other_branches(findings):
@@ -98,12 +98,15 @@ def problems_of(
 
 
 def _place(finding: Mapping[str, Any]) -> Key:
-    """Where a finding is, without pydantic's names for the branches of a union (`list[str]`)."""
+    """Return the place of a finding, without pydantic's names for the branches of a union (`list[str]`)."""
     return tuple(p for p in finding["loc"] if not (isinstance(p, str) and p.startswith(_BRANCHES)))
 
 
 def _without_other_branches(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A value that may be a word or a list is told once what is wrong: as a list, or as the word it is like."""
+    """Keep one finding for a value that may be a word or a list.
+
+    It is the finding about the word if the value is like that word, else the finding about the list.
+    """
     places = [_place(f) for f in findings]
     kept = []
     for finding, place in zip(findings, places, strict=True):
@@ -118,7 +121,7 @@ def _without_other_branches(findings: Sequence[Mapping[str, Any]]) -> list[Mappi
 
 
 def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple[str, str | None]:
-    """(message, hint) of one finding."""
+    """Return (message, hint) of one finding."""
     kind, value, name = finding["type"], finding.get("input"), dotted(key)
     if kind == "extra_forbidden":
         return _unknown(key, value, root)
@@ -194,7 +197,7 @@ def shown_bound(value: float) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as it would stand in a recipe, with its kind where that is the point; long ones are cut."""
+    """Return a value as text for a message, with its type if it is a string, table or list; long ones are cut."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -207,7 +210,7 @@ def show(value: Any) -> str:
 
 
 def fields_at(root: type[BaseModel], table: Key) -> list[str]:
-    """Names of the keys of a table; empty for a free table or a place that is no table."""
+    """Return the keys of a table; empty for a table with names of the user's own and for a place that is no table."""
     model = table_class(root, table)
     return list(model.model_fields) if model else []
 
@@ -218,7 +221,7 @@ def _choices(root: type[BaseModel], key: Key) -> list[str]:
 
 
 def _help_hint(root: type[BaseModel], key: Key) -> str | None:
-    """First sentence of the key's own help."""
+    """Return the key's own help with its name; None if it has no help."""
     field = field_at(root, key)
     if field is None or not field.description:
         return None

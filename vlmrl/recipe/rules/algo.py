@@ -1,4 +1,4 @@
-"""Rules about `[algo]`: cells of the algorithm table that contradict each other, or that another one leaves idle."""
+"""Rules about `[algo]`: cells of the algorithm table that contradict each other, or that another one makes useless."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vlmrl.recipe.load import LoadedRecipe
 
 
 def overridden_row(loaded: LoadedRecipe) -> Algorithm | None:
-    """Return the row with the recipe's overrides, its names not compared with those that exist.
+    """Return the row of the algorithm table with the recipe's overrides; their names are not checked.
 
-    Returns: None when there is no such row, or nothing is trained by reinforcement.
+    Returns: None if there is no such row, or the recipe is not for reinforcement learning.
     """
     algo = loaded.recipe.algo
     if algo.name not in ALGORITHMS or loaded.recipe.kind != "rl":
@@ -35,7 +35,7 @@ def _unread(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         if unmet is None:
             continue
         other, known = getattr(row, unmet.cell), CELLS[unmet.cell].choices
-        if other in known or not known:  # a misspelt name is reported by itself
+        if other in known or not known:  # another rule reports a misspelt name
             message = f"`algo.{cell.name}` does nothing: {unmet.unread(algo.name, other)}"
             yield Problem(message, loaded.where(("algo", cell.name)), unmet.remedy, "warning")
 
@@ -53,7 +53,7 @@ def _kl(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
 
 
 def _parts(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
-    """Refuse rules on the score where the advantage is made from the reward's parts."""
+    """Refuse rules on the whole score if the advantage is computed from the reward's parts."""
     algo = loaded.recipe.algo
     if row.advantage != "part_by_part":
         return
@@ -136,7 +136,7 @@ def _critic(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
 
 
 def _overlap(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
-    """Refuse settings that do not go with rollouts of older weights, drawn before the filter refuses a prompt."""
+    """Refuse settings that do not fit rollouts of older weights whose prompts are drawn before the filter runs."""
     where = loaded.where(("rollout", "overlap"))
     if not loaded.recipe.rollout.overlap:
         return
@@ -156,7 +156,7 @@ RULES: tuple[Callable[[LoadedRecipe, Algorithm], Iterator[Problem]], ...] = (
 
 
 def check_algo(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Find what is wrong with `[algo]`, for a row that exists."""
+    """Yield the problems of `[algo]`, if its row exists."""
     row = overridden_row(loaded)
     if row is not None:
         for rule in RULES:

@@ -12,13 +12,13 @@ from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.toml_lines import Key
 
 VLLM_INSTALL = install_line("vllm")
-"""How to get vLLM for a GPU."""
+"""Command that installs vLLM for a GPU."""
 VLLM_HINT = f'{VLLM_INSTALL}; without a GPU: scripts/vllm-cpu; or set rollout.engine = "torch"'
-"""How to get vLLM, or to do without."""
+"""Hint where vLLM is missing: its installation, and the other engine."""
 MAX_RANK = 512
-"""Largest rank of an adapter that vLLM serves."""
+"""Maximum rank of an adapter that vLLM serves."""
 MIN_TEMPERATURE = 0.01
-"""vLLM raises smaller ones to this without saying so."""
+"""Minimum temperature of vLLM: it raises smaller ones to this without a message."""
 
 TORCH_HINT = 'use rollout.engine = "torch"'
 TWO_WAY_IMAGES = "its CPU build lets the tokens of an image see only what comes before them"
@@ -26,13 +26,15 @@ LINEAR_ATTENTION = "its CPU build computes linear attention in bfloat16 alone"
 CPU_REFUSALS: Mapping[tuple[str, str], str] = {
     ("qwen3_5", "float32"): LINEAR_ATTENTION, ("qwen3_5_moe", "float32"): LINEAR_ATTENTION,
 }  # fmt: skip
-"""(model type, dtype) -> why vLLM on a CPU cannot generate for it: found by `scripts/bench/vllm_families.py`."""
+"""(model type, dtype) -> why vLLM on a CPU cannot generate for it, as `scripts/bench/vllm_families.py` showed."""
 
 
 def vllm_refusal(model_type: str, device: str, dtype: str, two_way_images: bool) -> str | None:
-    """Why vLLM cannot generate for such a model; None = it can, or nobody has tried.
+    """Return why vLLM cannot generate for such a model; None = it can, or it was never tried.
 
-    Args: device: "cpu" or "cuda".      two_way_images: whether the tokens of an image see each other both ways.
+    Args:
+        device: "cpu" or "cuda".
+        two_way_images: whether the tokens of an image attend to each other in both directions.
     """
     why = TWO_WAY_IMAGES if two_way_images else CPU_REFUSALS.get((model_type, dtype))
     why = why if device == "cpu" else None
@@ -41,7 +43,7 @@ def vllm_refusal(model_type: str, device: str, dtype: str, two_way_images: bool)
 
 @dataclass(frozen=True)
 class Refused:
-    """Something in a recipe that vLLM cannot do. Args: key: where it is written."""
+    """Setting of a recipe that vLLM does not support. `key`: its place."""
 
     key: Key
     message: str
@@ -49,7 +51,7 @@ class Refused:
 
 
 def what_vllm_cannot(recipe: Recipe) -> list[Refused]:
-    """Return what of a recipe vLLM cannot generate with, on any machine."""
+    """Return the settings of a recipe that vLLM does not support, on any machine."""
     lora, model, temperature = recipe.lora, recipe.model, recipe.rollout.temperature
     otherwise = 'or set rollout.engine = "torch"'
     found: list[Refused] = []
@@ -96,8 +98,9 @@ VLLM_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (_refused,
 
 
 def check_engine(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Find what is wrong with `rollout.engine`: with "auto" only what no engine does, with the built-in engine only
-    what it has no use for.
+    """Yield the problems of `rollout.engine`.
+
+    With "auto" they are settings that no engine supports, with the built-in engine settings that do nothing there.
     """
     rollout = loaded.recipe.rollout
     if loaded.recipe.kind != "rl":

@@ -1,4 +1,4 @@
-"""Rules about validation: which way its metric is better, what waits for it, and on which rows it may be."""
+"""Rules about validation: the direction in which its metric is better, the keys that depend on it, and its rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from vlmrl.recipe.load import LoadedRecipe
 
 TEST_SPLITS = ("test", "testing")
 NEEDS_VALIDATION = ("train.stop_above", "eval.patience")
-"""Keys that end a run by a validation."""
+"""Keys that end a run because of a validation."""
 USELESS_WITHOUT_VALIDATION = (
     "eval.every_steps", "eval.at_start", "eval.metric", "eval.goal", "eval.allow_test_split", "checkpoint.keep_best",
 )  # fmt: skip
-"""Keys that do nothing where there is no validation, if a recipe sets them."""
+"""Keys that do nothing without validation, if a recipe sets them."""
 
 
 def _validation(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -27,7 +27,7 @@ def _validation(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def wrong_goal(loaded: LoadedRecipe, metric: Metric) -> Iterator[Problem]:
-    """Yield a problem where `eval.goal` is against the direction in which `eval.metric` is better."""
+    """Yield a problem if `eval.goal` is not the direction in which `eval.metric` is better."""
     settings = loaded.recipe.eval
     goal = {"higher": "max", "lower": "min"}.get(metric.better or "", settings.goal)
     if goal != settings.goal:
@@ -37,7 +37,7 @@ def wrong_goal(loaded: LoadedRecipe, metric: Metric) -> Iterator[Problem]:
 
 
 def _validation_off(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """What waits for validations where there are none, or none before the end."""
+    """Find keys that depend on validations if there is none, or none before the end."""
     settings, train = loaded.recipe.eval, loaded.recipe.train
     if not settings.enabled:
         for name, value in zip(NEEDS_VALIDATION, (train.stop_above, settings.patience), strict=True):
@@ -47,7 +47,7 @@ def _validation_off(loaded: LoadedRecipe) -> Iterator[Problem]:
         set_here = [
             n for n in USELESS_WITHOUT_VALIDATION if loaded.origins.get(n, "default") not in ("default", "--set")
         ]
-        # Turned off for one run by --set, a recipe is not wrong to say how it validates otherwise.
+        # If --set turns validation off for one run, the recipe may still say how it validates in other runs.
         if set_here and loaded.origins.get("eval.enabled") != "--set":
             keys, where = "`, `".join(set_here), loaded.where(tuple(set_here[0].split(".")))
             verb = "does" if len(set_here) == 1 else "do"

@@ -1,4 +1,4 @@
-"""Rules about what is trained: adapters, frozen parts, quantized weights, and the optimizers that go with them."""
+"""Rules about the trained weights: adapters, frozen parts, quantized weights, and the optimizers that fit them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def _frozen(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def _frozen_under_adapter(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """With an adapter all weights are frozen; naming a part then means that it gets no adapter."""
+    """Find a `model.freeze` that contradicts `[lora]`.
+
+    With an adapter all weights are frozen. A part in `model.freeze` then gets no adapter.
+    """
     lora, freeze = loaded.recipe.lora, loaded.recipe.model.freeze
     where = loaded.where(("model", "freeze"))
     if lora is None or set(PARTS) <= set(freeze):

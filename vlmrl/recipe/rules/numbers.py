@@ -8,9 +8,9 @@ from vlmrl.errors import Problem
 from vlmrl.recipe.load import LoadedRecipe
 
 MAX_STEP_RESPONSES = 10_000_000
-"""Largest number of responses in one step. All are in memory at once, at some kilobytes each."""
+"""Maximum number of responses in one step. All are in memory at once, some kilobytes each."""
 MAX_STEP_TOKENS = 10**11
-"""Largest number of response tokens in one step: 100 times what a large cluster samples in an hour."""
+"""Maximum number of response tokens in one step: 100 times what a large cluster samples in an hour."""
 
 
 def _step_size(loaded: LoadedRecipe) -> Iterator[Problem]:

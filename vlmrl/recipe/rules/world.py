@@ -1,4 +1,4 @@
-"""Rules about several processes: what one process can train and several cannot, and numbers that must divide."""
+"""Rules about several processes: settings that only one process can train, and numbers that must be divisible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vlmrl.recipe.toml_lines import Key
 
 @dataclass(frozen=True)
 class Unfit:
-    """Something in a recipe that does not go with a number of processes. Args: key: where it is written."""
+    """Setting of a recipe that does not fit a number of processes. `key`: its place."""
 
     key: Key
     message: str
@@ -18,7 +18,7 @@ class Unfit:
 
 
 def check_trainers(recipe: Recipe, trainers: int) -> list[Unfit]:
-    """Return what of a recipe so many training processes cannot do."""
+    """Return the settings of a recipe that do not fit this number of training processes."""
     if trainers == 1:
         return []
     found: list[Unfit] = []
@@ -39,7 +39,7 @@ def check_trainers(recipe: Recipe, trainers: int) -> list[Unfit]:
 
 
 def check_world(recipe: Recipe, processes: int) -> list[Unfit]:
-    """Return what of a recipe does not go with `--gpus` of so many, those that only generate included."""
+    """Return the settings of a recipe that do not fit `--gpus`. `processes`: its number, engine GPUs included."""
     vllm = recipe.kind == "rl" and recipe.rollout.engine == "vllm"
     engines, parts = (recipe.rollout.engine_gpus, recipe.rollout.tensor_parallel) if vllm else (0, 1)
     trainers = processes - engines
