@@ -51,8 +51,8 @@ class Change:
 
     def record(self) -> dict[str, Any]:
         """Return the change as the manifest stores it."""
-        told = {"what": self.what, "old": self.old, "new": self.new, "kind": self.kind, "why": self.reason}
-        return told | ({"restarts": list(self.rule.restarts)} if self.rule.restarts else {})
+        entry = {"what": self.what, "old": self.old, "new": self.new, "kind": self.kind, "why": self.reason}
+        return entry | ({"restarts": list(self.rule.restarts)} if self.rule.restarts else {})
 
 
 def rule_of(key: Key) -> OnResume:
@@ -78,8 +78,8 @@ def compare_recipes(old: Mapping[str, Any], loaded: LoadedRecipe, base: Path, hi
     old, new = with_defaults(old), loaded.resolved["recipe"]
     before, after = dict(leaves(old)), dict(leaves(new))
     if len(old["data"]) != len(new["data"]):
-        was, is_now = ([source["path"] for source in values["data"]] for values in (old, new))
-        sources = [Change("data", was, is_now, SOURCES, loaded.where(("data",)))]
+        old_paths, new_paths = ([source["path"] for source in values["data"]] for values in (old, new))
+        sources = [Change("data", old_paths, new_paths, SOURCES, loaded.where(("data",)))]
         common = range(min(len(old["data"]), len(new["data"])))
     else:
         sources, common = [], range(len(new["data"]))

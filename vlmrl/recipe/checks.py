@@ -63,8 +63,8 @@ def check_recipe(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
 def check_made(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
     """Check a recipe whose data and model may not exist yet, as `check_recipe` does; a missing one is a warning."""
     missing = {(p.message, p.where) for rule in NOT_MADE_YET for p in rule(loaded)}
-    found = check_recipe(loaded, catalogs)
-    return [replace(p, level="warning") if (p.message, p.where) in missing else p for p in found]
+    problems = check_recipe(loaded, catalogs)
+    return [replace(p, level="warning") if (p.message, p.where) in missing else p for p in problems]
 
 
 def _filtered_sampling(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -258,7 +258,7 @@ def _task_of(data: Data) -> str:
 
 def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     recipe = loaded.recipe
-    asked: list[tuple[str, Key, str | None, tuple[str, ...] | Mapping[str, str], str]] = [
+    names_to_check: list[tuple[str, Key, str | None, tuple[str, ...] | Mapping[str, str], str]] = [
         ("algorithm", ("algo", "name"), recipe.algo.name, tuple(ALGORITHMS), "vlmrl recipe list --algos"),
         *(
             (cell.name, ("algo", cell.name), getattr(recipe.algo, cell.name), tuple(cell.choices), "")
@@ -268,12 +268,12 @@ def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     ]
     for i, data in enumerate(recipe.data):
         if not is_file_reward(data.task):
-            asked.append(("task", ("data", i, "task"), data.task, catalogs.tasks, "vlmrl recipe list --tasks"))
+            names_to_check.append(("task", ("data", i, "task"), data.task, catalogs.tasks, "vlmrl recipe list --tasks"))
     rewards = [(("data", i, "reward"), data.reward) for i, data in enumerate(recipe.data)]
     for key, name in [*rewards, (("reward", "name"), recipe.reward.name)]:
         if name and not is_file_reward(name):
-            asked.append(("reward", key, name, catalogs.rewards, "vlmrl recipe list --rewards"))
-    for what, key, name, known, command in asked:
+            names_to_check.append(("reward", key, name, catalogs.rewards, "vlmrl recipe list --rewards"))
+    for what, key, name, known, command in names_to_check:
         if name is None or not known or name in known:
             continue
         also = f"; a {what} of your own is path/to/file.py:function" if what in ("reward", "task") else ""

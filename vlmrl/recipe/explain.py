@@ -215,10 +215,10 @@ def _value_at(raw: Any, key: Key) -> Any:
 
 
 def _full_name(name: str) -> list[str]:
-    found = [key for key in all_keys() if key.rpartition(".")[2] == name]
-    if len(found) > 1:
-        raise RecipeError(f"`{name}` is a key of several tables", hint=f"name one: {', '.join(found)}")
-    return found[0].split(".") if found else []
+    keys = [key for key in all_keys() if key.rpartition(".")[2] == name]
+    if len(keys) > 1:
+        raise RecipeError(f"`{name}` is a key of several tables", hint=f"name one: {', '.join(keys)}")
+    return keys[0].split(".") if keys else []
 
 
 def _unknown(key: str) -> RecipeError:

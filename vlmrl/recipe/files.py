@@ -103,16 +103,16 @@ def _read_text(file: Path) -> str:
 
 
 def _syntax_error(file: Path, text: str, message: str) -> RecipeError:
-    found = _AT_LINE.search(message)
+    match = _AT_LINE.search(message)
     lines = text.splitlines()
-    number = int(found.group(1)) if found else len(lines)
+    number = int(match.group(1)) if match else len(lines)
     words = _AT_LINE.sub("", message).replace(" (at end of document)", " at the end of the file")
     line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
     hint = f"the line is: {line[:100]}" if line else None
     value = line.partition("=")[2].strip()
     if words.startswith("Invalid value") and value[:1].isalpha():
-        known = {"True": "true", "False": "false"}
-        advice = f"write {known[value]}" if value in known else 'strings need quotes: "..."'
+        corrections = {"True": "true", "False": "false"}
+        advice = f"write {corrections[value]}" if value in corrections else 'strings need quotes: "..."'
         advice = "there is no null in TOML: leave the key out" if value.lower() in ("none", "null") else advice
         hint = f"{advice} (the line is: {line[:100]})"
     return RecipeError(f"not valid TOML: {words[:1].lower()}{words[1:]}", where=f"{file}:{number}", hint=hint)

@@ -58,8 +58,8 @@ def mark_of(field: FieldInfo | None, kind: type[Mark]) -> Mark | None:
 
 def marked_keys(root: type[BaseModel], kind: type[Mark]) -> dict[str, Mark]:
     """Return a mapping from the dotted name of each key that has a mark of this kind to its mark."""
-    found = ((key_name(key), mark_of(field, kind)) for key, field in leaf_fields(root))
-    return {name: mark for name, mark in found if mark is not None}
+    marks = ((key_name(key), mark_of(field, kind)) for key, field in leaf_fields(root))
+    return {name: mark for name, mark in marks if mark is not None}
 
 
 def literal_choices(annotation: Any) -> list[Any]:

@@ -83,10 +83,10 @@ class LoadedRecipe:
 
     def where(self, *keys: Key) -> str:
         """Return `file:line` of the first key that was written, else of the nearest table around one, else the file."""
-        found = next((self.places[k] for k in keys if k in self.places), None) or (
+        place = next((self.places[k] for k in keys if k in self.places), None) or (
             _nearest_place(self.places, keys[0]) if keys else None
         )
-        return found.where if found else str(self.path)
+        return place.where if place else str(self.path)
 
     def paths_tried(self, key: Key, value: str) -> list[Path]:
         """Return the places that a relative path is searched in: its recipe file's folder, then the current one."""
@@ -139,8 +139,8 @@ def reload_recipe(
     Raises: RecipeError or ProblemsError as `recipe_from_resolved` and `load_recipe`.
     """
     recipe_from_resolved(resolved, where=str(file))
-    raw, told = _copy(resolved["recipe"]), dict(resolved.get("origins") or {})
-    places = {key: p for key, _ in leaves(raw) if (p := _place_of(str(told.get(dotted(key), "default"))))}
+    raw, earlier = _copy(resolved["recipe"]), dict(resolved.get("origins") or {})
+    places = {key: p for key, _ in leaves(raw) if (p := _place_of(str(earlier.get(dotted(key), "default"))))}
     _drop_none(raw)
     problems: list[Problem] = []
     changed = [key for text_ in overrides if (key := _override(raw, places, text_, problems)) is not None]
@@ -148,7 +148,7 @@ def reload_recipe(
     recipe, _ = _finish(raw, places, file, problems, kind, cwd or Path())
     dump = recipe.model_dump(mode="json")
     origins = {
-        dotted(key): "--set" if any(key[: len(c)] == c for c in changed) else str(told.get(dotted(key), "default"))
+        dotted(key): "--set" if any(key[: len(c)] == c for c in changed) else str(earlier.get(dotted(key), "default"))
         for key, _ in leaves(dump)
     }
     new = {"schema": RESOLVED_SCHEMA, "recipe": dump, "origins": origins}
@@ -243,16 +243,16 @@ def _keep_one(
     """Let a number of steps, or the key that it is counted from, replace the other. Return the replaced keys."""
     tables = {str(key[0]): raw.get(str(key[0])) for key in written if len(key) == 1}
     where = lambda key: (_nearest_place(places, key) or KeyPlace(file, 1)).where  # noqa: E731
-    replaced, found = keep_one(raw, {*written, *written_in(tables)}, where)
-    problems += found
+    replaced, conflicts = keep_one(raw, {*written, *written_in(tables)}, where)
+    problems += conflicts
     for key in replaced:
         _forget(places, key)
     return replaced
 
 
 def _forget(places: dict[Key, KeyPlace], key: Key) -> None:
-    for gone in [k for k in places if k[: len(key)] == key]:
-        del places[gone]
+    for inner in [k for k in places if k[: len(key)] == key]:
+        del places[inner]
 
 
 def _at(raw: dict[str, Any], prefix: Key) -> dict[str, Any]:
@@ -294,12 +294,12 @@ def _odd_values(value: Any, places: Mapping[Key, KeyPlace], file: Path, key: Key
     """
     where = (_nearest_place(places, key) or KeyPlace(file, 1)).where
     if isinstance(value, dict):
-        tables = sum(isinstance(part, str) for part in key)
-        argument = key[:2] == ("reward", "args")  # an argument may be a table itself, such as aliases
-        if tables > MAX_TABLE_DEPTH + argument:
-            hint = "use a flat key" + (", or a string that your function parses" if argument else "")
-            deep = " inside a table" * (tables - 1)
-            return [Problem(f"`{dotted(key)}` is a table{deep}, too deep for a recipe", where, hint)]
+        depth = sum(isinstance(part, str) for part in key)
+        is_argument = key[:2] == ("reward", "args")  # an argument may be a table itself, such as aliases
+        if depth > MAX_TABLE_DEPTH + is_argument:
+            hint = "use a flat key" + (", or a string that your function parses" if is_argument else "")
+            within = " inside a table" * (depth - 1)
+            return [Problem(f"`{dotted(key)}` is a table{within}, too deep for a recipe", where, hint)]
         return [p for name, inner in value.items() for p in _odd_values(inner, places, file, (*key, name))]
     if isinstance(value, list):
         return [p for number, inner in enumerate(value) for p in _odd_values(inner, places, file, (*key, number))]
@@ -333,13 +333,13 @@ def _find_paths(raw: dict[str, Any], places: Mapping[Key, KeyPlace], folder: Pat
     def found(key: Key, value: Any) -> Any:
         if not isinstance(value, str) or not names_file(key, value):
             return value
-        taken, others = locate(value, _tried(value, places.get(key), folder, first))
+        chosen, others = locate(value, _tried(value, places.get(key), folder, first))
         if others:
-            message = f"`{dotted(key)}` is {value}, which is in two places: {taken} is taken, not {others[0]}"
+            message = f"`{dotted(key)}` is {value}, which is in two places: {chosen} is taken, not {others[0]}"
             hint = "a path is relative to the recipe that it is written in, one of --set to the current directory"
             where = (_nearest_place(places, key) or KeyPlace(folder)).where
             warnings.append(Problem(message, where, hint, "warning"))
-        return taken
+        return chosen
 
     for key, value in list(leaves(raw)):
         if is_path_key(key):
@@ -363,9 +363,9 @@ def _validated(
         return Recipe.model_validate(raw)
     except ValidationError as error:
         where = lambda key: (_nearest_place(places, key) or KeyPlace(file, 1)).where  # noqa: E731
-        told = {(p.where, p.message.split(" ")[0]) for p in problems}
-        found = problems_of(error.errors(), Recipe, where)
-        problems += [p for p in found if (p.where, p.message.split(" ")[0]) not in told]
+        reported = {(p.where, p.message.split(" ")[0]) for p in problems}
+        new_problems = problems_of(error.errors(), Recipe, where)
+        problems += [p for p in new_problems if (p.where, p.message.split(" ")[0]) not in reported]
     return None
 
 

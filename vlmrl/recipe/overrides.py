@@ -59,14 +59,14 @@ def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
     container: Any = raw
     key: Key = ()
     for i, part in enumerate(override.parts):
-        last = i == len(override.parts) - 1
+        is_last = i == len(override.parts) - 1
         if isinstance(container, list):
             index = _list_index(part, len(container))
             if index is None:
                 hint = f"positions count from 0; {dotted(key)} has {len(container)}: --set {dotted(key)}.0.path=..."
                 return Problem(f"`{part}` is not a position in the list `{dotted(key)}`", where, hint)
             key = (*key, index)
-            if last:
+            if is_last:
                 container[index : index + 1] = [override.value]
                 return key
             if index == len(container):
@@ -74,7 +74,7 @@ def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
             container = container[index]
         elif isinstance(container, dict):
             key = (*key, part)
-            if last:
+            if is_last:
                 container[part] = override.value
                 return key
             container = container.setdefault(part, [] if key in ((n,) for n in LISTS_OF_TABLES) else {})

@@ -46,13 +46,13 @@ def locate(value: str, tried: Iterable[Path]) -> tuple[str, list[Path]]:
     directory. `file.py:name` keeps its name.
     """
     file, colon, function = value.rpartition(":") if ".py:" in value else (value, "", "")
-    there = [path for path in tried if os.path.exists(path)]
-    if not there:
+    existing = [path for path in tried if os.path.exists(path)]
+    if not existing:
         return value, []
-    taken, others = there[0], [path for path in there[1:] if not os.path.samefile(path, there[0])]
-    if os.path.exists(file) and os.path.samefile(taken, file):
+    chosen, others = existing[0], [path for path in existing[1:] if not os.path.samefile(path, existing[0])]
+    if os.path.exists(file) and os.path.samefile(chosen, file):
         return value, others
-    return f"{taken}{colon}{function}", others
+    return f"{chosen}{colon}{function}", others
 
 
 def file_part(value: str) -> str:

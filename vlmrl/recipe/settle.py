@@ -88,18 +88,18 @@ def keep_settled(loaded: LoadedRecipe, before: Mapping[str, Any]) -> LoadedRecip
         before: the run's `resolved.json`.
     """
     values, origins = before["recipe"], before.get("origins") or {}
-    kept = _earlier_defaults(loaded, values, origins)
+    choices = _earlier_defaults(loaded, values, origins)
     for key in open_keys(loaded.recipe):
         table, _, name = key.partition(".")
-        asked = loaded.origins.get(key) == "--set"
+        is_new = loaded.origins.get(key) == "--set"
         source = COUNTED.get((table, name))
         if source is not None:  # another number of epochs: the steps are counted anew
-            asked = getattr(getattr(loaded.recipe, table), source[1]) != (values.get(table) or {}).get(source[1])
-        if not asked and name in (values.get(table) or {}):
+            is_new = getattr(getattr(loaded.recipe, table), source[1]) != (values.get(table) or {}).get(source[1])
+        if not is_new and name in (values.get(table) or {}):
             choice = Choice(key, values[table][name], "")
             if not OPEN[key](with_values(loaded.recipe, [choice])):
-                kept.append(choice)
-    return _changed(loaded, kept, {c.key: str(origins.get(c.key, "default")) for c in kept})
+                choices.append(choice)
+    return _changed(loaded, choices, {c.key: str(origins.get(c.key, "default")) for c in choices})
 
 
 def _earlier_defaults(loaded: LoadedRecipe, values: Mapping[str, Any], origins: Mapping[str, Any]) -> list[Choice]:
@@ -108,22 +108,22 @@ def _earlier_defaults(loaded: LoadedRecipe, values: Mapping[str, Any], origins: 
     Args:
         values, origins: of the run's `resolved.json`.
     """
-    kept: list[Choice] = []
+    choices: list[Choice] = []
     for key, value in leaves(loaded.resolved["recipe"]):
         name = dotted(key)
         if len(key) != 2 or name in OPEN or not loaded.origins.get(name) == origins.get(name) == "default":
             continue
         table = values.get(str(key[0])) or {}
         if key[1] in table and table[key[1]] != value:
-            kept.append(Choice(name, table[key[1]], ""))
-    return kept
+            choices.append(Choice(name, table[key[1]], ""))
+    return choices
 
 
 def require_settled(recipe: Recipe) -> None:
     """Raise a RecipeError if a value is still open: a run needs them all."""
-    still = open_keys(recipe)
-    if still:
-        raise RecipeError(f"{', '.join(f'`{key}`' for key in still)} must be chosen before a run begins",
+    keys = open_keys(recipe)
+    if keys:
+        raise RecipeError(f"{', '.join(f'`{key}`' for key in keys)} must be chosen before a run begins",
                           hint="vlmrl.setup.open_values.settle_for_run does it")  # fmt: skip
 
 

@@ -157,25 +157,25 @@ def _is_plain(node: Any, scope: _Scope) -> bool:
         return scope.loop is None and type(node.target).__name__ == "Name" and _is_plain(node.node, _Scope(None, True))
     children = list(node.iter_child_nodes())
     if kind in ("Template", "Output", "If") or kind in _READING:
-        known = True
+        is_allowed = True
     elif kind == "Compare":
-        known = scope.loop is None or not any(operand.op in ("in", "notin") for operand in node.ops)
+        is_allowed = scope.loop is None or not any(operand.op in ("in", "notin") for operand in node.ops)
     elif kind == "Test":
-        known = node.name != "in"
+        is_allowed = node.name != "in"
     elif kind == "Slice":
-        known = scope.loop is None
+        is_allowed = scope.loop is None
     elif kind in _MAKING:
-        known = not scope.named and all(map(scope.is_of_loop, children))
+        is_allowed = not scope.named and all(map(scope.is_of_loop, children))
     elif kind == "Filter":
         grows = node.name in _GROWING_FILTERS and _has_growing_filter(node.node)
-        fixed = all(type(part).__name__ == "Const" and len(str(part.value)) <= _SHORT for part in node.args)
-        named = node.name in _FILTERS or (node.name in _GROWING_FILTERS and fixed)
-        known = named and not grows and not scope.named and scope.is_of_loop(node)
+        is_short = all(type(part).__name__ == "Const" and len(str(part.value)) <= _SHORT for part in node.args)
+        is_listed = node.name in _FILTERS or (node.name in _GROWING_FILTERS and is_short)
+        is_allowed = is_listed and not grows and not scope.named and scope.is_of_loop(node)
     elif kind == "Call":
-        known = getattr(node.node, "attr", None) in _METHODS and not scope.named and scope.is_of_loop(node)
+        is_allowed = getattr(node.node, "attr", None) in _METHODS and not scope.named and scope.is_of_loop(node)
     else:
-        known = False
-    return known and all(_is_plain(child, scope) for child in children)
+        is_allowed = False
+    return is_allowed and all(_is_plain(child, scope) for child in children)
 
 
 def _is_plain_loop(node: Any, scope: _Scope) -> bool:
@@ -191,7 +191,7 @@ def _is_plain_loop(node: Any, scope: _Scope) -> bool:
 def _has_growing_filter(node: Any) -> bool:
     from jinja2.nodes import Filter
 
-    return any(found.name in _GROWING_FILTERS for found in (node, *node.find_all(Filter)) if isinstance(found, Filter))
+    return any(part.name in _GROWING_FILTERS for part in (node, *node.find_all(Filter)) if isinstance(part, Filter))
 
 
 def _root(node: Any) -> str | None:

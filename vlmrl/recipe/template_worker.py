@@ -195,12 +195,12 @@ def serve(parent: int, cpu_seconds: int, memory_mb: int, chat: int) -> None:
     die_with_parent(parent)
     out = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    for limit, most in ((resource.RLIMIT_AS, memory_mb << 20), (resource.RLIMIT_CORE, 0)):
+    for limit, maximum in ((resource.RLIMIT_AS, memory_mb << 20), (resource.RLIMIT_CORE, 0)):
         with contextlib.suppress(ValueError, OSError):  # a lower hard limit of the system stays
-            resource.setrlimit(limit, (most, most))
+            resource.setrlimit(limit, (maximum, maximum))
     environment = make_chat_environment() if chat else make_environment()
-    known: dict[str, Template] = {}
-    spent: dict[str, tuple[int, float]] = {}  # source -> (rows, CPU seconds)
+    templates: dict[str, Template] = {}
+    cpu_times: dict[str, tuple[int, float]] = {}  # source -> (rows, CPU seconds)
     while True:
         try:
             request = _receive(0, None)
@@ -209,15 +209,15 @@ def serve(parent: int, cpu_seconds: int, memory_mb: int, chat: int) -> None:
         _allow_cpu_seconds(cpu_seconds)
         source, answer = request["source"], {"number": request["number"]}
         try:
-            if source not in known:
-                known.clear()
-                known[source] = compile_source(environment, source)
+            if source not in templates:
+                templates.clear()
+                templates[source] = compile_source(environment, source)
             if "names" in request:
-                rows, before = spent.get(source, (0, 0.0))
+                rows, seconds_before = cpu_times.get(source, (0, 0.0))
                 start = time.process_time()
-                answer["text"] = render_bounded(known[source], request["names"])
-                rows, seconds = rows + 1, before + time.process_time() - start
-                spent[source] = rows, seconds
+                answer["text"] = render_bounded(templates[source], request["names"])
+                rows, seconds = rows + 1, seconds_before + time.process_time() - start
+                cpu_times[source] = rows, seconds
                 if seconds > cpu_seconds + AVERAGE_CPU_SECONDS * rows:
                     raise TemplateLimitError(f"took {seconds:.1f} seconds for {rows:,} rows")
         except TemplateInvalidError as error:
@@ -240,9 +240,9 @@ def _allow_cpu_seconds(seconds: int) -> None:
 
 def _send(pipe: int, message: Mapping[str, Any]) -> None:
     body = json.dumps(message, default=str).encode()
-    left = memoryview(_LENGTH.pack(len(body)) + body)
-    while left:
-        left = left[os.write(pipe, left) :]
+    rest = memoryview(_LENGTH.pack(len(body)) + body)
+    while rest:
+        rest = rest[os.write(pipe, rest) :]
 
 
 def _receive(pipe: int, deadline: float | None) -> dict[str, Any]:

@@ -82,19 +82,19 @@ class _Scanner:
             if quote in "\"'":
                 parts.append(self._string(quote))
             else:
-                found = _BARE_KEY.match(self.text, self.at)
-                if found is None:
+                match = _BARE_KEY.match(self.text, self.at)
+                if match is None:
                     raise IndexError(self.at)
-                parts.append(found.group())
-                self.at = found.end()
+                parts.append(match.group())
+                self.at = match.end()
             self._skip(_SPACE)
             if not self.text.startswith(".", self.at):
                 return tuple(parts)
             self.at += 1
 
     def _skip(self, pattern: re.Pattern[str]) -> None:
-        found = pattern.match(self.text, self.at)
-        self.at = found.end() if found else self.at
+        match = pattern.match(self.text, self.at)
+        self.at = match.end() if match else self.at
 
     def _line_here(self) -> int:
         self._line += self.text.count("\n", self._counted_at, self.at)

@@ -108,16 +108,16 @@ def _without_other_branches(findings: Sequence[Mapping[str, Any]]) -> list[Mappi
     It is the finding about the word if the value is like that word, else the finding about the list.
     """
     places = [_place(f) for f in findings]
-    kept = []
+    results = []
     for finding, place in zip(findings, places, strict=True):
         if places.count(place) > 1:
             word = next((f for f in findings if _place(f) == place and f["type"] == "literal_error"), None)
             value = finding.get("input")
-            like = word is not None and isinstance(value, str) and nearest(value, [word["ctx"]["expected"].strip("'")])
-            if word is not None and (finding is word) != bool(like):
+            near = word is not None and isinstance(value, str) and nearest(value, [word["ctx"]["expected"].strip("'")])
+            if word is not None and (finding is word) != bool(near):
                 continue
-        kept.append(finding)
-    return kept
+        results.append(finding)
+    return results
 
 
 def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple[str, str | None]:
@@ -144,18 +144,18 @@ def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple
 
 def _unknown(key: Key, value: Any, root: type[BaseModel]) -> tuple[str, str]:
     table, name = key[:-1], str(key[-1])
-    here = fields_at(root, table)
+    keys = fields_at(root, table)
     message = f"unknown table `[{dotted(key)}]`" if isinstance(value, dict) else f"unknown key `{dotted(key)}`"
     shown = f"[[{table[0]}]]" if table and table[0] == "data" else f"[{dotted(table)}]"
-    listing = f"known keys in {shown}: {', '.join(here)}" if table else f"known: extends, {', '.join(here)}"
-    elsewhere = [f"{t}.{name}" for t in fields_at(root, ()) if name in fields_at(root, (t,)) and t not in table]
-    near = nearest(name, here)
+    listing = f"known keys in {shown}: {', '.join(keys)}" if table else f"known: extends, {', '.join(keys)}"
+    other_places = [f"{t}.{name}" for t in fields_at(root, ()) if name in fields_at(root, (t,)) and t not in table]
+    nearest_key = nearest(name, keys)
     if table and isinstance(value, dict) and name in fields_at(root, ()):
         return message, f"what stands below {shown} belongs to it: write [{name}] on a line of its own\n{listing}"
-    if elsewhere:
-        return message, f"it belongs in another table: `{elsewhere[0]}`\n{listing}"
-    if near:
-        return message, f"did you mean `{near}`?  {listing}"
+    if other_places:
+        return message, f"it belongs in another table: `{other_places[0]}`\n{listing}"
+    if nearest_key:
+        return message, f"did you mean `{nearest_key}`?  {listing}"
     if name in FOREIGN_KEYS:
         return message, f"here this is `{FOREIGN_KEYS[name]}` (`vlmrl recipe explain {FOREIGN_KEYS[name]}`)\n{listing}"
     return message, listing
@@ -170,7 +170,7 @@ def _missing(key: Key, root: type[BaseModel]) -> tuple[str, str | None]:
 
 
 def _wrong_type(kind: str, value: Any, key: Key, root: type[BaseModel]) -> tuple[str, str | None]:
-    name, wanted = dotted(key), _WANTED[kind]
+    name, expected = dotted(key), _WANTED[kind]
     if kind == "list_type" and isinstance(value, dict):
         return (
             f"`{name}` is one table; it must be a list of tables",
@@ -188,7 +188,7 @@ def _wrong_type(kind: str, value: Any, key: Key, root: type[BaseModel]) -> tuple
         hint = f'strings have quotes: {name} = "{_toml(value)}"'
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
         hint = f"write a table: [{name}] on a line of its own, its keys below"
-    return f"`{name}` is {show(value)}; it must be {wanted}", hint
+    return f"`{name}` is {show(value)}; it must be {expected}", hint
 
 
 def shown_bound(value: float) -> str:

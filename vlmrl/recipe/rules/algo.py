@@ -34,9 +34,9 @@ def _unread(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         unmet = next((when for when in cell.used_when if not when.holds(getattr(row, when.cell))), None)
         if unmet is None:
             continue
-        other, known = getattr(row, unmet.cell), CELLS[unmet.cell].choices
-        if other in known or not known:  # another rule reports a misspelt name
-            message = f"`algo.{cell.name}` does nothing: {unmet.unread(algo.name, other)}"
+        other_value, names = getattr(row, unmet.cell), CELLS[unmet.cell].choices
+        if other_value in names or not names:  # another rule reports a misspelt name
+            message = f"`algo.{cell.name}` does nothing: {unmet.unread(algo.name, other_value)}"
             yield Problem(message, loaded.where(("algo", cell.name)), unmet.remedy, "warning")
 
 

@@ -36,9 +36,9 @@ def vllm_refusal(model_type: str, device: str, dtype: str, two_way_images: bool)
         device: "cpu" or "cuda".
         two_way_images: whether the tokens of an image attend to each other in both directions.
     """
-    why = TWO_WAY_IMAGES if two_way_images else CPU_REFUSALS.get((model_type, dtype))
-    why = why if device == "cpu" else None
-    return why and f"vLLM cannot generate for a model of type `{model_type}` here: {why}"
+    reason = TWO_WAY_IMAGES if two_way_images else CPU_REFUSALS.get((model_type, dtype))
+    reason = reason if device == "cpu" else None
+    return reason and f"vLLM cannot generate for a model of type `{model_type}` here: {reason}"
 
 
 @dataclass(frozen=True)
@@ -53,21 +53,21 @@ class Refused:
 def what_vllm_cannot(recipe: Recipe) -> list[Refused]:
     """Return the settings of a recipe that vLLM does not support, on any machine."""
     lora, model, temperature = recipe.lora, recipe.model, recipe.rollout.temperature
-    otherwise = 'or set rollout.engine = "torch"'
-    found: list[Refused] = []
+    or_torch = 'or set rollout.engine = "torch"'
+    unsupported: list[Refused] = []
     if lora is not None and lora.dora:
         message = "`lora.dora` is on, and vLLM cannot serve such an adapter"
-        found.append(Refused(("lora", "dora"), message, f"leave it out, {otherwise}"))
+        unsupported.append(Refused(("lora", "dora"), message, f"leave it out, {or_torch}"))
     if lora is not None and lora.rank > MAX_RANK:
         message = f"`lora.rank` is {lora.rank}, and vLLM serves adapters of rank {MAX_RANK} at most"
-        found.append(Refused(("lora", "rank"), message, f"lower it to {MAX_RANK}"))
+        unsupported.append(Refused(("lora", "rank"), message, f"lower it to {MAX_RANK}"))
     if model.quantize is not None:
         message = f'`model.quantize` is "{model.quantize}", and such weights cannot be synced to vLLM'
-        found.append(Refused(("model", "quantize"), message, f"leave it out, {otherwise}"))
+        unsupported.append(Refused(("model", "quantize"), message, f"leave it out, {or_torch}"))
     if temperature < MIN_TEMPERATURE:
         message = f"`rollout.temperature` is {temperature}, and vLLM samples at {MIN_TEMPERATURE} at least"
-        found.append(Refused(("rollout", "temperature"), message, f"raise it, {otherwise}"))
-    return found
+        unsupported.append(Refused(("rollout", "temperature"), message, f"raise it, {or_torch}"))
+    return unsupported
 
 
 def _refused(loaded: LoadedRecipe) -> Iterator[Problem]:

@@ -142,14 +142,14 @@ def _function_problem(loaded: LoadedRecipe, key: Key, name: str, what: str) -> P
         return tree
     functions = _top_level_names(tree)
     classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-    own = [n for n, node in functions.items() if (node is not None or n in classes) and not n.startswith("_")]
-    listing = f"{path} defines: {', '.join(own) or 'no function'}"
+    public_names = [n for n, node in functions.items() if (node is not None or n in classes) and not n.startswith("_")]
+    listing = f"{path} defines: {', '.join(public_names) or 'no function'}"
     if not function:
         return Problem(
             f"`{dotted(key)}` names the file {path} but no function in it", where, f"add :function; {listing}"
         )
     if "*" not in functions and function not in functions:
-        return Problem(f"{path} has no function `{function}`", where, did_you_mean(function, own, listing))
+        return Problem(f"{path} has no function `{function}`", where, did_you_mean(function, public_names, listing))
     return None
 
 
@@ -188,10 +188,10 @@ def _args_problem(
     """Find a key of `[reward.args]` that is not an argument of the function."""
     if node is None or node.args.kwarg or node.decorator_list:
         return None
-    known = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     for name in loaded.recipe.reward.args:
-        if name not in known:
-            hint = did_you_mean(name, known, f"{path}:{node.lineno} takes: {', '.join(known)}")
+        if name not in arguments:
+            hint = did_you_mean(name, arguments, f"{path}:{node.lineno} takes: {', '.join(arguments)}")
             return Problem(f"`{function}` has no argument `{name}`", loaded.where(("reward", "args", name)), hint)
     return None
 
@@ -220,11 +220,11 @@ def _model(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 def _missing(loaded: LoadedRecipe, key: Key, value: str, hint: str | None = None, what: str = "") -> Problem:
     """Return the problem of a path that does not exist: the places that were searched, and a similar path there."""
-    tried = loaded.paths_tried(key, value)
-    beside = [str(p) for path in tried if path.parent.is_dir() for p in _listing(path.parent) if p.exists()]
-    near = nearest(str(tried[0]), beside, cutoff=0.75)
-    message = f"`{dotted(key)}` names a {what or 'path'} that does not exist: {' and '.join(str(p) for p in tried)}"
-    return Problem(message, loaded.where(key), f"did you mean {near}?" if near else hint)
+    places = loaded.paths_tried(key, value)
+    nearby_paths = [str(p) for path in places if path.parent.is_dir() for p in _listing(path.parent) if p.exists()]
+    nearest_path = nearest(str(places[0]), nearby_paths, cutoff=0.75)
+    message = f"`{dotted(key)}` names a {what or 'path'} that does not exist: {' and '.join(str(p) for p in places)}"
+    return Problem(message, loaded.where(key), f"did you mean {nearest_path}?" if nearest_path else hint)
 
 
 def _listing(folder: Path, most: int = 500) -> list[Path]:

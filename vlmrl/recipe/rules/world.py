@@ -21,21 +21,21 @@ def check_trainers(recipe: Recipe, trainers: int) -> list[Unfit]:
     """Return the settings of a recipe that do not fit this number of training processes."""
     if trainers == 1:
         return []
-    found: list[Unfit] = []
+    unfit: list[Unfit] = []
     if recipe.model.quantize:
         message = f'model.quantize = "{recipe.model.quantize}" is for one process: packed weights are not cut'
         hint = "train in one process, or without quantize: the base is sharded then"
-        found.append(Unfit(("model", "quantize"), message, hint))
+        unfit.append(Unfit(("model", "quantize"), message, hint))
     if recipe.optim.name != "adamw":
         message = f'optim.name = "{recipe.optim.name}" is for one process: several cut the moments among them'
         hint = 'optim.name = "adamw"; parallel.offload keeps the moments in main memory'
-        found.append(Unfit(("optim", "name"), message, hint))
-    group = recipe.parallel.shard_size
-    if group is not None and trainers % group:
-        message = f"parallel.shard_size = {group} does not divide {trainers} processes"
+        unfit.append(Unfit(("optim", "name"), message, hint))
+    shard_size = recipe.parallel.shard_size
+    if shard_size is not None and trainers % shard_size:
+        message = f"parallel.shard_size = {shard_size} does not divide {trainers} processes"
         hint = "leave it out to shard over all, or give a divisor"
-        found.append(Unfit(("parallel", "shard_size"), message, hint))
-    return found
+        unfit.append(Unfit(("parallel", "shard_size"), message, hint))
+    return unfit
 
 
 def check_world(recipe: Recipe, processes: int) -> list[Unfit]:
@@ -48,9 +48,9 @@ def check_world(recipe: Recipe, processes: int) -> list[Unfit]:
         return [
             Unfit(("rollout", "engine_gpus"), message, f"--gpus {engines + 1} at least, or lower rollout.engine_gpus")
         ]
-    found = check_trainers(recipe, trainers)
+    unfit = check_trainers(recipe, trainers)
     if not engines and trainers % parts:
         message = f"rollout.tensor_parallel = {parts} takes whole groups of {parts}, and {trainers} train"
         hint = f"--gpus {parts * -(-trainers // parts)}, or change rollout.tensor_parallel"
-        found.append(Unfit(("rollout", "tensor_parallel"), message, hint))
-    return found
+        unfit.append(Unfit(("rollout", "tensor_parallel"), message, hint))
+    return unfit
