@@ -24,7 +24,7 @@ from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.algo import check_algo, overridden_row
 from vlmrl.recipe.rules.engine import check_engine
 from vlmrl.recipe.rules.eval import EVAL_RULES
-from vlmrl.recipe.rules.files import FILE_RULES, NOT_MADE_YET, is_file_reward
+from vlmrl.recipe.rules.files import FILE_RULES, MADE_ELSEWHERE_RULES, is_file_reward
 from vlmrl.recipe.rules.lora import LORA_RULES
 from vlmrl.recipe.rules.numbers import NUMBER_RULES
 from vlmrl.recipe.schema import Data, Recipe
@@ -60,9 +60,9 @@ def check_recipe(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
     return [*loaded.warnings, *(problem for rule in RULES for problem in rule(loaded, catalogs))]
 
 
-def check_made(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
+def check_unprepared(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
     """Check a recipe whose data and model may not exist yet, as `check_recipe` does; a missing one is a warning."""
-    missing = {(p.message, p.where) for rule in NOT_MADE_YET for p in rule(loaded)}
+    missing = {(p.message, p.where) for rule in MADE_ELSEWHERE_RULES for p in rule(loaded)}
     problems = check_recipe(loaded, catalogs)
     return [replace(p, level="warning") if (p.message, p.where) in missing else p for p in problems]
 

@@ -330,7 +330,7 @@ def _find_paths(raw: dict[str, Any], places: Mapping[Key, KeyPlace], folder: Pat
     """
     warnings: list[Problem] = []
 
-    def found(key: Key, value: Any) -> Any:
+    def resolve(key: Key, value: Any) -> Any:
         if not isinstance(value, str) or not names_file(key, value):
             return value
         chosen, others = locate(value, _tried(value, places.get(key), folder, first))
@@ -344,7 +344,7 @@ def _find_paths(raw: dict[str, Any], places: Mapping[Key, KeyPlace], folder: Pat
     for key, value in list(leaves(raw)):
         if is_path_key(key):
             is_list = isinstance(value, list)
-            _at(raw, key[:-1])[str(key[-1])] = [found(key, v) for v in value] if is_list else found(key, value)
+            _at(raw, key[:-1])[str(key[-1])] = [resolve(key, v) for v in value] if is_list else resolve(key, value)
     return warnings
 
 
@@ -373,13 +373,13 @@ def _nearest_place(places: Mapping[Key, KeyPlace], key: Key) -> KeyPlace | None:
     return next((places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in places), None)
 
 
-def _wrong_kind(is_kind: str, wanted: str, places: Mapping[Key, KeyPlace], file: Path) -> Problem:
+def _wrong_kind(is_kind: str, required: str, places: Mapping[Key, KeyPlace], file: Path) -> Problem:
     command = {"rl": "train", "sft": "sft"}
     where = places[("kind",)].where if ("kind",) in places else str(file)
     return Problem(
-        f'this recipe is for `vlmrl {command[is_kind]}` (kind = "{is_kind}"), not for `vlmrl {command[wanted]}`',
+        f'this recipe is for `vlmrl {command[is_kind]}` (kind = "{is_kind}"), not for `vlmrl {command[required]}`',
         where,
-        f"run `vlmrl {command[is_kind]} {file}`, or add `--set kind={wanted}` if you mean it",
+        f"run `vlmrl {command[is_kind]} {file}`, or add `--set kind={required}` if you mean it",
     )
 
 

@@ -197,6 +197,6 @@ class _Scanner:
         return self.text[start:end]
 
 
-def _unescape(found: re.Match[str]) -> str:
-    code = found.group(1)
+def _unescape(match: re.Match[str]) -> str:
+    code = match.group(1)
     return chr(int(code[1:], 16)) if len(code) > 1 else _ESCAPED.get(code, code)

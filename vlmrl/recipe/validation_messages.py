@@ -61,7 +61,7 @@ _LIMITS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
-_WANTED = {
+_EXPECTED_TYPES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -137,7 +137,7 @@ def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple
         return f"`{name}` is {show(value)}; it must be {limit}", _help_hint(root, key)
     if kind in ("string_too_short", "too_short"):
         return f"`{name}` is empty", _help_hint(root, key)
-    if kind in _WANTED:
+    if kind in _EXPECTED_TYPES:
         return _wrong_type(kind, value, key, root)
     return f"`{name}` is {show(value)}: {finding['msg']}", _help_hint(root, key)
 
@@ -170,7 +170,7 @@ def _missing(key: Key, root: type[BaseModel]) -> tuple[str, str | None]:
 
 
 def _wrong_type(kind: str, value: Any, key: Key, root: type[BaseModel]) -> tuple[str, str | None]:
-    name, expected = dotted(key), _WANTED[kind]
+    name, expected = dotted(key), _EXPECTED_TYPES[kind]
     if kind == "list_type" and isinstance(value, dict):
         return (
             f"`{name}` is one table; it must be a list of tables",

@@ -50,7 +50,7 @@ class Refused:
     hint: str
 
 
-def what_vllm_cannot(recipe: Recipe) -> list[Refused]:
+def unsupported_by_vllm(recipe: Recipe) -> list[Refused]:
     """Return the settings of a recipe that vLLM does not support, on any machine."""
     lora, model, temperature = recipe.lora, recipe.model, recipe.rollout.temperature
     or_torch = 'or set rollout.engine = "torch"'
@@ -71,7 +71,7 @@ def what_vllm_cannot(recipe: Recipe) -> list[Refused]:
 
 
 def _refused(loaded: LoadedRecipe) -> Iterator[Problem]:
-    for refused in what_vllm_cannot(loaded.recipe):
+    for refused in unsupported_by_vllm(loaded.recipe):
         yield Problem(refused.message, loaded.where(refused.key), refused.hint)
 
 

@@ -234,6 +234,6 @@ def _listing(folder: Path, most: int = 500) -> list[Path]:
         return []
 
 
-NOT_MADE_YET = (_model, _data_paths, _validation_files, _images_roots)
+MADE_ELSEWHERE_RULES = (_model, _data_paths, _validation_files, _images_roots)
 """Rules about files that other commands make, or that are on another machine."""
 FILE_RULES = (_model, _data_paths, _validation_files, _images_roots, _prompts, _tasks, _rewards)
