@@ -17,10 +17,10 @@ from vlmrl.recipe.table import RecipeTable, bounds
 
 
 class AlgoRow(RecipeTable):
-    """The member of the GRPO family. `name` is a row of the table in algo/family.py; the other keys override cells."""
+    """Algorithm of the GRPO family. `name` is a row of the table in algo/family.py; other keys override its cells."""
 
     name: Annotated[str, KL, RL_ONLY] = "grpo"
-    """Row of the family table: `vlmrl recipe list --algos`, which also says where rows differ from others' code."""
+    """Row of the algorithm table; `vlmrl recipe list --algos` lists the rows, and how they differ from others' code."""
 
 
 def values_by_row(cell: str) -> dict[str, Any]:

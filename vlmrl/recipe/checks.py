@@ -85,9 +85,9 @@ def _clip_bounds(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     low, high = loaded.recipe.algo.clip_low, loaded.recipe.algo.clip_high
     if low is not None and high is not None and high < low:
         message = (
-            f"`algo.clip_high` ({high}) is below `algo.clip_low` ({low}): good tokens are held back more than bad ones"
+            f"`algo.clip_high` ({high}) is below `algo.clip_low` ({low}): good tokens are limited more than bad ones"
         )
-        hint = "0.2 and 0.28 are the usual pair; swap them if that was meant"
+        hint = "clip_low = 0.2 and clip_high = 0.28 are usual; swap yours if you meant that"
         yield Problem(message, loaded.where(("algo", "clip_high"), ("algo", "clip_low")), hint, "warning")
 
 
@@ -111,8 +111,8 @@ def _schedule(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         message = f"`optim.min_lr_ratio` ({optim.min_lr_ratio}) does nothing with a constant schedule"
         yield Problem(message, loaded.where(("optim", "min_lr_ratio")), 'set optim.schedule = "cosine"', "warning")
     if optim.lr > 0.05:
-        message = f"`optim.lr` is {optim.lr}; AdamW on a transformer diverges there"
-        yield Problem(message, loaded.where(("optim", "lr")), "1e-6 is usual for all weights", "warning")
+        message = f"`optim.lr` is {optim.lr}; AdamW on a transformer diverges with it"
+        yield Problem(message, loaded.where(("optim", "lr")), "1e-6 is usual if all weights are trained", "warning")
 
 
 def _group_size(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -144,10 +144,10 @@ def _token_budgets(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem
     if loaded.recipe.kind == "rl" and rollout.max_new_tokens > train.tokens_per_row:
         message = (
             f"a response may have {rollout.max_new_tokens} tokens (`rollout.max_new_tokens`), more than "
-            f"`train.tokens_per_row` ({train.tokens_per_row}): such a response gets a row of its own"
+            f"`train.tokens_per_row` ({train.tokens_per_row}): such a response gets a packed row of its own"
         )
         where = loaded.where(("train", "tokens_per_row"), ("rollout", "max_new_tokens"))
-        yield Problem(message, where, "memory is then set by the longest response, not by the budget", "warning")
+        yield Problem(message, where, "the longest response then decides the memory, not this budget", "warning")
     if rollout.max_new_tokens >= rollout.batch_tokens:
         message = (
             f"`rollout.batch_tokens` ({rollout.batch_tokens}) cannot hold one prompt and a response of "
@@ -188,9 +188,9 @@ def _shares(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     for i, data in enumerate(recipe.data):
         if len(recipe.data) > 1 and rows * data.share / total < 0.5:
             name, part = data.name or data.path, data.share / total
-            message = f"`{name}` gets {part:.1%} of {rows} prompts: less than one every second step"
+            message = f"`{name}` gets {part:.1%} of {rows} prompts: less than one in two steps"
             yield Problem(
-                message, loaded.where(("data", i, "share")), "raise its share or the prompts of a step", "warning"
+                message, loaded.where(("data", i, "share")), "raise its share or the prompts per step", "warning"
             )
 
 
@@ -241,7 +241,7 @@ def _variants(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         if known is not None and profile not in known and not (data.reward or loaded.recipe.reward.name):
             yield Problem(f"the task `{task}` has no reward profile `{profile}`", where, listed(profile, known))
     if profile != "default" and all(data.reward or loaded.recipe.reward.name for data in loaded.recipe.data):
-        message = f"`reward.profile` ({profile}) is never used: the recipe names the reward itself"
+        message = f"`reward.profile` ({profile}) is never used: the recipe names another reward"
         yield Problem(message, where, "leave `name` out to get the task's own reward, or remove the profile")
 
 
@@ -305,7 +305,7 @@ def _odd_coefficients(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Prob
 
 def _paper(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     if loaded.recipe.paper.get("numbers") and not loaded.recipe.paper.get("source"):
-        message = "`[paper.numbers]` has numbers but `paper.source` does not say whose they are"
+        message = "`[paper.numbers]` has numbers, but `paper.source` does not name their source"
         yield Problem(message, loaded.where(("paper", "numbers")), 'source = "arXiv:..., Table 2"', "warning")
 
 

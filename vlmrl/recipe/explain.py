@@ -217,13 +217,13 @@ def _value_at(raw: Any, key: Key) -> Any:
 def _full_name(name: str) -> list[str]:
     keys = [key for key in all_keys() if key.rpartition(".")[2] == name]
     if len(keys) > 1:
-        raise RecipeError(f"`{name}` is a key of several tables", hint=f"name one: {', '.join(keys)}")
+        raise RecipeError(f"`{name}` is a key of several tables", hint=f"give the full name: {', '.join(keys)}")
     return keys[0].split(".") if keys else []
 
 
 def _unknown(key: str) -> RecipeError:
     if key in FOREIGN_KEYS:
-        return RecipeError(f"there is no key `{key}`", hint=f"here this is `{FOREIGN_KEYS[key]}`")
+        return RecipeError(f"there is no key `{key}`", hint=f"vlmrl's key is `{FOREIGN_KEYS[key]}`")
     known = all_keys()
     near = nearest(key, known) or nearest(key.rpartition(".")[2], (k.rpartition(".")[2] for k in known))
     tables = ", ".join(Recipe.model_fields)

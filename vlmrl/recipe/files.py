@@ -51,9 +51,7 @@ def find_recipe(path: str | Path) -> Path:
         return shipped[str(file)]
     beside = [str(p) for p in file.parent.glob("*.toml")] if file.parent.is_dir() else []
     near = nearest(str(file), beside) or nearest(file.stem, shipped)
-    hint = (
-        f"did you mean {near}?" if near else "`vlmrl recipe list` shows the recipes that come with vlmrl and those here"
-    )
+    hint = f"did you mean {near}?" if near else "`vlmrl recipe list` shows the shipped recipes and those in this folder"
     raise RecipeError(f"there is no recipe {file}", hint=hint)
 
 
@@ -144,6 +142,6 @@ def parent_layer(own: Layer) -> list[Layer]:
     if "extends" in parent.raw:
         line = parent.lines[("extends",)]
         hint = f"copy what you need from {parent.raw['extends']} into {file}, or extend {parent.raw['extends']} itself"
-        message = f"{own.file} extends {file}, which itself extends {parent.raw['extends']}; a recipe has one parent"
+        message = f"{own.file} extends {file}, which itself extends {parent.raw['extends']}; only one level is allowed"
         raise RecipeError(message, where=f"{file}:{line}", hint=hint)
     return [parent]

@@ -315,11 +315,11 @@ def _odd_values(value: Any, places: Mapping[Key, KeyPlace], file: Path, key: Key
         if longest > MAX_NAME_BYTES:
             return [
                 Problem(
-                    f"`{dotted(key)}` holds a name of {longest} bytes; a file's has {MAX_NAME_BYTES} at most", where
+                    f"`{dotted(key)}` holds a name of {longest} bytes; a file name has {MAX_NAME_BYTES} at most", where
                 )
             ]
         if "\0" in path:
-            return [Problem(f"`{dotted(key)}` holds a zero character, which no path can", where)]
+            return [Problem(f"`{dotted(key)}` holds a zero character; no path can hold one", where)]
     return []
 
 
@@ -335,8 +335,8 @@ def _find_paths(raw: dict[str, Any], places: Mapping[Key, KeyPlace], folder: Pat
             return value
         chosen, others = locate(value, _tried(value, places.get(key), folder, first))
         if others:
-            message = f"`{dotted(key)}` is {value}, which is in two places: {chosen} is taken, not {others[0]}"
-            hint = "a path is relative to the recipe that it is written in, one of --set to the current directory"
+            message = f"`{dotted(key)}` is {value}, which exists in two places: {chosen} is used, not {others[0]}"
+            hint = "a path is relative to the recipe that has it, a path in --set to the current directory"
             where = (_nearest_place(places, key) or KeyPlace(folder)).where
             warnings.append(Problem(message, where, hint, "warning"))
         return chosen

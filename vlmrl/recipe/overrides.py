@@ -39,7 +39,7 @@ def parse_override(text: str) -> Override | Problem:
     parts = parse_dotted(name.strip())
     if parts and len(parts) > MOST_PARTS:
         return Problem(
-            f"the key has {len(parts):,} parts; no key of a recipe has over {MOST_PARTS}",
+            f"the key has {len(parts):,} parts; no key of a recipe has more than {MOST_PARTS}",
             f"--set {dotted(parts[:3])}...", "write --set table.key=value, such as algo.clip_high=0.3",
         )  # fmt: skip
     if not parts:
@@ -49,7 +49,7 @@ def parse_override(text: str) -> Override | Problem:
     parsed = _value(value.strip())
     if parsed is None:
         hint = """quote for the shell as well: --set 'rollout.stop=["a", "b"]'"""
-        return Problem(f"the value {value.strip()!r} is not a whole TOML string, list or table", where, hint)
+        return Problem(f"the value {value.strip()!r} is not a complete TOML string, list or table", where, hint)
     return Override(parts, parsed[0], text)
 
 

@@ -40,7 +40,7 @@ def keep_one(
         if not isinstance(table, dict):
             continue
         if source in written and steps in written and table.get(steps[1]) != 0:
-            message = f"`{dotted(steps)}` and `{dotted(source)}` are both set, and each alone says how many steps"
+            message = f"`{dotted(steps)}` and `{dotted(source)}` are both set, but each gives the number of steps alone"
             problems.append(Problem(message, where(source), "leave one of the two out"))
         elif source in written:
             table[steps[1]] = 0

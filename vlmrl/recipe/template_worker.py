@@ -90,12 +90,12 @@ def render_bounded(template: Template, names: Mapping[str, Any]) -> str:
         for piece in template.generate(names):
             length += len(piece)
             if length > MAX_CHARACTERS:
-                raise TemplateLimitError(f"makes more than {MAX_CHARACTERS:,} characters of a row")
+                raise TemplateLimitError(f"makes more than {MAX_CHARACTERS:,} characters from a row")
             pieces.append(piece)
     except TemplateLimitError:
         raise
     except MemoryError as error:
-        raise TemplateLimitError("needs more memory for a row than a prompt can") from error
+        raise TemplateLimitError("needs more memory for a row than a prompt may use") from error
     except RecursionError as error:
         raise TemplateLimitError("calls itself without end") from error
     except Exception as error:  # an expression of the template can raise anything

@@ -151,13 +151,16 @@ def _unknown(key: Key, value: Any, root: type[BaseModel]) -> tuple[str, str]:
     other_places = [f"{t}.{name}" for t in fields_at(root, ()) if name in fields_at(root, (t,)) and t not in table]
     nearest_key = nearest(name, keys)
     if table and isinstance(value, dict) and name in fields_at(root, ()):
-        return message, f"what stands below {shown} belongs to it: write [{name}] on a line of its own\n{listing}"
+        return message, f"the lines below {shown} belong to it: write [{name}] on a line of its own\n{listing}"
     if other_places:
         return message, f"it belongs in another table: `{other_places[0]}`\n{listing}"
     if nearest_key:
         return message, f"did you mean `{nearest_key}`?  {listing}"
     if name in FOREIGN_KEYS:
-        return message, f"here this is `{FOREIGN_KEYS[name]}` (`vlmrl recipe explain {FOREIGN_KEYS[name]}`)\n{listing}"
+        return (
+            message,
+            f"vlmrl's key is `{FOREIGN_KEYS[name]}` (`vlmrl recipe explain {FOREIGN_KEYS[name]}`)\n{listing}",
+        )
     return message, listing
 
 

@@ -44,11 +44,11 @@ def _kl(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
     if not row.kl_coef:
         return
     if row.kl == "k1" and row.kl_in == "loss":
-        message = "`algo.kl` k1 in the loss: its expected gradient is zero, so it pulls nowhere"
+        message = "`algo.kl` k1 in the loss: its expected gradient is zero, so it does not pull to the reference"
         hint = 'set algo.kl = "k2" or "k3", or algo.kl_in = "reward"'
         yield Problem(message, loaded.where(("algo", "kl"), ("algo", "kl_in")), hint)
     if row.kl_in == "reward" and row.advantage == "part_by_part":
-        message = "the KL cannot go into the reward where each part of it is normalised on its own (part_by_part)"
+        message = "the KL cannot be part of the reward if each part is normalised alone (part_by_part)"
         yield Problem(message, loaded.where(("algo", "kl_in"), ("algo", "kl_coef")), 'set algo.kl_in = "loss"')
 
 
@@ -59,11 +59,11 @@ def _parts(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         return
     for key in ("overlong_tokens", "truncated_score"):
         if getattr(row, key):
-            message = f"`algo.{key}` changes the score, but part_by_part looks at the reward's parts"
+            message = f"`algo.{key}` changes the score, but part_by_part uses the reward's parts"
             hint = "let the reward return it as a part of its own, or use another algo.advantage"
             yield Problem(message, loaded.where(("algo", key), ("algo", "name")), hint)
     if algo.filter == "spread" and row.min_spread:
-        message = "`algo.min_spread` compares whole scores, but part_by_part looks at the reward's parts"
+        message = "`algo.min_spread` compares whole scores, but part_by_part uses the reward's parts"
         yield Problem(message, loaded.where(("algo", "min_spread")), "leave min_spread at 0", "warning")
 
 
@@ -78,7 +78,7 @@ def _lengths(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         yield Problem(message, where, "a fifth of max_new_tokens is usual")
     if row.truncated_score is not None and algo.truncated != "keep":
         message = (
-            f'`algo.truncated` = "{algo.truncated}" takes out the responses that '
+            f'`algo.truncated` = "{algo.truncated}" leaves out the responses that '
             f"`algo.truncated_score` ({row.truncated_score}) gives a score to"
         )
         yield Problem(
@@ -98,13 +98,13 @@ def _importance(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
     rollout = loaded.recipe.rollout
     if row.importance in ("truncate", "mask", "ratio") and (rollout.top_p < 1 or rollout.top_k > 0):
         message = (
-            f'`algo.importance` = "{row.importance}" cannot hold with top_p < 1 or top_k: the engine\'s log-probs '
+            f'`algo.importance` = "{row.importance}" is not valid with top_p < 1 or top_k: the engine\'s log-probs '
             "are then not those of the policy"
         )
         where = loaded.where(("algo", "importance"), ("rollout", "top_p"), ("rollout", "top_k"))
         yield Problem(message, where, "leave top_p and top_k out, or algo.importance")
     if row.importance == "ratio" and not row.limits_ratio:
-        message = '`algo.importance` = "ratio" needs a ratio that is clipped: nothing limits that of this row'
+        message = '`algo.importance` = "ratio" needs a ratio that is clipped, but nothing limits the ratio of this row'
         where = loaded.where(("algo", "importance"), ("algo", "name"))
         yield Problem(message, where, 'set algo.clip_low and algo.clip_high, or algo.importance = "mask"')
 
@@ -112,7 +112,7 @@ def _importance(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
 def _advantage(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
     algo = loaded.recipe.algo
     if algo.advantage == "group_mean_std" and algo.scale not in (None, "group"):
-        message = f"`algo.advantage` group_mean_std divides by the group's std, `algo.scale` says {algo.scale}"
+        message = f"`algo.advantage` group_mean_std divides by the group's std, but `algo.scale` is {algo.scale}"
         yield Problem(message, loaded.where(("algo", "scale"), ("algo", "advantage")), "use advantage = group_mean")
     if row.surrogate == "clip_cov" and row.cov_low >= row.cov_high:
         message = f"`algo.cov_low` ({row.cov_low}) is not below `algo.cov_high` ({row.cov_high})"
@@ -129,7 +129,7 @@ def _critic(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
     estimator = ESTIMATORS.get(row.advantage)
     if estimator is not None and estimator.critic and row.scale not in (None, *CRITIC_SCALES):
         message = (
-            f"`algo.scale` {row.scale} divides by a spread of scores, but {row.advantage} judges each token by a critic"
+            f"`algo.scale` {row.scale} divides by a spread of scores, but {row.advantage} uses a critic for each token"
         )
         where = loaded.where(("algo", "scale"), ("algo", "advantage"))
         yield Problem(message, where, f"use {', '.join(CRITIC_SCALES[:-1])} or {CRITIC_SCALES[-1]}")
@@ -146,7 +146,7 @@ def _overlap(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         )
         yield Problem(message, where, "leave algo.importance out")
     if row.filter != "none":
-        message = "`rollout.overlap` draws a step's prompts at once, and `algo.filter` draws until enough have passed"
+        message = "`rollout.overlap` draws a step's prompts at once, but `algo.filter` draws until enough have passed"
         yield Problem(message, where, "leave one of them out")
 
 

@@ -21,8 +21,8 @@ MIN_TEMPERATURE = 0.01
 """Minimum temperature of vLLM: it raises smaller ones to this without a message."""
 
 TORCH_HINT = 'use rollout.engine = "torch"'
-TWO_WAY_IMAGES = "its CPU build lets the tokens of an image see only what comes before them"
-LINEAR_ATTENTION = "its CPU build computes linear attention in bfloat16 alone"
+TWO_WAY_IMAGES = "its CPU build lets the tokens of an image attend only to earlier tokens"
+LINEAR_ATTENTION = "its CPU build computes linear attention only in bfloat16"
 CPU_REFUSALS: Mapping[tuple[str, str], str] = {
     ("qwen3_5", "float32"): LINEAR_ATTENTION, ("qwen3_5_moe", "float32"): LINEAR_ATTENTION,
 }  # fmt: skip
@@ -56,16 +56,16 @@ def unsupported_by_vllm(recipe: Recipe) -> list[Refused]:
     or_torch = 'or set rollout.engine = "torch"'
     unsupported: list[Refused] = []
     if lora is not None and lora.dora:
-        message = "`lora.dora` is on, and vLLM cannot serve such an adapter"
+        message = "`lora.dora` is on, but vLLM cannot serve such an adapter"
         unsupported.append(Refused(("lora", "dora"), message, f"leave it out, {or_torch}"))
     if lora is not None and lora.rank > MAX_RANK:
-        message = f"`lora.rank` is {lora.rank}, and vLLM serves adapters of rank {MAX_RANK} at most"
+        message = f"`lora.rank` is {lora.rank}, but vLLM serves adapters of rank {MAX_RANK} at most"
         unsupported.append(Refused(("lora", "rank"), message, f"lower it to {MAX_RANK}"))
     if model.quantize is not None:
-        message = f'`model.quantize` is "{model.quantize}", and such weights cannot be synced to vLLM'
+        message = f'`model.quantize` is "{model.quantize}", but such weights cannot be synced to vLLM'
         unsupported.append(Refused(("model", "quantize"), message, f"leave it out, {or_torch}"))
     if temperature < MIN_TEMPERATURE:
-        message = f"`rollout.temperature` is {temperature}, and vLLM samples at {MIN_TEMPERATURE} at least"
+        message = f"`rollout.temperature` is {temperature}, but vLLM samples at {MIN_TEMPERATURE} at least"
         unsupported.append(Refused(("rollout", "temperature"), message, f"raise it, {or_torch}"))
     return unsupported
 
@@ -89,7 +89,7 @@ def _parts(loaded: LoadedRecipe) -> Iterator[Problem]:
     rollout = loaded.recipe.rollout
     gpus, parts = rollout.engine_gpus, rollout.tensor_parallel
     if gpus % parts:
-        message = f"`rollout.engine_gpus` is {gpus}, which are no whole engines of `rollout.tensor_parallel` = {parts}"
+        message = f"`rollout.engine_gpus` is {gpus}, which is not a multiple of `rollout.tensor_parallel` = {parts}"
         fitting = parts * -(-gpus // parts)
         yield Problem(message, loaded.where(("rollout", "engine_gpus")), f"rollout.engine_gpus = {fitting}")
 

@@ -21,7 +21,7 @@ def _validation(loaded: LoadedRecipe) -> Iterator[Problem]:
     settings = loaded.recipe.eval
     yield from wrong_goal(loaded, metric_facts(settings.metric))
     if settings.patience and not settings.every_steps:
-        message = f"`eval.patience` is {settings.patience}, but `eval.every_steps` is 0: there is nothing to wait for"
+        message = f"`eval.patience` is {settings.patience}, but `eval.every_steps` is 0: no validation is counted"
         where = loaded.where(("eval", "patience"))
         yield Problem(message, where, "set eval.every_steps, or leave eval.patience out")
 
@@ -42,7 +42,7 @@ def _validation_off(loaded: LoadedRecipe) -> Iterator[Problem]:
     if not settings.enabled:
         for name, value in zip(NEEDS_VALIDATION, (train.stop_above, settings.patience), strict=True):
             if value is not None:
-                message = f"`{name}` is {value}, but `eval.enabled` is false: it would never be looked at"
+                message = f"`{name}` is {value}, but `eval.enabled` is false: it would never be used"
                 yield Problem(message, loaded.where(tuple(name.split("."))), "leave one of the two out")
         set_here = [
             n for n in USELESS_WITHOUT_VALIDATION if loaded.origins.get(n, "default") not in ("default", "--set")
@@ -55,7 +55,7 @@ def _validation_off(loaded: LoadedRecipe) -> Iterator[Problem]:
                 f"`{keys}` {verb} nothing: `eval.enabled` is false", where, "remove one or the other", "warning"
             )
     elif train.stop_above is not None and not settings.every_steps:
-        message = f"`train.stop_above` is {train.stop_above}, but `eval.every_steps` is 0: no step is looked at"
+        message = f"`train.stop_above` is {train.stop_above}, but `eval.every_steps` is 0: no step is validated"
         yield Problem(message, loaded.where(("train", "stop_above")), "set eval.every_steps", "warning")
 
 

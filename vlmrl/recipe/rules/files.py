@@ -40,11 +40,11 @@ def _data_paths(loaded: LoadedRecipe) -> Iterator[Problem]:
             yield _missing(loaded, key, data.path, _how_to_make(loaded, data) if data.task != "table" else None)
         elif path.is_dir() and not _is_dataset_folder(path):
             hint = "make it with `vlmrl prep`, or name a table file or a folder of them"
-            message = f"the folder {path} has no dataset.json and no table, so it is no dataset"
+            message = f"the folder {path} has no dataset.json and no table, so it is not a dataset"
             yield Problem(message, loaded.where(key), hint)
         elif path.is_file() and path.suffix.lower() not in TABLE_ENDINGS:
             hint = f"a table ends in {', '.join(TABLE_ENDINGS)}"
-            yield Problem(f"`{dotted(key)}` is {path}: not a kind of table that can be read", loaded.where(key), hint)
+            yield Problem(f"`{dotted(key)}` is {path}: this kind of table cannot be read", loaded.where(key), hint)
 
 
 def _how_to_make(loaded: LoadedRecipe, data: Data) -> str:
@@ -86,7 +86,7 @@ def _prompts(loaded: LoadedRecipe) -> Iterator[Problem]:
             continue
         path = Path(data.prompt)
         if not path.is_file():
-            yield _missing(loaded, key, data.prompt, "`data.prompt` is a Jinja file; the text itself goes into one")
+            yield _missing(loaded, key, data.prompt, "`data.prompt` names a Jinja file; write the text into one")
             continue
         problem = _template_problem(path)
         if problem:

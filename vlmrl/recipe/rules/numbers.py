@@ -41,7 +41,7 @@ def _decay(loaded: LoadedRecipe) -> Iterator[Problem]:
     optim = loaded.recipe.optim
     share = optim.lr * optim.weight_decay
     if share >= 1:
-        message = f"`optim.lr` x `optim.weight_decay` is {share:g}: every update would take all of the weights away"
+        message = f"`optim.lr` x `optim.weight_decay` is {share:g}: every update would remove the weights entirely"
         where = loaded.where(("optim", "weight_decay"), ("optim", "lr"))
         yield Problem(message, where, "0.01 to 0.1 is usual for optim.weight_decay")
 

@@ -23,17 +23,17 @@ def check_trainers(recipe: Recipe, trainers: int) -> list[Unfit]:
         return []
     unfit: list[Unfit] = []
     if recipe.model.quantize:
-        message = f'model.quantize = "{recipe.model.quantize}" is for one process: packed weights are not cut'
+        message = f'model.quantize = "{recipe.model.quantize}" is for one process: packed weights are not sharded'
         hint = "train in one process, or without quantize: the base is sharded then"
         unfit.append(Unfit(("model", "quantize"), message, hint))
     if recipe.optim.name != "adamw":
-        message = f'optim.name = "{recipe.optim.name}" is for one process: several cut the moments among them'
+        message = f'optim.name = "{recipe.optim.name}" is for one process: several processes shard the moments'
         hint = 'optim.name = "adamw"; parallel.offload keeps the moments in main memory'
         unfit.append(Unfit(("optim", "name"), message, hint))
     shard_size = recipe.parallel.shard_size
     if shard_size is not None and trainers % shard_size:
         message = f"parallel.shard_size = {shard_size} does not divide {trainers} processes"
-        hint = "leave it out to shard over all, or give a divisor"
+        hint = "leave it out to shard over all processes, or give a divisor of their number"
         unfit.append(Unfit(("parallel", "shard_size"), message, hint))
     return unfit
 
@@ -44,13 +44,13 @@ def check_world(recipe: Recipe, processes: int) -> list[Unfit]:
     engines, parts = (recipe.rollout.engine_gpus, recipe.rollout.tensor_parallel) if vllm else (0, 1)
     trainers = processes - engines
     if trainers < 1:
-        message = f"rollout.engine_gpus = {engines}: of {processes} GPUs none is left to train"
+        message = f"rollout.engine_gpus = {engines} leaves none of {processes} GPUs for training"
         return [
             Unfit(("rollout", "engine_gpus"), message, f"--gpus {engines + 1} at least, or lower rollout.engine_gpus")
         ]
     unfit = check_trainers(recipe, trainers)
     if not engines and trainers % parts:
-        message = f"rollout.tensor_parallel = {parts} takes whole groups of {parts}, and {trainers} train"
+        message = f"rollout.tensor_parallel = {parts} needs whole groups of {parts} processes, but {trainers} train"
         hint = f"--gpus {parts * -(-trainers // parts)}, or change rollout.tensor_parallel"
         unfit.append(Unfit(("rollout", "tensor_parallel"), message, hint))
     return unfit
