@@ -31,6 +31,7 @@ from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.recipe.toml_lines import Key, dotted
 
 SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Names that a data source may have."""
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ def explain(key: str) -> Explained:
     model = table_class(Recipe, tuple(names[:-1]))
     field = model.model_fields.get(names[-1]) if model else None
     if field is None and len(names) > 1:
+        # A name of the user's own, as in `reward.args.x`: explain the key whose value is the table (`reward.args`).
         outer = table_class(Recipe, tuple(names[:-2]))
         field = outer.model_fields.get(names[-2]) if outer else None
         if field is None or not _is_free(field):
@@ -172,7 +173,7 @@ def _explained(names: tuple[str, ...], field: FieldInfo) -> Explained:
         default = None
     cell = CELLS.get(names[-1]) if names[0] == "algo" else None
     by_row = values_by_row(cell.name) if cell is not None and cell.of_row else {}
-    if len({repr(value) for value in by_row.values()}) == 1:
+    if len({repr(value) for value in by_row.values()}) == 1:  # equal in all rows: one default for all
         default, by_row = next(iter(by_row.values())), {}
     reader = mark_of(field, ReadBy)
     return Explained(

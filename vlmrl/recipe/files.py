@@ -17,6 +17,7 @@ else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 MAX_RECIPE_BYTES = 1 << 20
+"""Maximum size of a recipe file, in bytes."""
 
 _AT_LINE = re.compile(r" ?\(at line (\d+), column (\d+)\)")
 
@@ -88,7 +89,7 @@ def _read_text(file: Path) -> str:
     if b"\0" in data:
         raise RecipeError("this is a binary file, not a recipe", where=str(file), hint="recipes are TOML text")
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")  # a byte order mark at the start is dropped
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         message = f"byte 0x{data[error.start]:02x} is not UTF-8"

@@ -363,7 +363,7 @@ def _validated(
         return Recipe.model_validate(raw)
     except ValidationError as error:
         where = lambda key: (_nearest_place(places, key) or KeyPlace(file, 1)).where  # noqa: E731
-        reported = {(p.where, p.message.split(" ")[0]) for p in problems}
+        reported = {(p.where, p.message.split(" ")[0]) for p in problems}  # (place, key in backticks)
         new_problems = problems_of(error.errors(), Recipe, where)
         problems += [p for p in new_problems if (p.where, p.message.split(" ")[0]) not in reported]
     return None

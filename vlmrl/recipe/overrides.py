@@ -40,8 +40,9 @@ def parse_override(text: str) -> Override | Problem:
     if parts and len(parts) > MOST_PARTS:
         return Problem(
             f"the key has {len(parts):,} parts; no key of a recipe has more than {MOST_PARTS}",
-            f"--set {dotted(parts[:3])}...", "write --set table.key=value, such as algo.clip_high=0.3",
-        )  # fmt: skip
+            f"--set {dotted(parts[:3])}...",
+            "write --set table.key=value, such as algo.clip_high=0.3",
+        )
     if not parts:
         return Problem(
             f"`{name.strip()}` is not a key", where, "write --set table.key=value, such as algo.clip_high=0.3"
@@ -67,7 +68,7 @@ def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
                 return Problem(f"`{part}` is not a position in the list `{dotted(key)}`", where, hint)
             key = (*key, index)
             if is_last:
-                container[index : index + 1] = [override.value]
+                container[index : index + 1] = [override.value]  # replaces an element, or appends one at the end
                 return key
             if index == len(container):
                 container.append({})

@@ -123,8 +123,10 @@ def require_settled(recipe: Recipe) -> None:
     """Raise a RecipeError if a value is still open: a run needs them all."""
     keys = open_keys(recipe)
     if keys:
-        raise RecipeError(f"{', '.join(f'`{key}`' for key in keys)} must be chosen before a run begins",
-                          hint="vlmrl.setup.open_values.settle_for_run does it")  # fmt: skip
+        raise RecipeError(
+            f"{', '.join(f'`{key}`' for key in keys)} must be chosen before a run begins",
+            hint="vlmrl.setup.open_values.settle_for_run does it",
+        )
 
 
 def _changed(loaded: LoadedRecipe, choices: Sequence[Choice], origins: Mapping[str, str]) -> LoadedRecipe:

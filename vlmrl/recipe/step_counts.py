@@ -39,6 +39,7 @@ def keep_one(
         table = raw.get(steps[0])
         if not isinstance(table, dict):
             continue
+        # 0 steps beside the other key are those of a recipe whose steps are not counted yet, and no contradiction.
         if source in written and steps in written and table.get(steps[1]) != 0:
             message = f"`{dotted(steps)}` and `{dotted(source)}` are both set, but each gives the number of steps alone"
             problems.append(Problem(message, where(source), "leave one of the two out"))

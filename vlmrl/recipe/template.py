@@ -159,12 +159,14 @@ def _is_plain(node: Any, scope: _Scope) -> bool:
     if kind in ("Template", "Output", "If") or kind in _READING:
         is_allowed = True
     elif kind == "Compare":
+        # `in` reads a whole value: in a loop it would be read once per item.
         is_allowed = scope.loop is None or not any(operand.op in ("in", "notin") for operand in node.ops)
     elif kind == "Test":
         is_allowed = node.name != "in"
     elif kind == "Slice":
         is_allowed = scope.loop is None
     elif kind in _MAKING:
+        # An assigned value could be built up, and in a loop a value from outside would be repeated per item.
         is_allowed = not scope.named and all(map(scope.is_of_loop, children))
     elif kind == "Filter":
         grows = node.name in _GROWING_FILTERS and _has_growing_filter(node.node)

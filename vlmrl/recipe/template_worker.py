@@ -35,10 +35,12 @@ MEMORY_MB = 1024
 ANSWER_SECONDS = 120.0
 """Maximum wall time until an answer, in seconds, start of the process included. An overloaded machine may reach it."""
 _LENGTH = struct.Struct(">Q")
+"""Length of a message, in bytes: 8 bytes, big-endian."""
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[5:]; from vlmrl.recipe.template_worker import serve; "
     "serve(*map(int, sys.argv[1:5]))"
 )
+"""Program of the process. Its arguments: those of `serve`, then the import path."""
 
 
 class TemplateLimitError(Exception):
@@ -193,6 +195,7 @@ def serve(parent: int, cpu_seconds: int, memory_mb: int, chat: int) -> None:
     from vlmrl.recipe.template import make_chat_environment, make_environment
 
     die_with_parent(parent)
+    # Answers go to a copy of the pipe, and what a template prints to nowhere: it cannot mix with an answer.
     out = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for limit, maximum in ((resource.RLIMIT_AS, memory_mb << 20), (resource.RLIMIT_CORE, 0)):
@@ -210,7 +213,7 @@ def serve(parent: int, cpu_seconds: int, memory_mb: int, chat: int) -> None:
         source, answer = request["source"], {"number": request["number"]}
         try:
             if source not in templates:
-                templates.clear()
+                templates.clear()  # only the latest template stays in memory
                 templates[source] = compile_source(environment, source)
             if "names" in request:
                 rows, seconds_before = cpu_times.get(source, (0, 0.0))
@@ -233,7 +236,7 @@ def _allow_cpu_seconds(seconds: int) -> None:
     """Let the kernel end this process after this many more seconds of CPU time."""
     import resource
 
-    soft = int(time.process_time()) + 1 + seconds
+    soft = int(time.process_time()) + 1 + seconds  # RLIMIT_CPU counts whole seconds from the start of the process
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 

@@ -61,6 +61,7 @@ _LIMITS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
+"""Kind of pydantic's error -> (name of the bound in the error's context, words before the bound)."""
 _EXPECTED_TYPES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -72,9 +73,9 @@ _EXPECTED_TYPES = {
     "model_type": "a table",
     "model_attributes_type": "a table",
 }
-
-
+"""Kind of pydantic's error -> the type that was expected, in words."""
 _BRANCHES = ("[key]", "list[", "literal[")
+"""Starts of the names that pydantic gives to parts of a place: dict keys and the branches of a union."""
 
 
 def problems_of(

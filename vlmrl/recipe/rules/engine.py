@@ -90,7 +90,7 @@ def _parts(loaded: LoadedRecipe) -> Iterator[Problem]:
     gpus, parts = rollout.engine_gpus, rollout.tensor_parallel
     if gpus % parts:
         message = f"`rollout.engine_gpus` is {gpus}, which is not a multiple of `rollout.tensor_parallel` = {parts}"
-        fitting = parts * -(-gpus // parts)
+        fitting = parts * -(-gpus // parts)  # rounded up
         yield Problem(message, loaded.where(("rollout", "engine_gpus")), f"rollout.engine_gpus = {fitting}")
 
 

@@ -14,7 +14,9 @@ from vlmrl.recipe.template import read_template
 from vlmrl.recipe.toml_lines import Key, dotted
 
 TABLE_ENDINGS = (".parquet", ".jsonl", ".json", ".csv")
+"""Endings of table files."""
 MAX_SOURCE_BYTES = 4 << 20
+"""Maximum size of a reward's or task's source file, in bytes."""
 TINY_MODEL = "demo/model"
 """Path at which shipped recipes expect the tiny model that `vlmrl demo --model-only` makes."""
 
@@ -167,7 +169,7 @@ def _parse_python(path: Path, what: str) -> ast.Module | Problem:
 def _top_level_names(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None]:
     """Map the names that a module defines at its top level to the function; None for a class, value or import."""
     names: dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None] = {}
-    blocks = (ast.If, ast.Try, ast.With)
+    blocks = (ast.If, ast.Try, ast.With)  # names that are defined in these are names of the module, too
     nodes = [inner for node in tree.body for inner in (ast.walk(node) if isinstance(node, blocks) else (node,))]
     for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
