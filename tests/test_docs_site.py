@@ -44,7 +44,7 @@ def test_nothing_is_loaded_from_elsewhere(pages: Mapping[str, str]) -> None:
 
 
 def test_comments_between_commands_look_like_comments(pages: Mapping[str, str]) -> None:
-    assert '<span class="c1"># from the last complete checkpoint</span>' in pages["runs.html"]
+    assert '<span class="c1"># continues from the last complete checkpoint</span>' in pages["runs.html"]
     assert [name for name, text in pages.items() if '<span class="gp">#' in text] == []
 
 
