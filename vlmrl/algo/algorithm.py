@@ -83,8 +83,8 @@ class Algorithm:
     value_coef: float = cell(0.1, "Weight of the critic's loss.", range=NOT_NEGATIVE, used_when=(_CRITIC,))
     value_clip: float = cell(
         0.2,
-        "Limit of the change of a critic's value in a step. A value that has moved towards its target by more than this "
-        "since before the first update gets no gradient; large = no limit.",
+        "Limit of the change of a critic's value in a step. A value that has moved towards its target by more than "
+        "this since before the first update gets no gradient; large = no limit.",
         range=POSITIVE,
         used_when=(_CRITIC,),
     )
@@ -213,13 +213,13 @@ class Algorithm:
     )
     importance: str = cell(
         "auto",
-        "Correction for the difference between the engine's and the trainer's log-probs. none: no correction. truncate: "
-        "the loss of a token is multiplied by the trainer's probability over the engine's, at most importance_cap. "
-        "mask: the same, but 0 outside [1 / importance_cap, importance_cap]. ratio: the engine's log-probs become the "
-        "old log-probs of the probability ratio, so that its clip is around the policy that sampled; if dual_clip is "
-        "left out, it is then importance_cap. auto: none if the trainer itself generates or with top_p or top_k; truncate "
-        "with another engine; with `rollout.overlap` ratio, or mask for rows without a clip or with a ratio of whole "
-        "responses.",
+        "Correction for the difference between the engine's and the trainer's log-probs. none: no correction. "
+        "truncate: the loss of a token is multiplied by the trainer's probability over the engine's, at most "
+        "importance_cap. mask: the same, but 0 outside [1 / importance_cap, importance_cap]. ratio: the engine's "
+        "log-probs become the old log-probs of the probability ratio, so that its clip is around the policy that "
+        "sampled; if dual_clip is left out, it is then importance_cap. auto: none if the trainer itself generates or "
+        "with top_p or top_k; truncate with another engine; with `rollout.overlap` ratio, or mask for rows without a "
+        "clip or with a ratio of whole responses.",
         choices=("auto", "none", "truncate", "mask", "ratio"),
     )
     importance_level: str = cell(
