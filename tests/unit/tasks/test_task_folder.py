@@ -32,7 +32,7 @@ print(json.dumps([task.name, name, result.parts, "squares" in catalogs().tasks, 
 
 def page_files() -> dict[str, str]:
     """Return the files of a shipped task as docs/tasks.md gives them: name -> text."""
-    blocks = re.findall(r"```python\n# vlmrl/tasks/squares/(\w+\.py)\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    blocks = re.findall(r"```python\n# squares/(\w+\.py)\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     return dict(blocks)
 
 
