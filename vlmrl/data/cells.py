@@ -1,4 +1,4 @@
-"""Values of table cells: prompts, images, answers, texts and numbers, in all the forms that trainers write."""
+"""Values of table cells: prompts, images, answers, texts and numbers, in all forms that trainers write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vlmrl.types import Message
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
 MAX_DEPTH = 50
 UNREADABLE = (ValueError, OverflowError, KeyError)
-"""What `to_pylist` of Arrow raises for a value that Python cannot hold: a date after the year 9999, an unknown time
+"""Exceptions of Arrow's `to_pylist` for a value that Python cannot hold: a date after the year 9999, an unknown time
 zone."""
 _MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\x00", b"MM\x00*")
 _DATA_URI = re.compile(r"data:image/[A-Za-z0-9.+-]+;base64,")
@@ -31,8 +31,9 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 def python_rows(rows: Any, place: Callable[[int], str]) -> list[dict[str, Any]]:
     """Return the rows of an Arrow table or record batch as dicts of Python values.
 
-    Args: place: where the row with this index is, for messages.
-    Raises: DataError that names the first cell which Python cannot hold.
+    Args:
+        place: returns the place of the row with an index, for messages.
+    Raises: DataError that names the first cell that Python cannot hold.
     """
     try:
         return rows.to_pylist()
@@ -41,7 +42,11 @@ def python_rows(rows: Any, place: Callable[[int], str]) -> list[dict[str, Any]]:
 
 
 def unreadable_cell(rows: Any, place: Callable[[int], str]) -> DataError:
-    """Return the error that names the first cell of Arrow rows which Python cannot hold. Args: as of `python_rows`."""
+    """Return the error that names the first cell of Arrow rows that Python cannot hold.
+
+    Args:
+        rows, place: see `python_rows`.
+    """
     for index in range(rows.num_rows):
         for name in rows.schema.names:
             try:
@@ -60,14 +65,15 @@ def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | No
 
     Args:
         value: text, or a list of turns {role, content}; content is text or a list of parts {type: text|image, ...}.
-            ShareGPT's {from, value} is understood, and a list written as JSON text.
+            ShareGPT's {from, value} is read too, and so is a list written as JSON text.
         where: row and column, for messages.
-    Returns: (turns, response, images): a last assistant turn is not part of the prompt, it is the `response`; `images`
-        are the values found inside content parts, in order, `<image>` standing for each part in the text.
-    Raises: DataError for anything else.
+    Returns: (turns, response, images). A last assistant turn is not part of the prompt: it is the `response`, which is
+        None without such a turn. `images` are the values inside content parts, in order; the text has `<image>` for
+        each image part.
+    Raises: DataError for any other value.
     """
     if isinstance(value, str) and value.lstrip().startswith("[{"):
-        with suppress(ValueError):  # a text that only begins like JSON stays a text
+        with suppress(ValueError):  # a text that only begins like JSON is a plain text
             value = parse_json(value)
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
@@ -117,7 +123,7 @@ def _read_content(content: Any, where: str) -> tuple[str, list[Any]]:
 
 
 def split_images(value: Any) -> list[Any]:
-    """Return the image values of a cell: none, one, or a list (also written as JSON text)."""
+    """Return the image values of a cell that holds no image, one image, or a list of them (as JSON text, too)."""
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
         return []
     if isinstance(value, str) and value.lstrip().startswith("["):
@@ -137,9 +143,9 @@ def read_image(value: Any, root: Path | None, where: str, depth: int = 0) -> byt
     Args:
         value: bytes; text: a data URI, base64, or a path; a dict {bytes, path} (Hugging Face), {image: ...} (verl),
             {url: ...} (OpenAI).
-        root: folder that paths must stay in, links resolved; None = paths are refused.
+        root: folder that paths must stay in after links are resolved; None = paths are refused.
         where: row and column, for messages.
-        depth: how many dicts it was found in; at most 3.
+        depth: number of dicts around the value; at most 3.
     Raises: DataError for an address on the network, a path that leaves the root or is no file, or any other value.
     """
     if isinstance(value, Mapping):
@@ -167,7 +173,7 @@ def read_image(value: Any, root: Path | None, where: str, depth: int = 0) -> byt
 
 
 def image_bytes(image: bytes | Path, where: str) -> bytes:
-    """Return the bytes of an image that `read_image` gave. Raises: DataError when its file cannot be read."""
+    """Return the bytes of an image that `read_image` returned. Raises: DataError when its file cannot be read."""
     try:
         return image.read_bytes() if isinstance(image, Path) else image
     except OSError as error:
@@ -175,7 +181,10 @@ def image_bytes(image: bytes | Path, where: str) -> bytes:
 
 
 def _from_base64(text: str, where: str) -> bytes | None:
-    """Return the bytes when the text is an image in base64, else None; a data URI that does not decode is an error."""
+    """Return the bytes of an image in base64, or None if the text is none.
+
+    Raises: DataError for a data URI that does not decode, and for a text longer than base64 of the largest file.
+    """
     uri = _DATA_URI.match(text)
     if uri is None and len(text) < 60:
         return None
@@ -211,13 +220,13 @@ def _inside(text: str, root: Path | None, where: str) -> Path:
             )
         if path.stat().st_size > MAX_FILE_BYTES:
             raise DataError(f"the image file {show(text)} has {path.stat().st_size:,} bytes", where=where)
-    except (OSError, RuntimeError, ValueError) as error:  # of a path that no system has: half a character
+    except (OSError, RuntimeError, ValueError) as error:  # paths that no system allows, such as half a character
         raise DataError(f"the image path {show(text)} cannot be used: {error}", where=where) from error
     return path
 
 
 def text_of(value: Any) -> str | None:
-    """Return a cell's text: itself, or the last turn of a chat; None for all else."""
+    """Return the text of a cell: the cell itself, or the last turn of a chat; None for any other value."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and isinstance(value[-1], Mapping):
@@ -227,7 +236,7 @@ def text_of(value: Any) -> str | None:
 
 
 def number_of(value: Any) -> float:
-    """Return a cell as a number; NaN for what is none."""
+    """Return a cell as a number; NaN if it is not a finite number."""
     try:
         number = float(value) if isinstance(value, (int, float, str)) else math.nan
     except (ValueError, OverflowError):
@@ -236,14 +245,16 @@ def number_of(value: Any) -> float:
 
 
 def read_answer(value: Any, where: str) -> Any:
-    """Return an answer cell: of verl's {style, ground_truth} the ground truth, anything else as it is."""
+    """Return an answer cell as a JSON value; of verl's {style, ground_truth}, return the ground truth."""
     if isinstance(value, Mapping) and "ground_truth" in value:
         value = value["ground_truth"]
     return plain(value)
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Return a cell as a JSON value: NaN, infinities and bytes become None, times ISO text, decimals numbers.
+    """Return a cell as a JSON value.
+
+    NaN, infinities and bytes become None, dates and times become ISO text, decimals become numbers.
 
     Raises: DataError for a value nested more than 50 deep.
     """
@@ -267,12 +278,15 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _whole(text: str) -> str:
-    """Return a text with `?` for halves of characters: JSON can hold them, files and tokenizers cannot."""
+    """Return a text with `?` for each half of a character (a lone surrogate).
+
+    JSON can hold them; files and tokenizers cannot.
+    """
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def show(value: Any, most: int = 80) -> str:
-    """Return a value as Python writes it, of at most so many characters, for messages."""
+    """Return the `repr` of a value, shortened to at most `most` characters, for messages."""
     try:
         text = repr(value)
     except RecursionError:

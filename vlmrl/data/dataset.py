@@ -1,6 +1,4 @@
-"""Opening a dataset: a folder made by `vlmrl prep`, or a table of one's own. Rows and images are read when asked
-for.
-"""
+"""Datasets: a folder made by `vlmrl prep`, or a user's own table. Rows and images are read on access."""
 
 from __future__ import annotations
 
@@ -21,20 +19,20 @@ if TYPE_CHECKING:
 INFO_FILE = "dataset.json"
 SCHEMA = 1
 DECODED_BYTES = 2**29
-"""Decoded images of a dataset that a process keeps, by content: of a prompt the model, the engine and the reward want
-the same ones, and pairs repeat them. 512 MiB are 170 images of one megapixel."""
+"""Maximum size of a process's cache of decoded images, in bytes. The model, the engine and the reward read the same
+images of a prompt, and datasets of pairs repeat images. 512 MiB are 170 images of one megapixel."""
 _decoded: BoundedCache[PILImage] = BoundedCache(DECODED_BYTES, lambda image: 3 * image.width * image.height)
 
 
 class Dataset(Protocol):
-    """What every source of rows offers.
+    """Interface of every source of rows.
 
     Attributes:
         name: short name of the source, as in metrics and rollouts.
         path: the folder, the file or the hub name, as text.
         info: dataset.json, or its counterpart for a table (task, splits, how columns were read).
         splits: split -> number of rows.
-        notes: what a person should know about how the data was read; one sentence each.
+        notes: remarks for the user on how the data was read; one sentence each.
     """
 
     @property
@@ -50,29 +48,32 @@ class Dataset(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the content; for a table it is computed when first asked for."""
+        """Hash of the content; for a table it is computed on first access."""
         ...
 
     def rows(self, split: str) -> Sequence[Row]:
-        """The rows of a split; each is made when it is indexed. Raises: DataError for an unknown split."""
+        """Return the rows of a split; each is made when it is indexed. Raises: DataError for an unknown split."""
         ...
 
     def image_bytes(self, media: Media) -> bytes:
-        """The image file as stored."""
+        """Return the bytes of the image file as stored."""
         ...
 
     def image(self, media: Media) -> PILImage:
-        """The image as PIL RGB, upright. Raises: DataError with its place when the file is broken."""
+        """Return the image as PIL RGB, upright. Raises: DataError with its place when the file is broken."""
         ...
 
     def place_of(self, media: Media) -> str:
-        """Where a person finds an image: its row, and its file where it has one of its own."""
+        """Return the place of an image, for messages: its row, and its path if it is a file of its own."""
         ...
 
 
 def decode_at(dataset: Dataset, media: Media) -> PILImage:
-    """An image of a dataset, decoded: once while it is among those kept (see `DECODED_BYTES`), whoever asks for it. It
-    is everybody's: nobody may change its pixels. Raises: DataError that says where the image is.
+    """Return a decoded image of a dataset, from the process's cache if it is there.
+
+    The cache (see `DECODED_BYTES`) returns the same object to all callers: do not change its pixels.
+
+    Raises: DataError that says where the image is.
     """
 
     def decode() -> PILImage:
@@ -87,7 +88,7 @@ def decode_at(dataset: Dataset, media: Media) -> PILImage:
 
 
 class Rows(Sequence[Row]):
-    """Rows made on demand by `make(index)`; slices are lists."""
+    """Sequence of rows, each made on access by `make(index)`; slices are lists."""
 
     def __init__(self, length: int, make: Any) -> None:
         self._length, self._make = length, make
@@ -109,7 +110,7 @@ class Rows(Sequence[Row]):
 
 
 class PreparedDataset:
-    """A folder made by `vlmrl prep`."""
+    """Dataset folder that `vlmrl prep` made."""
 
     def __init__(self, path: Path, *, name: str | None = None, task: str | None = None) -> None:
         self._folder, self.path = path, str(path)
@@ -185,13 +186,13 @@ def _reopen(path: Path, name: str, task: str) -> PreparedDataset:
 
 
 def open_dataset(data: Data) -> Dataset:
-    """Open a `[[data]]` entry. Nothing is decoded and no row is read yet.
+    """Open a `[[data]]` entry. No row is read and no image is decoded yet.
 
-    Raises: DataError when there is nothing at `path`, or what is there cannot be read.
+    Raises: DataError when nothing is at `path`, or it cannot be read.
     """
     path = Path(data.path)
     if not data.path.startswith("hub:") and (path / INFO_FILE).is_file():
-        # `table` is the recipe's default: a prepared folder knows its task better
+        # `table` is the recipe's default. dataset.json of a prepared folder names the right task.
         task = None if data.task == "table" else data.task
         return PreparedDataset(path, name=data.name, task=task)
     from vlmrl.data.table_dataset import open_table
@@ -200,7 +201,10 @@ def open_dataset(data: Data) -> Dataset:
 
 
 def read_info(path: Path) -> dict[str, Any]:
-    """dataset.json of a prepared folder, checked for what readers rely on."""
+    """Return dataset.json of a prepared folder, after a check of all fields that readers rely on.
+
+    Raises: DataError when it is missing, damaged, of another schema, or lacks a field.
+    """
     file = path / INFO_FILE
     try:
         info = parse_json(file.read_text(encoding="utf-8"))
@@ -224,7 +228,7 @@ def read_info(path: Path) -> dict[str, Any]:
 
 
 def require_split(dataset: Dataset, split: str) -> None:
-    """Raise a DataError that names the splits there are, unless `split` is one of them."""
+    """Raise a DataError that names the dataset's splits, unless `split` is one of them."""
     if split not in dataset.splits:
         there = ", ".join(f"{name} ({rows} rows)" for name, rows in dataset.splits.items()) or "none"
         raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {there}")

@@ -1,4 +1,4 @@
-"""The data doctor on a dataset that is there already: a prepared folder, or a table of one's own."""
+"""Data doctor of an existing dataset: a prepared folder, or a user's own table."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from vlmrl.data.parallel_parts import Progress
 from vlmrl.types import Media, Row
 
 MAX_LABELS = 20
-"""A column of answers with more different values is no class label."""
+"""Maximum number of different answers for which the answer counts as a class label."""
 
 
 class RowLabels(NamedTuple):
-    """What the doctor counts of a row.
+    """Labels of a dataset row, as the doctor counts them.
 
     Args:
-        label: the class of its answer; None = it has none.    distance: how hard it is, 0 = the same class.
-        group: what `names` are ("individual"); "" = not known.    names: whom or what its images show.
+        label: class of the row's answer; None if it has none.
+        distance: distance between the two classes of a pair, which says how hard it is; 0 = the same class.
+        group: kind of `names`, such as "individual" or "species"; "" = not known.
+        names: individuals or things that the row's images show.
     """
 
     label: str | None
@@ -50,12 +52,15 @@ def visit(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """The doctor's report of a dataset; see `examine_dataset`. Images are read once, on all cores.
+    """Return the doctor's report on a dataset; see `examine_dataset`. Images are read once, on all cores.
 
     Args:
-        text_tokens: of a row's prompt, without images.
-        labels_of: what is counted of a row; a task knows it (`tasks.kind_of`).
-        texts: what a model reads or learns of a row, `<image>` marks taken out; searched for control tokens.
+        text_tokens: returns the number of tokens of a row's prompt, without its images.
+        labels_of: returns the labels that are counted for a row; the task provides it (`tasks.kind_of`).
+        texts: returns the texts of a row that a model reads or learns, without `<image>` marks; they are searched for
+            control tokens.
+        max_prompt_tokens: limit that the prompts are compared with; None = no limit.
+        workers: processes; None = one per core.
     """
     typed: list[tuple[str, Counter[str]]] = []
     number_of: dict[str, int] = {}

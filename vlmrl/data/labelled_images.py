@@ -1,7 +1,6 @@
-"""Reading a labelled image collection from a folder or a zip archive whose paths spell the hierarchy.
+"""Labelled image collections: a folder or a zip archive whose paths are the hierarchy of names.
 
-An archive is never unpacked to disk: its entries are read one by one, with limits, so a path in it cannot leave
-anything.
+An archive is never unpacked to disk: its entries are read one by one, with limits, so no path in it can lead outside.
 """
 
 from __future__ import annotations
@@ -33,14 +32,15 @@ _BAD_NAME = set(";<>")
 
 @dataclass
 class Labelled:
-    """A collection as read.
+    """Labelled image collection that has been read.
 
     Args:
         name: last part of the source's path.
-        images: sound images; labels are the names of the folders above each.
+        images: sound images; the labels of each are the names of the folders above it.
         dropped: images that were left out, each {"origin", "reason"}.
-        ignored: file ending -> count of files that are no images.
+        ignored: file ending -> number of files that are no images.
         fingerprint: hash of labels, file names and contents.
+        collection: reader of the files.
     """
 
     name: str
@@ -51,15 +51,15 @@ class Labelled:
     collection: Collection
 
     def read(self, image: LabelledImage) -> bytes:
-        """The file of one of `images`, as found."""
+        """Return the file of one of `images`, as stored."""
         return self.collection.read(image.place)
 
 
 class Collection(Protocol):
-    """Files by relative path."""
+    """Files of a folder or archive, by relative path."""
 
     def paths(self) -> Iterator[tuple[str, str | None]]:
-        """(path, reason why it may not be read or None), sorted by path."""
+        """Yield (path, reason why it may not be read or None), sorted by path."""
         ...
 
     def read(self, path: str) -> bytes: ...
@@ -75,11 +75,13 @@ def read_labelled(
 ) -> Labelled:
     """Read every image below `source`; the last len(levels) folders above a file are its names, coarse to fine.
 
-    Hidden files, `__MACOSX` and files without an image's ending are ignored and counted; links, unsafe paths, broken
-    images and files with too few folders above them are dropped, each with its reason.
-    Args: work, workers, progress: as `scan_files` takes them.
+    Hidden files, `__MACOSX` and files without the ending of an image are ignored and counted. Links, unsafe paths,
+    broken images and files with too few folders above them are dropped, each with its reason.
+
+    Args:
+        work, workers, progress: see `scan_files`.
     Raises: DataError when the source is neither a folder nor a zip archive, or names of siblings differ only in case or
-        punctuation, which the answer format does not tell apart.
+        punctuation, which the answer format does not distinguish.
     """
     collection = open_collection(source)
     labels: dict[str, tuple[str, ...]] = {}
@@ -105,7 +107,7 @@ def read_labelled(
 
 
 def collection_state(source: Path) -> Any:
-    """What is there, a JSON value: another one means that files were added, removed or changed."""
+    """Return a JSON value with the state of the source's files: it differs if any was added, removed or changed."""
     if source.is_file():
         return [source.stat().st_size, source.stat().st_mtime_ns]
     digest = hashlib.sha256()
@@ -118,9 +120,10 @@ def collection_state(source: Path) -> Any:
 
 
 def image_paths(collection: Collection, dropped: list[dict[str, Any]]) -> tuple[list[str], dict[str, int]]:
-    """The paths of a collection's image files, sorted, and how many other files there are by ending.
+    """Return the sorted paths of a collection's image files, and the number of its other files by ending.
 
-    Args: dropped: what may not be read is added to it, with the reason.
+    Args:
+        dropped: files that may not be read are appended to it, with the reason.
     """
     found: list[str] = []
     ignored: Counter[str] = Counter()
@@ -138,7 +141,7 @@ def image_paths(collection: Collection, dropped: list[dict[str, Any]]) -> tuple[
 
 
 def open_collection(source: Path) -> Collection:
-    """The files of a folder or zip archive. Raises: DataError when it is neither."""
+    """Open a folder or zip archive as a collection. Raises: DataError when it is neither."""
     if source.is_dir():
         return _Folder(source)
     if not source.exists():
@@ -156,14 +159,19 @@ def _labels(place: PurePosixPath, levels: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_name(name: str) -> str:
-    """A name that an answer can hold. Raises: DataError."""
+    """Return the name if an answer can contain it. Raises: DataError when it cannot."""
     if not name or _BAD_NAME & set(name) or any(unicodedata.category(one).startswith("C") for one in name):
         raise DataError(f"the name {name!r} cannot be written in an answer (; < > or invisible characters)")
     return name
 
 
 def refuse_twins(images: Sequence[LabelledImage], levels: Sequence[str]) -> None:
-    """Siblings that the reward's comparison takes for one name would make its truth contradict itself."""
+    """Refuse siblings whose names are equal in the reward's comparison (`normalise_name`).
+
+    The truth of a pair of them would contradict itself.
+
+    Raises: DataError.
+    """
     from vlmrl.rewards.text_parsing import normalise_name
 
     seen: dict[tuple[tuple[str, ...], str], str] = {}
@@ -247,7 +255,7 @@ class _Archive:
     def read(self, path: str) -> bytes:
         try:
             with self._zip.open(self._entries[path]) as file:
-                data = file.read(MAX_FILE_BYTES + 1)  # what the entry says of its size may be a lie
+                data = file.read(MAX_FILE_BYTES + 1)  # the size that the entry states may be wrong
         except (
             zipfile.BadZipFile,
             zlib.error,

@@ -1,7 +1,7 @@
-"""Work in parts, on all cores: each part is a file, and a file that is there is done.
+"""Work in parts, on all cores: each part is a file, and a part whose file exists is done.
 
-A part's content depends on its input alone, so that a run which was killed and started again makes the same files as
-one that was not, whatever the number of processes.
+The content of a part depends on its input alone. A run that was killed and started again therefore writes the same
+files as an uninterrupted one, with any number of processes.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from vlmrl.errors import DataError
 from vlmrl.process import die_with_parent
 
 Make = Callable[[Any, Path], None]
-"""(input of a part, path) -> writes its content there. Picklable: it is sent to each process once, so what is large and
-a part's own belongs into the inputs.
+"""Function of (input of a part, path) that writes the part's content to the path. It must be picklable: each process
+receives it once. Large data of a single part belongs into its input.
 """
 Progress = Callable[[str, int, int], None]
-"""(what is done, parts done, parts in all)."""
+"""Function of (description of the work, number of parts done, number of all parts)."""
 FEW = 2
-"""So many parts are made in this process: starting others takes longer."""
+"""Maximum number of parts that are made in this process: starting other processes takes longer."""
 _make: Make | None = None
 
 
 class LostWorkerError(DataError):
-    """A process that made parts was killed; the parts that are done stay."""
+    """Error: a process that made parts was killed. The finished parts remain."""
 
 
 def usable_cores() -> int:
-    """CPU cores that this process may run on."""
+    """Return the number of CPU cores that this process may run on."""
     try:
         return max(1, len(os.sched_getaffinity(0)))
     except AttributeError:
@@ -51,14 +51,16 @@ def make_parts(
     progress: Progress | None = None,
     what: str = "",
 ) -> int:
-    """Make every file of `paths` that is not there; each appears whole, durable, under its name.
+    """Make every missing file of `paths`. Each appears under its name when it is complete and synced to disk.
 
     Args:
-        make: see `Make`; it is called with a path beside the file's.
-        inputs: of each part; picklable.
-        workers: processes; None = one a core. They end with this process, however it ends.
-    Returns: how many were there already.
-    Raises: what `make` raises (the files made until then stay); LostWorkerError when a process was killed.
+        make: see `Make`; it is called with a temporary path in the same folder.
+        inputs: input of each part; picklable.
+        workers: number of processes; None = one per core. They end with this process, however it ends.
+        progress: called at the start and whenever parts are done.
+        what: description of the work, for `progress`.
+    Returns: number of files that existed before.
+    Raises: any error of `make` (finished files remain); LostWorkerError when a process was killed.
     """
     missing = [index for index, path in enumerate(paths) if not path.exists()]
     there = len(paths) - len(missing)
@@ -101,10 +103,12 @@ def _in_processes(make: Make, work: Sequence[tuple[Any, Path]], count: int, told
 
 @contextlib.contextmanager
 def _born_deaf() -> Iterator[None]:
-    """Processes that start meanwhile never hear Ctrl-C, not even while they import: it is for this one, which ends
-    their parts in order. It hears it when they have started.
+    """Context manager: processes that start inside inherit a blocked SIGINT, so that Ctrl-C never stops them.
+
+    Ctrl-C is handled by this process, which ends the workers in order. A signal that arrives inside is delivered at the
+    end of the context.
     """
-    resource_tracker.ensure_running()  # it unblocks the signal when the first process starts it
+    resource_tracker.ensure_running()  # when the first process starts it, it unblocks the signal: start it before
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -113,7 +117,7 @@ def _born_deaf() -> Iterator[None]:
 
 
 def _begin(make: Make, parent_pid: int) -> None:
-    """In each process, once."""
+    """Initialise a worker process."""
     global _make
     die_with_parent(parent_pid)
     _make = make
@@ -137,7 +141,7 @@ def _make_part(make: Make, given: Any, path: Path) -> None:
 
 
 def write_lines(path: Path, rows: Sequence[Any]) -> None:
-    """Rows as one JSON value a line."""
+    """Write rows as JSON, one per line."""
     import json
 
     text = "".join(json.dumps(row, ensure_ascii=True, allow_nan=False, separators=(",", ":")) + "\n" for row in rows)

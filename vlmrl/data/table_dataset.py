@@ -1,5 +1,6 @@
-"""A table as a dataset: rows in one form whatever the columns are called, images found and checked when a row is
-read.
+"""Tables as datasets. All rows have the same form, whatever the columns are called.
+
+Images are looked up and checked when their row is read.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ Place = tuple[str, int, int]
 
 
 class TableDataset:
-    """A table of one's own.
+    """Dataset of a user's own table.
 
-    A row's columns are all of the table's but the images. Its truth is {"answer": ...} when there is an answer column.
-    Opening reads no image; reading a row hashes its images and reads their headers. The fingerprint covers the table's
-    bytes: images that it names by path are known by the hash each row carries.
+    A row's columns are all columns of the table except the images. Its truth is {"answer": ...} if the table has an
+    answer column. Opening reads no image; reading a row hashes its images and reads their headers. The fingerprint
+    covers the bytes of the table, not of images that it names by path: each row has the hashes of its images.
     """
 
     def __init__(self, data: Data) -> None:
@@ -79,7 +80,10 @@ class TableDataset:
         return data
 
     def _search(self, media: Media) -> Place:
-        """Read rows until one has the image: for one who knows it by hash alone, such as a report on an old run."""
+        """Read rows until one has the image, and return its place.
+
+        This serves callers that have only the image's hash, such as a report on an old run.
+        """
         for split, count in self.splits.items():
             for index in range(count):
                 self._row(split, index)
@@ -111,7 +115,7 @@ class TableDataset:
         return mapped
 
     def _answers_in_messages(self, mapped: Mapped) -> str | None:
-        """The prompt column when its first row ends with an assistant's turn, which is then the response."""
+        """Return the prompt column if its first row ends with an assistant's turn: that turn is the response."""
         split, table = next(iter(self._tables.items()))
         if mapped.prompt is None:
             return None
@@ -174,7 +178,7 @@ class TableDataset:
 def open_table(data: Data) -> TableDataset:
     """Open a table: a file, a folder of files, or `hub:name[#config]`. See `TableDataset`.
 
-    Raises: DataError when it cannot be read, has no rows, no prompt column, or lacks a column the recipe names.
+    Raises: DataError when it cannot be read, has no rows or no prompt column, or lacks a column that the recipe names.
     """
     return TableDataset(data)
 
@@ -187,8 +191,9 @@ def _plain_cell(value: Any, where: str) -> Any:
 
 
 def _without_images(prompt: Any, where: str) -> Any:
-    """The prompt cell, checked; images inside its messages become `<image>`, or every rollout would carry them as
-    text.
+    """Check a prompt cell and return it with `<image>` for each image inside its messages.
+
+    Otherwise every rollout would hold these images as text.
     """
     turns, response, images = read_messages(prompt, where)
     if not images:
@@ -205,8 +210,12 @@ def _short_name(path: str) -> str:
 
 
 def _images_root(data: Data) -> Path | None:
-    """Where image paths may lead: the recipe's folder, else the table's own; of a hub dataset, what its library
-    stored.
+    """Return the folder that image paths must stay in.
+
+    It is `images_root` of the recipe, else the folder of the table. For a hub dataset it is the local folder that it
+    names, else the cache folder of the `datasets` library.
+
+    Raises: DataError when `images_root` is not a folder.
     """
     if data.images_root is not None:
         root = Path(data.images_root)
@@ -225,7 +234,7 @@ def _images_root(data: Data) -> Path | None:
 
 
 def _doubts(mapped: Mapped, tables: Mapping[str, RawTable], named: Mapping[str, str]) -> list[str]:
-    """Roles for which several columns would do: the choice is said, it is a guess."""
+    """Return a note for each role that several columns fit: the choice among them is a guess."""
     columns = next(iter(tables.values())).columns
     notes = []
     for role in ("prompt", "images", "answer"):
