@@ -215,8 +215,8 @@ def read_info(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise DataError(f"dataset.json is damaged: {error}", where=str(file), hint=_REMAKE) from error
     if not isinstance(info, dict) or info.get("schema") != SCHEMA:
-        found = info.get("schema") if isinstance(info, dict) else None
-        raise DataError(f"dataset.json has schema {found!r}; this vlmrl reads {SCHEMA}", where=str(file), hint=_REMAKE)
+        schema = info.get("schema") if isinstance(info, dict) else None
+        raise DataError(f"dataset.json has schema {schema!r}; this vlmrl reads {SCHEMA}", where=str(file), hint=_REMAKE)
     kinds = {"name": str, "task": str, "fingerprint": str, "splits": dict}
     for key, kind in kinds.items():
         if not isinstance(info.get(key), kind):
@@ -230,5 +230,5 @@ def read_info(path: Path) -> dict[str, Any]:
 def require_split(dataset: Dataset, split: str) -> None:
     """Raise a DataError that names the dataset's splits, unless `split` is one of them."""
     if split not in dataset.splits:
-        there = ", ".join(f"{name} ({rows} rows)" for name, rows in dataset.splits.items()) or "none"
-        raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {there}")
+        listing = ", ".join(f"{name} ({rows} rows)" for name, rows in dataset.splits.items()) or "none"
+        raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {listing}")

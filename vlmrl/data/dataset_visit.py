@@ -75,14 +75,16 @@ def visit(
             for one in row.media:
                 if number_of.setdefault(one.sha256, len(media)) == len(media):
                     media.append(one)
-            found = labels_of(row)
+            row_labels = labels_of(row)
             images = tuple(number_of[one.sha256] for one in row.media)
             name = row.origin or f"{split} row {index}"
-            rows[split].append(RowFacts(images, found.label, found.distance, text_tokens(row), found.names, name))
-            group = group or found.group
+            rows[split].append(
+                RowFacts(images, row_labels.label, row_labels.distance, text_tokens(row), row_labels.names, name)
+            )
+            group = group or row_labels.group
             if tokens := sum(map(typed_in, texts(row)), Counter()):
                 typed.append((row.place, tokens))
-    seen, broken = _look_at(dataset, media, workers, progress)
+    results, broken = _look_at(dataset, media, workers, progress)
     labels = {row.label for members in rows.values() for row in members}
     if len(labels) > MAX_LABELS:
         rows = {split: [row._replace(label=None) for row in members] for split, members in rows.items()}
@@ -91,7 +93,7 @@ def visit(
         notes["control tokens in text"] = ("look", _of_control_tokens(typed))
     if broken:
         notes["broken images"] = ("bad", f"{len(broken):,}, such as {broken[0]}")
-    return examine_dataset(DatasetFacts(seen, rows, group, notes), max_prompt_tokens=max_prompt_tokens)
+    return examine_dataset(DatasetFacts(results, rows, group, notes), max_prompt_tokens=max_prompt_tokens)
 
 
 def _of_control_tokens(typed: Sequence[tuple[str, Counter[str]]]) -> str:
@@ -109,12 +111,12 @@ def _look_at(
 ) -> tuple[list[Examined], list[str]]:
     with TemporaryDirectory() as folder:
         looks = look_at(media, dataset.image_bytes, Path(folder), workers=workers, progress=progress)
-        seen, broken = [], []
+        results, broken = [], []
         for one, fields in zip(media, looks, strict=True):
             if "reason" in fields:
                 broken.append(f"{dataset.place_of(one)}: {fields['reason']}")
-                seen.append(Examined(one, 0, "0" * 80))
+                results.append(Examined(one, 0, "0" * 80))
             else:
-                found = examined(fields)
-                seen.append(Examined(one, found.bytes, found.look, found.remarks))
-        return seen, broken
+                result = examined(fields)
+                results.append(Examined(one, result.bytes, result.look, result.remarks))
+        return results, broken

@@ -171,8 +171,8 @@ def building(target: Path | str, key: Any = None) -> Iterator[Build]:
         raise DataError(f"{target} cannot be made: {error.strerror}", hint="give another --out") from error
     keep = False
     try:
-        found = _clear_leftovers(folder, target, left_over, key)
-        yield Build(target, folder, found)
+        notes = _clear_leftovers(folder, target, left_over, key)
+        yield Build(target, folder, notes)
     except (KeyboardInterrupt, OSError, LostWorkerError) as error:
         keep = key is not None
         if isinstance(error, OSError) and error.errno in FULL:
@@ -203,31 +203,31 @@ def _lock_folder(folder: Path, target: Path) -> int:
 
 
 def _clear_leftovers(folder: Path, target: Path, left_over: bool, key: Any) -> list[str]:
-    found = []
+    notes = []
     leftovers = sorted(folder.iterdir())
     token = canonical_json([WORK_VERSION, key])
     key_file = folder / WORK / KEY_FILE
     same = key is not None and key_file.is_file() and key_file.read_bytes() == token
-    kept = sum(1 for path in (folder / WORK).glob("*.jsonl")) + sum(1 for path in folder.glob("media-*.arrow"))
+    num_parts = sum(1 for path in (folder / WORK).glob("*.jsonl")) + sum(1 for path in folder.glob("media-*.arrow"))
     for path in leftovers:
         if same and (path.name == WORK or (path.suffix == ".arrow" and not path.name.startswith("."))):
             continue
         path.unlink() if path.is_file() or path.is_symlink() else shutil.rmtree(path)
-    if same and kept:
-        found.append(f"an interrupted run had made {kept} parts of this dataset; they were not made again")
+    if same and num_parts:
+        notes.append(f"an interrupted run had made {num_parts} parts of this dataset; they were not made again")
     elif left_over or leftovers:
-        found.append(f"an interrupted run had left {folder.name} with {len(leftovers)} files; removed")
+        notes.append(f"an interrupted run had left {folder.name} with {len(leftovers)} files; removed")
     if key is not None:
         (folder / WORK).mkdir(exist_ok=True)
         write_atomic(key_file, token)
     old = old_folder(target)
     if old.exists() and not target.exists():
         os.rename(old, target)
-        found.append(f"put back {target.name}, which an interrupted --force had moved away")
+        notes.append(f"put back {target.name}, which an interrupted --force had moved away")
     elif old.exists():
         shutil.rmtree(old)
-        found.append(f"removed the replaced copy that an interrupted --force had left ({old.name})")
-    return found
+        notes.append(f"removed the replaced copy that an interrupted --force had left ({old.name})")
+    return notes
 
 
 def old_folder(target: Path) -> Path:

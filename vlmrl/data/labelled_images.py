@@ -94,13 +94,13 @@ def read_labelled(
             dropped.append({"origin": encodable(path), "reason": error.message})
     images: list[LabelledImage] = []
     digest = hashlib.sha256()
-    for path, seen in scan_files(collection, list(labels), work, workers=workers, progress=progress):
-        if isinstance(seen, str):
-            dropped.append({"origin": encodable(path), "reason": seen})
+    for path, result in scan_files(collection, list(labels), work, workers=workers, progress=progress):
+        if isinstance(result, str):
+            dropped.append({"origin": encodable(path), "reason": result})
             continue
-        images.append(LabelledImage(seen.media, labels[path], encodable(path), seen, path=path))
+        images.append(LabelledImage(result.media, labels[path], encodable(path), result, path=path))
         name = encodable(PurePosixPath(path).name)
-        digest.update(f"{'/'.join(labels[path])}/{name}\0{seen.media.sha256}\n".encode())
+        digest.update(f"{'/'.join(labels[path])}/{name}\0{result.media.sha256}\n".encode())
     refuse_twins(images, levels)
     dropped.sort(key=lambda drop: drop["origin"])
     return Labelled(source.name, images, dropped, ignored, digest.hexdigest(), collection)
@@ -114,8 +114,10 @@ def collection_state(source: Path) -> Any:
     for folder, folders, names in os.walk(source):
         folders.sort()
         for name in sorted(names):
-            found = os.lstat(os.path.join(folder, name))
-            digest.update(f"{folder}/{name}\0{found.st_size} {found.st_mtime_ns}\n".encode("utf-8", "backslashreplace"))
+            status = os.lstat(os.path.join(folder, name))
+            digest.update(
+                f"{folder}/{name}\0{status.st_size} {status.st_mtime_ns}\n".encode("utf-8", "backslashreplace")
+            )
     return digest.hexdigest()
 
 
@@ -125,7 +127,7 @@ def image_paths(collection: Collection, dropped: list[dict[str, Any]]) -> tuple[
     Args:
         dropped: files that may not be read are appended to it, with the reason.
     """
-    found: list[str] = []
+    image_files: list[str] = []
     ignored: Counter[str] = Counter()
     for path, problem in collection.paths():
         place = PurePosixPath(path)
@@ -136,8 +138,8 @@ def image_paths(collection: Collection, dropped: list[dict[str, Any]]) -> tuple[
         elif place.suffix.lower() not in IMAGE_SUFFIXES:
             ignored[place.suffix.lower() or "(no ending)"] += 1
         else:
-            found.append(path)
-    return found, dict(sorted(ignored.items()))
+            image_files.append(path)
+    return image_files, dict(sorted(ignored.items()))
 
 
 def open_collection(source: Path) -> Collection:
@@ -174,11 +176,11 @@ def refuse_twins(images: Sequence[LabelledImage], levels: Sequence[str]) -> None
     """
     from vlmrl.rewards.text_parsing import normalise_name
 
-    seen: dict[tuple[tuple[str, ...], str], str] = {}
+    first_names: dict[tuple[tuple[str, ...], str], str] = {}
     for labels in sorted({image.labels for image in images}):
         for depth, level in enumerate(levels):
             key = (labels[:depth], normalise_name(labels[depth], level))
-            other = seen.setdefault(key, labels[depth])
+            other = first_names.setdefault(key, labels[depth])
             if other != labels[depth]:
                 raise DataError(
                     f"the {level} names {other!r} and {labels[depth]!r} are the same but for case or punctuation",
@@ -192,11 +194,11 @@ class _Folder:
         self._root = root
 
     def paths(self) -> Iterator[tuple[str, str | None]]:
-        found: list[tuple[str, str | None]] = []
+        entries: list[tuple[str, str | None]] = []
         for folder, folders, names in os.walk(self._root, followlinks=False):
             here = Path(folder)
             links = [name for name in folders if (here / name).is_symlink()]
-            found += [(self._relative(here / name), "a link to a folder; links are not followed") for name in links]
+            entries += [(self._relative(here / name), "a link to a folder; links are not followed") for name in links]
             for name in names:
                 mode = (here / name).lstat().st_mode
                 problem = (
@@ -206,8 +208,8 @@ class _Folder:
                     if stat.S_ISLNK(mode)
                     else "no file"
                 )
-                found.append((self._relative(here / name), problem))
-        yield from sorted(found)
+                entries.append((self._relative(here / name), problem))
+        yield from sorted(entries)
 
     def read(self, path: str) -> bytes:
         file = self._root / path
@@ -246,11 +248,11 @@ class _Archive:
         return (type(self), (self._path,))
 
     def paths(self) -> Iterator[tuple[str, str | None]]:
-        found = [(name, _entry_problem(entry)) for name, entry in self._entries.items()]
-        found += [
+        entries = [(name, _entry_problem(entry)) for name, entry in self._entries.items()]
+        entries += [
             (name, "its path is in the archive twice: the first of these files is taken") for name in self._repeats
         ]
-        yield from sorted(found, key=lambda pair: (pair[0], pair[1] or ""))
+        yield from sorted(entries, key=lambda pair: (pair[0], pair[1] or ""))
 
     def read(self, path: str) -> bytes:
         try:

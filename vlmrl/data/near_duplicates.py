@@ -79,25 +79,25 @@ def find_near_copies(hashes: Sequence[str], groups: Sequence[int], shown: int = 
     # number of the first image with the hash. masks: [N].
     inverse, first, masks = inverse.reshape(-1), rows[first], np.asarray(groups, dtype=np.int64)
     equal = ((i, j) for i, j in zip(first[inverse].tolist(), rows.tolist(), strict=True) if groups[i] != groups[j])
-    found = set(islice(equal, shown))
+    examples = set(islice(equal, shown))
     own = np.zeros(len(unique), dtype=np.int64)  # groups of the images that have the hash
     np.bitwise_or.at(own, inverse, masks[rows])  # [R] -> [U]
     near = np.zeros(len(unique), dtype=np.int64)  # groups of the images whose hash is close, but not equal
     for a, b in _close_rows(unique, lambda a, b: (own[b] & ~near[a]) | (own[a] & ~near[b])):
         np.bitwise_or.at(near, a, own[b])
         np.bitwise_or.at(near, b, own[a])
-        if len(found) < shown:
+        if len(examples) < shown:
             apart = np.flatnonzero(masks[first[a]] != masks[first[b]])[:shown]
             pairs = zip(first[a[apart]].tolist(), first[b[apart]].tolist(), strict=True)
-            found |= {(min(pair), max(pair)) for pair in pairs}
-    out = np.zeros(len(hashes), dtype=np.int64)
-    out[rows] = near[inverse]  # [U] -> [R], written into [N]
+            examples |= {(min(pair), max(pair)) for pair in pairs}
+    near_images = np.zeros(len(hashes), dtype=np.int64)
+    near_images[rows] = near[inverse]  # [U] -> [R], written into [N]
     # Images with an equal hash look alike, too: add each group that has another image with the same hash.
     for bit in range(int(own.max(initial=0)).bit_length()):
         member = masks[rows] >> bit & 1
         equals = np.bincount(inverse, weights=member, minlength=len(unique))[inverse] - member
-        out[rows] |= (equals > 0).astype(np.int64) << bit
-    return Likeness(out.tolist(), sorted(found)[:shown], len(hashes) - len(rows))
+        near_images[rows] |= (equals > 0).astype(np.int64) << bit
+    return Likeness(near_images.tolist(), sorted(examples)[:shown], len(hashes) - len(rows))
 
 
 def _close_rows(table: Any, wanted: Callable[[Any, Any], Any]) -> Iterator[tuple[Any, Any]]:
@@ -124,8 +124,8 @@ def _close_rows(table: Any, wanted: Callable[[Any, Any], Any]) -> Iterator[tuple
             if not len(starts):
                 break
             a, b = order[starts], order[starts + distance]
-            news = np.flatnonzero(wanted(a, b))
-            a, b = a[news], b[news]
+            useful = np.flatnonzero(wanted(a, b))
+            a, b = a[useful], b[useful]
             close = np.bitwise_count(words[a, 0] ^ words[b, 0]) <= COARSE_BITS
             a, b = a[close], b[close]
             fine = np.bitwise_count(words[a, 1:] ^ words[b, 1:]).sum(axis=1, dtype=np.uint16)

@@ -63,18 +63,18 @@ def make_parts(
     Raises: any error of `make` (finished files remain); LostWorkerError when a process was killed.
     """
     missing = [index for index, path in enumerate(paths) if not path.exists()]
-    there = len(paths) - len(missing)
-    told = progress or (lambda what, done, total: None)
-    told(what, there, len(paths))
+    num_existing = len(paths) - len(missing)
+    report = progress or (lambda what, done, total: None)
+    report(what, num_existing, len(paths))
     count = min(workers or usable_cores(), len(missing))
     if count <= 1 or len(missing) <= FEW:
-        for done, index in enumerate(missing, start=there + 1):
+        for done, index in enumerate(missing, start=num_existing + 1):
             _make_part(make, inputs[index], paths[index])
-            told(what, done, len(paths))
-        return there
+            report(what, done, len(paths))
+        return num_existing
     work = [(inputs[index], paths[index]) for index in missing]
-    _in_processes(make, work, count, lambda done: told(what, there + done, len(paths)))
-    return there
+    _in_processes(make, work, count, lambda done: report(what, num_existing + done, len(paths)))
+    return num_existing
 
 
 def _in_processes(make: Make, work: Sequence[tuple[Any, Path]], count: int, told: Callable[[int], None]) -> None:

@@ -61,7 +61,7 @@ def drop_repeats(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], 
     by_content: dict[str, list[LabelledImage]] = defaultdict(list)
     for image in images:
         by_content[image.media.sha256].append(image)
-    kept, dropped = [], []
+    unique, dropped = [], []
     for copies in by_content.values():
         classes = sorted({copy.labels for copy in copies})
         if len(classes) > 1:
@@ -70,9 +70,9 @@ def drop_repeats(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], 
                 {"origin": copy.origin, "reason": f"same image under several classes: {names}"} for copy in copies
             ]
             continue
-        kept.append(copies[0])
+        unique.append(copies[0])
         dropped += [{"origin": copy.origin, "reason": f"same image as {copies[0].origin}"} for copy in copies[1:]]
-    return kept, dropped
+    return unique, dropped
 
 
 def split_classes(images: Sequence[LabelledImage], shares: Mapping[str, float], *, seed: int) -> Splits:
@@ -88,19 +88,19 @@ def split_classes(images: Sequence[LabelledImage], shares: Mapping[str, float], 
     for image in images:
         by_class[image.labels].append(image)
     order = sorted(by_class, key=lambda labels: hash64(seed, "class", *labels))
-    out: dict[str, list[LabelledImage]] = {name: [] for name in shares}
+    by_split: dict[str, list[LabelledImage]] = {name: [] for name in shares}
     num_classes = dict.fromkeys(shares, 0)
-    left = sum(len(members) > 1 for members in by_class.values())
+    classes_left = sum(len(members) > 1 for members in by_class.values())
     for labels in order:
         usable = len(by_class[labels]) > 1
         needy = [name for name in shares if num_classes[name] < 2] if usable else []
-        pool = needy if needy and left <= sum(2 - num_classes[name] for name in needy) else list(shares)
-        total = sum(len(members) for members in out.values()) + len(by_class[labels])
-        chosen = max(pool, key=lambda name: shares[name] * total - len(out[name]))
-        out[chosen] += by_class[labels]
+        pool = needy if needy and classes_left <= sum(2 - num_classes[name] for name in needy) else list(shares)
+        total = sum(len(members) for members in by_split.values()) + len(by_class[labels])
+        chosen = max(pool, key=lambda name: shares[name] * total - len(by_split[name]))
+        by_split[chosen] += by_class[labels]
         num_classes[chosen] += usable
-        left -= usable
-    return Splits(out)
+        classes_left -= usable
+    return Splits(by_split)
 
 
 def split_images(
@@ -129,17 +129,17 @@ def split_images(
             hint="change --unseen-classes",
         )
     unseen = _choose_unseen(sorted(by_class), unseen_classes, seed)
-    out: dict[str, list[LabelledImage]] = {name: [] for name in shares}
+    by_split: dict[str, list[LabelledImage]] = {name: [] for name in shares}
     for labels in sorted(by_class):
         members = sorted(by_class[labels], key=lambda image: hash64(seed, "split", image.media.sha256))
         if labels in unseen:
-            out["test"] += members
+            by_split["test"] += members
             continue
         start = 0
         for name, count in _allot(len(members), shares).items():
-            out[name] += members[start : start + count]
+            by_split[name] += members[start : start + count]
             start += count
-    return Splits(out, sorted(unseen))
+    return Splits(by_split, sorted(unseen))
 
 
 def _allot(count: int, shares: Mapping[str, float]) -> dict[str, int]:

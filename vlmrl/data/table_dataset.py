@@ -96,9 +96,9 @@ class TableDataset:
 
     def place_of(self, media: Media) -> str:
         split, index, position = self._places.get(media.sha256) or self._search(media)
-        found = self._image_file(split, index, position)
+        image = self._image_file(split, index, position)
         column = self._mapped[split].images or self._mapped[split].prompt or "images"
-        return self._where(split, index, column) + (f", {found}" if isinstance(found, Path) else "")
+        return self._where(split, index, column) + (f", {image}" if isinstance(image, Path) else "")
 
     def _image_file(self, split: str, index: int, position: int) -> bytes | Path:
         value = self._image_values(split, index, self._tables[split].row(index))[position]
@@ -160,14 +160,14 @@ class TableDataset:
         return Row(prompt_id, self.name, self.task, truth, tuple(media), columns, self._tables[split].where(index))
 
     def _media(self, value: Any, where: str) -> Media:
-        found = read_image(value, self._root, where)
+        image = read_image(value, self._root, where)
         try:
-            if not isinstance(found, Path):
-                return probe_image(found)[0]
-            state = found.stat()
-            key = (str(found), state.st_size, state.st_mtime_ns)
+            if not isinstance(image, Path):
+                return probe_image(image)[0]
+            state = image.stat()
+            key = (str(image), state.st_size, state.st_mtime_ns)
             if key not in self._files:
-                self._files[key] = probe_image(found.read_bytes())[0]
+                self._files[key] = probe_image(image.read_bytes())[0]
             return self._files[key]
         except OSError as error:
             raise DataError(f"the image cannot be read: {error.strerror or error}", where=where) from error

@@ -116,15 +116,15 @@ def _spooled_rows(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]
 
 def _stretch(piece: TablePiece, columns: Sequence[str]) -> Iterator[Any]:
     """Yield the batches of a piece of an Arrow file."""
-    skip, left = piece.skip, piece.rows
+    skip, rows_left = piece.skip, piece.rows
     for batch in arrow_batches(piece.path):
-        taken = batch.slice(skip, left)
+        selected = batch.slice(skip, rows_left)
         skip = max(0, skip - batch.num_rows)
-        left -= taken.num_rows
-        for start in range(0, taken.num_rows, BATCH_ROWS):
-            few = taken.slice(start, BATCH_ROWS)
-            yield few.select([name for name in columns if name in few.schema.names])
-        if left == 0:
+        rows_left -= selected.num_rows
+        for start in range(0, selected.num_rows, BATCH_ROWS):
+            small_batch = selected.slice(start, BATCH_ROWS)
+            yield small_batch.select([name for name in columns if name in small_batch.schema.names])
+        if rows_left == 0:
             return
 
 

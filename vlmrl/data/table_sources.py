@@ -45,8 +45,8 @@ def in_order(splits: Mapping[str, Table]) -> dict[str, Table]:
 
     The order matters to the search for copies: it reports images of a split that are in an earlier split.
     """
-    known = [name for name in ("train", "validation", "test") if name in splits]
-    return {name: splits[name] for name in dict.fromkeys((*known, *splits))}
+    usual = [name for name in ("train", "validation", "test") if name in splits]
+    return {name: splits[name] for name in dict.fromkeys((*usual, *splits))}
 
 
 def is_saved(place: Path) -> bool:
@@ -113,14 +113,14 @@ def _splits_of(loaded: Any, label: str) -> dict[str, Any]:
     A split that selects or reorders rows of its files (`_indices`) is rewritten in its own order of rows.
     """
     splits = {str(name): part for name, part in loaded.items()} if hasattr(loaded, "items") else {"train": loaded}
-    out = {
+    with_rows = {
         split: part if part._indices is None else part.flatten_indices()
         for split, part in splits.items()
         if part.num_rows
     }
-    if not out:
+    if not with_rows:
         raise DataError("the dataset has no rows", where=label)
-    return out
+    return with_rows
 
 
 def _near_files(place: Path) -> str | None:
