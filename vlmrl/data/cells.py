@@ -91,7 +91,7 @@ def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | No
         content = turn.get("content") if turn.get("content") is not None else turn.get("value")
         text, inside = _read_content(content, place)
         images += inside
-        turns.append(Message(ROLES[role], _whole(text)))  # type: ignore[arg-type]
+        turns.append(Message(ROLES[role], _without_surrogates(text)))  # type: ignore[arg-type]
     response = turns.pop().content if turns[-1].role == "assistant" else None
     if not any(turn.role == "user" for turn in turns):
         raise DataError("the prompt has no user message", where=where)
@@ -261,23 +261,23 @@ def plain(value: Any, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         raise DataError(f"a value is nested more than {MAX_DEPTH} deep")
     if isinstance(value, str):
-        return _whole(value)
+        return _without_surrogates(value)
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {_whole(str(key)): plain(item, depth + 1) for key, item in value.items()}
+        return {_without_surrogates(str(key)): plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item, depth + 1) for item in value]
     if isinstance(value, (datetime, date, time)):
         return value.isoformat()
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
-    return None if isinstance(value, (bytes, bytearray, memoryview)) else _whole(str(value))
+    return None if isinstance(value, (bytes, bytearray, memoryview)) else _without_surrogates(str(value))
 
 
-def _whole(text: str) -> str:
+def _without_surrogates(text: str) -> str:
     """Return a text with `?` for each half of a character (a lone surrogate).
 
     JSON can hold them; files and tokenizers cannot.

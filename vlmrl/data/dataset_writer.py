@@ -42,15 +42,15 @@ class Build:
     Args:
         target: final path of the folder.
         folder: hidden folder that is being filled.
-        found: notes on the leftovers of earlier, interrupted writers.
+        leftovers: notes on what was left by earlier, interrupted writers.
 
     Attributes:
         images: writer of single images. For many images, `write_shards` (data/image_shards.py) fills `folder` instead.
         work: folder for intermediate results (data/parallel_parts.py); it is removed at the end.
     """
 
-    def __init__(self, target: Path, folder: Path, found: Sequence[str]) -> None:
-        self.target, self.folder, self.found = target, folder, tuple(found)
+    def __init__(self, target: Path, folder: Path, leftovers: Sequence[str]) -> None:
+        self.target, self.folder, self.leftovers = target, folder, tuple(leftovers)
         self.images = ShardWriter(folder)
         self.work = folder / WORK
         self.work.mkdir(exist_ok=True)

@@ -100,7 +100,7 @@ def find_near_copies(hashes: Sequence[str], groups: Sequence[int], shown: int = 
     return Likeness(near_images.tolist(), sorted(examples)[:shown], len(hashes) - len(rows))
 
 
-def _close_rows(table: Any, wanted: Callable[[Any, Any], Any]) -> Iterator[tuple[Any, Any]]:
+def _close_rows(table: Any, gain: Callable[[Any, Any], Any]) -> Iterator[tuple[Any, Any]]:
     """Yield pairs of distinct hashes within both limits, as two arrays of row numbers; a pair may come several times.
 
     Rows that agree in a part are neighbours when they are sorted by it. All rows are compared with their next
@@ -108,7 +108,7 @@ def _close_rows(table: Any, wanted: Callable[[Any, Any], Any]) -> Iterator[tuple
 
     Args:
         table: [U, 40] bytes, one distinct hash per row.
-        wanted: (row numbers, row numbers) -> not 0 for each pair that would add a group.
+        gain: (row numbers, row numbers) -> not 0 for each pair that would add a group.
     """
     import numpy as np
 
@@ -124,7 +124,7 @@ def _close_rows(table: Any, wanted: Callable[[Any, Any], Any]) -> Iterator[tuple
             if not len(starts):
                 break
             a, b = order[starts], order[starts + distance]
-            useful = np.flatnonzero(wanted(a, b))
+            useful = np.flatnonzero(gain(a, b))
             a, b = a[useful], b[useful]
             close = np.bitwise_count(words[a, 0] ^ words[b, 0]) <= COARSE_BITS
             a, b = a[close], b[close]

@@ -77,21 +77,21 @@ def make_parts(
     return num_existing
 
 
-def _in_processes(make: Make, work: Sequence[tuple[Any, Path]], count: int, told: Callable[[int], None]) -> None:
+def _in_processes(make: Make, work: Sequence[tuple[Any, Path]], count: int, report: Callable[[int], None]) -> None:
     from multiprocessing import get_context
 
     pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_begin, initargs=(make, os.getpid()))
     left, running, done = list(reversed(work)), set[Future[None]](), 0
     try:
         while left or running:
-            with _born_deaf():
+            with _block_interrupts():
                 while left and len(running) < 2 * count:
                     running.add(pool.submit(_work, *left.pop()))
             ended, running = wait(running, return_when=FIRST_COMPLETED)
             for future in ended:
                 future.result()
             done += len(ended)
-            told(done)
+            report(done)
     except BrokenProcessPool as error:
         raise LostWorkerError(
             "a process was killed while it read images, most often for lack of memory",
@@ -102,11 +102,11 @@ def _in_processes(make: Make, work: Sequence[tuple[Any, Path]], count: int, told
 
 
 @contextlib.contextmanager
-def _born_deaf() -> Iterator[None]:
-    """Context manager: processes that start inside inherit a blocked SIGINT, so that Ctrl-C never stops them.
+def _block_interrupts() -> Iterator[None]:
+    """Block SIGINT inside this context: processes that start in it inherit the block, so Ctrl-C never stops them.
 
-    Ctrl-C is handled by this process, which ends the workers in order. A signal that arrives inside is delivered at the
-    end of the context.
+    Ctrl-C is handled by this process, which ends the workers in order. If it arrives inside, it is delivered at the end
+    of the context.
     """
     resource_tracker.ensure_running()  # when the first process starts it, it unblocks the signal: start it before
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -123,15 +123,15 @@ def _begin(make: Make, parent_pid: int) -> None:
     _make = make
 
 
-def _work(given: Any, path: Path) -> None:
+def _work(part_input: Any, path: Path) -> None:
     assert _make is not None
-    _make_part(_make, given, path)
+    _make_part(_make, part_input, path)
 
 
-def _make_part(make: Make, given: Any, path: Path) -> None:
+def _make_part(make: Make, part_input: Any, path: Path) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        make(given, part)
+        make(part_input, part)
         with part.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(part, path)

@@ -47,7 +47,7 @@ class TableDataset:
         self._mapped = {split: self._map(table) for split, table in self._tables.items()}
         self.splits = {split: len(table) for split, table in self._tables.items()}
         mapped = self._mapped.get(data.split) or next(iter(self._mapped.values()))
-        self.notes: Sequence[str] = tuple(_doubts(mapped, self._tables, data.columns))
+        self.notes: Sequence[str] = tuple(_notes_on_guesses(mapped, self._tables, data.columns))
         self.info: Mapping[str, Any] = {
             "name": self.name,
             "task": data.task,
@@ -233,7 +233,7 @@ def _images_root(data: Data) -> Path | None:
     return place if place.is_dir() else place.parent
 
 
-def _doubts(mapped: Mapped, tables: Mapping[str, RawTable], named: Mapping[str, str]) -> list[str]:
+def _notes_on_guesses(mapped: Mapped, tables: Mapping[str, RawTable], named: Mapping[str, str]) -> list[str]:
     """Return a note for each role that several columns fit: the choice among them is a guess."""
     columns = next(iter(tables.values())).columns
     notes = []

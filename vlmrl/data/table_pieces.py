@@ -98,7 +98,7 @@ def read_piece(piece: TablePiece, columns: Sequence[str]) -> Iterator[dict[str, 
     if piece.kind == "parquet":
         batches = parquet_batches(piece.path, columns, BATCH_ROWS, piece.group)
     else:
-        batches = _stretch(piece, columns)
+        batches = _arrow_piece(piece, columns)
     for batch in batches:
         yield from python_rows(batch, lambda index, first=first: f"{piece.split} row {first + index}")
         first += batch.num_rows
@@ -114,7 +114,7 @@ def _spooled_rows(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]
         raise DataError(f"the table cannot be read: {error}", where=path) from error
 
 
-def _stretch(piece: TablePiece, columns: Sequence[str]) -> Iterator[Any]:
+def _arrow_piece(piece: TablePiece, columns: Sequence[str]) -> Iterator[Any]:
     """Yield the batches of a piece of an Arrow file."""
     skip, rows_left = piece.skip, piece.rows
     for batch in arrow_batches(piece.path):

@@ -135,7 +135,7 @@ def assemble(
         "doctor": report,
     }
     outcome = build.finish(whole, force=force)
-    return Prepared(build.target, outcome, read_info(build.target), build.found)
+    return Prepared(build.target, outcome, read_info(build.target), build.leftovers)
 
 
 def fit_prompts(build: Build, parts: Assembly, limits: Limits) -> dict[int, int]:
