@@ -55,8 +55,9 @@ def unreadable_cell(rows: Any, place: Callable[[int], str]) -> DataError:
                 kind = rows.schema.field(name).type
                 return DataError(
                     f"a value of type {kind} cannot be read: {str(error).strip() or type(error).__name__}",
-                    where=f"{place(index)}, column `{name}`", hint="store it as text, or take the column out",
-                )  # fmt: skip
+                    where=f"{place(index)}, column `{name}`",
+                    hint="store it as text, or remove the column",
+                )
     return DataError("the rows cannot be read", where=place(0))
 
 
@@ -152,7 +153,7 @@ def read_image(value: Any, root: Path | None, where: str, depth: int = 0) -> byt
         for key in ("bytes", "image", "path", "url", "image_url"):
             if depth < 3 and value.get(key) is not None and value.get(key) != "":
                 return read_image(value[key], root, where, depth + 1)
-        raise DataError(f"an image is {show(value)}: none of bytes, path, image", where=where)
+        raise DataError(f"an image is {show(value)}, which has none of the keys bytes, path, image", where=where)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     if not isinstance(value, str):
@@ -163,12 +164,13 @@ def read_image(value: Any, root: Path | None, where: str, depth: int = 0) -> byt
         return encoded
     text = text.removeprefix("file://")
     if text.startswith("data:"):
-        raise DataError(f"the data URI {show(text)} is no image in base64", where=where)
+        raise DataError(f"the data URI {show(text)} is not an image in base64", where=where)
     if _SCHEME.match(text):
         raise DataError(
-            f"the image {show(text)} is an address, and nothing is fetched from the network", where=where,
+            f"the image {show(text)} is a URL, and nothing is fetched from the network",
+            where=where,
             hint="download the images first and give their paths or bytes",
-        )  # fmt: skip
+        )
     return _inside(text, root, where)
 
 
@@ -189,21 +191,24 @@ def _from_base64(text: str, where: str) -> bytes | None:
     if uri is None and len(text) < 60:
         return None
     if len(text) > MAX_FILE_BYTES * 4 // 3 + 100:
-        raise DataError(f"an image of {len(text):,} base64 characters is too large", where=where)
+        raise DataError(f"the image is too large: {len(text):,} base64 characters", where=where)
     body = text[uri.end() :] if uri else text
     try:
         data = base64.b64decode(re.sub(r"\s+", "", body), validate=True)
     except (binascii.Error, ValueError) as error:
         if uri:
-            raise DataError(f"a data URI that is not base64: {error}", where=where) from error
+            raise DataError(f"the data URI is not base64: {error}", where=where) from error
         return None
     return data if uri or data.startswith(_MAGIC) else None
 
 
 def _inside(text: str, root: Path | None, where: str) -> Path:
     if root is None:
-        raise DataError(f"the image {show(text)} is a path, and this source has no folder of images", where=where,
-                        hint="give `images_root` in `[[data]]`")  # fmt: skip
+        raise DataError(
+            f"the image {show(text)} is a path, and this source has no folder of images",
+            where=where,
+            hint="give `images_root` in `[[data]]`",
+        )
     if "\0" in text or not text:
         raise DataError(f"the image path {show(text)} is not a path", where=where)
     base = root.resolve()
@@ -211,9 +216,10 @@ def _inside(text: str, root: Path | None, where: str) -> Path:
         path = (base / text).resolve()
         if not path.is_relative_to(base):
             raise DataError(
-                f"the image path {show(text)} leaves {root}", where=where,
+                f"the image path {show(text)} leaves {root}",
+                where=where,
                 hint="set `images_root` to the folder that holds the images; a link out of it counts as leaving",
-            )  # fmt: skip
+            )
         if not path.is_file():
             raise DataError(
                 f"no image file {show(text)} in {root}", where=where, hint="check the path and `images_root`"

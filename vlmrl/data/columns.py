@@ -71,9 +71,13 @@ class Mapped:
 
 
 def match_columns(
-    spellings: Spellings, columns: Sequence[str], named: Mapping[str, str] | None = None, *, where: str = "",
+    spellings: Spellings,
+    columns: Sequence[str],
+    named: Mapping[str, str] | None = None,
+    *,
+    where: str = "",
     option: str = "",
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """Return role -> column; a role without a column is left out, and no column has two roles.
 
     Args:
@@ -121,10 +125,11 @@ def map_columns(columns: Sequence[str], named: Mapping[str, str], first: Mapping
 def missing_prompt(columns: Sequence[str], where: str) -> DataError:
     """Return the error for a table whose prompt column is not recognised."""
     return DataError(
-        f"no prompt column; the table has: {', '.join(columns)}", where=where,
-        hint=f"recognised names: {', '.join(TRAINING['prompt'])}; name yours with `columns = {{prompt = \"...\"}}`, "
+        f"no prompt column; the table has: {', '.join(columns)}",
+        where=where,
+        hint=f'recognised names: {", ".join(TRAINING["prompt"])}; name yours with `columns = {{prompt = "..."}}`, '
         "or give a Jinja template in `prompt`",
-    )  # fmt: skip
+    )
 
 
 def _style(matched: Mapping[str, str]) -> str:

@@ -81,7 +81,7 @@ def decode_at(dataset: Dataset, media: Media) -> PILImage:
         try:
             return decode_image(data)
         except DataError as error:
-            hint = f"mend the file or take the row out; `vlmrl data doctor {dataset.path}` decodes every image"
+            hint = f"repair the file or remove the row; `vlmrl data doctor {dataset.path}` decodes every image"
             raise DataError(error.message, where=dataset.place_of(media), hint=hint) from error
 
     return _decoded.get((dataset.path, media.sha256), decode)
@@ -171,7 +171,7 @@ class PreparedDataset:
                 what = (
                     f"lacks the column {sorted(missing)[0]}"
                     if missing
-                    else f"has {table.num_rows} rows, not those of dataset.json"
+                    else f"has {table.num_rows} rows; dataset.json states another number"
                 )
                 raise DataError(f"split `{split}` {what}", where=str(path), hint=_REMAKE)
             self._tables[split] = table
@@ -210,13 +210,15 @@ def read_info(path: Path) -> dict[str, Any]:
         info = parse_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(
-            f"{path} is no prepared dataset: {error.strerror or error}", where=str(file), hint="vlmrl prep --help"
+            f"{path} is not a prepared dataset: {error.strerror or error}", where=str(file), hint="vlmrl prep --help"
         ) from error
     except ValueError as error:
         raise DataError(f"dataset.json is damaged: {error}", where=str(file), hint=_REMAKE) from error
     if not isinstance(info, dict) or info.get("schema") != SCHEMA:
         schema = info.get("schema") if isinstance(info, dict) else None
-        raise DataError(f"dataset.json has schema {schema!r}; this vlmrl reads {SCHEMA}", where=str(file), hint=_REMAKE)
+        raise DataError(
+            f"dataset.json has schema {schema!r}; this vlmrl reads schema {SCHEMA}", where=str(file), hint=_REMAKE
+        )
     kinds = {"name": str, "task": str, "fingerprint": str, "splits": dict}
     for key, kind in kinds.items():
         if not isinstance(info.get(key), kind):

@@ -102,7 +102,8 @@ def _of_control_tokens(typed: Sequence[tuple[str, Counter[str]]]) -> str:
         total.update(tokens.keys())
     listing = ", ".join(f"{token} in {count:,}" for token, count in total.most_common(3))
     return (
-        f"{len(typed):,} rows hold what models use as control tokens ({listing}); read as letters; first: {typed[0][0]}"
+        f"{len(typed):,} rows contain text that models use as control tokens ({listing}); it is encoded as plain text;"
+        f" first: {typed[0][0]}"
     )
 
 

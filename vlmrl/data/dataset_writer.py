@@ -176,7 +176,7 @@ def building(target: Path | str, key: Any = None) -> Iterator[Build]:
     except (KeyboardInterrupt, OSError, LostWorkerError) as error:
         keep = key is not None
         if isinstance(error, OSError) and error.errno in FULL:
-            again = f", then run the same command again: what is done is kept in {folder}" if keep else ""
+            again = f", then run the same command again: finished parts are kept in {folder}" if keep else ""
             raise DataError(f"no room for {target}: {error.strerror}", hint=f"free disk space{again}") from error
         raise
     finally:
@@ -199,7 +199,7 @@ def _lock_folder(folder: Path, target: Path) -> int:
         if folder.exists() and os.fstat(lock).st_ino == folder.stat().st_ino:
             return lock
         os.close(lock)  # the previous owner renamed or removed the folder between mkdir and flock
-    raise DataError(f"another process keeps making {target}", hint="give another --out")
+    raise DataError(f"other processes make {target} again and again", hint="give another --out")
 
 
 def _clear_leftovers(folder: Path, target: Path, left_over: bool, key: Any) -> list[str]:
@@ -241,7 +241,7 @@ def damage_of(target: Path) -> str | None:
         files = parse_json((target / INFO_FILE).read_text(encoding="utf-8"))["files"]
         for name, fields in files.items():
             if file_fields(target / name) != fields:
-                return f"{name} has other bytes than dataset.json says"
+                return f"{name} has other bytes than dataset.json states"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"dataset.json or a file it names cannot be read ({error})"
     return None

@@ -156,7 +156,7 @@ def open_collection(source: Path) -> Collection:
 def _labels(place: PurePosixPath, levels: Sequence[str]) -> tuple[str, ...]:
     folders = place.parts[:-1]
     if len(folders) < len(levels):
-        raise DataError(f"{len(folders)} folders above it, {len(levels)} levels asked ({', '.join(levels)})")
+        raise DataError(f"{len(folders)} folders above the file, but {len(levels)} levels ({', '.join(levels)})")
     return tuple(check_name(name.strip()) for name in folders[-len(levels) :])
 
 
@@ -183,7 +183,7 @@ def refuse_twins(images: Sequence[LabelledImage], levels: Sequence[str]) -> None
             other = first_names.setdefault(key, labels[depth])
             if other != labels[depth]:
                 raise DataError(
-                    f"the {level} names {other!r} and {labels[depth]!r} are the same but for case or punctuation",
+                    f"the {level} names {other!r} and {labels[depth]!r} differ only in case or punctuation",
                     where="/".join(labels[: depth + 1]),
                     hint="rename one of the folders, or join them",
                 )
@@ -206,7 +206,7 @@ class _Folder:
                     if stat.S_ISREG(mode)
                     else "a link; links are not followed"
                     if stat.S_ISLNK(mode)
-                    else "no file"
+                    else "not a regular file"
                 )
                 entries.append((self._relative(here / name), problem))
         yield from sorted(entries)
@@ -215,7 +215,7 @@ class _Folder:
         file = self._root / path
         try:
             if file.stat().st_size > MAX_FILE_BYTES:
-                raise DataError(f"a file of {file.stat().st_size:,} bytes; the limit is {MAX_FILE_BYTES:,}")
+                raise DataError(f"the file has {file.stat().st_size:,} bytes; the limit is {MAX_FILE_BYTES:,}")
             return file.read_bytes()
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror or error}") from error
@@ -250,7 +250,7 @@ class _Archive:
     def paths(self) -> Iterator[tuple[str, str | None]]:
         entries = [(name, _entry_problem(entry)) for name, entry in self._entries.items()]
         entries += [
-            (name, "its path is in the archive twice: the first of these files is taken") for name in self._repeats
+            (name, "its path is in the archive twice: the first of these files is used") for name in self._repeats
         ]
         yield from sorted(entries, key=lambda pair: (pair[0], pair[1] or ""))
 
@@ -269,7 +269,7 @@ class _Archive:
         ) as error:
             raise DataError(f"cannot be read from the archive: {error}") from error
         if len(data) > MAX_FILE_BYTES:
-            raise DataError(f"a file of more than {MAX_FILE_BYTES:,} bytes")
+            raise DataError(f"the file has more than {MAX_FILE_BYTES:,} bytes")
         return data
 
 
@@ -282,5 +282,5 @@ def _entry_problem(entry: zipfile.ZipInfo) -> str | None:
     if entry.flag_bits & 0x1:
         return "encrypted"
     if entry.file_size > MAX_FILE_BYTES:
-        return f"a file of {entry.file_size:,} bytes; the limit is {MAX_FILE_BYTES:,}"
+        return f"the file has {entry.file_size:,} bytes; the limit is {MAX_FILE_BYTES:,}"
     return None

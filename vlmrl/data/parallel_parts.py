@@ -94,8 +94,8 @@ def _in_processes(make: Make, work: Sequence[tuple[Any, Path]], count: int, repo
             report(done)
     except BrokenProcessPool as error:
         raise LostWorkerError(
-            "a process was killed while it read images, most often for lack of memory",
-            hint="run the same command again, with fewer --workers: what is done is kept",
+            "a process was killed while it read images, most often because memory ran out",
+            hint="run the same command again, with fewer --workers: finished parts are kept",
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -89,7 +89,7 @@ class TableDataset:
                 self._row(split, index)
                 if media.sha256 in self._places:
                     return self._places[media.sha256]
-        raise DataError(f"image {media.sha256[:16]} is in no row", where=self.path)
+        raise DataError(f"no row has the image {media.sha256[:16]}", where=self.path)
 
     def image(self, media: Media) -> PILImage:
         return decode_at(self, media)
@@ -241,11 +241,13 @@ def _notes_on_guesses(mapped: Mapped, tables: Mapping[str, RawTable], named: Map
         chosen = getattr(mapped, role)
         others = [name for name in TRAINING[role] if name in columns and name != chosen]
         if role not in named and others:
-            notes.append(f"the {role} is read from `{chosen}`, not from `{'`, `'.join(others)}`: say so in `columns`")
+            notes.append(
+                f"the {role} is read from `{chosen}`, not from `{'`, `'.join(others)}`: name the right one in `columns`"
+            )
     return notes
 
 
 def _describe(mapped: Mapped) -> str:
     parts = [f"{key} from `{column}`" for key, column in mapped.named().items()]
-    spelled = "" if mapped.style == "own" else f" (as {mapped.style} spells them)"
+    spelled = "" if mapped.style == "own" else f" (spelled as in {mapped.style})"
     return f"columns: {', '.join(parts) or 'none recognised'}{spelled}"

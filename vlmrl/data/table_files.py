@@ -29,7 +29,7 @@ MAX_CELL_CHARS = 1 << 30
 _NOT_UTF8, _SAVE_AS_UTF8 = "not UTF-8 text", "save the file as UTF-8"
 _BOM = b"\xef\xbb\xbf"
 _HINTS = {
-    ".jsonl": "JSONL has one JSON object a line",
+    ".jsonl": "JSONL has one JSON object per line",
     ".csv": 'put text with commas or line breaks in double quotes (a quote in it is written "")',
 }
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -135,7 +135,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
     try:
         value = parse_json(text, unique_keys=True)
     except ValueError as error:
-        hint = "one object a line is JSONL: give the file that ending"
+        hint = "a file with one object per line is JSONL: rename it to end in .jsonl"
         is_lines = str(error).startswith("Extra data")
         raise DataError(f"not JSON: {error}", where=str(path), hint=hint if is_lines else None) from error
     if isinstance(value, dict) and isinstance(value.get("data"), list):
@@ -158,7 +158,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
                 if len(cells) == len(header):
                     yield start, dict(zip(header, cells, strict=True))
                 elif cells:
-                    yield start, f"{len(cells)} cells, the header has {len(header)}"
+                    yield start, f"the row has {len(cells)} cells, the header has {len(header)}"
                 start = reader.line_num + 1
     except csv.Error as error:
         raise DataError(f"not CSV: {error}", where=f"{path}:{start}") from error
@@ -172,9 +172,10 @@ def _require_header(header: Sequence[str], path: Path) -> None:
     mark = next((sign for sign in _SEPARATORS if len(header) == 1 and sign in header[0]), None)
     if mark is not None:
         raise DataError(
-            f"the header is one cell with {mark!r} in it", where=f"{path}:1",
+            f"the header is one cell with {mark!r} in it",
+            where=f"{path}:1",
             hint=f"its cells are separated by {_SEPARATORS[mark]}: save it with commas",
-        )  # fmt: skip
+        )
 
 
 def _no_object(value: Any) -> str:
@@ -270,9 +271,10 @@ def kind_of_files(files: Sequence[Path]) -> str:
     kinds = {file.suffix.lower() for file in files}
     if len(kinds) > 1:
         raise DataError(
-            f"files of several kinds in one split: {', '.join(sorted(kinds))}", where=str(files[0].parent),
+            f"files of several kinds in one split: {', '.join(sorted(kinds))}",
+            where=str(files[0].parent),
             hint="name one file, or keep one kind",
-        )  # fmt: skip
+        )
     kind = kinds.pop()
     if kind not in SUFFIXES:
         raise _no_table(files[0])
@@ -284,4 +286,6 @@ def kind_of_files(files: Sequence[Path]) -> str:
 
 
 def _no_table(path: Path) -> DataError:
-    return DataError(f"{path} is not a kind of table that is read", hint=f"endings: {', '.join(SUFFIXES)}")
+    return DataError(
+        f"{path} is not a kind of table that can be read", hint=f"supported endings: {', '.join(SUFFIXES)}"
+    )

@@ -244,7 +244,7 @@ BAD = {
     "image is a number": ({"prompt": "?", "image": 7}, "an image is 7", "rows.jsonl:1, column `image`"),
     "image is no image": ({"prompt": "?", "image": {"bytes": "aGVsbG8="}}, "no image file", "column `image`"),
     "image is missing": ({"prompt": "?", "image": "gone.png"}, "no image file 'gone.png'", "rows.jsonl:1"),
-    "data uri is no image": ({"prompt": "?", "image": "data:text/html,hello"}, "no image in base64", "column `image`"),
+    "data uri is no image": ({"prompt": "?", "image": "data:text/html,hello"}, "not an image in", "column `image`"),
     "data uri is broken": ({"prompt": "?", "image": "data:image/png;base64,@@"}, "not base64", "column `image`"),
     "prompt is a number": ({"prompt": 5}, "the prompt is 5", "rows.jsonl:1, column `prompt`"),
     "prompt is null": ({"prompt": None}, "the prompt is None", "column `prompt`"),
