@@ -190,8 +190,9 @@ def _from_base64(text: str, where: str) -> bytes | None:
     uri = _DATA_URI.match(text)
     if uri is None and len(text) < 60:
         return None
-    if len(text) > MAX_FILE_BYTES * 4 // 3 + 100:
-        raise DataError(f"the image is too large: {len(text):,} base64 characters", where=where)
+    limit = MAX_FILE_BYTES * 4 // 3 + 100  # base64 has 4 characters per 3 bytes; 100 for the head of a data URI
+    if len(text) > limit:
+        raise DataError(f"the image has {len(text):,} base64 characters; the limit is {limit:,}", where=where)
     body = text[uri.end() :] if uri else text
     try:
         data = base64.b64decode(re.sub(r"\s+", "", body), validate=True)
@@ -225,7 +226,10 @@ def _inside(text: str, root: Path | None, where: str) -> Path:
                 f"no image file {show(text)} in {root}", where=where, hint="check the path and `images_root`"
             )
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise DataError(f"the image file {show(text)} has {path.stat().st_size:,} bytes", where=where)
+            size = path.stat().st_size
+            raise DataError(
+                f"the image file {show(text)} has {size:,} bytes; the limit is {MAX_FILE_BYTES:,}", where=where
+            )
     except (OSError, RuntimeError, ValueError) as error:  # paths that no system allows, such as half a character
         raise DataError(f"the image path {show(text)} cannot be used: {error}", where=where) from error
     return path

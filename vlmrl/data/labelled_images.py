@@ -241,7 +241,9 @@ class _Archive:
         total = sum(entry.file_size for entry in self._entries.values())
         if len(self._entries) > MAX_ENTRIES or total > MAX_TOTAL_BYTES:
             raise DataError(
-                f"an archive of {len(self._entries):,} files and {total:,} bytes is too large", where=str(path)
+                f"the archive has {len(self._entries):,} files and {total:,} bytes; "
+                f"at most {MAX_ENTRIES:,} files and {MAX_TOTAL_BYTES:,} bytes are read",
+                where=str(path),
             )
 
     def __reduce__(self):

@@ -262,6 +262,22 @@ def test_a_bad_cell_is_named_with_file_row_and_column(tmp_path: Path, name: str)
     assert where in str(caught.value.where)
 
 
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ("big.png", "'big.png' has 1,001 bytes; the limit is 1,000"),
+        ("A" * 1434, "the image has 1,434 base64 characters; the limit is 1,433"),  # 1000 * 4 // 3 + 100
+    ],
+)
+def test_an_image_over_the_limit_is_refused_with_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, message: str
+) -> None:
+    monkeypatch.setattr("vlmrl.data.cells.MAX_FILE_BYTES", 1000)
+    (tmp_path / "big.png").write_bytes(bytes(1001))
+    with pytest.raises(DataError, match=message):
+        open_rows(write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "?", "image": image}]))
+
+
 def test_a_named_column_that_is_not_there_gets_the_nearest_name(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "rows.jsonl", [{"frage": "?", "antwort": "ja"}])
     with pytest.raises(DataError, match="no column `antwrt`") as caught:
