@@ -19,9 +19,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from vlmrl.data.dataset import INFO_FILE, SCHEMA
+from vlmrl.data.dataset import canonical_json
 from vlmrl.data.images import ShardWriter
 from vlmrl.data.parallel_parts import LostWorkerError
+from vlmrl.data.prepared_dataset import INFO_FILE, SCHEMA
 from vlmrl.errors import FULL, DataError
 from vlmrl.json_text import parse_json
 from vlmrl.store.files import write_atomic
@@ -344,17 +345,6 @@ def file_fields(path: Path) -> dict[str, Any]:
         while block := file.read(1 << 20):
             digest.update(block)
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-
-
-def canonical_json(value: Any) -> bytes:
-    """Return the canonical spelling of a JSON value, for hashing."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
-
-
-def content_hash(media: Sequence[Media], columns: Mapping[str, Any], truth: Mapping[str, Any]) -> bytes:
-    """Return the SHA-256 of a row's images, columns and truth. The row's id and the name of its source do not count."""
-    parts = [[one.sha256 for one in media], dict(columns), dict(truth)]
-    return hashlib.sha256(canonical_json(parts)).digest()
 
 
 def _sync(path: Path) -> None:

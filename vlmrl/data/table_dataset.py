@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.cells import image_bytes, plain, read_answer, read_image, read_messages, split_images
 from vlmrl.data.columns import TRAINING, Mapped, map_columns, missing_prompt
-from vlmrl.data.dataset import Rows, decode_at, require_split
-from vlmrl.data.dataset_writer import canonical_json
+from vlmrl.data.dataset import Rows, canonical_json, decode_at, require_split
 from vlmrl.data.images import image_hash, probe_image
 from vlmrl.data.tables import RawTable, open_tables
 from vlmrl.errors import DataError
@@ -33,6 +32,10 @@ class TableDataset:
     A row's columns are all columns of the table except the images. Its truth is {"answer": ...} if the table has an
     answer column. Opening reads no image; reading a row hashes its images and reads their headers. The fingerprint
     covers the bytes of the table, not of images that it names by path: each row has the hashes of its images.
+
+    Args:
+        data: entry whose `path` is a file, a folder of files, or `hub:name[#config]`.
+    Raises: DataError when it cannot be read, has no rows or no prompt column, or lacks a column that the recipe names.
     """
 
     def __init__(self, data: Data) -> None:
@@ -173,14 +176,6 @@ class TableDataset:
             raise DataError(f"the image cannot be read: {error.strerror or error}", where=where) from error
         except DataError as error:
             raise DataError(error.message, where=where, hint=error.hint) from error
-
-
-def open_table(data: Data) -> TableDataset:
-    """Open a table: a file, a folder of files, or `hub:name[#config]`. See `TableDataset`.
-
-    Raises: DataError when it cannot be read, has no rows or no prompt column, or lacks a column that the recipe names.
-    """
-    return TableDataset(data)
 
 
 def _plain_cell(value: Any, where: str) -> Any:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlmrl.data.cells import plain, python_rows
-from vlmrl.data.dataset import INFO_FILE
 from vlmrl.data.parallel_parts import write_lines
+from vlmrl.data.prepared_dataset import INFO_FILE
 from vlmrl.data.table_files import (
     LINED,
     arrow_batches,

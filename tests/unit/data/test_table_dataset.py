@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from vlmrl.data import tables
-from vlmrl.data.dataset import open_dataset
 from vlmrl.data.images import encode_png, image_hash
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.tasks import make_task
