@@ -69,7 +69,7 @@ class Dataset(Protocol):
         ...
 
 
-def decode_at(dataset: Dataset, media: Media) -> PILImage:
+def decode_cached(dataset: Dataset, media: Media) -> PILImage:
     """Return a decoded image of a dataset, from the process's cache if it is there.
 
     The cache (see `DECODED_BYTES`) returns the same object to all callers: do not change its pixels.

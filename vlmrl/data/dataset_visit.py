@@ -62,8 +62,8 @@ def visit(
         max_prompt_tokens: limit that the prompts are compared with; None = no limit.
         workers: processes; None = one per core.
     """
-    typed: list[tuple[str, Counter[str]]] = []
-    number_of: dict[str, int] = {}
+    rows_with_tokens: list[tuple[str, Counter[str]]] = []
+    image_numbers: dict[str, int] = {}  # content hash -> position in `media`
     media: list[Media] = []
     rows: dict[str, list[RowFacts]] = {}
     group = ""
@@ -73,41 +73,41 @@ def visit(
         for index in range(count):
             row = members[index]
             for one in row.media:
-                if number_of.setdefault(one.sha256, len(media)) == len(media):
+                if image_numbers.setdefault(one.sha256, len(media)) == len(media):
                     media.append(one)
             row_labels = labels_of(row)
-            images = tuple(number_of[one.sha256] for one in row.media)
+            images = tuple(image_numbers[one.sha256] for one in row.media)
             name = row.origin or f"{split} row {index}"
             rows[split].append(
                 RowFacts(images, row_labels.label, row_labels.distance, text_tokens(row), row_labels.names, name)
             )
             group = group or row_labels.group
             if tokens := sum(map(typed_in, texts(row)), Counter()):
-                typed.append((row.place, tokens))
-    results, broken = _look_at(dataset, media, workers, progress)
+                rows_with_tokens.append((row.place, tokens))
+    results, broken = _examine_images(dataset, media, workers, progress)
     labels = {row.label for members in rows.values() for row in members}
     if len(labels) > MAX_LABELS:
         rows = {split: [row._replace(label=None) for row in members] for split, members in rows.items()}
     notes: dict[str, tuple[Verdict, str]] = {}
-    if typed:
-        notes["control tokens in text"] = ("look", _of_control_tokens(typed))
+    if rows_with_tokens:
+        notes["control tokens in text"] = ("look", _note_on_control_tokens(rows_with_tokens))
     if broken:
         notes["broken images"] = ("bad", f"{len(broken):,}, such as {broken[0]}")
     return examine_dataset(DatasetFacts(results, rows, group, notes), max_prompt_tokens=max_prompt_tokens)
 
 
-def _of_control_tokens(typed: Sequence[tuple[str, Counter[str]]]) -> str:
+def _note_on_control_tokens(rows_with_tokens: Sequence[tuple[str, Counter[str]]]) -> str:
     total: Counter[str] = Counter()
-    for _, tokens in typed:
+    for _, tokens in rows_with_tokens:
         total.update(tokens.keys())
     listing = ", ".join(f"{token} in {count:,}" for token, count in total.most_common(3))
     return (
-        f"{len(typed):,} rows contain text that models use as control tokens ({listing}); it is encoded as plain text;"
-        f" first: {typed[0][0]}"
+        f"{len(rows_with_tokens):,} rows contain text that models use as control tokens ({listing}); "
+        f"it is encoded as plain text; first: {rows_with_tokens[0][0]}"
     )
 
 
-def _look_at(
+def _examine_images(
     dataset: Dataset, media: Sequence[Media], workers: int | None, progress: Progress | None
 ) -> tuple[list[Examined], list[str]]:
     with TemporaryDirectory() as folder:
@@ -116,7 +116,7 @@ def _look_at(
         for one, fields in zip(media, looks, strict=True):
             if "reason" in fields:
                 broken.append(f"{dataset.place_of(one)}: {fields['reason']}")
-                results.append(Examined(one, 0, "0" * 80))
+                results.append(Examined(one, 0, "0" * 80))  # the hash of a flat image: never a near duplicate
             else:
                 result = examined(fields)
                 results.append(Examined(one, result.bytes, result.look, result.remarks))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.data.dataset import Rows, decode_at, require_split
+from vlmrl.data.dataset import Rows, decode_cached, require_split
 from vlmrl.data.images import ImageStore
 from vlmrl.errors import DataError
 from vlmrl.json_text import parse_json
@@ -54,7 +54,7 @@ class PreparedDataset:
         return self._store.read(media.sha256)
 
     def image(self, media: Media) -> PILImage:
-        return decode_at(self, media)
+        return decode_cached(self, media)
 
     def place_of(self, media: Media) -> str:
         for split in self.splits:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.cells import image_bytes, plain, read_answer, read_image, read_messages, split_images
 from vlmrl.data.columns import TRAINING, Mapped, map_columns, missing_prompt
-from vlmrl.data.dataset import Rows, canonical_json, decode_at, require_split
+from vlmrl.data.dataset import Rows, canonical_json, decode_cached, require_split
 from vlmrl.data.images import image_hash, probe_image
 from vlmrl.data.tables import RawTable, open_tables
 from vlmrl.errors import DataError
@@ -95,7 +95,7 @@ class TableDataset:
         raise DataError(f"no row has the image {media.sha256[:16]}", where=self.path)
 
     def image(self, media: Media) -> PILImage:
-        return decode_at(self, media)
+        return decode_cached(self, media)
 
     def place_of(self, media: Media) -> str:
         split, index, position = self._places.get(media.sha256) or self._search(media)
