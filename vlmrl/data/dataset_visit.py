@@ -25,8 +25,8 @@ class RowLabels(NamedTuple):
 
     Args:
         label: class of the row's answer; None if it has none.
-        distance: distance between the two classes of a pair, which says how hard it is; 0 = the same class.
-        group: kind of `names`, such as "individual" or "species"; "" = not known.
+        distance: distance between the classes of its two images, which says how hard the row is; 0 = the same class.
+        group: kind of `names`, such as "individual"; "" = not known.
         names: individuals or things that the row's images show.
     """
 
