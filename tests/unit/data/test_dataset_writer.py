@@ -169,7 +169,7 @@ def test_a_killed_run_leaves_the_old_dataset_or_none_and_the_next_one_says_what_
         "seed": 0
     }
     with building(target) as build:
-        assert any("interrupted" in line for line in build.found)
+        assert any("interrupted" in line for line in build.leftovers)
     assert PreparedDataset(target).info["args"] == {"seed": 0}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
     assert make(target) == "up to date"
