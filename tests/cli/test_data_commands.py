@@ -163,7 +163,7 @@ def test_the_doctor_names_file_and_row_of_what_a_model_cannot_take(tmp_path: Pat
     verdict, finding = found["broken images"]
     assert verdict == "bad" and f"{table}:3, column `images`, {tmp_path / 'broken.png'}: broken image" in finding
     verdict, finding = found["control tokens in text"]
-    assert verdict == "look" and "1 rows hold" in finding and f"first: {table}:1 (" in finding
+    assert verdict == "look" and "1 rows contain" in finding and f"first: {table}:1 (" in finding
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import vlmrl
-from vlmrl.data.dataset import read_info
+from vlmrl.data.prepared_dataset import read_info
 from vlmrl.errors import VlmrlError
 from vlmrl.json_text import MOST_LEVELS, parse_json
 from vlmrl.store.checkpoints import read_meta

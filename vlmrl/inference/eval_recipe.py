@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.checkpoint.merge import RECORD
-from vlmrl.data.dataset import INFO_FILE
+from vlmrl.data.prepared_dataset import INFO_FILE
 from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError, did_you_mean
 from vlmrl.inference.eval_rows import SeenRows, seen_by, trained_by
 from vlmrl.json_text import parse_json

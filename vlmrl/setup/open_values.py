@@ -59,7 +59,8 @@ def choosers(settings: Model, files: Callable[[], str], where: str, target: Targ
 
 def count_steps(recipe: Recipe) -> Choice:
     """Count `train.steps` from `train.epochs`: as many steps as draw that many times the number of rows."""
-    from vlmrl.data.dataset import open_dataset, require_split
+    from vlmrl.data.dataset import require_split
+    from vlmrl.data.open_dataset import open_dataset
 
     is_rl, rows = recipe.kind == "rl", 0
     per_step = recipe.rollout.prompts_per_step if is_rl else recipe.train.rows_per_step

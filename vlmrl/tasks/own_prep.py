@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from vlmrl.data.dataset_writer import Build, building, content_hash, refuse_other
+from vlmrl.data.dataset import content_hash
+from vlmrl.data.dataset_writer import Build, building, refuse_other
 from vlmrl.data.doctor import RowFacts
 from vlmrl.data.image_scan import FileReader
 from vlmrl.data.image_shards import Examined, examine

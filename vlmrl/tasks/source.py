@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.data.dataset import Dataset, Rows, open_dataset, require_split
+from vlmrl.data.dataset import Dataset, Rows, require_split
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RecipeError, listed
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.recipe.template import read_template

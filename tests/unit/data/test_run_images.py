@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vlmrl.data.dataset import open_dataset
 from vlmrl.data.images import decode_image, encode_png
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.data.run_images import run_images
 from vlmrl.recipe.schema import Data
 from vlmrl.store import layout

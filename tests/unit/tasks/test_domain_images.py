@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pair_tables import photo, write_parquet
 
-from vlmrl.data.dataset import open_dataset
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.tasks.dataset_assembly import Limits

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pair_tables import composite, photo, table_rows, write_parquet
 
-from vlmrl.data.dataset import open_dataset
 from vlmrl.data.images import decode_image
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks.dataset_assembly import Limits, OnOverlong

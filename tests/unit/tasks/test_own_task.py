@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from command_line import this_process
 
-from vlmrl.data.dataset import open_dataset
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.reward_check.scoring import TaskRef

@@ -23,8 +23,8 @@ def doctor(
     """
     from vlmrl.cli.show.doctor import show_doctor
     from vlmrl.cli.show.progress import PartCounter
-    from vlmrl.data.dataset import open_dataset
     from vlmrl.data.dataset_visit import visit
+    from vlmrl.data.open_dataset import open_dataset
     from vlmrl.recipe.schema import Data
     from vlmrl.tasks import kind_of, task_of
     from vlmrl.tasks.export import prompt_texts, prompt_tokens

@@ -23,7 +23,8 @@ def show(
 
     Example: vlmrl data show data/digits --split test --n 3
     """
-    from vlmrl.data.dataset import open_dataset, require_split
+    from vlmrl.data.dataset import require_split
+    from vlmrl.data.open_dataset import open_dataset
     from vlmrl.recipe.schema import Data
     from vlmrl.tasks import task_of
 
