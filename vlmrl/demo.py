@@ -1,6 +1,6 @@
-"""The demo: the whole chain on this machine, as the commands a person would type, on a model made on the spot.
+"""Demo: the whole chain on this machine, as the commands that a user would type, with a tiny model made for it.
 
-Nothing is downloaded. Every command runs as its own process through the command line; this file only puts them in
+Nothing is downloaded. Every command runs in a process of its own through the command line. This file only puts them in
 order, makes the tiny model and compares the two evaluations at the end.
 """
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 TEXTS_FOR_TOKENIZER = 2000
 ANY_REWARD = "exact_match"
-"""A built-in reward, where rows are opened and nothing is scored."""
+"""Built-in reward for opening rows of which nothing is scored."""
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 224 * 224
 SHOWN = ("reward", "accuracy", "brier", "auc", "parse_failure")
 """Metrics of the closing table, besides the accuracy of each level."""
 
 
 class DemoError(VlmrlError):
-    """A command of the demo failed."""
+    """Error of a demo in which a command failed."""
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Where the demo puts things, under one folder."""
+    """Paths of the demo's files, all below one folder."""
 
     out: Path
     seed: int
@@ -68,9 +68,10 @@ def make_model(data: Path, out: Path, *, seed: int, task: str = "table") -> int:
 
     Args:
         data: a dataset made by `vlmrl prep`, a table, or a recipe (.toml) with its own columns and prompts.
-        task: of a dataset that does not name its own.
-    Returns: the number of parameters. Raises: DataError when the rows cannot be read, RecipeError or ProblemsError when
-    the recipe cannot, CheckpointError when `out` is not empty.
+        task: the task, for a dataset that does not name its own.
+    Returns: the number of parameters.
+    Raises: DataError when the rows cannot be read, RecipeError or ProblemsError when the recipe cannot be read,
+        CheckpointError when `out` is not empty.
     """
     from vlmrl.model.tiny import build_tiny
     from vlmrl.recipe.load import load_recipe
@@ -97,7 +98,7 @@ def _texts_of(entry: Data) -> Iterator[str]:
 
     source = open_source(entry.model_copy(update={"reward": None}), Reward(name=ANY_REWARD))
     rows = [source.rows[i] for i in range(min(TEXTS_FOR_TOKENIZER, len(source.rows)))]
-    is_prepared = (Path(entry.path) / INFO_FILE).is_file()  # then one template makes every prompt, and traces answers
+    is_prepared = (Path(entry.path) / INFO_FILE).is_file()  # then a template makes all prompts, and traces the answers
     for row in rows[:50] if is_prepared else rows:
         yield from (message.content for message in source.messages(row))
         if not is_prepared:
@@ -122,9 +123,9 @@ def _tensor_sizes(folder: Path) -> list[int]:
 
 
 def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run the chain. Returns what `vlmrl demo --json` prints.
+    """Run the chain. Return the values that `vlmrl demo --json` prints.
 
-    Raises: DemoError when a command fails; what it said is on the terminal.
+    Raises: DemoError when a command fails; its output is on the terminal.
     """
     from vlmrl.model.gpus import missing_gpus
 
@@ -164,7 +165,7 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) ->
 
 
 def compare(sft_run: Path, rl_run: Path) -> dict[str, Any]:
-    """Both test evaluations side by side, and the paired difference with its interval."""
+    """Return both test evaluations side by side, and the paired difference with its 95% interval."""
     from vlmrl.evaluate.compare import differences as differences_of
     from vlmrl.evaluate.run import read_evaluation
     from vlmrl.store.layout import eval_dir
@@ -189,12 +190,12 @@ def _shown(summary: dict[str, Any]) -> list[str]:
 
 
 def vlmrl(*arguments: Any, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run one command of the command line, as a person would, and show it. Returns its JSON where it printed one."""
+    """Run one command of the command line, as a user would, and show it. Return its JSON; {} if it prints none."""
     words: Sequence[str] = [str(a) for a in arguments]
     say("     $ vlmrl " + " ".join(words))
     command = [sys.executable, "-c", "from vlmrl.cli.app import main; main()", *words]
-    # A model this small is faster on one thread than on two: 0.40 s against 0.61 s a step of SFT, 1.2 s against 1.6 s
-    # of GRPO on two cores.
+    # A model this small is faster on one thread than on two: 0.40 s against 0.61 s per step of SFT, 1.2 s against 1.6 s
+    # per step of GRPO, on two cores.
     environment = {"OMP_NUM_THREADS": "1"} | dict(os.environ)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     if done.returncode:

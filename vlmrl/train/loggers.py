@@ -1,7 +1,7 @@
-"""What a run sends to its loggers (`log.sinks`): the numbers of every step, some of its rollouts, how it ended.
+"""Data that a run sends to its loggers (`log.sinks`): the metrics of every step, some rollouts, and its ending.
 
-Nothing here waits for a logger or fails because of one (sinks/feed.py). Of several processes the one that writes the
-run has loggers, the others have none.
+No function here waits for a logger or fails because of one (sinks/feed.py). Only the rank that writes the run has
+loggers.
 """
 
 from __future__ import annotations
@@ -29,17 +29,21 @@ from vlmrl.tasks.source import Source
 from vlmrl.types import NO_SCORE, Group, Score
 
 MOST_PROMPTS = 4
-"""Prompts of a step that are sent, the first ones drawn."""
+"""Maximum number of prompts per step that are sent: the first ones drawn."""
 MOST_SAMPLES = 4
-"""Responses to each of them, the first ones sampled."""
+"""Maximum number of responses that are sent per prompt: the first ones sampled."""
 
 
 @dataclass
 class Loggers:
-    """The loggers of one attempt. Without any, every method does nothing.
+    """Loggers of one attempt. Without any, no method does anything.
 
-    Args: run: that they log.    feeds: one a logger.    files: where they print.    number: of the next line.
-        ending: how the attempt ends, as far as is known.
+    Args:
+        run: the run to log.
+        feeds: the connections, one per logger.
+        files: the log files that the loggers' processes print to.
+        number: number of the next line.
+        ending: ending of the attempt, as far as it is known.
     """
 
     run: Run
@@ -50,7 +54,7 @@ class Loggers:
     _line: Line | None = None
 
     def log(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
-        """Send the numbers of a step: `kind` is train or validation."""
+        """Send the metrics of a step. `kind`: "train" or "validation"."""
         if self.feeds:
             self._line = Line(step, self.run.attempt, kind, self.number, dict(metrics))
             self.number += 1
@@ -74,7 +78,7 @@ class Loggers:
         self._put({"op": "samples", "line": asdict(self._line), "samples": items}, blobs)
 
     def news(self) -> list[str]:
-        """What the user should read of the loggers and has not read yet; what they want kept is kept."""
+        """Return the loggers' new messages for the user, and save the values that the loggers want to keep."""
         found: list[str] = []
         for feed in self.feeds:
             opened, feed.opened = feed.opened, None
@@ -87,8 +91,12 @@ class Loggers:
         return found
 
     def close(self, seconds: float) -> list[str]:
-        """Let all loggers send what is left, for at most so long. Returns what the user should read. Lines that were
-        not taken are an event of the run.
+        """Let all loggers send their remaining lines. Return the messages for the user.
+
+        Lines that a logger did not take are an event of the run.
+
+        Args:
+            seconds: time limit for all loggers together.
         """
         deadline = time.monotonic() + seconds
         for feed in self.feeds:
@@ -113,9 +121,13 @@ class Loggers:
 
 @contextmanager
 def loggers_of(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None]) -> Iterator[Loggers]:
-    """The loggers of a recipe, opened. At the end they are closed with `Loggers.ending`; after an error in a hurry.
+    """Open the loggers of a recipe for a `with` block, and close them with `Loggers.ending` at its end.
 
-    Args: root: the runs folder.    say: told what the user should read.
+    They have `CLOSE_SECONDS` to close; after an error `HURRY_SECONDS`.
+
+    Args:
+        root: the runs folder.
+        say: shows a message to the user.
     """
     loggers = open_loggers(run, recipe, root, say) if run.writable and recipe.log.sinks else Loggers(run)
     seconds = HURRY_SECONDS
@@ -131,7 +143,7 @@ def loggers_of(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None])
 
 
 def open_loggers(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None]) -> Loggers:
-    """Start the process of each logger. What keeps one from starting is said."""
+    """Start the process of each logger. If one cannot start, the user is told why and the run goes on without it."""
     manifest, loggers = run.manifest, Loggers(run)
     try:
         remote = read_remote(run.dir)
@@ -160,7 +172,7 @@ def open_loggers(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None
 
 
 def config_of(run: Run, recipe: Recipe) -> dict[str, Any]:
-    """The resolved recipe by table, and under `run` what made it, secrets hidden."""
+    """Return the resolved recipe by table, and under `run` the origin of the run. Secrets are hidden."""
     manifest = run.manifest
     about = {
         "id": run.id, "attempt": run.attempt, "recipe": manifest.recipe, "vlmrl": manifest.vlmrl,
@@ -171,7 +183,7 @@ def config_of(run: Run, recipe: Recipe) -> dict[str, Any]:
 
 
 def sampled(group: Group) -> list[SampledRollout]:
-    """The first responses of a group, without images."""
+    """Return the first responses of a group, without images."""
     row = group.row
     return [
         SampledRollout(
@@ -183,7 +195,7 @@ def sampled(group: Group) -> list[SampledRollout]:
 
 
 def _no_score(score: Score) -> str | None:
-    """Return why there is no score, in words; None where there is one."""
+    """Return in words why there is no score, or None if there is one."""
     if score.error is None or score.status == "ok":
         return score.error
     return f"{NO_SCORE[score.status]}: {score.error}"
@@ -195,7 +207,7 @@ def _line_of(line: Mapping[str, Any]) -> Line:
 
 
 def _parent_of(manifest: Manifest, root: Path) -> dict[str, dict[str, Any]]:
-    """What the loggers of the run's parent kept; {} when it has none, or is gone."""
+    """Return the values that the loggers of the run's parent kept; {} if there is no parent, or it is gone."""
     folder = root / str((manifest.parent or {}).get("run"))
     if not manifest.parent or not (folder / layout.MANIFEST).is_file():
         return {}

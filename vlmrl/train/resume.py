@@ -1,6 +1,7 @@
-"""Resume and fork of a run: what would change, whether it may change, and the run that goes on.
+"""Resume and fork of a run: a plan with all changes, their check, and the run that continues.
 
-`plan_resume` and `plan_fork` read and refuse; nothing is written before `reopen_run` or `fork_run` takes their plan.
+`plan_resume` and `plan_fork` only read, and raise if a change is refused. `reopen_run` and `fork_run` take a plan and
+write.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ if TYPE_CHECKING:
 
 COMMANDS = {"rl": "train", "sft": "sft"}
 LENGTH_KEYS = {"train.steps", "train.epochs", "train.stop_above", "train.max_seconds", "eval.patience"}
-"""Keys that can make a run go on that was done."""
+"""Keys whose change can make a finished run continue."""
 
 
 @dataclass(frozen=True)
 class ResumeRequest:
-    """What a command says of the run it goes on from.
+    """Arguments of a command that resumes or forks a run.
 
     Args:
-        ref: the run; of a fork with `@STEP`, `@best` or `@last`.    kind: rl or sft: the command that asks.
-        recipe: a recipe file whose values are to hold; None = the run's own.    overrides: `--set`, on top of either.
-        accept: --accept-changes.
+        ref: the run; for a fork also with `@STEP`, `@best` or `@last`.
+        kind: "rl" or "sft", by the command.
+        recipe: a recipe file to use; None = the run's own recipe.
+        overrides: values of `--set`; they have priority over either recipe.
+        accept: whether `--accept-changes` was given.
     """
 
     ref: str
@@ -54,13 +57,16 @@ class ResumeRequest:
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """How a run goes on, or a fork begins.
+    """Plan of a resumed run or of a fork.
 
     Args:
-        run: the run, for reading.    checkpoint: what is loaded; None = it begins at step 0 again.
-        loaded: the recipe as it will be.    changes: against the run.    records, texts: as they are now.
-        accepted: whether --accept-changes was said.
-        warnings: about values that the run chose anew for its machine.
+        run: the run, for reading.
+        checkpoint: the checkpoint to load; None = the run begins at step 0 again.
+        loaded: the recipe that will be used.
+        changes: its changes against the run.
+        records, texts: current records and texts of datasets, rewards and prompts, for the manifest.
+        accepted: whether `--accept-changes` was given.
+        warnings: warnings about values that were chosen again for this machine.
     """
 
     run: Run
@@ -78,7 +84,7 @@ class ResumePlan:
 
     @property
     def recipe_given(self) -> bool:
-        """Whether a recipe file was given, not the run's own."""
+        """Whether another recipe file than the run's own was given."""
         return self.loaded.path.parent != self.run.dir
 
     @property
@@ -87,7 +93,7 @@ class ResumePlan:
 
     @property
     def renewal(self) -> Renewal | None:
-        """What a resume writes; None when nothing changes."""
+        """Records that a resume writes; None when nothing changes."""
         if not self.changes:
             return None
         given = self.loaded.text if self.recipe_given else None
@@ -97,17 +103,17 @@ class ResumePlan:
 
     @property
     def fork(self) -> Fork:
-        """What a new run begins with."""
+        """Checkpoint and records that a new run begins with."""
         assert self.checkpoint is not None
         return Fork(self.checkpoint, dict(self.run.manifest.first_weights or {}), _recorded(self.changes))
 
 
 def plan_resume(root: Path, asked: ResumeRequest) -> ResumePlan:
-    """How a run would go on.
+    """Plan the resume of a run. Nothing is written.
 
-    Raises: StoreError when it is of another kind, has nothing left to do, or would change what it must not or what was
-    not accepted; CheckpointError when the folder of its newest checkpoint is not what was saved; the errors of recipe,
-    data and reward. Nothing is written.
+    Raises: StoreError when the run is of another kind, has nothing left to do, or has a change that is refused or was
+        not accepted; CheckpointError when the folder of its newest checkpoint is not what was saved; the errors of
+        recipe, data and reward.
     """
     run = open_run(root, asked.ref)
     _same_kind(run, asked.kind, f"--resume {asked.ref}")
@@ -127,7 +133,7 @@ def plan_resume(root: Path, asked: ResumeRequest) -> ResumePlan:
 
 
 def plan_fork(root: Path, asked: ResumeRequest) -> ResumePlan:
-    """How a new run would begin with the whole of a checkpoint (`RUN@STEP`, `RUN@best`, `RUN@last`, `RUN` = last).
+    """Plan a new run that begins with all of a checkpoint (`RUN@STEP`, `RUN@best`, `RUN@last`, `RUN` = last).
 
     Raises: StoreError when there is no such checkpoint, or it does not fit; the errors of recipe, data and reward.
     """
@@ -150,11 +156,11 @@ def plan_fork(root: Path, asked: ResumeRequest) -> ResumePlan:
 
 
 ALL_DONE = "all steps done"
-"""Why a run ended that has all its steps."""
+"""Reason in the event of a run that ended after all its steps."""
 
 
 def parse_fork(ref: str) -> tuple[str, str | int]:
-    """(run, checkpoint) of `RUN@STEP`, `RUN@best`, `RUN@last` or `RUN`."""
+    """Split `RUN@STEP`, `RUN@best`, `RUN@last` or `RUN` into (run, checkpoint); "last" if none is named."""
     run, at, which = ref.rpartition("@")
     if at and run and which in ("best", "last"):
         return run, which
@@ -164,7 +170,7 @@ def parse_fork(ref: str) -> tuple[str, str | int]:
 
 
 def told(changes: Sequence[Change], run: str = "RUN") -> str:
-    """Changes for people: what, old -> new, why; a diff below where there is one. `run`: its name in commands."""
+    """Return the changes in words: key, old -> new, reason; a diff below if there is one. `run`: its name in hints."""
     mark = {"free": "", "asked": "asked: ", "refused": "REFUSED: "}
     lines = []
     for c in changes:
@@ -176,7 +182,7 @@ def told(changes: Sequence[Change], run: str = "RUN") -> str:
 
 
 def notes_of(plan: ResumePlan) -> list[str]:
-    """What a person should know of changes that are allowed."""
+    """Return notes for the user about changes that are allowed but have consequences."""
     notes, keys = [], {c.what for c in plan.changes}
     schedule = plan.loaded.recipe.optim.schedule
     if "train.steps" in keys and schedule != "constant":
@@ -193,11 +199,11 @@ def notes_of(plan: ResumePlan) -> list[str]:
 
 
 def _plan(run: Run, checkpoint: Path | None, asked: ResumeRequest) -> ResumePlan:
-    """The plan, whatever it may hold."""
+    """Return the plan, with changes of every kind, also refused ones."""
     from vlmrl.setup.sources import open_sources
 
     if checkpoint is not None:
-        read_meta(checkpoint)  # what does not belong into its folder is refused before anything is written
+        read_meta(checkpoint)  # raises for a damaged checkpoint before anything is written
     before = read_resolved(run.dir)
     old = recipe_from_resolved(before, where=str(newest_resolved(run.dir)))
     if asked.recipe is not None:
@@ -219,7 +225,7 @@ def _plan(run: Run, checkpoint: Path | None, asked: ResumeRequest) -> ResumePlan
 
 
 def _fitted(change: Change, old: Recipe, new: Recipe) -> Change:
-    """The change, refused when it needs a critic that the checkpoint has not."""
+    """Return the change, refused if it needs a critic that the checkpoint does not have."""
     if old.kind != "rl" or new.kind != "rl" or change.what not in ("algo.name", "algo.advantage"):
         return change
     if algorithm_of(new.algo).needs_critic and not algorithm_of(old.algo).needs_critic:
@@ -229,7 +235,7 @@ def _fitted(change: Change, old: Recipe, new: Recipe) -> Change:
 
 
 def _without_adapter(changes: Sequence[Change], old: Recipe, new: Recipe) -> list[Change]:
-    """Return the changes; all keys of an adapter for a run that trains all weights are one change, and refused."""
+    """Return the changes. For a run that trains all weights, all keys of an adapter become one refused change."""
     whole = [c for c in changes if c.what == "lora" or c.what.startswith("lora.")]
     if not whole or old.lora is not None or new.lora is None:
         return list(changes)
@@ -239,6 +245,7 @@ def _without_adapter(changes: Sequence[Change], old: Recipe, new: Recipe) -> lis
 
 
 def _same_kind(run: Run, kind: str, option: str) -> None:
+    """Raise a StoreError if another command made the run. `option`: the option that names the run, for the hint."""
     is_kind = run.manifest.kind
     if is_kind != kind:
         command = COMMANDS.get(is_kind)
@@ -252,7 +259,7 @@ def _same_kind(run: Run, kind: str, option: str) -> None:
 
 
 def _something_left(plan: ResumePlan) -> None:
-    """Raise when the run would end before its first step."""
+    """Raise a StoreError if the run would end before its first step."""
     run, steps = plan.run, plan.loaded.recipe.train.steps
     keys = {c.what for c in plan.changes}
     done = run.status == "done"
@@ -272,7 +279,7 @@ def _something_left(plan: ResumePlan) -> None:
 
 
 def more_steps(steps: int) -> int:
-    """Return a round number of steps to go on to: twice as many, rounded up to its first digit.
+    """Return a round, larger number of steps: twice as many, rounded up to its first digit.
 
     Example: 14 -> 30; 100 -> 200; 0 -> 1.
     """
@@ -282,14 +289,15 @@ def more_steps(steps: int) -> int:
 
 
 def _recorded(changes: Sequence[Change]) -> list[dict[str, Any]]:
-    """Changes as the manifest keeps them, secrets hidden."""
+    """Return the changes as the manifest records them, with secrets hidden."""
     records = [c.record() for c in changes]
     return [r | {side: redact_value(r[side], r["what"]) for side in ("old", "new")} for r in records]
 
 
 def reopen_run(root: Path, plan: ResumePlan, argv: Sequence[str]) -> tuple[Run, Recipe, Path | None]:
-    """A run taken for a new attempt, as planned: (run, recipe, the checkpoint to go on from).
+    """Open a run for a new attempt, as planned.
 
+    Returns: (run, recipe, checkpoint to continue from or None).
     Raises: StoreError when a live process writes it.
     """
     run = resume_run(root, str(plan.run.dir), argv=argv, threads=usable_cores(), renewal=plan.renewal)
@@ -302,7 +310,10 @@ def reopen_run(root: Path, plan: ResumePlan, argv: Sequence[str]) -> tuple[Run, 
 
 
 def fork_run(root: Path, plan: ResumePlan, argv: Sequence[str], labels: Labels) -> tuple[Run, Recipe, Path | None]:
-    """A new run that goes on from the whole of a checkpoint of another: (run, recipe, its copy of the checkpoint)."""
+    """Create a run that continues from all of a checkpoint of another run.
+
+    Returns: (run, recipe, its copy of the checkpoint).
+    """
     parent, loaded = plan.run, plan.loaded
     assert plan.checkpoint is not None
     run = create_run(

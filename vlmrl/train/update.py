@@ -1,6 +1,6 @@
-"""One optimizer step from a batch of trajectories: the same function for reinforcement and for supervised learning.
+"""Optimizer step on a batch of trajectories: one function for reinforcement learning and for supervised learning.
 
-Letters: K trained tokens of a row, S trajectories of the step.
+Letters: K trained tokens of a packed row, S trajectories of the step.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ from vlmrl.train.step_batch import FILLER, StepBatch
 from vlmrl.train.tally import PREFIX, Mismatch, Tally, tally_mismatch
 
 NOT_FINITE = "loss/not_finite"
-"""Tokens whose loss is no finite number, in a tally."""
+"""Name in a tally: number of tokens whose loss is not finite."""
 
 
 def update(
     policy: Policy, optimizer: Optimizer, batch: StepBatch, objective: Objective, *, lr: float, tokens_per_row: int,
     max_tokens: int,
 ) -> dict[str, float]:  # fmt: skip
-    """One optimizer step. The denominator is ONE number, fixed before the first backward.
+    """Run the packed rows of a batch forward and backward, then make one optimizer step.
 
-    Args: lr: this update's learning rate. tokens_per_row: packing budget. max_tokens: for aggregation "constant".
-    Returns: metrics, token means over the step.
-    Raises: TrainError when loss or gradient are not finite, OutOfMemoryError when a row does not fit; nothing was
-        changed then.
+    The denominator of the loss is ONE number, fixed before the first backward.
+
+    Args:
+        lr: learning rate of this update.
+        tokens_per_row: budget of a packed row, in tokens.
+        max_tokens: token limit of a response, for the aggregation "constant".
+    Returns: metrics: means over the tokens of the update, norms of the gradients, learning rate.
+    Raises: TrainError when the loss or the gradient is not finite, OutOfMemoryError when a packed row does not fit. No
+        weight has changed then.
     """
     metrics = add_gradients(policy, optimizer, batch, objective, tokens_per_row=tokens_per_row, max_tokens=max_tokens)
     parts = {f"optim/grad_norm/{part}": norm for part, norm in optimizer.part_norms().items()}
@@ -52,9 +57,13 @@ def add_gradients(
     policy: Policy, optimizer: Optimizer, batch: StepBatch, objective: Objective, *, tokens_per_row: int,
     max_tokens: int,
 ) -> dict[str, float]:  # fmt: skip
-    """The gradient of a step, row by row, added to what the parameters have. As `update`, which it is the body of."""
+    """Add the gradient of an update to the parameters' gradients, one packed row after another.
+
+    This is `update` without the optimizer step: same arguments, metrics and errors.
+    """
     trained = [n for theirs in batch.world.gather([batch.num_trained(i) for i in batch.items]) for n in theirs]
     dead = [n for group in batch.dead_tokens.values() for n in group]
+    # Trained tokens of each response, on all ranks: the loss does not depend on how the batch is packed or spread.
     total = Denominator.of(objective.aggregation, trained, max_tokens, dead)
     selected = objective.select(policy, batch, tokens_per_row)
     tally, losses = Tally(), []
@@ -65,9 +74,10 @@ def add_gradients(
             data = _token_data(items, batch, selected, policy.device)
             loss_K, shown = objective.loss(stats, data)
             losses.append((loss_K.detach(), data.trajectory))
-            if items[-1].trajectory == FILLER:
+            if items[-1].trajectory == FILLER:  # times 0.0: it adds nothing, but its backward runs as on other ranks
                 loss_K = torch.where(data.trajectory == FILLER, 0.0 * loss_K, loss_K)
                 shown = {name: values * (data.trajectory != FILLER) for name, values in shown.items()}
+            # [K] -> scalar: this packed row's share of the loss. The gradients of all packed rows add up.
             loss = aggregate(loss_K, data.response_tokens, total)
             loss.backward()
         tally.add("loss/total", loss)
@@ -84,9 +94,13 @@ def add_gradients(
 def _token_data(
     items: Sequence[TrainItem], batch: StepBatch, selected: dict[int, Tensor], device: torch.device
 ) -> TokenData:
-    """What the objective gets of a row. Made on the CPU and copied there whole: no number is asked of the device."""
+    """Return the objective's inputs for a packed row.
+
+    They are built on the CPU and copied to the device as a whole: the CPU never waits for a number of the device.
+    """
     counts = {k: n for k, i in enumerate(items) if (n := batch.num_trained(i))}
     of_each = [(items[k].trajectory, response, n) for response, (k, n) in enumerate(counts.items())]
+    # (trajectory, response, length of the response) per response -> [3, K] per token
     indices_3K = [[values[column] for values in of_each for _ in range(values[2])] for column in range(3)]
     trajectory, response, response_tokens = torch.tensor(indices_3K, dtype=torch.long).reshape(3, -1).to(device)
     advantage = torch.cat([batch.advantage_of(i.trajectory, batch.num_trained(i)) for i in items])
@@ -117,12 +131,17 @@ def _token_data(
 
 
 def _not_finite(losses: Sequence[tuple[Tensor, Tensor]], batch: StepBatch) -> list[str]:
-    """Names of the responses with a loss that is not finite. Args: losses: of each row (loss_K, trajectory_K)."""
+    """Return the names of the responses with a loss that is not finite.
+
+    Args:
+        losses: (loss_K, trajectory_K) of each packed row.
+    """
     found = {i for loss_K, trajectory_K in losses for i in trajectory_K[~torch.isfinite(loss_K)].tolist()}
     return [batch.names_S[i] for i in sorted(found) if i != FILLER]
 
 
 def _stop_unless_finite(bad: list[str], world: World, optimizer: Optimizer) -> None:
+    """Raise a TrainError on all ranks if one has responses with a loss that is not finite (`bad`: their names)."""
     everywhere = [name for theirs in world.gather(bad) for name in theirs]
     if everywhere:
         optimizer.clear()
@@ -134,6 +153,6 @@ def _stop_unless_finite(bad: list[str], world: World, optimizer: Optimizer) -> N
 
 
 def _summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of the whole step from those of each process. A process of fillers alone has all names too."""
+    """Return the metrics of the whole update: the sums over the ranks. A rank with only fillers has all names, too."""
     names = [n for n in dict.fromkeys(n for p in parts for n in p) if not n.startswith(PREFIX)]
     return {n: sum(p.get(n, 0.0) for p in parts) for n in names}
