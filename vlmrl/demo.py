@@ -157,8 +157,8 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) ->
     vlmrl("reward-check", rl, "--runs", paths.runs, say=say)
     say("8/8  Report")
     vlmrl("report", sft, rl, "-o", paths.report, "--runs", paths.runs, say=say)
-    found = compare(paths.runs / sft, paths.runs / rl)
-    return found | {
+    comparison = compare(paths.runs / sft, paths.runs / rl)
+    return comparison | {
         "seconds": round(time.perf_counter() - start, 1), "run": rl, "sft_run": sft, "seed": seed,
         "report": str(paths.report), "model": str(paths.merged),
     }  # fmt: skip
@@ -171,9 +171,9 @@ def compare(sft_run: Path, rl_run: Path) -> dict[str, Any]:
     from vlmrl.store.layout import eval_dir
 
     sft, rl = (read_evaluation(eval_dir(run, "test")) for run in (sft_run, rl_run))
-    found = differences_of(rl, sft)
+    estimates = differences_of(rl, sft)
     differences = {
-        name: {"mean": found[name]["value"], "ci95": [found[name]["low"], found[name]["high"]]}
+        name: {"mean": estimates[name]["value"], "ci95": [estimates[name]["low"], estimates[name]["high"]]}
         for name in ("reward", "accuracy")
     }
     short = lambda e: {n: e.summary["metrics"][n]["value"] for n in ("reward", "accuracy")}  # noqa: E731
@@ -197,8 +197,8 @@ def vlmrl(*arguments: Any, say: Callable[[str], None]) -> dict[str, Any]:
     # A model this small is faster on one thread than on two: 0.40 s against 0.61 s per step of SFT, 1.2 s against 1.6 s
     # per step of GRPO, on two cores.
     environment = {"OMP_NUM_THREADS": "1"} | dict(os.environ)
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
-    if done.returncode:
-        raise DemoError(f"`vlmrl {' '.join(words)}` ended with code {done.returncode}", hint="what it said is above")
-    last = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "{}"
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
+    if process.returncode:
+        raise DemoError(f"`vlmrl {' '.join(words)}` ended with code {process.returncode}", hint="what it said is above")
+    last = process.stdout.strip().splitlines()[-1] if process.stdout.strip() else "{}"
     return json.loads(last) if last.startswith("{") else {}

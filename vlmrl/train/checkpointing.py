@@ -96,13 +96,13 @@ class Saver:
     def begin(self, write: Callable[[], Written]) -> None:
         """Run `write`: with copies in a thread beside the training, else to its end before this returns."""
         assert self._under_way is None, "one checkpoint at a time"
-        done = self._under_way = Future[Written]()
+        future = self._under_way = Future[Written]()
 
         def work() -> None:
             try:
-                done.set_result(write())
+                future.set_result(write())
             except BaseException as error:
-                done.set_exception(error)
+                future.set_exception(error)
 
         if self.copies is None:
             work()
@@ -115,8 +115,8 @@ class Saver:
         Raises: the errors of `write`.
         """
         assert self._under_way is not None
-        done, self._under_way = self._under_way, None
-        return done.result()
+        future, self._under_way = self._under_way, None
+        return future.result()
 
 
 def keep_newest(run: Run, keep_last: int, written: Written) -> None:
@@ -153,14 +153,14 @@ def save(session: Session, *, wait: bool = False) -> None:
         "stream": session.feed.position,
     }
     value_head = {} if policy.value_head is None else policy.value_head.state_dict()
-    saved = io.CheckpointContent(progress.step, meta, data, _proof(learner, saver.proof_items), value_head)
+    content = io.CheckpointContent(progress.step, meta, data, _proof(learner, saver.proof_items), value_head)
     # Tensors are copied here, if there are copies: training may change them while the thread writes.
     staged = io.stage(
-        journal.run.dir, saved, policy.model, session.feed.encoder.processor, learner.optimizer.state_tensors(),
+        journal.run.dir, content, policy.model, session.feed.encoder.processor, learner.optimizer.state_tensors(),
         learner.world, policy.saved_dtypes, saver.copies,
     )  # fmt: skip
     keep = [progress.best_step] if recipe.checkpoint.keep_best and progress.best_step is not None else []
-    saver.begin(lambda: Written(saved.step, io.write_staged(staged, saver.world), keep))
+    saver.begin(lambda: Written(content.step, io.write_staged(staged, saver.world), keep))
     saver.saved_step = progress.step
     if wait or saver.copies is None:
         finish_save(saver)

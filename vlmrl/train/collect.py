@@ -199,10 +199,10 @@ def _greedy_scores(
         )  # fmt: skip
     with clock("reward"):
         scores = [g.samples[0].score for g in score_rollouts(answers, feed.scorers, strict=strict)]
-        own = {
+        own_scores = {
             i: None if score.error is not None else score.value
             for (i, _), score in zip(sampled, scores, strict=True)
         }  # fmt: skip
         # {group: score} of this rank -> of all ranks
-        of_all = {i: value for theirs in feed.world.gather(own) for i, value in theirs.items()}
-    return [of_all[i] for i in range(len(collected.groups))]
+        score_of_group = {i: value for of_rank in feed.world.gather(own_scores) for i, value in of_rank.items()}
+    return [score_of_group[i] for i in range(len(collected.groups))]

@@ -135,7 +135,7 @@ def _statistics(
             fill_stats(policy, batch, into, tokens_per_row)
             fill_logps(reference, batch, batch.ref_logp, tokens_per_row)
             estimate = KL_ESTIMATORS[algorithm.kl]
-            before.kl |= {i: estimate(before.logp[i], theirs) for i, theirs in batch.ref_logp.items()}
+            before.kl |= {i: estimate(before.logp[i], ref_logp) for i, ref_logp in batch.ref_logp.items()}
     return before.joined(learner.world)
 
 

@@ -38,8 +38,8 @@ def fill_stats(
         with batch.naming(items, policy.device):
             row = make_row(items, policy.device)
             stats = policy(row, batch.reference_of(items, policy) if "kl" in into else None)
-        for name, found in into.items():
-            found |= _by_trajectory(items, batch, getattr(stats, name))
+        for name, values_by_trajectory in into.items():
+            values_by_trajectory |= _by_trajectory(items, batch, getattr(stats, name))
 
 
 @torch.no_grad()

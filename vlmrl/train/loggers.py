@@ -79,16 +79,16 @@ class Loggers:
 
     def news(self) -> list[str]:
         """Return the loggers' new messages for the user, and save the values that the loggers want to keep."""
-        found: list[str] = []
+        messages: list[str] = []
         for feed in self.feeds:
             opened, feed.opened = feed.opened, None
             try:
                 if opened:
                     write_remote(self.run.dir, feed.name, opened)
             except (StoreError, TypeError) as error:
-                found.append(f"logger {feed.name}: what it wants to be kept was not: {error}")
-            found += feed.notes()
-        return found
+                messages.append(f"logger {feed.name}: what it wants to be kept was not: {error}")
+            messages += feed.notes()
+        return messages
 
     def close(self, seconds: float) -> list[str]:
         """Let all loggers send their remaining lines. Return the messages for the user.
@@ -105,13 +105,13 @@ class Loggers:
             feed.end(deadline)
         for file in self.files:
             file.close()
-        told = self.news()
+        messages = self.news()
         for feed in self.feeds:
             if lost := feed.sent - feed.taken:
                 step = self._line.step if self._line else self.run.start_step
                 self.run.event(step, "logger lost lines", logger=feed.name, lost=lost, sent=feed.sent)
-                told.append(f"logger {feed.name} took {feed.taken} of {feed.sent} lines; metrics.jsonl holds all")
-        return told
+                messages.append(f"logger {feed.name} took {feed.taken} of {feed.sent} lines; metrics.jsonl holds all")
+        return messages
 
     def _put(self, header: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> None:
         frame = pack(header, blobs)
@@ -150,22 +150,22 @@ def open_loggers(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None
     except StoreError as error:
         say(f"loggers begin anew: {error.message} ({error.where})")
         remote = {}
-    above, lines = _parent_of(manifest, root), read_file(run.dir)
+    parent_ids, lines = _parent_of(manifest, root), read_file(run.dir)
     loggers.number = len(lines.lines) + len(lines.torn)
     standing = [n for n in run.metrics("validation") if n["step"] == run.start_step and n["attempt"] < run.attempt]
     for sink in recipe.log.sinks:
         name = short_name(sink)
-        about = SinkRun(
+        sink_run = SinkRun(
             id=run.id, label=recipe.log.name or manifest.name or run.id, folder=str(run.dir.resolve()),
             kind=recipe.kind, attempt=run.attempt, from_step=run.start_step, config=config_of(run, recipe),
             project=recipe.log.project, entity=recipe.log.entity, group=recipe.log.group, tags=list(manifest.tags),
-            note=manifest.note, parent={**manifest.parent, "remote": above.get(name)} if manifest.parent else None,
+            note=manifest.note, parent={**manifest.parent, "remote": parent_ids.get(name)} if manifest.parent else None,
             remembered=remote.get(name, {}), standing=[_line_of(n) for n in standing],
         )  # fmt: skip
         try:
             log = open(run.process_log(name), "a", encoding="utf-8")  # noqa: SIM115 (closed with the loggers)
             loggers.files.append(log)
-            loggers.feeds.append(Feed(name, sink, asdict(about), log))
+            loggers.feeds.append(Feed(name, sink, asdict(sink_run), log))
         except OSError as error:
             say(f"logger {name} could not begin, and the run goes on without it: {error.strerror or error}")
     return loggers
@@ -174,12 +174,12 @@ def open_loggers(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None
 def config_of(run: Run, recipe: Recipe) -> dict[str, Any]:
     """Return the resolved recipe by table, and under `run` the origin of the run. Secrets are hidden."""
     manifest = run.manifest
-    about = {
+    provenance = {
         "id": run.id, "attempt": run.attempt, "recipe": manifest.recipe, "vlmrl": manifest.vlmrl,
         "git": manifest.git, "hardware": manifest.hardware, "datasets": list(manifest.datasets),
         "parent": manifest.parent, "processes": manifest.attempts[-1].processes,
     }  # fmt: skip
-    return redact_value(recipe.model_dump(mode="json") | {"run": about})
+    return redact_value(recipe.model_dump(mode="json") | {"run": provenance})
 
 
 def sampled(group: Group) -> list[SampledRollout]:

@@ -50,11 +50,11 @@ def catch_interrupt(say: Callable[[str], None]) -> Iterator[StopRequest]:
         request.asked = True
         say("stopping after this step, then saving a checkpoint (again: stop at once, without saving)")
 
-    before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield request
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -95,7 +95,7 @@ def write_validation(
         evaluation_of: answers and scores the rows of a source; called once per source, and its result is written at
             once.
     """
-    values, flat, step = [], {}, journal.progress.step
+    values, metrics, step = [], {}, journal.progress.step
     for source in sources:
         evaluation = evaluation_of(source)
         summary = evaluation.summary
@@ -103,8 +103,10 @@ def write_validation(
             journal.watcher.message(f"validation on {source.name}: {problem}")
         values.append(metric_value(summary, settings.metric))
         prefix = "eval" if len(sources) == 1 else f"eval/{source.name}"
-        flat |= {f"{prefix}/{name}": m["value"] for name, m in summary["metrics"].items()}
-        flat |= {f"{prefix}/{name}_{end}": m[end] for name, m in summary["metrics"].items() for end in ("low", "high")}
+        metrics |= {f"{prefix}/{name}": m["value"] for name, m in summary["metrics"].items()}
+        metrics |= {
+            f"{prefix}/{name}_{end}": m[end] for name, m in summary["metrics"].items() for end in ("low", "high")
+        }
         if journal.world.is_main:
             folder = training_folder(journal.run.dir, source.split, source.name, step)
             write_evaluation(folder, evaluation, _validation_meta(source, step, settings.max_rows))
@@ -115,8 +117,8 @@ def write_validation(
     best = journal.progress.count_validation(value, settings.goal)
     if best:
         journal.run.set_best(step, settings.metric, value)
-    journal.log(step, "validation", flat | {"eval/metric": value, "eval/is_best": best})
-    journal.watcher.validation(step, flat, best)
+    journal.log(step, "validation", metrics | {"eval/metric": value, "eval/is_best": best})
+    journal.watcher.validation(step, metrics, best)
 
 
 def validate_at_start(session: Session, generator: Generator) -> None:

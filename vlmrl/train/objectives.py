@@ -105,28 +105,32 @@ class PolicyGradient:
             return {}
         logps: dict[int, Tensor] = {}
         fill_logps(policy, batch, logps, tokens_per_row)
-        said = {i.trajectory: batch.sampler_logp_of(i).to(policy.device) for i in batch.items}
+        sampler_logps = {i.trajectory: batch.sampler_logp_of(i).to(policy.device) for i in batch.items}
         # trajectory -> (logp, old log-prob, advantage), [trained tokens] each
-        own = {
-            i: [logp, self._old(logp, batch.old_logp.get(i), said[i]), batch.advantage_of(i, len(logp)).to(logp.device)]
+        own_tokens = {
+            i: [
+                logp,
+                self._old(logp, batch.old_logp.get(i), sampler_logps[i]),
+                batch.advantage_of(i, len(logp)).to(logp.device),
+            ]
             for i, logp in logps.items()
         }
-        columns = [on_cpu({i: found[k] for i, found in own.items()}) for k in range(3)]
-        own = {i: [column[i] for column in columns] for i in own}
-        all_of_them = {i: x for theirs in batch.world.gather(own) for i, x in theirs.items()}
-        if not all_of_them:
+        columns = [on_cpu({i: values[k] for i, values in own_tokens.items()}) for k in range(3)]
+        own_tokens = {i: [column[i] for column in columns] for i in own_tokens}
+        all_tokens = {i: x for of_rank in batch.world.gather(own_tokens) for i, x in of_rank.items()}
+        if not all_tokens:
             return {}
         # Sorted: the choice must not depend on which rank has which trajectory.
-        order = sorted(all_of_them)
-        logp, old, advantage = zip(*(all_of_them[i] for i in order), strict=True)
-        found = select_tokens(self.algorithm, logp, old, advantage, batch.seed)
-        return {i: chosen for i, chosen in zip(order, found, strict=True) if i in own}
+        trajectories = sorted(all_tokens)
+        logp, old, advantage = zip(*(all_tokens[i] for i in trajectories), strict=True)
+        selected = select_tokens(self.algorithm, logp, old, advantage, batch.seed)
+        return {i: is_selected for i, is_selected in zip(trajectories, selected, strict=True) if i in own_tokens}
 
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
         old = self._old(stats.logp, data.old_logp, data.sampler_logp)
         tokens = Tokens(stats.logp, old, data.advantage, data.response, data.selected)
         loss, clipped = policy_loss(self.algorithm, tokens)
-        shown = {"policy/clip_share": clipped, "policy/entropy": stats.entropy}
+        metrics = {"policy/clip_share": clipped, "policy/entropy": stats.entropy}
         if self.importance in ("truncate", "mask"):
             weight = importance_weight(
                 old, data.sampler_logp, data.response, mode=self.importance, level=self.algorithm.importance_level,
@@ -134,22 +138,22 @@ class PolicyGradient:
             )  # fmt: skip
             weight = applied_weight(self.algorithm, weight, data.response)
             loss = loss * weight  # [K] * [K], no gradient through the weight
-            shown["policy/importance_weight"] = weight
-        shown["loss/policy"] = loss.detach()
+            metrics["policy/importance_weight"] = weight
+        metrics["loss/policy"] = loss.detach()
         if self.entropy_coef:
             loss = loss - self.entropy_coef * stats.entropy
         if self.kl_coef > 0:
             kl = self._kl(stats, data)
             loss = loss + self.kl_coef * kl
-            shown["loss/kl"] = kl.detach()
+            metrics["loss/kl"] = kl.detach()
         if self.algorithm.needs_critic:
             assert stats.value is not None and data.old_value is not None and data.value_target is not None
             value = clipped_value_loss(
                 stats.value, data.old_value, data.value_target, clip_range=self.algorithm.value_clip
             )
             loss = loss + self.algorithm.value_coef * value
-            shown["loss/value"] = value.detach()
-        return loss, shown
+            metrics["loss/value"] = value.detach()
+        return loss, metrics
 
     def _old(self, logp: Tensor, before: Tensor | None, said: Tensor) -> Tensor:
         """Return the old log-probs of the ratio [K]: those of the policy before the updates, or the engine's.

@@ -70,9 +70,9 @@ class Optimizer:
             raise TrainError("nothing is trained: every part of the model is frozen", hint="shorten model.freeze")
         if value_head is not None:
             self.parameters |= {f"value_head.{n}": p for n, p in value_head.named_parameters()}
-        own = settings.name == "adamw_bf16_kahan"
+        is_kahan = settings.name == "adamw_bf16_kahan"
         self.masters = {
-            n: p if own or p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            n: p if is_kahan or p.dtype == torch.float32 else nn.Parameter(p.detach().float())
             for n, p in self.parameters.items()
         }
         # The backward of each microbatch adds float32 gradients: to the master, or to the parameter's own `grad`.
@@ -83,8 +83,11 @@ class Optimizer:
                 p.grad_dtype = torch.float32
         # Matrices decay; biases and norms (one axis) do not.
         decayed = [m for m in self.masters.values() if m.ndim >= 2]
-        others = [m for m in self.masters.values() if m.ndim < 2]
-        groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        undecayed = [m for m in self.masters.values() if m.ndim < 2]
+        groups = [
+            {"params": decayed, "weight_decay": settings.weight_decay},
+            {"params": undecayed, "weight_decay": 0.0},
+        ]
         self.adamw = _adamw(settings, [g for g in groups if g["params"]])
         self.updates = 0
 
@@ -103,7 +106,7 @@ class Optimizer:
             parts.setdefault("value_head" if name.startswith("value_head.") else part_of(name) or "other", []).append(
                 gradient
             )
-        norms = [whole(nn.utils.get_total_norm(found)) for found in parts.values()]
+        norms = [whole(nn.utils.get_total_norm(gradients)) for gradients in parts.values()]
         return dict(zip(parts, torch.stack(norms).tolist(), strict=True))
 
     def step(self, lr: float) -> None:
@@ -127,11 +130,11 @@ class Optimizer:
         dtypes = STATE_DTYPES[self.settings.name]
         try:
             missing = [m for m in self.masters.values() if not self.adamw.state.get(m)]
-            held = [torch.zeros_like(m, dtype=dtype) for m in missing for dtype in dtypes]
+            missing_state = [torch.zeros_like(m, dtype=dtype) for m in missing for dtype in dtypes]
             for master in self.masters.values():
                 master.grad = torch.zeros_like(master, dtype=torch.float32)
             yield
-            del held
+            del missing_state
         finally:
             self.clear()
 

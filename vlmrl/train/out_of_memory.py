@@ -99,8 +99,8 @@ def explain(recipe: Recipe, error: BaseException) -> OutOfMemoryError:
     """Return the error for the user: phase, rank, the load, peak and limit of memory, and the key to change first."""
     raw = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError("", where=getattr(error, "where", None))
     load = raw.load
-    what = f" with {load} at once" if load else ""
-    message = f"out of memory in {rank_process.doing()}{what}; {use_in_words(pick_device(recipe.model.device))}"
+    load_text = f" with {load} at once" if load else ""
+    message = f"out of memory in {rank_process.doing()}{load_text}; {use_in_words(pick_device(recipe.model.device))}"
     if load and raw.fits:
         hint = f"set {load.budget} = {raw.fits}: tried, it fits"
     else:

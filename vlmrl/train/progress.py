@@ -55,17 +55,17 @@ class Progress:
         names = ["best_step", "best_value", "stale", "validated"] if forked or "best" in restarts else []
         names += ["seconds"] if forked else []
         names += ["kl_coef"] if "kl" in restarts else []
-        first = Progress()
-        return replace(self, **{name: getattr(first, name) for name in names})
+        fresh = Progress()
+        return replace(self, **{name: getattr(fresh, name) for name in names})
 
     def _is_best(self, value: float, goal: Literal["max", "min"]) -> bool:
         """Return whether a validation is the best so far.
 
         In a tie with the start weights (step 0), the trained model is the best: it is a checkpoint of the run.
         """
-        before = self.best_value
+        best_so_far = self.best_value
         if math.isnan(value):
             return False
-        if before is None or (value == before and self.best_step == 0):
+        if best_so_far is None or (value == best_so_far and self.best_step == 0):
             return True
-        return value > before if goal == "max" else value < before
+        return value > best_so_far if goal == "max" else value < best_so_far

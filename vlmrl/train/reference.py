@@ -69,10 +69,10 @@ class ReferencePolicy:
 @contextmanager
 def _swapped(policy: Policy, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """Give the adapter these weights in a `with` block."""
-    own = adapter_parameters(policy.model)
+    parameters = adapter_parameters(policy.model)
     # `.data` hides the change from autograd: the full KL calls the head while a graph holds these weights.
-    parts = {name: own_part(own[name].detach()).data for name in tensors}
-    kept = {name: part.clone() for name, part in parts.items()}
+    parts = {name: own_part(parameters[name].detach()).data for name in tensors}
+    old_values = {name: part.clone() for name, part in parts.items()}
 
     def put(given: Mapping[str, Tensor]) -> None:
         for name, part in parts.items():
@@ -80,7 +80,7 @@ def _swapped(policy: Policy, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         regather(policy)
 
     try:
-        put({name: own_part(value, own[name]) for name, value in tensors.items()})
+        put({name: own_part(value, parameters[name]) for name, value in tensors.items()})
         yield
     finally:
-        put(kept)
+        put(old_values)

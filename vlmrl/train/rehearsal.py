@@ -123,8 +123,8 @@ class _Finite:
         return self.objective.select(policy, batch, tokens_per_row)
 
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, shown = self.objective.loss(stats, data)
-        return torch.nan_to_num(loss, 0.0, 0.0, 0.0), shown
+        loss, metrics = self.objective.loss(stats, data)
+        return torch.nan_to_num(loss, 0.0, 0.0, 0.0), metrics
 
 
 def rehearse(
@@ -185,7 +185,7 @@ def heaviest_rows(
     """
     scan = feed.world.gather(coming_rows(feed, step, response_text))[0]  # rank 0's: each scans as far as it has time
     drawn = [(feed.sources[d.source], feed.sources[d.source].rows[d.row], d.occurrence) for d in heaviest(scan)]
-    items = [make_item(*place, 0) for place in drawn]
+    items = [make_item(*drawn_row, 0) for drawn_row in drawn]
     return HeaviestRows(scan, items, [name_row(source.name, row.prompt_id) for source, row, _ in drawn])
 
 
@@ -212,19 +212,19 @@ def _draws_a_step(recipe: Recipe) -> int:
 
 
 def _estimate(feed: PromptFeed, source: int, row: int, occurrence: int, response_text: ResponseText) -> ComingRow:
-    owner, model = feed.sources[source], feed.recipe.model
-    content = owner.rows[row]
-    feed.encoder.require_sizes(content)
-    characters = sum(len(m.content) for m in owner.messages(content)) + len(response_text(owner, content))
-    images = sum(estimate_image_tokens(media, model.min_pixels, model.max_pixels) for media in content.media)
-    return ComingRow(source, row, occurrence, characters // CHARACTERS_PER_TOKEN, images)
+    data_source, model = feed.sources[source], feed.recipe.model
+    example = data_source.rows[row]
+    feed.encoder.require_sizes(example)
+    characters = sum(len(m.content) for m in data_source.messages(example)) + len(response_text(data_source, example))
+    image_tokens = sum(estimate_image_tokens(media, model.min_pixels, model.max_pixels) for media in example.media)
+    return ComingRow(source, row, occurrence, characters // CHARACTERS_PER_TOKEN, image_tokens)
 
 
 def heaviest(scan: ComingRows) -> list[ComingRow]:
     """Return the longest rows and those with the most image tokens, by estimate: at most twice `ENCODED_ROWS`."""
     longest = heapq.nlargest(ENCODED_ROWS, scan.rows, key=lambda d: d.tokens)
-    pictured = heapq.nlargest(ENCODED_ROWS, scan.rows, key=lambda d: d.image_tokens)
-    return list(dict.fromkeys([*longest, *pictured]))
+    most_images = heapq.nlargest(ENCODED_ROWS, scan.rows, key=lambda d: d.image_tokens)
+    return list(dict.fromkeys([*longest, *most_images]))
 
 
 def full_row(item: TrainItem, *, responses: int, groups: int, tokens_per_row: int) -> list[TrainItem]:
@@ -258,24 +258,24 @@ def _find_room(learner: Learner, objective: Objective, items: Sequence[TrainItem
     Raises: OutOfMemoryError as `rehearse`.
     """
     budgets, budget = learner.budgets, learner.budgets.of(ROWS)
-    largest, first = _try(learner, objective, items, names, budget)
-    if first is None:
+    largest, unfit = _try(learner, objective, items, names, budget)
+    if unfit is None:
         return largest
-    divisible = first.responses > 1 and budgets.may_halve(ROWS)
+    divisible = unfit.responses > 1 and budgets.may_halve(ROWS)
     if learner.world.size > 1:  # one rank cannot try again alone: the launcher starts all again with half the budget
-        error = _too_large(first)
-        error.halved = {ROWS: [budget, first.half(budget)]} if divisible else {}
+        error = _too_large(unfit)
+        error.halved = {ROWS: [budget, unfit.half(budget)]} if divisible else {}
         raise error
     # Halve until it fits. Below the first half, only to name the budget that fits in the error.
-    smaller, left = budget, first
-    while left is not None and left.responses > 1:
-        smaller = left.half(smaller)
-        largest, left = _try(learner, objective, items, names, smaller)
-    if left is None and divisible and smaller == first.half(budget):
-        budgets.halve(first)
+    smaller, still_unfit = budget, unfit
+    while still_unfit is not None and still_unfit.responses > 1:
+        smaller = still_unfit.half(smaller)
+        largest, still_unfit = _try(learner, objective, items, names, smaller)
+    if still_unfit is None and divisible and smaller == unfit.half(budget):
+        budgets.halve(unfit)
         return largest
-    error = _too_large(first if left is None else left)
-    error.fits = smaller if left is None else None
+    error = _too_large(unfit if still_unfit is None else still_unfit)
+    error.fits = smaller if still_unfit is None else None
     raise error
 
 
@@ -300,20 +300,20 @@ def _try(
         batch = StepBatch(full, [1.0] * len(full), [name] * len(full), world=learner.world)
         rows.append((row_load(full, batch.names_S), batch))
     longest = max(rows, key=lambda row: (row[0].tokens, row[0].image_tokens))
-    pictured = max(rows, key=lambda row: (row[0].image_tokens, row[0].tokens))
-    for _, batch in [longest] if pictured[0] == longest[0] else [pictured, longest]:
+    most_images = max(rows, key=lambda row: (row[0].image_tokens, row[0].tokens))
+    for _, batch in [longest] if most_images[0] == longest[0] else [most_images, longest]:
         try:
             _run(learner, objective, batch, budget)
         except OutOfMemoryError as error:
             if error.load is None:
                 raise
-            missing = error.load
+            unfit = error.load
         else:
-            missing = None
+            unfit = None
         learner.optimizer.clear()
         give_back(learner.policy.device)
-        if missing is not None:
-            return longest[0], missing
+        if unfit is not None:
+            return longest[0], unfit
     return longest[0], None
 
 
@@ -333,6 +333,6 @@ def _run(learner: Learner, objective: Objective, batch: StepBatch, budget: int) 
         if len(into) > 1 or learner.recipe.train.updates_per_step > 1:
             fill_stats(policy, batch, into, budget)
         batch.value_target = batch.old_value  # any target will do: the gradients are not used
-        most = learner.recipe.rollout.max_new_tokens
-        add_gradients(policy, optimizer, batch, _Finite(objective), tokens_per_row=budget, max_tokens=most)
+        max_tokens = learner.recipe.rollout.max_new_tokens
+        add_gradients(policy, optimizer, batch, _Finite(objective), tokens_per_row=budget, max_tokens=max_tokens)
         optimizer.clip()

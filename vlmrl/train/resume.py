@@ -96,10 +96,10 @@ class ResumePlan:
         """Records that a resume writes; None when nothing changes."""
         if not self.changes:
             return None
-        given = self.loaded.text if self.recipe_given else None
+        given_text = self.loaded.text if self.recipe_given else None
         seeds = {"run": self.loaded.recipe.train.seed}
         changes, resolved = _recorded(self.changes), self.loaded.resolved
-        return Renewal(changes, self.accepted, resolved, given, self.records, self.texts, seeds)
+        return Renewal(changes, self.accepted, resolved, given_text, self.records, self.texts, seeds)
 
     @property
     def fork(self) -> Fork:
@@ -117,15 +117,15 @@ def plan_resume(root: Path, asked: ResumeRequest) -> ResumePlan:
     """
     run = open_run(root, asked.ref)
     _same_kind(run, asked.kind, f"--resume {asked.ref}")
-    found = run.checkpoint_dirs()
-    plan = _plan(run, found[-1] if found else None, asked)
+    checkpoints = run.checkpoint_dirs()
+    plan = _plan(run, checkpoints[-1] if checkpoints else None, asked)
     _something_left(plan)
-    wanted = [c for c in plan.changes if c.kind == "refused" or (c.kind == "asked" and not asked.accept)]
-    if wanted:
-        refused = any(c.kind == "refused" for c in wanted)
-        way = "leave out what is refused" if refused else "the same command with --accept-changes, which is recorded"
-        fork = f"vlmrl {COMMANDS[asked.kind]} --from {run.id}@last"
-        hint = f"{way}; or leave this run as it is and fork it: {fork} ...; nothing was written"
+    not_allowed = [c for c in plan.changes if c.kind == "refused" or (c.kind == "asked" and not asked.accept)]
+    if not_allowed:
+        refused = any(c.kind == "refused" for c in not_allowed)
+        advice = "leave out what is refused" if refused else "the same command with --accept-changes, which is recorded"
+        fork_command = f"vlmrl {COMMANDS[asked.kind]} --from {run.id}@last"
+        hint = f"{advice}; or leave this run as it is and fork it: {fork_command} ...; nothing was written"
         raise StoreError(
             f"run {run.id} would not go on as it was:\n{told(plan.changes, run.id)}", where=str(run.dir), hint=hint
         )
@@ -204,19 +204,19 @@ def _plan(run: Run, checkpoint: Path | None, asked: ResumeRequest) -> ResumePlan
 
     if checkpoint is not None:
         read_meta(checkpoint)  # raises for a damaged checkpoint before anything is written
-    before = read_resolved(run.dir)
-    old = recipe_from_resolved(before, where=str(newest_resolved(run.dir)))
+    old_resolved = read_resolved(run.dir)
+    old = recipe_from_resolved(old_resolved, where=str(newest_resolved(run.dir)))
     if asked.recipe is not None:
         loaded = load_recipe(asked.recipe, overrides=asked.overrides)
     else:
         text = newest_recipe(run.dir).read_text("utf-8", "replace") if newest_recipe(run.dir).is_file() else ""
         cwd = Path(run.manifest.cwd) if run.manifest.cwd else None
-        loaded = reload_recipe(before, newest_resolved(run.dir), text, overrides=asked.overrides, cwd=cwd)
+        loaded = reload_recipe(old_resolved, newest_resolved(run.dir), text, overrides=asked.overrides, cwd=cwd)
     refuse_hidden(loaded.resolved["recipe"], str(loaded.path))
-    loaded, warnings = settle_for_run(keep_settled(loaded, before), run.dir.parent)
+    loaded, warnings = settle_for_run(keep_settled(loaded, old_resolved), run.dir.parent)
     sources, validation = open_sources(loaded.recipe)
     records, texts = records_of(sources, validation), texts_of(sources)
-    changes = compare_recipes(before["recipe"], loaded, Path(run.manifest.cwd or "."), HIDDEN)
+    changes = compare_recipes(old_resolved["recipe"], loaded, Path(run.manifest.cwd or "."), HIDDEN)
     if checkpoint is not None:
         changes = [_fitted(change, old, loaded.recipe) for change in changes]
     changes = _without_adapter(changes, old, loaded.recipe)
@@ -236,25 +236,25 @@ def _fitted(change: Change, old: Recipe, new: Recipe) -> Change:
 
 def _without_adapter(changes: Sequence[Change], old: Recipe, new: Recipe) -> list[Change]:
     """Return the changes. For a run that trains all weights, all keys of an adapter become one refused change."""
-    whole = [c for c in changes if c.what == "lora" or c.what.startswith("lora.")]
-    if not whole or old.lora is not None or new.lora is None:
+    adapter_changes = [c for c in changes if c.what == "lora" or c.what.startswith("lora.")]
+    if not adapter_changes or old.lora is not None or new.lora is None:
         return list(changes)
     unfit = "that run trains all weights and has no adapter: start a new run from it, --set model.path=RUN"
-    one = replace(whole[0], what="lora", old=None, new=f"rank {new.lora.rank}", unfit=unfit)
-    return [one if c is whole[0] else c for c in changes if c not in whole[1:]]
+    merged = replace(adapter_changes[0], what="lora", old=None, new=f"rank {new.lora.rank}", unfit=unfit)
+    return [merged if c is adapter_changes[0] else c for c in changes if c not in adapter_changes[1:]]
 
 
 def _same_kind(run: Run, kind: str, option: str) -> None:
     """Raise a StoreError if another command made the run. `option`: the option that names the run, for the hint."""
-    is_kind = run.manifest.kind
-    if is_kind != kind:
-        command = COMMANDS.get(is_kind)
+    run_kind = run.manifest.kind
+    if run_kind != kind:
+        command = COMMANDS.get(run_kind)
         hint = (
             f"vlmrl {command} {option}; or a new run from its weights: --set model.path={run.id}" if command else None
         )
-        told_kind = f"vlmrl {command}" if command else is_kind
+        run_command = f"vlmrl {command}" if command else run_kind
         raise StoreError(
-            f"run {run.id} was made by `{told_kind}`, not `vlmrl {COMMANDS[kind]}`", where=str(run.dir), hint=hint
+            f"run {run.id} was made by `{run_command}`, not `vlmrl {COMMANDS[kind]}`", where=str(run.dir), hint=hint
         )
 
 
@@ -263,8 +263,8 @@ def _something_left(plan: ResumePlan) -> None:
     run, steps = plan.run, plan.loaded.recipe.train.steps
     keys = {c.what for c in plan.changes}
     done = run.status == "done"
-    over = plan.step >= steps or not keys & LENGTH_KEYS if done else "train.steps" in keys and plan.step > steps
-    if not over:
+    nothing_left = plan.step >= steps or not keys & LENGTH_KEYS if done else "train.steps" in keys and plan.step > steps
+    if not nothing_left:
         return
     ended = [e for e in run.metrics("event") if e.get("event") == "ended"]
     reason = str(ended[-1].get("reason")) if ended and done else ""

@@ -28,10 +28,10 @@ def count_failures(journal: Journal, groups: Sequence[Group], settings: Reward, 
         `on_unavailable` is "stop".
     """
     progress, run, say = journal.progress, journal.run, journal.watcher.message
-    down = [x for g in groups for x in g.samples if x.score.status == "unavailable"]
-    if down:
-        reasons = "; ".join(dict.fromkeys(_last_line(x.score.error) for x in down))[:MOST_REASON_CHARS]
-        message = f"the reward was unavailable for {len(down)} sample(s), which were left out: {reasons}"
+    unavailable = [x for g in groups for x in g.samples if x.score.status == "unavailable"]
+    if unavailable:
+        reasons = "; ".join(dict.fromkeys(_last_line(x.score.error) for x in unavailable))[:MOST_REASON_CHARS]
+        message = f"the reward was unavailable for {len(unavailable)} sample(s), which were left out: {reasons}"
         say(message)
         if settings.on_unavailable == "stop":
             save()

@@ -84,7 +84,7 @@ def train_rl(session: Session) -> str:
                 feed.cursor = ahead.cursor
 
             # The updates of the step make a new policy version.
-            updates = optimizer.updates
+            updates_before = optimizer.updates
             with clock("update"):
                 objective = objective_of(recipe, algorithm, in_loss)
                 stats, session.saver.proof_items = learn(learner, collected, objective, before, step)
@@ -98,7 +98,7 @@ def train_rl(session: Session) -> str:
 
             # The engine gets the new weights. Its log-probs are then compared with the trainer's.
             with clock("sync"):
-                changed = optimizer.updates > updates
+                changed = optimizer.updates > updates_before
                 generator.load_weights(progress.step, changed=changed)
                 prompts = [prompt for _, prompt in collected.sampled()]
                 sync = check_sync(learner, generator, prompts, feed.sampling, progress.step) if changed else {}
@@ -222,8 +222,8 @@ def _update_all(
         # Packed as `update` will pack them: the first update then has ratios of exactly 1, in bfloat16 too.
         for minibatch in minibatches:
             in_rows(partial(fill_logps, policy, minibatch, batch.old_logp))
-    rest = {"lr": lr, "max_tokens": recipe.rollout.max_new_tokens}
-    updates = [in_rows(partial(update, policy, optimizer, m, objective, **rest)) for m in minibatches]
+    options = {"lr": lr, "max_tokens": recipe.rollout.max_new_tokens}
+    updates = [in_rows(partial(update, policy, optimizer, m, objective, **options)) for m in minibatches]
     stats = {name: fmean(m[name] for m in updates) for name in updates[0]}
     # The difference to the engine is the first update's: only there the policy has the weights that sampled.
     stats |= {name: value for name, value in updates[0].items() if name.startswith("policy/sampler_")}

@@ -48,8 +48,8 @@ def train_sft(session: Session) -> str:
             batch = StepBatch(items, [0.0] * len(drawn), names, world=learner.world, filler=learner.filler)
             with clock("update"):
                 lr = learning_rate(recipe.optim, step, recipe.train.steps)
-                rest = {"lr": lr, "max_tokens": recipe.rollout.max_new_tokens}
-                stats = learner.in_rows(partial(update, policy, optimizer, batch, CrossEntropy(), **rest))
+                options = {"lr": lr, "max_tokens": recipe.rollout.max_new_tokens}
+                stats = learner.in_rows(partial(update, policy, optimizer, batch, CrossEntropy(), **options))
             session.saver.proof_items = items
             progress.step += 1
             progress.samples += len(drawn)
@@ -86,9 +86,9 @@ def target_text(source: Source, row: Row, rng: random.Random) -> str:
         rng: chooses among the task's templates.
     Raises: DataError when there is neither.
     """
-    given = row.columns.get(RESPONSE_COLUMN)
-    if isinstance(given, str) and given:
-        return given
+    response = row.columns.get(RESPONSE_COLUMN)
+    if isinstance(response, str) and response:
+        return response
     if source.task.trace is None:
         raise DataError(
             f"task `{source.task.name}` has no templated traces and the row has no `{RESPONSE_COLUMN}` column",

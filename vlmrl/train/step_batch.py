@@ -76,16 +76,16 @@ class StepBatch:
         """Return the advantage of each trained token of a trajectory: float32 [tokens]; 0 for a filler."""
         if trajectory == FILLER:
             return torch.zeros(num_tokens)
-        found = self.token_advantages.get(trajectory)
-        return torch.full((num_tokens,), self.advantage_S[trajectory]) if found is None else found.float()
+        advantages = self.token_advantages.get(trajectory)
+        return torch.full((num_tokens,), self.advantage_S[trajectory]) if advantages is None else advantages.float()
 
     def sampler_logp_of(self, item: TrainItem) -> Tensor:
         """Return the engine's log-probs of a trajectory's trained tokens.
 
         Returns: float32 [tokens], in nats; NaN where no token was sampled (demonstrations).
         """
-        said = [s.sampler_logp or (math.nan,) * len(s.ids) for s in item.segments if s.trained]
-        return torch.tensor([x for logps in said for x in logps], dtype=torch.float32)
+        logps_of_segments = [s.sampler_logp or (math.nan,) * len(s.ids) for s in item.segments if s.trained]
+        return torch.tensor([x for logps in logps_of_segments for x in logps], dtype=torch.float32)
 
     @property
     def all_sampled(self) -> bool:
@@ -103,16 +103,16 @@ class StepBatch:
         """
         rows = pack(self.items, tokens_per_row)
         pictured = [any(i.prompt.images or i.images for i in row) for row in rows]
-        others = self.world.gather(pictured)
-        for at in range(max(map(len, others))):
+        pictured_of_ranks = self.world.gather(pictured)
+        for index in range(max(map(len, pictured_of_ranks))):
             # A rank without a row here runs the filler, which has an image.
-            needs_image = any(at >= len(theirs) or theirs[at] for theirs in others)
-            own = rows[at] if at < len(rows) else []
-            if not own or (needs_image and not pictured[at]):
+            needs_image = any(index >= len(of_rank) or of_rank[index] for of_rank in pictured_of_ranks)
+            own = rows[index] if index < len(rows) else []
+            if not own or (needs_image and not pictured[index]):
                 assert self.filler is not None
                 own = [*own, self.filler]
-            if at < len(rows):
-                rows[at] = own
+            if index < len(rows):
+                rows[index] = own
             else:
                 rows.append(own)
         return rows
@@ -217,12 +217,12 @@ def balance(costs: Sequence[int], owners: Sequence[int], size: int) -> list[int]
         owners: the rank that sampled each group.
         size: number of ranks.
     """
-    load, found = [0] * size, [0] * len(costs)
+    load, ranks = [0] * size, [0] * len(costs)
     share = max(-(-sum(costs) // size), max(costs, default=0))
     for i in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
-        found[i] = owners[i] if load[owners[i]] + costs[i] <= share else min(range(size), key=lambda r: (load[r], r))
-        load[found[i]] += costs[i]
-    return found
+        ranks[i] = owners[i] if load[owners[i]] + costs[i] <= share else min(range(size), key=lambda r: (load[r], r))
+        load[ranks[i]] += costs[i]
+    return ranks
 
 
 def split_updates(batch: StepBatch) -> list[StepBatch]:

@@ -81,9 +81,13 @@ def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> 
         for name, scorer in scorers.items()
         if any(g.row.source == name for g, _ in scored)
     ]
-    known = [r for r in ranges if r is not None]
-    declared = (min(low for low, _ in known), max(high for _, high in known)) if known == ranges and known else None
-    return mean_interval([score.value for _, score in scored], clusters, declared)
+    declared_ranges = [r for r in ranges if r is not None]
+    whole_range = (
+        (min(low for low, _ in declared_ranges), max(high for _, high in declared_ranges))
+        if declared_ranges == ranges and declared_ranges
+        else None
+    )
+    return mean_interval([score.value for _, score in scored], clusters, whole_range)
 
 
 def rollout_speed(groups: Sequence[Group], seconds: float) -> dict[str, float]:
@@ -124,12 +128,12 @@ def memory_metrics(device: torch.device, world: World) -> dict[str, float]:
         from vlmrl.model.attention.flex import compiled_shapes
 
         peak = float(torch.cuda.max_memory_allocated())
-        more = {"policy/attention_compilations": float(len(compiled_shapes))} if compiled_shapes else {}
+        other_metrics = {"policy/attention_compilations": float(len(compiled_shapes))} if compiled_shapes else {}
     else:
         import resource
         import sys
 
-        peak, more = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), {}
+        peak, other_metrics = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), {}
         # ru_maxrss is in bytes on macOS, in KiB elsewhere.
         peak *= 1 if sys.platform == "darwin" else 1024
-    return {"memory/peak_bytes": max(world.gather(peak))} | more
+    return {"memory/peak_bytes": max(world.gather(peak))} | other_metrics

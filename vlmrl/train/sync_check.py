@@ -67,9 +67,9 @@ def check_sync(
     off = engines_off(engines, recipe.rollout.max_sync_gap)
     metrics = gap_metrics(engines)
     if off:
-        whose = "" if world.size == 1 else f" of process {', '.join(map(str, off))}"
+        rank_text = "" if world.size == 1 else f" of process {', '.join(map(str, off))}"
         raise EngineError(
-            f"after the sync of version {version} the log-probs of the engine{whose} are off by"
+            f"after the sync of version {version} the log-probs of the engine{rank_text} are off by"
             f" {metrics['policy/sync_gap_median']:.3g} nats (median; mean {metrics['policy/sync_gap_mean']:.3g}, at"
             f" most {metrics['policy/sync_gap_max']:.3g}); rollout.max_sync_gap is {recipe.rollout.max_sync_gap}",
             where=", ".join(row for rank in off for row in engines[rank].rows),
@@ -91,8 +91,8 @@ def engines_off(found: Sequence[EngineGap], limit: float) -> list[int]:
 
     Example: limit 0.1, eight tokens each: gaps 0.01 and one of 5 -> []; the second process 0.5 throughout -> [1].
     """
-    every = [gap for engine in found for gap in engine.gaps]
-    all_off = bool(every) and median(every) > limit
+    gaps = [gap for engine in found for gap in engine.gaps]
+    all_off = bool(gaps) and median(gaps) > limit
     fewest = 1 if all_off else FEWEST_TOKENS
     off = [r for r, engine in enumerate(found) if len(engine.gaps) >= fewest and median(engine.gaps) > limit]
     return off if off or not all_off else [r for r, engine in enumerate(found) if engine.gaps]
@@ -100,24 +100,24 @@ def engines_off(found: Sequence[EngineGap], limit: float) -> list[int]:
 
 def gap_metrics(found: Sequence[EngineGap]) -> dict[str, float]:
     """Return the median, mean and largest gap over all tokens, in nats; all 0 without tokens."""
-    every = [gap for engine in found for gap in engine.gaps] or [0.0]
+    gaps = [gap for engine in found for gap in engine.gaps] or [0.0]
     return {
-        "policy/sync_gap_median": median(every), "policy/sync_gap_mean": fmean(every),
-        "policy/sync_gap_max": max(every),
+        "policy/sync_gap_median": median(gaps), "policy/sync_gap_mean": fmean(gaps),
+        "policy/sync_gap_max": max(gaps),
     }  # fmt: skip
 
 
 def _measure(learner: Learner, answers: Sequence[Rollout]) -> EngineGap:
     """Return the gap of this rank's engine: compute the log-probs of its answers under the trainer's weights."""
-    batch, of_engine = StepBatch([], [], [], world=learner.world, filler=learner.filler), []
+    batch, engine_logps = StepBatch([], [], [], world=learner.world, filler=learner.filler), []
     for index, answer in enumerate(answers):
         [sample] = answer.samples
         batch.items.append(TrainItem(PromptTokens.of(answer.prompt.encoded), index, sample.parts, index))
         batch.names_S.append(name_row(answer.prompt.source.name, answer.prompt.row.prompt_id))
-        of_engine.append(batch.sampler_logp_of(batch.items[-1]).double())
-    of_trainer: dict[int, torch.Tensor] = {}
-    learner.in_rows(partial(fill_logps, learner.policy, batch, of_trainer))
-    gaps = [(of_trainer[index].cpu() - theirs).abs() for index, theirs in enumerate(of_engine)]
+        engine_logps.append(batch.sampler_logp_of(batch.items[-1]).double())
+    trainer_logps: dict[int, torch.Tensor] = {}
+    learner.in_rows(partial(fill_logps, learner.policy, batch, trainer_logps))
+    gaps = [(trainer_logps[index].cpu() - engine_logp).abs() for index, engine_logp in enumerate(engine_logps)]
     # [tokens] per answer -> one list. NaN has no order: it counts as infinitely far off.
     flat = torch.cat(gaps).nan_to_num(nan=math.inf, posinf=math.inf).tolist() if gaps else []
     return EngineGap(tuple(flat), tuple(batch.names_S))

@@ -37,8 +37,8 @@ class Tally:
 
     def read(self) -> dict[str, float]:
         """Return all sums, then all maxima, in the order in which they began, with one copy from the device."""
-        every = self._sums | self._most
-        return dict(zip(every, torch.stack(list(every.values())).tolist(), strict=True)) if every else {}
+        numbers = self._sums | self._most
+        return dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True)) if numbers else {}
 
 
 def on_cpu(by: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -60,8 +60,8 @@ def tally_mismatch(tally: Tally, logp_K: Tensor, sampler_logp_K: Tensor) -> None
     if not len(logp_K):
         return
     sampled = ~torch.isnan(sampler_logp_K)
-    theirs = sampler_logp_K.double()
-    d = torch.where(sampled, logp_K.double() - theirs, 0.0)
+    sampler_logp_64 = sampler_logp_K.double()
+    d = torch.where(sampled, logp_K.double() - sampler_logp_64, 0.0)
     weight = torch.where(sampled, d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp(), 0.0)
     # [K] -> one scalar per sum. Tokens that were not sampled have d = 0 and weight = 0.
     sums = {"tokens": sampled, "gap": d.abs(), "k3": k3(-d, torch.zeros_like(d)), "weight": weight,
@@ -92,19 +92,19 @@ class Mismatch:
     @classmethod
     def of(cls, numbers: Mapping[str, float]) -> Mismatch:
         """Return the sums of `tally_mismatch` from the numbers of a tally."""
-        found = {f.name: numbers.get(f"{PREFIX}{f.name}", 0.0) for f in fields(cls)}
-        tokens = int(found.pop("tokens"))
-        return cls(tokens, **found)
+        sums = {f.name: numbers.get(f"{PREFIX}{f.name}", 0.0) for f in fields(cls)}
+        tokens = int(sums.pop("tokens"))
+        return cls(tokens, **sums)
 
     @classmethod
     def joined(cls, parts: Sequence[Mismatch]) -> Mismatch:
         """Merge the sums of several ranks."""
-        whole = cls()
+        merged = cls()
         for part in parts:
             for name in ("tokens", "gap", "k3", "weight", "square"):
-                setattr(whole, name, getattr(whole, name) + getattr(part, name))
-            whole.gap_max = max(whole.gap_max, part.gap_max)
-        return whole
+                setattr(merged, name, getattr(merged, name) + getattr(part, name))
+            merged.gap_max = max(merged.gap_max, part.gap_max)
+        return merged
 
     @property
     def gap_mean(self) -> float:

@@ -61,7 +61,7 @@ def add_gradients(
 
     This is `update` without the optimizer step: same arguments, metrics and errors.
     """
-    trained = [n for theirs in batch.world.gather([batch.num_trained(i) for i in batch.items]) for n in theirs]
+    trained = [n for of_rank in batch.world.gather([batch.num_trained(i) for i in batch.items]) for n in of_rank]
     dead = [n for group in batch.dead_tokens.values() for n in group]
     # Trained tokens of each response, on all ranks: the loss does not depend on how the batch is packed or spread.
     total = Denominator.of(objective.aggregation, trained, max_tokens, dead)
@@ -72,16 +72,16 @@ def add_gradients(
             row = make_row(items, policy.device)
             stats = policy(row, batch.reference_of(items, policy))
             data = _token_data(items, batch, selected, policy.device)
-            loss_K, shown = objective.loss(stats, data)
+            loss_K, token_metrics = objective.loss(stats, data)
             losses.append((loss_K.detach(), data.trajectory))
             if items[-1].trajectory == FILLER:  # times 0.0: it adds nothing, but its backward runs as on other ranks
                 loss_K = torch.where(data.trajectory == FILLER, 0.0 * loss_K, loss_K)
-                shown = {name: values * (data.trajectory != FILLER) for name, values in shown.items()}
+                token_metrics = {name: values * (data.trajectory != FILLER) for name, values in token_metrics.items()}
             # [K] -> scalar: this packed row's share of the loss. The gradients of all packed rows add up.
             loss = aggregate(loss_K, data.response_tokens, total)
             loss.backward()
         tally.add("loss/total", loss)
-        for name, values in shown.items():
+        for name, values in token_metrics.items():
             tally.add(name, global_mean(values, total))
         tally.add(NOT_FINITE, (~torch.isfinite(losses[-1][0])).sum())
         tally_mismatch(tally, stats.logp.detach(), data.sampler_logp)
@@ -99,9 +99,9 @@ def _token_data(
     They are built on the CPU and copied to the device as a whole: the CPU never waits for a number of the device.
     """
     counts = {k: n for k, i in enumerate(items) if (n := batch.num_trained(i))}
-    of_each = [(items[k].trajectory, response, n) for response, (k, n) in enumerate(counts.items())]
+    responses = [(items[k].trajectory, response, n) for response, (k, n) in enumerate(counts.items())]
     # (trajectory, response, length of the response) per response -> [3, K] per token
-    indices_3K = [[values[column] for values in of_each for _ in range(values[2])] for column in range(3)]
+    indices_3K = [[values[column] for values in responses for _ in range(values[2])] for column in range(3)]
     trajectory, response, response_tokens = torch.tensor(indices_3K, dtype=torch.long).reshape(3, -1).to(device)
     advantage = torch.cat([batch.advantage_of(i.trajectory, batch.num_trained(i)) for i in items])
     sampler_logp = torch.cat([batch.sampler_logp_of(i) for i in items])
@@ -110,8 +110,8 @@ def _token_data(
     def join(by: Mapping[int, Tensor]) -> Tensor | None:
         if not by:
             return None
-        nothing = next(iter(by.values()))[:1]
-        parts = [by[i.trajectory] if i.trajectory != FILLER else nothing.new_zeros(batch.num_trained(i)) for i in items]
+        like = next(iter(by.values()))[:1]
+        parts = [by[i.trajectory] if i.trajectory != FILLER else like.new_zeros(batch.num_trained(i)) for i in items]
         return torch.cat(parts).to(device)
 
     chosen = join(selected)
@@ -136,18 +136,18 @@ def _not_finite(losses: Sequence[tuple[Tensor, Tensor]], batch: StepBatch) -> li
     Args:
         losses: (loss_K, trajectory_K) of each packed row.
     """
-    found = {i for loss_K, trajectory_K in losses for i in trajectory_K[~torch.isfinite(loss_K)].tolist()}
-    return [batch.names_S[i] for i in sorted(found) if i != FILLER]
+    trajectories = {i for loss_K, trajectory_K in losses for i in trajectory_K[~torch.isfinite(loss_K)].tolist()}
+    return [batch.names_S[i] for i in sorted(trajectories) if i != FILLER]
 
 
 def _stop_unless_finite(bad: list[str], world: World, optimizer: Optimizer) -> None:
     """Raise a TrainError on all ranks if one has responses with a loss that is not finite (`bad`: their names)."""
-    everywhere = [name for theirs in world.gather(bad) for name in theirs]
-    if everywhere:
+    bad_of_all = [name for of_rank in world.gather(bad) for name in of_rank]
+    if bad_of_all:
         optimizer.clear()
-        names = ", ".join(everywhere[:5])
+        names = ", ".join(bad_of_all[:5])
         raise TrainError(
-            f"the loss is not finite for {len(everywhere)} response(s): {names}; the weights were not changed",
+            f"the loss is not finite for {len(bad_of_all)} response(s): {names}; the weights were not changed",
             hint="look at these rows with `vlmrl report`; a lower optim.lr or model.dtype = float32 often helps",
         )
 
