@@ -157,7 +157,7 @@ MUTANTS = [
     (OPTIM, "                p.copy_(self.masters[name])", "                pass", UPDATE),
     (OBJECTIVE, "old = logp.detach() if", "old = logp if", GOLDEN),
     (OBJECTIVE, "if before is None else before", "", GOLDEN),
-    (OBJECTIVE, "torch.where(torch.isnan(said), old, said)", "old", GOLDEN),
+    (OBJECTIVE, "torch.where(torch.isnan(sampler_logp), old, sampler_logp)", "old", GOLDEN),
     (OBJECTIVE, "loss = loss - self.entropy_coef", "loss = loss + self.entropy_coef", GOLDEN),
     (OBJECTIVE, "loss = loss + self.kl_coef * kl", "loss = loss - self.kl_coef * kl", GOLDEN),
     (STEP_FILE, "batch.world.gather([batch.num_trained(i) for i in batch.items])", "batch.world.gather([i.num_tokens for i in batch.items])", STEP),

@@ -32,7 +32,7 @@ class StopRequest:
     The first Ctrl-C (SIGINT) or SIGTERM sets it. The run is then saved and ends as interrupted.
     """
 
-    asked: bool = False
+    is_set: bool = False
 
 
 @contextmanager
@@ -45,9 +45,9 @@ def catch_interrupt(say: Callable[[str], None]) -> Iterator[StopRequest]:
     request = StopRequest()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if request.asked:
+        if request.is_set:
             raise KeyboardInterrupt
-        request.asked = True
+        request.is_set = True
         say("stopping after this step, then saving a checkpoint (again: stop at once, without saving)")
 
     handlers = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -157,7 +157,7 @@ def stop_reason(journal: Journal, recipe: Recipe, request: StopRequest) -> str |
     The result is the same on all ranks: a stop request to one rank counts for all, and the time is rank 0's.
     """
     progress, target = journal.progress, recipe.train.stop_above
-    requests = journal.world.gather((request.asked, journal.seconds))
+    requests = journal.world.gather((request.is_set, journal.seconds))
     stop_requested, seconds = any(a for a, _ in requests), requests[0][1]
     if progress.step >= recipe.train.steps:
         return ALL_DONE

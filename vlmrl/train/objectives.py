@@ -155,17 +155,17 @@ class PolicyGradient:
             metrics["loss/value"] = value.detach()
         return loss, metrics
 
-    def _old(self, logp: Tensor, before: Tensor | None, said: Tensor) -> Tensor:
+    def _old(self, logp: Tensor, before: Tensor | None, sampler_logp: Tensor) -> Tensor:
         """Return the old log-probs of the ratio [K]: those of the policy before the updates, or the engine's.
 
         With a single update per batch, the policy before it IS this one: its old log-prob is the new one, detached.
 
         Args:
             before: log-probs before the updates; None = there is a single update.
-            said: the engine's log-probs; NaN where no token was sampled.
+            sampler_logp: the engine's log-probs; NaN where no token was sampled.
         """
         old = logp.detach() if before is None else before
-        return old if self.importance != "ratio" else torch.where(torch.isnan(said), old, said)
+        return old if self.importance != "ratio" else torch.where(torch.isnan(sampler_logp), old, sampler_logp)
 
     def _kl(self, stats: TokenStats, data: TokenData) -> Tensor:
         if self.algorithm.kl == "full":

@@ -74,9 +74,9 @@ def _swapped(policy: Policy, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     parts = {name: own_part(parameters[name].detach()).data for name in tensors}
     old_values = {name: part.clone() for name, part in parts.items()}
 
-    def put(given: Mapping[str, Tensor]) -> None:
+    def put(values: Mapping[str, Tensor]) -> None:
         for name, part in parts.items():
-            part.copy_(given[name])
+            part.copy_(values[name])
         regather(policy)
 
     try:

@@ -194,7 +194,7 @@ def coming_rows(feed: PromptFeed, step: int, response_text: ResponseText, second
     recipe, start = feed.recipe, time.perf_counter()
     stream, rows = copy.deepcopy(feed.stream), {}
     per_step = recipe.rollout.prompts_per_step if recipe.kind == "rl" else recipe.train.rows_per_step
-    for _ in range((recipe.train.steps - step) * _draws_a_step(recipe)):
+    for _ in range((recipe.train.steps - step) * _draws_per_step(recipe)):
         for draw in stream.next(per_step):
             if draw[:2] not in rows:
                 rows[draw[:2]] = _estimate(feed, *draw, response_text)
@@ -205,7 +205,7 @@ def coming_rows(feed: PromptFeed, step: int, response_text: ResponseText, second
     return ComingRows(tuple(rows.values()), True)
 
 
-def _draws_a_step(recipe: Recipe) -> int:
+def _draws_per_step(recipe: Recipe) -> int:
     """Return the maximum number of draws per step: 1 without a filter."""
     algorithm = algorithm_of(recipe.algo) if recipe.kind == "rl" else None
     return algorithm.filter_tries if algorithm is not None and algorithm.filter != "none" else 1

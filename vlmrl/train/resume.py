@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlmrl.algo.family import algorithm_of
 from vlmrl.errors import Problem, StoreError
@@ -27,9 +27,6 @@ from vlmrl.store.manifest import short_value
 from vlmrl.store.provenance import usable_cores
 from vlmrl.store.runs import Run, create_run, open_run, resume_run
 from vlmrl.store.secrets.redact import HIDDEN, redact_value
-
-if TYPE_CHECKING:
-    pass
 
 COMMANDS = {"rl": "train", "sft": "sft"}
 LENGTH_KEYS = {"train.steps", "train.epochs", "train.stop_above", "train.max_seconds", "eval.patience"}
@@ -108,44 +105,48 @@ class ResumePlan:
         return Fork(self.checkpoint, dict(self.run.manifest.first_weights or {}), _recorded(self.changes))
 
 
-def plan_resume(root: Path, asked: ResumeRequest) -> ResumePlan:
+def plan_resume(root: Path, request: ResumeRequest) -> ResumePlan:
     """Plan the resume of a run. Nothing is written.
 
     Raises: StoreError when the run is of another kind, has nothing left to do, or has a change that is refused or was
         not accepted; CheckpointError when the folder of its newest checkpoint is not what was saved; the errors of
         recipe, data and reward.
     """
-    run = open_run(root, asked.ref)
-    _same_kind(run, asked.kind, f"--resume {asked.ref}")
+    run = open_run(root, request.ref)
+    _same_kind(run, request.kind, f"--resume {request.ref}")
     checkpoints = run.checkpoint_dirs()
-    plan = _plan(run, checkpoints[-1] if checkpoints else None, asked)
+    plan = _plan(run, checkpoints[-1] if checkpoints else None, request)
     _something_left(plan)
-    not_allowed = [c for c in plan.changes if c.kind == "refused" or (c.kind == "asked" and not asked.accept)]
+    not_allowed = [c for c in plan.changes if c.kind == "refused" or (c.kind == "asked" and not request.accept)]
     if not_allowed:
         refused = any(c.kind == "refused" for c in not_allowed)
         advice = "leave out what is refused" if refused else "the same command with --accept-changes, which is recorded"
-        fork_command = f"vlmrl {COMMANDS[asked.kind]} --from {run.id}@last"
+        fork_command = f"vlmrl {COMMANDS[request.kind]} --from {run.id}@last"
         hint = f"{advice}; or leave this run as it is and fork it: {fork_command} ...; nothing was written"
         raise StoreError(
-            f"run {run.id} would not go on as it was:\n{told(plan.changes, run.id)}", where=str(run.dir), hint=hint
+            f"run {run.id} would not go on as it was:\n{changes_in_words(plan.changes, run.id)}",
+            where=str(run.dir),
+            hint=hint,
         )
     return plan
 
 
-def plan_fork(root: Path, asked: ResumeRequest) -> ResumePlan:
+def plan_fork(root: Path, request: ResumeRequest) -> ResumePlan:
     """Plan a new run that begins with all of a checkpoint (`RUN@STEP`, `RUN@best`, `RUN@last`, `RUN` = last).
 
     Raises: StoreError when there is no such checkpoint, or it does not fit; the errors of recipe, data and reward.
     """
-    ref, which = parse_fork(asked.ref)
+    ref, which = parse_fork(request.ref)
     run = open_run(root, ref)
-    _same_kind(run, asked.kind, f"--from {asked.ref}")
-    plan = _plan(run, run.checkpoint(which), asked)
-    if any(c.kind == "refused" for c in plan.changes):
+    _same_kind(run, request.kind, f"--from {request.ref}")
+    plan = _plan(run, run.checkpoint(which), request)
+    refused = [c for c in plan.changes if c.kind == "refused"]
+    if refused:
         raise StoreError(
-            f"the checkpoint does not fit:\n{told([c for c in plan.changes if c.kind == 'refused'], run.id)}",
-            where=str(plan.checkpoint), hint="leave that out; nothing was written",
-        )  # fmt: skip
+            f"the checkpoint does not fit:\n{changes_in_words(refused, run.id)}",
+            where=str(plan.checkpoint),
+            hint="leave that out; nothing was written",
+        )
     if plan.step >= plan.loaded.recipe.train.steps:
         raise StoreError(
             f"train.steps = {plan.loaded.recipe.train.steps}, and the checkpoint is of step {plan.step}",
@@ -169,7 +170,7 @@ def parse_fork(ref: str) -> tuple[str, str | int]:
     return ref, "last"
 
 
-def told(changes: Sequence[Change], run: str = "RUN") -> str:
+def changes_in_words(changes: Sequence[Change], run: str = "RUN") -> str:
     """Return the changes in words: key, old -> new, reason; a diff below if there is one. `run`: its name in hints."""
     mark = {"free": "", "asked": "asked: ", "refused": "REFUSED: "}
     lines = []
@@ -198,7 +199,7 @@ def notes_of(plan: ResumePlan) -> list[str]:
     return notes
 
 
-def _plan(run: Run, checkpoint: Path | None, asked: ResumeRequest) -> ResumePlan:
+def _plan(run: Run, checkpoint: Path | None, request: ResumeRequest) -> ResumePlan:
     """Return the plan, with changes of every kind, also refused ones."""
     from vlmrl.setup.sources import open_sources
 
@@ -206,12 +207,12 @@ def _plan(run: Run, checkpoint: Path | None, asked: ResumeRequest) -> ResumePlan
         read_meta(checkpoint)  # raises for a damaged checkpoint before anything is written
     old_resolved = read_resolved(run.dir)
     old = recipe_from_resolved(old_resolved, where=str(newest_resolved(run.dir)))
-    if asked.recipe is not None:
-        loaded = load_recipe(asked.recipe, overrides=asked.overrides)
+    if request.recipe is not None:
+        loaded = load_recipe(request.recipe, overrides=request.overrides)
     else:
         text = newest_recipe(run.dir).read_text("utf-8", "replace") if newest_recipe(run.dir).is_file() else ""
         cwd = Path(run.manifest.cwd) if run.manifest.cwd else None
-        loaded = reload_recipe(old_resolved, newest_resolved(run.dir), text, overrides=asked.overrides, cwd=cwd)
+        loaded = reload_recipe(old_resolved, newest_resolved(run.dir), text, overrides=request.overrides, cwd=cwd)
     refuse_hidden(loaded.resolved["recipe"], str(loaded.path))
     loaded, warnings = settle_for_run(keep_settled(loaded, old_resolved), run.dir.parent)
     sources, validation = open_sources(loaded.recipe)
@@ -221,7 +222,7 @@ def _plan(run: Run, checkpoint: Path | None, asked: ResumeRequest) -> ResumePlan
         changes = [_fitted(change, old, loaded.recipe) for change in changes]
     changes = _without_adapter(changes, old, loaded.recipe)
     changes += content_changes(run, records, texts, changes)
-    return ResumePlan(run, checkpoint, loaded, tuple(changes), records, texts, asked.accept, tuple(warnings))
+    return ResumePlan(run, checkpoint, loaded, tuple(changes), records, texts, request.accept, tuple(warnings))
 
 
 def _fitted(change: Change, old: Recipe, new: Recipe) -> Change:

@@ -79,7 +79,7 @@ def check_sync(
     return metrics
 
 
-def engines_off(found: Sequence[EngineGap], limit: float) -> list[int]:
+def engines_off(engines: Sequence[EngineGap], limit: float) -> list[int]:
     """Return the ranks whose engine has other weights than the trainer; [] = the run may go on.
 
     An engine is off when the median gap of its own tokens is above the limit. An engine with fewer than `FEWEST_TOKENS`
@@ -91,16 +91,16 @@ def engines_off(found: Sequence[EngineGap], limit: float) -> list[int]:
 
     Example: limit 0.1, eight tokens each: gaps 0.01 and one of 5 -> []; the second process 0.5 throughout -> [1].
     """
-    gaps = [gap for engine in found for gap in engine.gaps]
+    gaps = [gap for engine in engines for gap in engine.gaps]
     all_off = bool(gaps) and median(gaps) > limit
     fewest = 1 if all_off else FEWEST_TOKENS
-    off = [r for r, engine in enumerate(found) if len(engine.gaps) >= fewest and median(engine.gaps) > limit]
-    return off if off or not all_off else [r for r, engine in enumerate(found) if engine.gaps]
+    off = [r for r, engine in enumerate(engines) if len(engine.gaps) >= fewest and median(engine.gaps) > limit]
+    return off if off or not all_off else [r for r, engine in enumerate(engines) if engine.gaps]
 
 
-def gap_metrics(found: Sequence[EngineGap]) -> dict[str, float]:
+def gap_metrics(engines: Sequence[EngineGap]) -> dict[str, float]:
     """Return the median, mean and largest gap over all tokens, in nats; all 0 without tokens."""
-    gaps = [gap for engine in found for gap in engine.gaps] or [0.0]
+    gaps = [gap for engine in engines for gap in engine.gaps] or [0.0]
     return {
         "policy/sync_gap_median": median(gaps), "policy/sync_gap_mean": fmean(gaps),
         "policy/sync_gap_max": max(gaps),
