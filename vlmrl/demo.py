@@ -84,7 +84,7 @@ def make_model(data: Path, out: Path, *, seed: int, task: str = "table") -> int:
     except DataError as error:
         if is_recipe:
             raise
-        also = "a recipe can say what its columns are: --data RECIPE.toml"
+        also = "a recipe can name the columns: --data RECIPE.toml"
         raise DataError(error.message, where=error.where, hint="; ".join(filter(None, (error.hint, also)))) from error
     build_tiny(out, texts, seed=seed, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
     return sum(_tensor_sizes(out))
@@ -136,24 +136,24 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) ->
     tag = f"seed{seed}"
     say("1/8  Data: pairs of real handwritten digits")
     vlmrl("prep", "digits", "--out", paths.data, "--force", say=say)
-    say(f"2/8  Model: a tiny Qwen2.5-VL, made on the spot in {paths.model}")
+    say(f"2/8  Model: a tiny Qwen2.5-VL, made now in {paths.model}")
     say(f"     {make_model(paths.data, paths.model, seed=seed):,} parameters")
     common = ["--set", f"data.0.path={paths.data}", "--set", f"train.seed={seed}", "--runs", paths.runs, "--tag", tag]
     if missing := missing_gpus():
         say(f"     On the CPU: {missing[0]}")
         common += ["--set", "model.device=cpu"]
-    say("3/8  Supervised start: until the format is there and about two pairs in three are right")
+    say("3/8  Supervised start: until the format and about two of three answers are right")
     sft = vlmrl("sft", recipes / "digits_sft.toml", "--set", f"model.path={paths.model}", *common, "--json", say=say)[
         "run"
     ]
     say("4/8  Reinforcement learning: GRPO on the model's own answers")
     rl = vlmrl("train", recipes / "digits_im.toml", "--set", f"model.path={sft}", *common, "--json", say=say)["run"]
-    say("5/8  Evaluation of both on test pairs of scans that neither has seen")
+    say("5/8  Evaluation of both models on test pairs, from scans that neither has seen")
     for run in (sft, rl):
         vlmrl("eval", run, "--split", "test", "--name", "test", "--runs", paths.runs, "--json", say=say)
-    say("6/8  Merge into a Hugging Face folder, reloaded and compared")
+    say("6/8  Merge into a Hugging Face folder, which is reloaded and compared")
     vlmrl("merge", rl, "--out", paths.merged, "--runs", paths.runs, say=say)
-    say("7/8  Reward check: every saved rollout scored again")
+    say("7/8  Reward check: every saved rollout is scored again")
     vlmrl("reward-check", rl, "--runs", paths.runs, say=say)
     say("8/8  Report")
     vlmrl("report", sft, rl, "-o", paths.report, "--runs", paths.runs, say=say)
@@ -199,6 +199,6 @@ def vlmrl(*arguments: Any, say: Callable[[str], None]) -> dict[str, Any]:
     environment = {"OMP_NUM_THREADS": "1"} | dict(os.environ)
     process = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     if process.returncode:
-        raise DemoError(f"`vlmrl {' '.join(words)}` ended with code {process.returncode}", hint="what it said is above")
+        raise DemoError(f"`vlmrl {' '.join(words)}` ended with code {process.returncode}", hint="its output is above")
     last = process.stdout.strip().splitlines()[-1] if process.stdout.strip() else "{}"
     return json.loads(last) if last.startswith("{") else {}

@@ -86,7 +86,7 @@ class Loggers:
                 if opened:
                     write_remote(self.run.dir, feed.name, opened)
             except (StoreError, TypeError) as error:
-                messages.append(f"logger {feed.name}: what it wants to be kept was not: {error}")
+                messages.append(f"logger {feed.name}: the values that it wants to keep were not saved: {error}")
             messages += feed.notes()
         return messages
 
@@ -148,7 +148,7 @@ def open_loggers(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None
     try:
         remote = read_remote(run.dir)
     except StoreError as error:
-        say(f"loggers begin anew: {error.message} ({error.where})")
+        say(f"the loggers begin anew, without the ids of earlier attempts: {error.message} ({error.where})")
         remote = {}
     parent_ids, lines = _parent_of(manifest, root), read_file(run.dir)
     loggers.number = len(lines.lines) + len(lines.torn)

@@ -164,7 +164,7 @@ def stop_reason(journal: Journal, recipe: Recipe, request: StopRequest) -> str |
     if stop_requested:
         return "interrupted"
     if recipe.train.max_seconds and seconds >= recipe.train.max_seconds:
-        return f"train.max_seconds = {recipe.train.max_seconds} is over"
+        return f"the time limit is reached (train.max_seconds = {recipe.train.max_seconds})"
     best = progress.best_value
     is_newest = best is not None and progress.best_step == progress.step
     if target is not None and best is not None and is_newest and _reached(recipe.eval, best, target):

@@ -67,8 +67,8 @@ def report_halved(journal: Journal, device: torch.device, load: Load, before: in
     key = load.budget
     peak, limit = memory_use(device)
     journal.watcher.message(
-        f"out of memory in {rank_process.doing()} with {load} at once: again with {key} = {now},"
-        " and so to the run's end"
+        f"out of memory in {rank_process.doing()} with {load} at once: trying again with {key} = {now},"
+        " which stays until the run's end"
     )
     journal.run.event(
         journal.progress.step, "out of memory: budget halved", key=key, was=before, now=now, tokens=load.tokens,
@@ -102,7 +102,7 @@ def explain(recipe: Recipe, error: BaseException) -> OutOfMemoryError:
     load_text = f" with {load} at once" if load else ""
     message = f"out of memory in {rank_process.doing()}{load_text}; {use_in_words(pick_device(recipe.model.device))}"
     if load and raw.fits:
-        hint = f"set {load.budget} = {raw.fits}: tried, it fits"
+        hint = f"set {load.budget} = {raw.fits}: this value was tried and fits"
     else:
         hint = f"set {first_change(recipe, load)}"
     if load and load.responses == 1:
@@ -130,14 +130,14 @@ def first_change(recipe: Recipe, load: Load | None) -> str:
         return f"rollout.max_new_tokens = {max(1, rollout.max_new_tokens // 2)}"
     if recipe.kind == "rl" and rollout.engine == "vllm" and phase in VLLM_PHASES:
         if rollout.kv_cache_gib is None:
-            return "rollout.kv_cache_gib = 1, in place of what seemed to be free"
+            return "rollout.kv_cache_gib = 1, instead of the automatic size"
         return f"rollout.kv_cache_gib = {rollout.kv_cache_gib / 2:g}"
     if phase in ("rollout", "validation"):
         return f"{BATCHES} = {rollout.batch_tokens // 2}"
     if phase == "encode":
         return f"model.max_pixels = {model.max_pixels // 2} (images of half the area)"
     if recipe.lora is None:
-        return "lora.rank = 16 (an adapter: no gradient, master or moment of the weights themselves)"
+        return "lora.rank = 16 (with an adapter, the base weights need no gradients, masters or moments)"
     if model.quantize is None and pick_device(model.device).type == "cuda":
         return 'model.quantize = "4bit"'
     return "model.path to a smaller model, or use a machine with more memory"

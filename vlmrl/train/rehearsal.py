@@ -91,7 +91,7 @@ class ComingRows:
     complete: bool
 
     def __str__(self) -> str:
-        return f"{'all' if self.complete else 'the first'} {len(self.rows):,} rows to come were looked at"
+        return f"{'all' if self.complete else 'the first'} {len(self.rows):,} rows to come were scanned"
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def rehearse(
         same), or has an image of a size that the model does not take.
     """
     if not learner.recipe.train.rehearsal:
-        run.write_log("the largest row is not rehearsed: train.rehearsal = false")
+        run.write_log("the largest packed row is not rehearsed: train.rehearsal = false")
         return
     rank_process.phase("rehearsal", step)
     start = time.perf_counter()
@@ -160,7 +160,7 @@ def rehearse(
     peak, limit = memory_use(device)
     seconds = time.perf_counter() - start
     say(
-        f"the largest row fits: {largest}, {largest.rows[0]}; peak {gib(peak)} of {gib(limit)}; {seconds:.1f} s"
+        f"the largest packed row fits: {largest}, {largest.rows[0]}; peak {gib(peak)} of {gib(limit)}; {seconds:.1f} s"
         f" ({heaviest.scan})"
     )
     run.event(

@@ -120,7 +120,7 @@ def plan_resume(root: Path, request: ResumeRequest) -> ResumePlan:
     not_allowed = [c for c in plan.changes if c.kind == "refused" or (c.kind == "asked" and not request.accept)]
     if not_allowed:
         refused = any(c.kind == "refused" for c in not_allowed)
-        advice = "leave out what is refused" if refused else "the same command with --accept-changes, which is recorded"
+        advice = "leave out the refused changes" if refused else "add --accept-changes (the run records it)"
         fork_command = f"vlmrl {COMMANDS[request.kind]} --from {run.id}@last"
         hint = f"{advice}; or leave this run as it is and fork it: {fork_command} ...; nothing was written"
         raise StoreError(
@@ -145,13 +145,13 @@ def plan_fork(root: Path, request: ResumeRequest) -> ResumePlan:
         raise StoreError(
             f"the checkpoint does not fit:\n{changes_in_words(refused, run.id)}",
             where=str(plan.checkpoint),
-            hint="leave that out; nothing was written",
+            hint="leave out these changes; nothing was written",
         )
     if plan.step >= plan.loaded.recipe.train.steps:
         raise StoreError(
-            f"train.steps = {plan.loaded.recipe.train.steps}, and the checkpoint is of step {plan.step}",
+            f"train.steps = {plan.loaded.recipe.train.steps}, but the checkpoint is already at step {plan.step}",
             where=str(plan.checkpoint),
-            hint=f"give more: --set train.steps={more_steps(plan.step)}, or an older checkpoint",
+            hint=f"set more steps: --set train.steps={more_steps(plan.step)}; or name an older checkpoint",
         )  # fmt: skip
     return plan
 
@@ -189,13 +189,13 @@ def notes_of(plan: ResumePlan) -> list[str]:
     if "train.steps" in keys and schedule != "constant":
         notes.append(
             f'optim.schedule = "{schedule}" ends at train.steps: from step {plan.step} on the learning rate follows '
-            "the new number of steps, so the curve is not that of a run which had it from the start"
+            "the new number of steps, so its curve differs from that of a run that had this number from the start"
         )
     restarts = {name for c in plan.changes for name in c.rule.restarts}
     if "best" in restarts:
-        notes.append("the best validation and eval.patience begin anew: what was measured before was another thing")
+        notes.append("the best validation and eval.patience begin anew: earlier validations measured something else")
     if "kl" in restarts:
-        notes.append("a steered KL coefficient begins anew at the recipe's")
+        notes.append("an adaptive KL coefficient begins anew at the recipe's value")
     return notes
 
 
@@ -230,7 +230,7 @@ def _fitted(change: Change, old: Recipe, new: Recipe) -> Change:
     if old.kind != "rl" or new.kind != "rl" or change.what not in ("algo.name", "algo.advantage"):
         return change
     if algorithm_of(new.algo).needs_critic and not algorithm_of(old.algo).needs_critic:
-        unfit = "the checkpoint has no critic: start a new run from the weights, --set model.path=RUN"
+        unfit = "the checkpoint has no critic: start a new run from its weights with --set model.path=RUN"
         return replace(change, unfit=unfit)
     return change
 
@@ -240,7 +240,7 @@ def _without_adapter(changes: Sequence[Change], old: Recipe, new: Recipe) -> lis
     adapter_changes = [c for c in changes if c.what == "lora" or c.what.startswith("lora.")]
     if not adapter_changes or old.lora is not None or new.lora is None:
         return list(changes)
-    unfit = "that run trains all weights and has no adapter: start a new run from it, --set model.path=RUN"
+    unfit = "that run trains all weights and has no adapter: start a new run from its weights with --set model.path=RUN"
     merged = replace(adapter_changes[0], what="lora", old=None, new=f"rank {new.lora.rank}", unfit=unfit)
     return [merged if c is adapter_changes[0] else c for c in changes if c not in adapter_changes[1:]]
 
@@ -251,7 +251,9 @@ def _same_kind(run: Run, kind: str, option: str) -> None:
     if run_kind != kind:
         command = COMMANDS.get(run_kind)
         hint = (
-            f"vlmrl {command} {option}; or a new run from its weights: --set model.path={run.id}" if command else None
+            f"use vlmrl {command} {option}; or start a new run from its weights: --set model.path={run.id}"
+            if command
+            else None
         )
         run_command = f"vlmrl {command}" if command else run_kind
         raise StoreError(
@@ -275,7 +277,7 @@ def _something_left(plan: ResumePlan) -> None:
     raise StoreError(
         f"run {run.id} {state}: there is nothing to resume", where=str(run.dir),
         hint=f"more steps: {command} --resume {run.id} --set train.steps={more_steps(max(plan.step, steps))}; "
-             f"or a new run from its weights: --set model.path={run.id}",
+             f"or start a new run from its weights: --set model.path={run.id}",
     )  # fmt: skip
 
 

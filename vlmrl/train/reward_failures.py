@@ -35,7 +35,7 @@ def count_failures(journal: Journal, groups: Sequence[Group], settings: Reward, 
         say(message)
         if settings.on_unavailable == "stop":
             save()
-            hint = "a checkpoint was saved; when the service is back: --resume"
+            hint = "a checkpoint was saved; when the service is back, continue with --resume"
             raise RewardUnavailable(message, where=str(run.dir), hint=hint)
     failed = [x for g in groups for x in g.samples if x.score.failed]
     progress.samples += sum(len(g.samples) for g in groups)
@@ -51,8 +51,8 @@ def count_failures(journal: Journal, groups: Sequence[Group], settings: Reward, 
         raise RewardError(
             f"the reward failed for {errors} of {samples} samples: the run stops",
             where=str(run.dir),
-            hint="a checkpoint was saved; mend the reward"
-            f" (`vlmrl reward-check {run.id}` shows the rows), then --resume",
+            hint="a checkpoint was saved; fix the reward"
+            f" (`vlmrl reward-check {run.id}` shows the rows), then continue with --resume",
         )
 
 

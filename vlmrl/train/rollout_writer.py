@@ -88,7 +88,7 @@ class RolloutWriter:
 
     def _write(self, step: int, groups: Sequence[Group]) -> None:
         if self._failed:
-            raise StoreError(f"the rollouts of step {step} were not written: those of an earlier step could not be")
+            raise StoreError(f"the rollouts of step {step} were not written, since an earlier write failed")
         try:
             self.run.write_rollouts(step, groups)
             if self.rule is not None:

@@ -109,7 +109,7 @@ def open_session(
     watcher.message(f"{parts}{'; and a value head' if critic else ''}")
     if world.size > 1:
         watcher.message(shard_policy(policy, recipe, world))
-    run.write_log(f"rows are run by: {policy.path}")
+    run.write_log(f"packed rows are run by: {policy.path}")
     if policy.sharing == "padded" and recipe.model.shared_prefix:
         watcher.message(f"no shared prefix: {policy.path}")
     encoder = make_encoder(recipe.model, processor)

@@ -50,7 +50,7 @@ def shard_policy(policy: Policy, recipe: Recipe, world: World) -> str:
     )  # fmt: skip
     policy.device, policy.dtype = device, dtype
     size = settings.shard_size or world.size
-    copies = f", {world.size // size} copies of it" if size < world.size else ""
+    copies = f", {world.size // size} copies of the model" if size < world.size else ""
     return f"sharded over {size} processes{copies}{', in main memory between uses' if settings.offload else ''}"
 
 

@@ -69,12 +69,12 @@ def check_sync(
     if off:
         rank_text = "" if world.size == 1 else f" of process {', '.join(map(str, off))}"
         raise EngineError(
-            f"after the sync of version {version} the log-probs of the engine{rank_text} are off by"
-            f" {metrics['policy/sync_gap_median']:.3g} nats (median; mean {metrics['policy/sync_gap_mean']:.3g}, at"
+            f"after the sync of version {version} the log-probs of the engine{rank_text} differ from the trainer's"
+            f" by {metrics['policy/sync_gap_median']:.3g} nats (median; mean {metrics['policy/sync_gap_mean']:.3g}, at"
             f" most {metrics['policy/sync_gap_max']:.3g}); rollout.max_sync_gap is {recipe.rollout.max_sync_gap}",
             where=", ".join(row for rank in off for row in engines[rank].rows),
-            hint='see whether it holds with model.dtype = "float32" and how policy/sampler_gap_mean went before;'
-            ' rollout.engine = "torch" goes on from the last checkpoint',
+            hint='try model.dtype = "float32", and look at policy/sampler_gap_mean of the steps before;'
+            ' rollout.engine = "torch" continues from the last checkpoint',
         )
     return metrics
 

@@ -47,7 +47,7 @@ def update(
         optimizer.clear()
         raise TrainError(
             f"the gradient is not finite ({norm}) although the loss is; the weights were not changed",
-            hint="lower optim.lr, or use model.dtype = float32; the last checkpoint is unharmed",
+            hint="lower optim.lr, or use model.dtype = float32; the last checkpoint is not affected",
         )
     optimizer.step(lr)
     return metrics | {"optim/grad_norm": norm, "optim/lr": lr} | parts
