@@ -159,9 +159,13 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) ->
     vlmrl("report", sft, rl, "-o", paths.report, "--runs", paths.runs, say=say)
     comparison = compare(paths.runs / sft, paths.runs / rl)
     return comparison | {
-        "seconds": round(time.perf_counter() - start, 1), "run": rl, "sft_run": sft, "seed": seed,
-        "report": str(paths.report), "model": str(paths.merged),
-    }  # fmt: skip
+        "seconds": round(time.perf_counter() - start, 1),
+        "run": rl,
+        "sft_run": sft,
+        "seed": seed,
+        "report": str(paths.report),
+        "model": str(paths.merged),
+    }
 
 
 def compare(sft_run: Path, rl_run: Path) -> dict[str, Any]:

@@ -156,9 +156,15 @@ def save(session: Session, *, wait: bool = False) -> None:
     content = io.CheckpointContent(progress.step, meta, data, _proof(learner, saver.proof_items), value_head)
     # Tensors are copied here, if there are copies: training may change them while the thread writes.
     staged = io.stage(
-        journal.run.dir, content, policy.model, session.feed.encoder.processor, learner.optimizer.state_tensors(),
-        learner.world, policy.saved_dtypes, saver.copies,
-    )  # fmt: skip
+        journal.run.dir,
+        content,
+        policy.model,
+        session.feed.encoder.processor,
+        learner.optimizer.state_tensors(),
+        learner.world,
+        policy.saved_dtypes,
+        saver.copies,
+    )
     keep = [progress.best_step] if recipe.checkpoint.keep_best and progress.best_step is not None else []
     saver.begin(lambda: Written(content.step, io.write_staged(staged, saver.world), keep))
     saver.saved_step = progress.step

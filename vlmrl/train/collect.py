@@ -200,9 +200,8 @@ def _greedy_scores(
     with clock("reward"):
         scores = [g.samples[0].score for g in score_rollouts(answers, feed.scorers, strict=strict)]
         own_scores = {
-            i: None if score.error is not None else score.value
-            for (i, _), score in zip(sampled, scores, strict=True)
-        }  # fmt: skip
+            i: None if score.error is not None else score.value for (i, _), score in zip(sampled, scores, strict=True)
+        }
         # {group: score} of this rank -> of all ranks
         score_of_group = {i: value for of_rank in feed.world.gather(own_scores) for i, value in of_rank.items()}
     return [score_of_group[i] for i in range(len(collected.groups))]

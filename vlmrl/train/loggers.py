@@ -156,12 +156,22 @@ def open_loggers(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None
     for sink in recipe.log.sinks:
         name = short_name(sink)
         sink_run = SinkRun(
-            id=run.id, label=recipe.log.name or manifest.name or run.id, folder=str(run.dir.resolve()),
-            kind=recipe.kind, attempt=run.attempt, from_step=run.start_step, config=config_of(run, recipe),
-            project=recipe.log.project, entity=recipe.log.entity, group=recipe.log.group, tags=list(manifest.tags),
-            note=manifest.note, parent={**manifest.parent, "remote": parent_ids.get(name)} if manifest.parent else None,
-            remembered=remote.get(name, {}), standing=[_line_of(n) for n in standing],
-        )  # fmt: skip
+            id=run.id,
+            label=recipe.log.name or manifest.name or run.id,
+            folder=str(run.dir.resolve()),
+            kind=recipe.kind,
+            attempt=run.attempt,
+            from_step=run.start_step,
+            config=config_of(run, recipe),
+            project=recipe.log.project,
+            entity=recipe.log.entity,
+            group=recipe.log.group,
+            tags=list(manifest.tags),
+            note=manifest.note,
+            parent={**manifest.parent, "remote": parent_ids.get(name)} if manifest.parent else None,
+            remembered=remote.get(name, {}),
+            standing=[_line_of(n) for n in standing],
+        )
         try:
             log = open(run.process_log(name), "a", encoding="utf-8")  # noqa: SIM115 (closed with the loggers)
             loggers.files.append(log)
@@ -175,10 +185,16 @@ def config_of(run: Run, recipe: Recipe) -> dict[str, Any]:
     """Return the resolved recipe by table, and under `run` the origin of the run. Secrets are hidden."""
     manifest = run.manifest
     provenance = {
-        "id": run.id, "attempt": run.attempt, "recipe": manifest.recipe, "vlmrl": manifest.vlmrl,
-        "git": manifest.git, "hardware": manifest.hardware, "datasets": list(manifest.datasets),
-        "parent": manifest.parent, "processes": manifest.attempts[-1].processes,
-    }  # fmt: skip
+        "id": run.id,
+        "attempt": run.attempt,
+        "recipe": manifest.recipe,
+        "vlmrl": manifest.vlmrl,
+        "git": manifest.git,
+        "hardware": manifest.hardware,
+        "datasets": list(manifest.datasets),
+        "parent": manifest.parent,
+        "processes": manifest.attempts[-1].processes,
+    }
     return redact_value(recipe.model_dump(mode="json") | {"run": provenance})
 
 

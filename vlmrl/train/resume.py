@@ -152,7 +152,7 @@ def plan_fork(root: Path, request: ResumeRequest) -> ResumePlan:
             f"train.steps = {plan.loaded.recipe.train.steps}, but the checkpoint is already at step {plan.step}",
             where=str(plan.checkpoint),
             hint=f"set more steps: --set train.steps={more_steps(plan.step)}; or name an older checkpoint",
-        )  # fmt: skip
+        )
     return plan
 
 
@@ -275,10 +275,11 @@ def _something_left(plan: ResumePlan) -> None:
     state = finished if done else f"is at step {plan.step}, and train.steps = {steps}"
     command = f"vlmrl {COMMANDS[run.manifest.kind]}"
     raise StoreError(
-        f"run {run.id} {state}: there is nothing to resume", where=str(run.dir),
+        f"run {run.id} {state}: there is nothing to resume",
+        where=str(run.dir),
         hint=f"more steps: {command} --resume {run.id} --set train.steps={more_steps(max(plan.step, steps))}; "
-             f"or start a new run from its weights: --set model.path={run.id}",
-    )  # fmt: skip
+        f"or start a new run from its weights: --set model.path={run.id}",
+    )
 
 
 def more_steps(steps: int) -> int:

@@ -102,9 +102,10 @@ def gap_metrics(engines: Sequence[EngineGap]) -> dict[str, float]:
     """Return the median, mean and largest gap over all tokens, in nats; all 0 without tokens."""
     gaps = [gap for engine in engines for gap in engine.gaps] or [0.0]
     return {
-        "policy/sync_gap_median": median(gaps), "policy/sync_gap_mean": fmean(gaps),
+        "policy/sync_gap_median": median(gaps),
+        "policy/sync_gap_mean": fmean(gaps),
         "policy/sync_gap_max": max(gaps),
-    }  # fmt: skip
+    }
 
 
 def _measure(learner: Learner, answers: Sequence[Rollout]) -> EngineGap:
