@@ -118,7 +118,7 @@ def collect(
         generator: the engine.
         algorithm: the row of the algorithm table.
         clock: the clock of the step.
-        step: the step; equal to the policy version that samples.
+        step: the step; equal to the policy version that samples, unless `ahead` has the answers.
         strict: whether a bug in a reward raises, see `score_rollouts`.
         ahead: answers that were sampled during the previous step; None = sample now.
         show: called with (responses sampled so far, their total).

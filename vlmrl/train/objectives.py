@@ -68,7 +68,10 @@ class Objective(Protocol):
         ...
 
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return (loss_K with gradient, metric name -> values_K; they are averaged over the step's tokens)."""
+        """Return (loss_K with gradient, metric name -> values_K).
+
+        The metrics are averaged over the step's tokens.
+        """
         ...
 
 
@@ -127,6 +130,7 @@ class PolicyGradient:
         return {i: is_selected for i, is_selected in zip(trajectories, selected, strict=True) if i in own_tokens}
 
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
+        # Every tensor here is [K]: one number per trained token of the packed row.
         old = self._old(stats.logp, data.old_logp, data.sampler_logp)
         tokens = Tokens(stats.logp, old, data.advantage, data.response, data.selected)
         loss, clipped = policy_loss(self.algorithm, tokens)
@@ -137,7 +141,7 @@ class PolicyGradient:
                 cap=self.algorithm.importance_cap,
             )  # fmt: skip
             weight = applied_weight(self.algorithm, weight, data.response)
-            loss = loss * weight  # [K] * [K], no gradient through the weight
+            loss = loss * weight  # the weight has no gradient
             metrics["policy/importance_weight"] = weight
         metrics["loss/policy"] = loss.detach()
         if self.entropy_coef:

@@ -53,9 +53,9 @@ PROOF_CHOICE = 64
 
 
 def train_rl(session: Session) -> str:
-    """Train until the recipe's end: one pass of the loop is one step.
+    """Train until there is a reason to stop: one pass of the loop is one step.
 
-    Returns: the run's status, done or interrupted.
+    Returns: the run's status, "done" or "interrupted".
     """
     recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
     algorithm, progress, optimizer = algorithm_of(recipe.algo), journal.progress, learner.optimizer
@@ -72,6 +72,7 @@ def train_rl(session: Session) -> str:
             # Prompts -> rollouts -> scores -> advantages.
             strict, show = step < first_step + STRICT_STEPS, journal.watcher.generated
             collected = collect(feed, generator, algorithm, clock, step=step, strict=strict, ahead=ahead, show=show)
+            # `before`: old log-probs, values and KL of all trajectories; empty if the algorithm does not need them now.
             before = assign_credit(learner, collected, algorithm, in_reward, clock, feed.weights)
             ahead, feed.cursor = None, None  # used up: a checkpoint saves the stream's own position again
             journal.rollouts.write(step, collected.groups)
@@ -205,6 +206,7 @@ def _update_all(
     minibatches of whole groups, and the old log-probs are computed once, before the first update.
     """
     recipe, policy, optimizer, reference = learner.recipe, learner.policy, learner.optimizer, learner.reference
+    # in_rows: if a packed row runs out of memory, try once more with half the tokens per packed row.
     algorithm, in_rows = objective.algorithm, learner.in_rows
     lr = learning_rate(recipe.optim, step, recipe.train.steps)
     if not batch.updates:  # log the schedule's rate all the same: a 0 would look like a dip of the schedule

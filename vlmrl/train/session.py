@@ -92,6 +92,7 @@ def open_session(
     torch.manual_seed(recipe.train.seed)
     if pick_device(recipe.model.device).type == "cpu":
         torch.set_num_threads(usable_cores())
+    # Data and model.
     sources, validation = open_sources(recipe)
     if any(v.split == "test" for v in validation):
         run.add_label("validated on the test split")
@@ -112,6 +113,7 @@ def open_session(
     run.write_log(f"packed rows are run by: {policy.path}")
     if policy.sharing == "padded" and recipe.model.shared_prefix:
         watcher.message(f"no shared prefix: {policy.path}")
+    # The parts of the session: journal, learner, saver, feed.
     encoder = make_encoder(recipe.model, processor)
     progress = Progress() if resume is None else load_progress(resume, run, recipe.eval.goal)
     keep, every = recipe.log.keep_rollouts, recipe.log.keep_rollouts_every

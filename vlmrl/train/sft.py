@@ -25,9 +25,9 @@ RESPONSE_COLUMN = "response"
 
 
 def train_sft(session: Session) -> str:
-    """Train until the recipe's end: one pass of the loop is one optimizer step.
+    """Train until there is a reason to stop: one pass of the loop is one optimizer step.
 
-    Returns: the run's status, done or interrupted.
+    Returns: the run's status, "done" or "interrupted".
     """
     recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
     policy, optimizer, progress = learner.policy, learner.optimizer, journal.progress

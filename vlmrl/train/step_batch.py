@@ -105,7 +105,7 @@ class StepBatch:
         pictured = [any(i.prompt.images or i.images for i in row) for row in rows]
         pictured_of_ranks = self.world.gather(pictured)
         for index in range(max(map(len, pictured_of_ranks))):
-            # A rank without a row here runs the filler, which has an image.
+            # A rank without a row here runs the filler. That has an image, so all ranks need one here.
             needs_image = any(index >= len(of_rank) or of_rank[index] for of_rank in pictured_of_ranks)
             own = rows[index] if index < len(rows) else []
             if not own or (needs_image and not pictured[index]):
@@ -161,8 +161,8 @@ def step_batch(
         world, filler: as in `StepBatch`.
     """
     batch = StepBatch([], [], [], world=world, filler=filler)
-    starts: list[int] = []
-    costs: dict[int, int] = {}
+    starts: list[int] = []  # index of each group's first trajectory in the step
+    costs: dict[int, int] = {}  # group -> its tokens: the prompt once, and the responses that are trained
     for index, group in enumerate(groups):
         starts.append(len(batch.names_S))
         use = keep_dead or not is_dead_group(group)

@@ -43,7 +43,7 @@ def update(
     metrics = add_gradients(policy, optimizer, batch, objective, tokens_per_row=tokens_per_row, max_tokens=max_tokens)
     parts = {f"optim/grad_norm/{part}": norm for part, norm in optimizer.part_norms().items()}
     norm = optimizer.clip()
-    if not norm < float("inf"):
+    if not norm < float("inf"):  # infinite or NaN
         optimizer.clear()
         raise TrainError(
             f"the gradient is not finite ({norm}) although the loss is; the weights were not changed",
@@ -61,9 +61,9 @@ def add_gradients(
 
     This is `update` without the optimizer step: same arguments, metrics and errors.
     """
+    # Trained tokens of each response, on all ranks: the denominator does not depend on the packing or the ranks.
     trained = [n for of_rank in batch.world.gather([batch.num_trained(i) for i in batch.items]) for n in of_rank]
     dead = [n for group in batch.dead_tokens.values() for n in group]
-    # Trained tokens of each response, on all ranks: the loss does not depend on how the batch is packed or spread.
     total = Denominator.of(objective.aggregation, trained, max_tokens, dead)
     selected = objective.select(policy, batch, tokens_per_row)
     tally, losses = Tally(), []
@@ -98,6 +98,7 @@ def _token_data(
 
     They are built on the CPU and copied to the device as a whole: the CPU never waits for a number of the device.
     """
+    # Item -> its trained tokens. Items without any are skipped, so that `response` is dense.
     counts = {k: n for k, i in enumerate(items) if (n := batch.num_trained(i))}
     responses = [(items[k].trajectory, response, n) for response, (k, n) in enumerate(counts.items())]
     # (trajectory, response, length of the response) per response -> [3, K] per token
@@ -108,6 +109,7 @@ def _token_data(
     advantage, sampler_logp = torch.stack([advantage, sampler_logp]).to(device)
 
     def join(by: Mapping[int, Tensor]) -> Tensor | None:
+        """Join trajectory -> [trained tokens] to the packed row's [K], 0 for a filler. Return None if `by` is empty."""
         if not by:
             return None
         like = next(iter(by.values()))[:1]
