@@ -67,7 +67,7 @@ def assign_credit(
     before, penalties, values = Before(), None, None
     if kl_coef > 0 or algorithm.needs_critic:
         with clock("update"):
-            before = _ask_models(learner, collected, algorithm, with_kl=kl_coef > 0)
+            before = _run_models(learner, collected, algorithm, with_kl=kl_coef > 0)
         if kl_coef > 0:
             # Each token's KL, times the coefficient, is subtracted from its reward.
             penalties = by_sample(collected.groups, before.kl, kl_coef)
@@ -99,7 +99,7 @@ def batch_of(
     )  # fmt: skip
 
 
-def _ask_models(learner: Learner, collected: Collected, algorithm: Algorithm, *, with_kl: bool) -> Before:
+def _run_models(learner: Learner, collected: Collected, algorithm: Algorithm, *, with_kl: bool) -> Before:
     """Run the policy once over the step's trajectories for all statistics, and with `with_kl` the reference, too.
 
     With a critic, the packed rows are those of the later updates (except for groups that a filter refused): the first
