@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from vlmrl.recipe.schema import Data
 
 TEXTS_FOR_TOKENIZER = 2000
+"""Maximum number of dataset rows whose texts train the tokenizer."""
 ANY_REWARD = "exact_match"
 """Built-in reward for opening rows of which nothing is scored."""
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 224 * 224
+"""Limits of the size to which the tiny model's processor resizes an image."""
 SHOWN = ("reward", "accuracy", "brier", "auc", "parse_failure")
 """Metrics of the closing table, besides the accuracy of each level."""
 

@@ -16,7 +16,7 @@ from vlmrl.model.families import part_of
 from vlmrl.recipe.extras import install_line
 from vlmrl.train.kahan_adamw import KahanAdamW
 
-if TYPE_CHECKING:  # weights are updated with torch alone
+if TYPE_CHECKING:  # an update of weights needs torch only, not the recipe's library
     from vlmrl.recipe.schema import Optim
 
 STATE_DTYPES = {

@@ -266,7 +266,7 @@ def _find_room(learner: Learner, objective: Objective, items: Sequence[TrainItem
         error = _too_large(unfit)
         error.halved = {ROWS: [budget, unfit.half(budget)]} if divisible else {}
         raise error
-    # Halve until it fits. Below the first half, only to name the budget that fits in the error.
+    # Halve until it fits. The run may use the first half; a smaller budget that fits is only named in the error.
     smaller, still_unfit = budget, unfit
     while still_unfit is not None and still_unfit.responses > 1:
         smaller = still_unfit.half(smaller)
@@ -321,6 +321,7 @@ def _run(learner: Learner, objective: Objective, batch: StepBatch, budget: int) 
     """Do everything that training does with a packed row, except for the optimizer step."""
     policy, reference, optimizer, device = learner.policy, learner.reference, learner.optimizer, learner.policy.device
     algorithm = objective.algorithm if isinstance(objective, PolicyGradient) else None
+    # Afterwards the random state is as before (dropout draws from it), and no gradient is left.
     with torch.random.fork_rng([device] if device.type == "cuda" else []), optimizer.reserved():
         into = {"logp": batch.old_logp}
         if reference is not None and algorithm is not None and algorithm.kl == "full":

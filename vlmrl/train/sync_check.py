@@ -89,7 +89,7 @@ def engines_off(engines: Sequence[EngineGap], limit: float) -> list[int]:
     The median is used because single tokens can dominate a mean: with routed experts, rounding changes the experts of a
     few tokens now and then.
 
-    Example: limit 0.1, eight tokens each: gaps 0.01 and one of 5 -> []; the second process 0.5 throughout -> [1].
+    Example: limit 0.1, eight tokens each: gaps 0.01 and one of 5 -> []; the second rank 0.5 throughout -> [1].
     """
     gaps = [gap for engine in engines for gap in engine.gaps]
     all_off = bool(gaps) and median(gaps) > limit
