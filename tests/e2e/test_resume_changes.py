@@ -28,7 +28,7 @@ from vlmrl.store.kept_recipe import newest_resolved, read_resolved
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
 from vlmrl.tasks.digits import prepare_digits
-from vlmrl.train.resume import ResumeRequest, fork_run, notes_of, plan_fork, plan_resume, told
+from vlmrl.train.resume import ResumeRequest, changes_in_words, fork_run, notes_of, plan_fork, plan_resume
 from vlmrl.train.start import run_session
 
 CONSTANT = ("optim.schedule=constant",)
@@ -396,7 +396,7 @@ def test_changes_for_people_hide_secrets_and_cut_hashes():
     from vlmrl.recipe.changes import Change, rule_of
 
     reward = rule_of(("reward", "args"))
-    text = told(
+    text = changes_in_words(
         [Change("reward.args.api_key", "abc1234567", "xyz", reward), Change("reward r", "a" * 64, "b" * 64, reward)]
     )
     assert "abc1234567" not in text and "xyz" not in text and "a" * 12 in text and "a" * 13 not in text

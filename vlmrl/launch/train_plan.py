@@ -12,7 +12,7 @@ from vlmrl.errors import Problem
 from vlmrl.launch.request import TrainRequest
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.setup.checked_recipe import check_loaded, load_checked
-from vlmrl.train.resume import ResumePlan, ResumeRequest, notes_of, plan_fork, plan_resume, told
+from vlmrl.train.resume import ResumePlan, ResumeRequest, changes_in_words, notes_of, plan_fork, plan_resume
 
 if TYPE_CHECKING:
     from vlmrl.recipe.schema import Recipe
@@ -45,7 +45,7 @@ def describe_changes(plan: Plan) -> list[str]:
     """Return lines on what a resume or fork does differently, and what follows from it; [] for a new run."""
     if not isinstance(plan, ResumePlan) or not plan.changes:
         return []
-    return [f"changed:\n{told(plan.changes)}", *(f"note: {note}" for note in notes_of(plan))]
+    return [f"changed:\n{changes_in_words(plan.changes)}", *(f"note: {note}" for note in notes_of(plan))]
 
 
 def recipe_of(plan: Plan) -> Recipe:

@@ -17,7 +17,7 @@ import vlmrl
 PAGE = Path(__file__).parents[3] / "docs" / "tasks.md"
 TRY = """
 import json, sys
-from vlmrl.data.dataset import open_dataset
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.preflight.catalogs import catalogs
 from vlmrl.recipe.schema import Data
 from vlmrl.tasks import task_of
