@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,6 +79,7 @@ def reward_check(
     from vlmrl.reward_check.rescore import PROFILE, parse_weights
     from vlmrl.reward_check.run import RewardQuestion, check_rewards
     from vlmrl.reward_check.thresholds import needs_probe, parse_limits
+    from vlmrl.store.provenance import usable_cores
 
     if debug:
         give_terminal()
@@ -88,7 +88,7 @@ def reward_check(
     question = RewardQuestion(
         f"{PROFILE}{profile}" if profile is not None else reward, diff, dict(_argument(a) for a in args or []),
         parse_weights(weights) if weights else None, style, probe or needs_probe(limits),
-        max(rows, ROWS_OF_PAGE) if html is not None else rows, jobs or len(os.sched_getaffinity(0)),
+        max(rows, ROWS_OF_PAGE) if html is not None else rows, jobs or usable_cores(),
         keep_going or any(limit.needs_errors for limit in limits),
     )  # fmt: skip
     table = {"--columns": columns, "--task": task, "--variant": variant}

@@ -18,6 +18,7 @@ from typing import Any
 
 from vlmrl.errors import DataError
 from vlmrl.process import die_with_parent
+from vlmrl.store.provenance import usable_cores
 
 Make = Callable[[Any, Path], None]
 """(input of a part, path) -> writes its content there. Picklable: it is sent to each process once, so what is large and
@@ -32,14 +33,6 @@ _make: Make | None = None
 
 class LostWorkerError(DataError):
     """A process that made parts was killed; the parts that are done stay."""
-
-
-def usable_cores() -> int:
-    """CPU cores that this process may run on."""
-    try:
-        return max(1, len(os.sched_getaffinity(0)))
-    except AttributeError:
-        return os.cpu_count() or 1
 
 
 def make_parts(

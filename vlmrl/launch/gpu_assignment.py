@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vlmrl.dist.rank_process import ENGINES_VARIABLE
 from vlmrl.errors import LaunchError
 from vlmrl.model.gpus import MachineGpu, machine_gpus, parse_gpus, visible_gpus
-from vlmrl.store.provenance import usable_cores
+from vlmrl.store.provenance import usable_threads
 
 BUSY_MIB = 1024
 """A GPU with more memory in use counts as taken: on an idle one the driver holds a few hundred MiB at most."""
@@ -67,7 +67,7 @@ def place(option: str, engines: int = 0, parts: int = 1) -> Placement:
             f"--gpus {option}: {ranks} is no multiple of rollout.tensor_parallel = {parts}",
             hint=f"give --gpus {parts * -(-ranks // parts)}, or change rollout.tensor_parallel",
         )
-    threads = max(1, usable_cores() // processes)
+    threads = max(1, usable_threads() // processes)
     if not gpus:
         if chosen:
             raise LaunchError(

@@ -25,7 +25,7 @@ from vlmrl.process import die_with_parent
 from vlmrl.store import layout
 from vlmrl.store.listing import ListedRun, list_runs
 from vlmrl.store.log_pump import LogPump
-from vlmrl.store.provenance import usable_cores
+from vlmrl.store.provenance import usable_threads
 
 POLL_SECONDS = 0.2
 LOG_SECONDS = 5.0
@@ -177,7 +177,7 @@ def make_slots(placement: Placement, per_run: int) -> list[Slot]:
     if count == 0:
         raise LaunchError(f"--gpus-per-run {per_run} of {placement.ranks} GPU(s)", hint="give --gpus more of them")
     if placement.devices is None:
-        return [Slot({"OMP_NUM_THREADS": str(max(1, usable_cores() // count))})] * count
+        return [Slot({"OMP_NUM_THREADS": str(max(1, usable_threads() // count))})] * count
     names = placement.devices.split(",")
     order = {"CUDA_DEVICE_ORDER": placement.env["CUDA_DEVICE_ORDER"]}
     dealt = [",".join(names[n * per_run : (n + 1) * per_run]) for n in range(count)]

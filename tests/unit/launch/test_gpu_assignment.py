@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vlmrl.errors import LaunchError
 from vlmrl.launch.gpu_assignment import MachineGpu, machine_gpus, place, visible_gpus
 from vlmrl.model.gpus import parse_gpus
-from vlmrl.store.provenance import usable_cores
+from vlmrl.store.provenance import usable_threads
 
 GPUS = [MachineGpu(n, f"GPU-{n}abc", 10) for n in range(4)]
 
@@ -86,7 +86,7 @@ def test_without_a_gpu_processes_run_on_the_cpu_and_share_its_cores(machine, mon
     machine()
     placement = place("3")
     assert placement.devices is None and placement.ranks == 3
-    assert placement.threads == max(1, usable_cores() // 3)
+    assert placement.threads == max(1, usable_threads() // 3)
     assert placement.env == {"OMP_NUM_THREADS": str(placement.threads)}
     with pytest.raises(LaunchError, match="this machine has no GPU") as found:
         place("0,2,5")
