@@ -8,10 +8,7 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit
-from vlmrl.cli.show.recipe_tables import (
-    draw_plain_table,
-    toml_value,
-)
+from vlmrl.cli.show.recipe_tables import draw_plain_table, value_text
 
 
 def diff(
@@ -29,5 +26,5 @@ def diff(
     rows = diff_recipes(load_recipe(left), load_recipe(right))
     emit({"left": left, "right": right, "differences": rows}, as_json)
     if not as_json:
-        cells = [(r["key"], toml_value(r["left"]), toml_value(r["right"])) for r in rows]
+        cells = [(r["key"], value_text(r["left"]), value_text(r["right"])) for r in rows]
         draw_plain_table(f"{len(rows)} differences", ("key", left, right), cells)

@@ -9,7 +9,7 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit
-from vlmrl.cli.show.recipe_tables import default_text, on_resume_text, show_table_of_keys, toml_value
+from vlmrl.cli.show.recipe_tables import default_text, on_resume_text, show_table_of_keys, value_text
 
 
 def explain(
@@ -30,8 +30,8 @@ def explain(
         show_table_of_keys(found)
         return
     facts = [("type", found.type), ("default", default_text(found)), ("range", found.range)]
-    facts += [("choices", ", ".join(map(toml_value, found.choices))), ("resume", on_resume_text(found))]
+    facts += [("choices", ", ".join(map(value_text, found.choices))), ("resume", on_resume_text(found))]
     facts += [("read by", {"rl": "vlmrl train", "sft": "vlmrl sft"}.get(found.run_kind, ""))]
     lines = [found.key, f"  {found.help}", ""] + [f"  {name:8} {value}" for name, value in facts if value]
-    lines += ["  used in  " + f"{use.where}  {toml_value(use.value)}" for use in found.uses]
+    lines += ["  used in  " + f"{use.where}  {value_text(use.value)}" for use in found.uses]
     typer.echo("\n".join(lines))

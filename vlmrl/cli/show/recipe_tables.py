@@ -27,7 +27,7 @@ def show_import(report: dict[str, Any], out: Path | None) -> None:
     if report["changed"]:
         say("\nmapped with another meaning:")
         for changed in report["changed"]:
-            say(f"  {changed['key']} = {toml_value(changed['value'])}: {changed['why']}")
+            say(f"  {changed['key']} = {value_text(changed['value'])}: {changed['why']}")
     if report["left_out"]:
         say("\nnot mapped:")
         reasons: dict[str, list[str]] = {}
@@ -92,10 +92,10 @@ def show_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
 def default_text(key: Any) -> str:
     """Return the default of a key in words; for a key that rows of the algorithm table set, by row."""
     if not key.by_row:
-        return "required" if key.required else toml_value(key.default)
+        return "required" if key.required else value_text(key.default)
     rows: dict[str, list[str]] = {}
     for row, value in key.by_row.items():
-        rows.setdefault(toml_value(value), []).append(row)
+        rows.setdefault(value_text(value), []).append(row)
     return "the row's: " + "; ".join(f"{value} in {', '.join(names)}" for value, names in rows.items())
 
 
@@ -107,10 +107,11 @@ def on_resume_text(key: Any) -> str:
     return f"{words[key.on_resume.kind]} ({key.on_resume.reason})"
 
 
-def toml_value(value: Any) -> str:
-    import json
+def value_text(value: Any) -> str:
+    """Return a recipe's value as it is written in TOML; `not set` for None."""
+    from vlmrl.recipe.explain import toml_value
 
-    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
+    return "not set" if value is None else toml_value(value)
 
 
 def draw_plain_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
