@@ -1,4 +1,4 @@
-"""Assignment of GPUs to a run: `--gpus 4` or `--gpus 0,2,5`, of those this process may use, and that no other uses."""
+"""Assignment of GPUs to a run (`--gpus 4` or `--gpus 0,2,5`): this process may use them and no other process does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlmrl.model.gpus import MachineGpu, machine_gpus, parse_gpus, visible_gpus
 from vlmrl.store.provenance import usable_threads
 
 BUSY_MIB = 1024
-"""A GPU with more memory in use counts as taken: on an idle one the driver holds a few hundred MiB at most."""
+"""Memory in use, in MiB, above which a GPU counts as busy. On an idle GPU the driver uses at most a few hundred MiB."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,10 @@ class Placement:
     """Processes of this machine, and the GPUs they use.
 
     Args:
-        ranks: number of processes.     devices: value of CUDA_VISIBLE_DEVICES; None = they run on the CPU.
+        ranks: number of processes that train or evaluate.
+        devices: value of CUDA_VISIBLE_DEVICES; None = the ranks run on the CPU.
         threads: CPU threads of each rank.
-        engines: GPUs (on the CPU: anything) of engines that have processes of their own.
+        engines: GPUs of the engines that have their own processes; on the CPU, one placeholder per engine.
     """
 
     ranks: int
@@ -46,12 +47,12 @@ def place(option: str, engines: int = 0, parts: int = 1) -> Placement:
     """Return the processes and GPUs that `--gpus` asks for.
 
     Args:
-        option: a number of GPUs (of processes, on a machine without a GPU), or their numbers: `0,2,5`; `3,` is
-            GPU 3 alone. With CUDA_VISIBLE_DEVICES, numbers count the GPUs that it lists, as everywhere in CUDA.
-        engines: number of GPUs, the last ones, that generate for the others in processes of their own.
-        parts: without such GPUs: number of processes that share an engine.
-    Raises: LaunchError when `option` is neither, there are too few GPUs, they are in use, or their number is no
-        multiple of `parts`.
+        option: the count of GPUs (of processes, on a machine without a GPU), or GPU numbers: `0,2,5`; `3,` is GPU 3
+            alone. With CUDA_VISIBLE_DEVICES, the numbers refer to the GPUs that it lists, as everywhere in CUDA.
+        engines: number of GPUs, the last ones, that generate for the others in their own processes.
+        parts: number of processes that share an engine, if `engines` is 0.
+    Raises: LaunchError if `option` is neither, there are too few GPUs, they are in use, or the number of ranks is not
+        a multiple of `parts`.
     """
     count, chosen = parse_gpus(option)
     gpus = visible_gpus(machine_gpus(), os.environ)
