@@ -101,8 +101,8 @@ def launch(job: Job) -> tuple[Ending, Path | None]:
     # Otherwise the agent would print its own report of a failure before ours.
     logging.disable(logging.ERROR)
     folder = Path(tempfile.mkdtemp(prefix="vlmrl-launch-"))
-    own = {FOLDER_VARIABLE: str(folder), PARENT_VARIABLE: str(os.getpid())}
-    os.environ.update({**job.env, **own})
+    variables = {FOLDER_VARIABLE: str(folder), PARENT_VARIABLE: str(os.getpid())}
+    os.environ.update({**job.env, **variables})
     if job.argv:  # in a file that only this user can read: the command line may contain a secret, and be long
         (folder / TYPED_FILE).write_text(json.dumps(job.argv), encoding="utf-8")
     watch = Watch(folder, patience(job.timeout_seconds))
@@ -131,14 +131,14 @@ def _config(job: Job, folder: Path):
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
-    alone = job.nnodes == 1
-    meeting = {"timeout": JOIN_SECONDS, "read_timeout": JOIN_SECONDS, "is_host": str(job.node_rank == 0)}
+    one_machine = job.nnodes == 1
+    rendezvous = {"timeout": JOIN_SECONDS, "read_timeout": JOIN_SECONDS, "is_host": str(job.node_rank == 0)}
     return LaunchConfig(
         min_nodes=job.nnodes, max_nodes=job.nnodes, nproc_per_node=job.ranks, max_restarts=0, role="rank",
-        run_id=uuid.uuid4().hex if alone else job.job_id, rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0" if alone else job.endpoint or "",
-        rdzv_configs=meeting,
-        local_addr="127.0.0.1" if alone else None,
+        run_id=uuid.uuid4().hex if one_machine else job.job_id, rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0" if one_machine else job.endpoint or "",
+        rdzv_configs=rendezvous,
+        local_addr="127.0.0.1" if one_machine else None,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
         # Our handler forwards SIGINT and SIGTERM: the ranks finish their step. The agent's would kill them at once.
         signals_to_handle="SIGQUIT",

@@ -124,9 +124,9 @@ class Queue:
 
     def _start(self, member: Member, slot: Slot, before: ListedRun | None) -> subprocess.Popen[bytes]:
         if before is None:
-            what = [*self.recipe, *member.overrides, "--name", member.name, "--tag", self.group]
+            words = [*self.recipe, *member.overrides, "--name", member.name, "--tag", self.group]
         else:
-            what = ["--resume", before.id]
+            words = ["--resume", before.id]
         log = layout.queue_log(self.root, self.group, member.name)
         self.say(f"{'starting' if before is None else 'resuming'} {member.name}")
         reads, writes = os.pipe()
@@ -134,7 +134,7 @@ class Queue:
         with open(writes, "wb") as pipe:
             # A new session: Ctrl-C reaches the command only once, forwarded by us. It dies with this process.
             return subprocess.Popen(
-                [*self.command, *what, *self.options], env={**os.environ, **slot.env}, stdin=subprocess.DEVNULL,
+                [*self.command, *words, *self.options], env={**os.environ, **slot.env}, stdin=subprocess.DEVNULL,
                 stdout=pipe, stderr=pipe, start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()),
             )  # fmt: skip
 
@@ -198,8 +198,8 @@ def make_slots(placement: Placement, per_run: int) -> list[Slot]:
         return [Slot({"OMP_NUM_THREADS": str(max(1, usable_threads() // count))})] * count
     names = placement.devices.split(",")
     order = {"CUDA_DEVICE_ORDER": placement.env["CUDA_DEVICE_ORDER"]}
-    dealt = [",".join(names[n * per_run : (n + 1) * per_run]) for n in range(count)]
-    return [Slot({"CUDA_VISIBLE_DEVICES": gpus, **order}) for gpus in dealt]
+    gpu_lists = [",".join(names[n * per_run : (n + 1) * per_run]) for n in range(count)]
+    return [Slot({"CUDA_VISIBLE_DEVICES": gpus, **order}) for gpus in gpu_lists]
 
 
 def group_of(stem: str, identity: str) -> str:

@@ -136,27 +136,27 @@ class Watch(threading.Thread):
         Args:
             exit_codes: failed rank -> its exit code, or minus the number of the signal that killed it.
         """
-        words = self._read("end")
-        failed = sorted((w["time"], rank) for rank, w in words.items() if w["code"] not in (0, 130))
-        stopped = any(w["code"] == 130 for w in words.values()) or not words
+        ends = self._read("end")
+        failed = sorted((w["time"], rank) for rank, w in ends.items() if w["code"] not in (0, 130))
+        stopped = any(w["code"] == 130 for w in ends.values()) or not ends
         if self.hang is not None:
             return Ending(2, self.hang, _sentence(self.hang))
-        if self.signals and stopped and not any(words[rank]["code"] == 2 for _, rank in failed):
+        if self.signals and stopped and not any(ends[rank]["code"] == 2 for _, rank in failed):
             return Ending(130)
         for rank, code in sorted(exit_codes.items()):
-            if -code in SYSTEM_SIGNALS and rank not in self.killed and rank not in words:
+            if -code in SYSTEM_SIGNALS and rank not in self.killed and rank not in ends:
                 return self._lost(rank, code)
         # A rank whose debugger was quit ends with code 130 and a reason; the others only see that it has ended.
-        left = sorted((w["time"], rank) for rank, w in words.items() if w["code"] == 130 and w["reason"])
-        came_first = bool(left) and not self.signals and (not failed or left[0] < failed[0])
-        if came_first and not any(words[rank]["code"] == 2 for _, rank in failed):
-            return Ending(130, words[left[0][1]]["message"])
+        quit_debuggers = sorted((w["time"], rank) for rank, w in ends.items() if w["code"] == 130 and w["reason"])
+        came_first = bool(quit_debuggers) and not self.signals and (not failed or quit_debuggers[0] < failed[0])
+        if came_first and not any(ends[rank]["code"] == 2 for _, rank in failed):
+            return Ending(130, ends[quit_debuggers[0][1]]["message"])
         if failed:
             first = failed[0][1]
-            word = words[first]
-            place = self._with_place(word["message"], first)
-            return Ending(word["code"], place, word["reason"], word["halved"])
-        if any(w["code"] == 130 for w in words.values()):
+            end = ends[first]
+            message = self._with_place(end["message"], first)
+            return Ending(end["code"], message, end["reason"], end["halved"])
+        if any(w["code"] == 130 for w in ends.values()):
             return Ending(130)
         for rank, code in sorted(exit_codes.items()):
             return self._lost(rank, code)
@@ -199,9 +199,9 @@ class Watch(threading.Thread):
 
     def _end_survivors(self) -> None:
         """Kill all ranks GRACE_SECONDS after one failed: a collective may wait forever for a dead rank."""
-        words = self._read("end")
-        fallen = [r for r, s in self.ranks.items() if s.dead and words.get(r, {"code": 1})["code"] not in (0, 130)]
-        if not fallen:
+        ends = self._read("end")
+        failed = [r for r, s in self.ranks.items() if s.dead and ends.get(r, {"code": 1})["code"] not in (0, 130)]
+        if not failed:
             return
         now = time.monotonic()
         self._first_death = self._first_death or now
@@ -212,10 +212,10 @@ class Watch(threading.Thread):
         living = {rank: s for rank, s in self.ranks.items() if not s.dead}
         # All ranks enter the same phases: the others wait for the rank that has entered the fewest.
         behind = min(living, key=lambda rank: (living[rank].state["ticks"], rank))
-        s = living[behind].state
-        others = ", ".join(f"rank {r} in `{o.state['phase']}`" for r, o in sorted(living.items()) if r != behind)
+        state = living[behind].state
+        others = ", ".join(f"rank {r} in `{s.state['phase']}`" for r, s in sorted(living.items()) if r != behind)
         self.hang = format_error(
-            f"rank {behind} hangs: in phase `{s['phase']}` of step {s['step']} for more than "
+            f"rank {behind} hangs: in phase `{state['phase']}` of step {state['step']} for more than "
             f"{self.timeout_seconds:g} s" + (f" ({others})" if others else ""),
             self._log(behind),
             "the stacks of all ranks are at the end of their logs; if the phase is only slow, raise "
