@@ -52,7 +52,10 @@ class Job:
         if self.nnodes > 1 and not self.endpoint:
             raise LaunchError("--nnodes needs --rdzv-endpoint", hint="--rdzv-endpoint HOST:PORT, the same on all nodes")
         if not 0 <= self.node_rank < self.nnodes:
-            raise LaunchError(f"--node-rank {self.node_rank} of {self.nnodes} nodes", hint="nodes count from 0")
+            raise LaunchError(
+                f"--node-rank {self.node_rank} does not exist: there are {self.nnodes} nodes",
+                hint="nodes are numbered from 0",
+            )
 
 
 def torchrun_line(job: Job) -> str:
@@ -80,7 +83,7 @@ def launch_twice(job: Job, again: Callable[[Path], Job], say: Callable[[str], No
     if not ending.halved or run_dir is None or job.nnodes > 1:
         return ending, run_dir
     budgets = ", ".join(f"{key} = {now} (was {before})" for key, (before, now) in ending.halved.items())
-    say(f"{ending.message}\nall processes are started once more, with {budgets}")
+    say(f"{ending.message}\nstarting all processes once more, with {budgets}")
     env = {**job.env, HALVED_VARIABLE: json.dumps(dict(ending.halved))}
     return launch(replace(again(run_dir), env=env))
 
@@ -116,7 +119,7 @@ def launch(job: Job) -> tuple[Ending, Path | None]:
                 exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             except RendezvousError as error:
                 where = job.endpoint or "this machine"
-                raise LaunchError(f"the nodes did not meet at {where}: {error}", hint="is node 0 up?") from error
+                raise LaunchError(f"the nodes did not connect at {where}: {error}", hint="does node 0 run?") from error
             finally:
                 watch.stop()
         return watch.ending(exit_codes), watch.run_dir

@@ -16,7 +16,7 @@ from vlmrl.launch.train_ranks import describe_processes, describe_threads
 from vlmrl.recipe.schema import Recipe
 from vlmrl.store.manifest import settle
 
-NOTHING_KEPT = "nothing of an unfinished evaluation was written"
+NOTHING_KEPT = "the unfinished evaluation left no results"
 
 
 @dataclass(frozen=True)

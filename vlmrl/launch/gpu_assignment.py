@@ -61,11 +61,11 @@ def place(option: str, engines: int = 0, parts: int = 1) -> Placement:
     if ranks < 1:
         raise LaunchError(
             f"--gpus {option}: rollout.engine_gpus = {engines} leaves no GPU for training",
-            hint=f"give at least {engines + 1}, or lower rollout.engine_gpus",
+            hint=f"give at least {engines + 1} GPUs, or lower rollout.engine_gpus",
         )
     if not engines and ranks % parts:
         raise LaunchError(
-            f"--gpus {option}: {ranks} is no multiple of rollout.tensor_parallel = {parts}",
+            f"--gpus {option}: {ranks} is not a multiple of rollout.tensor_parallel = {parts}",
             hint=f"give --gpus {parts * -(-ranks // parts)}, or change rollout.tensor_parallel",
         )
     threads = max(1, usable_threads() // processes)
@@ -107,4 +107,4 @@ def _busy(gpu: MachineGpu) -> bool:
 
 def _have(gpus: Sequence[MachineGpu]) -> str:
     states = [f"{n} {f'in use ({gpu.used_mib} MiB)' if _busy(gpu) else 'free'}" for n, gpu in enumerate(gpus)]
-    return f"GPUs: {', '.join(states)}; `nvidia-smi` says who uses them"
+    return f"GPUs: {', '.join(states)}; `nvidia-smi` shows which processes use them"

@@ -97,7 +97,7 @@ class Queue:
         done = {name for name, run in runs.items() if run.status == "done"}
         waiting = [m for m in self.members if m.name not in done]
         if done:
-            self.say(f"{len(done)} of {len(self.members)} runs are done already")
+            self.say(f"{len(done)} of {len(self.members)} runs are already done")
         free, running, failed = list(self.slots), dict[str, tuple[subprocess.Popen[bytes], Slot, int]](), False
         with self._catching_signals():
             while running or (waiting and not self.signals):
@@ -141,12 +141,12 @@ class Queue:
     def _tell(self, name: str, code: int) -> None:
         self.logs.wait(name, LOG_SECONDS)
         if code in (0, 130):
-            self.say(f"{name}: {'done' if code == 0 else 'interrupted, saved'}")
+            self.say(f"{name}: {'done' if code == 0 else 'interrupted; a checkpoint was saved'}")
             return
         log = layout.queue_log(self.root, self.group, name)
         lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
         errors = [line for line in lines if line.startswith("error: ")]
-        self.say(f"{name}: failed: {errors[-1].removeprefix('error: ') if errors else f'exit code {code}'}; see {log}")
+        self.say(f"{name}: failed: {errors[-1].removeprefix('error: ') if errors else f'exit code {code}'}; log: {log}")
 
     @contextlib.contextmanager
     def _catching_signals(self) -> Iterator[None]:
@@ -193,7 +193,10 @@ def make_slots(placement: Placement, per_run: int) -> list[Slot]:
     """
     count = placement.ranks // per_run
     if count == 0:
-        raise LaunchError(f"--gpus-per-run {per_run} of {placement.ranks} GPU(s)", hint="give --gpus more of them")
+        raise LaunchError(
+            f"--gpus-per-run {per_run} needs more than the {placement.ranks} GPU(s) of --gpus",
+            hint="give a larger --gpus or a smaller --gpus-per-run",
+        )
     if placement.devices is None:
         return [Slot({"OMP_NUM_THREADS": str(max(1, usable_threads() // count))})] * count
     names = placement.devices.split(",")
@@ -213,7 +216,7 @@ def _axis(text: str) -> tuple[str, list[str]]:
     if not equals or not key.strip() or not choices or not all(choices):
         raise LaunchError(f"--grid cannot be `{text}`", hint="--grid optim.lr=1e-6,3e-6")
     if len(set(choices)) < len(choices):
-        raise LaunchError(f"`{key}` has a value twice: {values}")
+        raise LaunchError(f"a value of `{key}` is given twice: {values}")
     return key.strip(), choices
 
 

@@ -253,7 +253,7 @@ class Watch(threading.Thread):
         return format_error(message, self._log(rank), hint if self._log(rank) or number == signal.SIGKILL else None)
 
     def _left(self, rank: int, code: int) -> str:
-        message = f"rank {rank} ended with exit code {code} and no word{self._printed(rank)}"
+        message = f"rank {rank} ended with exit code {code} and without an error message{self._printed(rank)}"
         return format_error(message, self._log(rank))
 
     def _printed(self, rank: int) -> str:
@@ -263,7 +263,7 @@ class Watch(threading.Thread):
 
     def _doing(self, rank: int) -> str:
         if rank not in self.ranks:
-            return "its start"
+            return "its start-up phase"
         state = self.ranks[rank].state
         return f"phase `{state['phase']}` of step {state['step']}"
 

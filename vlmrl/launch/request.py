@@ -94,7 +94,7 @@ class TrainRequest:
                 hint=f"vlmrl {self.command} recipes/digits_im.toml   or   vlmrl {self.command} --resume last",
             )
         if self.resume is not None and self.fork is not None:
-            raise RecipeError("--resume goes on with a run and --from begins a new one", hint="leave one of them out")
+            raise RecipeError("--resume continues a run and --from begins a new one", hint="leave one of them out")
         if self.resume is not None and (self.name or self.tags or self.note):
             raise RecipeError(
                 "--name, --tag and --note are for a new run: a resumed one keeps its own",
@@ -102,7 +102,7 @@ class TrainRequest:
             )
         if self.accept_changes and self.resume is None:
             raise RecipeError(
-                "--accept-changes goes with --resume: a new run has nothing to accept", hint="leave it out"
+                "--accept-changes needs --resume: a new run has no changes to accept", hint="leave it out"
             )
         self._check_debugging()
 
@@ -113,13 +113,15 @@ class TrainRequest:
             return
         if self.as_json:
             raise LaunchError(
-                "--debug-rank talks on the terminal, and --json wants nothing else there",
+                "--debug-rank uses the terminal, and --json prints one JSON object there and nothing else",
                 hint="leave one of them out",
             )
         if self.machines.nnodes > 1:
-            raise LaunchError("--debug-rank is for one machine", hint="leave out --nnodes")
+            raise LaunchError("--debug-rank works on one machine only", hint="leave out --nnodes")
         if self.machines.gpus is None and rank:
-            raise LaunchError(f"--debug-rank {rank} of one process", hint="--debug-rank 0, or give --gpus N")
+            raise LaunchError(
+                f"--debug-rank {rank} does not exist: there is one process", hint="--debug-rank 0, or give --gpus N"
+            )
 
     def rank_words(self) -> list[str]:
         """Return the words of every rank's command after `vlmrl`: this request without the launcher's options."""

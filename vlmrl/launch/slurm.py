@@ -23,8 +23,8 @@ TEMPLATE = """\
 {directives}
 
 # Written by `vlmrl launch slurm`. Submit it with: sbatch {file}
-# {stop_seconds} s before the time limit Slurm sends SIGTERM to the launchers: the step is finished, a checkpoint saved,
-# and the job goes back into the queue, where it resumes this very run.
+# {stop_seconds} s before the time limit Slurm sends SIGTERM to the launchers. They finish the step and save a
+# checkpoint, and the job goes back into the queue. When it starts again it resumes the same run.
 set -uo pipefail
 cd {folder} || exit 2
 run={name}-$SLURM_JOB_ID
@@ -32,7 +32,7 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 20000))
 
 if vlmrl runs show "$run"{runs} > /dev/null 2>&1; then
-  # A job has one incarnation at a time: whoever held this run is gone, on whichever node it was.
+  # Slurm runs a job once at a time: the process that locked this run has ended, whichever node it ran on.
   vlmrl runs unlock "$run"{runs}
   what=(--resume "$run")
 else

@@ -46,11 +46,11 @@ class Sweep:
         one_run = request.resume, request.fork, request.name, machines.debug_rank
         if any(option is not None for option in one_run) or machines.nnodes > 1:
             raise LaunchError(
-                "--seeds and --grid begin their runs and name them themselves, on one machine",
+                "--seeds and --grid start new runs, choose their names, and use one machine",
                 hint="leave out --resume, --from, --name, --nnodes and --debug-rank",
             )
         if request.recipe is None:
-            raise LaunchError("--seeds and --grid need a recipe", hint="the same command again goes on with its queue")
+            raise LaunchError("--seeds and --grid need a recipe", hint="the same command again continues its queue")
 
 
 def plan_queue(

@@ -99,7 +99,7 @@ def describe_size(recipe: Recipe) -> str:
     if recipe.kind == "sft":
         return f"{t.steps} steps x {t.rows_per_step} rows = {t.steps * t.rows_per_step:,} examples"
     responses = t.steps * r.prompts_per_step * r.samples_per_prompt
-    updates = f", {t.updates_per_step} update{'s' if t.updates_per_step > 1 else ''} a step"
+    updates = f", {t.updates_per_step} update{'s' if t.updates_per_step > 1 else ''} per step"
     shape = f"{t.steps} steps x {r.prompts_per_step} prompts x {r.samples_per_prompt} samples"
     return f"{shape} = {responses:,} responses{updates}"
 

@@ -54,8 +54,8 @@ def plan_ranks(request: TrainRequest, plan: Plan, root: Path) -> RankPlan:
     rollout = recipe.rollout
     engines, parts = (rollout.engine_gpus, rollout.tensor_parallel) if request.kind == "rl" else (0, 1)
     if engines and machines.nnodes > 1:
-        message = f"rollout.engine_gpus = {engines} is for one machine"
-        raise LaunchError(message, hint="leave it out: each GPU does both")
+        message = f"rollout.engine_gpus = {engines} works on one machine only"
+        raise LaunchError(message, hint="leave it out: each GPU then trains and generates")
     placement = place(machines.gpus or "1", engines, parts)
     env = {**placement.env, **offline_environment(recipe, root)}
     choices = choices_of(plan if isinstance(plan, LoadedRecipe) else plan.loaded)
@@ -88,9 +88,9 @@ def run_ranks(request: TrainRequest, ranks: RankPlan, root: Path, say: Callable[
     if ending.message:
         say(ending.message)
     if ending.code == 1 and job.nnodes > 1:
-        say("another machine may have failed first, and this is what came of it here: see its terminal")
+        say("the cause may be an earlier failure on another machine: see the terminals of the other machines")
     if ending.code and run_dir is not None:
-        say(f"go on from the last checkpoint with: {resume_command(request, run_dir)}")
+        say(f"continue from the last checkpoint with: {resume_command(request, run_dir)}")
     return ending.code
 
 
@@ -114,7 +114,7 @@ def describe_threads(placement: Placement) -> str:
 def _describe(request: TrainRequest, ranks: RankPlan) -> str:
     job, placement, debug_rank = ranks.job, ranks.placement, request.machines.debug_rank
     machine = f" on machine {job.node_rank} of {job.nnodes}" if job.nnodes > 1 else ""
-    engines = f", {len(placement.engines)} more generate" if placement.engines else ""
+    engines = f", {len(placement.engines)} more to generate" if placement.engines else ""
     terminal = f"; rank {debug_rank} has this terminal" if debug_rank is not None else ""
     return f"{describe_processes(placement)}{machine}, {describe_threads(placement)}{engines}{terminal}"
 
@@ -127,5 +127,7 @@ def _debugging(rank: int | None, ranks: int) -> dict[str, str]:
     if rank is None:
         return {}
     if rank >= ranks:
-        raise LaunchError(f"--debug-rank {rank} of {ranks} processes", hint="from 0 on")
+        raise LaunchError(
+            f"--debug-rank {rank} does not exist: there are {ranks} processes", hint="ranks are numbered from 0"
+        )
     return {DEBUG_RANK: str(rank)}

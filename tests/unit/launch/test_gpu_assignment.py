@@ -125,7 +125,7 @@ def test_any_list_of_different_numbers_is_read_back(numbers: list[int]) -> None:
 def test_processes_that_share_engines_come_in_whole_groups(machine) -> None:
     machine(10, 10, 10, 10)
     assert place("4", parts=2).ranks == 4 and place("4", parts=4).ranks == 4
-    with pytest.raises(LaunchError, match=r"3 is no multiple of rollout.tensor_parallel = 2") as refused:
+    with pytest.raises(LaunchError, match=r"3 is not a multiple of rollout.tensor_parallel = 2") as refused:
         place("3", parts=2)
     assert "give --gpus 4" in (refused.value.hint or "")
     # Engines on GPUs of their own ask nothing of those that train.

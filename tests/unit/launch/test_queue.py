@@ -77,7 +77,7 @@ def test_every_member_runs_once_and_a_second_queue_has_nothing_to_do(queue) -> N
     assert [line[:2] for line in order(first)] == [["a", "1"], ["b", "1"], ["c", "1"]]
     assert list_runs(first.root, tag="group")[0].raw["tags"] == ["group"]
     again, said = queue("a", "b", "c")
-    assert again.run() == 0 and len(order(again)) == 3 and "3 of 3 runs are done already" in said
+    assert again.run() == 0 and len(order(again)) == 3 and "3 of 3 runs are already done" in said
 
 
 def test_added_members_run_alone(queue) -> None:
