@@ -68,7 +68,7 @@ def test_a_dry_run_tells_what_is_wrong_with_the_recipe_first(place: Path) -> Non
     (["--gpus", "two"], "--gpus cannot be `two`"),
     (["--gpus", "0,1"], "this machine has no GPU"),
     (["--gpus", "2", "--nnodes", "2"], "--nnodes needs --rdzv-endpoint"),
-    (["--gpus", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "a:1"], "--node-rank 2 does not exist: there are 2 nodes"),
+    (["--gpus", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "a:1"], "--node-rank 2 does not exist"),
 ])  # fmt: skip
 def test_mistakes_are_told_before_anything_starts(place: Path, words: list[str], said: str) -> None:
     done = this_process("train", "tiny.toml", *words, cwd=place)

@@ -169,5 +169,5 @@ def test_gpus_are_dealt_into_slots() -> None:
     slots = make_slots(Placement(5, "0,2,3,5,7", 1), 2)
     assert [s.env["CUDA_VISIBLE_DEVICES"] for s in slots] == ["0,2", "3,5"]
     assert len(make_slots(Placement(4, None, 1), 2)) == 2
-    with pytest.raises(LaunchError, match="--gpus-per-run 3 of 2"):
+    with pytest.raises(LaunchError, match="--gpus-per-run 3 needs more than the 2 GPU"):
         make_slots(Placement(2, "0,1", 1), 3)
