@@ -1,4 +1,4 @@
-"""`vlmrl check`: everything wrong with a recipe, its data and this machine, and the plan of the run."""
+"""`vlmrl check`: find the problems of a recipe, its data and this machine, and show the plan of the run."""
 
 from __future__ import annotations
 

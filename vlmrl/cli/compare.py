@@ -1,4 +1,4 @@
-"""`vlmrl compare A B`: two runs or evaluations side by side."""
+"""`vlmrl compare A B`: compare two runs or evaluations."""
 
 from __future__ import annotations
 

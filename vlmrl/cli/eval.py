@@ -1,4 +1,4 @@
-"""`vlmrl eval`: a model on rows that training did not see, with 95% intervals."""
+"""`vlmrl eval`: evaluate a model on rows that training did not see, with 95% intervals."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def eval_(
 
 
 def _announce(planned: Sequence[PlannedEvaluation]) -> None:
-    """Say which rows are evaluated, before any work; for training rows, which others to choose instead."""
+    """Say which rows are evaluated, before any work; if they are training rows, also which others could be chosen."""
     for one in planned:
         rows = one.rows
         say(f"warning: {rows.described} (training rows)" if rows.role == "training" else rows.described)
@@ -143,7 +143,7 @@ def _announce(planned: Sequence[PlannedEvaluation]) -> None:
 
 
 def _warn_of_changes(run_dir: Path, planned: Sequence[PlannedEvaluation]) -> None:
-    """Say which task, reward or prompt has changed since the run whose own recipe is used was made."""
+    """Print a warning if a task, reward or prompt has changed since the run was made whose recipe is used."""
     from vlmrl.setup.run_records import changed_since
     from vlmrl.store.runs import open_run
 
@@ -156,7 +156,7 @@ def _warn_of_changes(run_dir: Path, planned: Sequence[PlannedEvaluation]) -> Non
 def _launch(
     gpus: str, request: Any, recipe: Recipe, planned: Sequence[PlannedEvaluation], run_dir: Path | None, root: Path
 ) -> tuple[list[Path], list[Evaluation]] | None:
-    """Evaluate in several processes. Return folders and evaluations; None when this process itself is to evaluate."""
+    """Evaluate in several processes. Return folders and evaluations; None if this process must evaluate itself."""
     from vlmrl.evaluate.records import read_evaluation
     from vlmrl.launch.eval_ranks import evaluate_on_ranks
     from vlmrl.store.layout import eval_dir
@@ -174,7 +174,7 @@ def _evaluate(
     recipe: Recipe, origin: ModelOrigin, planned: Sequence[PlannedEvaluation], run_dir: Path | None, root: Path,
     settings: EvalSettings, argv: Sequence[str],
 ) -> list[Any]:  # fmt: skip
-    """Evaluate in this process: alone, or as one of those that a launcher started."""
+    """Evaluate in this process, which evaluates alone or is a rank of a launcher."""
     from vlmrl.dist.rank_process import join_evaluation, stderr
     from vlmrl.dist.world import join_world
     from vlmrl.inference import evaluation as work

@@ -1,4 +1,4 @@
-"""`vlmrl fetch`: a recipe's model and data from the hub, so that runs need no network."""
+"""`vlmrl fetch`: download a recipe's model and data from the hub, so that runs need no network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlmrl init`: a task folder of one's own."""
+"""`vlmrl init`: make a folder for a task of your own."""
 
 from __future__ import annotations
 

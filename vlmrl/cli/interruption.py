@@ -1,4 +1,4 @@
-"""The last line of a command that Ctrl-C or SIGTERM ended: what is kept, and the command to go on with."""
+"""Last line of a command that Ctrl-C or SIGTERM ended: what is kept, and the command to continue with."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ KEPT = {
     "demo": "the commands that were finished leave their files",
     "runs": "what it has already done stays done",
 }
-"""Command -> what an interruption leaves. The others leave nothing: their files appear when they are complete."""
+"""Command -> what is kept after an interruption. Other commands keep nothing: their files appear when complete."""
 READERS = {
     ("compare",): "", ("runs", "list"): "", ("runs", "show"): "", ("runs", "diagnose"): "",
     ("runs", "watch"): "stopped watching",
 }  # fmt: skip
-"""First words of commands that only read -> the whole line that is printed when they are interrupted."""
+"""First words of commands that only read -> the whole line that is printed if they are interrupted."""
 
 
 def describe_interruption(error: KeyboardInterrupt, command: str, typed: Sequence[str]) -> str:
-    """Return the line for people: what was interrupted, what is kept, and how to go on. "" where nothing needs saying.
+    """Return the line that says what was interrupted, what is kept, and how to continue; "" = print nothing.
 
     Args:
-        command: the subcommand that ran; used where the error itself says nothing.
-        typed: the words that the user typed after `vlmrl`.
+        command: subcommand that ran; used if `error` is no Interruption, which has these facts itself.
+        typed: words that the user typed after `vlmrl`.
     """
     from vlmrl.store.secrets.redact import redact_argv
 

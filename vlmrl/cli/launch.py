@@ -1,4 +1,4 @@
-"""`vlmrl launch`: files that start runs elsewhere."""
+"""`vlmrl launch`: write files that start runs on other machines."""
 
 from __future__ import annotations
 

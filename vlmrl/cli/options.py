@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, each declared once. The default stands in the command."""
+"""Arguments and options that several commands share, each declared once. The commands set the defaults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Debug = Annotated[
     ),
 ]
 
-# Of the commands of `vlmrl data`.
+# Options of the commands of `vlmrl data`
 Dataset = Annotated[str, typer.Argument(help="A prepared folder, a table file, a folder of tables, or hub:name.")]
 PromptTask = Annotated[
     str | None,
@@ -39,7 +39,7 @@ PromptTask = Annotated[
     ),
 ]
 
-# Of `train` and `sft`.
+# Options of `train` and `sft`
 TrainRecipe = Annotated[
     Path | None,
     typer.Argument(

@@ -1,4 +1,4 @@
-"""`vlmrl report`: one HTML page about one or several runs."""
+"""`vlmrl report`: write one HTML page about one or several runs."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FAILED = 3
 """Exit code when a condition of --fail-on holds."""
 ROWS_OF_PAGE = 24
-"""How many responses of each kind --html shows, at least."""
+"""Minimum number of responses of each kind on the page of --html."""
 INPUT_HELP = (
     "A run (name, prefix, `last`), a run or rollouts folder, a rollouts Parquet, or any JSONL, CSV or Parquet with a "
     "response and a ground truth a row."
@@ -107,7 +107,7 @@ def reward_check(
 def _open(
     place: str, runs: Path | None, of_run: Mapping[str, str | None], of_table: Mapping[str, str | None], lenient: bool
 ) -> SavedResponses:
-    """A table of responses or saved rollouts; options of the other one are refused."""
+    """Open a table of responses, or saved rollouts. Options for the other kind of input are refused."""
     from vlmrl.reward_check.open_table import is_table, open_table
     from vlmrl.reward_check.saved_responses import open_saved
     from vlmrl.store.layout import runs_root
@@ -157,7 +157,7 @@ def _tell(report: Mapping[str, Any], rows: int, as_json: bool) -> None:
 
 
 def _refuse(options: Mapping[str, Any], only: str, where: str | None = None) -> None:
-    """Raise for an option that was given although it is `only` so and so."""
+    """Raise a RewardError if an option was given. `only`: where it is valid, such as "for saved rollouts"."""
     for name, given in options.items():
         if given is not None:
             raise RewardError(f"{name} {given} is only {only}", where=where)
@@ -174,7 +174,7 @@ def _stop_when_not_deterministic(report: Mapping[str, Any]) -> None:
 
 
 def _argument(text: str) -> tuple[str, Any]:
-    """`name=value`; the value as in TOML, or as plain text."""
+    """Parse `name=value`: the value as TOML, or else as plain text."""
     from vlmrl.recipe.files import tomllib
 
     name, sign, value = text.partition("=")
@@ -187,7 +187,7 @@ def _argument(text: str) -> tuple[str, Any]:
 
 
 def _steps(text: str | None) -> tuple[int, int] | None:
-    """Return the first and the last policy version (from 0) of steps that are counted from 1, as on every screen."""
+    """Return the first and the last policy version (from 0) of `10` or `10:20`, where steps are counted from 1."""
     from vlmrl.store.metrics import counted
 
     if text is None:
@@ -202,7 +202,7 @@ def _steps(text: str | None) -> tuple[int, int] | None:
 
 
 def _columns(text: str | None) -> dict[str, str]:
-    """`role=column,role=column` as a mapping."""
+    """Parse `role=column,role=column`."""
     found: dict[str, str] = {}
     for item in (text or "").split(",") if text else ():
         role, sign, column = item.partition("=")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run_sweep(request: TrainRequest, sweep: Sweep) -> NoReturn:
-    """Run the runs of the queue that are not done, show all of them, and leave with the queue's exit code."""
+    """Run the queue's runs that are not done, show all of its runs, and exit with the queue's exit code."""
     from vlmrl.launch.sweep import plan_queue, results
     from vlmrl.store.layout import runs_root
 

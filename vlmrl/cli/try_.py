@@ -1,4 +1,4 @@
-"""`vlmrl try`: n responses to each of some prompts, scored; nothing is trained."""
+"""`vlmrl try`: sample and score several responses to each of some prompts; nothing is trained."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _bounds(filter_: str | None, out: Path | None) -> tuple[float, float] | None
 
 
 def _keep(recipe: Recipe, bounds: tuple[float, float] | None, out: Path | None) -> Keep | None:
-    """Return which rows to write, and where; None = none. Raises: DataError where `out` cannot take them."""
+    """Return which rows to write, and where; None = none. Raises: DataError if they cannot be written to `out`."""
     from vlmrl.inference.filtered_dataset import check_target
     from vlmrl.inference.trial import Keep
     from vlmrl.tasks.source import open_source

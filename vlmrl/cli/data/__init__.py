@@ -1,4 +1,4 @@
-"""`vlmrl data`: a dataset, looked at, examined or exported, one file per command."""
+"""`vlmrl data`: commands that show, check or export a dataset, one file per command."""
 
 from __future__ import annotations
 

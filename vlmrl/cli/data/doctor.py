@@ -1,4 +1,4 @@
-"""`vlmrl data doctor`: lengths, copies across splits, labels and guessing."""
+"""`vlmrl data doctor`: check lengths, copies across splits, labels, and the score of guessing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlmrl data export`: a dataset as Parquet with images."""
+"""`vlmrl data export`: write a dataset as Parquet with images."""
 
 from __future__ import annotations
 

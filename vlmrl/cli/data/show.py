@@ -1,4 +1,4 @@
-"""`vlmrl data show`: what is in a dataset, and some of its rows."""
+"""`vlmrl data show`: show the splits of a dataset and some of its rows."""
 
 from __future__ import annotations
 

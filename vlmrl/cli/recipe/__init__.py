@@ -1,4 +1,4 @@
-"""`vlmrl recipe`: recipes and their keys, one file per command."""
+"""`vlmrl recipe`: commands for recipes and their keys, one file per command."""
 
 from __future__ import annotations
 

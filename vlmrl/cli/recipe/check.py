@@ -1,4 +1,4 @@
-"""`vlmrl recipe check`: recipes themselves, without their data and models."""
+"""`vlmrl recipe check`: check recipes without their data and models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlmrl recipe diff`: the keys in which two recipes differ."""
+"""`vlmrl recipe diff`: show the keys in which two recipes differ."""
 
 from __future__ import annotations
 

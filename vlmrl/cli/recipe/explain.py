@@ -1,4 +1,4 @@
-"""`vlmrl recipe explain`: what a key means."""
+"""`vlmrl recipe explain`: explain a key of recipes."""
 
 from __future__ import annotations
 

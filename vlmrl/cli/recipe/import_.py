@@ -1,4 +1,4 @@
-"""`vlmrl recipe import`: a recipe from a configuration of another system."""
+"""`vlmrl recipe import`: convert a configuration of another system into a recipe."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def import_(
 
 
 def _checked_text(text: str, out: Path | None) -> list[Problem]:
-    """What is wrong with an imported recipe, which is in `out` or in no file yet."""
+    """Return the problems of an imported recipe. `out`: its file; None = it has not been written."""
     import tempfile
     from dataclasses import replace
 

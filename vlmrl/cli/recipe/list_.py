@@ -1,4 +1,4 @@
-"""`vlmrl recipe list`: recipes, or the names that a recipe may use."""
+"""`vlmrl recipe list`: list recipes, or the names that a recipe may use."""
 
 from __future__ import annotations
 

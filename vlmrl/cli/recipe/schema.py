@@ -1,4 +1,4 @@
-"""`vlmrl recipe schema`: the JSON Schema of a recipe."""
+"""`vlmrl recipe schema`: print the JSON Schema of a recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlmrl recipe show`: a recipe with its parent and overrides applied."""
+"""`vlmrl recipe show`: print a recipe with its parent and overrides applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlmrl runs`: the record of runs, one file per command."""
+"""`vlmrl runs`: commands for the folders of runs, one file per command."""
 
 from __future__ import annotations
 

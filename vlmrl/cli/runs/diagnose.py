@@ -1,4 +1,4 @@
-"""`vlmrl runs diagnose`: why a run does not learn."""
+"""`vlmrl runs diagnose`: find out why a run does not learn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlmrl runs du`: how much disk runs take."""
+"""`vlmrl runs du`: show the disk space of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlmrl runs list`: the runs in a folder, newest first."""
+"""`vlmrl runs list`: list the runs in a folder, newest first."""
 
 from __future__ import annotations
 

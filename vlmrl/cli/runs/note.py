@@ -1,4 +1,4 @@
-"""`vlmrl runs note`: the note and the name of a run."""
+"""`vlmrl runs note`: show or change the note or the name of a run."""
 
 from __future__ import annotations
 

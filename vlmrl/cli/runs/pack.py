@@ -1,4 +1,4 @@
-"""`vlmrl runs pack`: one file of a run, for another machine."""
+"""`vlmrl runs pack`: pack a run into one file, for another machine."""
 
 from __future__ import annotations
 

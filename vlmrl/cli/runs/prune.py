@@ -1,4 +1,4 @@
-"""`vlmrl runs prune`: old checkpoints, rollouts and images, deleted."""
+"""`vlmrl runs prune`: delete old checkpoints, rollouts and images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlmrl runs show`: what happened in a run, or some of its responses."""
+"""`vlmrl runs show`: show the facts of a run, or some of its responses."""
 
 from __future__ import annotations
 

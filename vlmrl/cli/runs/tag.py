@@ -1,4 +1,4 @@
-"""`vlmrl runs tag`: the tags of a run."""
+"""`vlmrl runs tag`: show, add or remove the tags of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlmrl runs unlock`: the lock of a process on another machine that is gone."""
+"""`vlmrl runs unlock`: remove the lock of a process on another machine that has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlmrl runs verify`: every file of a run, read and checked."""
+"""`vlmrl runs verify`: read and check every file of a run."""
 
 from __future__ import annotations
 

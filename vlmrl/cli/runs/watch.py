@@ -1,4 +1,4 @@
-"""`vlmrl runs watch`: a run as it goes, from another terminal. Reads its folder and nothing else."""
+"""`vlmrl runs watch`: follow a run from another terminal. It reads the run's folder and nothing else."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _wait(followed: Followed, every: float) -> None:
 
 
 def _plain(followed: Followed, every: float) -> None:
-    """Print a line per step as soon as it is known; those of earlier steps at once."""
+    """Print a line per step as soon as it appears; the lines of earlier steps are printed at once."""
     from vlmrl.store.metrics import counted
 
     shown: set[tuple[int, int]] = set()
@@ -77,7 +77,7 @@ def _plain(followed: Followed, every: float) -> None:
 
 
 def _live(followed: Followed, every: float) -> None:
-    """Draw a table of the last steps, again and again, until the run ends."""
+    """Draw a table of the last steps, again every `every` seconds until the run ends."""
     from rich.live import Live
 
     out = console(stderr=False)

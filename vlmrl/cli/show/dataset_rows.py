@@ -1,4 +1,4 @@
-"""Screen of `vlmrl data show`: facts of a dataset and some of its rows."""
+"""Screen of `vlmrl data show`: facts about a dataset and some of its rows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from vlmrl.cli.output import tell
 
 MOST_CHARS = 600
-"""Of a truth or of the columns of a row that is shown."""
+"""Maximum number of characters of a row's truth, and of its columns."""
 
 
 def show_rows(opened: Any, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Print what a dataset holds, and some of its rows."""
+    """Print facts about a dataset, and some of its rows."""
     tell(f"{opened.path}: task {facts['task']}, fingerprint {opened.fingerprint[:16]}")
     tell("splits: " + ", ".join(f"{name} {count}" for name, count in opened.splits.items()))
     if opened.info.get("description"):
@@ -41,7 +41,7 @@ def _short_json(value: Any) -> str:
 
 
 def row_fields(opened: Any, row: Any, task: Any, save: Path | None) -> dict[str, Any]:
-    """Return what `--json` has of a dataset row; write its images to the folder `save`, if that is given."""
+    """Return a dataset row as `--json` prints it. `save`: folder to write its images to; None = do not write them."""
     from vlmrl.tasks.export import row_messages
 
     turns = row_messages(task, row)

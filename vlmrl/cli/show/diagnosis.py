@@ -1,4 +1,4 @@
-"""Screen of `vlmrl runs diagnose`: causes in order, each with figures and responses."""
+"""Screen of `vlmrl runs diagnose`: ranked causes, each with figures and responses."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 MOST_TEXT = 160
+"""Maximum number of characters of a response that is quoted."""
 
 
 def show_diagnosis(found: Diagnosis) -> None:
@@ -46,6 +47,6 @@ def _show_cause(number: int, cause: Cause) -> None:
 
 
 def _quoted(text: str) -> str:
-    """Return a response in one line, in quotes, cut in the middle."""
+    """Return a response in one line, in quotes; a long one without its middle."""
     quoted = visible_json(json.dumps(text, ensure_ascii=False))
     return quoted if len(quoted) <= MOST_TEXT else f"{quoted[: MOST_TEXT // 2]} ... {quoted[-MOST_TEXT // 2 :]}"

@@ -1,4 +1,4 @@
-"""Table of `vlmrl eval`: the metrics of an evaluation, and below it notes on its rows; its fields for --json."""
+"""Table of `vlmrl eval`: the metrics of an evaluation, with notes on its rows below; the same facts for --json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
-    """Print the metrics of one evaluation. `other`: the evaluation that its differences are to."""
+    """Print the metrics of one evaluation. `other`: folder of the evaluation that it is compared with."""
     from vlmrl.evaluate.metrics import task_problems
     from vlmrl.store.evaluated_rows import method_of, role_label, set_method_of
 
@@ -60,19 +60,19 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
 
 
 def number(value: float | None) -> str:
-    """Return a number with three decimals below 10, one above; "" for None."""
+    """Return a number with three decimals below 10, else one; "" for None."""
     if value is None:
         return ""
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
 
 
 def interval(m: dict[str, Any]) -> str:
-    """Return an interval such as `[0.676, 1.000]`; a dash where there is none."""
+    """Return an interval such as `[0.676, 1.000]`; a dash if there is none."""
     return "-" if m["low"] is None or m["high"] is None else f"[{number(m['low'])}, {number(m['high'])}]"
 
 
 def difference(m: dict[str, Any] | None) -> str:
-    """Return a difference such as `+0.021 [+0.004, +0.037] *`; the star: its interval excludes zero."""
+    """Return a difference such as `+0.021 [+0.004, +0.037] *`. The star means that the interval excludes zero."""
     from vlmrl.evaluate.interval import excludes_zero
 
     if m is None:
@@ -82,7 +82,7 @@ def difference(m: dict[str, Any] | None) -> str:
 
 
 def result_fields(folder: Path, evaluation: Evaluation, other: Path | None) -> dict[str, Any]:
-    """Return what `--json` prints of one evaluation: its summary, its folder, and the differences to another one."""
+    """Return one evaluation as `--json` prints it: summary, folder, and the differences to another evaluation."""
     from vlmrl.evaluate.compare import differences
     from vlmrl.evaluate.records import read_evaluation
     from vlmrl.evaluate.scoring_rewards import scored_alike

@@ -1,4 +1,4 @@
-"""Plan of memory as a table: a line per phase with its largest parts, and what to change where it does not fit."""
+"""Memory plan as a table: a line per phase with its largest parts, and changes that make the run fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN_PARTS = 5
 
 
 def show_memory(plan: Mapping[str, Any]) -> None:
-    """Print the plan of `preflight/memory_plan.py` as JSON values."""
+    """Print a plan of `preflight/memory_plan.py`, given as JSON values."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""Report of `vlmrl reward-check --probe` on the screen."""
+"""Screen of `vlmrl reward-check --probe`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TEXT_CHARS = 160
+"""Maximum number of characters of an example."""
 
 
 def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
-    """Print the findings, ranked: unearned pay first, right answers that lose last; then how the reward behaves."""
+    """Print the findings, then how the reward behaves.
+
+    The findings are ranked: tricks that earn without merit first, right answers that lose last.
+    """
     from vlmrl.reward_check.trick_results import ADVICE, WORDS
 
     honest, tried = probes["honest"], probes["probes"]

@@ -1,4 +1,4 @@
-"""Report of `vlmrl reward-check` on the screen."""
+"""Screen of `vlmrl reward-check`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TEXT_CHARS = 240
+"""Maximum number of characters of a response."""
 
 
 def show(report: Mapping[str, Any], out: Console, most: int) -> None:
-    """Print the whole report, with up to `most` rows of each kind."""
+    """Print the whole report, with at most `most` rows of each kind."""
     out.print(_headline(report))
     for source, r in report["rewards"].items():
         weights = ", ".join(f"{k} {v:g}" for k, v in r["weights"].items()) or "its own"
@@ -60,7 +61,7 @@ def _headline(report: Mapping[str, Any]) -> str:
 
 
 def _show_signs(report: Mapping[str, Any], out: Console) -> None:
-    """Print what correlates with the score, and the groups without a signal: one line each."""
+    """Print the correlations with the score, and the share of groups without a signal, one per line."""
     found, dead = report["correlations"], report["dead_groups"]
     out.print("\nwhat goes with the score", style="bold")
     if dead is not None:

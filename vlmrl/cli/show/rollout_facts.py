@@ -1,4 +1,4 @@
-"""`vlmrl runs show RUN --rollout STEP[/PROMPT[/SAMPLE]]`: saved responses in words."""
+"""Screen of `vlmrl runs show RUN --rollout STEP[/PROMPT[/SAMPLE]]`: saved responses."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ HINT = "vlmrl runs show RUN --rollout 12, or 12/PROMPT, or 12/PROMPT/SAMPLE"
 def show_rollout(run: Run, place: str, as_json: bool) -> None:
     """Show the responses of a step, of one of its prompts, or one response.
 
-    Args: place: `STEP[/PROMPT[/SAMPLE]]`; steps count from 1, a prompt may be given by the beginning of its id.
-    Raises: StoreError when there is no such step, prompt or sample.
+    Args:
+        place: `STEP[/PROMPT[/SAMPLE]]`. Steps are counted from 1; the beginning of a prompt's id is enough.
+    Raises: StoreError if there is no such step, prompt or sample.
     """
     from vlmrl.report.rollout_text import group_fields
     from vlmrl.reward_check.scores_file import finite
@@ -44,7 +45,7 @@ def show_rollout(run: Run, place: str, as_json: bool) -> None:
 
 
 def _parse(place: str) -> tuple[int, str | None, int | None]:
-    """Return (step from 1, prompt, sample). A prompt id may contain slashes: then no number follows the last one."""
+    """Return (step, from 1; prompt; sample). A prompt id may contain slashes: only a number at the end is a sample."""
     step, _, rest = place.partition("/")
     if not step.isascii() or not step.isdigit() or int(step) < 1:
         raise StoreError(f"`{place}` does not begin with a step, 1 or more", hint=HINT)

@@ -1,4 +1,4 @@
-"""Lines and cells of `vlmrl runs`."""
+"""Lines and table cells of `vlmrl runs`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_line(run: ListedRun) -> dict[str, Any]:
 
 
 def about_cell(line: dict[str, Any]) -> str:
-    """Return tags, labels, note and parent of a fork in one cell; of a damaged run, what is wrong."""
+    """Return problem, error, tags, labels, note and parent of a run in one cell."""
     parts = [line["problem"], line["error"], *(f"#{t}" for t in line["tags"]), *line["labels"], line["note"]]
     parent = line["parent"] or {}
     parts += [f"fork of {parent['run']}@{parent['step']}"] if "step" in parent else []

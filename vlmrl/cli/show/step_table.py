@@ -10,12 +10,11 @@ if TYPE_CHECKING:
 
 
 MOST_PHASES = 3
-
-
+"""Maximum number of phases of a step whose times are shown, the slowest first."""
 SHORTEST_TABLE = 5
-
-
+"""Minimum number of rows of the table, in a terminal of any height."""
 LINES_AROUND_TABLE = 8
+"""Terminal lines that are kept free for everything else."""
 
 
 def step_table(followed: Followed, height: int) -> Any:
@@ -63,7 +62,7 @@ def _validation(followed: Followed) -> str:
 
 
 def columns(line: Mapping[str, Any]) -> dict[str, str]:
-    """Column -> text of one train line, for reinforcement and supervised learning alike; "" = it has none."""
+    """Return column -> text of a step, for reinforcement and supervised learning; "" if the step has no such metric."""
     from vlmrl.store.tail import phase_seconds
 
     memory = line.get("memory/peak_bytes")

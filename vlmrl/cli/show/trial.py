@@ -9,8 +9,7 @@ from vlmrl.cli.output import console, line_of_code, say
 from vlmrl.visible import one_line, visible
 
 BAR_WIDTH = 30
-
-
+"""Number of characters of the longest bar of a histogram."""
 MAX_TRUTH = 200
 """Maximum number of characters of a truth that are shown."""
 
@@ -33,7 +32,7 @@ def trial_fields(run: Any, trial: Any) -> dict[str, Any]:
         }
         for group, rate in zip(trial.groups, trial.solve_rates, strict=True)
     ]  # fmt: skip
-    # A model that sees an image as several tiles has more pictures than the prompt has images.
+    # If the model sees an image as several tiles, there are more pictures than images: then none is named.
     pictures = trial.pictures if len(trial.pictures) == len(first.row.media) else [None] * len(first.row.media)
     return finite({
         "run": run.id,
@@ -80,7 +79,7 @@ def show_trial(trial: Any, result: dict[str, Any], show: int) -> None:
 
 
 def _rate(group: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """Return the solve rate of a prompt and its definition; without one, the spread of its rewards."""
+    """Return the solve rate of a prompt and its definition, or else the spread of its rewards."""
     if group["solve_rate"] is not None:
         return f"solve rate {group['solve_rate']:.2f} ({result['solve_rate_is'][group['source']]})"
     found = group["spread"]
@@ -90,7 +89,7 @@ def _rate(group: Mapping[str, Any], result: Mapping[str, Any]) -> str:
 
 
 def _truth(truth: Mapping[str, Any]) -> str:
-    """Return a row's truth on one line: the value of its one field, else every field with its name."""
+    """Return a row's truth on one line: the value of its only field, or every field with its name."""
     texts = {
         name: "; ".join(map(str, value)) if isinstance(value, list) else str(value) for name, value in truth.items()
     }
