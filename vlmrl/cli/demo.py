@@ -49,7 +49,7 @@ def demo(
         recipe = str(data) if data.suffix == ".toml" else "RECIPE.toml"
         say(f"next: vlmrl check {shlex.quote(recipe)} --set {shlex.quote(f'model.path={model_only}')}")
         return
-    found = run_demo(out, seed, shipped_folder(), say)
+    result = run_demo(out, seed, shipped_folder(), say)
     if not as_json:
-        show_demo(found)
-    emit(found, as_json)
+        show_demo(result)
+    emit(result, as_json)

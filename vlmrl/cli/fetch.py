@@ -26,7 +26,7 @@ def fetch(
     from vlmrl.recipe.load import load_recipe
     from vlmrl.store.layout import runs_root
 
-    found = []
+    states = []
     for need in needs_of(load_recipe(recipe, overrides=overrides or []).recipe, runs_root(runs)):
         here = need.is_here()
         if not here:
@@ -34,7 +34,7 @@ def fetch(
             need.fetch()
         state = "fetched" if not here else "in the cache" if need.on_hub else "local"
         (say if as_json else tell)(f"{need.kind} {need.name}: {state}")
-        found.append({"kind": need.kind, "name": need.name, "state": state})
-    emit({"needs": found}, as_json)
+        states.append({"kind": need.kind, "name": need.name, "state": state})
+    emit({"needs": states}, as_json)
     if not as_json:
         say("all is here: runs of this recipe need no network")

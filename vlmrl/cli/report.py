@@ -37,13 +37,13 @@ def report(
     from vlmrl.store.verify import shortened
 
     root = runs_root(runs)
-    found = list({r.id: r for r in (open_run(root, ref, trained=True) for ref in run)}.values())
-    target = out or found[-1].dir / REPORT
+    chosen_runs = list({r.id: r for r in (open_run(root, ref, trained=True) for ref in run)}.values())
+    target = out or chosen_runs[-1].dir / REPORT
     if target.is_dir():
         raise StoreError(f"{target} is a folder", where=str(target), hint="give a file: -o report.html")
-    damage = write_report(found, target)
+    damage = write_report(chosen_runs, target)
     size = target.stat().st_size
-    emit({"report": str(target), "bytes": size, "runs": [r.id for r in found], "damage": damage}, as_json)
+    emit({"report": str(target), "bytes": size, "runs": [r.id for r in chosen_runs], "damage": damage}, as_json)
     for run_id, lines in damage.items():
         say(f"warning: files of run {run_id} are missing or damaged; what they held is not on the page:")
         for line in shortened(lines, run_id):

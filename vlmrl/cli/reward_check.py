@@ -151,8 +151,8 @@ def _tell(report: Mapping[str, Any], rows: int, as_json: bool) -> None:
     emit(finite(report), as_json)
     if not as_json:
         show(report, console(stderr=False), rows)
-    for told in (report["fail_on"] or {}).get("failed", ()):
-        (say if as_json else tell)(f"failed: {told}")
+    for condition in (report["fail_on"] or {}).get("failed", ()):
+        (say if as_json else tell)(f"failed: {condition}")
     _stop_when_not_deterministic(report)
 
 
@@ -203,10 +203,10 @@ def _steps(text: str | None) -> tuple[int, int] | None:
 
 def _columns(text: str | None) -> dict[str, str]:
     """Parse `role=column,role=column`."""
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for item in (text or "").split(",") if text else ():
         role, sign, column = item.partition("=")
         if not sign or not role.strip() or not column.strip():
             raise RewardError(f"--columns {text!r} is not of the form role=column,role=column")
-        found[role.strip()] = column.strip()
-    return found
+        columns[role.strip()] = column.strip()
+    return columns

@@ -30,11 +30,11 @@ def doctor(
     from vlmrl.tasks.export import prompt_texts, prompt_tokens
 
     opened = open_dataset(Data(path=dataset))
-    made = task_of(opened, task)
-    tokens, texts, told = prompt_tokens(made), prompt_texts(made), PartCounter()
+    chosen_task = task_of(opened, task)
+    tokens, texts, part_counter = prompt_tokens(chosen_task), prompt_texts(chosen_task), PartCounter()
     report = visit(
-        opened, tokens, labels_of=lambda row: (made.kind or kind_of(row.truth)).labels(row), texts=texts,
-        max_prompt_tokens=max_prompt_tokens, workers=workers, progress=told,
+        opened, tokens, labels_of=lambda row: (chosen_task.kind or kind_of(row.truth)).labels(row), texts=texts,
+        max_prompt_tokens=max_prompt_tokens, workers=workers, progress=part_counter,
     )  # fmt: skip
     if not as_json:
         show_doctor(report)

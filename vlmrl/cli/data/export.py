@@ -31,9 +31,9 @@ def export(
     opened = open_dataset(Data(path=dataset))
     for name in split:
         require_split(opened, name)
-    made = task_of(opened, task)
+    chosen_task = task_of(opened, task)
     with console().status(Text(f"writing {out}")):
-        rows = export_dataset(opened, made, out, splits=split or None)
+        rows = export_dataset(opened, chosen_task, out, splits=split or None)
     for name, count in rows.items() if not as_json else ():
         tell(f"{out / name}.parquet  {count} rows")
     emit({"path": str(out), "rows": rows}, as_json)

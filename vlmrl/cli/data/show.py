@@ -31,8 +31,8 @@ def show(
     split = split or next(iter(opened.splits))
     require_split(opened, split)
     count = min(n, opened.splits[split])
-    made = task_of(opened, task) if count else None
-    rows = [row_fields(opened, opened.rows(split)[index], made, save) for index in range(count)]
+    chosen_task = task_of(opened, task) if count else None
+    rows = [row_fields(opened, opened.rows(split)[index], chosen_task, save) for index in range(count)]
     facts = {"name": opened.name, "path": opened.path, "task": opened.info.get("task"), "splits": dict(opened.splits)}
     facts |= {"fingerprint": opened.fingerprint, "notes": list(opened.notes)}
     if not as_json:

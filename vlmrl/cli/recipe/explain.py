@@ -22,16 +22,16 @@ def explain(
     """
     from vlmrl.recipe.explain import explain as look_up
 
-    found = look_up(key)
-    emit(asdict(found), as_json)
+    explanation = look_up(key)
+    emit(asdict(explanation), as_json)
     if as_json:
         return
-    if found.keys:
-        show_table_of_keys(found)
+    if explanation.keys:
+        show_table_of_keys(explanation)
         return
-    facts = [("type", found.type), ("default", default_text(found)), ("range", found.range)]
-    facts += [("choices", ", ".join(map(value_text, found.choices))), ("resume", on_resume_text(found))]
-    facts += [("read by", {"rl": "vlmrl train", "sft": "vlmrl sft"}.get(found.run_kind, ""))]
-    lines = [found.key, f"  {found.help}", ""] + [f"  {name:8} {value}" for name, value in facts if value]
-    lines += ["  used in  " + f"{use.where}  {value_text(use.value)}" for use in found.uses]
+    facts = [("type", explanation.type), ("default", default_text(explanation)), ("range", explanation.range)]
+    facts += [("choices", ", ".join(map(value_text, explanation.choices))), ("resume", on_resume_text(explanation))]
+    facts += [("read by", {"rl": "vlmrl train", "sft": "vlmrl sft"}.get(explanation.run_kind, ""))]
+    lines = [explanation.key, f"  {explanation.help}", ""] + [f"  {name:8} {value}" for name, value in facts if value]
+    lines += ["  used in  " + f"{use.where}  {value_text(use.value)}" for use in explanation.uses]
     typer.echo("\n".join(lines))

@@ -71,5 +71,5 @@ def _checked_text(text: str, out: Path | None) -> list[Problem]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "recipe.toml"
         file.write_text(text, "utf-8")
-        found = check_alone(str(file), [])[0]
-    return [replace(p, where=(p.where or "").replace(str(file), "the recipe")) for p in found]
+        problems = check_alone(str(file), [])[0]
+    return [replace(p, where=(p.where or "").replace(str(file), "the recipe")) for p in problems]

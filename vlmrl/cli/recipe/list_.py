@@ -30,8 +30,8 @@ def list_(
         return
     from vlmrl.recipe.explain import first_sentence, list_recipes
 
-    found = [r for r in list_recipes(Path.cwd()) if not words or any(word in r.name for word in words)]
-    rows = [{"name": r.name, "path": str(r.path), "kind": r.kind, "about": r.error or r.comment} for r in found]
+    recipes = [r for r in list_recipes(Path.cwd()) if not words or any(word in r.name for word in words)]
+    rows = [{"name": r.name, "path": str(r.path), "kind": r.kind, "about": r.error or r.comment} for r in recipes]
     emit({"recipes": rows}, as_json)
     if not as_json:
         show_table("", ("name", "kind", "about"), [(r["name"], r["kind"], first_sentence(r["about"])) for r in rows])

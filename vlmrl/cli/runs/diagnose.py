@@ -31,7 +31,7 @@ def diagnose(
     from vlmrl.store.layout import runs_root
     from vlmrl.store.runs import open_run
 
-    found = look(open_run(runs_root(runs), run, trained=True))
-    emit(found.as_dict(), as_json)
+    diagnosis = look(open_run(runs_root(runs), run, trained=True))
+    emit(diagnosis.as_dict(), as_json)
     if not as_json:
-        show_diagnosis(found)
+        show_diagnosis(diagnosis)

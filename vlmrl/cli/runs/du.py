@@ -26,10 +26,10 @@ def du(
 
     root = runs_root(runs)
     folders = [find(root, run)] if run else [root / run_id for run_id in run_ids(root)]
-    found = sorted(({"run": f.name, **disk_usage(f)} for f in folders), key=lambda r: -r["total"])
-    total = sum(r["total"] for r in found)
-    emit({"root": str(root), "total": total, "runs": found}, as_json)
+    sizes = sorted(({"run": f.name, **disk_usage(f)} for f in folders), key=lambda r: -r["total"])
+    total = sum(r["total"] for r in sizes)
+    emit({"root": str(root), "total": total, "runs": sizes}, as_json)
     if not as_json:
         parts = ("checkpoints", "rollouts", "media", "eval", "logs", "merged", "other", "total")
-        show_table("", ("run", *parts), [(r["run"], *(size_text(r[p]) for p in parts)) for r in found])
-        say(f"\n{size_text(total)} in {len(found)} run(s)")
+        show_table("", ("run", *parts), [(r["run"], *(size_text(r[p]) for p in parts)) for r in sizes])
+        say(f"\n{size_text(total)} in {len(sizes)} run(s)")

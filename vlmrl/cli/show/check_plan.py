@@ -62,10 +62,10 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"reward {name}", f"{reward['name']}{profile}: {weights}"
         if reward["accuracy"]:
             yield "", f"accuracy: {reward['accuracy']}"
-        told = [f"{label} {reward[key]:.3g}" for label, key in _ANSWERS if reward[key] is not None]
-        if told:
+        scores = [f"{label} {reward[key]:.3g}" for label, key in _ANSWERS if reward[key] is not None]
+        if scores:
             most = "" if reward["largest"] is None else f"; the most possible is {reward['largest']:g}"
-            yield "", f"{', '.join(told)}{most}"
+            yield "", f"{', '.join(scores)}{most}"
     if "run" in plan:
         yield "run", _run_line(plan["run"])
         epochs = ", ".join(f"{name} {epochs:.2f}" for name, epochs in plan["run"]["epochs"].items())
@@ -152,5 +152,5 @@ def show_each(problems: Sequence[Problem]) -> None:
 
 
 def _counts(problems: Sequence[Problem]) -> list[tuple[int, str]]:
-    found = [(sum(p.level == level for p in problems), level) for level in ("error", "warning")]
-    return [(n, level) for n, level in found if n]
+    counts = [(sum(p.level == level for p in problems), level) for level in ("error", "warning")]
+    return [(n, level) for n, level in counts if n]

@@ -20,9 +20,9 @@ MOST_TEXT = 160
 
 def show_diagnosis(found: Diagnosis) -> None:
     tell(f"{found.run}: {found.status}; read: {found.read}")
-    told = [f"{name} {a:.3g} -> {b:.3g}" for name, (a, b) in found.figures.items()]
-    if told:
-        tell(f"first third of the steps -> last third: {', '.join(told)}")
+    changes = [f"{name} {a:.3g} -> {b:.3g}" for name, (a, b) in found.figures.items()]
+    if changes:
+        tell(f"first third of the steps -> last third: {', '.join(changes)}")
     for note in found.notes:
         say(f"warning: {note}")
     explained = {name for cause in found.causes for name in cause.follows}

@@ -137,9 +137,9 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
         parts.append(f"reward {m['reward/mean']:.3f}{ends}")
         parts += [f"accuracy {m['reward/accuracy']:.3f}"] if "reward/accuracy" in m else []
         rewards = {n.rpartition("/")[2]: v for n, v in m.items() if n.startswith("reward/part/")}
-        said = {"accuracy"} if m.get("reward/accuracy") == rewards.get("accuracy") else set()
-        said |= set(rewards) if list(rewards.values()) == [m["reward/mean"]] else set()  # no number is printed twice
-        parts += [f"{n} {v:.2f}" for n, v in rewards.items() if n not in said]
+        printed = {"accuracy"} if m.get("reward/accuracy") == rewards.get("accuracy") else set()
+        printed |= set(rewards) if list(rewards.values()) == [m["reward/mean"]] else set()  # no number is printed twice
+        parts += [f"{n} {v:.2f}" for n, v in rewards.items() if n not in printed]
         parts.append(f"dead {m['rollout/dead_group_share']:.0%}")
         parts.append(f"cut {m['rollout/truncated_share']:.0%}")
         parts.append(f"len {m['rollout/response_tokens_mean']:.0f}")

@@ -62,17 +62,17 @@ def _headline(report: Mapping[str, Any]) -> str:
 
 def _show_signs(report: Mapping[str, Any], out: Console) -> None:
     """Print the correlations with the score, and the share of groups without a signal, one per line."""
-    found, dead = report["correlations"], report["dead_groups"]
+    correlations, dead = report["correlations"], report["dead_groups"]
     out.print("\nwhat goes with the score", style="bold")
     if dead is not None:
         out.print(f"  {_dead(dead)}")
-    length = found["length"]
+    length = correlations["length"]
     out.print(
         f"  length: rank correlation {number(length['spearman'], 2)}, Pearson's {number(length['pearson'], 2)}"
-        + (f"; cut off {share(found['cut']['share'])}, paid {number(found['cut']['score_cut'])} "
-           f"(the others {number(found['cut']['score_whole'])})" if found["cut"]["share"] else "")
+        + (f"; cut off {share(correlations['cut']['share'])}, paid {number(correlations['cut']['score_cut'])} "
+           f"(the others {number(correlations['cut']['score_whole'])})" if correlations["cut"]["share"] else "")
     )  # fmt: skip
-    ngrams = found["ngrams"]
+    ngrams = correlations["ngrams"]
     if ngrams["found"]:
         words = "; ".join(
             f"{one_line(n['ngram'])!r} {share(n['first'])} -> {share(n['last'])}, pays {n['pays']:+.3f}"
@@ -85,10 +85,10 @@ def _show_signs(report: Mapping[str, Any], out: Console) -> None:
 
 def _dead(dead: Mapping[str, Any]) -> str:
     steps = dead["by_step"]
-    told = f"groups without a signal: {dead['dead']:,} of {dead['number']:,} ({share(dead['dead_share'])})"
+    line = f"groups without a signal: {dead['dead']:,} of {dead['number']:,} ({share(dead['dead_share'])})"
     if len(steps) > 1:
-        told += f"; first step {share(steps[0][2])}, last {share(steps[-1][2])}"
-    return told
+        line += f"; first step {share(steps[0][2])}, last {share(steps[-1][2])}"
+    return line
 
 
 def _show_stored(stored: Mapping[str, Any], samples: int, out: Console, most: int) -> None:
@@ -198,6 +198,6 @@ def _show_rows(
             value = f"{number(row['old']['value'])} -> {value}, advantage {before:+.3f} -> {after:+.3f}"
         parts = ", ".join(f"{one_line(k)} {number(v)}" for k, v in row["new"]["parts"].items())
         note = f"; {line_of_code(row['new']['note'])}" if row["new"]["note"] else ""
-        told = line_of_code(row["new"]["error"]) if row["new"]["error"] else parts + note
-        out.print(f"  {one_line(row['where'])}: {value}  ({told})")
+        reason = line_of_code(row["new"]["error"]) if row["new"]["error"] else parts + note
+        out.print(f"  {one_line(row['where'])}: {value}  ({reason})")
         draw_quote(one_line(row["text"])[:TEXT_CHARS], out, 6)

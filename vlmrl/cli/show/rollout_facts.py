@@ -69,11 +69,11 @@ def _groups(run: Run, step: int) -> list[Group]:
 
 def _find(groups: list[Group], prompt: str) -> list[Group]:
     exact = [g for g in groups if g.row.prompt_id == prompt]
-    found = exact or [g for g in groups if g.row.prompt_id.startswith(prompt)]
-    if len({g.row.prompt_id for g in found}) == 1:
-        return found
-    named = ", ".join(dict.fromkeys(g.row.prompt_id for g in (found or groups)[:5]))
-    which = "several prompts" if found else "no prompt"
+    matches = exact or [g for g in groups if g.row.prompt_id.startswith(prompt)]
+    if len({g.row.prompt_id for g in matches}) == 1:
+        return matches
+    named = ", ".join(dict.fromkeys(g.row.prompt_id for g in (matches or groups)[:5]))
+    which = "several prompts" if matches else "no prompt"
     raise StoreError(f"`{prompt}` names {which} of the step", hint=f"such as {named}")
 
 
@@ -94,7 +94,7 @@ def _lines(group: Mapping[str, Any]) -> list[str]:
         cut = ", cut at the limit" if s["finish"] == "length" else ""
         use = ", not trained on" if s["masked"] else f", advantage {s['advantage']:+.3f}"
         lines += ["", f"sample {s['sample']}: {score}  {parts}  ({s['tokens']} tokens{cut}{use})"]
-        lines += [f"  [{one_line(told)}]" for told in (s["error"] or s["note"],) if told]
+        lines += [f"  [{one_line(message)}]" for message in (s["error"] or s["note"],) if message]
         lines += [f"  {line}" for line in sample_lines(s)]
         if not s.get("turns"):
             lines += [f"  | {line}" for line in s["text"].splitlines() or [""]]

@@ -57,8 +57,8 @@ def _validation(followed: Followed) -> str:
     lines, best = followed.lines("validation"), followed.run.manifest.best
     if not lines:
         return "no validation yet"
-    told = f"validation at step {lines[-1]['step']}: {_number(lines[-1].get('eval/metric'), '.4f')}"
-    return told + (f"; best {best.metric} {best.value:.4f} at step {best.step}" if best else "")
+    line = f"validation at step {lines[-1]['step']}: {_number(lines[-1].get('eval/metric'), '.4f')}"
+    return line + (f"; best {best.metric} {best.value:.4f} at step {best.step}" if best else "")
 
 
 def columns(line: Mapping[str, Any]) -> dict[str, str]:

@@ -82,10 +82,10 @@ def _rate(group: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     """Return the solve rate of a prompt and its definition, or else the spread of its rewards."""
     if group["solve_rate"] is not None:
         return f"solve rate {group['solve_rate']:.2f} ({result['solve_rate_is'][group['source']]})"
-    found = group["spread"]
-    if found is None:
+    stats = group["spread"]
+    if stats is None:
         return "no response was judged"
-    return f"reward {found['mean']:.3f} on average, {found['min']:.3f} to {found['max']:.3f}, std {found['std']:.3f}"
+    return f"reward {stats['mean']:.3f} on average, {stats['min']:.3f} to {stats['max']:.3f}, std {stats['std']:.3f}"
 
 
 def _truth(truth: Mapping[str, Any]) -> str:
@@ -105,8 +105,8 @@ def _sample_line(sample: Mapping[str, Any]) -> str:
     text = visible(sample["text"].replace("\n", "\\n"))
     score = " " * 5 + "-" if sample["error"] else f"{sample['score']:6.3f}"
     cut = " (cut)" if sample["finish"] == "length" else ""
-    told = line_of_code(sample["error"] or sample["note"])
-    note = f"  [{told}]" if told else ""
+    message = line_of_code(sample["error"] or sample["note"])
+    note = f"  [{message}]" if message else ""
     more = "".join(f"\n          {line}" for line in sample_lines(sample))
     return f"  {score}  {one_line(parts)}{cut}{note}\n          {text[:MAX_TEXT]}{more}"
 
