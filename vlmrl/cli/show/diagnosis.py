@@ -18,21 +18,21 @@ MOST_TEXT = 160
 """Maximum number of characters of a response that is quoted."""
 
 
-def show_diagnosis(found: Diagnosis) -> None:
-    tell(f"{found.run}: {found.status}; read: {found.read}")
-    changes = [f"{name} {a:.3g} -> {b:.3g}" for name, (a, b) in found.figures.items()]
+def show_diagnosis(diagnosis: Diagnosis) -> None:
+    tell(f"{diagnosis.run}: {diagnosis.status}; read: {diagnosis.read}")
+    changes = [f"{name} {a:.3g} -> {b:.3g}" for name, (a, b) in diagnosis.figures.items()]
     if changes:
         tell(f"first third of the steps -> last third: {', '.join(changes)}")
-    for note in found.notes:
+    for note in diagnosis.notes:
         say(f"warning: {note}")
-    explained = {name for cause in found.causes for name in cause.follows}
-    for number, cause in enumerate(found.causes, 1):
+    explained = {name for cause in diagnosis.causes for name in cause.follows}
+    for number, cause in enumerate(diagnosis.causes, 1):
         if cause.name in explained:
             tell(f"\n{number}. {cause.level}, explained by the above: {cause.what}")
         else:
             _show_cause(number, cause)
-    if found.healthy:
-        tell("\nno fault found" + ("; a note is none" if found.causes else ""))
+    if diagnosis.healthy:
+        tell("\nno fault found" + ("; a note is none" if diagnosis.causes else ""))
 
 
 def _show_cause(number: int, cause: Cause) -> None:

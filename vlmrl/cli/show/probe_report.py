@@ -67,14 +67,14 @@ def _earned(p: Mapping[str, Any]) -> str:
     return f"earns {number(p['mean'])}{of}"
 
 
-def _show_behaviour(found: Mapping[str, Any], out: Console) -> None:
+def _show_behaviour(behaviour: Mapping[str, Any], out: Console) -> None:
     from vlmrl.reward_check.behaviour import troubles
 
-    for trouble, to_do in troubles(found):
+    for trouble, to_do in troubles(behaviour):
         out.print(f"  {one_line(trouble)}", style="bold red")
         out.print(f"    to do: {to_do}")
-    ms = found["milliseconds"]
+    ms = behaviour["milliseconds"]
     out.print(
         f"  one response takes {ms['p50']:.3g} ms (p95 {ms['p95']:.3g}, p99 {ms['p99']:.3g}, at most {ms['max']:.3g}), "
-        f"over {found['calls']:,} calls"
+        f"over {behaviour['calls']:,} calls"
     )

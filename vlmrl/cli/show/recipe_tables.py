@@ -44,12 +44,12 @@ def show_import(report: dict[str, Any], out: Path | None) -> None:
     say(f"\nnext: vlmrl check {out or 'RECIPE'}")
 
 
-def show_table_of_keys(found: Any) -> None:
+def show_table_of_keys(explanation: Any) -> None:
     from vlmrl.recipe.explain import explain as look_up
 
-    typer.echo(f"[{found.key}]\n  {found.help}\n")
-    for name in found.keys:
-        inner = look_up(f"{found.key}.{name}")
+    typer.echo(f"[{explanation.key}]\n  {explanation.help}\n")
+    for name in explanation.keys:
+        inner = look_up(f"{explanation.key}.{name}")
         default = "the row's" if inner.by_row else default_text(inner)
         typer.echo(f"  {name:24} {default:14} {inner.help}")
 

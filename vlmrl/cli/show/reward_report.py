@@ -122,28 +122,28 @@ def _show_reasons(reasons: Sequence[Mapping[str, Any]], out: Console) -> None:
         draw_table("notes and failures", ("rows", "share", "reason (an example)"), rows, out, right=2)
 
 
-def _show_disagreements(found: Mapping[str, Any], out: Console, most: int) -> None:
-    if not found["binary"]:
-        out.print(f"\naccuracy {number(found['accuracy'])}, the mean: it is not only right or wrong")
+def _show_disagreements(disagreements: Mapping[str, Any], out: Console, most: int) -> None:
+    if not disagreements["binary"]:
+        out.print(f"\naccuracy {number(disagreements['accuracy'])}, the mean: it is not only right or wrong")
         return
-    agreement = f"a right answer outscores a wrong one of its group in {share(found['agreement'])} of pairs"
-    if found["agreement"] is None:
+    agreement = f"a right answer outscores a wrong one of its group in {share(disagreements['agreement'])} of pairs"
+    if disagreements["agreement"] is None:
         agreement = "no group has both a right and a wrong answer"
-    wrong, right = found["wrong"], found["right"]
+    wrong, right = disagreements["wrong"], disagreements["right"]
     right_share = right["number"] / (right["number"] + wrong["number"])
-    accuracy = share(found["accuracy"])
-    if abs(found["accuracy"] - right_share) > 1e-9:  # wrong answers are -1
-        accuracy = f"{number(found['accuracy'])}, the mean; {share(right_share)} right"
+    accuracy = share(disagreements["accuracy"])
+    if abs(disagreements["accuracy"] - right_share) > 1e-9:  # wrong answers are -1
+        accuracy = f"{number(disagreements['accuracy'])}, the mean; {share(right_share)} right"
     out.print(f"\naccuracy {accuracy}; {agreement}")
     out.print(f"right answers earn {number(right['mean'])} on average, wrong ones {number(wrong['mean'])}")
     if wrong["paid"]:
         of = f"wrong, yet paid most ({wrong['paid']:,} of {wrong['number']:,} wrong ones earn something)"
-        _show_rows(of, found["wrong_but_paid"][:most], out)
+        _show_rows(of, disagreements["wrong_but_paid"][:most], out)
     elif wrong["number"]:
         out.print(f"no wrong answer is paid: all {wrong['number']:,} earn the least there is", style="green")
     if right["unpaid"]:
         of = f"right, yet paid least ({right['unpaid']:,} of {right['number']:,} right ones earn less than the most)"
-        _show_rows(of, found["right_but_unpaid"][:most], out)
+        _show_rows(of, disagreements["right_but_unpaid"][:most], out)
     elif right["number"]:
         out.print(f"every right answer is paid in full: all {right['number']:,} earn the most there is", style="green")
 
