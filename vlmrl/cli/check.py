@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit
 from vlmrl.cli.show.check_plan import show_each, show_parity, show_plan, show_problems
-
-if TYPE_CHECKING:
-    pass
 
 
 def register(app: typer.Typer) -> None:

@@ -1,16 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit, say
 from vlmrl.cli.show.merged import show_merged
-
-if TYPE_CHECKING:
-    pass
 
 
 def register(app: typer.Typer) -> None:

@@ -9,9 +9,7 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit, tell
-from vlmrl.cli.show.recipe_tables import (
-    describe_task,
-)
+from vlmrl.cli.show.recipe_tables import describe_task
 
 
 def check(

@@ -10,9 +10,7 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit, say
-from vlmrl.cli.show.recipe_tables import (
-    show_import,
-)
+from vlmrl.cli.show.recipe_tables import show_import
 from vlmrl.errors import Problem
 
 

@@ -9,9 +9,7 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit, say, show_table
-from vlmrl.cli.show.recipe_tables import (
-    show_names,
-)
+from vlmrl.cli.show.recipe_tables import show_names
 
 
 def list_(

@@ -16,7 +16,6 @@ def verify(run: options.RunRef, runs: options.Runs = None, as_json: options.Json
 
     Example: vlmrl runs verify last
     """
-
     from vlmrl.data.run_images import run_images
     from vlmrl.errors import format_error
     from vlmrl.store.layout import runs_root

@@ -10,7 +10,6 @@ from typing import Any, TextIO
 from vlmrl.types import Group
 from vlmrl.visible import one_line, visible
 
-WIDTH = 160
 MAX_TEXT = 400
 """Maximum number of characters of a response that is shown."""
 MINUTE = 60.0
