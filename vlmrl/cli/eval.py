@@ -25,7 +25,7 @@ Model = Annotated[str, typer.Argument(help="Run (id, prefix, name, `last`), Hugg
 RecipeOrRun = Annotated[
     str | None,
     typer.Option(
-        "--recipe", help="Recipe, or run, with the data and reward; default: the run's own.", show_default=False
+        "--recipe", help="Recipe or run that gives data and reward; default: the run's own.", show_default=False
     ),
 ]
 Data = Annotated[
@@ -35,13 +35,13 @@ Data = Annotated[
 Split = Annotated[
     str | None,
     typer.Option(
-        help="A split, or a table file such as rows.jsonl; default: test, else the rows that training validated on, "
-        "else training rows, with a warning.",
+        help="Split, or table file such as rows.jsonl; default: test, else the rows of validation in training, else "
+        "training rows, with a warning.",
         show_default=False,
     ),
 ]
 Source = Annotated[
-    str | None, typer.Option(help="Only this [[data]] entry of a recipe with several.", show_default=False)
+    str | None, typer.Option(help="Only this [[data]] entry, if the recipe has several.", show_default=False)
 ]
 Checkpoint = Annotated[str, typer.Option(help="Checkpoint of a run: best, last, or a step.")]
 Sample = Annotated[
@@ -49,22 +49,22 @@ Sample = Annotated[
 ]
 Samples = Annotated[int, typer.Option("--n", min=1, help="Responses per prompt; more than 1 needs --sample.")]
 MaxRows = Annotated[
-    int | None, typer.Option(min=1, help="Only the first so many rows of each source.", show_default=False)
+    int | None, typer.Option(min=1, help="Maximum number of rows of each source: the first ones.", show_default=False)
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling.")]
 Name = Annotated[
-    str | None, typer.Option(help="Name of the evaluation; default: rows, source, step.", show_default=False)
+    str | None, typer.Option(help="Name of the evaluation; default: rows, source and step.", show_default=False)
 ]
 Compare = Annotated[
     str | None,
-    typer.Option(help="Another evaluation (folder, RUN/NAME, or RUN): paired differences.", show_default=False),
+    typer.Option(help="Print paired differences to another evaluation: folder, RUN/NAME, or RUN.", show_default=False),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace an evaluation of that name.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an evaluation of the same name.")]
 Gpus = Annotated[
     str | None,
     typer.Option(
         "--gpus",
-        help="GPUs, one process and one whole model each: a number (4) or which (0,2,5). Without a GPU: CPU "
+        help="GPUs, one process with the whole model each: a count (4) or their numbers (0,2,5). Without a GPU: CPU "
         "processes. The results are the same as with one process.",
         show_default=False,
     ),
@@ -72,7 +72,7 @@ Gpus = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command("eval", short_help="Evaluate with 95% intervals.")(eval_)
+    app.command("eval", short_help="Evaluate a run or a model, with 95% intervals.")(eval_)
 
 
 def eval_(
@@ -82,16 +82,20 @@ def eval_(
     overrides: options.Set = None, force: Force = False, gpus: Gpus = None, runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:  # fmt: skip
-    """Evaluate a run or a model: same prompt, parser and reward as in training, every number with its 95% interval.
+    """Evaluate a run or a model with the prompt, parser and reward of training; every number has its 95% interval.
 
-    Example: vlmrl eval last   or   vlmrl eval last --split rows.jsonl --gpus 4   or   vlmrl eval models/merged
+    Example: vlmrl eval last
 
-    Greedy unless --sample is given. An answer that cannot be parsed counts as wrong. Results are kept in the run's
-    folder eval/; those of a model that is no run, in a new run of kind eval.
+    Example: vlmrl eval last --split rows.jsonl --gpus 4
 
-    Intervals are Wilson's score interval at the effective sample size of rows that share images: never outside the
-    range of a metric. A metric without a declared range counts as one from 0 to 1 while all its values are, and else
-    has Student's t interval of the same clusters, as lengths always have. One row has none.
+    Example: vlmrl eval models/merged
+
+    Sampling is greedy unless --sample is given. An answer that cannot be parsed counts as wrong. Results are written to
+    the run's folder eval/. For a model that is not a run, they are written to a new run of kind eval.
+
+    Intervals are Wilson's score intervals at the effective sample size of rows that share images. They are never
+    outside the range of a metric. A metric without a declared range counts as one from 0 to 1 if all its values are.
+    Otherwise it has Student's t interval of the same clusters, as lengths always have. A single row has no interval.
     """
     from vlmrl.dist.rank_process import launched, recorded_command
     from vlmrl.inference import evaluation as work

@@ -9,7 +9,7 @@ from vlmrl.cli.output import emit, say, tell
 
 
 def register(app: typer.Typer) -> None:
-    app.command("fetch", short_help="Bring a recipe's model and data here; runs then need no network.")(fetch)
+    app.command("fetch", short_help="Download a recipe's model and data.")(fetch)
 
 
 def fetch(
@@ -18,7 +18,9 @@ def fetch(
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Bring the model and the data of a recipe into the local cache, on a machine with a network (a login node).
+    """Download the model and the data of a recipe into the local cache. Runs then need no network.
+
+    Use it on a machine with a network, such as a login node.
 
     Example: vlmrl fetch recipes/digits_im.toml
     """
@@ -37,4 +39,4 @@ def fetch(
         states.append({"kind": need.kind, "name": need.name, "state": state})
     emit({"needs": states}, as_json)
     if not as_json:
-        say("all is here: runs of this recipe need no network")
+        say("everything is on this machine: runs of this recipe need no network")

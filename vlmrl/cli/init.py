@@ -11,13 +11,13 @@ from vlmrl.cli.output import console, emit
 
 
 def register(app: typer.Typer) -> None:
-    app.command("init", short_help="Make a task folder of your own.")(init)
+    app.command("init", short_help="Make a folder for a task of your own.")(init)
 
 
 def init(
     name: Path = typer.Argument(..., help="Folder to make."),
     task: bool = typer.Option(
-        False, "--task", help="A whole task in one file: truth, prompt, data preparation, reward and attacks."
+        False, "--task", help="Make a whole task in one file: truth, prompt, data preparation, reward and attacks."
     ),
     style: str = typer.Option("vlmrl", help="Signature of the reward: vlmrl, trl, verl or easyr1."),
     model: str = typer.Option(
@@ -27,7 +27,7 @@ def init(
 ) -> None:
     """Make a task folder: prompt, reward, recipe, a few rows with images, and a test that passes.
 
-    With --task the folder holds a task of your own that `vlmrl prep` makes the data of, instead of a table of rows.
+    With --task the folder has no table of rows but a task of your own, whose data `vlmrl prep` makes.
 
     Example: vlmrl init squares --style trl
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from vlmrl.tasks.dataset_assembly import Limits, Prepared
     from vlmrl.tasks.options import Parameter, PrepCommand
 
-FORCE_HELP = "Replace another dataset at the same place."
-TOKENS_HELP = "Limit of a prompt with its images, in tokens. What happens to longer rows: see --on-overlong."
-OVERLONG_HELP = "Rows over --max-prompt-tokens: fail, resize (large images are made smaller), or drop."
-WORKERS_HELP = "Processes; default: one per core."
+FORCE_HELP = "Replace another dataset in the same place."
+TOKENS_HELP = "Maximum number of tokens of a prompt with its images. For longer rows see --on-overlong."
+OVERLONG_HELP = "For rows over --max-prompt-tokens: fail, resize (make large images smaller), or drop."
+WORKERS_HELP = "Number of processes; default: one per core."
 LIMITS = {
     "max_prompt_tokens": (int | None, typer.Option(None, min=1, help=TOKENS_HELP)),
     "on_overlong": (str, typer.Option("fail", help=OVERLONG_HELP)),
@@ -61,8 +61,8 @@ class PrepGroup(TyperGroup):
 
 prep = typer.Typer(
     cls=PrepGroup, no_args_is_help=True, rich_markup_mode=None,
-    help="Make a dataset folder from raw data: `vlmrl prep TASK`, or `vlmrl prep path/to/file.py:function` for a task "
-    "of your own.",
+    help="Make a dataset folder from raw data. Run `vlmrl prep TASK`, or `vlmrl prep path/to/file.py:function` for a "
+    "task of your own.",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from vlmrl.cli.output import emit, say, tell
 
 
 def register(app: typer.Typer) -> None:
-    app.command("report", short_help="One self-contained HTML page.")(report)
+    app.command("report", short_help="Write one self-contained HTML page about runs.")(report)
 
 
 def report(
@@ -20,15 +20,19 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="File to write; default: report.html in the folder of the last one.", show_default=False
+            "--out", "-o", help="File to write; default: report.html in the folder of the last run.", show_default=False
         ),
     ] = None,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Make one self-contained HTML page: curves, rollouts with their images, evaluations, recipe. It loads nothing.
+    """Write one HTML page about runs: curves, rollouts with their images, evaluations, recipe.
 
-    Example: vlmrl report last   or   vlmrl report digits-sft digits-im -o compare.html
+    The page is self-contained: it loads nothing.
+
+    Example: vlmrl report last
+
+    Example: vlmrl report digits-sft digits-im -o compare.html
     """
     from vlmrl.errors import StoreError
     from vlmrl.report.page import write_report

@@ -22,8 +22,8 @@ FAILED = 3
 ROWS_OF_PAGE = 24
 """Minimum number of responses of each kind on the page of --html."""
 INPUT_HELP = (
-    "A run (name, prefix, `last`), a run or rollouts folder, a rollouts Parquet, or any JSONL, CSV or Parquet with a "
-    "response and a ground truth a row."
+    "A run (name, prefix, `last`), a folder of a run or of rollouts, a Parquet file of rollouts, or any JSONL, CSV or "
+    "Parquet file with a response and a ground truth per row."
 )
 REWARD_HELP = "Score with this reward: a built-in, file.py:function, or profile:NAME of the task."
 
@@ -36,40 +36,47 @@ def reward_check(
     rollouts: Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP)],
     reward: Annotated[str | None, typer.Option(help=REWARD_HELP)] = None,
     profile: Annotated[str | None, typer.Option(help="Score with this reward profile of the task.")] = None,
-    diff: Annotated[str | None, typer.Option(help="What this other reward would have changed; named likewise.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Weights of its parts: answer=1,format=0.2.")] = None,
-    args: Annotated[list[str] | None, typer.Option("--set", help="One of its arguments: --set partial=false.")] = None,
+    diff: Annotated[
+        str | None, typer.Option(help="Show what this other reward would have changed; given like --reward.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="Weights of the reward's parts: answer=1,format=0.2.")] = None,
+    args: Annotated[
+        list[str] | None, typer.Option("--set", help="Argument of the reward: --set partial=false. May be repeated.")
+    ] = None,
     style: Annotated[
         str, typer.Option(help="Calling convention of a function: auto, vlmrl, trl, verl, easyr1.")
     ] = "auto",
     task: Annotated[
-        str | None, typer.Option(help="The task that a table's responses answer: a name or file.py:function.")
+        str | None, typer.Option(help="Task that the responses of a table answer: a name or file.py:function.")
     ] = None,
-    variant: Annotated[str | None, typer.Option(help="How much the task asks for, one of its variants.")] = None,
-    columns: Annotated[str | None, typer.Option(help="A table's columns: response=output,ground_truth=gts.")] = None,
+    variant: Annotated[str | None, typer.Option(help="Variant of the task: how much it asks for.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Columns of a table: response=output,ground_truth=gts.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Attack the reward with known tricks.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the scores: .parquet, .jsonl or .csv.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page of the responses with their images.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the scores to a .parquet, .jsonl or .csv file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page of the responses with their images.")] = None,
     fail_on: Annotated[
-        str | None, typer.Option(help="Exit with 3 when any holds: probe,dead_groups>0.5,errors>0.")
+        str | None, typer.Option(help="Exit with code 3 if a condition holds: probe,dead_groups>0.5,errors>0.")
     ] = None,
-    steps: Annotated[str | None, typer.Option(help="Only these steps, from 1: 10 or 10:20, both included.")] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="Only these steps, counted from 1: 10 or 10:20, both included.")
+    ] = None,
     source: Annotated[str | None, typer.Option(help="Only rollouts of this [[data]] entry.")] = None,
-    rows: Annotated[int, typer.Option(min=0, help="How many rows of each kind to show.")] = 3,
+    rows: Annotated[int, typer.Option(min=0, help="Number of rows of each kind to show.")] = 3,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Count unreadable rows and failures instead of stopping.")
     ] = False,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes for built-in rewards; 0 = one a core.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Number of processes for built-in rewards; 0 = one per core.")] = 0,
     runs: options.Runs = None,
     debug: options.Debug = False,
     as_json: options.Json = False,
 ) -> None:
-    """Score saved responses again and see what the reward pays for; compare it with another reward; attack it.
+    """Score saved responses again, to see what the reward pays for, compare it with another reward, or attack it.
 
-    Without options a run's own reward is used, and must say what it said in training, to the digit. --weights, --set
-    and --style belong to --diff when given, else to --reward, else they change the run's own reward.
-    --fail-on takes conditions joined by commas, each a name or a name with a bound (docs/reward-check.md lists them);
-    when one holds the exit code is 3.
+    Without options a run's own reward is used. It must give the scores of training again, to the digit. --weights,
+    --set and --style apply to --diff if it is given, else to --reward, else they change the run's own reward.
+
+    --fail-on takes conditions joined by commas, each a name or a name with a bound (docs/reward-check.md lists them).
+    If one holds, the exit code is 3.
 
     Example: vlmrl reward-check last --diff my_reward.py:score
 

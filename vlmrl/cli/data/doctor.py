@@ -11,13 +11,13 @@ from vlmrl.cli.output import emit
 def doctor(
     dataset: options.Dataset,
     task: str | None = typer.Option(
-        None, help="Task whose prompt the lengths are of; default: the dataset's own, unless that is a file."
+        None, help="Task whose prompts are measured; default: the dataset's own task, unless that is a file."
     ),
-    max_prompt_tokens: int | None = typer.Option(None, min=1, help="Count the rows over this many tokens."),
-    workers: int | None = typer.Option(None, min=1, help="Processes; default: one per core."),
+    max_prompt_tokens: int | None = typer.Option(None, min=1, help="Count the rows with more tokens than this."),
+    workers: int | None = typer.Option(None, min=1, help="Number of processes; default: one per core."),
     as_json: options.Json = False,
 ) -> None:
-    """What a dataset is worth: lengths, copies across splits, known individuals, labels and what guessing earns.
+    """Check a dataset: lengths, copies across splits, known individuals, labels, and what guessing earns.
 
     Example: vlmrl data doctor data/fungi --max-prompt-tokens 2048
     """

@@ -13,7 +13,7 @@ from vlmrl.cli.output import console, emit, tell
 def export(
     dataset: options.Dataset,
     out: Path = typer.Argument(..., help="Folder for the Parquet files."),
-    split: list[str] = typer.Option([], help="Only this split; may be repeated."),
+    split: list[str] = typer.Option([], help="Only this split. May be repeated."),
     task: options.PromptTask = None,
     as_json: options.Json = False,
 ) -> None:

@@ -13,13 +13,13 @@ from vlmrl.cli.show.dataset_rows import row_fields, show_rows
 
 def show(
     dataset: options.Dataset,
-    split: str | None = typer.Option(None, help="Default: the first split."),
-    n: int = typer.Option(5, "--n", "-n", min=0, help="Rows to show."),
+    split: str | None = typer.Option(None, help="Split of the rows; default: the first split."),
+    n: int = typer.Option(5, "--n", "-n", min=0, help="Number of rows to show."),
     task: options.PromptTask = None,
     save: Path | None = typer.Option(None, help="Folder to write the images of these rows to, as PNG."),
     as_json: options.Json = False,
 ) -> None:
-    """What is in a dataset: splits, facts, and some rows with their prompt.
+    """Show what is in a dataset: splits, facts, and some rows with their prompts.
 
     Example: vlmrl data show data/digits --split test --n 3
     """

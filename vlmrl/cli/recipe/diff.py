@@ -12,8 +12,8 @@ from vlmrl.cli.show.recipe_tables import draw_plain_table, value_text
 
 
 def diff(
-    left: Annotated[str, typer.Argument(help="A recipe.")],
-    right: Annotated[str, typer.Argument(help="Another recipe.")],
+    left: Annotated[str, typer.Argument(help="First recipe: a TOML file, or the name of a shipped recipe.")],
+    right: Annotated[str, typer.Argument(help="Second recipe.")],
     as_json: options.Json = False,
 ) -> None:
     """Show the keys in which two recipes differ, defaults included.

@@ -13,10 +13,10 @@ from vlmrl.cli.show.recipe_tables import default_text, on_resume_text, show_tabl
 
 
 def explain(
-    key: Annotated[str, typer.Argument(help="A key (algo.clip_high), a table (algo), or just clip_high.")],
+    key: Annotated[str, typer.Argument(help="Key (algo.clip_high, or just clip_high), or table (algo).")],
     as_json: options.Json = False,
 ) -> None:
-    """Say what a key means: type, default, range, and where shipped recipes set it.
+    """Explain a key: meaning, type, default, range, and where shipped recipes set it.
 
     Example: vlmrl recipe explain rollout.samples_per_prompt
     """

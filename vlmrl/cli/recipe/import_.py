@@ -16,22 +16,30 @@ from vlmrl.errors import Problem
 
 def import_(
     file: Annotated[Path, typer.Argument(help="YAML, JSON, a list of overrides, or a launch script.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the recipe here; default: stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write the recipe to; default: stdout.")
+    ] = None,
     system: Annotated[
-        str | None, typer.Option(help="Whose it is: easyr1, verl, rllava, trl. Default: found out.")
+        str | None, typer.Option(help="System of the configuration: easyr1, verl, rllava, trl; default: detected.")
     ] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Rows of the training data: makes steps of epochs.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Number of rows of the training data, to convert epochs into steps.")
+    ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Processes it was for: TRL's batch sizes are per device.")
+        int | None, typer.Option(min=1, help="Number of processes it was for: TRL's batch sizes are per device.")
     ] = None,
-    check_it: Annotated[bool, typer.Option("--check", help="Check the recipe too; exit code 2 if wrong.")] = False,
+    check_it: Annotated[
+        bool, typer.Option("--check", help="Also check the recipe; exit code 2 if it has an error.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Turn a configuration of EasyR1, verl, RLLaVA or TRL into a recipe; say what did not map or means something else.
+    """Turn a configuration of EasyR1, verl, RLLaVA or TRL into a recipe.
+
+    It also names the settings that were not mapped or mean something else here.
 
     Example: vlmrl recipe import run_fungi.sh --rows 10000 --out fungi.toml
 
-    The file is read, never run. Behind each value stands the setting it came from.
+    The file is read, never run. A comment behind each value names the setting that it came from.
     """
     from vlmrl.errors import RecipeError, format_error
     from vlmrl.recipe.imports.run import import_recipe

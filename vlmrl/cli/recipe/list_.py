@@ -13,7 +13,9 @@ from vlmrl.cli.show.recipe_tables import show_names
 
 
 def list_(
-    words: Annotated[list[str] | None, typer.Argument(help="Only recipes whose name has one of these in it.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Only recipes whose name contains one of these words.")
+    ] = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="List the tasks instead.")] = False,
     algos: Annotated[bool, typer.Option("--algos", help="List the algorithms instead.")] = False,
     rewards: Annotated[bool, typer.Option("--rewards", help="List the built-in rewards instead.")] = False,
@@ -21,7 +23,9 @@ def list_(
 ) -> None:
     """List recipes (shipped and in this folder), or the names that a recipe may use.
 
-    Example: vlmrl recipe list bird    or: vlmrl recipe list --algos
+    Example: vlmrl recipe list bird
+
+    Example: vlmrl recipe list --algos
     """
     if tasks or algos or rewards:
         show_names(tasks, algos, rewards, as_json)

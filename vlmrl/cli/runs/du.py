@@ -12,11 +12,11 @@ from vlmrl.cli.show.runs_tables import size_text
 
 
 def du(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="One run; left out: all of them.")] = None,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="One run; default: all of them.")] = None,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show how much disk runs take, largest first.
+    """Show how much disk space runs take, largest first.
 
     Example: vlmrl runs du
     """

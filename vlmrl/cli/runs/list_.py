@@ -18,7 +18,7 @@ def list_(
     status: Annotated[
         str | None, typer.Option(help="Only this status: running, done, failed, interrupted, killed, damaged.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="At most so many, newest first; 0 = all.")] = 30,
+    limit: Annotated[int, typer.Option(min=0, help="Maximum number of runs, newest first; 0 = all.")] = 30,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:

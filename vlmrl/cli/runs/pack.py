@@ -15,14 +15,18 @@ from vlmrl.errors import StoreError
 
 def pack(
     run: options.RunRef,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: <run id>.tar.gz here.")] = None,
-    checkpoints: Annotated[str, typer.Option(help="Which checkpoints go along: none, last, all.")] = "none",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="File to write; default: <run id>.tar.gz in this folder.")
+    ] = None,
+    checkpoints: Annotated[str, typer.Option(help="Checkpoints to include: none, last, all.")] = "none",
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Make one self-contained file of a run: the record and every image its rollouts name.
+    """Pack a run into one self-contained file: its record and every image that its rollouts name.
 
-    Example: vlmrl runs pack last -o digits.tar.gz    (elsewhere: tar xf digits.tar.gz; vlmrl runs show ./<run id>)
+    Example: vlmrl runs pack last -o digits.tar.gz
+
+    To read it on another machine: tar xf digits.tar.gz; vlmrl runs show ./<run id>
     """
     from vlmrl.data.run_images import run_images
     from vlmrl.store.layout import runs_root

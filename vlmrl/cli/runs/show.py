@@ -15,14 +15,14 @@ def show(
     rollout: Annotated[
         str | None,
         typer.Option(
-            metavar="STEP[/PROMPT[/SAMPLE]]", help="Show responses instead: of a step, of a prompt of it, or one.",
+            metavar="STEP[/PROMPT[/SAMPLE]]", help="Show responses instead: of a step, of one of its prompts, or one.",
             show_default=False,
         ),
     ] = None,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:  # fmt: skip
-    """Show what happened in a run: how it ended, last numbers, checkpoints, how to go on.
+    """Show the facts of a run: how it ended, last numbers, checkpoints, how to continue.
 
     Example: vlmrl runs show last --rollout 12
     """

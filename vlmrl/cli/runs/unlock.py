@@ -7,7 +7,9 @@ from vlmrl.cli.output import emit, tell
 
 
 def unlock(run: options.RunRef, runs: options.Runs = None, as_json: options.Json = False) -> None:
-    """Remove the lock of a process on another machine that is gone for certain. Dead processes here need no help.
+    """Remove the lock of a process on another machine that has certainly ended.
+
+    Locks of processes that ended on this machine need no command.
 
     Example: vlmrl runs unlock last
     """

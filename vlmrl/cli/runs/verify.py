@@ -12,7 +12,9 @@ from vlmrl.errors import ProblemsError
 
 
 def verify(run: options.RunRef, runs: options.Runs = None, as_json: options.Json = False) -> None:
-    """Read every file of a run and check it: schemas, hashes, rollouts against metrics, images. Exit code 2 if broken.
+    """Read and check every file of a run: schemas, hashes, rollouts against metrics, images.
+
+    The exit code is 2 if a file is damaged.
 
     Example: vlmrl runs verify last
     """

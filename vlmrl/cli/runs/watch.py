@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 def watch(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A unique prefix of its id, its name, or its folder.")
+        str, typer.Argument(metavar="RUN", help="The run: a unique prefix of its id, its name, or its folder.")
     ] = "last",
-    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 2.0,
+    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two updates.")] = 2.0,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Watch a run from another terminal: a live table; a line per step where stdout is no terminal. Ends with the run.
+    """Watch a run from another terminal.
+
+    It draws a live table, or prints a line per step if stdout is no terminal. It ends when the run ends.
 
     Example: vlmrl runs watch last
     """
