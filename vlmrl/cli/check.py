@@ -26,7 +26,7 @@ def check(
     deep_prompts: Annotated[int, typer.Option(min=1, help="With --deep: number of prompts, 3 responses each.")] = 4,
     gpus: Annotated[
         str | None,
-        typer.Option(help="Plan for these GPUs, as in `train --gpus`; default: one process.", show_default=False),
+        typer.Option(help="Plan for this number of GPUs, as `train --gpus`; default: one process.", show_default=False),
     ] = None,
     gpu_memory: Annotated[
         str | None,
@@ -39,7 +39,7 @@ def check(
 
     Example: vlmrl check recipes/digits_im.toml --set train.steps=200
 
-    Example: vlmrl check fungi_im --gpus 8 --gpu-memory H100    (plan for GPUs that this machine does not have)
+    Example: vlmrl check fungi_im --gpus 8 --gpu-memory H100    (for GPUs of another machine)
 
     The memory plan is an estimate. It says what each GPU holds in each phase of a run. If that does not fit, it names
     the smallest change that makes it fit.

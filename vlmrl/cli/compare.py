@@ -27,10 +27,10 @@ def compare_(
 
     Example: vlmrl compare digits-sft digits-im
 
-    Test rows decide if both were evaluated on them (vlmrl eval), else held-out rows, else the rows of validation in
-    training. Differences are taken row by row. Their interval is Wilson's score interval at the effective sample size
-    of rows that share images, scaled to the range that a difference can have. If it contains 0, the difference is not
-    clear.
+    The answer comes from test rows if both were evaluated on them (vlmrl eval), else from held-out rows, else from the
+    rows of validation in training. Differences are taken row by row. Their interval is Wilson's score interval at the
+    effective sample size of rows that share images, scaled to the range that a difference can have. If it contains 0,
+    the difference is not clear.
     """
     from vlmrl.evaluate.compare import compare, open_side
     from vlmrl.store.layout import runs_root

@@ -54,7 +54,9 @@ def slurm(
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write a Slurm batch file: one launcher per machine; at its time limit the job is requeued and resumes.
+    """Write a Slurm batch file.
+
+    It starts one launcher per machine. Before the time limit the run is saved; then the job is requeued and resumes it.
 
     Example: vlmrl launch slurm recipes/digits_im.toml --nodes 4 --gpus 8 --time 24:00:00
     """

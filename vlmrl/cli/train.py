@@ -69,7 +69,7 @@ def train(
     file, a prompt or a dataset is shown, and needs --accept-changes. A change that does not fit the checkpoint is
     refused. --from RUN@100 --set optim.lr=1e-6 begins a new run with everything in that checkpoint.
 
-    --seeds and --grid make a queue of runs. As many runs at a time as fit on the GPUs of --gpus are trained. The same
+    --seeds and --grid make a queue of runs. It trains as many runs at a time as fit on the GPUs of --gpus. The same
     command, given again, continues a queue that was stopped.
     """
     from vlmrl.launch.request import Machines, TrainRequest

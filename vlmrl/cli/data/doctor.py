@@ -17,7 +17,9 @@ def doctor(
     workers: int | None = typer.Option(None, min=1, help="Number of processes; default: one per core."),
     as_json: options.Json = False,
 ) -> None:
-    """Check a dataset: lengths, copies across splits, known individuals, labels, and what guessing earns.
+    """Check what a dataset is worth.
+
+    It reports lengths, copies across splits, known individuals, labels, and what guessing earns.
 
     Example: vlmrl data doctor data/fungi --max-prompt-tokens 2048
     """

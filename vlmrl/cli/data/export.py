@@ -17,7 +17,9 @@ def export(
     task: options.PromptTask = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write a dataset as Hugging Face Parquet with an images column, for other programs.
+    """Write a dataset as Hugging Face Parquet with images.
+
+    Other programs can read it. The images are in a column of their own.
 
     Example: vlmrl data export data/digits digits-parquet
     """

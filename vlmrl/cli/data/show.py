@@ -19,7 +19,9 @@ def show(
     save: Path | None = typer.Option(None, help="Folder to write the images of these rows to, as PNG."),
     as_json: options.Json = False,
 ) -> None:
-    """Show what is in a dataset: splits, facts, and some rows with their prompts.
+    """Show the splits, facts and some rows of a dataset.
+
+    The rows are shown with their prompts.
 
     Example: vlmrl data show data/digits --split test --n 3
     """

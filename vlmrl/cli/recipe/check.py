@@ -17,12 +17,14 @@ def check(
     overrides: options.Set = None,
     as_json: options.Json = False,
 ) -> None:
-    """Check recipes alone: keys, values, names, prompt and reward files. Exit code 2 if one has an error.
+    """Check recipes without opening their data and models.
+
+    It checks keys, values, names, prompt and reward files. The exit code is 2 if a recipe has an error.
 
     Example: vlmrl recipe check fungi_im bird_im_concrete recipes/digits_im.toml
 
-    Data and models that do not exist yet are reported, but are not errors here. `vlmrl check RECIPE` also opens the
-    data, reads rows and prompts, and plans memory and time.
+    Data and models that do not exist yet are reported, but they are not errors here. `vlmrl check RECIPE` also opens
+    the data, reads rows and prompts, and plans memory and time.
     """
     from vlmrl.errors import format_error
     from vlmrl.preflight.recipe_alone import check_alone

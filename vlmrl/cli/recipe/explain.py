@@ -16,7 +16,9 @@ def explain(
     key: Annotated[str, typer.Argument(help="Key (algo.clip_high, or just clip_high), or table (algo).")],
     as_json: options.Json = False,
 ) -> None:
-    """Explain a key: meaning, type, default, range, and where shipped recipes set it.
+    """Explain a recipe key: type, default, range, and its uses.
+
+    The uses are the places where shipped recipes set it.
 
     Example: vlmrl recipe explain rollout.samples_per_prompt
     """

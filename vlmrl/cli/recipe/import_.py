@@ -33,9 +33,9 @@ def import_(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Turn a configuration of EasyR1, verl, RLLaVA or TRL into a recipe.
+    """Turn another system's configuration into a recipe.
 
-    It also names the settings that were not mapped or mean something else here.
+    The systems are EasyR1, verl, RLLaVA and TRL. Settings that were not mapped, or mean something else here, are named.
 
     Example: vlmrl recipe import run_fungi.sh --rows 10000 --out fungi.toml
 

@@ -21,7 +21,9 @@ def list_(
     rewards: Annotated[bool, typer.Option("--rewards", help="List the built-in rewards instead.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """List recipes (shipped and in this folder), or the names that a recipe may use.
+    """List recipes, or the names that a recipe may use.
+
+    The recipes are the shipped ones and those in this folder.
 
     Example: vlmrl recipe list bird
 

@@ -22,7 +22,9 @@ def pack(
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Pack a run into one self-contained file: its record and every image that its rollouts name.
+    """Pack a run into one self-contained file.
+
+    The file has the run's record and every image that its rollouts name.
 
     Example: vlmrl runs pack last -o digits.tar.gz
 

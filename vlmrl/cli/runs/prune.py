@@ -34,7 +34,9 @@ def prune(
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Delete old checkpoints, rollouts and images of a run that is not being written.
+    """Delete old checkpoints, rollouts and images of a run.
+
+    Nothing is deleted without --yes, or while the run is being written.
 
     Example: vlmrl runs prune last --keep-last 1 --keep-rollouts 20 --keep-rollouts-every 50 --yes
 

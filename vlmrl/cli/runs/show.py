@@ -22,7 +22,9 @@ def show(
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:  # fmt: skip
-    """Show the facts of a run: how it ended, last numbers, checkpoints, how to continue.
+    """Show the facts of a run, or some of its responses.
+
+    The facts are how it ended, the last numbers, the checkpoints, how to continue, and more.
 
     Example: vlmrl runs show last --rollout 12
     """

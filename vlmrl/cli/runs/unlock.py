@@ -7,9 +7,10 @@ from vlmrl.cli.output import emit, tell
 
 
 def unlock(run: options.RunRef, runs: options.Runs = None, as_json: options.Json = False) -> None:
-    """Remove the lock of a process on another machine that has certainly ended.
+    """Remove the lock of a process that ended on another machine.
 
-    Locks of processes that ended on this machine need no command.
+    Use it only if it is certain that the process has ended. Locks of processes that ended on this machine need no
+    command.
 
     Example: vlmrl runs unlock last
     """

@@ -12,9 +12,9 @@ from vlmrl.errors import ProblemsError
 
 
 def verify(run: options.RunRef, runs: options.Runs = None, as_json: options.Json = False) -> None:
-    """Read and check every file of a run: schemas, hashes, rollouts against metrics, images.
+    """Read and check every file of a run.
 
-    The exit code is 2 if a file is damaged.
+    It checks schemas, hashes, rollouts against metrics, and images. The exit code is 2 if it finds an error.
 
     Example: vlmrl runs verify last
     """
