@@ -154,7 +154,7 @@ def _warn_of_changes(run_dir: Path, planned: Sequence[PlannedEvaluation]) -> Non
     run = open_run(run_dir.parent, run_dir.name)
     if changed := changed_since(run, [one.rows.source for one in planned]):
         say(f"warning: changed since the run was made: {', '.join(changed)}")
-        say("hint: these numbers do not compare with those of its training; the run's copies are in its folder kept/")
+        say("hint: these numbers are not comparable with those of its training; its copies are in its folder kept/")
 
 
 def _launch(

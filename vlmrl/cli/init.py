@@ -45,7 +45,7 @@ def init(
     ]
     err = console()
     err.print(f"{name}: " + ", ".join(path.relative_to(name).as_posix() for path in written if path.suffix != ".png"))
-    change = "change task.py to your task" if task else "put your rows into rows.jsonl, your rules into reward.py"
+    change = "change task.py to your task" if task else "put your rows into rows.jsonl and your rules into reward.py"
     err.print(f"next: {change}, then")
     for command in commands:
         err.print(f"  {command}")

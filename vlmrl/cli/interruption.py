@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from vlmrl.errors import Interruption
 
 KEPT = {
-    "fetch": "what has arrived is kept",
-    "eval": "evaluations that were finished are kept",
-    "demo": "the commands that were finished leave their files",
-    "runs": "what it has already done stays done",
+    "fetch": "what was downloaded is kept",
+    "eval": "finished evaluations are kept",
+    "demo": "the files of finished commands are kept",
+    "runs": "changes already made are kept",
 }
 """Command -> what is kept after an interruption. Other commands keep nothing: their files appear when complete."""
 READERS = {
@@ -34,7 +34,7 @@ def describe_interruption(error: KeyboardInterrupt, command: str, typed: Sequenc
         if command == words[0] and tuple(typed[: len(words)]) == words:
             return line
     if not isinstance(error, Interruption):
-        error = Interruption(command, KEPT.get(command, "nothing half written is left"))
+        error = Interruption(command, KEPT.get(command, "no incomplete files are left"))
     if error.again is None:
         error = Interruption(error.what, error.kept, shlex.join(["vlmrl", *redact_argv(typed)]))
     return str(error)

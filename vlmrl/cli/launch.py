@@ -76,4 +76,4 @@ def slurm(
     target.write_text(batch_file(job, target.name), encoding="utf-8")
     emit({"file": str(target), "nodes": nodes, "gpus": gpus}, as_json)
     if not as_json:
-        say(f"wrote {target}; submit it with: sbatch {target}\nno network on the nodes? first: vlmrl fetch {recipe}")
+        say(f"wrote {target}; submit it with: sbatch {target}\nnodes without a network: first run vlmrl fetch {recipe}")

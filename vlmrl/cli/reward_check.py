@@ -167,14 +167,14 @@ def _refuse(options: Mapping[str, Any], only: str, where: str | None = None) -> 
     """Raise a RewardError if an option was given. `only`: where it is valid, such as "for saved rollouts"."""
     for name, given in options.items():
         if given is not None:
-            raise RewardError(f"{name} {given} is only {only}", where=where)
+            raise RewardError(f"{name} {given} is allowed only {only}", where=where)
 
 
 def _stop_when_not_deterministic(report: Mapping[str, Any]) -> None:
     stored = report["stored"]
     if stored and not stored["equal"] and not any(r["changed"] for r in report["rewards"].values()):
         raise RewardError(
-            f"{stored['different']} of {report['samples']} scores are not what was stored, and the reward is the same",
+            f"{stored['different']} of {report['samples']} scores of the same reward differ from the stored ones",
             where=report["path"],
             hint="the reward is not deterministic, or it reads something that has changed (a file, the network, time)",
         )
@@ -201,7 +201,7 @@ def _steps(text: str | None) -> tuple[int, int] | None:
         return None
     match = re.fullmatch(r"([0-9]+)(?::([0-9]+))?", text.strip())
     if match is None:
-        raise RewardError(f"--steps {text!r} is not a step or first:last")
+        raise RewardError(f"--steps {text!r} is not a step, or first:last")
     first, last = int(match.group(1)), int(match.group(2) or match.group(1))
     if first < 1:
         raise RewardError(f"--steps {text!r}: steps are counted from 1")

@@ -36,7 +36,7 @@ def run_sweep(request: TrainRequest, sweep: Sweep) -> NoReturn:
         columns = ("run", *keys, "status", "steps", "best", "at step", "last reward")
         show_table("", columns, [[_cell(line[c]) for c in columns] for line in lines])
     if code == 130:
-        say("stopped; the same command goes on with the queue")
+        say("stopped; the same command continues the queue")
     raise typer.Exit(code)
 
 

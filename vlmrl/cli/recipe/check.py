@@ -41,7 +41,7 @@ def check(
     emit({"ok": not wrong, "recipes": fields}, as_json)
     if not as_json:
         for recipe, problems in results:
-            tell(f"{recipe}: {'wrong' if recipe in wrong else 'sound'}")
+            tell(f"{recipe}: {'has errors' if recipe in wrong else 'no errors'}")
             for entry in data[recipe]:
                 tell(f"  {entry['path']}: {describe_task(entry)}")
             for p in problems:

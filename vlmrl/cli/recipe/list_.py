@@ -39,4 +39,4 @@ def list_(
     emit({"recipes": rows}, as_json)
     if not as_json:
         show_table("", ("name", "kind", "about"), [(r["name"], r["kind"], first_sentence(r["about"])) for r in rows])
-        say("\n`vlmrl recipe show NAME` prints one, `vlmrl recipe list WORD` lists those with WORD in their names")
+        say("\n`vlmrl recipe show NAME` prints a recipe, `vlmrl recipe list WORD` lists those with WORD in their name")

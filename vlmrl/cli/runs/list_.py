@@ -42,7 +42,7 @@ def list_(
         return
     if not lines:
         filters = any(x is not None for x in (kind, tag, status))
-        say(f"no runs in {root}" if not total or not filters else f"none of {total} runs in {root} fits")
+        say(f"no runs in {root}" if not total or not filters else f"none of {total} runs in {root} matches")
         return
     rows = [
         (

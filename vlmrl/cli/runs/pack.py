@@ -56,7 +56,7 @@ def pack(
         return
     tell(f"{packed.path}: {packed.num_files} files, {packed.num_images} images, {size_text(packed.bytes)}")
     if packed.left_out:
-        say(f"left out: {', '.join(packed.left_out)} (--checkpoints last or all takes checkpoints along)")
+        say(f"left out: {', '.join(packed.left_out)} (--checkpoints last or all includes checkpoints)")
     if packed.missing:
         why = f": {'; '.join(images.notes)}" if images.notes else ""
         say(f"warning: {len(packed.missing)} image(s) that the rollouts name could not be found{why}")

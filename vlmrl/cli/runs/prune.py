@@ -50,7 +50,7 @@ def prune(
 
     if keep_last is None and keep_rollouts is None and not media:
         hint = "--keep-last N (checkpoints), --keep-rollouts N, --media"
-        raise StoreError("nothing says what may go", hint=hint)
+        raise StoreError("no option says what to delete", hint=hint)
     run_dir = find(runs_root(runs), run)
     manifest = read_manifest(run_dir)
     keep = set(children(run_dir))

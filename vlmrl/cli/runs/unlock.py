@@ -22,5 +22,5 @@ def unlock(run: options.RunRef, runs: options.Runs = None, as_json: options.Json
     owner = force_release(run_dir)
     emit({"run": run_dir.name, "owner": f"{owner.pid} on {owner.host}" if owner else None}, as_json)
     if not as_json:
-        was = f"it was held by process {owner.pid} on {owner.host}" if owner else "it was not locked"
-        tell(f"{run_dir.name} is free: {was}")
+        was = f"it was locked by process {owner.pid} on {owner.host}" if owner else "it was not locked"
+        tell(f"{run_dir.name} is unlocked: {was}")

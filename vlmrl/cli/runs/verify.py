@@ -37,7 +37,7 @@ def verify(run: options.RunRef, runs: options.Runs = None, as_json: options.Json
         for problem in verdict.warnings:
             tell(format_error(problem.message, problem.where, problem.hint, "warning"))
         checked = ", ".join(f"{what} {n}" for what, n in verdict.counts.items())
-        state = "is whole" if not verdict.errors else f"has {len(verdict.errors)} problem(s)"
+        state = "has no errors" if not verdict.errors else f"has {len(verdict.errors)} error(s)"
         tell(f"{run_dir.name} {state} (read: {checked})")
     if verdict.errors:
         if as_json:

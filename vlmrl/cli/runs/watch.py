@@ -51,7 +51,7 @@ def watch(
     if not as_json:
         ended = followed.run.status
         resume = resume_command(followed.run, ended)
-        again = f"; go on with: {resume}" if resume else ""
+        again = f"; continue with: {resume}" if resume else ""
         say(f"{followed.run.id}: {ended} after {len(train)} step(s){again}")
 
 

@@ -22,7 +22,7 @@ def show_rows(opened: Any, facts: dict[str, Any], rows: list[dict[str, Any]]) ->
         tell(note)
     dropped = opened.info.get("dropped") or ()
     if count := (opened.info.get("counts") or {}).get("dropped", len(dropped)):
-        tell(f"left out when it was made: {count:,} (dropped.jsonl)")
+        tell(f"rows left out when the dataset was made: {count:,} (dropped.jsonl)")
     for row in rows:
         sizes = ", ".join(f"{image['width']}x{image['height']} {image['sha256'][:8]}" for image in row["images"])
         tell(f"\n{row['prompt_id']}  images: {sizes or 'none'}\n  truth: {_short_json(row['truth'])}")
@@ -31,7 +31,7 @@ def show_rows(opened: Any, facts: dict[str, Any], rows: list[dict[str, Any]]) ->
         if others:
             tell(f"  columns: {_short_json(others)}")
         for problem in row["problems"]:
-            tell(f"  not sound: {problem}")
+            tell(f"  problem: {problem}")
 
 
 def _short_json(value: Any) -> str:

@@ -28,11 +28,11 @@ def show_diagnosis(diagnosis: Diagnosis) -> None:
     explained = {name for cause in diagnosis.causes for name in cause.follows}
     for number, cause in enumerate(diagnosis.causes, 1):
         if cause.name in explained:
-            tell(f"\n{number}. {cause.level}, explained by the above: {cause.what}")
+            tell(f"\n{number}. {cause.level}, explained by a cause above: {cause.what}")
         else:
             _show_cause(number, cause)
     if diagnosis.healthy:
-        tell("\nno fault found" + ("; a note is none" if diagnosis.causes else ""))
+        tell("\nno fault found" + ("; notes are not faults" if diagnosis.causes else ""))
 
 
 def _show_cause(number: int, cause: Cause) -> None:

@@ -18,11 +18,11 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
 
     meta, sampling = result["meta"], result["meta"]["sampling"]
     of = meta["model"] if meta["checkpoint"] is None else f"{meta['model']} {meta['checkpoint']}"
-    how = "greedy" if sampling["greedy"] else f"T={sampling['temperature']:g}, {sampling['samples']} samples a prompt"
+    how = "greedy" if sampling["greedy"] else f"T={sampling['temperature']:g}, {sampling['samples']} samples per prompt"
     numbers = (meta.get("paper") or {}).get("numbers") or {}
     baselines, differences = result["baselines"], result.get("differences", {})
     headers = ["metric", "value", "95% interval", "rows"]
-    headers += ["without looking"] * bool(baselines) + ["paper"] * bool(numbers) + ["difference"] * bool(other)
+    headers += ["blind baseline"] * bool(baselines) + ["paper"] * bool(numbers) + ["difference"] * bool(other)
     rows = []
     for name, m in result["metrics"].items():
         row = [name, number(m["value"]), interval(m), f"{m['n']:,}"]
@@ -33,7 +33,7 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     images = f"{result['images']:,} images, " if result["images"] else ""
     title = f"{of} on {meta['source']}/{meta['split']}: {result['prompts']:,} prompts, {images}{how}"
     show_table(title, headers, rows)
-    tell(f"intervals: {method_of(result)}; - = one cluster of rows has none")
+    tell(f"intervals: {method_of(result)}; - = none, because there is one cluster of rows")
     if of_sets := set_method_of(result):
         tell(f"intervals {of_sets}")
     if undefined := (result.get("set_metrics") or {}).get("undefined"):
@@ -43,7 +43,7 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     if other:
         tell(f"difference: this minus {other}, on the rows both have; * = its interval excludes 0")
         if not result.get("scored_alike", True):
-            ours = ", nor accuracy, which is a part of it" if "accuracy_of" in result else ""
+            ours = ", nor is accuracy, which is one of the parts" if "accuracy_of" in result else ""
             tell(f"the two were scored by different rewards: `reward` and `part/...` are not comparable{ours}")
     if "accuracy_of" in result:
         tell(f"accuracy is {result['accuracy_of']}")
@@ -56,7 +56,7 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     label = role_label(meta)
     if label:
         tell(f"these are {label}")
-    say(f"kept in {result['folder']}")
+    say(f"saved in {result['folder']}")
 
 
 def number(value: float | None) -> str:

@@ -15,12 +15,12 @@ def show_merged(done: Merged, checkpoint: str, address: str | None, adapter: boo
     for line in done.leftovers:
         say(f"found: {line}")
     if done.whole:
-        say(f"the whole model was loaded: {done.whole}")
+        say(f"the whole model was loaded into memory: {done.whole}")
     proof = (
         f"not proven: {done.proof.skipped}"
         if done.logp_gap is None
         else f"largest log-prob difference after reload {done.logp_gap:.1e} nats ({done.proof.tokens} tokens of "
-        f"{done.proof.rollouts} rollouts, in a process of its own)"
+        f"{done.proof.rollouts} rollouts, in a separate process)"
     )
     tell(f"{checkpoint} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}")
     if address is not None:

@@ -25,7 +25,7 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
     honest, tricks = probes["honest"], probes["probes"]
     out.print(f"\n{len(tricks)} tricks against {source}, on {probes['rows']} truths", style="bold")
     out.print(
-        f"  honest play: informed {number(honest['informed'])}, without a clue {number(honest['uninformed'])} "
+        f"  honest play: informed {number(honest['informed'])}, without knowledge {number(honest['uninformed'])} "
         f"({one_line(honest['answer'])}), wrong {number(honest['wrong'])}"
     )
     place = 0
@@ -42,14 +42,16 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
     quiet = [f"{p['name']} {number(p['mean'])}" for p in tricks if not p["verdict"] and p["mean"] is not None]
     out.print(f"  nothing found: {one_line(', '.join(quiet)) or 'none'}", style="dim")
     if probes["skipped"]:
-        line = f"  {probes['skipped']} tricks were not tried: the reward hangs, and each costs a time limit"
+        line = (
+            f"  {probes['skipped']} tricks were not tried: the reward hangs, and each would take the whole time limit"
+        )
         out.print(line, style="bold red")
     _show_behaviour(probes["behaviour"], out)
     if probes["flagged"]:
         findings = "1 finding" if probes["flagged"] == 1 else f"{probes['flagged']} findings"
-        out.print(f"{findings}: a model will find what pays", style="bold red")
+        out.print(f"{findings}: a model will find these tricks", style="bold red")
     else:
-        out.print("no trick pays, and the reward repeats itself", style="green")
+        out.print("no trick pays, and the reward is deterministic", style="green")
 
 
 def _colour(verdict: str) -> str:

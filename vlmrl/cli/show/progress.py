@@ -70,7 +70,7 @@ class ConsoleWatcher:
         parts = "  ".join(f"{n} {'-' if v is None else f'{v:.2f}'}" for n, v in best.score.parts.items())
         self._line(f"  sample of {group.row.prompt_id}: {one_line(text)}")
         self._line(
-            f"  scored {best.score.value:.3f}: {parts}"
+            f"  score {best.score.value:.3f}: {parts}"
             + (f"  ({redact_text(best.score.note)})" if best.score.note else "")
         )
 

@@ -36,7 +36,7 @@ def show_import(report: dict[str, Any], out: Path | None) -> None:
         for why, keys in reasons.items():
             say(f"  {', '.join(keys)}: {why}")
     if report["as_here"]:
-        say(f"\nas here, so not written: {', '.join(report['as_here'])}")
+        say(f"\nnot written, because vlmrl does the same without them: {', '.join(report['as_here'])}")
     if report["todo"]:
         say("\nto do:")
         for todo in report["todo"]:
@@ -50,7 +50,7 @@ def show_table_of_keys(explanation: Any) -> None:
     typer.echo(f"[{explanation.key}]\n  {explanation.help}\n")
     for name in explanation.keys:
         inner = look_up(f"{explanation.key}.{name}")
-        default = "the row's" if inner.by_row else default_text(inner)
+        default = "by algorithm" if inner.by_row else default_text(inner)
         typer.echo(f"  {name:24} {default:14} {inner.help}")
 
 
@@ -76,17 +76,17 @@ def show_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
     if not as_json and algos:
         tell("")
         draw_plain_table(
-            "where they differ on purpose from verl's and TRL's code", ("name", ""), list(differences.items())
+            "where they deliberately differ from the code of verl and TRL", ("name", ""), list(differences.items())
         )
     if not as_json and tasks:
         draw_plain_table(
             "variants, for the key `variant` of a data entry",
-            ("task", "may be"),
+            ("task", "values"),
             [(k, ", ".join(v)) for k, v in variants.items()],
         )
         say("")
         rows = [(name, ", ".join(names)) for name, names in profiles.items()]
-        draw_plain_table("rewards of a task, for the key `profile` of [reward]", ("task", "may be"), rows)
+        draw_plain_table("rewards of a task, for the key `profile` of [reward]", ("task", "values"), rows)
 
 
 def default_text(key: Any) -> str:
@@ -96,7 +96,7 @@ def default_text(key: Any) -> str:
     rows: dict[str, list[str]] = {}
     for row, value in key.by_row.items():
         rows.setdefault(value_text(value), []).append(row)
-    return "the row's: " + "; ".join(f"{value} in {', '.join(names)}" for value, names in rows.items())
+    return "by algorithm: " + "; ".join(f"{value} in {', '.join(names)}" for value, names in rows.items())
 
 
 def on_resume_text(key: Any) -> str:

@@ -39,8 +39,8 @@ def show(report: Mapping[str, Any], out: Console, most: int) -> None:
     if report["disagreements"] is not None:
         _show_disagreements(report["disagreements"], out, most)
     if report["extremes"] is not None and report["diff"] is None:
-        _show_rows("paid most", report["extremes"]["paid_most"][:most], out)
-        _show_rows("paid least", report["extremes"]["paid_least"][:most], out)
+        _show_rows("earned most", report["extremes"]["paid_most"][:most], out)
+        _show_rows("earned least", report["extremes"]["paid_least"][:most], out)
     _show_signs(report, out)
     if report["diff"] is not None:
         _show_diff(report["diff"], out, most)
@@ -63,24 +63,24 @@ def _headline(report: Mapping[str, Any]) -> str:
 def _show_signs(report: Mapping[str, Any], out: Console) -> None:
     """Print the correlations with the score, and the share of groups without a signal, one per line."""
     correlations, dead = report["correlations"], report["dead_groups"]
-    out.print("\nwhat goes with the score", style="bold")
+    out.print("\ncorrelations with the score", style="bold")
     if dead is not None:
         out.print(f"  {_dead(dead)}")
     length = correlations["length"]
     out.print(
         f"  length: rank correlation {number(length['spearman'], 2)}, Pearson's {number(length['pearson'], 2)}"
-        + (f"; cut off {share(correlations['cut']['share'])}, paid {number(correlations['cut']['score_cut'])} "
+        + (f"; cut off {share(correlations['cut']['share'])}, earn {number(correlations['cut']['score_cut'])} "
            f"(the others {number(correlations['cut']['score_whole'])})" if correlations["cut"]["share"] else "")
     )  # fmt: skip
     ngrams = correlations["ngrams"]
     if ngrams["found"]:
         words = "; ".join(
-            f"{one_line(n['ngram'])!r} {share(n['first'])} -> {share(n['last'])}, pays {n['pays']:+.3f}"
+            f"{one_line(n['ngram'])!r} {share(n['first'])} -> {share(n['last'])}, earns {n['pays']:+.3f}"
             for n in ngrams["found"][:5]
         )
-        out.print(f"  words and characters that came to be paid: {words}")
+        out.print(f"  words and characters that became frequent and earn more: {words}")
     elif ngrams["thirds"]:
-        out.print(f"  words and characters that came to be paid: none in {ngrams['texts']:,} texts")
+        out.print(f"  words and characters that became frequent and earn more: none in {ngrams['texts']:,} texts")
 
 
 def _dead(dead: Mapping[str, Any]) -> str:
@@ -99,15 +99,15 @@ def _show_stored(stored: Mapping[str, Any], samples: int, out: Console, most: in
         )
         return
     out.print(
-        f"  scored again: {stored['different']:,} of {samples:,} differ from what was stored, "
+        f"  scored again: {stored['different']:,} of {samples:,} differ from the stored ones, "
         f"by up to {stored['largest_difference']:.6g}; failed then {stored['failed_then']}, now {stored['failed_now']}",
         style="bold red",
     )
-    _show_rows("largest differences", stored["worst"][:most], out, compare=True)
+    _show_rows("not as stored", stored["worst"][:most], out, compare=True)
 
 
 def _show_parts(parts: Mapping[str, Mapping[str, Any]], out: Console) -> None:
-    heads = ("part", "mean", "min", "max", "at min", "at max", "none", "corr. with value")
+    heads = ("part", "mean", "min", "max", "at min", "at max", "none", "correlation with value")
     rows = [
         (name, number(p["mean"]), number(p["min"]), number(p["max"]), share(p["share_at_min"]),
          share(p["share_at_max"]), str(p.get("none") or ""), number(p["correlation"], 2))
@@ -124,7 +124,7 @@ def _show_reasons(reasons: Sequence[Mapping[str, Any]], out: Console) -> None:
 
 def _show_disagreements(disagreements: Mapping[str, Any], out: Console, most: int) -> None:
     if not disagreements["binary"]:
-        out.print(f"\naccuracy {number(disagreements['accuracy'])}, the mean: it is not only right or wrong")
+        out.print(f"\nmean accuracy {number(disagreements['accuracy'])}: answers are not only right or wrong")
         return
     agreement = f"a right answer outscores a wrong one of its group in {share(disagreements['agreement'])} of pairs"
     if disagreements["agreement"] is None:
@@ -137,15 +137,15 @@ def _show_disagreements(disagreements: Mapping[str, Any], out: Console, most: in
     out.print(f"\naccuracy {accuracy}; {agreement}")
     out.print(f"right answers earn {number(right['mean'])} on average, wrong ones {number(wrong['mean'])}")
     if wrong["paid"]:
-        of = f"wrong, yet paid most ({wrong['paid']:,} of {wrong['number']:,} wrong ones earn something)"
+        of = f"wrong, yet earned most ({wrong['paid']:,} of {wrong['number']:,} earn more than the lowest score)"
         _show_rows(of, disagreements["wrong_but_paid"][:most], out)
     elif wrong["number"]:
-        out.print(f"no wrong answer is paid: all {wrong['number']:,} earn the least there is", style="green")
+        out.print(f"no wrong answer earned more than the lowest score: all {wrong['number']:,} earn it", style="green")
     if right["unpaid"]:
-        of = f"right, yet paid least ({right['unpaid']:,} of {right['number']:,} right ones earn less than the most)"
+        of = f"right, yet earned least ({right['unpaid']:,} of {right['number']:,} earn less than the highest score)"
         _show_rows(of, disagreements["right_but_unpaid"][:most], out)
     elif right["number"]:
-        out.print(f"every right answer is paid in full: all {right['number']:,} earn the most there is", style="green")
+        out.print(f"every right answer earned the highest score: all {right['number']:,} of them", style="green")
 
 
 def _show_diff(diff: Mapping[str, Any], out: Console, most: int) -> None:
@@ -173,9 +173,9 @@ def _what_training_sees(diff: Mapping[str, Any]) -> list[tuple[str, str]]:
     alive = groups["alive_in_both"]
     facts = [
         ("groups without a signal", f"{groups['dead_first']} -> {groups['dead_second']} of {groups['number']} "
-         f"({groups['died']} lost, {groups['revived']} gained)"),
+         f"({groups['died']} lose it, {groups['revived']} gain one)"),
         ("order within groups", f"rank correlation {number(groups['same_order'], 3)} over {alive} groups"),
-        ("best sample changes", f"in {groups['best_changes']} of the {alive} groups alive in both"),
+        ("best sample changes", f"in {groups['best_changes']} of the {alive} groups with a signal in both"),
         ("advantages", f"correlation {number(advantages['correlation'], 3)}, sign changes for "
          f"{share(advantages['flipped_share'])} of responses, mean change {number(advantages['moved'], 3)} "
          f"({advantages['estimator']})"),

@@ -62,7 +62,7 @@ def _groups(run: Run, step: int) -> list[Group]:
 
     known = {counted(number): number for number in run.rollout_files()}
     if step not in known:
-        there = f"those that are: {min(known)} to {max(known)}" if known else "the run keeps no rollouts"
+        there = f"it has rollouts of steps {min(known)} to {max(known)}" if known else "the run has no rollouts"
         raise StoreError(f"there are no rollouts of step {step}", where=str(run.dir), hint=there)
     return run.read_rollouts(known[step])
 

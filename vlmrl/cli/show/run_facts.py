@@ -43,7 +43,7 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("command", about["command"]),
         ("data", "; ".join(_dataset(d) for d in about["datasets"])),
         ("parent", about["parent_text"]),
-        ("code", f"{git['commit'][:12]}{', changed since: code.diff' if git.get('dirty') else ''}" if git else ""),
+        ("code", f"{git['commit'][:12]}{', with changes: code.diff' if git.get('dirty') else ''}" if git else ""),
         ("last step", numbers(about["last_train"], train=True)),
         ("validation", _validation(about["first_validation"], about["last_validation"])),
         ("best", _best(about["best"], about["checkpoints"])),
@@ -51,7 +51,7 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("rollouts", _rollouts(about["rollout_steps"])),
         ("evaluations", _evaluations(about["evaluations"], about["evaluations_during_training"])),
         ("report", about["report"] or f"none yet: {about['report_command']}"),
-        ("go on", about["resume"] or ""),
+        ("continue", about["resume"] or ""),
         ("folder", about["path"]),
     ]
 

@@ -24,7 +24,7 @@ def show_pruned(run_dir: Path, names: list[str], freed: int, really: bool) -> No
         f"{verb} {', '.join(parts)} ({size_text(freed)}); kept: {kept}" if parts else f"nothing to delete; kept: {kept}"
     )
     if parts and not really:
-        say("run it with --yes to do it")
+        say("add --yes to delete them")
 
 
 def run_line(run: ListedRun) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def columns(line: Mapping[str, Any]) -> dict[str, str]:
         "tok/s": _number(line.get("rollout/tokens_per_second"), ",.0f"),
         "memory": "" if memory is None else f"{memory / 2**30:.1f} GiB",
         "seconds": _number(line.get("time/step_seconds"), ".1f"),
-        "of them": " ".join(f"{name} {seconds:.1f}" for name, seconds in phases),
+        "phases": " ".join(f"{name} {seconds:.1f}" for name, seconds in phases),
         "!": str(line.get("health/warning") or ""),
     }
 

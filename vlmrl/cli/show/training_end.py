@@ -21,7 +21,7 @@ def show_end(done: Run, status: str, resume_command: str, as_json: bool) -> None
         return
     say(f"saved {done.checkpoint_dirs()[-1].name}")
     if not launched():  # otherwise the launcher, which knows the number of GPUs, prints the command
-        say(f"go on with: {resume_command}")
+        say(f"continue with: {resume_command}")
 
 
 def closing_lines(done: Run) -> str:

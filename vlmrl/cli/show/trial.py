@@ -131,7 +131,7 @@ def _show_summary(result: Mapping[str, Any]) -> None:
     rows = [
         ("reward", f"{summary['reward/mean']:.3f}   " + "  ".join(f"{name} {value:.3f}" for name, value in parts)),
         ("spread", f"{ends}; std within a prompt {summary['reward/std_within_groups']:.3f} on average"),
-        ("dead groups", f"{summary['rollout/dead_group_share']:.0%} would teach nothing: all samples scored alike"),
+        ("dead groups", f"{summary['rollout/dead_group_share']:.0%} teach nothing: all samples have the same score"),
         ("cut responses", f"{summary['rollout/truncated_share']:.0%} reached rollout.max_new_tokens"),
         ("prompt tokens", f"{summary['rollout/prompt_tokens_mean']:.0f} on average, longest {longest_prompt:,}"),
         ("response tokens", f"{summary['rollout/response_tokens_mean']:.0f} on average, longest {longest}"),
