@@ -39,7 +39,7 @@ def check(
 
     Example: vlmrl check recipes/digits_im.toml --set train.steps=200
 
-    Example: vlmrl check fungi_im --gpus 8 --gpu-memory H100    (for GPUs of another machine)
+    Example: vlmrl check fungi_im --gpus 8 --gpu-memory H100
 
     The memory plan is an estimate. It says what each GPU holds in each phase of a run. If that does not fit, it names
     the smallest change that makes it fit.

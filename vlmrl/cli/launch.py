@@ -58,7 +58,7 @@ def slurm(
 
     It starts one launcher per machine. Before the time limit the run is saved; then the job is requeued and resumes it.
 
-    Example: vlmrl launch slurm recipes/digits_im.toml --nodes 4 --gpus 8 --time 24:00:00
+    Example: vlmrl launch slurm recipes/digits_im.toml --nodes 4 --time 24:00:00
     """
     from vlmrl.launch.slurm import SlurmJob, batch_file
     from vlmrl.setup.checked_recipe import load_checked

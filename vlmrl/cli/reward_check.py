@@ -80,7 +80,7 @@ def reward_check(
 
     Example: vlmrl reward-check last --diff my_reward.py:score
 
-    Example: vlmrl reward-check answers.jsonl --task fungi --profile taxonrl --out scores.parquet
+    Example: vlmrl reward-check answers.jsonl --task fungi --out scores.parquet
     """
     from vlmrl.process import give_terminal
     from vlmrl.reward_check.rescore import PROFILE, parse_weights

@@ -60,7 +60,7 @@ def train(
 ) -> None:
     """Train with reinforcement learning (GRPO family): sample, score, update.
 
-    Example: vlmrl train recipes/digits_im.toml --name im --set train.steps=100 --gpus 2
+    Example: vlmrl train recipes/digits_im.toml --set train.steps=100 --gpus 2
 
     Ctrl-C finishes the step, saves a checkpoint and prints how to resume.
 

@@ -74,7 +74,7 @@ def try_(
 
     It shows the first prompt verbatim, the images, truths, rewards and dead groups.
 
-    Example: vlmrl try recipes/digits_im.toml --prompts 20 --set model.path=digits-sft
+    Example: vlmrl try recipes/digits_im.toml --set model.path=digits-sft
 
     The solve rate of a row is the share of its responses that are right: those for which --solved holds, or else those
     that are right by the accuracy of the task or the reward. Without an accuracy, it is the mean reward on the scale

@@ -38,7 +38,7 @@ def prune(
 
     Nothing is deleted without --yes, or while the run is being written.
 
-    Example: vlmrl runs prune last --keep-last 1 --keep-rollouts 20 --keep-rollouts-every 50 --yes
+    Example: vlmrl runs prune last --keep-last 1 --keep-rollouts 20 --yes
 
     The newest complete checkpoint, the best one, and those that other runs began with always stay.
     """
