@@ -80,13 +80,13 @@ def show_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
         )
     if not as_json and tasks:
         draw_plain_table(
-            "variants, for the key `variant` of a data entry",
+            "`variant` in [[data]]",
             ("task", "values"),
             [(k, ", ".join(v)) for k, v in variants.items()],
         )
         say("")
         rows = [(name, ", ".join(names)) for name, names in profiles.items()]
-        draw_plain_table("rewards of a task, for the key `profile` of [reward]", ("task", "values"), rows)
+        draw_plain_table("`profile` in [reward]", ("task", "values"), rows)
 
 
 def default_text(key: Any) -> str:
