@@ -57,9 +57,7 @@ def reward_check(
     fail_on: Annotated[
         str | None, typer.Option(help="Exit with code 3 if a condition holds: probe,dead_groups>0.5,errors>0.")
     ] = None,
-    steps: Annotated[
-        str | None, typer.Option(help="Only these steps, counted from 1: 10 or 10:20, both included.")
-    ] = None,
+    steps: Annotated[str | None, typer.Option(help="Only these steps, from 1: 10 or 10:20, both included.")] = None,
     source: Annotated[str | None, typer.Option(help="Only rollouts of this [[data]] entry.")] = None,
     rows: Annotated[int, typer.Option(min=0, help="Number of rows of each kind to show.")] = 3,
     keep_going: Annotated[

@@ -99,7 +99,7 @@ def test_a_failed_run_does_not_stop_the_others_and_is_told(queue) -> None:
     mixed, said = queue("a", "fails", "c")
     assert mixed.run() == 2
     assert [line[0] for line in order(mixed)] == ["a", "fails", "c"]
-    assert any("fails: failed: the reward is wrong; see " in text for text in said)
+    assert any("fails: failed: the reward is wrong; log: " in text for text in said)
     retried, _ = queue("a", "fails", "c")
     assert retried.run() == 2 and order(retried)[-1][:2] == ["fails", "2"]
 
