@@ -47,7 +47,7 @@ def test_a_pipe_gets_a_line_a_step_as_it_is_written_and_the_end_when_the_run_end
     first = watch.stdout.readline()
     assert first == (
         "step 1/5  reward 0.000  length 18/31  gap 2.5e-06  tok/s 1,234  memory 1.5 GiB  seconds 5.2"
-        "  of them update 3.0 rollout 2.0 reward 0.1\n"
+        "  phases update 3.0 rollout 2.0 reward 0.1\n"
     )
     run.log(1, "train", train_line(1))
     assert watch.stdout.readline().startswith("step 2/5  reward 0.100")
