@@ -32,7 +32,7 @@ SHOWN = {
 """Script -> a text that it prints when it has come to its end."""
 OTHERS = {"gpu": "test_gpu_bench.py", "gpu_day": "test_gpu_day.py"}
 """Scripts whose smoke runs have a test of their own in tests/unit/model."""
-PARTS = {"gpu_kernels", "gpu_profile", "gpu_runs", "gpu_shards", "gpu_transfer", "gpu_world", "kill_world",
+PARTS = {"flops", "gpu_kernels", "gpu_profile", "gpu_runs", "gpu_shards", "gpu_transfer", "gpu_world", "kill_world",
          "speed_world"}  # fmt: skip
 """Modules of the scripts, which nobody starts."""
 

@@ -92,6 +92,7 @@ def test_every_module_has_a_level():
     assert {package_of(p) for p in files()} <= LEVELS.keys()
 
 
+@pytest.mark.slow
 def test_imports_go_downward_only():
     wrong = []
     for path in files():
@@ -242,6 +243,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_what_needs_no_torch_is_imported_without_it():
     done = run_python(WITHOUT_TORCH, *LIGHT)
     assert done.returncode == 0, done.stderr[-2000:]

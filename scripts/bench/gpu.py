@@ -18,7 +18,7 @@ All paths share the head (log-probs chunk by chunk), the loss, the optimizer and
 difference is the path's alone. Padded batches run under SDPA: `sdpa` with vlmrl's attention in the vision tower, as the
 other paths have it; `stock` without it.
 
-MFU is FLOPs by formula (scripts/bench/flops.py: nothing recomputed counts) over time and the device's dense bfloat16
+MFU is FLOPs by formula (flops.py beside it: nothing recomputed counts) over time and the dense bfloat16
 peak: `done` of what the path computes, its padding included; `worth` of what the padded path would have computed.
 `parity` compares a bfloat16 pass with the stock model's in float32. `cap` says whether one rank of N would fit:
 sharding is computed (`Rank`), the pass is measured under the allocator's own limit.

@@ -341,8 +341,8 @@ def kill_training(bench: Bench, command: str, count: int, expected: dict[str, An
     shares, number = bench.moments(command, count), 0
     while shares:
         root = bench.folder / f"{command}-{number}"
-        number, kills, run_dir, step = number + 1, 0, None, 0
-        while True:
+        number, kills, run_dir, step, done = number + 1, 0, None, 0, False
+        while not done:
             again = ["--resume", "last"] if run_dir else [f"{command}.toml", *SIZES[command]]
             hit = bool(shares) and kills < KILLS_A_RUN
             # A resumed run has less to do; its start takes about as long as a quarter of the whole.
@@ -356,7 +356,7 @@ def kill_training(bench: Bench, command: str, count: int, expected: dict[str, An
                 break
             shares.pop(0)
             kills += 1
-            run_dir, step = look(bench, command, root)
+            run_dir, step, done = look(bench, command, root)
         run_dir = next(p for p in root.iterdir() if not p.name.startswith("."))
         checked = bench.run("runs", "verify", run_dir.name, "--runs", str(root), "--json").json
         if checked["problems"]:
@@ -365,16 +365,22 @@ def kill_training(bench: Bench, command: str, count: int, expected: dict[str, An
         bench.compared += kills > 0
 
 
-def look(bench: Bench, command: str, root: Path) -> tuple[Path | None, int]:
-    """What a kill left: (the run folder, if it had got that far, the step of its last complete checkpoint)."""
+def look(bench: Bench, command: str, root: Path) -> tuple[Path | None, int, bool]:
+    """Check what a kill left: (run folder or None, step of its last complete checkpoint, whether the run was done).
+
+    A kill between the last record and the end of the process leaves a finished run.
+    """
     runs = [p for p in root.iterdir() if not p.name.startswith(".")] if root.exists() else []
     if not runs:
         bench.saw(command, "before the run folder")
-        return None, 0
+        return None, 0, False
     shown = bench.run("runs", "show", "last", "--runs", str(root), "--json").json
     checked = bench.run("runs", "verify", "last", "--runs", str(root), "--json", may_fail=True).json
     if errors := [p for p in checked["problems"] if p["level"] == "error"]:
         raise Broken(f"verify after a kill: {errors}")
+    if shown["status"] == "done":
+        bench.saw(command, "after the last record")
+        return runs[0], STEPS, True
     if shown["status"] != "killed":
         raise Broken(f"a killed run is shown as {shown['status']}")
     from vlmrl.store.files import leftovers
@@ -384,7 +390,7 @@ def look(bench: Bench, command: str, root: Path) -> tuple[Path | None, int]:
     half = incomplete_checkpoints(runs[0]) or leftovers(runs[0])
     bench.saw(command, "while a file or checkpoint was written" if half else
               f"after checkpoint {saved[-1]}" if saved else "before the first checkpoint")  # fmt: skip
-    return runs[0], saved[-1] if saved else 0
+    return runs[0], saved[-1] if saved else 0, False
 
 
 def kill_merge(bench: Bench, count: int) -> None:

@@ -104,6 +104,7 @@ def test_a_signal_ends_a_command_with_a_word_and_exit_code_130(tmp_path: Path, n
     assert err == "stopped watching\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("redirections", "shown"), [(">&-", ""), ("2>&-", "one"), ("<&-", "one"), ("<&- >&- 2>&-", "")]
 )

@@ -133,11 +133,13 @@ def test_the_doctor_finds_what_is_planted_in_a_table_of_ones_own(tmp_path: Path)
     assert found["same image in two splits"] == ("bad", "7 images in train and test")  # 3, and 2 pairs of 2
     assert found["near copies (by look)"] == (
         "look",
-        "4 images of test look like one of train; 1 image of test looks like one of validation; 2 look like another of"
-        " their split",
+        "4 images of test look like one of train; 1 image of test looks like one of validation; 2 look like another "
+        "image of their split",
     )
     verdict, told = found["repeated pairs"]
-    assert verdict == "bad" and told.startswith("4 rows repeat the images of another, 2 across splits; in 1 case their")
+    assert verdict == "bad" and told.startswith(
+        "4 rows repeat the images of another row, 2 across splits; in 1 case their"
+    )
     assert "train.parquet row 9, " in told and told.endswith("test.parquet row 20")
     assert found["rows over the limit"][1].startswith("1 over 2,048 tokens (validation 1)")
     assert found["majority class"][0] == "bad" and "train: always `yes` is right in 90.0%" in found["majority class"][1]

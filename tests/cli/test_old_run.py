@@ -163,6 +163,7 @@ def test_it_is_whole(old: Run):
     assert not verdict.errors and not verdict.warnings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GONE_ON)
 def test_a_resume_goes_on_as_the_code_of_its_time_did(project: Path, name: str):
     done = vlmrl("train", "--resume", name, "--set", "train.steps=2")
@@ -215,6 +216,7 @@ def content(tensor: torch.Tensor) -> tuple[tuple[int, ...], bytes]:
     return tuple(tensor.shape), tensor.numpy().tobytes()
 
 
+@pytest.mark.slow
 def test_a_reward_file_that_has_changed_is_told(project: Path):
     source = Path("reward.py").read_text("utf-8")
     Path("reward.py").write_text(source.replace("97", "89"), "utf-8")

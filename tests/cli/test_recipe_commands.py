@@ -44,7 +44,7 @@ def test_show_prints_toml_and_json():
 
 def test_explain_prints_help_range_and_uses():
     shown = run("recipe", "explain", "rollout.prompts_per_step").stdout
-    assert "Different prompts in one step." in shown
+    assert "Number of different prompts per step." in shown
     assert "> 0" in shown and "recipes/base/" in shown
     assert json.loads(run("recipe", "explain", "clip_high", "--json").stdout)["key"] == "algo.clip_high"
 
@@ -100,6 +100,7 @@ CHECKED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "overrides", "found", "words"), CHECKED)
 def test_recipe_check_says_task_variant_reward_and_profile(tmp_path, monkeypatch, recipe, overrides, found, words):
     monkeypatch.chdir(tmp_path)

@@ -300,6 +300,7 @@ def slow_reference(groups: list[tuple[list[float], list[int]]], name: str) -> li
     return [values if a else [0.0] * len(values) for values, a in zip(out, alive, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["grpo", "dr_grpo", "rloo", "opo", "gpg", "reinforce++", "reinforce++-baseline", "maye", "easyr1"]
 )

@@ -233,6 +233,7 @@ def test_a_function_that_judges_nothing_is_a_bug(tmp_path):
         assert {score.error for score in scorer.score(inputs())} == {INAPPLICABLE} and scorer.failures == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "needs", "score"),
     [

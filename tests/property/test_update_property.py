@@ -256,6 +256,7 @@ def test_entropy_is_that_of_the_policy_without_banned_ids(policy, eager_model, w
     assert not stats.entropy.requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("on_policy", [True, False])
 def test_the_step_gradient_of_every_algorithm_equals_the_hand_made_loop(
@@ -326,6 +327,7 @@ def test_the_entropy_bonus_and_kl_gradients_equal_the_hand_made_loop(
     assert_same_gradients(found, gradients(eager_model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @settings(max_examples=6)
 @given(data=st.data())
@@ -341,6 +343,7 @@ def test_the_gradient_does_not_depend_on_packing_splitting_or_order(policy, worl
         assert shown[name] == pytest.approx(metrics[name], rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 @settings(max_examples=3)
 @given(data=st.data())
@@ -429,6 +432,7 @@ def test_leaving_dead_groups_out_of_the_forward_pass_changes_no_gradient(policy,
     assert metrics["policy/entropy"] == without["policy/entropy"] != all_of_them["policy/entropy"]
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(data=st.data())
 def test_shared_prefix_equals_the_padded_reference_for_any_groups(frozen_tiny_model, tiny_banned, prompts, data):

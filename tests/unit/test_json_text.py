@@ -84,6 +84,7 @@ def test_a_damaged_file_that_may_be_missing_counts_as_missing(tmp_path: Path, te
     assert (parse_line(text), read_owner(tmp_path), planned_steps(tmp_path)) == (None, None, None)
 
 
+@pytest.mark.slow
 def test_files_are_read_by_the_one_function():
     root = Path(vlmrl.__file__).parent
     own = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if _calls_json(path)}

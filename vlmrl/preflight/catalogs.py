@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from vlmrl.data.columns import TRAINING
 from vlmrl.recipe.checks import Catalogs
 from vlmrl.recipe.schema import Recipe
 
 
 def catalogs() -> Catalogs:
-    """Return the tasks and rewards of this installation, each with a one-line summary."""
+    """Return the tasks and rewards of this installation, each with a one-line summary, and the roles of columns."""
     from vlmrl.tasks import TASKS
     from vlmrl.tasks.builtin_rewards import REWARDS
 
@@ -18,6 +19,7 @@ def catalogs() -> Catalogs:
         rewards={name: builtin.summary for name, builtin in REWARDS.items()},
         variants={name: entry.variant_names for name, entry in TASKS.items()},
         profiles={name: entry.profiles for name, entry in TASKS.items()},
+        column_roles=tuple(TRAINING),
     )
 
 

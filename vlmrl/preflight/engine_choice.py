@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vlmrl.errors import Problem, VlmrlError, first_line
 from vlmrl.preflight.gpu_models import Gpu
-from vlmrl.recipe.rules.engine import VLLM_INSTALL, vllm_refusal, what_vllm_cannot
+from vlmrl.recipe.rules.engine import VLLM_INSTALL, unsupported_by_vllm, vllm_refusal
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import Choice
 from vlmrl.rollout.vllm.known_models import VllmFacts
@@ -44,7 +44,7 @@ def choose_engine(recipe: Recipe, world: EngineWorld) -> Choice:
         return Choice(KEY, "torch", "`vlmrl sft` samples with the built-in engine")
     if world.gpu is None:
         return Choice(KEY, "torch", "no GPU is used")
-    refused = what_vllm_cannot(recipe)
+    refused = unsupported_by_vllm(recipe)
     if refused:
         return _built_in(recipe, world, refused[0].message, refused[0].hint)
     if world.is_elsewhere:

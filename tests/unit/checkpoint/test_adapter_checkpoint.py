@@ -127,6 +127,7 @@ def test_merged_by_default_it_is_a_plain_model_proven_equal(saved, made, items, 
     assert not list((tmp_path / "out").glob("adapter_*"))
 
 
+@pytest.mark.slow
 def test_kept_as_an_adapter_peft_loads_it_and_it_is_proven_too(saved, made, items, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -142,6 +143,7 @@ def test_kept_as_an_adapter_peft_loads_it_and_it_is_proven_too(saved, made, item
     AutoProcessor.from_pretrained(tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", [False, True])
 def test_an_adapter_that_is_not_the_proven_one_is_refused(saved, tmp_path, adapter):
     """Sound files, but not those whose log-probs were written down."""
@@ -251,6 +253,7 @@ def test_an_adapter_with_a_module_missing_or_too_many_is_refused(saved, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_folding_row_by_row_is_folding_the_whole_model(saved, tmp_path, dtype, monkeypatch):
     def whole(*_):
@@ -268,6 +271,7 @@ def test_folding_row_by_row_is_folding_the_whole_model(saved, tmp_path, dtype, m
         assert (streamed.folder / name).read_bytes() == (loaded.folder / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_base_that_is_the_checkpoint_of_a_run_is_streamed_too(
     made, items, tiny_processor, small_folder, tmp_path, lora
 ):

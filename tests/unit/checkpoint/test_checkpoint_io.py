@@ -206,6 +206,7 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("where", [0.02, 0.5, 0.98])
 def test_one_changed_byte_anywhere_is_refused(saved, tiny_model, name, where):

@@ -47,6 +47,7 @@ def written(folder: Path) -> dict[str, torch.Tensor]:
     return {k: v for path in weight_files(folder) for k, v in load_file(path).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", BUILDERS)
 def test_every_family_is_written_as_transformers_writes_it_or_says_why_not(family, tmp_path):
     model = build(family).model

@@ -18,12 +18,14 @@ LEARNED_ALL = {"lists of numbers, no accuracy", "another language, no accuracy",
 """Every response earns everything in the end, and nothing says that it is right: no group has a signal."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_is_never_warned_of(name):
     seen = live_signs(lines_of(HEALTHY[name]))
     assert seen.keys() <= ({"no_signal"} if name in LEARNED_ALL else set()), seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SICK)
 def test_a_sick_run_is_warned_of(name):
     play, wanted = SICK[name]

@@ -181,6 +181,7 @@ def test_without_common_rows_there_is_no_difference():
     assert paired_differences([row("p0")], [row("p1")]) == {}
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), st.none() | st.integers(0, 10)), min_size=2, max_size=40))
 def test_confusion_metrics_are_those_of_scikit_learn_over_the_whole_split(drawn: list[tuple[bool, int | None]]):
     from sklearn.metrics import f1_score, precision_score, recall_score, roc_auc_score

@@ -145,6 +145,7 @@ def labelled(rng: np.random.Generator, images: int, rows: int):
     return verdicts, records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("images", "rows"), [(12, 1), (20, 4)])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(images, rows):
     rng = np.random.default_rng(images)

@@ -127,6 +127,7 @@ def test_a_table_without_any_other_rows_gives_training_rows_and_says_so(place: P
         evaluated(run, "validation")
 
 
+@pytest.mark.slow
 def test_a_folder_with_splits_is_evaluated_on_its_test_split_else_on_its_validation_split(place: Path):
     assert facts(evaluated(run_of(entry("all")))) == [("all", "test", "test", 5)]
     assert facts(evaluated(run_of(entry("no_test")))) == [("no_test", "validation", "validation", 2)]
@@ -135,6 +136,7 @@ def test_a_folder_with_splits_is_evaluated_on_its_test_split_else_on_its_validat
     assert facts(evaluated(run, "validation")) == [("all", "validation", "validation", 4)]
 
 
+@pytest.mark.slow
 def test_each_of_several_sources_by_itself(place: Path):
     data = entry("all") + entry("train.jsonl", 'validation = "val.jsonl"') + entry("fresh.jsonl")
     run = run_of(data)
@@ -299,10 +301,10 @@ def test_an_evaluation_never_has_the_name_of_trainings_own(place: Path):
     assert planned(run, temperature=1.0, samples=3)[0] == "test-all-step-000004-T1-n3"
     write(training_folder(run.dir, "validation", "train", 4), during="training")
     for name in (training_name("validation", "train", 4), "mine-step-000100"):
-        with pytest.raises(StoreError, match="how training calls its own"):
+        with pytest.raises(StoreError, match="for its own evaluations"):
             planned(run, name=name, force=True)
     write(layout.eval_dir(run.dir, "test-all-step-000004"), during="training")
-    with pytest.raises(StoreError, match="training's own"):
+    with pytest.raises(StoreError, match="was made by training"):
         planned(run, force=True)
 
 

@@ -71,6 +71,7 @@ def order(queue: Queue) -> list[list[str]]:
     return [line.split() for line in (queue.root / "order").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_every_member_runs_once_and_a_second_queue_has_nothing_to_do(queue) -> None:
     first, said = queue("a", "b", "c")
     assert first.run() == 0
@@ -80,12 +81,14 @@ def test_every_member_runs_once_and_a_second_queue_has_nothing_to_do(queue) -> N
     assert again.run() == 0 and len(order(again)) == 3 and "3 of 3 runs are already done" in said
 
 
+@pytest.mark.slow
 def test_added_members_run_alone(queue) -> None:
     assert queue("a", "b")[0].run() == 0
     longer, _ = queue("a", "b", "c")
     assert longer.run() == 0 and [line[0] for line in order(longer)] == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_slots_run_side_by_side_each_on_its_gpus(queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STUB_SECONDS", "1.5")
     both, _ = queue("a", "b", slots=2)
@@ -95,6 +98,7 @@ def test_slots_run_side_by_side_each_on_its_gpus(queue, monkeypatch: pytest.Monk
     assert starts["a"]["start"] < starts["b"]["end"] and starts["b"]["start"] < starts["a"]["end"]
 
 
+@pytest.mark.slow
 def test_a_failed_run_does_not_stop_the_others_and_is_told(queue) -> None:
     mixed, said = queue("a", "fails", "c")
     assert mixed.run() == 2

@@ -27,6 +27,7 @@ def control_ids(encoder: Encoder, ids: Any) -> Counter[int]:
     return Counter(i for i in ids if i in known)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_no_text_writes_a_control_token_of_any_family(name):
     encoder = Encoder(PROCESSORS[name]())

@@ -112,6 +112,7 @@ def test_a_family_equals_its_stock_forward(name, trained, recompute):
         assert norm_of(part, actual) > 1e-3, part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDERS)
 def test_the_padded_path_equals_the_stock_forward(name):
     _, items, expected = prepared(name)
@@ -120,6 +121,7 @@ def test_the_padded_path_equals_the_stock_forward(name):
     assert max(differences(packed(policy, items, WHOLE), expected)) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIXED_TOKENS)
 def test_an_image_twenty_times_larger_where_processors_resize(name):
     """Their models take it all the same: tiles, crops and patches from tests/tinyfamilies.py."""
@@ -130,6 +132,7 @@ def test_an_image_twenty_times_larger_where_processors_resize(name):
     assert max(differences(packed(policy_of(name), items, split(items)), expected)) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDERS)
 def test_the_adapter_of_the_matrix_matters(name):
     full, lora = (prepared(name, trained)[2].logp for trained in ("full", "lora"))
@@ -260,6 +263,7 @@ MUTATIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mutation"), MUTATIONS, ids=lambda x: getattr(x, "__name__", x))
 def test_the_comparison_sees_what_it_must_see(name, mutation, monkeypatch):
     """Each mistake moves log-probs or gradients at least 100 times beyond the tolerance."""

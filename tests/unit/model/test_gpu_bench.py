@@ -76,6 +76,7 @@ def test_the_groups_are_those_of_the_two_works():
     assert vfig.prompt == 9000 and len(vfig.responses) == 8 and (vfig.responses[0], vfig.responses[-1]) == (1062, 8500)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [10_000, 80])
 @pytest.mark.parametrize(("work", "rank"), [("taxon", 0), ("vfig", 4)])
 @pytest.mark.parametrize("model", MODELS)
@@ -102,6 +103,7 @@ def test_every_path_says_the_same_and_counts_its_tokens(model, work, rank, budge
         assert float((said[path] - said["padded"]).abs().max()) <= 1e-5, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["padded", "packed", "shared"])
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("model", ["Qwen2.5-VL-3B", "Qwen3-VL-4B"])
@@ -124,6 +126,7 @@ def test_flops_of_every_path_are_what_torch_counts(model, rank, path, monkeypatc
     assert forward <= ops[attention] <= 2 * forward and ops[f"{attention}_backward"] <= 2.5 * ops[attention]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_bf16_kahan"])
 @pytest.mark.parametrize("rank", [0, 4])
 def test_states_of_a_rank_are_the_bytes_that_an_update_leaves(optimizer, rank):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vlmrl.errors import VlmrlError
 from vlmrl.preflight.catalogs import catalogs
-from vlmrl.recipe.checks import check_made
+from vlmrl.recipe.checks import check_unprepared
 from vlmrl.recipe.imports.read import plain_value, read_foreign
 from vlmrl.recipe.imports.run import import_recipe
 from vlmrl.recipe.load import load_recipe
@@ -266,7 +266,7 @@ def test_a_supervised_recipe_counts_rows_and_a_batch_of_none_is_named(tmp_path):
         import_recipe(tmp_path / "a.yaml", system="trl", rows=100)
     (tmp_path / "a.yaml").write_text("max_length: 9\nper_device_train_batch_size: 4\n")
     told = str([import_recipe(tmp_path / "a.yaml", system="trl", rows=rows) for rows in (None, 100)])
-    assert "epochs = 3.0" in told and "3 passes over 100 rows at 4 rows a step" in told
+    assert "epochs = 3.0" in told and "3 passes over 100 rows at 4 rows per step" in told
     assert "prompts_per_step" not in told
 
 
@@ -396,7 +396,7 @@ def test_engines_of_several_gpus(tmp_path, written, parts, left):
     assert loaded.recipe.rollout.tensor_parallel == parts
     told = {key for key in keys(report["left_out"]) if "tensor" in key}
     assert told == ({left} if left else set())
-    assert not [p for p in check_made(loaded, catalogs()) if "tensor_parallel" in p.message]
+    assert not [p for p in check_unprepared(loaded, catalogs()) if "tensor_parallel" in p.message]
 
 
 @pytest.mark.parametrize(("written", "values"), [
@@ -588,7 +588,7 @@ def test_what_is_imported_passes_the_rules_but_for_files_and_rewards(tmp_path, m
     (tmp_path / "reward.py").write_text("def compute_score(reward_inputs): ...\n")
     (tmp_path / "my_reward.py").write_text("def score(data_source, solution_str, ground_truth, extra_info=None): ...\n")
     loaded, _ = recipe_of(tmp_path, text, name, **options)
-    errors = [p.message for p in check_made(loaded, catalogs()) if p.level == "error"]
+    errors = [p.message for p in check_unprepared(loaded, catalogs()) if p.level == "error"]
     assert all("no reward of its own" in e for e in errors), errors
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from vlmrl.errors import VlmrlError
 from vlmrl.preflight.catalogs import catalogs
-from vlmrl.recipe.checks import check_made
+from vlmrl.recipe.checks import check_unprepared
 from vlmrl.recipe.imports.run import import_recipe
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
 
@@ -326,7 +326,7 @@ def test_what_is_imported_passes_the_rules(tmp_path, monkeypatch, text, name):
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts" / "shapes.jinja").write_text("{{ problem }}")
     loaded, _ = imported(tmp_path, text, name)
-    wrong = [p.message for p in check_made(loaded, catalogs()) if p.level == "error"]
+    wrong = [p.message for p in check_unprepared(loaded, catalogs()) if p.level == "error"]
     alone = ["`rollout.samples_per_prompt` is 1"] if text == MINIMAL else []  # its default, which no script leaves
     assert [m[: len(a)] for m, a in zip(wrong, alone, strict=True)] == alone
 

@@ -59,7 +59,7 @@ def test_a_number_beyond_all_sense_is_refused_with_its_limit(tmp_path, monkeypat
         (("rollout.prompts_per_step=10000", "rollout.samples_per_prompt=1000", "rollout.max_new_tokens=30000"),
          "one step is 10,000 prompts x 1,000 samples = 10,000,000 responses of up to 30,000 tokens",
          "lower rollout.max_new_tokens"),
-        (("optim.lr=0.02", "optim.weight_decay=50"), "every update would take all of the weights away", "0.01 to 0.1"),
+        (("optim.lr=0.02", "optim.weight_decay=50"), "every update would remove the weights entirely", "0.01 to 0.1"),
     ],
 )  # fmt: skip
 def test_numbers_that_make_no_sense_together_are_errors(tmp_path, monkeypatch, overrides, message, hint):

@@ -184,6 +184,7 @@ def test_a_torn_metrics_file_shows_the_lines_that_are_whole(tmp_path: Path):
     assert "Curves" in page(run).text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"recipe": 3}'])
 def test_a_damaged_resolved_recipe_is_told(tmp_path: Path, content: bytes):
     run = make_run(tmp_path)

@@ -82,6 +82,7 @@ def test_the_prompt_is_shown_beside_the_truth(saved, tmp_path):
     assert "<summary>prompt</summary>" not in render_reward_page(saved, replace(found, samples=unknown))
 
 
+@pytest.mark.slow
 def test_images_are_shrunk_and_bounded(saved, tmp_path, monkeypatch):
     page = render_reward_page(saved, checked(saved, tmp_path))
     uri = re.search(r'href="data:image/png;base64,([^"]+)"', page)
@@ -168,6 +169,7 @@ def test_images_of_parquet_are_read_for_the_rows_that_are_shown_only(folder, mon
     assert reds(page) == [*range(9), *range(91, 100)] and len(read) == 18
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", ["../secret.png", "pics/link.png", "{outside}", "file://{outside}"])
 def test_no_path_out_of_the_tables_folder_is_followed(folder, cell):
     outside = str(folder.parent / "secret.png")
@@ -240,6 +242,7 @@ def probed_page(tmp_path, reward):
     return render_reward_page(saved, check_rewards(saved, RewardQuestion(reward=reward, probe=True)))
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_tricks_earn_and_what_to_do(tmp_path):
     (tmp_path / "leaky.py").write_text(LEAKY)
     page = probed_page(tmp_path, f"{tmp_path}/leaky.py:score")
@@ -251,6 +254,7 @@ def test_the_page_shows_what_tricks_earn_and_what_to_do(tmp_path):
     assert findings > 10 and page.count("<pre>") >= findings
 
 
+@pytest.mark.slow
 def test_the_page_of_a_sound_reward_says_so_and_one_without_a_probe_says_nothing(tmp_path, saved):
     page = probed_page(tmp_path, None)
     assert "No trick pays, and the reward is deterministic." in page and '<div class="trick">' not in page

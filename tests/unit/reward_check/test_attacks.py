@@ -53,6 +53,7 @@ def probed(name, variant, profile):
     return probe_reward(spec, spec.weights, rows, play=task.kind.play, echo=task.template)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_nothing_pays_against_the_default_rewards(name, variant):
     report = probed(name, variant, "default")
@@ -97,6 +98,7 @@ ONLY = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_the_known_flaws_of_the_published_rewards_are_found(name, variant):
     report = probed(name, variant, "taxonrl")

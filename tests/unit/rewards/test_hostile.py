@@ -244,6 +244,7 @@ def test_nothing_that_a_reward_started_outlives_its_scorer(scorer, tmp_path):
     assert not any(map(lives, started)), "gone when `close` has returned"
 
 
+@pytest.mark.slow
 def test_nothing_that_a_reward_started_outlives_a_trainer_that_is_killed(tmp_path):
     (tmp_path / "r.py").write_text(
         "import os, subprocess, time\n"
@@ -278,6 +279,7 @@ def reward(completions, **columns):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "told"),
     [
@@ -307,6 +309,7 @@ def test_an_error_of_an_attack_names_the_reward_and_the_row(scorer):
     assert error.value.where == "geo row 7 sample 2" and "mine.py:reward" in error.value.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", ["os.fork()", "json.dumps = json.loads = None", "signal.alarm(1)", "os.nice(1)"])
 def test_the_same_while_the_file_is_imported(scorer, body):
     with scorer(f"import json, os, signal\n{body}\ndef reward(x): return 0.5\n") as s:

@@ -145,6 +145,7 @@ NAMES = {'number': {1: 0.2, '1': 0.7}, 'newline': {'a\\nb': 1.0}, 'half': {'\\ud
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [
@@ -191,6 +192,7 @@ def test_a_byte_order_mark_is_no_part_of_the_program(tmp_path):
         assert [x.value for x in s.score([RewardInput("a"), RewardInput("")])] == [1.0, 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "change", "told"),
     [

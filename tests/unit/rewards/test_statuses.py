@@ -114,6 +114,7 @@ def test_a_response_that_hangs_or_kills_its_grader_earns_what_is_declared(scorer
     assert once.value == 2.0 and once.note.startswith("asked again alone: no answer within 1 s")
 
 
+@pytest.mark.slow
 def test_without_it_such_a_response_has_no_score(scorer, tmp_path):
     with scorer(hangs(tmp_path, ""), options=QUICK) as s:
         scores = s.score([RewardInput(text) for text in ("fine", "hang", "exit")])
@@ -136,6 +137,7 @@ def test_a_grader_that_never_answered_hangs_by_itself(scorer, tmp_path):
         assert score.value == 0.25
 
 
+@pytest.mark.slow
 def test_a_run_of_lost_rows_has_a_price_and_what_was_not_asked_has_no_score(scorer, tmp_path, monkeypatch):
     monkeypatch.setattr("vlmrl.rewards.scorer.LOST_IN_A_ROW", 2)
     with scorer(hangs(tmp_path)) as s:

@@ -84,6 +84,7 @@ def trainer_gap(name: str, answers: list[list[Sample]]) -> float:
     return float((said - torch.tensor([x for g in answers for s in g for x in s.sampler_logp])).abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDERS)
 def test_what_was_sampled_has_the_same_log_probs_in_the_trainer(name):
     answers = generate(name, 4, RAGGED)
@@ -97,6 +98,7 @@ def test_what_was_sampled_has_the_same_log_probs_in_the_trainer(name):
 SHARING = [name for name in BUILDERS if name != "llava"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARING)
 def test_a_prompt_stored_once_gives_the_samples_of_a_prompt_copied_to_each(name):
     for a, b in zip(*(generate(name, 4, RAGGED, share=share) for share in (True, False)), strict=True):
@@ -127,6 +129,7 @@ def stock_bytes(name: str, prompt: PromptTokens) -> tuple[int, int, int]:
     return whole, token, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARING)
 def test_the_cache_at_32_samples_is_one_prompt_and_32_responses(name):
     prompt, held = prompts_of(name)[0], []
@@ -138,6 +141,7 @@ def test_the_cache_at_32_samples_is_one_prompt_and_32_responses(name):
     assert max(held) <= limit < 32 * whole + responses + 32 * state, "a copy of the prompt for each sample is above it"
 
 
+@pytest.mark.slow
 def test_nothing_else_keeps_the_prompts_alive():
     """A sliding layer of transformers' cache is a view of the whole prompt, which must not live on behind it."""
     found: list[int] = []
@@ -201,6 +205,7 @@ MUTATIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mutation"), MUTATIONS, ids=lambda x: getattr(x, "__name__", x))
 def test_the_comparison_sees_what_it_must_see(name, mutation, monkeypatch):
     mutation(monkeypatch)

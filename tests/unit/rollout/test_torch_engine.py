@@ -117,6 +117,7 @@ def ask_for_too_much(engine: TorchEngine, rows: int, monkeypatch) -> list[int]:
     return held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_batch_that_does_not_fit_is_halved_once_and_the_samples_are_the_same(
     policy, tiny_processor, engine, prompts, params, monkeypatch, shares

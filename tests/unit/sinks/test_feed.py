@@ -125,6 +125,7 @@ def test_what_a_logger_raises_is_counted_and_said_once(tmp_path):
     assert [words[1] for words in heard(tmp_path) if words[0] == "log"] == [3], "and the next line is tried again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -154,6 +155,7 @@ def test_a_logger_that_cannot_go_on_is_said_once_and_left(tmp_path, change, said
 HANGS = ('self.say("log", line.step', '__import__("time").sleep(600); self.say("log", line.step')
 
 
+@pytest.mark.slow
 def test_a_logger_that_hangs_takes_no_time_and_is_ended(tmp_path):
     """Each `put` returns although nobody reads; the queue has a bound; the end waits no longer than it was told."""
     one = feed(tmp_path, logger(tmp_path, HANGS), queue_bytes=100_000)

@@ -72,6 +72,7 @@ def test_what_was_hidden_stays_as_it_is():
     assert redact_text(redact_text(whole)) == redact_text(whole)
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([*SECRETS, *INNOCENT, "x", "'", '"', "(", "[", "\n", "=", ":", " ", "`"]), max_size=6))
 def test_hiding_twice_is_hiding_once_whatever_stands_together(parts: list[str]):
     once = redact_text(" ".join(parts))
@@ -92,6 +93,7 @@ def test_our_own_code_stays_as_it_is():
     assert [str(p) for p in paths if redact_text(p.read_text("utf-8")) != p.read_text("utf-8")] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     ["a" * 100_000 + " key" * 5_000 + "eyJ" * 20_000, "key=[" * 12_000, 'api_key = "' * 5_000, "://a:" * 12_000,

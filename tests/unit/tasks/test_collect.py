@@ -107,6 +107,7 @@ def test_shares_that_cannot_be_read_are_refused(text: str) -> None:
     assert parse_shares("1=0.5, 2=.5") == {1: 0.5, 2: 0.5} and parse_shares(None) is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not OMNIGLOT.exists(), reason="the Omniglot archive is not beside this checkout")
 def test_omniglot_becomes_a_pair_dataset_from_the_archive_and_from_its_folder(tmp_path: Path) -> None:
     levels = ["alphabet", "character"]

@@ -92,7 +92,7 @@ def test_wrong_rows_of_a_table_are_listed_and_too_many_of_them_are_an_error(tmp_
         prepare(tmp_path / "out", "fungi", source)
     made = prepare(tmp_path / "out", "fungi", source, max_bad=0.05)
     listed = {one["origin"]: one["reason"] for one in made.info["dropped"]}
-    assert listed["meta.csv:5"] == "no species" and "a second time" in listed["meta.csv:7"]
+    assert listed["meta.csv:5"] == "no species" and "is in the table twice" in listed["meta.csv:7"]
     assert "no image file" in listed["photos/none.jpg"] and "leaves" in listed["../outside.jpg"]
     assert "truncated" in listed["photos/0-11.jpg"]
 

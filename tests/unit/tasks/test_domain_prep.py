@@ -96,7 +96,7 @@ def spoilt(rows: list[dict[str, Any]]) -> dict[int, str]:
         2: "called the same in one row and different in another", 35: "called the same in one row and different",
         3: "has 8 fields, not 9", 5: "has the answer '7'", 8: "1 image, not 2", 11: "2 images, but 1 <image> mark in",
         14: "image 2: broken image: image file is truncated", 17: "image 1: an empty file (0 bytes)",
-        20: "`answer_im` says the other", 23: "nothing is fetched from the network", 26: "leaves",
+        20: "`answer_im` says the opposite", 23: "nothing is fetched from the network", 26: "leaves",
         29: "contradicts itself", 32: "`problem` is None, not a text",
     }  # fmt: skip
 

@@ -75,6 +75,7 @@ def truths(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return name, {"same": draw(st.booleans()), "distance": distance, **truth}
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @given(truths())
 def test_sound_is_what_the_layout_can_write_and_read_back(drawn: tuple[str, dict[str, Any]]) -> None:

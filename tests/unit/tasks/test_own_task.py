@@ -110,6 +110,7 @@ def made(here: Path, **options: Any) -> Path:
     return prepare_own(task, options, here / "data", Limits(workers=1)).path
 
 
+@pytest.mark.slow
 def test_prep_writes_checked_rows_and_a_source_opens_them(here: Path) -> None:
     path = made(here, rows=3, start=4)
     info = json.loads((path / "dataset.json").read_text())
@@ -173,6 +174,7 @@ def test_the_command_takes_the_options_of_prep(here: Path) -> None:
     assert this_process("data", "show", "data/sums", cwd=here).code == 2
 
 
+@pytest.mark.slow
 def test_the_reward_of_a_table_is_the_tasks_and_its_tricks_are_tried(here: Path) -> None:
     rows = [{"response": str(said), "answer": n, "group": n} for n in (2, 5) for said in (2, 5)]
     (here / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -218,6 +220,7 @@ def test_the_written_task_folder_is_prepared(tmp_path: Path, monkeypatch: pytest
         write_task(tmp_path / "other", style="trl", whole=True)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_file_and_a_resume_sees_that_it_changed(here: Path) -> None:
     from types import SimpleNamespace
 
@@ -244,6 +247,7 @@ def test_a_run_keeps_the_file_and_a_resume_sees_that_it_changed(here: Path) -> N
     assert changed_since(run, [after]) == list(changes) and changed_since(run, [before]) == []
 
 
+@pytest.mark.slow
 def test_the_example_of_the_documentation_makes_data_and_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 

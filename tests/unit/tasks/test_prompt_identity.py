@@ -127,6 +127,7 @@ PIECES = (
 templates = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("".join)
 
 
+@pytest.mark.slow
 @given(templates, templates, st.sampled_from(["", " a", "Adult", "\nq"]))
 @settings(max_examples=400, deadline=None)
 def test_prompts_with_one_fingerprint_render_one_text(one, other, question):

@@ -161,6 +161,7 @@ def fail_above(policy, tokens: int, *, backward: bool = False, from_row: int = 0
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_step_that_failed_once_is_the_step_that_never_failed(tiny_model, items, backward):
     calm, shaken = session_of(copy.deepcopy(tiny_model)), session_of(tiny_model)
@@ -183,6 +184,7 @@ def test_a_step_that_failed_once_is_the_step_that_never_failed(tiny_model, items
     assert shaken.learner.optimizer.updates == calm.learner.optimizer.updates == 2
 
 
+@pytest.mark.slow
 def test_the_half_is_the_budget_from_then_on_said_and_noted(tiny_model, items):
     session = session_of(tiny_model)
     rank_process.phase("update", 7)
@@ -205,6 +207,7 @@ def test_the_half_is_the_budget_from_then_on_said_and_noted(tiny_model, items):
     assert max(rows[before:]) <= WHOLE and len(session.told.noted) == 1
 
 
+@pytest.mark.slow
 def test_a_second_failure_ends_with_rows_images_peak_and_the_key_to_change(tiny_model, items):
     session = session_of(tiny_model)
     rank_process.phase("update", 7)
@@ -248,6 +251,7 @@ def test_one_of_several_processes_says_with_what_all_may_begin_again(tiny_model,
     assert caught.value.halved == {}, "only once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fill", [
     lambda policy, batch, tokens_per_row: fill_logps(policy, batch, batch.old_logp, tokens_per_row),
     lambda policy, batch, tokens_per_row: fill_reference(policy, batch, tokens_per_row),
