@@ -98,7 +98,7 @@ def test_data_show_prints_columns_and_what_the_task_says_of_a_truth(tmp_path: Pa
         "                profiles={'default': ('exact_match', {})})\n"
     )
     shown = this_process("data", "show", "rows.jsonl", "--task", "counts.py:task", cwd=tmp_path)
-    assert '  columns: {"hard": true}\n  not sound: `answer` is 0' in shown.out, shown.out + shown.err
+    assert '  columns: {"hard": true}\n  problem: `answer` is 0' in shown.out, shown.out + shown.err
 
 
 def again(data: bytes, scale: float, kind: str, **how: Any) -> bytes:

@@ -68,7 +68,7 @@ def test_a_dry_run_tells_what_is_wrong_with_the_recipe_first(place: Path) -> Non
     (["--gpus", "two"], "--gpus cannot be `two`"),
     (["--gpus", "0,1"], "this machine has no GPU"),
     (["--gpus", "2", "--nnodes", "2"], "--nnodes needs --rdzv-endpoint"),
-    (["--gpus", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "a:1"], "--node-rank 2 of 2 nodes"),
+    (["--gpus", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "a:1"], "--node-rank 2 does not exist"),
 ])  # fmt: skip
 def test_mistakes_are_told_before_anything_starts(place: Path, words: list[str], said: str) -> None:
     done = this_process("train", "tiny.toml", *words, cwd=place)
@@ -198,7 +198,7 @@ def test_a_queue_of_real_runs_ends_in_a_table_and_is_not_repeated(place: Path) -
     assert table[0][:4] == ["run", "train.seed", "status", "steps"]
     assert [row[1:4] for row in table[1:]] == [["1", "done", "1"], ["2", "done", "1"]]
     again = own_process(*words, "--json", cwd=place)
-    assert "2 of 2 runs are done already" in again.err
+    assert "2 of 2 runs are already done" in again.err
     assert [run["status"] for run in again.json["runs"]] == ["done", "done"]
 
 

@@ -84,7 +84,9 @@ def test_recipe_check_takes_many_and_leaves_what_is_not_made_to_other_commands(t
     (tmp_path / "r.toml").write_text(SOUND + '[algo]\nname = "grpa"\n')
     result = run("recipe", "check", "fungi_im", "r.toml")
     assert result.exit_code == 2
-    assert "fungi_im: sound" in result.stdout and "r.toml: wrong" in result.stdout and "`grpo`" in result.stdout
+    assert (
+        "fungi_im: no errors" in result.stdout and "r.toml: has errors" in result.stdout and "`grpo`" in result.stdout
+    )
 
 
 CHECKED = [

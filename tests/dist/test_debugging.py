@@ -224,11 +224,11 @@ def test_a_reward_is_debugged_on_saved_rollouts(place, at_terminal, tmp_path_fac
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--gpus", "2", "--debug-rank", "2"), "--debug-rank 2 of 2 processes"),
-        (("--debug-rank", "1"), "--debug-rank 1 of one process"),
-        (("--debug-rank", "0", "--json"), "--debug-rank talks on the terminal"),
+        (("--gpus", "2", "--debug-rank", "2"), "--debug-rank 2 does not exist: there are 2 processes"),
+        (("--debug-rank", "1"), "--debug-rank 1 does not exist: there is one process"),
+        (("--debug-rank", "0", "--json"), "--debug-rank uses the terminal"),
         (("--seeds", "1,2", "--debug-rank", "0"), "--debug-rank"),
-        (("--nnodes", "2", "--rdzv-endpoint", "h:1", "--debug-rank", "0"), "--debug-rank is for one machine"),
+        (("--nnodes", "2", "--rdzv-endpoint", "h:1", "--debug-rank", "0"), "--debug-rank works on one machine only"),
     ],
 )
 def test_what_cannot_be_debugged_is_refused(place, words, said):

@@ -1,7 +1,8 @@
+"""`vlmrl merge`: turn a checkpoint into a Hugging Face folder."""
+
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -9,35 +10,42 @@ from vlmrl.cli import options
 from vlmrl.cli.output import emit, say
 from vlmrl.cli.show.merged import show_merged
 
-if TYPE_CHECKING:
-    pass
-
 
 def register(app: typer.Typer) -> None:
-    app.command("merge", short_help="Checkpoint to Hugging Face folder.")(merge)
+    app.command("merge", short_help="Turn a checkpoint into a Hugging Face folder.")(merge)
 
 
 def merge(
     run: str = typer.Argument(..., help="Run (id, prefix, name, `last`) or a checkpoint folder."),
     out: Path | None = typer.Option(
-        None, "--out", "-o", help="Folder to write. Default: <run>/merged-<step>.", show_default=False
+        None, "--out", "-o", help="Folder to write; default: <run>/merged-<step>.", show_default=False
     ),
-    checkpoint: str = typer.Option("best", "--checkpoint", "--step", help="best, last, or a step."),
+    checkpoint: str = typer.Option(
+        "best", "--checkpoint", "--step", help="Checkpoint of the run: best, last, or a step."
+    ),
     dtype: str | None = typer.Option(
-        None, "--dtype", help="float32 or bfloat16. Default: as trained.", show_default=False
+        None, "--dtype", help="float32 or bfloat16; default: as trained.", show_default=False
     ),
-    adapter: bool = typer.Option(False, "--adapter", help="Keep a LoRA adapter as a PEFT folder; default: fold it in."),
+    adapter: bool = typer.Option(
+        False, "--adapter", help="Keep a LoRA adapter as a PEFT folder; default: fold it into the weights."
+    ),
     base: str | None = typer.Option(
-        None, "--base", help="Where the adapter's base model is now. Default: where it was.", show_default=False
+        None, "--base", help="Where the adapter's base model is now; default: where it was.", show_default=False
     ),
-    max_shard_size: str = typer.Option("5GB", "--max-shard-size", help="Of a weight file: 5GB, 500MB, 2GiB."),
+    max_shard_size: str = typer.Option(
+        "5GB", "--max-shard-size", help="Maximum size of a weight file: 5GB, 500MB, 2GiB."
+    ),
     skip_proof: bool = typer.Option(
-        False, "--skip-proof", help="Do not load it again to compare; the folder's merge.json says so."
+        False, "--skip-proof", help="Do not reload and compare the model; the folder's merge.json says so."
     ),
     push_to_hub: str | None = typer.Option(
-        None, "--push-to-hub", metavar="REPO", help="Upload it, private, to this hub repository.", show_default=False
+        None,
+        "--push-to-hub",
+        metavar="REPO",
+        help="Upload the folder to this hub repository, as a private one.",
+        show_default=False,
     ),
-    public: bool = typer.Option(False, "--public", help="With --push-to-hub: everybody may see it."),
+    public: bool = typer.Option(False, "--public", help="With --push-to-hub: make the repository public."),
     force: bool = typer.Option(False, "--force", help="Replace the folder if it exists."),
     runs: options.Runs = None,
     as_json: options.Json = False,
@@ -45,7 +53,7 @@ def merge(
     """Turn a checkpoint into a Hugging Face folder, reload it, and prove that it is the same model.
 
     A LoRA adapter is folded into the weights, or kept as a PEFT folder with --adapter. Weights are read and written
-    tensor by tensor: memory does not grow with the model.
+    tensor by tensor: the memory needed does not grow with the model.
 
     Example: vlmrl merge last --out models/digits
     """

@@ -1,4 +1,4 @@
-"""`vlmrl sft`: the supervised start."""
+"""`vlmrl sft`: supervised start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vlmrl.cli.training import run_training
 
 
 def register(app: typer.Typer) -> None:
-    app.command("sft", short_help="Supervised start.")(sft)
+    app.command("sft", short_help="Train on given responses (supervised start).")(sft)
 
 
 def sft(
@@ -32,7 +32,7 @@ def sft(
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:
-    """Supervised start: learn the rows' own responses, or the task's templated traces.
+    """Train on given responses (supervised start): the rows' own responses, or the task's templated traces.
 
     Example: vlmrl sft recipes/digits_sft.toml --name digits-sft
     """

@@ -18,6 +18,7 @@ from typing import Any
 
 from vlmrl.errors import DataError
 from vlmrl.process import die_with_parent
+from vlmrl.store.provenance import usable_cores
 
 Make = Callable[[Any, Path], None]
 """Function of (input of a part, path) that writes the part's content to the path. It must be picklable: each process
@@ -32,14 +33,6 @@ _make: Make | None = None
 
 class LostWorkerError(DataError):
     """Error: a process that made parts was killed. The finished parts remain."""
-
-
-def usable_cores() -> int:
-    """Return the number of CPU cores that this process may run on."""
-    try:
-        return max(1, len(os.sched_getaffinity(0)))
-    except AttributeError:
-        return os.cpu_count() or 1
 
 
 def make_parts(

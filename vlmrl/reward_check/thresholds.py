@@ -80,7 +80,9 @@ MEASURES: dict[str, Measure] = {
     "corr": Measure(
         "correlation of the score with `length`, `tokens`, `step` (by ranks) or a part", _correlation, of="NAME"
     ),
-    "ngrams": Measure("n-grams that began to be paid", lambda r: float(len(r["correlations"]["ngrams"]["found"]))),
+    "ngrams": Measure(
+        "n-grams that became frequent and earn more", lambda r: float(len(r["correlations"]["ngrams"]["found"]))
+    ),
     "accuracy": Measure("the task's accuracy", lambda r: _go(r, "disagreements", "accuracy")),
     "agreement": Measure(
         "share of (right, wrong) pairs in the right order", lambda r: _go(r, "disagreements", "agreement")

@@ -24,7 +24,7 @@ from vlmrl.store import layout
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.kept_recipe import Fork, Renewal, Texts, newest_recipe, newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.manifest import short_value
-from vlmrl.store.provenance import usable_cores
+from vlmrl.store.provenance import usable_threads
 from vlmrl.store.runs import Run, create_run, open_run, resume_run
 from vlmrl.store.secrets.redact import HIDDEN, redact_value
 
@@ -304,7 +304,7 @@ def reopen_run(root: Path, plan: ResumePlan, argv: Sequence[str]) -> tuple[Run, 
     Returns: (run, recipe, checkpoint to continue from or None).
     Raises: StoreError when a live process writes it.
     """
-    run = resume_run(root, str(plan.run.dir), argv=argv, threads=usable_cores(), renewal=plan.renewal)
+    run = resume_run(root, str(plan.run.dir), argv=argv, threads=usable_threads(), renewal=plan.renewal)
     if plan.changes:
         run.event(
             run.start_step, "resumed with changes", changes=[c["what"] for c in run.manifest.attempts[-1].changes]
@@ -323,8 +323,9 @@ def fork_run(root: Path, plan: ResumePlan, argv: Sequence[str], labels: Labels) 
     run = create_run(
         root, kind=parent.manifest.kind, recipe_name=loaded.path.stem if plan.recipe_given else parent.manifest.recipe,
         recipe_text=loaded.text, resolved=loaded.resolved, argv=argv, seeds={"run": loaded.recipe.train.seed},
-        name=labels.name, tags=labels.tags, note=labels.note, threads=usable_cores(), texts=plan.texts, fork=plan.fork,
-        parent={"run": parent.id, "checkpoint": plan.checkpoint.name, "step": plan.step}, **plan.records,
+        name=labels.name, tags=labels.tags, note=labels.note, threads=usable_threads(), texts=plan.texts,
+        fork=plan.fork, parent={"run": parent.id, "checkpoint": plan.checkpoint.name, "step": plan.step},
+        **plan.records,
     )  # fmt: skip
     run.event(plan.step, "forked", parent=parent.id, checkpoint=plan.checkpoint.name)
     return run, loaded.recipe, run.checkpoint_dirs()[-1]

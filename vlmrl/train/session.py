@@ -26,7 +26,7 @@ from vlmrl.recipe.settle import require_settled
 from vlmrl.setup.model import greedy_params, load_for_training, make_encoder, make_policy, sampling_params
 from vlmrl.setup.model_origin import ModelOrigin, origin_of
 from vlmrl.setup.sources import make_scorer, open_sources
-from vlmrl.store.provenance import usable_cores
+from vlmrl.store.provenance import usable_threads
 from vlmrl.store.prune import RolloutRule
 from vlmrl.store.runs import Run
 from vlmrl.train.checkpointing import Saver, keep_newest, load_progress, restore
@@ -91,7 +91,7 @@ def open_session(
     check_sharing(recipe, world)
     torch.manual_seed(recipe.train.seed)
     if pick_device(recipe.model.device).type == "cpu":
-        torch.set_num_threads(usable_cores())
+        torch.set_num_threads(usable_threads())
     # Data and model.
     sources, validation = open_sources(recipe)
     if any(v.split == "test" for v in validation):

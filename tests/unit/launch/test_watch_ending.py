@@ -71,7 +71,7 @@ def test_a_rank_the_system_killed_is_the_cause_of_what_the_others_say(ranks: Ran
     ranks.word(0, 1, "connection closed by peer", 1.0)
     ending = Watch(ranks.folder, 10).ending({0: 1, 1: -signal.SIGKILL})
     assert ending.code == 2 and "rank 1 was killed by SIGKILL" in ending.message and "dmesg" in ending.message
-    assert ending.reason == "rank 1 was killed by SIGKILL in its start"
+    assert ending.reason == "rank 1 was killed by SIGKILL in its start-up phase"
 
 
 def test_a_rank_that_we_or_the_agent_or_a_library_ended_is_not_the_cause(ranks: Ranks) -> None:
