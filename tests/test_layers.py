@@ -32,9 +32,23 @@ FENCES = {
     "typer": ("cli/",),
     "rich": ("cli/",),
     "vllm": ("rollout/vllm/engine.py", "rollout/vllm/worker.py", "rollout/vllm/known_models.py"),
-    "torch": ("model/", "setup/", "inference/", "algo/losses.py", "algo/kl.py", "algo/aggregate.py", "data/encode.py",
-              "data/packing.py", "dist/", "rollout/", "checkpoint/", "train/", "evaluate/run.py",
-              "preflight/machine.py", "launch/agent.py"),
+    "torch": (
+        "model/",
+        "setup/",
+        "inference/",
+        "algo/losses.py",
+        "algo/kl.py",
+        "algo/aggregate.py",
+        "data/encode.py",
+        "data/packing.py",
+        "dist/",
+        "rollout/",
+        "checkpoint/",
+        "train/",
+        "evaluate/run.py",
+        "preflight/machine.py",
+        "launch/agent.py",
+    ),
     "torch.distributed": ("dist/", "checkpoint/io.py", "rollout/weight_sync.py", "launch/agent.py"),
     "peft": ("model/lora.py",),
     "bitsandbytes": ("train/optim.py",),
@@ -44,7 +58,7 @@ FENCES = {
     "pickle": (),
     "cloudpickle": (),
     "dill": (),
-}  # fmt: skip
+}
 """Module -> files (or folders) that alone may import it, inside functions too."""
 
 FORBIDDEN_CALLS = ("eval", "exec")
@@ -229,10 +243,22 @@ for name in sys.argv[1:]:
 """
 
 LIGHT = [
-    "vlmrl.errors", "vlmrl.types", "vlmrl.algo.advantages", "vlmrl.algo.family", "vlmrl.recipe", "vlmrl.rewards",
-    "vlmrl.store", "vlmrl.tasks", "vlmrl.preflight", "vlmrl.reward_check", "vlmrl.diagnose", "vlmrl.report",
-    "vlmrl.evaluate.metrics", "vlmrl.evaluate.estimates", "vlmrl.sinks",
-]  # fmt: skip
+    "vlmrl.errors",
+    "vlmrl.types",
+    "vlmrl.algo.advantages",
+    "vlmrl.algo.family",
+    "vlmrl.recipe",
+    "vlmrl.rewards",
+    "vlmrl.store",
+    "vlmrl.tasks",
+    "vlmrl.preflight",
+    "vlmrl.reward_check",
+    "vlmrl.diagnose",
+    "vlmrl.report",
+    "vlmrl.evaluate.metrics",
+    "vlmrl.evaluate.estimates",
+    "vlmrl.sinks",
+]
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

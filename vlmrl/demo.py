@@ -185,9 +185,12 @@ def compare(sft_run: Path, rl_run: Path) -> dict[str, Any]:
     short = lambda e: {n: e.summary["metrics"][n]["value"] for n in ("reward", "accuracy")}  # noqa: E731
     both = {"sft": sft.summary["metrics"], "grpo": rl.summary["metrics"]}
     return {
-        "sft": short(sft), "grpo": short(rl), "difference_ci95": differences["reward"]["ci95"],
-        "difference": differences, "metrics": {n: {k: m[n] for k, m in both.items()} for n in _shown(rl.summary)},
-    }  # fmt: skip
+        "sft": short(sft),
+        "grpo": short(rl),
+        "difference_ci95": differences["reward"]["ci95"],
+        "difference": differences,
+        "metrics": {n: {k: m[n] for k, m in both.items()} for n in _shown(rl.summary)},
+    }
 
 
 def _shown(summary: dict[str, Any]) -> list[str]:

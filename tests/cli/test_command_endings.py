@@ -54,9 +54,11 @@ def test_an_interrupted_command_says_what_is_kept_and_how_to_go_on(tmp_path, mon
 
 @pytest.mark.parametrize(
     ("where", "words", "line"),
-    [("vlmrl.store.tail.Followed", ("runs", "watch", "one"), "stopped watching\n"),
-     ("vlmrl.evaluate.compare.compare", ("compare", "one", "one"), "")],
-)  # fmt: skip
+    [
+        ("vlmrl.store.tail.Followed", ("runs", "watch", "one"), "stopped watching\n"),
+        ("vlmrl.evaluate.compare.compare", ("compare", "one", "one"), ""),
+    ],
+)
 def test_a_command_that_only_reads_has_nothing_to_say_of_what_is_kept(
     tmp_path, monkeypatch, where, words, line
 ) -> None:

@@ -168,9 +168,18 @@ def test_the_doctor_names_file_and_row_of_what_a_model_cannot_take(tmp_path: Pat
 
 @pytest.mark.parametrize(
     "words",
-    ["prep pairs --levels a,b --source", "prep fungi", "prep human", "prep fungi rows.parquet@", "prep digits --out",
-     "data show", "data doctor", "data export rows.jsonl", "data show rows.jsonl --save"],
-)  # fmt: skip
+    [
+        "prep pairs --levels a,b --source",
+        "prep fungi",
+        "prep human",
+        "prep fungi rows.parquet@",
+        "prep digits --out",
+        "data show",
+        "data doctor",
+        "data export rows.jsonl",
+        "data show rows.jsonl --save",
+    ],
+)
 def test_a_name_that_no_file_system_takes_is_an_error_in_words(tmp_path: Path, words: str) -> None:
     rows = [{"prompt": "<image>?", "images": ["a.png"], "answer": "a"}]
     (tmp_path / "a.png").write_bytes(photo(1, 60, 40))

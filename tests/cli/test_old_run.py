@@ -148,11 +148,20 @@ def test_it_is_compared_with_a_run_of_today_as_scored_alike(old: Run):
 @pytest.mark.parametrize(
     "words",
     [
-        "runs list", "runs show old", "runs show old --json", "runs verify old", "runs diagnose old", "runs du",
-        "report old", "reward-check old", "reward-check old --diff length --set soft_tokens=2 --set max_tokens=4",
-        "compare old old", "runs pack old", "runs prune old --keep-rollouts 1 --dry-run",
+        "runs list",
+        "runs show old",
+        "runs show old --json",
+        "runs verify old",
+        "runs diagnose old",
+        "runs du",
+        "report old",
+        "reward-check old",
+        "reward-check old --diff length --set soft_tokens=2 --set max_tokens=4",
+        "compare old old",
+        "runs pack old",
+        "runs prune old --keep-rollouts 1 --dry-run",
     ],
-)  # fmt: skip
+)
 def test_every_command_opens_it_and_none_says_that_something_has_changed(old: Run, words: str):
     done = vlmrl(*words.split())
     assert not [told for told in WORDS_OF_CHANGE if told in done.out + done.err]

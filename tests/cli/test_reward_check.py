@@ -98,8 +98,10 @@ def test_weights_and_arguments_of_the_runs_own_reward(run_folder, vlmrl, report)
     assert by_weights["rewards"]["digits"]["weights"] == {"answer": 1.0}
     by_args = report("last", "--set", "partial=false", "--set", "answer=truncated_bce")
     assert by_args["rewards"]["digits"]["args"] == {
-        "levels": ["loop", "digit"], "partial": False, "answer": "truncated_bce",
-    }  # fmt: skip
+        "levels": ["loop", "digit"],
+        "partial": False,
+        "answer": "truncated_bce",
+    }
     assert by_args["diff"]["parts"]["answer"]["changed_share"] > 0
 
 
@@ -228,9 +230,11 @@ def test_the_accuracy_of_a_users_reward_is_held_against_its_score(tmp_path, vlmr
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("accuracy", "told"),
-    [("1 if right else -1", "accuracy -0.3333, the mean; 33.3% right; a right answer outscores"),
-     ("0.5", "mean accuracy 0.5: answers are not only right or wrong")],
-)  # fmt: skip
+    [
+        ("1 if right else -1", "accuracy -0.3333, the mean; 33.3% right; a right answer outscores"),
+        ("0.5", "mean accuracy 0.5: answers are not only right or wrong"),
+    ],
+)
 def test_an_accuracy_that_is_no_share_is_told_as_a_mean(tmp_path, vlmrl, accuracy, told):
     (tmp_path / "r.py").write_text(GRADED.replace("{accuracy}", accuracy))
     make_table_run(tmp_path / "runs", tmp_path / "r.py")

@@ -130,12 +130,20 @@ def at_terminal(place: Path) -> Iterator:
 
     def go(*words: str, **environment: str) -> Terminal:
         ours, theirs = pty.openpty()
-        env = os.environ | environment | {
-            "PYTHONPATH": str(place / "stops"), "CUDA_VISIBLE_DEVICES": "", "TERM": "dumb", "OMP_NUM_THREADS": "1",
-            "TMPDIR": str(place / "tmp"),
-        }  # fmt: skip
-        process = subprocess.Popen(words, cwd=place, stdin=theirs, stdout=theirs, stderr=theirs, env=env,
-                                   start_new_session=True)  # fmt: skip
+        env = (
+            os.environ
+            | environment
+            | {
+                "PYTHONPATH": str(place / "stops"),
+                "CUDA_VISIBLE_DEVICES": "",
+                "TERM": "dumb",
+                "OMP_NUM_THREADS": "1",
+                "TMPDIR": str(place / "tmp"),
+            }
+        )
+        process = subprocess.Popen(
+            words, cwd=place, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
+        )
         os.close(theirs)
         opened.append(Terminal(process, ours))
         return opened[-1]

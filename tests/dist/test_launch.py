@@ -63,9 +63,7 @@ def start(tmp_path: Path):
         run.mkdir(exist_ok=True)
         command = [str(TESTS / "stub_rank.py"), str(run), str(steps), fault]
         words = json.dumps({"command": command, "ranks": ranks, "env": {"OMP_NUM_THREADS": "1"}} | job)
-        process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, words], **pipes, text=True, start_new_session=True
-        )  # fmt: skip
+        process = subprocess.Popen([sys.executable, "-c", LAUNCH, words], **pipes, text=True, start_new_session=True)
         started.append(Launched(process, run))
         return started[-1]
 

@@ -79,12 +79,21 @@ MORE = ("train.updates_per_step=2", "algo.kl_coef=0.1", "algo.entropy_coef=0.01"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "overrides"), [
-    ("rl", ()), ("sft", ()), ("rl", MORE), ("rl", (*MORE, 'algo.kl="full"', 'algo.kl_in="reward"')),
-    ("rl", (*MORE[:1], *MORE[3:], 'algo.name="ppo"')),
-    ("rl", (*MORE[3:], "lora.rank=4", 'model.dtype="bfloat16"', "model.gradient_checkpointing=true")),
-    ("sft", (*MORE[3:], "lora.rank=4", "lora.dropout=0.2", 'optim.name="adamw_bf16_kahan"', 'model.dtype="bfloat16"')),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [
+        ("rl", ()),
+        ("sft", ()),
+        ("rl", MORE),
+        ("rl", (*MORE, 'algo.kl="full"', 'algo.kl_in="reward"')),
+        ("rl", (*MORE[:1], *MORE[3:], 'algo.name="ppo"')),
+        ("rl", (*MORE[3:], "lora.rank=4", 'model.dtype="bfloat16"', "model.gradient_checkpointing=true")),
+        (
+            "sft",
+            (*MORE[3:], "lora.rank=4", "lora.dropout=0.2", 'optim.name="adamw_bf16_kahan"', 'model.dtype="bfloat16"'),
+        ),
+    ],
+)
 def test_a_rehearsal_changes_nothing_to_the_bit(place, calm, tmp_path, kind, overrides):
     """Weights, moments, random states, data positions, metrics, rollouts: all as without it."""
     run = train(place, tmp_path / "with", *overrides, kind=kind) if overrides else calm(kind)
@@ -198,14 +207,17 @@ def failing_vllm(*args, **more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("phase", "owner", "name", "after", "key"), [
-    ("load", session, "load_for_training", 0, "lora.rank = 16"),
-    ("validation", TorchEngine, "_prefill", 0, "rollout.batch_tokens = "),
-    ("encode", prompt_feed, "encode_prompt", 0, "model.max_pixels = 1568"),
-    ("rollout", TorchEngine, "_prefill", 1, "rollout.batch_tokens = "),  # the first is the validation's
-    ("sync", rl, "check_sync", 0, "lora.rank = 16"),
-    ("saving", io, "_write_tensors", 0, "lora.rank = 16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("phase", "owner", "name", "after", "key"),
+    [
+        ("load", session, "load_for_training", 0, "lora.rank = 16"),
+        ("validation", TorchEngine, "_prefill", 0, "rollout.batch_tokens = "),
+        ("encode", prompt_feed, "encode_prompt", 0, "model.max_pixels = 1568"),
+        ("rollout", TorchEngine, "_prefill", 1, "rollout.batch_tokens = "),  # the first is the validation's
+        ("sync", rl, "check_sync", 0, "lora.rank = 16"),
+        ("saving", io, "_write_tensors", 0, "lora.rank = 16"),
+    ],
+)
 def test_memory_that_runs_out_elsewhere_names_the_phase_and_a_key(
     place, monkeypatch, tmp_path, phase, owner, name, after, key
 ):
@@ -274,14 +286,24 @@ def limited_run(place: Path, model: Path, root: Path, where: str, mib: int, *ove
     """(exit code, stderr) of a run that the system really refuses memory."""
     script = Path(__file__).parent.parent / "limited_run.py"
     settings = (
-        f'model.path="{model}"', "train.steps=1", "eval.every_steps=0", "eval.max_rows=1", "train.tokens_per_row=6000",
-        "rollout.prompts_per_step=2", "rollout.samples_per_prompt=32", "rollout.max_new_tokens=90",
-        "rollout.batch_tokens=2000", *overrides,
-    )  # fmt: skip
+        f'model.path="{model}"',
+        "train.steps=1",
+        "eval.every_steps=0",
+        "eval.max_rows=1",
+        "train.tokens_per_row=6000",
+        "rollout.prompts_per_step=2",
+        "rollout.samples_per_prompt=32",
+        "rollout.max_new_tokens=90",
+        "rollout.batch_tokens=2000",
+        *overrides,
+    )
     done = subprocess.run(
         [sys.executable, str(script), str(place / "rl.toml"), str(root), where, str(mib), *settings],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     return done.returncode, done.stderr
 
 

@@ -18,9 +18,24 @@ from vlmrl.errors import exit_of
 from vlmrl.process import end_on_sigterm, keep_standard_streams
 
 COMMANDS = (
-    "prep", "check", "fetch", "try_", "sft", "train", "merge", "eval", "compare", "reward_check", "report",
-    "runs", "recipe", "data", "launch", "init", "demo",
-)  # fmt: skip
+    "prep",
+    "check",
+    "fetch",
+    "try_",
+    "sft",
+    "train",
+    "merge",
+    "eval",
+    "compare",
+    "reward_check",
+    "report",
+    "runs",
+    "recipe",
+    "data",
+    "launch",
+    "init",
+    "demo",
+)
 """Modules of this package, in the order in which a project uses them. Each has a function `register(app)`."""
 
 

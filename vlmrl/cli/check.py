@@ -30,11 +30,13 @@ def check(
     ] = None,
     gpu_memory: Annotated[
         str | None,
-        typer.Option(help="Plan for other GPUs than this machine's: GiB (80), a name (H100) or a MIG slice (3g.40gb).",
-                     show_default=False),
+        typer.Option(
+            help="Plan for other GPUs than this machine's: GiB (80), a name (H100) or a MIG slice (3g.40gb).",
+            show_default=False,
+        ),
     ] = None,
     as_json: options.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Check a recipe, its data and this machine, and show the plan of the run. Exit code 2 if it cannot run.
 
     Example: vlmrl check recipes/digits_im.toml --set train.steps=200
@@ -52,9 +54,14 @@ def check(
     from vlmrl.store.layout import runs_root
 
     result = check_everything(
-        recipe, overrides or [], runs_root(runs), gpus=gpus, gpu_memory=gpu_memory,
-        deep_prompts=deep_prompts if deep else None, show_missing=(lambda problems: None) if as_json else show_each,
-    )  # fmt: skip
+        recipe,
+        overrides or [],
+        runs_root(runs),
+        gpus=gpus,
+        gpu_memory=gpu_memory,
+        deep_prompts=deep_prompts if deep else None,
+        show_missing=(lambda problems: None) if as_json else show_each,
+    )
     is_ok = not any(p.level == "error" for p in result.problems)
     problems = [{"level": p.level, "message": p.message, "where": p.where, "hint": p.hint} for p in result.problems]
     fields = {"ok": is_ok, "recipe": recipe, "problems": problems, "plan": result.plan}

@@ -76,12 +76,25 @@ def register(app: typer.Typer) -> None:
 
 
 def eval_(
-    ctx: typer.Context, model: Model, recipe: RecipeOrRun = None, data: Data = None, split: Split = None,
-    source: Source = None, checkpoint: Checkpoint = "best", sample: Sample = None, n: Samples = 1,
-    max_rows: MaxRows = None, seed: Seed = 0, name: Name = None, compare: Compare = None,
-    overrides: options.Set = None, force: Force = False, gpus: Gpus = None, runs: options.Runs = None,
+    ctx: typer.Context,
+    model: Model,
+    recipe: RecipeOrRun = None,
+    data: Data = None,
+    split: Split = None,
+    source: Source = None,
+    checkpoint: Checkpoint = "best",
+    sample: Sample = None,
+    n: Samples = 1,
+    max_rows: MaxRows = None,
+    seed: Seed = 0,
+    name: Name = None,
+    compare: Compare = None,
+    overrides: options.Set = None,
+    force: Force = False,
+    gpus: Gpus = None,
+    runs: options.Runs = None,
     as_json: options.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Evaluate a run or a model with the prompt, parser and reward of training; every number has its 95% interval.
 
     Example: vlmrl eval last
@@ -110,9 +123,25 @@ def eval_(
         raise RecipeError(f"--n {n} needs --sample: greedy gives the same answer {n} times", hint="--sample 1.0")
     check_eval_name(name)
     request = EvalRequest(
-        model, recipe, data, split, source, checkpoint, sample, n, max_rows, seed, name, compare,
-        tuple(overrides or ()), force, gpus, runs, as_json, options.typed_words(ctx),
-    )  # fmt: skip
+        model,
+        recipe,
+        data,
+        split,
+        source,
+        checkpoint,
+        sample,
+        n,
+        max_rows,
+        seed,
+        name,
+        compare,
+        tuple(overrides or ()),
+        force,
+        gpus,
+        runs,
+        as_json,
+        options.typed_words(ctx),
+    )
     root, argv = runs_root(runs), recorded_command(request.argv)
     origin = find_model(model, root, int(checkpoint) if checkpoint.isdigit() else checkpoint)
     settings = work.EvalSettings(sample or None, n, name, seed, force)
@@ -175,9 +204,14 @@ def _launch(
 
 
 def _evaluate(
-    recipe: Recipe, origin: ModelOrigin, planned: Sequence[PlannedEvaluation], run_dir: Path | None, root: Path,
-    settings: EvalSettings, argv: Sequence[str],
-) -> list[Any]:  # fmt: skip
+    recipe: Recipe,
+    origin: ModelOrigin,
+    planned: Sequence[PlannedEvaluation],
+    run_dir: Path | None,
+    root: Path,
+    settings: EvalSettings,
+    argv: Sequence[str],
+) -> list[Any]:
     """Evaluate in this process, which evaluates alone or is a rank of a launcher."""
     from vlmrl.dist.rank_process import join_evaluation, stderr
     from vlmrl.dist.world import join_world

@@ -15,9 +15,12 @@ KEPT = {
 }
 """Command -> what is kept after an interruption. Other commands keep nothing: their files appear when complete."""
 READERS = {
-    ("compare",): "", ("runs", "list"): "", ("runs", "show"): "", ("runs", "diagnose"): "",
+    ("compare",): "",
+    ("runs", "list"): "",
+    ("runs", "show"): "",
+    ("runs", "diagnose"): "",
     ("runs", "watch"): "stopped watching",
-}  # fmt: skip
+}
 """First words of commands that only read -> the whole line that is printed if they are interrupted."""
 
 

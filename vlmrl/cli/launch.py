@@ -69,10 +69,19 @@ def slurm(
     show_warnings(warnings)
     target = output or Path(f"{loaded.path.stem}.sbatch")
     job = SlurmJob(
-        recipe=recipe, folder=Path.cwd(), command="train" if loaded.recipe.kind == "rl" else "sft", nodes=nodes,
-        gpus=gpus, time=time, stop_seconds=stop_seconds, cpus=cpus, container=container, sbatch=tuple(sbatch or ()),
-        overrides=changes, runs=runs,
-    )  # fmt: skip
+        recipe=recipe,
+        folder=Path.cwd(),
+        command="train" if loaded.recipe.kind == "rl" else "sft",
+        nodes=nodes,
+        gpus=gpus,
+        time=time,
+        stop_seconds=stop_seconds,
+        cpus=cpus,
+        container=container,
+        sbatch=tuple(sbatch or ()),
+        overrides=changes,
+        runs=runs,
+    )
     target.write_text(batch_file(job, target.name), encoding="utf-8")
     emit({"file": str(target), "nodes": nodes, "gpus": gpus}, as_json)
     if not as_json:

@@ -78,12 +78,31 @@ def merge(
         check_access(push_to_hub)
     target = out or folder.parent.parent / f"{'adapter' if adapter else 'merged'}-{folder.name}"
     done = merge_checkpoint(
-        folder, target, dtype=dtype, force=force, adapter=adapter, base=base, max_shard_size=max_shard_size,
-        skip_proof=skip_proof, name=push_to_hub,
-    )  # fmt: skip
+        folder,
+        target,
+        dtype=dtype,
+        force=force,
+        adapter=adapter,
+        base=base,
+        max_shard_size=max_shard_size,
+        skip_proof=skip_proof,
+        name=push_to_hub,
+    )
     address = push(done.folder, push_to_hub, public=public) if push_to_hub is not None else None
-    emit({"folder": str(done.folder), "checkpoint": str(folder), "step": done.step, "parameters": done.parameters,
-          "bytes": done.bytes, "logp_gap": done.logp_gap, "proof_skipped": done.proof.skipped,
-          "loaded_whole": done.whole, "uploaded": address, "found": list(done.leftovers)}, as_json)  # fmt: skip
+    emit(
+        {
+            "folder": str(done.folder),
+            "checkpoint": str(folder),
+            "step": done.step,
+            "parameters": done.parameters,
+            "bytes": done.bytes,
+            "logp_gap": done.logp_gap,
+            "proof_skipped": done.proof.skipped,
+            "loaded_whole": done.whole,
+            "uploaded": address,
+            "found": list(done.leftovers),
+        },
+        as_json,
+    )
     if not as_json:
         show_merged(done, folder.name, address, adapter)

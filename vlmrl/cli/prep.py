@@ -60,10 +60,12 @@ class PrepGroup(TyperGroup):
 
 
 prep = typer.Typer(
-    cls=PrepGroup, no_args_is_help=True, rich_markup_mode=None,
+    cls=PrepGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
     help="Make a dataset folder from raw data. Run `vlmrl prep TASK`, or `vlmrl prep path/to/file.py:function` for a "
     "task of your own.",
-)  # fmt: skip
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -91,11 +91,16 @@ def reward_check(
     _refuse({"--profile": profile} if reward is not None else {}, "without --reward")
     limits = parse_limits(fail_on, diff=diff is not None) if fail_on is not None else []
     question = RewardQuestion(
-        f"{PROFILE}{profile}" if profile is not None else reward, diff, dict(_argument(a) for a in args or []),
-        parse_weights(weights) if weights else None, style, probe or needs_probe(limits),
-        max(rows, ROWS_OF_PAGE) if html is not None else rows, jobs or usable_cores(),
+        f"{PROFILE}{profile}" if profile is not None else reward,
+        diff,
+        dict(_argument(a) for a in args or []),
+        parse_weights(weights) if weights else None,
+        style,
+        probe or needs_probe(limits),
+        max(rows, ROWS_OF_PAGE) if html is not None else rows,
+        jobs or usable_cores(),
         keep_going or any(limit.needs_errors for limit in limits),
-    )  # fmt: skip
+    )
     table = {"--columns": columns, "--task": task, "--variant": variant}
     saved = _open(rollouts, runs, {"--steps": steps, "--source": source}, table, question.is_lenient)
     written = {"out": out, "html": html}

@@ -39,8 +39,20 @@ def sft(
     from vlmrl.launch.request import Machines, TrainRequest
 
     request = TrainRequest(
-        "sft", recipe, tuple(overrides or ()), resume, fork, accept_changes, name, tuple(tag or ()), note, runs,
-        Machines(gpus, nnodes, node_rank, rdzv_endpoint, debug_rank), quiet, as_json, dry_run,
+        "sft",
+        recipe,
+        tuple(overrides or ()),
+        resume,
+        fork,
+        accept_changes,
+        name,
+        tuple(tag or ()),
+        note,
+        runs,
+        Machines(gpus, nnodes, node_rank, rdzv_endpoint, debug_rank),
+        quiet,
+        as_json,
+        dry_run,
         options.typed_words(ctx),
-    )  # fmt: skip
+    )
     run_training(request)

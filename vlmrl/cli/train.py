@@ -76,10 +76,22 @@ def train(
     from vlmrl.launch.sweep import Sweep
 
     request = TrainRequest(
-        "rl", recipe, tuple(overrides or ()), resume, fork, accept_changes, name, tuple(tag or ()), note, runs,
-        Machines(gpus, nnodes, node_rank, rdzv_endpoint, debug_rank), quiet, as_json, dry_run,
+        "rl",
+        recipe,
+        tuple(overrides or ()),
+        resume,
+        fork,
+        accept_changes,
+        name,
+        tuple(tag or ()),
+        note,
+        runs,
+        Machines(gpus, nnodes, node_rank, rdzv_endpoint, debug_rank),
+        quiet,
+        as_json,
+        dry_run,
         options.typed_words(ctx),
-    )  # fmt: skip
+    )
     sweep = Sweep(seeds, tuple(grid or ()), gpus_per_run, group)
     if sweep.has_runs:
         run_sweep(request, sweep)

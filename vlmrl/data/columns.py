@@ -25,13 +25,30 @@ TRAINING: Spellings = {
 """Columns of a table to train on."""
 RESPONSES: Spellings = {
     "response": (
-        "response", "completion", "output", "prediction", "predict", "generated_text", "generation", "model_output",
-        "solution_str", "text",
+        "response",
+        "completion",
+        "output",
+        "prediction",
+        "predict",
+        "generated_text",
+        "generation",
+        "model_output",
+        "solution_str",
+        "text",
     ),
     # The order differs from that of TRAINING: existing reports rely on both orders.
     "ground_truth": (
-        "ground_truth", "truth", "answer_im", "gts", "ground_truths", "reward_model", "solution", "label", "answer",
-        "target", "reference",
+        "ground_truth",
+        "truth",
+        "answer_im",
+        "gts",
+        "ground_truths",
+        "reward_model",
+        "solution",
+        "label",
+        "answer",
+        "target",
+        "reference",
     ),
     "prompt": ("prompt", "problem", "question", "query", "input"),
     "group": ("group", "group_id", "prompt_id", "uid", "problem_id", "question_id"),
@@ -41,7 +58,7 @@ RESPONSES: Spellings = {
     "score": ("score", "reward", "overall"),
     "token_ids": ("completion_ids", "token_ids", "response_ids"),
     "images": IMAGES,
-}  # fmt: skip
+}
 """Columns of a table of saved responses."""
 PAIRS: Spellings = {
     "images": IMAGES,

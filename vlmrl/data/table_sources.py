@@ -13,8 +13,16 @@ from typing import Any, TypeVar
 from vlmrl.data.table_files import SUFFIXES
 from vlmrl.errors import DataError, nearest
 
-SPLIT_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
-                "val": "validation", "dev": "validation", "test": "test", "testing": "test"}  # fmt: skip
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
 
 Table = TypeVar("Table")
 

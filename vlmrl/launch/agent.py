@@ -64,8 +64,13 @@ def torchrun_line(job: Job) -> str:
     if job.nnodes == 1:
         words.append("--standalone")
     else:
-        words += [f"--nnodes={job.nnodes}", f"--node-rank={job.node_rank}", "--rdzv-backend=c10d",
-                  f"--rdzv-endpoint={job.endpoint}", f"--rdzv-id={job.job_id}"]  # fmt: skip
+        words += [
+            f"--nnodes={job.nnodes}",
+            f"--node-rank={job.node_rank}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={job.endpoint}",
+            f"--rdzv-id={job.job_id}",
+        ]
     return " ".join([*words, f"--nproc-per-node={job.ranks}", shlex.join(job.command)])
 
 
@@ -137,12 +142,17 @@ def _config(job: Job, folder: Path):
     one_machine = job.nnodes == 1
     rendezvous = {"timeout": JOIN_SECONDS, "read_timeout": JOIN_SECONDS, "is_host": str(job.node_rank == 0)}
     return LaunchConfig(
-        min_nodes=job.nnodes, max_nodes=job.nnodes, nproc_per_node=job.ranks, max_restarts=0, role="rank",
-        run_id=uuid.uuid4().hex if one_machine else job.job_id, rdzv_backend="c10d",
+        min_nodes=job.nnodes,
+        max_nodes=job.nnodes,
+        nproc_per_node=job.ranks,
+        max_restarts=0,
+        role="rank",
+        run_id=uuid.uuid4().hex if one_machine else job.job_id,
+        rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0" if one_machine else job.endpoint or "",
         rdzv_configs=rendezvous,
         local_addr="127.0.0.1" if one_machine else None,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
         # Our handler forwards SIGINT and SIGTERM: the ranks finish their step. The agent's would kill them at once.
         signals_to_handle="SIGQUIT",
-    )  # fmt: skip
+    )

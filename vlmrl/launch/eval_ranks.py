@@ -52,9 +52,12 @@ def evaluate_on_ranks(
         return EvalEnding(0, None)
     say(f"{describe_processes(placement)}, {describe_threads(placement)}")
     job = Job(
-        command=("-m", "vlmrl", *request.rank_words()), argv=("vlmrl", *request.argv), ranks=placement.ranks, env=env,
+        command=("-m", "vlmrl", *request.rank_words()),
+        argv=("vlmrl", *request.argv),
+        ranks=placement.ranks,
+        env=env,
         timeout_seconds=recipe.parallel.timeout_seconds,
-    )  # fmt: skip
+    )
     ending, new_run_dir = launch(job)
     if not ending.code:
         return EvalEnding(0, run_dir or new_run_dir)

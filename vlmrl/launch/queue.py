@@ -134,9 +134,14 @@ class Queue:
         with open(writes, "wb") as pipe:
             # A new session: Ctrl-C reaches the command only once, forwarded by us. It dies with this process.
             return subprocess.Popen(
-                [*self.command, *words, *self.options], env={**os.environ, **slot.env}, stdin=subprocess.DEVNULL,
-                stdout=pipe, stderr=pipe, start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()),
-            )  # fmt: skip
+                [*self.command, *words, *self.options],
+                env={**os.environ, **slot.env},
+                stdin=subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
 
     def _tell(self, name: str, code: int) -> None:
         self.logs.wait(name, LOG_SECONDS)

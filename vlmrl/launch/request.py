@@ -129,11 +129,18 @@ class TrainRequest:
             self.command,
             None if self.recipe is None else str(self.recipe),
             {
-                "--set": self.overrides, "--resume": self.resume, "--accept-changes": self.accept_changes,
-                "--from": self.fork, "--name": self.name, "--tag": self.tags, "--note": self.note or None,
-                "--runs": self.runs, "--quiet": self.quiet, "--json": self.as_json,
+                "--set": self.overrides,
+                "--resume": self.resume,
+                "--accept-changes": self.accept_changes,
+                "--from": self.fork,
+                "--name": self.name,
+                "--tag": self.tags,
+                "--note": self.note or None,
+                "--runs": self.runs,
+                "--quiet": self.quiet,
+                "--json": self.as_json,
             },
-        )  # fmt: skip
+        )
 
     def resume_words(self, run: str, root: Path) -> list[str]:
         """Return the words of the command with which every rank resumes a run of this request; same output options.
@@ -183,12 +190,23 @@ class EvalRequest:
             "eval",
             self.model,
             {
-                "--recipe": self.recipe, "--data": self.data, "--split": self.split, "--source": self.source,
-                "--checkpoint": self.checkpoint, "--sample": self.temperature, "--n": self.samples,
-                "--max-rows": self.max_rows, "--seed": self.seed, "--name": self.name, "--compare": self.compare,
-                "--set": self.overrides, "--force": self.force, "--runs": self.runs, "--json": self.as_json,
+                "--recipe": self.recipe,
+                "--data": self.data,
+                "--split": self.split,
+                "--source": self.source,
+                "--checkpoint": self.checkpoint,
+                "--sample": self.temperature,
+                "--n": self.samples,
+                "--max-rows": self.max_rows,
+                "--seed": self.seed,
+                "--name": self.name,
+                "--compare": self.compare,
+                "--set": self.overrides,
+                "--force": self.force,
+                "--runs": self.runs,
+                "--json": self.as_json,
             },
-        )  # fmt: skip
+        )
 
 
 def command_words(command: str, argument: str | None, options: Mapping[str, OptionValue]) -> list[str]:

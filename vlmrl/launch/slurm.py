@@ -95,20 +95,37 @@ def batch_file(job: SlurmJob, file: str) -> str:
     """Return the text of the batch file. `file`: its name, for the comment with the command that submits it."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", job.recipe.stem).strip("-.") or "run"
     directives = [
-        f"--job-name=vlmrl-{name}", f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--gpus-per-node={job.gpus}",
-        *([f"--cpus-per-task={job.cpus}"] if job.cpus else []), *([f"--time={job.time}"] if job.time else []),
-        "--requeue", "--open-mode=append", f"--signal=TERM@{job.stop_seconds}", f"--output=slurm-{name}-%j.log",
+        f"--job-name=vlmrl-{name}",
+        f"--nodes={job.nodes}",
+        "--ntasks-per-node=1",
+        f"--gpus-per-node={job.gpus}",
+        *([f"--cpus-per-task={job.cpus}"] if job.cpus else []),
+        *([f"--time={job.time}"] if job.time else []),
+        "--requeue",
+        "--open-mode=append",
+        f"--signal=TERM@{job.stop_seconds}",
+        f"--output=slurm-{name}-%j.log",
         *job.sbatch,
-    ]  # fmt: skip
+    ]
     here = shlex.quote(str(job.folder))
-    container = "" if job.container is None else (
-        f"--container-image={shlex.quote(job.container)} --container-mounts={here}:{here} --container-workdir={here} "
-    )  # fmt: skip
+    container = ""
+    if job.container is not None:
+        image = shlex.quote(job.container)
+        container = f"--container-image={image} --container-mounts={here}:{here} --container-workdir={here} "
     if job.cpus:
         container = f"--cpus-per-task={job.cpus} {container}"
     return TEMPLATE.format(
-        directives="\n".join(f"#SBATCH {d}" for d in directives), file=file, stop_seconds=job.stop_seconds,
-        folder=here, name=name, recipe=shlex.quote(str(job.recipe)), container=container, command=job.command,
-        options="".join(f" --set {shlex.quote(o)}" for o in job.overrides), gpus=job.gpus, nodes=job.nodes,
-        runs="" if job.runs is None else f" --runs {shlex.quote(str(job.runs))}", wait=WAIT_SECONDS,
-    )  # fmt: skip
+        directives="\n".join(f"#SBATCH {d}" for d in directives),
+        file=file,
+        stop_seconds=job.stop_seconds,
+        folder=here,
+        name=name,
+        recipe=shlex.quote(str(job.recipe)),
+        container=container,
+        command=job.command,
+        options="".join(f" --set {shlex.quote(o)}" for o in job.overrides),
+        gpus=job.gpus,
+        nodes=job.nodes,
+        runs="" if job.runs is None else f" --runs {shlex.quote(str(job.runs))}",
+        wait=WAIT_SECONDS,
+    )

@@ -79,8 +79,12 @@ def plan_queue(
         command=[sys.executable, "-m", "vlmrl", "train"],
         recipe=[str(recipe), *option_words({"--set": [*overrides, *log_group]})],
         options=["--gpus", str(sweep.gpus_per_run), "--runs", str(root)],
-        members=members, slots=make_slots(placement, sweep.gpus_per_run), root=root, group=group, say=say,
-    )  # fmt: skip
+        members=members,
+        slots=make_slots(placement, sweep.gpus_per_run),
+        root=root,
+        group=group,
+        say=say,
+    )
     return queue, warnings
 
 
@@ -91,9 +95,15 @@ def results(queue: Queue) -> list[dict[str, Any]]:
         run = runs.get(member.name)
         tail = read_tail(run.dir) if run else None
         best = (run.raw.get("best") if run else None) or {}
-        lines.append({
-            "run": member.name, **dict(member.values), "status": run.status if run else "waiting",
-            "steps": counted(tail["step"]) if tail else 0, "best": best.get("value"), "at step": best.get("step"),
-            "last reward": tail.get("reward/mean") if tail else None,
-        })  # fmt: skip
+        lines.append(
+            {
+                "run": member.name,
+                **dict(member.values),
+                "status": run.status if run else "waiting",
+                "steps": counted(tail["step"]) if tail else 0,
+                "best": best.get("value"),
+                "at step": best.get("step"),
+                "last reward": tail.get("reward/mean") if tail else None,
+            }
+        )
     return lines

@@ -62,10 +62,15 @@ def plan_ranks(request: TrainRequest, plan: Plan, root: Path) -> RankPlan:
     if choices and not request.dry_run:  # processes of a torchrun line make the same choices on the same machine
         env[CHOICES_VARIABLE] = json.dumps(choices)
     job = Job(
-        command=("-m", "vlmrl", *request.rank_words()), argv=("vlmrl", *request.argv), ranks=placement.ranks,
-        nnodes=machines.nnodes, node_rank=machines.node_rank, endpoint=machines.endpoint,
-        env=env | _debugging(machines.debug_rank, placement.ranks), timeout_seconds=recipe.parallel.timeout_seconds,
-    )  # fmt: skip
+        command=("-m", "vlmrl", *request.rank_words()),
+        argv=("vlmrl", *request.argv),
+        ranks=placement.ranks,
+        nnodes=machines.nnodes,
+        node_rank=machines.node_rank,
+        endpoint=machines.endpoint,
+        env=env | _debugging(machines.debug_rank, placement.ranks),
+        timeout_seconds=recipe.parallel.timeout_seconds,
+    )
     return RankPlan(job, placement, run_dir)
 
 

@@ -126,9 +126,14 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | 
 
 
 def reload_recipe(
-    resolved: Mapping[str, Any], file: Path, text: str = "", *, overrides: Sequence[str] = (), kind: str | None = None,
+    resolved: Mapping[str, Any],
+    file: Path,
+    text: str = "",
+    *,
+    overrides: Sequence[str] = (),
+    kind: str | None = None,
     cwd: Path | None = None,
-) -> LoadedRecipe:  # fmt: skip
+) -> LoadedRecipe:
     """Load the recipe of a `resolved.json` again, with `--set` on top. All other values and their origins stay.
 
     Args:
@@ -156,9 +161,13 @@ def reload_recipe(
 
 
 def _finish(
-    raw: dict[str, Any], places: dict[Key, KeyPlace], file: Path, problems: list[Problem], kind: str | None,
+    raw: dict[str, Any],
+    places: dict[Key, KeyPlace],
+    file: Path,
+    problems: list[Problem],
+    kind: str | None,
     first: Path | None = None,
-) -> tuple[Recipe, list[Problem]]:  # fmt: skip
+) -> tuple[Recipe, list[Problem]]:
     """Return the recipe of merged values, and warnings. Raises: ProblemsError with all problems."""
     problems += _odd_values(raw, places, file)
     warnings = _find_paths(raw, places, file.parent, first)

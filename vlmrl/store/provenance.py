@@ -15,14 +15,38 @@ from vlmrl.store.secrets.redact import redact_text
 
 MAX_DIFF_BYTES = 1_000_000
 PACKAGES = (
-    "torch", "torchvision", "transformers", "tokenizers", "peft", "accelerate", "vllm", "flash-attn", "triton",
-    "datasets", "pyarrow", "numpy", "scipy", "scikit-learn", "safetensors", "pillow", "pydantic", "jinja2",
+    "torch",
+    "torchvision",
+    "transformers",
+    "tokenizers",
+    "peft",
+    "accelerate",
+    "vllm",
+    "flash-attn",
+    "triton",
+    "datasets",
+    "pyarrow",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "safetensors",
+    "pillow",
+    "pydantic",
+    "jinja2",
     "huggingface-hub",
-)  # fmt: skip
+)
 ENVIRONMENT = (
-    "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "HF_HUB_OFFLINE",
-    "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED", "SLURM_JOB_ID", "TOKENIZERS_PARALLELISM",
-)  # fmt: skip
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "HF_HUB_OFFLINE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "PYTHONHASHSEED",
+    "SLURM_JOB_ID",
+    "TOKENIZERS_PARALLELISM",
+)
 """Environment variables that change a result; no other is recorded."""
 
 

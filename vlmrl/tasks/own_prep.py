@@ -30,9 +30,7 @@ SPLIT = re.compile(r"[A-Za-z0-9_-]{1,100}", re.ASCII)
 COLUMNS = ("prompt_id", "truth", "images")
 """Columns of every dataset, which no row may have as its own."""
 MOST_ID_CHARS = 200
-TAKEN = {
-    "out", "name", "limits", "force", "as_json", "json", "help", "max_prompt_tokens", "on_overlong", "workers"
-}  # fmt: skip
+TAKEN = {"out", "name", "limits", "force", "as_json", "json", "help", "max_prompt_tokens", "on_overlong", "workers"}
 """Options of every `vlmrl prep`."""
 
 

@@ -71,9 +71,12 @@ class Saver:
 
     @classmethod
     def of(
-        cls, asynchronous: bool | None, device: torch.device, world: World,
+        cls,
+        asynchronous: bool | None,
+        device: torch.device,
+        world: World,
         on_complete: Callable[[Written], None] = lambda written: None,
-    ) -> Saver:  # fmt: skip
+    ) -> Saver:
         """Return the saver for a recipe's `checkpoint.asynchronous`; None = asynchronous on a GPU, else not.
 
         All ranks call it together.
@@ -139,15 +142,20 @@ def save(session: Session, *, wait: bool = False) -> None:
     journal.rollouts.finish()  # a complete checkpoint has the rollouts and metrics of its steps beside it
     finish_save(saver)
     meta = {
-        "kind": recipe.kind, "dtype": recipe.model.dtype, "model_type": policy.model.config.model_type,
+        "kind": recipe.kind,
+        "dtype": recipe.model.dtype,
+        "model_type": policy.model.config.model_type,
         "base": dict(session.base),
         "policy": {"temperature": policy.temperature, "banned_ids": list(policy.banned_ids)},
         "encoder": {k: getattr(recipe.model, k) for k in ("min_pixels", "max_pixels", "thinking")},
         "optimizer_updates": learner.optimizer.updates,
-    }  # fmt: skip
+    }
     if recipe.lora is not None:
-        meta |= {"lora": recipe.lora.model_dump(mode="json"), "freeze": list(recipe.model.freeze),
-                 "quantize": recipe.model.quantize}  # fmt: skip
+        meta |= {
+            "lora": recipe.lora.model_dump(mode="json"),
+            "freeze": list(recipe.model.freeze),
+            "quantize": recipe.model.quantize,
+        }
     data = {
         "progress": asdict(replace(progress, seconds=journal.seconds)),
         "stream": session.feed.position,

@@ -103,9 +103,16 @@ def look_ahead(feed: PromptFeed, engine: HostedEngine, clock: Clock, step: int) 
 
 
 def collect(
-    feed: PromptFeed, generator: Generator, algorithm: Algorithm, clock: Clock, *, step: int, strict: bool,
-    ahead: Ahead | None = None, show: Callable[[int, int], None] = lambda done, total: None,
-) -> Collected:  # fmt: skip
+    feed: PromptFeed,
+    generator: Generator,
+    algorithm: Algorithm,
+    clock: Clock,
+    *,
+    step: int,
+    strict: bool,
+    ahead: Ahead | None = None,
+    show: Callable[[int, int], None] = lambda done, total: None,
+) -> Collected:
     """Sample and score the prompts of a step.
 
     Rank i modulo the number of ranks answers prompt i of a draw. The scored groups, without pixels, go to all ranks.
@@ -164,9 +171,13 @@ def _draw(feed: PromptFeed, count: int, clock: Clock) -> tuple[Sequence[Drawn], 
 
 
 def _sample(
-    feed: PromptFeed, generator: Generator, prompts: Sequence[Prompt], total: int, step: int,
+    feed: PromptFeed,
+    generator: Generator,
+    prompts: Sequence[Prompt],
+    total: int,
+    step: int,
     show: Callable[[int, int], None],
-) -> list[Rollout]:  # fmt: skip
+) -> list[Rollout]:
     """Sample the responses to this rank's prompts. `total`: number of prompts on all ranks, for the progress."""
     recipe = feed.recipe
     count = recipe.rollout.samples_per_prompt
@@ -178,9 +189,14 @@ def _sample(
         show(min(done, responses), responses)
 
     return sample_rollouts(
-        generator, prompts, feed.sampling, num_samples=count, run_seed=recipe.train.seed, version=step,
+        generator,
+        prompts,
+        feed.sampling,
+        num_samples=count,
+        run_seed=recipe.train.seed,
+        version=step,
         progress=finished,
-    )  # fmt: skip
+    )
 
 
 def _greedy_scores(
@@ -194,9 +210,13 @@ def _greedy_scores(
     sampled = collected.sampled()
     with clock("rollout"):
         answers = sample_rollouts(
-            generator, [prompt for _, prompt in sampled], params, num_samples=1, run_seed=feed.recipe.train.seed,
+            generator,
+            [prompt for _, prompt in sampled],
+            params,
+            num_samples=1,
+            run_seed=feed.recipe.train.seed,
             version=step,
-        )  # fmt: skip
+        )
     with clock("reward"):
         scores = [g.samples[0].score for g in score_rollouts(answers, feed.scorers, strict=strict)]
         own_scores = {

@@ -50,9 +50,13 @@ class Before:
 
 
 def assign_credit(
-    learner: Learner, collected: Collected, algorithm: Algorithm, kl_coef: float, clock: Clock,
+    learner: Learner,
+    collected: Collected,
+    algorithm: Algorithm,
+    kl_coef: float,
+    clock: Clock,
     weights: Mapping[str, Mapping[str, float]],
-) -> Before:  # fmt: skip
+) -> Before:
     """Give every sample of the step its advantage, and its value targets where there is a critic.
 
     Args:
@@ -75,18 +79,28 @@ def assign_credit(
         if algorithm.needs_critic:
             values = by_sample(collected.groups, before.value)
     collected.groups = add_advantages(
-        collected.groups, algorithm, max_tokens=learner.recipe.rollout.max_new_tokens, weights=weights,
-        greedy=collected.greedy, penalties=penalties, values=values,
-    )  # fmt: skip
+        collected.groups,
+        algorithm,
+        max_tokens=learner.recipe.rollout.max_new_tokens,
+        weights=weights,
+        greedy=collected.greedy,
+        penalties=penalties,
+        values=values,
+    )
     if algorithm.needs_critic:
         collected.metrics |= critic_metrics(collected.groups, before.value)
     return before
 
 
 def batch_of(
-    learner: Learner, collected: Collected, groups: Sequence[Group], *, keep_dead: bool, count_dead: bool = False,
+    learner: Learner,
+    collected: Collected,
+    groups: Sequence[Group],
+    *,
+    keep_dead: bool,
+    count_dead: bool = False,
     updates: int = 1,
-) -> StepBatch:  # fmt: skip
+) -> StepBatch:
     """Return the batch that this rank trains on.
 
     Args:
@@ -94,9 +108,16 @@ def batch_of(
         keep_dead, count_dead, updates: as in `step_batch`.
     """
     return step_batch(
-        groups, collected.prompt_of, tail_of=collected.encode_tail, keep_dead=keep_dead, count_dead=count_dead,
-        updates=updates, owners=collected.owners, world=learner.world, filler=learner.filler,
-    )  # fmt: skip
+        groups,
+        collected.prompt_of,
+        tail_of=collected.encode_tail,
+        keep_dead=keep_dead,
+        count_dead=count_dead,
+        updates=updates,
+        owners=collected.owners,
+        world=learner.world,
+        filler=learner.filler,
+    )
 
 
 def _run_models(learner: Learner, collected: Collected, algorithm: Algorithm, *, with_kl: bool) -> Before:

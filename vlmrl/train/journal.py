@@ -126,9 +126,15 @@ def samples_of(groups: Sequence[Group]) -> Iterator[Sampled]:
             formed = all(value != 0 for name, value in s.score.parts.items() if "format" in name.lower())
             score = s.score.value if s.score.error is None else None
             yield Sampled(
-                number, group.row.prompt_id, truth, s.text, s.trajectory.num_sampled_tokens,
-                s.trajectory.finish == "length", score, formed,
-            )  # fmt: skip
+                number,
+                group.row.prompt_id,
+                truth,
+                s.text,
+                s.trajectory.num_sampled_tokens,
+                s.trajectory.finish == "length",
+                score,
+                formed,
+            )
 
 
 def _watched(line: Mapping[str, Any]) -> dict[str, Any]:

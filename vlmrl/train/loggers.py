@@ -203,11 +203,20 @@ def sampled(group: Group) -> list[SampledRollout]:
     row = group.row
     return [
         SampledRollout(
-            row.source, row.prompt_id, group.prompt_text, s.text, row.truth, s.score.value, s.score.parts, s.advantage,
-            s.score.note, _no_score(s.score), s.trajectory.finish,
+            row.source,
+            row.prompt_id,
+            group.prompt_text,
+            s.text,
+            row.truth,
+            s.score.value,
+            s.score.parts,
+            s.advantage,
+            s.score.note,
+            _no_score(s.score),
+            s.trajectory.finish,
         )
         for s in group.samples[:MOST_SAMPLES]
-    ]  # fmt: skip
+    ]
 
 
 def _no_score(score: Score) -> str | None:

@@ -77,10 +77,17 @@ def answer(feed: PromptFeed, generator: Generator, step: int, source: Source) ->
     """
     recipe = feed.recipe
     return evaluate(
-        generator, feed.encoder, source, feed.scorers[source.name], params=feed.greedy, seed=recipe.train.seed,
-        max_rows=recipe.eval.max_rows, world=feed.world, artifact_bytes=KEPT_BYTES // 8,
+        generator,
+        feed.encoder,
+        source,
+        feed.scorers[source.name],
+        params=feed.greedy,
+        seed=recipe.train.seed,
+        max_rows=recipe.eval.max_rows,
+        world=feed.world,
+        artifact_bytes=KEPT_BYTES // 8,
         patient=step > 0 and recipe.reward.on_unavailable == "mask",
-    )  # fmt: skip
+    )
 
 
 def write_validation(
@@ -129,10 +136,16 @@ def validate_at_start(session: Session, generator: Generator) -> None:
 
 def _validation_meta(source: Source, step: int, max_rows: int | None) -> dict[str, Any]:
     return {
-        "step": step, "greedy": True, "checkpoint": None, "during": "training", "split": source.split,
-        "source": source.name, "role": "validation", "max_rows": max_rows,
+        "step": step,
+        "greedy": True,
+        "checkpoint": None,
+        "during": "training",
+        "split": source.split,
+        "source": source.name,
+        "role": "validation",
+        "max_rows": max_rows,
         "dataset": {"path": source.dataset.path, "fingerprint": source.dataset.fingerprint, "rows": len(source.rows)},
-    }  # fmt: skip
+    }
 
 
 def after_step(session: Session, generator: Generator) -> None:

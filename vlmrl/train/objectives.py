@@ -137,9 +137,13 @@ class PolicyGradient:
         metrics = {"policy/clip_share": clipped, "policy/entropy": stats.entropy}
         if self.importance in ("truncate", "mask"):
             weight = importance_weight(
-                old, data.sampler_logp, data.response, mode=self.importance, level=self.algorithm.importance_level,
+                old,
+                data.sampler_logp,
+                data.response,
+                mode=self.importance,
+                level=self.algorithm.importance_level,
                 cap=self.algorithm.importance_cap,
-            )  # fmt: skip
+            )
             weight = applied_weight(self.algorithm, weight, data.response)
             loss = loss * weight  # the weight has no gradient
             metrics["policy/importance_weight"] = weight

@@ -26,9 +26,17 @@ STATE_DTYPES = {
 }
 """Dtypes of an optimizer's state per trained number, by `optim.name`."""
 STATE_KEYS = (
-    "step", "exp_avg", "exp_avg_sq", "compensation",  # AdamW, KahanAdamW
-    "state1", "state2", "qmap1", "qmap2", "absmax1", "absmax2",  # AdamW8bit
-)  # fmt: skip
+    "step",
+    "exp_avg",
+    "exp_avg_sq",
+    "compensation",  # AdamW, KahanAdamW
+    "state1",
+    "state2",
+    "qmap1",
+    "qmap2",
+    "absmax1",
+    "absmax2",  # AdamW8bit
+)
 """State entries per parameter, as the optimizers name them. A checkpoint saves all of them."""
 
 

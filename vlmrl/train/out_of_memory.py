@@ -71,10 +71,18 @@ def report_halved(journal: Journal, device: torch.device, load: Load, before: in
         " which stays until the run's end"
     )
     journal.run.event(
-        journal.progress.step, "out of memory: budget halved", key=key, was=before, now=now, tokens=load.tokens,
-        image_tokens=load.image_tokens, responses=load.responses, rows=list(load.rows), peak_bytes=peak,
+        journal.progress.step,
+        "out of memory: budget halved",
+        key=key,
+        was=before,
+        now=now,
+        tokens=load.tokens,
+        image_tokens=load.image_tokens,
+        responses=load.responses,
+        rows=list(load.rows),
+        peak_bytes=peak,
         limit_bytes=limit,
-    )  # fmt: skip
+    )
 
 
 def keep_batches(budgets: TokenBudgets, engine: Generator) -> None:

@@ -128,9 +128,13 @@ class _Finite:
 
 
 def rehearse(
-    learner: Learner, objective: Objective, scan: Callable[[], HeaviestRows], step: int, run: Run,
+    learner: Learner,
+    objective: Objective,
+    scan: Callable[[], HeaviestRows],
+    step: int,
+    run: Run,
     say: Callable[[str], None],
-) -> None:  # fmt: skip
+) -> None:
     """Run the largest packed row, and report its size, memory and time in one line.
 
     No weight, moment, random state or data position changes. A packed row that does not fit is tried once more with
@@ -164,10 +168,18 @@ def rehearse(
         f" ({heaviest.scan})"
     )
     run.event(
-        step, "largest row rehearsed", tokens=largest.tokens, image_tokens=largest.image_tokens,
-        responses=largest.responses, rows=list(largest.rows), peak_bytes=peak, limit_bytes=limit, seconds=seconds,
-        rows_looked_at=len(heaviest.scan.rows), complete=heaviest.scan.complete,
-    )  # fmt: skip
+        step,
+        "largest row rehearsed",
+        tokens=largest.tokens,
+        image_tokens=largest.image_tokens,
+        responses=largest.responses,
+        rows=list(largest.rows),
+        peak_bytes=peak,
+        limit_bytes=limit,
+        seconds=seconds,
+        rows_looked_at=len(heaviest.scan.rows),
+        complete=heaviest.scan.complete,
+    )
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 

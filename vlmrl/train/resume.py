@@ -321,11 +321,21 @@ def fork_run(root: Path, plan: ResumePlan, argv: Sequence[str], labels: Labels) 
     parent, loaded = plan.run, plan.loaded
     assert plan.checkpoint is not None
     run = create_run(
-        root, kind=parent.manifest.kind, recipe_name=loaded.path.stem if plan.recipe_given else parent.manifest.recipe,
-        recipe_text=loaded.text, resolved=loaded.resolved, argv=argv, seeds={"run": loaded.recipe.train.seed},
-        name=labels.name, tags=labels.tags, note=labels.note, threads=usable_threads(), texts=plan.texts,
-        fork=plan.fork, parent={"run": parent.id, "checkpoint": plan.checkpoint.name, "step": plan.step},
+        root,
+        kind=parent.manifest.kind,
+        recipe_name=loaded.path.stem if plan.recipe_given else parent.manifest.recipe,
+        recipe_text=loaded.text,
+        resolved=loaded.resolved,
+        argv=argv,
+        seeds={"run": loaded.recipe.train.seed},
+        name=labels.name,
+        tags=labels.tags,
+        note=labels.note,
+        threads=usable_threads(),
+        texts=plan.texts,
+        fork=plan.fork,
+        parent={"run": parent.id, "checkpoint": plan.checkpoint.name, "step": plan.step},
         **plan.records,
-    )  # fmt: skip
+    )
     run.event(plan.step, "forked", parent=parent.id, checkpoint=plan.checkpoint.name)
     return run, loaded.recipe, run.checkpoint_dirs()[-1]

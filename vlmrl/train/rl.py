@@ -106,10 +106,15 @@ def train_rl(session: Session) -> str:
 
             metrics = (
                 _rollout_metrics(collected.groups, feed.sources, feed.scorers, journal.health)
-                | collected.metrics | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {}) | stats | sync
-                | rollout_speed(collected.groups, collected.seconds) | clock.metrics()
-                | memory_metrics(learner.policy.device, learner.world) | learner.budgets.metrics()
-            )  # fmt: skip
+                | collected.metrics
+                | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
+                | stats
+                | sync
+                | rollout_speed(collected.groups, collected.seconds)
+                | clock.metrics()
+                | memory_metrics(learner.policy.device, learner.world)
+                | learner.budgets.metrics()
+            )
             metrics |= journal.health.warn(step, metrics)
             journal.log(step, "train", metrics)
             journal.watcher.step(step, recipe.train.steps, metrics)
@@ -128,9 +133,15 @@ def _open_engine(session: Session, algorithm: Algorithm) -> Generator:
     run, say, step = journal.run, journal.watcher.message, journal.progress.step
     rank_process.phase("engine start", step)
     generator = make_generator(
-        recipe, learner.policy, feed.encoder, session.origin.files, say, world=learner.world, log=run.process_log,
+        recipe,
+        learner.policy,
+        feed.encoder,
+        session.origin.files,
+        say,
+        world=learner.world,
+        log=run.process_log,
         pending_bytes=learner.optimizer.pending_bytes,
-    )  # fmt: skip
+    )
     session.stack.callback(generator.close)
     if (settings := getattr(generator, "settings", None)) is not None:
         automatic = recipe.rollout.kv_cache_gib is None
@@ -189,9 +200,13 @@ def _batch_to_learn(
     acts_on_all = algorithm.needs_critic or bool(objective.kl_coef or objective.entropy_coef)
     keep_dead = acts_on_all and algorithm.filter == "none"
     batch = batch_of(
-        learner, collected, collected.groups, keep_dead=keep_dead, count_dead=algorithm.counts_dead,
+        learner,
+        collected,
+        collected.groups,
+        keep_dead=keep_dead,
+        count_dead=algorithm.counts_dead,
         updates=recipe.train.updates_per_step,
-    )  # fmt: skip
+    )
     batch.seed = hash64(recipe.train.seed, step, "tokens")
     batch.old_value = before.value
     return batch

@@ -78,9 +78,15 @@ class Session:
 
 
 def open_session(
-    recipe: Recipe, run: Run, runs_root: Path, watcher: Watcher, loggers: Loggers, *, resume: Path | None = None,
+    recipe: Recipe,
+    run: Run,
+    runs_root: Path,
+    watcher: Watcher,
+    loggers: Loggers,
+    *,
+    resume: Path | None = None,
     world: World = ALONE,
-) -> Session:  # fmt: skip
+) -> Session:
     """Load everything that a run needs. With `resume`, continue exactly where that checkpoint was saved.
 
     With several ranks, each loads the whole model into main memory and then keeps its shards on its device.
@@ -120,9 +126,12 @@ def open_session(
     rollouts = RolloutWriter(run, None if keep is None else RolloutRule(keep, every))
     journal = Journal(run, watcher, progress, loggers, rollouts, world)
     learner = Learner(
-        recipe, policy, Optimizer(policy.model, recipe.optim, policy.value_head, policy.saved_dtypes),
-        TokenBudgets(recipe, progress, partial(report_halved, journal, policy.device)), world=world,
-    )  # fmt: skip
+        recipe,
+        policy,
+        Optimizer(policy.model, recipe.optim, policy.value_head, policy.saved_dtypes),
+        TokenBudgets(recipe, progress, partial(report_halved, journal, policy.device)),
+        world=world,
+    )
     stream = PromptStream([len(s.rows) for s in sources], [s.share for s in sources], recipe.train.seed)
     if world.size > 1:  # ranks with fewer packed rows than others run the filler, so that all run the same number
         learner.filler = make_filler(encoder, stop_ids_of(policy.model, processor.tokenizer)[0])
@@ -134,9 +143,16 @@ def open_session(
         if source.name not in scorers:
             scorers[source.name] = stack.enter_context(make_scorer(source, recipe))
     feed = PromptFeed(
-        recipe, sources, validation, stream, encoder, scorers, sampling_params(recipe, policy, processor.tokenizer),
-        greedy_params(recipe, policy, processor.tokenizer), world,
-    )  # fmt: skip
+        recipe,
+        sources,
+        validation,
+        stream,
+        encoder,
+        scorers,
+        sampling_params(recipe, policy, processor.tokenizer),
+        greedy_params(recipe, policy, processor.tokenizer),
+        world,
+    )
     if algorithm is not None and algorithm.kl_coef > 0:
         learner.reference = _load_reference(recipe, policy, origin, world)
     if world.size > 1:

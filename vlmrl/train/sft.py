@@ -55,10 +55,18 @@ def train_sft(session: Session) -> str:
             progress.samples += len(drawn)
             generator.load_weights(progress.step)
             tokens = sum(learner.world.gather(sum(batch.num_trained(i) for i in items)))
-            metrics = stats | {
-                "optim/updates": optimizer.updates, "data/rows": len(drawn), "data/trained_tokens": tokens,
-                "rollout/tokens_per_second": tokens / clock.metrics()["time/step_seconds"],
-            } | clock.metrics() | memory_metrics(policy.device, learner.world) | learner.budgets.metrics()  # fmt: skip
+            metrics = (
+                stats
+                | {
+                    "optim/updates": optimizer.updates,
+                    "data/rows": len(drawn),
+                    "data/trained_tokens": tokens,
+                    "rollout/tokens_per_second": tokens / clock.metrics()["time/step_seconds"],
+                }
+                | clock.metrics()
+                | memory_metrics(policy.device, learner.world)
+                | learner.budgets.metrics()
+            )
             journal.log(step, "train", metrics)
             journal.watcher.step(step, recipe.train.steps, metrics)
             after_step(session, generator)

@@ -41,13 +41,18 @@ def shard_policy(policy: Policy, recipe: Recipe, world: World) -> str:
     # Sharded parameters that are trained become float32; a checkpoint saves them in the dtype that they had.
     policy.saved_dtypes = {
         n: p.dtype for n, p in policy.model.named_parameters() if p.requires_grad and p.dtype != torch.float32
-    }  # fmt: skip
+    }
     layers = sharded_units(policy.model, policy.sharing)
     shard(
-        policy, layers, world, device, compute_dtype=None if recipe.model.dtype == "float32" else dtype,
-        group_size=settings.shard_size, offload=settings.offload,
+        policy,
+        layers,
+        world,
+        device,
+        compute_dtype=None if recipe.model.dtype == "float32" else dtype,
+        group_size=settings.shard_size,
+        offload=settings.offload,
         exact=[] if policy.value_head is None else [policy.value_head],
-    )  # fmt: skip
+    )
     policy.device, policy.dtype = device, dtype
     size = settings.shard_size or world.size
     copies = f", {world.size // size} copies of the model" if size < world.size else ""

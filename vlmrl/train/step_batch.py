@@ -142,10 +142,17 @@ def all_text(sample: ScoredSample) -> Tail:
 
 
 def step_batch(
-    groups: Sequence[Group], prompt_of: Callable[[int], PromptTokens], *, keep_dead: bool, count_dead: bool = False,
-    tail_of: Callable[[ScoredSample], Tail] = all_text, updates: int = 1, owners: Sequence[int] = (),
-    world: World = ALONE, filler: TrainItem | None = None,
-) -> StepBatch:  # fmt: skip
+    groups: Sequence[Group],
+    prompt_of: Callable[[int], PromptTokens],
+    *,
+    keep_dead: bool,
+    count_dead: bool = False,
+    tail_of: Callable[[ScoredSample], Tail] = all_text,
+    updates: int = 1,
+    owners: Sequence[int] = (),
+    world: World = ALONE,
+    filler: TrainItem | None = None,
+) -> StepBatch:
     """Return the batch that this rank trains on.
 
     It has every sample that is not masked and has a token to train on, from groups that are not dead.
@@ -193,9 +200,13 @@ def _is_trained(sample: ScoredSample) -> bool:
 
 
 def _add(
-    batch: StepBatch, group: Group, index: int, prompt: PromptTokens, start: int,
+    batch: StepBatch,
+    group: Group,
+    index: int,
+    prompt: PromptTokens,
+    start: int,
     tail_of: Callable[[ScoredSample], Tail],
-) -> None:  # fmt: skip
+) -> None:
     for trajectory, sample in enumerate(group.samples, start):
         if not _is_trained(sample):
             continue
@@ -236,8 +247,10 @@ def split_updates(batch: StepBatch) -> list[StepBatch]:
     dead = list(batch.dead_tokens.items())
     return [
         replace(
-            batch, items=[i for i in batch.items if i.group in part], updates=[part],
+            batch,
+            items=[i for i in batch.items if i.group in part],
+            updates=[part],
             dead_tokens=dict(dead[k :: len(batch.updates)]),
         )
         for k, part in enumerate(batch.updates)
-    ]  # fmt: skip
+    ]

@@ -60,9 +60,13 @@ def check_sync(
         return {}
     params = replace(params, max_new_tokens=min(SYNC_TOKENS, params.max_new_tokens), top_p=1.0, top_k=0)
     answers = sample_rollouts(
-        generator, prompts[:SYNC_PROMPTS], params, num_samples=1, run_seed=hash64(recipe.train.seed, "sync"),
+        generator,
+        prompts[:SYNC_PROMPTS],
+        params,
+        num_samples=1,
+        run_seed=hash64(recipe.train.seed, "sync"),
         version=version,
-    )  # fmt: skip
+    )
     engines = world.gather(_measure(learner, answers))
     off = engines_off(engines, recipe.rollout.max_sync_gap)
     metrics = gap_metrics(engines)

@@ -64,8 +64,13 @@ def tally_mismatch(tally: Tally, logp_K: Tensor, sampler_logp_K: Tensor) -> None
     d = torch.where(sampled, logp_K.double() - sampler_logp_64, 0.0)
     weight = torch.where(sampled, d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp(), 0.0)
     # [K] -> one scalar per sum. Tokens that were not sampled have d = 0 and weight = 0.
-    sums = {"tokens": sampled, "gap": d.abs(), "k3": k3(-d, torch.zeros_like(d)), "weight": weight,
-            "square": weight.square()}  # fmt: skip
+    sums = {
+        "tokens": sampled,
+        "gap": d.abs(),
+        "k3": k3(-d, torch.zeros_like(d)),
+        "weight": weight,
+        "square": weight.square(),
+    }
     for name, values in sums.items():
         tally.add(f"{PREFIX}{name}", values.sum())
     tally.top(f"{PREFIX}gap_max", d.abs().max())
@@ -122,6 +127,8 @@ class Mismatch:
         """
         effective = self.weight**2 / (self.tokens * self.square) if self.tokens else 1.0
         return {
-            "policy/sampler_gap_mean": self.gap_mean, "policy/sampler_gap_max": self.gap_max,
-            "policy/sampler_k3": self.k3 / max(1, self.tokens), "policy/sampler_ess": effective,
-        }  # fmt: skip
+            "policy/sampler_gap_mean": self.gap_mean,
+            "policy/sampler_gap_max": self.gap_max,
+            "policy/sampler_k3": self.k3 / max(1, self.tokens),
+            "policy/sampler_ess": effective,
+        }

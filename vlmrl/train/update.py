@@ -25,9 +25,15 @@ NOT_FINITE = "loss/not_finite"
 
 
 def update(
-    policy: Policy, optimizer: Optimizer, batch: StepBatch, objective: Objective, *, lr: float, tokens_per_row: int,
+    policy: Policy,
+    optimizer: Optimizer,
+    batch: StepBatch,
+    objective: Objective,
+    *,
+    lr: float,
+    tokens_per_row: int,
     max_tokens: int,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Run the packed rows of a batch forward and backward, then make one optimizer step.
 
     The denominator of the loss is ONE number, fixed before the first backward.
@@ -54,9 +60,14 @@ def update(
 
 
 def add_gradients(
-    policy: Policy, optimizer: Optimizer, batch: StepBatch, objective: Objective, *, tokens_per_row: int,
+    policy: Policy,
+    optimizer: Optimizer,
+    batch: StepBatch,
+    objective: Objective,
+    *,
+    tokens_per_row: int,
     max_tokens: int,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Add the gradient of an update to the parameters' gradients, one packed row after another.
 
     This is `update` without the optimizer step: same arguments, metrics and errors.

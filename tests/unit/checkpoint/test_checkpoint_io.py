@@ -201,9 +201,15 @@ def test_without_complete_a_checkpoint_does_not_exist(saved, tiny_model):
 
 
 NAMES = [
-    f"{MODEL}/model-00001-of-00001.safetensors", f"{OPTIMIZER}/model-00001-of-00001.safetensors", f"{HF}/config.json",
-    f"{HF}/tokenizer.json", DATA, RNG, PROOF, META,
-]  # fmt: skip
+    f"{MODEL}/model-00001-of-00001.safetensors",
+    f"{OPTIMIZER}/model-00001-of-00001.safetensors",
+    f"{HF}/config.json",
+    f"{HF}/tokenizer.json",
+    DATA,
+    RNG,
+    PROOF,
+    META,
+]
 
 
 @pytest.mark.slow

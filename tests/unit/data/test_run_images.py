@@ -28,8 +28,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     (work / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.chdir(work)
     data = Data(path="table.jsonl")
-    made = create_run(tmp_path / "runs", kind="rl", recipe_name="t", resolved={"recipe": {"data": [data.model_dump()]}},
-                      datasets=[{"name": "table", "path": "table.jsonl"}])  # fmt: skip
+    made = create_run(
+        tmp_path / "runs",
+        kind="rl",
+        recipe_name="t",
+        resolved={"recipe": {"data": [data.model_dump()]}},
+        datasets=[{"name": "table", "path": "table.jsonl"}],
+    )
     made.finish()
     monkeypatch.chdir(tmp_path)
     return made

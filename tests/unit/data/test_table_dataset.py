@@ -67,15 +67,18 @@ SPELLINGS = {
     },
     "openai parts": {
         "messages": [
-            {"role": "user", "content": [
-                {"type": "image_url", "image_url": {"url": "data:image/png;base64," + TEXT64}},
-                {"type": "text", "text": "Which?"},
-            ]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64," + TEXT64}},
+                    {"type": "text", "text": "Which?"},
+                ],
+            },
         ],
         "answer": "red",
     },
     "sharegpt": {"conversations": [{"from": "human", "value": "<image>Which?"}], "image": TEXT64, "answer": "red"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
@@ -101,10 +104,10 @@ def test_verl_columns_reach_the_reward_and_ms_swift_answers_are_traces(tmp_path:
 
 
 ROWS = [
-    {"problem": "a, \"quoted\"\nline", "images": [RED], "answer": "1"},
+    {"problem": 'a, "quoted"\nline', "images": [RED], "answer": "1"},
     {"problem": "two", "images": [BLUE, RED], "answer": "2"},
     {"problem": "none", "images": [], "answer": "3"},
-]  # fmt: skip
+]
 
 
 def as_text(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -207,7 +207,7 @@ FAULTS = {
         error="reward `r.py:f` raised KeyError: 'x' (digits row digits-1 sample 0)", steps=0
     ),
     "failed": plan(error="the gradient is not finite (inf) although the loss is; the weights were not changed"),
-}  # fmt: skip
+}
 
 
 def look(run) -> Diagnosis:
@@ -367,13 +367,18 @@ def test_a_response_cannot_write_to_the_terminal(tmp_path):
 @pytest.mark.parametrize(
     ("text", "truth", "right"),
     [
-        ("<answer>0.9</answer>", {"same": True}, True), ("<answer>0.9</answer>", {"same": False}, False),
-        ("<answer>0.5</answer>", {"same": True}, None), ("<answer>yes</answer>", {"same": True}, None),
-        ("<answer>7</answer>", {"same": True}, None), ("no tag, and far too long to be an answer as a whole", {}, None),
-        ("<answer>4</answer>", {"answer": 4}, True), ("<answer>paris</answer>", {"label": "Paris."}, True),
-        ("\\boxed{5}", {"solution": "4"}, False), ("<answer>4</answer>", {"level": 4}, None),
+        ("<answer>0.9</answer>", {"same": True}, True),
+        ("<answer>0.9</answer>", {"same": False}, False),
+        ("<answer>0.5</answer>", {"same": True}, None),
+        ("<answer>yes</answer>", {"same": True}, None),
+        ("<answer>7</answer>", {"same": True}, None),
+        ("no tag, and far too long to be an answer as a whole", {}, None),
+        ("<answer>4</answer>", {"answer": 4}, True),
+        ("<answer>paris</answer>", {"label": "Paris."}, True),
+        ("\\boxed{5}", {"solution": "4"}, False),
+        ("<answer>4</answer>", {"level": 4}, None),
     ],
-)  # fmt: skip
+)
 def test_what_is_right_by_the_truth_alone(text, truth, right, tmp_path):
     facts = read_facts(make_run(tmp_path, plan(steps=1)))
     assert truly_right(replace(facts.responses[0], text=text, truth=truth)) is right

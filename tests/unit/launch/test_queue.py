@@ -60,9 +60,15 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         members = [Member(name, (("train.seed", str(n)),)) for n, name in enumerate(names)]
         command = [sys.executable, str(tmp_path / "stub.py")]
         return Queue(
-            command, ["recipe.toml"], ["--runs", str(root)], members, [Slot({"SLOT": str(n)}) for n in range(slots)],
-            root, "group", said.append,
-        ), said  # fmt: skip
+            command,
+            ["recipe.toml"],
+            ["--runs", str(root)],
+            members,
+            [Slot({"SLOT": str(n)}) for n in range(slots)],
+            root,
+            "group",
+            said.append,
+        ), said
 
     return make
 
@@ -151,10 +157,20 @@ def test_members_are_all_pairs_of_seeds_and_values_with_names_of_their_own() -> 
     assert not {m.name for m in members} & {m.name for m in plan_members("im", "other", "1,2", ["optim.lr=1e-6,3e-6"])}
 
 
-@pytest.mark.parametrize(("seeds", "grid"), [
-    ("1,x", []), ("", []), ("1,1", []), (None, ["optim.lr"]), (None, ["=1"]), (None, ["a.b=1,,2"]),
-    ("1", ["train.seed=2"]), (None, ["a=1", "a=2"]), (",".join(map(str, range(1001))), []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seeds", "grid"),
+    [
+        ("1,x", []),
+        ("", []),
+        ("1,1", []),
+        (None, ["optim.lr"]),
+        (None, ["=1"]),
+        (None, ["a.b=1,,2"]),
+        ("1", ["train.seed=2"]),
+        (None, ["a=1", "a=2"]),
+        (",".join(map(str, range(1001))), []),
+    ],
+)
 def test_what_is_no_grid_is_refused(seeds: str | None, grid: list[str]) -> None:
     with pytest.raises(LaunchError):
         plan_members("im", "text", seeds, grid)

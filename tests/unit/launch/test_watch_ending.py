@@ -20,8 +20,15 @@ class Ranks:
         self.folder = folder
 
     def beat(self, rank: int, ticks: int = 1, phase: str = "update", pid: int | None = None) -> None:
-        state = {"rank": rank, "pid": pid or os.getpid(), "phase": phase, "step": 7, "ticks": ticks, "run": None,
-                 "log": None}  # fmt: skip
+        state = {
+            "rank": rank,
+            "pid": pid or os.getpid(),
+            "phase": phase,
+            "step": 7,
+            "ticks": ticks,
+            "run": None,
+            "log": None,
+        }
         (self.folder / f"rank-{rank}.beat").write_bytes(json.dumps(state).encode().ljust(BEAT_BYTES))
 
     def word(self, rank: int, code: int, message: str = "", time: float = 0.0) -> None:

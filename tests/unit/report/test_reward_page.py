@@ -181,8 +181,19 @@ def test_no_path_out_of_the_tables_folder_is_followed(folder, cell):
 def test_what_is_no_image_leaves_a_note_and_nothing_is_fetched(folder):
     (folder / "pics" / "text.png").write_text("<svg onload=alert(1)>")
     bomb = png(1, (9000, 12000))
-    cells = ["http://127.0.0.1:9/x.png", "gone.png", "pics/text.png", "pics", "a\0b", 7, {"x": 1}, [[["deep"]]],
-             "<script>alert(1)</script>", "data:image/png;base64,!!", ""]  # fmt: skip
+    cells = [
+        "http://127.0.0.1:9/x.png",
+        "gone.png",
+        "pics/text.png",
+        "pics",
+        "a\0b",
+        7,
+        {"x": 1},
+        [[["deep"]]],
+        "<script>alert(1)</script>",
+        "data:image/png;base64,!!",
+        "",
+    ]
     page = page_of(jsonl(folder / "t.jsonl", cells))
     assert reds(page) == [] and page.count('class="missing"') == 10 and "<script" not in page and "onload" not in page
     assert "nothing is fetched from the network" in page and "no image file" in page and "known format" in page

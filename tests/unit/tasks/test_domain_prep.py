@@ -164,9 +164,12 @@ def test_rows_over_the_limit_fail_or_are_dropped_or_made_smaller_and_counted(tmp
 
     def made(name: str, how: OnOverlong):
         return prepare(
-            tmp_path / name, "human", source, replace(ONE, max_prompt_tokens=1000, on_overlong=how),
+            tmp_path / name,
+            "human",
+            source,
+            replace(ONE, max_prompt_tokens=1000, on_overlong=how),
             num_pairs=NO_VALIDATION,
-        )  # fmt: skip
+        )
 
     with pytest.raises(DataError, match=r"5 rows are over --max-prompt-tokens 1,000.*nothing was written") as caught:
         made("a", "fail")

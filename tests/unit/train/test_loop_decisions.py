@@ -60,11 +60,17 @@ def test_a_request_stops_an_unfinished_run_and_a_finished_run_is_finished():
 @pytest.mark.parametrize(
     ("goal", "before", "value", "best"),
     [
-        ("max", None, 0.1, True), ("max", 0.1, 0.2, True), ("max", 0.2, 0.2, False), ("max", 0.2, 0.1, False),
-        ("min", None, 0.1, True), ("min", 0.2, 0.1, True), ("min", 0.1, 0.2, False), ("max", None, math.nan, False),
+        ("max", None, 0.1, True),
+        ("max", 0.1, 0.2, True),
+        ("max", 0.2, 0.2, False),
+        ("max", 0.2, 0.1, False),
+        ("min", None, 0.1, True),
+        ("min", 0.2, 0.1, True),
+        ("min", 0.1, 0.2, False),
+        ("max", None, math.nan, False),
         ("min", 0.1, math.nan, False),
     ],
-)  # fmt: skip
+)
 def test_what_counts_as_the_best_so_far(goal, before, value, best):
     progress = Progress(step=3, best_value=before, best_step=None if before is None else 2, stale=1)
     assert progress.count_validation(value, goal) is best

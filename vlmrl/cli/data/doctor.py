@@ -35,9 +35,14 @@ def doctor(
     chosen_task = task_of(opened, task)
     tokens, texts, part_counter = prompt_tokens(chosen_task), prompt_texts(chosen_task), PartCounter()
     report = visit(
-        opened, tokens, labels_of=lambda row: (chosen_task.kind or kind_of(row.truth)).labels(row), texts=texts,
-        max_prompt_tokens=max_prompt_tokens, workers=workers, progress=part_counter,
-    )  # fmt: skip
+        opened,
+        tokens,
+        labels_of=lambda row: (chosen_task.kind or kind_of(row.truth)).labels(row),
+        texts=texts,
+        max_prompt_tokens=max_prompt_tokens,
+        workers=workers,
+        progress=part_counter,
+    )
     if not as_json:
         show_doctor(report)
     emit({"path": opened.path, "fingerprint": opened.fingerprint, "doctor": report}, as_json)

@@ -46,11 +46,17 @@ def list_(
         return
     rows = [
         (
-            r["id"], r["name"] or "", r["kind"], r["status"], or_empty(r["step"]), best_cell(r["best"]), r["age"],
+            r["id"],
+            r["name"] or "",
+            r["kind"],
+            r["status"],
+            or_empty(r["step"]),
+            best_cell(r["best"]),
+            r["age"],
             about_cell(r),
         )
         for r in lines
-    ]  # fmt: skip
+    ]
     show_table("", ("run", "name", "kind", "status", "step", "best", "age", "about"), rows)
     if limit and len(lines) == limit and total > limit:
         say(f"\nthe newest {limit} of {total} runs; --limit 0 lists all")

@@ -15,13 +15,14 @@ def show(
     rollout: Annotated[
         str | None,
         typer.Option(
-            metavar="STEP[/PROMPT[/SAMPLE]]", help="Show responses instead: of a step, of one of its prompts, or one.",
+            metavar="STEP[/PROMPT[/SAMPLE]]",
+            help="Show responses instead: of a step, of one of its prompts, or one.",
             show_default=False,
         ),
     ] = None,
     runs: options.Runs = None,
     as_json: options.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show the facts of a run, or some of its responses.
 
     The facts are how it ended, the last numbers, the checkpoints, how to continue, and more.

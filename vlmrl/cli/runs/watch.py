@@ -45,9 +45,15 @@ def watch(
         _plain(followed, every)
     train = followed.lines()
     emit(
-        {"run": followed.run.id, "status": followed.run.status, "steps": len(train), "of": followed.steps,
-         "last": train[-1] if train else None}, as_json,
-    )  # fmt: skip
+        {
+            "run": followed.run.id,
+            "status": followed.run.status,
+            "steps": len(train),
+            "of": followed.steps,
+            "last": train[-1] if train else None,
+        },
+        as_json,
+    )
     if not as_json:
         ended = followed.run.status
         resume = resume_command(followed.run, ended)

@@ -19,10 +19,13 @@ def show_parity(parity: Mapping[str, Any]) -> None:
     gradient = parity["gradient_note"] if parity["gradient"] is None else f"{parity['gradient']:.1e}"
     lines = [
         ("deep", f"{parity['path']}; {parity['dtype']}; compared with the model's own forward of each response alone"),
-        ("", f"log-prob difference at most {parity['logp_max']:.1e} nats (allowed {allowed['logp_max']:g}); "
-             f"gradient {gradient} (allowed {allowed['gradient']:g})"),
+        (
+            "",
+            f"log-prob difference at most {parity['logp_max']:.1e} nats (allowed {allowed['logp_max']:g}); "
+            f"gradient {gradient} (allowed {allowed['gradient']:g})",
+        ),
         ("", f"allowed because {allowed['why']}"),
-    ]  # fmt: skip
+    ]
     if parity["sampler_gap"] is not None:
         lines.append(("", f"built-in engine and trainer differ by at most {parity['sampler_gap']:.1e} nats"))
     for row in parity["rows"]:

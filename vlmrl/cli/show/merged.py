@@ -26,8 +26,10 @@ def show_merged(done: Merged, checkpoint: str, address: str | None, adapter: boo
     if address is not None:
         tell(f"uploaded: {address}")
     if adapter:
-        say(f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})   or   "
-            f"vllm serve BASE --enable-lora --lora-modules trained={done.folder}")  # fmt: skip
+        say(
+            f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})   or   "
+            f"vllm serve BASE --enable-lora --lora-modules trained={done.folder}"
+        )
         return
     say(f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {done.folder}")
     say(f"serve it: vllm serve {done.folder}")

@@ -69,9 +69,13 @@ def _show_signs(report: Mapping[str, Any], out: Console) -> None:
     length = correlations["length"]
     out.print(
         f"  length: rank correlation {number(length['spearman'], 2)}, Pearson's {number(length['pearson'], 2)}"
-        + (f"; cut off {share(correlations['cut']['share'])}, earn {number(correlations['cut']['score_cut'])} "
-           f"(the others {number(correlations['cut']['score_whole'])})" if correlations["cut"]["share"] else "")
-    )  # fmt: skip
+        + (
+            f"; cut off {share(correlations['cut']['share'])}, earn {number(correlations['cut']['score_cut'])} "
+            f"(the others {number(correlations['cut']['score_whole'])})"
+            if correlations["cut"]["share"]
+            else ""
+        )
+    )
     ngrams = correlations["ngrams"]
     if ngrams["found"]:
         words = "; ".join(
@@ -109,10 +113,18 @@ def _show_stored(stored: Mapping[str, Any], samples: int, out: Console, most: in
 def _show_parts(parts: Mapping[str, Mapping[str, Any]], out: Console) -> None:
     heads = ("part", "mean", "min", "max", "at min", "at max", "none", "correlation with value")
     rows = [
-        (name, number(p["mean"]), number(p["min"]), number(p["max"]), share(p["share_at_min"]),
-         share(p["share_at_max"]), str(p.get("none") or ""), number(p["correlation"], 2))
+        (
+            name,
+            number(p["mean"]),
+            number(p["min"]),
+            number(p["max"]),
+            share(p["share_at_min"]),
+            share(p["share_at_max"]),
+            str(p.get("none") or ""),
+            number(p["correlation"], 2),
+        )
         for name, p in parts.items()
-    ]  # fmt: skip
+    ]
     draw_table("what the reward pays", heads, rows, out)
 
 
@@ -156,10 +168,13 @@ def _show_diff(diff: Mapping[str, Any], out: Console, most: int) -> None:
     rows += [(n, number(p["first"]), number(p["second"]), share(p["changed_share"])) for n, p in diff["parts"].items()]
     draw_table("means", heads, rows, out)
     facts = [
-        ("rows", f"{value['changed']:,} of {diff['compared']:,} change; rank correlation "
-         f"{number(value['rank_correlation'], 3)}"),
+        (
+            "rows",
+            f"{value['changed']:,} of {diff['compared']:,} change; rank correlation "
+            f"{number(value['rank_correlation'], 3)}",
+        ),
         *_what_training_sees(diff),
-    ]  # fmt: skip
+    ]
     if any(diff["failed"].values()):
         facts.append(("failed", f"{diff['failed']['first']} -> {diff['failed']['second']} rows"))
     draw_table("what training would have seen", ("", ""), facts, out, right=0)
@@ -172,14 +187,20 @@ def _what_training_sees(diff: Mapping[str, Any]) -> list[tuple[str, str]]:
         return [("groups", "nothing says which rows belong to one prompt (--columns group=...)")]
     alive = groups["alive_in_both"]
     facts = [
-        ("groups without a signal", f"{groups['dead_first']} -> {groups['dead_second']} of {groups['number']} "
-         f"({groups['died']} lose it, {groups['revived']} gain one)"),
+        (
+            "groups without a signal",
+            f"{groups['dead_first']} -> {groups['dead_second']} of {groups['number']} "
+            f"({groups['died']} lose it, {groups['revived']} gain one)",
+        ),
         ("order within groups", f"rank correlation {number(groups['same_order'], 3)} over {alive} groups"),
         ("best sample changes", f"in {groups['best_changes']} of the {alive} groups with a signal in both"),
-        ("advantages", f"correlation {number(advantages['correlation'], 3)}, sign changes for "
-         f"{share(advantages['flipped_share'])} of responses, mean change {number(advantages['moved'], 3)} "
-         f"({advantages['estimator']})"),
-    ]  # fmt: skip
+        (
+            "advantages",
+            f"correlation {number(advantages['correlation'], 3)}, sign changes for "
+            f"{share(advantages['flipped_share'])} of responses, mean change {number(advantages['moved'], 3)} "
+            f"({advantages['estimator']})",
+        ),
+    ]
     return [*facts, ("", advantages["stand_in"])] if advantages["stand_in"] else facts
 
 

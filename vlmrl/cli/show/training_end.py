@@ -68,9 +68,12 @@ def result_fields(run: Run) -> dict[str, Any]:
     train = run.metrics("train")
     signs = find_signs(train, run.metrics("validation"))
     return {
-        "run": run.id, "dir": str(run.dir), "status": run.status, "steps": len(train),
+        "run": run.id,
+        "dir": str(run.dir),
+        "status": run.status,
+        "steps": len(train),
         "best": {"step": best.step, "metric": best.metric, "value": best.value} if best else None,
         "checkpoints": [p.name for p in run.checkpoint_dirs()],
         "last": train[-1] if train else None,
         "warnings": [{"name": s.name, "what": s.what, "step": s.step} for s in signs],
-    }  # fmt: skip
+    }

@@ -31,28 +31,30 @@ def trial_fields(run: Any, trial: Any) -> dict[str, Any]:
             "samples": [sample_fields(s) for s in group.samples],
         }
         for group, rate in zip(trial.groups, trial.solve_rates, strict=True)
-    ]  # fmt: skip
+    ]
     # If the model sees an image as several tiles, there are more pictures than images: then none is named.
     pictures = trial.pictures if len(trial.pictures) == len(first.row.media) else [None] * len(first.row.media)
-    return finite({
-        "run": run.id,
-        "dir": str(run.dir),
-        "prompt": first.text,
-        "prompt_tokens": len(first.prompt_ids),
-        "image_tokens": first.num_image_tokens,
-        "images": [
-            {"stored": [m.width, m.height], "seen": list(seen), "png": str(path) if path else None}
-            for m, seen, path in zip(first.row.media, first.image_sizes, pictures, strict=True)
-        ],
-        "summary": summary(trial),
-        "solve_rate_is": {name: rate.words if rate else None for name, rate in trial.rates.items()},
-        "no_solve_rate": trial.no_rate,
-        "stand_in": trial.stand_in,
-        "kept": {
-            name: {"path": str(path) if path else None, "rows": rows} for name, (path, rows) in trial.kept.items()
-        },
-        "groups": groups,
-    })  # fmt: skip
+    return finite(
+        {
+            "run": run.id,
+            "dir": str(run.dir),
+            "prompt": first.text,
+            "prompt_tokens": len(first.prompt_ids),
+            "image_tokens": first.num_image_tokens,
+            "images": [
+                {"stored": [m.width, m.height], "seen": list(seen), "png": str(path) if path else None}
+                for m, seen, path in zip(first.row.media, first.image_sizes, pictures, strict=True)
+            ],
+            "summary": summary(trial),
+            "solve_rate_is": {name: rate.words if rate else None for name, rate in trial.rates.items()},
+            "no_solve_rate": trial.no_rate,
+            "stand_in": trial.stand_in,
+            "kept": {
+                name: {"path": str(path) if path else None, "rows": rows} for name, (path, rows) in trial.kept.items()
+            },
+            "groups": groups,
+        }
+    )
 
 
 def show_trial(trial: Any, result: dict[str, Any], show: int) -> None:
@@ -136,7 +138,7 @@ def _show_summary(result: Mapping[str, Any]) -> None:
         ("prompt tokens", f"{summary['rollout/prompt_tokens_mean']:.0f} on average, longest {longest_prompt:,}"),
         ("response tokens", f"{summary['rollout/response_tokens_mean']:.0f} on average, longest {longest}"),
         ("speed", f"{summary['rollout/tokens_per_second']:,.0f} tokens/s"),
-    ]  # fmt: skip
+    ]
     for name, value in rows:
         out.print(Text(f"{name:16} {value}"))
 

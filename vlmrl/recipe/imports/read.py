@@ -257,8 +257,10 @@ class _Arrays:
             match = _ARRAY.fullmatch(bare[0]) if bare else None
             if match is None:
                 begins = bool(words) and words[0] in ("if", "case", "for", "while", "until")
-                ends = sum(word.rstrip(";") in ("fi", "esac", "done") and (n == 0 or words[n - 1].endswith(";"))
-                           for n, word in enumerate(words))  # fmt: skip
+                ends = sum(
+                    word.rstrip(";") in ("fi", "esac", "done") and (n == 0 or words[n - 1].endswith(";"))
+                    for n, word in enumerate(words)
+                )
                 self.depth = max(0, self.depth + begins - ends)
                 return False
             name, more, first = match.groups()
@@ -394,6 +396,16 @@ def _system_of(values: Mapping[str, Any], words: Sequence[str]) -> str | None:
         or "data.rollout_batch_size" in values
     ):
         return "easyr1"
-    known = {"num_generations", "per_device_train_batch_size", "max_completion_length", "beta", "loss_type", "epsilon",
-             "learning_rate", "gradient_accumulation_steps", "scale_rewards", "reward_funcs"}  # fmt: skip
+    known = {
+        "num_generations",
+        "per_device_train_batch_size",
+        "max_completion_length",
+        "beta",
+        "loss_type",
+        "epsilon",
+        "learning_rate",
+        "gradient_accumulation_steps",
+        "scale_rewards",
+        "reward_funcs",
+    }
     return "trl" if len(known & values.keys()) >= 2 else None

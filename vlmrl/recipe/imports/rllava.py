@@ -36,41 +36,81 @@ from vlmrl.recipe.imports.tinyllava import from_tinyllava
 from vlmrl.recipe.imports.verl import ADVANTAGES, AGGREGATIONS, LOSSES, NUMBERS
 
 DEFAULTS: dict[str, Any] = {
-    "data.prompt_key": "prompt", "data.max_prompt_length": 512, "data.max_response_length": 512,
-    "data.train_batch_size": 512, "data.seed": 1, "data.min_pixels": 3136, "data.max_pixels": 4_194_304,
+    "data.prompt_key": "prompt",
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.train_batch_size": 512,
+    "data.seed": 1,
+    "data.min_pixels": 3136,
+    "data.max_pixels": 4_194_304,
     "data.filter_overlong_prompts": True,
-    "algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": True, "algorithm.use_kl_loss": True,
-    "algorithm.use_kl_in_reward": False, "algorithm.kl_penalty": "kl", "algorithm.kl_ctrl.type": "fixed",
-    "algorithm.kl_ctrl.kl_coef": 1e-3, "algorithm.online_filtering": False,
-    "actor.ppo_mini_batch_size": 256, "actor.max_grad_norm": 1.0, "actor.clip_ratio_low": 0.2,
-    "actor.clip_ratio_high": 0.2, "actor.clip_ratio_c": 3.0, "actor.loss_agg_mode": "token-mean",
-    "actor.entropy_coeff": 0.0, "actor.kl_loss_coef": 0.01, "actor.kl_loss_type": "low_var_kl",
-    "actor.policy_loss.loss_mode": "vanilla", "actor.policy_loss.clip_cov_ratio": 2e-4,
-    "actor.policy_loss.clip_cov_lb": 1.0, "actor.policy_loss.clip_cov_ub": 5.0,
-    "actor.policy_loss.kl_cov_ratio": 2e-4, "actor.policy_loss.ppo_kl_coef": 0.1,
-    "actor.model.enable_gradient_checkpointing": True, "actor.model.lora_r": 128, "actor.model.lora_alpha": 256,
-    "actor.optim.lr": 1e-6, "actor.optim.weight_decay": 1e-2, "actor.optim.strategy": "adamw",
-    "rollout.name": "vllm", "rollout.n": 1, "rollout.temperature": 1.0,
-    "trainer.total_epochs": 15, "trainer.val_freq": -1, "trainer.save_freq": -1, "trainer.save_limit": -1,
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    "algorithm.use_kl_loss": True,
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_ctrl.type": "fixed",
+    "algorithm.kl_ctrl.kl_coef": 1e-3,
+    "algorithm.online_filtering": False,
+    "actor.ppo_mini_batch_size": 256,
+    "actor.max_grad_norm": 1.0,
+    "actor.clip_ratio_low": 0.2,
+    "actor.clip_ratio_high": 0.2,
+    "actor.clip_ratio_c": 3.0,
+    "actor.loss_agg_mode": "token-mean",
+    "actor.entropy_coeff": 0.0,
+    "actor.kl_loss_coef": 0.01,
+    "actor.kl_loss_type": "low_var_kl",
+    "actor.policy_loss.loss_mode": "vanilla",
+    "actor.policy_loss.clip_cov_ratio": 2e-4,
+    "actor.policy_loss.clip_cov_lb": 1.0,
+    "actor.policy_loss.clip_cov_ub": 5.0,
+    "actor.policy_loss.kl_cov_ratio": 2e-4,
+    "actor.policy_loss.ppo_kl_coef": 0.1,
+    "actor.model.enable_gradient_checkpointing": True,
+    "actor.model.lora_r": 128,
+    "actor.model.lora_alpha": 256,
+    "actor.optim.lr": 1e-6,
+    "actor.optim.weight_decay": 1e-2,
+    "actor.optim.strategy": "adamw",
+    "rollout.name": "vllm",
+    "rollout.n": 1,
+    "rollout.temperature": 1.0,
+    "trainer.total_epochs": 15,
+    "trainer.val_freq": -1,
+    "trainer.save_freq": -1,
+    "trainer.save_limit": -1,
     "trainer.max_try_make_batch": 20,
-}  # fmt: skip
+}
 """RLLaVA's own values of the keys that are taken over, where a configuration does not write them."""
 EXAMPLE: dict[str, Any] = {
-    "data.prompt_key": "problem", "data.train_batch_size": 16, "actor.ppo_mini_batch_size": 4,
-    "actor.fsdp.offload_params": True, "rollout.n": 5, "trainer.val_freq": 5, "trainer.save_freq": 20,
+    "data.prompt_key": "problem",
+    "data.train_batch_size": 16,
+    "actor.ppo_mini_batch_size": 4,
+    "actor.fsdp.offload_params": True,
+    "rollout.n": 5,
+    "trainer.val_freq": 5,
+    "trainer.save_freq": 20,
     "trainer.save_limit": 2,
-}  # fmt: skip
+}
 GROUNDING: dict[str, Any] = {
-    "data.prompt_key": "problem", "data.train_batch_size": 8, "data.min_pixels": 262_144,
-    "data.filter_overlong_prompts": False, "actor.ppo_mini_batch_size": 8, "actor.fsdp.offload_params": True,
-    "rollout.n": 3, "trainer.total_epochs": 1, "trainer.save_freq": 100, "trainer.save_limit": 3,
-}  # fmt: skip
+    "data.prompt_key": "problem",
+    "data.train_batch_size": 8,
+    "data.min_pixels": 262_144,
+    "data.filter_overlong_prompts": False,
+    "actor.ppo_mini_batch_size": 8,
+    "actor.fsdp.offload_params": True,
+    "rollout.n": 3,
+    "trainer.total_epochs": 1,
+    "trainer.save_freq": 100,
+    "trainer.save_limit": 3,
+}
 EXAMPLES = {
-    "config.yaml": EXAMPLE, "config_grounding.yaml": GROUNDING,
-    "config_lora.yaml": GROUNDING | {
-        "actor.model.use_peft": True, "actor.model.lora_r": 8, "actor.model.lora_alpha": 32,
-    },
-}  # fmt: skip
+    "config.yaml": EXAMPLE,
+    "config_grounding.yaml": GROUNDING,
+    "config_lora.yaml": GROUNDING
+    | {"actor.model.use_peft": True, "actor.model.lora_r": 8, "actor.model.lora_alpha": 32},
+}
 """Values of RLLaVA's example files that differ from `DEFAULTS`. Launch scripts start from one of these files."""
 SAME = {
     "actor.model.model_path": "model.path",
@@ -204,7 +244,7 @@ LEFT = {
     "master_port": "the launcher picks a port",
     "master_addr": "see --rdzv-endpoint",
     "node_rank": "see --node-rank",
-}  # fmt: skip
+}
 
 
 def from_rllava(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
@@ -315,8 +355,13 @@ def _optimizer(draft: Draft, rows: int | None) -> None:
     if draft.get("actor.optim.strategy") == "adamw_bf16":
         draft.put("optim.name", "adamw_bf16_kahan", "actor.optim.strategy")
     steps_of(draft, rows, "trainer.max_steps", "trainer.total_epochs")
-    schedule_keys(draft, "actor.optim.warmup_style", "actor.optim.lr_warmup_steps", "actor.optim.lr_warmup_ratio",
-                  "actor.optim.min_lr_ratio")  # fmt: skip
+    schedule_keys(
+        draft,
+        "actor.optim.warmup_style",
+        "actor.optim.lr_warmup_steps",
+        "actor.optim.lr_warmup_ratio",
+        "actor.optim.min_lr_ratio",
+    )
     draft.leave("actor.optim.lr_scheduler_type", "not used there either: warmup_style is")
     draft.leave("actor.optim.num_cycles", "a cosine falls once, over the whole run")
     if draft.get("actor.model.use_peft"):
@@ -355,9 +400,15 @@ def _only_supervised(draft: Draft) -> None:
 
 
 _SAMPLING = (
-    "rollout.samples_per_prompt", "rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.engine",
-    "rollout.allow_filtered_sampling", "rollout.tensor_parallel", "train.updates_per_step",
-)  # fmt: skip
+    "rollout.samples_per_prompt",
+    "rollout.temperature",
+    "rollout.top_p",
+    "rollout.top_k",
+    "rollout.engine",
+    "rollout.allow_filtered_sampling",
+    "rollout.tensor_parallel",
+    "train.updates_per_step",
+)
 
 
 def _leave_rest(draft: Draft) -> None:

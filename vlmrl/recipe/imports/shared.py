@@ -14,13 +14,22 @@ LOGGERS = ("tensorboard", "wandb", "trackio")
 NO_LOGGERS = ("", "console", "file", "none", "None")
 """Loggers that need no entry in log.sinks: they write what vlmrl always writes, or nothing."""
 SCHEDULES = {
-    "constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
     "cosine_with_min_lr": "cosine",
-}  # fmt: skip
+}
 KL_NAMES = {
-    "kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl",
+    "kl": "k1",
+    "k1": "k1",
+    "abs": "abs",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "low_var_kl",
+    "k3": "low_var_kl",
     "full": "full",
-}  # fmt: skip
+}
 """Estimators of the KL: verl's name -> `algo.kl`."""
 NO_GRADIENT = {f"{kind}+": value for kind, value in KL_NAMES.items()}
 """Estimators whose name has a + in verl: value of the estimator without the +, gradient of another one."""
@@ -233,8 +242,9 @@ def trainer_of(draft: Draft, validation: str, keep: str) -> None:
     """
     never = "off there; here 0: at the"
     for source, key, when in (
-        (validation, "eval.every_steps", "start and the end"), ("trainer.save_freq", "checkpoint.every_steps", "end"),
-    ):  # fmt: skip
+        (validation, "eval.every_steps", "start and the end"),
+        ("trainer.save_freq", "checkpoint.every_steps", "end"),
+    ):
         every = number(int, draft.get(source), 1)
         draft.put(key, every or 0, source, why="" if every else f"{never} {when}")
     if draft.get("trainer.val_before_train") is False:
@@ -346,8 +356,13 @@ def kl_of(draft: Draft, on_loss: str, loss_keys: tuple[str, str], on_reward: str
         loss_keys: settings of the coefficient and of the estimator in the loss.
     """
     in_loss, in_reward = draft.get(on_loss), draft.get(on_reward)
-    reward_keys = ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty", "algorithm.kl_ctrl.type",
-                   "algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon")  # fmt: skip
+    reward_keys = (
+        "algorithm.kl_ctrl.kl_coef",
+        "algorithm.kl_penalty",
+        "algorithm.kl_ctrl.type",
+        "algorithm.kl_ctrl.target_kl",
+        "algorithm.kl_ctrl.horizon",
+    )
     coef, kind = loss_keys if in_loss else reward_keys[:2]
     if not in_loss and not in_reward:
         draft.put("algo.kl_coef", 0.0, on_loss, on_reward)
