@@ -98,7 +98,7 @@ def test_data_show_prints_columns_and_what_the_task_says_of_a_truth(tmp_path: Pa
         "                profiles={'default': ('exact_match', {})})\n"
     )
     shown = this_process("data", "show", "rows.jsonl", "--task", "counts.py:task", cwd=tmp_path)
-    assert '  columns: {"hard": true}\n  not sound: `answer` is 0' in shown.out, shown.out + shown.err
+    assert '  columns: {"hard": true}\n  problem: `answer` is 0' in shown.out, shown.out + shown.err
 
 
 def again(data: bytes, scale: float, kind: str, **how: Any) -> bytes:
@@ -163,14 +163,23 @@ def test_the_doctor_names_file_and_row_of_what_a_model_cannot_take(tmp_path: Pat
     verdict, finding = found["broken images"]
     assert verdict == "bad" and f"{table}:3, column `images`, {tmp_path / 'broken.png'}: broken image" in finding
     verdict, finding = found["control tokens in text"]
-    assert verdict == "look" and "1 rows hold" in finding and f"first: {table}:1 (" in finding
+    assert verdict == "look" and "1 rows contain" in finding and f"first: {table}:1 (" in finding
 
 
 @pytest.mark.parametrize(
     "words",
-    ["prep pairs --levels a,b --source", "prep fungi", "prep human", "prep fungi rows.parquet@", "prep digits --out",
-     "data show", "data doctor", "data export rows.jsonl", "data show rows.jsonl --save"],
-)  # fmt: skip
+    [
+        "prep pairs --levels a,b --source",
+        "prep fungi",
+        "prep human",
+        "prep fungi rows.parquet@",
+        "prep digits --out",
+        "data show",
+        "data doctor",
+        "data export rows.jsonl",
+        "data show rows.jsonl --save",
+    ],
+)
 def test_a_name_that_no_file_system_takes_is_an_error_in_words(tmp_path: Path, words: str) -> None:
     rows = [{"prompt": "<image>?", "images": ["a.png"], "answer": "a"}]
     (tmp_path / "a.png").write_bytes(photo(1, 60, 40))

@@ -51,7 +51,7 @@ def _table_resolver(entry: dict[str, Any], cwd: str, notes: list[str]) -> Callab
     opened: list[Any] = []  # the dataset after the first call; None in it = it cannot be opened
 
     def resolve(media: Media) -> bytes | None:
-        from vlmrl.data.dataset import open_dataset
+        from vlmrl.data.open_dataset import open_dataset
         from vlmrl.recipe.schema import Data
 
         if not opened:

@@ -41,9 +41,14 @@ def resolve_tasks(recipe: Recipe) -> list[dict[str, Any]]:
         entry = TASKS.get(data.task)  # None: a user's own task, whose file is not run here
         task = make_task(data.task, {}, data.variant) if entry is not None and entry.variants else None
         variant, own = (task.variant, task.profile(profile)[0]) if task else (None, None)
-        entries.append({
-            "path": data.path, "task": data.task, "variant": variant,
-            "by_default": variant is not None and data.variant is None,
-            "reward": named or own, "profile": profile if named in (None, own) else None,
-        })  # fmt: skip
+        entries.append(
+            {
+                "path": data.path,
+                "task": data.task,
+                "variant": variant,
+                "by_default": variant is not None and data.variant is None,
+                "reward": named or own,
+                "profile": profile if named in (None, own) else None,
+            }
+        )
     return entries

@@ -70,8 +70,15 @@ def choose_engine(recipe: Recipe, world: EngineWorld) -> Choice:
 def _built_in(recipe: Recipe, world: EngineWorld, why: str, hint: str | None) -> Choice:
     """Return the built-in engine on a GPU, with the warning; with an error if the recipe needs vLLM."""
     rollout = recipe.rollout
-    needs = [key for key, on in (("engine_gpus", rollout.engine_gpus > 0), ("overlap", rollout.overlap),
-                                 ("tensor_parallel", rollout.tensor_parallel > 1)) if on]  # fmt: skip
+    needs = [
+        key
+        for key, on in (
+            ("engine_gpus", rollout.engine_gpus > 0),
+            ("overlap", rollout.overlap),
+            ("tensor_parallel", rollout.tensor_parallel > 1),
+        )
+        if on
+    ]
     if needs:
         message = f"`rollout.{needs[0]}` needs vLLM: {why}"
         return Choice(KEY, "torch", why, Problem(message, world.where, hint))

@@ -73,6 +73,9 @@ if TYPE_CHECKING:
 
 else:
     Algo = create_model(
-        "Algo", __base__=AlgoRow, __module__=__name__, __doc__=AlgoRow.__doc__,
+        "Algo",
+        __base__=AlgoRow,
+        __module__=__name__,
+        __doc__=AlgoRow.__doc__,
         **{name: _key(cell) for name, cell in CELLS.items()},
-    )  # fmt: skip
+    )

@@ -21,9 +21,25 @@ if TYPE_CHECKING:
 
 MAX_TEMPLATE_BYTES = 1 << 18
 _FILTERS = (
-    "trim", "lower", "upper", "capitalize", "title", "length", "count", "first", "last", "default", "d", "string",
-    "int", "float", "list", "sort", "unique", "reverse",
-)  # fmt: skip
+    "trim",
+    "lower",
+    "upper",
+    "capitalize",
+    "title",
+    "length",
+    "count",
+    "first",
+    "last",
+    "default",
+    "d",
+    "string",
+    "int",
+    "float",
+    "list",
+    "sort",
+    "unique",
+    "reverse",
+)
 """Filters whose result is at most a constant factor longer than their input."""
 _GROWING_FILTERS = ("join", "tojson")
 """Filters that may make their input longer by a factor, so that a chain of them grows without bound. Their arguments
@@ -31,11 +47,35 @@ must be short constants."""
 _SHORT = 100
 """Maximum length of such an argument, in characters."""
 _METHODS = (
-    "items", "keys", "values", "get", "strip", "lstrip", "rstrip", "lower", "upper", "title", "split", "splitlines",
-    "startswith", "endswith",
-)  # fmt: skip
-_READING = ("TemplateData", "Name", "Const", "Getattr", "Getitem", "Neg", "CondExpr", "Operand", "And", "Or", "Not",
-            "Keyword")  # fmt: skip
+    "items",
+    "keys",
+    "values",
+    "get",
+    "strip",
+    "lstrip",
+    "rstrip",
+    "lower",
+    "upper",
+    "title",
+    "split",
+    "splitlines",
+    "startswith",
+    "endswith",
+)
+_READING = (
+    "TemplateData",
+    "Name",
+    "Const",
+    "Getattr",
+    "Getitem",
+    "Neg",
+    "CondExpr",
+    "Operand",
+    "And",
+    "Or",
+    "Not",
+    "Keyword",
+)
 """Parts of an expression that read or choose a value."""
 _MAKING = ("List", "Tuple", "Add", "Sub", "Concat")
 """Parts of an expression whose value is as long as its operands together."""

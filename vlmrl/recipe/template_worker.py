@@ -66,8 +66,15 @@ class TemplateFailedError(Exception):
         return self.message if self.missing or self.kind in _OF_JINJA else f"{self.kind}: {self.message}"
 
 
-_OF_JINJA = ("TemplateError", "TemplateRuntimeError", "UndefinedError", "SecurityError", "FilterArgumentError",
-             "TemplateNotFound", "TemplateAssertionError")  # fmt: skip
+_OF_JINJA = (
+    "TemplateError",
+    "TemplateRuntimeError",
+    "UndefinedError",
+    "SecurityError",
+    "FilterArgumentError",
+    "TemplateNotFound",
+    "TemplateAssertionError",
+)
 
 
 def compile_source(environment: Environment, source: str) -> Template:

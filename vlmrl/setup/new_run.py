@@ -9,8 +9,9 @@ from pathlib import Path
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.settle import require_settled
 from vlmrl.setup.run_records import records_of, texts_of
-from vlmrl.store.provenance import usable_cores
-from vlmrl.store.runs import Run, create_run
+from vlmrl.store.open_run import create_run
+from vlmrl.store.provenance import usable_threads
+from vlmrl.store.runs import Run
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def start_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Lab
         tags=labels.tags,
         note=labels.note,
         parent=origin.parent,
-        threads=usable_cores(),
+        threads=usable_threads(),
         texts=texts_of(sources),
         **records_of(sources, validation),
     )

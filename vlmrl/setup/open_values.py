@@ -13,7 +13,8 @@ from vlmrl.errors import Problem, VlmrlError, first_line
 from vlmrl.key_facts import MOST
 from vlmrl.preflight.gpu_models import Gpu, known_gpu
 from vlmrl.preflight.memory import HERE, Target
-from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.key_place import AUTO_ORIGIN
+from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Model, Recipe, Train
 from vlmrl.recipe.settle import OPEN, Choice, Chooser, choose, open_keys, settle, with_values
 
@@ -59,7 +60,8 @@ def choosers(settings: Model, files: Callable[[], str], where: str, target: Targ
 
 def count_steps(recipe: Recipe) -> Choice:
     """Count `train.steps` from `train.epochs`: as many steps as draw that many times the number of rows."""
-    from vlmrl.data.dataset import open_dataset, require_split
+    from vlmrl.data.dataset import require_split
+    from vlmrl.data.open_dataset import open_dataset
 
     is_rl, rows = recipe.kind == "rl", 0
     per_step = recipe.rollout.prompts_per_step if is_rl else recipe.train.rows_per_step

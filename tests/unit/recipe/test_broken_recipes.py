@@ -598,14 +598,14 @@ def test_a_byte_order_mark_and_windows_line_ends_are_fine(tmp_path, monkeypatch)
         ("train.steps", "needs a key and a value"),
         ("=3", "`` is not a key"),
         ("train..steps=3", "`train..steps` is not a key"),
-        ("train.steps=many", "`train.steps` is the string \"many\"; it must be a whole number"),
+        ("train.steps=many", '`train.steps` is the string "many"; it must be a whole number'),
         ("data.7.path=x", "`7` is not a position in the list `data`"),
         ("data.path=x", "`path` is not a position in the list `data`"),
         ("model.path.x=1", "`model.path` is a single value, not a table"),
-        ("rollout.stop=[\"a\"", "is not a complete TOML string, list or table"),
+        ('rollout.stop=["a"', "is not a complete TOML string, list or table"),
         ("train.steps=1\ntrain.seed=2", "it must be a whole number"),
     ],
-)  # fmt: skip
+)
 def test_a_broken_override_names_itself(tmp_path, monkeypatch, override, message):
     (found,) = problems_of(tmp_path, SOUND, monkeypatch, (override,))
     assert message in found.message

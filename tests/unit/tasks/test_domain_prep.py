@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pair_tables import composite, photo, table_rows, write_parquet
 
-from vlmrl.data.dataset import open_dataset
 from vlmrl.data.images import decode_image
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks.dataset_assembly import Limits, OnOverlong
@@ -164,9 +164,12 @@ def test_rows_over_the_limit_fail_or_are_dropped_or_made_smaller_and_counted(tmp
 
     def made(name: str, how: OnOverlong):
         return prepare(
-            tmp_path / name, "human", source, replace(ONE, max_prompt_tokens=1000, on_overlong=how),
+            tmp_path / name,
+            "human",
+            source,
+            replace(ONE, max_prompt_tokens=1000, on_overlong=how),
             num_pairs=NO_VALIDATION,
-        )  # fmt: skip
+        )
 
     with pytest.raises(DataError, match=r"5 rows are over --max-prompt-tokens 1,000.*nothing was written") as caught:
         made("a", "fail")

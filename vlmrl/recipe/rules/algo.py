@@ -151,8 +151,16 @@ def _overlap(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
 
 
 RULES: tuple[Callable[[LoadedRecipe, Algorithm], Iterator[Problem]], ...] = (
-    _unread, _kl, _parts, _lengths, _filter, _importance, _advantage, _critic, _overlap,
-)  # fmt: skip
+    _unread,
+    _kl,
+    _parts,
+    _lengths,
+    _filter,
+    _importance,
+    _advantage,
+    _critic,
+    _overlap,
+)
 
 
 def check_algo(loaded: LoadedRecipe) -> Iterator[Problem]:

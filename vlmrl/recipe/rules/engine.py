@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from vlmrl.errors import Problem
 from vlmrl.recipe.extras import install_line
-from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.key_place import AUTO_ORIGIN
+from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.toml_lines import Key
 
@@ -24,8 +25,9 @@ TORCH_HINT = 'use rollout.engine = "torch"'
 TWO_WAY_IMAGES = "its CPU build lets the tokens of an image attend only to earlier tokens"
 LINEAR_ATTENTION = "its CPU build computes linear attention only in bfloat16"
 CPU_REFUSALS: Mapping[tuple[str, str], str] = {
-    ("qwen3_5", "float32"): LINEAR_ATTENTION, ("qwen3_5_moe", "float32"): LINEAR_ATTENTION,
-}  # fmt: skip
+    ("qwen3_5", "float32"): LINEAR_ATTENTION,
+    ("qwen3_5_moe", "float32"): LINEAR_ATTENTION,
+}
 """(model type, dtype) -> why vLLM on a CPU cannot generate for it, as `scripts/bench/vllm_families.py` showed."""
 
 

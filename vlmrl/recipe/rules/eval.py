@@ -12,8 +12,13 @@ TEST_SPLITS = ("test", "testing")
 NEEDS_VALIDATION = ("train.stop_above", "eval.patience")
 """Keys that end a run because of a validation."""
 USELESS_WITHOUT_VALIDATION = (
-    "eval.every_steps", "eval.at_start", "eval.metric", "eval.goal", "eval.allow_test_split", "checkpoint.keep_best",
-)  # fmt: skip
+    "eval.every_steps",
+    "eval.at_start",
+    "eval.metric",
+    "eval.goal",
+    "eval.allow_test_split",
+    "checkpoint.keep_best",
+)
 """Keys that do nothing without validation, if a recipe sets them."""
 
 

@@ -92,5 +92,11 @@ def _slow_rate(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 LORA_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (
-    _frozen, _frozen_under_adapter, _dropout, _patterns, _quantized, _optimizer, _slow_rate,
-)  # fmt: skip
+    _frozen,
+    _frozen_under_adapter,
+    _dropout,
+    _patterns,
+    _quantized,
+    _optimizer,
+    _slow_rate,
+)
