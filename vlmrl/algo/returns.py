@@ -33,8 +33,9 @@ def rewards_to_go(rewards_T: Array, gamma: float) -> Array:
 def gae(rewards_T: Array, values_T: Array, *, gamma: float, lam: float) -> tuple[Array, Array]:
     """Return the generalised advantage estimates and the value targets of one response.
 
-    delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  target_t = A_t + V_t. The value
-    after the last token is taken as 0, even if the token limit cut the response (as in TRL's and verl's code).
+    delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  target_t = A_t + V_t.
+    The value after the last token is taken as 0, even if the token limit cut the response (as in TRL's and verl's
+    code).
 
     Args:
         rewards_T: the reward of each token.

@@ -3,9 +3,9 @@
 A rank ends when its launcher ends. They communicate through small files in one folder (`VLMRL_LAUNCH_DIR`), which
 launch/rank_watch.py reads:
 
-    rank-0.beat     JSON: pid, phase, step, ticks (number of phases entered), run folder, log rank-0.out      pipe
-    (FIFO) with all the rank's output; the launcher writes it to the run's logs, secrets hidden rank-0.end      JSON:
-    exit code, message, reason, time, token budgets for a second start; missing if it was killed
+    rank-0.beat     JSON: pid, phase, step, ticks (number of phases entered), run folder, log
+    rank-0.out      pipe (FIFO) with all the rank's output; the launcher writes it to the run's logs, secrets hidden
+    rank-0.end      JSON: exit code, message, reason, time, budgets of a second start; missing if it was killed
 
 In a process that no launcher started, every function here does nothing. No torch.
 """
