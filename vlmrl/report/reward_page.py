@@ -40,7 +40,7 @@ class RowView:
         parts: name of a part -> its value in each score.
         advantage: advantage by each of two rewards; None if the groups are not known or there is one reward.
         artifacts, detail: images that the last reward made, and the detail that it returned.
-        prompt: the prompt; None if it is not known.
+        prompt: the prompt; "" or None if it is not known.
     """
 
     where: str
