@@ -154,7 +154,7 @@ class BitSums:
             positions = torch.arange(1, len(piece) + 1, device=piece.device)
             plain = int(piece.sum())
             self._plain += plain
-            # The positions count from 1 within the piece; `_seen` earlier values come before them.
+            # `positions` count from 1 within the piece. `_seen` values came before, and shift every position.
             self._weighted += int((piece * positions).sum()) + self._seen * plain
             self._seen += len(piece)
 

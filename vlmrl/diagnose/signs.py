@@ -1,8 +1,8 @@
 """Signs that a run does not learn what is intended, such as a rise of the reward without a rise of the accuracy.
 
-A sign is a lasting change of the metrics in the train lines of a run. Training warns of it while it runs, and `runs
-diagnose` afterwards. A change is reported if it is large, is many standard errors of the noise between steps, and is
-still present at the end.
+A sign, such as one response to all prompts, is a lasting change of the metrics in the train lines of a run. Training
+warns of it while it runs, and `runs diagnose` afterwards. A change is reported if it is large, is many standard errors
+of the noise between steps, and is still present at the end.
 """
 
 from __future__ import annotations

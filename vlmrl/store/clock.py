@@ -43,7 +43,7 @@ def span(seconds: float | None) -> str:
 
 
 def ago(text: str | None) -> str:
-    """Return the time that has passed since `text`, as text: `45 s`, `12 min`, `3 h 05 min`; `-` if it is unknown."""
+    """Return the time since `text`, to the minute, as text: `45 s`, `12 min`, `3 h 05 min`; `-` if it is unknown."""
     seconds = seconds_between(text)
     duration = span(seconds)
     return duration.rpartition(" min ")[0] + " min" if duration.endswith(" s") and " min " in duration else duration
