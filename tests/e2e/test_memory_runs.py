@@ -216,7 +216,7 @@ def failing_vllm(*args, **more):
         ("encode", prompt_feed, "encode_prompt", 0, "model.max_pixels = 1568"),
         ("rollout", TorchEngine, "_prefill", 1, "rollout.batch_tokens = "),  # the first is the validation's
         ("sync", rl, "check_sync", 0, "lora.rank = 16"),
-        ("saving", io, "_write_tensors", 0, "lora.rank = 16"),
+        ("saving", io, "write_shards", 0, "lora.rank = 16"),
     ],
 )
 def test_memory_that_runs_out_elsewhere_names_the_phase_and_a_key(

@@ -22,7 +22,7 @@ STUB = """
 # Stands in for `vlmrl train`: a run that takes a moment, is interrupted by SIGINT, and fails when told to.
 import os, signal, sys, time
 from pathlib import Path
-from vlmrl.store.runs import create_run, resume_run
+from vlmrl.store.open_run import create_run, resume_run
 words = sys.argv[1:]
 value = lambda name: words[words.index(name) + 1]
 root = value("--runs")

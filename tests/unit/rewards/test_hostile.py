@@ -135,7 +135,8 @@ ATTACKS = {
     "an image cut off": ("return RewardResult(0.25, artifacts={'a': Liar(bomb(9)[:20])})", "not a readable PNG image"),
     "an image that saves a gigabyte": (
         "return RewardResult(0.25, artifacts={'a': Liar(bytes(10 ** 9))})",
-        "bytes of PNG; the cap is 8,388,608",
+        # On a loaded machine writing a gigabyte takes longer than the limit of time.
+        ("bytes of PNG; the cap is 8,388,608", "no answer within"),
     ),
 }
 FILE = """

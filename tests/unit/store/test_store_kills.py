@@ -22,7 +22,7 @@ BUILDERS = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfro
 
 def die(root: Path, ref: str, point: str, body: str) -> None:
     """Resume the run in a process of its own, run `body`, and be killed at `point`."""
-    code = f"{BUILDERS}from vlmrl.store.runs import resume_run\nrun = resume_run({str(root)!r}, {ref!r})\n{body}\n"
+    code = f"{BUILDERS}from vlmrl.store.open_run import resume_run\nrun = resume_run({str(root)!r}, {ref!r})\n{body}\n"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, VARIABLE: point}, capture_output=True, text=True
     )

@@ -20,7 +20,7 @@ from vlmrl.store.open_run import open_run, resume_run
 
 HOLD = """
 import sys, time
-from vlmrl.store.runs import resume_run
+from vlmrl.store.open_run import resume_run
 run = resume_run({root!r}, {ref!r})
 print("held", flush=True)
 {then}
