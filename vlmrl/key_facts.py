@@ -34,7 +34,7 @@ POSITIVE_FRACTION = Range(ge=1e-9, le=1)
 
 @dataclass(frozen=True)
 class OnResume:
-    """Rule for the change of a recipe key when a run is resumed.
+    """Rule that says whether a recipe key may change when a run is resumed.
 
     Args:
         kind: "free": the result of the training does not depend on the key (except for rounding), so a change is

@@ -262,7 +262,7 @@ def _enclosed(text: str, at: int, most: int = MOST_LIST_CHARS) -> _Enclosed:
 
 
 def _listed(place: _Place, at: int) -> Iterator[Span]:
-    """Yield the literals in brackets after the separator, except the keys of a mapping."""
+    """Yield the literals of the bracketed list that follows the separator, except the keys of a mapping."""
     enclosed = _enclosed(place.text, at)
     literals = enclosed.literals
     fits = is_mixed if place.sure else looks_random
