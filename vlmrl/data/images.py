@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import struct
 import warnings
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vlmrl.broken_image import BROKEN_IMAGE
 from vlmrl.errors import DataError, StoreError
 from vlmrl.store.media import ShardFolder
 from vlmrl.types import Media
@@ -34,18 +33,6 @@ SHARD_BYTES = 512 * 1024 * 1024
 """Size in bytes at which a shard ends."""
 BATCH_BYTES = 8 * 1024 * 1024
 """Size in bytes at which a batch of images is written to its shard."""
-_BROKEN = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    KeyError,
-    TypeError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-)
 _ORIENTATION_TAG = 0x0112
 
 
@@ -93,7 +80,7 @@ def decode_image(data: bytes) -> PILImage:
                 page = Image.new("RGBA", image.size, (255, 255, 255, 255))
                 image = Image.alpha_composite(page, image)
             return image if image.mode == "RGB" else image.convert("RGB")
-    except _BROKEN as error:
+    except BROKEN_IMAGE as error:
         raise DataError(f"broken image: {error}") from error
 
 
@@ -146,7 +133,7 @@ def remarks_on(data: bytes) -> list[str]:
 def _has_frames(image: PILImage) -> bool:
     try:
         return bool(getattr(image, "is_animated", False))
-    except _BROKEN:  # a later frame is broken: there is more than one frame
+    except BROKEN_IMAGE:  # a later frame is broken: there is more than one frame
         return True
 
 
@@ -175,7 +162,7 @@ def _open(data: bytes) -> PILImage:
             image = Image.open(io.BytesIO(data), formats=READ_FORMATS)
     except Image.DecompressionBombError as error:
         raise DataError(f"image of more than {MAX_PIXELS:,} pixels") from error
-    except _BROKEN as error:
+    except BROKEN_IMAGE as error:
         raise DataError(f"not an image in a known format ({', '.join(READ_FORMATS)})") from error
     width, height = image.size
     if width * height > MAX_PIXELS:
@@ -188,7 +175,7 @@ def _open(data: bytes) -> PILImage:
 def _orientation(image: PILImage) -> int:
     try:
         value = image.getexif().get(_ORIENTATION_TAG, 1)
-    except _BROKEN:
+    except BROKEN_IMAGE:
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-import struct
 import warnings
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from vlmrl.broken_image import BROKEN_IMAGE
 from vlmrl.errors import RewardError
 from vlmrl.json_text import parse_json
 from vlmrl.rewards.base import part_name
@@ -35,18 +34,6 @@ MOST_NAME_CHARS = 200
 PNG_MODES = ("1", "L", "LA", "RGB", "RGBA")
 MOST_DETAIL_LEVELS = 100
 """Maximum depth of lists and mappings. Files nest a detail a few levels deeper, and must be readable."""
-_BROKEN = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    KeyError,
-    TypeError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-)
 _encode = StrictEncoder().encode
 
 
@@ -204,7 +191,7 @@ def read_artifacts(files: Mapping[str, bytes]) -> tuple[dict[str, Media], dict[s
                 image = Image.open(io.BytesIO(data), formats=("PNG",))
                 _check_pixels(name, *image.size)
                 image.load()
-        except (*_BROKEN, Image.DecompressionBombError) as error:
+        except (*BROKEN_IMAGE, Image.DecompressionBombError) as error:
             raise RewardError(f"the artifact `{name}` is not a readable PNG image ({type(error).__name__})") from error
         sha256 = hashlib.sha256(data).hexdigest()
         media[_artifact_name(name)] = Media(sha256, *image.size)
