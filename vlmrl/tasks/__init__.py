@@ -15,12 +15,12 @@ from vlmrl.data.dataset import Dataset
 from vlmrl.errors import RecipeError, unknown
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.entry import TaskEntry
-from vlmrl.tasks.folders import modules_of_folders
+from vlmrl.tasks.folders import entries_of, modules_of_folders
 from vlmrl.tasks.own_task import is_own, load_own
 from vlmrl.tasks.truth_kinds import TEXTS, RowKind, Truth, TruthForm
 
 _ENTRIES = modules_of_folders("entries")
-TASKS: dict[str, TaskEntry] = {name: entry for module in _ENTRIES for name, entry in module.TASKS.items()}
+TASKS: dict[str, TaskEntry] = entries_of(_ENTRIES, "TASKS")
 KINDS: tuple[RowKind, ...] = (
     *sorted((kind for module in _ENTRIES for kind in getattr(module, "KINDS", ())), key=lambda kind: -kind.specificity),
     TEXTS,

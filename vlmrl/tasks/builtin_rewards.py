@@ -10,10 +10,9 @@ from functools import partial
 
 from vlmrl import rewards
 from vlmrl.rewards import GENERAL, Builtin
-from vlmrl.tasks.folders import modules_of_folders
+from vlmrl.tasks.folders import entries_of, modules_of_folders
 
-_OF_TASKS = {name: reward for module in modules_of_folders("rewards") for name, reward in module.REWARDS.items()}
-REWARDS: Mapping[str, Builtin] = {**_OF_TASKS, **GENERAL}
+REWARDS: Mapping[str, Builtin] = {**entries_of(modules_of_folders("rewards"), "REWARDS"), **GENERAL}
 
 load_reward = partial(rewards.load_reward, builtins=REWARDS)
 """`vlmrl.rewards.load_reward`, which finds all built-in rewards by name."""

@@ -9,10 +9,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import vlmrl
+from vlmrl.tasks.folders import entries_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "tasks.md"
 TRY = """
@@ -65,3 +67,11 @@ def test_a_folder_of_ones_own_task_becomes_a_shipped_task(tmp_path: Path) -> Non
     assert made["info"]["splits"]["train"]["rows"] == 8
     parts = {"format": 1.0, "accuracy": 1.0, "nearness": 1.0}
     assert json.loads(run("-c", TRY)) == ["squares", "squares", parts, True, True]
+
+
+def test_two_folders_cannot_have_one_name() -> None:
+    one, other = ModuleType("one"), ModuleType("other")
+    one.TASKS, other.TASKS = {"a": 1, "b": 2}, {"b": 3}
+    assert entries_of([one], "TASKS") == {"a": 1, "b": 2}
+    with pytest.raises(ValueError, match=r"other\.TASKS has `b`"):
+        entries_of([one, other], "TASKS")
