@@ -8,7 +8,8 @@ import pytest
 from tinyworld import image
 
 from vlmrl.errors import DataError, EngineError, RewardError
-from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
+from vlmrl.rollout.sample import encode_prompt, sample_rollouts
+from vlmrl.rollout.scoring import score_rollouts
 from vlmrl.types import Media, Message, RewardInput, Row, Sample, SamplingParams, Score, sample_seed
 
 
@@ -51,14 +52,22 @@ class Judge:
     """A scorer that remembers what it was given; fails on the inputs it is told to."""
 
     def __init__(self, value: float, error: str | None = None) -> None:
-        self.value, self.error, self.seen, self.rows = value, error, [], []
+        self.value, self.error, self.seen, self.rows, self.groups = value, error, [], [], {}
 
-    def score(self, inputs, *, strict: bool, rows=()) -> list[Score]:
+    def submit(self, key, inputs, *, strict: bool, rows=()) -> None:
         self.seen += list(inputs)
-        self.rows = list(rows)
-        if strict and self.error:
+        self.rows += rows
+        self.strict, self.groups = strict, {**self.groups, key: len(inputs)}
+
+    def collect(self, timeout=None) -> list[tuple[int, list[Score]]]:
+        if self.strict and self.error:
             raise RewardError(self.error)
-        return [Score(self.value + len(self.seen), {"p": self.value}, error=self.error) for _ in inputs]
+        self.seconds = [0.25 * k for k in range(len(self.seen))]
+        score = Score(self.value + len(self.seen), {"p": self.value}, error=self.error)
+        return [(key, [score] * count) for key, count in self.groups.items()]
+
+    def cancel(self) -> None:
+        self.cancelled = True
 
 
 @pytest.fixture
