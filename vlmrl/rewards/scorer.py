@@ -40,7 +40,7 @@ EARNED = "alone too: it earns `on_timeout`"
 LOST_IN_A_ROW = 8
 """After so many rows in a row that hung or ended their worker, the rest of the call is not scored, to save hours."""
 MESSAGE_SECONDS = 0.05
-"""How much longer `collect` listens while a message is being sent or received, in seconds."""
+"""Additional time in which `collect` listens while a message is being sent or received, in seconds."""
 ALONE_FAILURES = 3
 """After a failed batch call each row is scored alone, until this many rows in a row have failed."""
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
+from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.rollout.sample import Prompt, Rollout
-from vlmrl.types import Group, RewardInput, Sample, Score, ScoredSample, Trajectory
+from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.sample import Prompt, Rollout, requests_for, rollouts_of
+from vlmrl.types import Group, RewardInput, Sample, SamplingParams, Score, ScoredSample, Trajectory
+
+LISTEN_SECONDS = 0.05
+"""Time in seconds after which generation pauses, for the workers of the rewards to be given more work."""
 
 
 class Scoring:
@@ -46,15 +52,26 @@ class Scoring:
         rows = [f"{name} row {row} sample {k}" for k in range(len(inputs))]
         self.scorers[name].submit(index, inputs, strict=self.strict, rows=rows)
 
+    def submit_all(self, rollouts: Sequence[Rollout]) -> None:
+        """Begin to score all rollouts of a draw."""
+        for index, rollout in enumerate(rollouts):
+            self.submit(index, rollout)
+
     def listen(self) -> None:
         """Take the scores that are there, and give the workers what waits for them. Does not wait."""
         self._collect(0.0)
 
-    def finish(self) -> list[Group]:
-        """Wait for all scores. Return the groups in the order of the draw; advantages are still 0."""
+    def finish(self, seconds: float | None = None) -> list[Group]:
+        """Wait for all scores. Return the groups in the order of the draw; advantages are still 0.
+
+        Args:
+            seconds: duration of the sampling for the record; None = as the rollouts have it.
+        """
         self._collect(None)
-        seconds = {name: iter(scorer.seconds) for name, scorer in self._sources.items()}
-        return [self._group(i, seconds[r.prompt.source.name]) for i, r in sorted(self._rollouts.items())]
+        if seconds is not None:
+            self._rollouts = {i: replace(rollout, seconds=seconds) for i, rollout in self._rollouts.items()}
+        took = {name: iter(scorer.seconds) for name, scorer in self._sources.items()}
+        return [self._group(i, took[r.prompt.source.name]) for i, r in sorted(self._rollouts.items())]
 
     def _collect(self, timeout: float | None) -> None:
         for name, scorer in self._sources.items():
@@ -83,11 +100,41 @@ class Scoring:
         return Group(rollout.prompt.row, rollout.prompt.encoded.text, tuple(samples))
 
 
+def sample_scored(
+    generator: Generator,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    scoring: Scoring,
+    *,
+    num_samples: int,
+    run_seed: int,
+    version: int,
+    progress: Callable[[int], Any] | None = None,
+) -> float:
+    """Sample `num_samples` responses to every prompt with policy `version`, and begin to score each group at once.
+
+    All ranks call this, each with its own prompts. `scoring.finish` then returns the groups.
+
+    Returns: seconds that the sampling took.
+    Raises: EngineError when a sample is from another version.
+    """
+    start = time.perf_counter()
+    with generator.round(progress):
+        requests = requests_for(prompts, num_samples, run_seed, version)
+        open_requests = {generator.submit(request, params): index for index, request in enumerate(requests)}
+        while open_requests:
+            for number, samples in generator.poll(LISTEN_SECONDS):
+                index = open_requests.pop(number)
+                (rollout,) = rollouts_of([prompts[index]], [samples], 0.0, version)
+                scoring.submit(index, rollout)
+            scoring.listen()
+    return time.perf_counter() - start
+
+
 def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *, strict: bool) -> list[Group]:
     """Score all responses, each source with its own reward: see `Scoring`."""
     with Scoring(scorers, strict=strict) as scoring:
-        for index, rollout in enumerate(rollouts):
-            scoring.submit(index, rollout)
+        scoring.submit_all(rollouts)
         return scoring.finish()
 
 
