@@ -103,7 +103,8 @@ def measure(*, seconds: float, workers: int, generation: float, prompts: int, sa
     """
     rows = [Row(f"row-{i}", "rows", "rows", {"answer": "a"}) for i in range(prompts)]
     drawn = [Prompt(Rows(), row, 0, EncodedPrompt(row, "?", (1,), (0,), {}, 0, 0, ())) for row in rows]
-    engine, options = PacedEngine(generation / prompts), {"num_samples": samples, "run_seed": 0, "version": 0}
+    engine = PacedEngine(generation / prompts)
+    options: dict[str, Any] = {"num_samples": samples, "run_seed": 0, "version": 0}
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "slow.py").write_text(REWARD.format(seconds=seconds))
         with Scorer(load_reward("slow.py:score", base_dir=name), workers=workers, timeout_seconds=60.0) as scorer:
