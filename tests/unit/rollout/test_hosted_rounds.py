@@ -228,3 +228,13 @@ def test_the_error_of_a_request_reaches_all_trainers(monkeypatch):
             made.generate([request(-1)], SamplingParams())
         assert caught.value.where == "row x"
         assert wire.receive(stage.ours[0, 1])[0]["error"][0] == "no such seed"
+
+
+def test_no_rank_goes_on_before_the_engines_have_the_new_weights(monkeypatch):
+    stage = Stage(monkeypatch, 1)
+    made = stage.trainer()
+    with closing(made):
+        at_wait: list[int] = []
+        monkeypatch.setattr(World, "wait", lambda self: at_wait.append(stage.engine(0).version))
+        made.load_weights(6)
+        assert at_wait == [6]

@@ -228,6 +228,7 @@ class HostedEngine(Generator):
             self._answer(i)
         if folder is not None:
             shutil.rmtree(folder)
+        self.world.wait()  # no rank's requests may reach an engine before its new weights
         self.version, self._loaded = version, True
 
     @contextmanager
