@@ -27,7 +27,8 @@ from vlmrl.rewards.accuracy_part import accuracy_part, accuracy_words
 from vlmrl.rewards.base import RewardSpec, value_range
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
+from vlmrl.rollout.sample import encode_prompt, sample_rollouts
+from vlmrl.rollout.scoring import score_rollouts
 from vlmrl.tasks.base import Task, Verdict
 from vlmrl.tasks.figure import figures_to_json
 from vlmrl.tasks.source import Source

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -32,6 +32,7 @@ from vlmrl.rewards.sandbox.frames import (
     FrameBuffer,
     pack_frame,
 )
+from vlmrl.rewards.sandbox.outcomes import Place
 from vlmrl.types import RewardInput
 
 LOAD_SECONDS = 60.0
@@ -70,7 +71,7 @@ class Worker:
     """Worker and its keeper (keeper.py).
 
     Attributes:
-        busy: indices of the inputs that it has not answered yet.
+        busy: places of the inputs that it has not answered yet.
         deadline: time at which it will be ended.
         request: number of its current request.
         item: index of the next answer.
@@ -101,7 +102,7 @@ class Worker:
         self._frames = FrameBuffer(self._token, (MOST_ANSWER_BYTES, MOST_BLOB_BYTES))
         self._output, self.output_open = b"", True
         self.loaded: dict[str, Any] | None = None
-        self.busy: list[int] = []
+        self.busy: list[Place] = []
         self.pid = self.request = self.answered = self.item = 0
         self.deadline = time.monotonic() + patience(LOAD_SECONDS)
         load = pack_frame(
@@ -115,15 +116,20 @@ class Worker:
         return self._output.decode(errors="replace")
 
     @property
+    def receiving(self) -> bool:
+        """Whether a part of an answer has arrived, and the rest has not."""
+        return self._frames.has_part
+
+    @property
     def has_ended(self) -> bool:
         return self._keeper.poll() is not None
 
-    def assign(self, indices: Sequence[int], inputs: Sequence[RewardInput], timeout: float) -> None:
+    def assign(self, places: Sequence[Place], inputs: Mapping[Place, RewardInput], timeout: float) -> None:
         """Queue one request. The clock starts now."""
-        self.busy, self._output = list(indices), b""
+        self.busy, self._output = list(places), b""
         self.request, self.item = self.request + 1, 0
         items, blobs = [], []
-        for x in (inputs[i] for i in indices):
+        for x in (inputs[place] for place in places):
             item = {name: getattr(x, name) for name in SENT}
             item |= {"media": [asdict(m) for m in x.media], "turns": [asdict(turn) for turn in x.turns]}
             images = [image.convert("RGB") for image in x.images]
