@@ -117,7 +117,7 @@ def probe_reward(
         unpaid = [part for part in spec.ranges if not (weights or spec.weights).get(part)]
         played = play(Stage(rows, echo, unpaid)) if play is not None else _text_play(attempts, trace)
         honest = _honest(attempts, played)
-        allowed = [trick for name, trick in ASKED_FOR.items() if spec.pure and spec.args.get(name)]
+        allowed = [trick for name, trick in ASKED_FOR.items() if spec.is_builtin and spec.args.get(name)]
         attacks = [a for a in (*played.attacks, *more) if a.name not in allowed]
         tried, skipped = _all_tried(attempts, attacks)
         values = np.array([honest.informed.values_R, honest.wrong.values_R, *(t.values_R for t in tried)])
