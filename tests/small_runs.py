@@ -138,9 +138,13 @@ def begin(
 
 
 def go_on(
-    run: Run, *overrides: str, recipe: Path | None = None, accept: bool = False, stop_at: int | None = None,
+    run: Run,
+    *overrides: str,
+    recipe: Path | None = None,
+    accept: bool = False,
+    stop_at: int | None = None,
     ears: Ears | None = None,
-) -> tuple[Run, str]:  # fmt: skip
+) -> tuple[Run, str]:
     """(the run after one more attempt, how that ended)."""
     root = run.dir.parent
     plan = plan_resume(root, ResumeRequest(run.id, run.manifest.kind, recipe, overrides, accept))

@@ -57,10 +57,11 @@ def measure(name: str, folder: Path, *, lora: bool = False, dtype: str = "float3
         str(folder), dtype, "cpu", 900, 2**28, encoder.image_arguments, lora_rank=adapter_rank(model)
     )
     prompts = [
-        encoded(encoder, "same?", name="t"), encoded(encoder, "0 1 2 yes", [(90, 70)], name="one"),
+        encoded(encoder, "same?", name="t"),
+        encoded(encoder, "0 1 2 yes", [(90, 70)], name="one"),
         encoded(encoder, "same or different?", [(56, 56), (64, 64)], name="two"),
         encoded(encoder, "".join(n for n in encoder.control.names[:4] if n != "<image>"), [(56, 56)], name="typed"),
-    ]  # fmt: skip
+    ]
     warm = SamplingParams(0.9, max_new_tokens=16, banned_ids=banned)
     greedy = replace(warm, temperature=0.0)
     requests = [SamplingRequest(p, 3, 100 * i) for i, p in enumerate(prompts)]

@@ -44,9 +44,16 @@ def _row(number: int, good: bool) -> dict[str, Any]:
     image = {"sha256": f"{number // 2:064x}", "width": 8, "height": 8, "kind": "table"}
     text = dict.fromkeys(("text", "finish", "note", "error", "source", "task"), "")
     return text | {
-        "prompt_id": str(number), "sample": 0, "seed": 0, "truth": {}, "num_tokens": 1, "score": float(good),
-        "parts": {}, "images": [image], "outcome": {"accuracy": float(good)},
-    }  # fmt: skip
+        "prompt_id": str(number),
+        "sample": 0,
+        "seed": 0,
+        "truth": {},
+        "num_tokens": 1,
+        "score": float(good),
+        "parts": {},
+        "images": [image],
+        "outcome": {"accuracy": float(good)},
+    }
 
 
 def main() -> None:

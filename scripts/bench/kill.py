@@ -276,10 +276,12 @@ def record(run_dir: Path) -> dict[str, Any]:
         {k: v for k, v in m.items() if k not in ("attempt", "time") and not k.startswith(MEASURED)} for m in lines
     ]
     rollouts = {
-        step: [(g.row, g.prompt_text, [(s.trajectory, s.text, repr(s.score), s.advantage, s.masked) for s in g.samples])
-               for g in run.read_rollouts(step)]
+        step: [
+            (g.row, g.prompt_text, [(s.trajectory, s.text, repr(s.score), s.advantage, s.masked) for s in g.samples])
+            for g in run.read_rollouts(step)
+        ]
         for step in run.rollout_files()
-    }  # fmt: skip
+    }
     found: dict[str, Any] = {"status": run.status, "metrics": json.dumps(history), "rollouts": repr(rollouts)}
     found["best"] = repr(run.manifest.best)
     for folder in run.checkpoint_dirs():
@@ -326,8 +328,14 @@ def kill_prep(bench: Bench, count: int) -> None:
         moved = now is None and any("replaced" in name for name in left)
         if not states and not moved:
             raise Broken(f"half a dataset after a kill: {sorted(now or {})}")
-        bench.saw("prep", "after the dataset was there" if states == ["after"] else
-                  "while files were written" if left else "before the first file")  # fmt: skip
+        bench.saw(
+            "prep",
+            "after the dataset was there"
+            if states == ["after"]
+            else "while files were written"
+            if left
+            else "before the first file",
+        )
         again = bench.run(*words, *force).json
         if left and not again["found"]:
             raise Broken(f"prep did not say that it found {left}")
@@ -341,8 +349,8 @@ def kill_training(bench: Bench, command: str, count: int, expected: dict[str, An
     shares, number = bench.moments(command, count), 0
     while shares:
         root = bench.folder / f"{command}-{number}"
-        number, kills, run_dir, step = number + 1, 0, None, 0
-        while True:
+        number, kills, run_dir, step, done = number + 1, 0, None, 0, False
+        while not done:
             again = ["--resume", "last"] if run_dir else [f"{command}.toml", *SIZES[command]]
             hit = bool(shares) and kills < KILLS_A_RUN
             # A resumed run has less to do; its start takes about as long as a quarter of the whole.
@@ -356,7 +364,7 @@ def kill_training(bench: Bench, command: str, count: int, expected: dict[str, An
                 break
             shares.pop(0)
             kills += 1
-            run_dir, step = look(bench, command, root)
+            run_dir, step, done = look(bench, command, root)
         run_dir = next(p for p in root.iterdir() if not p.name.startswith("."))
         checked = bench.run("runs", "verify", run_dir.name, "--runs", str(root), "--json").json
         if checked["problems"]:
@@ -365,16 +373,22 @@ def kill_training(bench: Bench, command: str, count: int, expected: dict[str, An
         bench.compared += kills > 0
 
 
-def look(bench: Bench, command: str, root: Path) -> tuple[Path | None, int]:
-    """What a kill left: (the run folder, if it had got that far, the step of its last complete checkpoint)."""
+def look(bench: Bench, command: str, root: Path) -> tuple[Path | None, int, bool]:
+    """Check what a kill left: (run folder or None, step of its last complete checkpoint, whether the run was done).
+
+    A kill between the last record and the end of the process leaves a finished run.
+    """
     runs = [p for p in root.iterdir() if not p.name.startswith(".")] if root.exists() else []
     if not runs:
         bench.saw(command, "before the run folder")
-        return None, 0
+        return None, 0, False
     shown = bench.run("runs", "show", "last", "--runs", str(root), "--json").json
     checked = bench.run("runs", "verify", "last", "--runs", str(root), "--json", may_fail=True).json
     if errors := [p for p in checked["problems"] if p["level"] == "error"]:
         raise Broken(f"verify after a kill: {errors}")
+    if shown["status"] == "done":
+        bench.saw(command, "after the last record")
+        return runs[0], STEPS, True
     if shown["status"] != "killed":
         raise Broken(f"a killed run is shown as {shown['status']}")
     from vlmrl.store.files import leftovers
@@ -382,9 +396,15 @@ def look(bench: Bench, command: str, root: Path) -> tuple[Path | None, int]:
 
     saved = [int(p.name[-6:]) for p in complete_checkpoints(runs[0])]
     half = incomplete_checkpoints(runs[0]) or leftovers(runs[0])
-    bench.saw(command, "while a file or checkpoint was written" if half else
-              f"after checkpoint {saved[-1]}" if saved else "before the first checkpoint")  # fmt: skip
-    return runs[0], saved[-1] if saved else 0
+    bench.saw(
+        command,
+        "while a file or checkpoint was written"
+        if half
+        else f"after checkpoint {saved[-1]}"
+        if saved
+        else "before the first checkpoint",
+    )
+    return runs[0], saved[-1] if saved else 0, False
 
 
 def kill_merge(bench: Bench, count: int) -> None:
@@ -402,8 +422,14 @@ def kill_merge(bench: Bench, count: int) -> None:
         if there and tree(place / "model") != expected:
             raise Broken(f"half a merged model: {sorted(tree(place / 'model'))}")
         left = [p.name for p in place.iterdir() if p.name.startswith(".")]
-        bench.saw("merge", "after the model was there" if there else
-                  "while files were written or compared" if left else "before the first file")  # fmt: skip
+        bench.saw(
+            "merge",
+            "after the model was there"
+            if there
+            else "while files were written or compared"
+            if left
+            else "before the first file",
+        )
         again = bench.run(*words, may_fail=there)
         if there and "exists" not in again.err:
             raise Broken("merge wrote over a finished model")
@@ -432,9 +458,10 @@ def prepare(bench: Bench) -> dict[str, dict[str, Any]]:
         if not made["last"]["optim/updates"]:
             raise Broken(f"the uninterrupted {command} made no update: the comparison would show nothing")
     timed: dict[str, list[str]] = {
-        "prep": ["digits", *PREP, "--out", "timed/digits"], "merge": ["train", "--out", "timed/model"],
+        "prep": ["digits", *PREP, "--out", "timed/digits"],
+        "merge": ["train", "--out", "timed/model"],
         **{c: [f"{c}.toml", *SIZES[c], "--runs", "timed/runs"] for c in SIZES},
-    }  # fmt: skip
+    }
     if bench.smoke:
         timed = {command: timed[command] for command in SMOKE_SHARES}
     else:
@@ -476,17 +503,27 @@ def main() -> int:
             file=sys.stderr,
         )
     kills = bench.kills.total()
-    print(f"kill.py: {kills} kills, {kills - (problem is not None)} recovered, resumed runs bitwise equal: "
-          f"{'yes' if problem is None else 'NOT SHOWN'} ({bench.compared} runs)", file=sys.stderr)  # fmt: skip
+    print(
+        f"kill.py: {kills} kills, {kills - (problem is not None)} recovered, resumed runs bitwise equal: "
+        f"{'yes' if problem is None else 'NOT SHOWN'} ({bench.compared} runs)",
+        file=sys.stderr,
+    )
     if problem is not None:
         print(f"broken: {problem}", file=sys.stderr)
-    print(json.dumps({
-        "kills": dict(bench.kills), "found": {c: dict(n) for c, n in bench.found.items()},
-        "runs_compared": bench.compared,
-        "broken": None if problem is None else str(problem), "seed": options.seed, "cold": options.cold,
-        "uninterrupted_seconds": {c: round(s, 2) for c, s in bench.seconds.items()},
-        "seconds": round(time.perf_counter() - start, 1),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "kills": dict(bench.kills),
+                "found": {c: dict(n) for c, n in bench.found.items()},
+                "runs_compared": bench.compared,
+                "broken": None if problem is None else str(problem),
+                "seed": options.seed,
+                "cold": options.cold,
+                "uninterrupted_seconds": {c: round(s, 2) for c, s in bench.seconds.items()},
+                "seconds": round(time.perf_counter() - start, 1),
+            }
+        )
+    )
     return 0 if problem is None else 1
 
 

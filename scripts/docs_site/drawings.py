@@ -10,16 +10,29 @@ from pathlib import Path
 
 LAYERS_TEST = Path(__file__).resolve().parents[2] / "tests" / "test_layers.py"
 HOLDS = {
-    "recipe": "recipes: schema, loading, checks", "rewards": "built-in rewards, sandbox",
-    "algo": "algorithms: table, losses, advantages", "store": "run folders", "data": "datasets, images, packing",
-    "model": "models, shared prefix, LoRA", "dist": "processes, FSDP2", "tasks": "tasks: prompt, truth, reward",
-    "rollout": "engines, weight sync", "checkpoint": "checkpoints, merge", "sinks": "loggers",
+    "recipe": "recipes: schema, loading, checks",
+    "rewards": "built-in rewards, sandbox",
+    "algo": "algorithms: table, losses, advantages",
+    "store": "run folders",
+    "data": "datasets, images, packing",
+    "model": "models, shared prefix, LoRA",
+    "dist": "processes, FSDP2",
+    "tasks": "tasks: prompt, truth, reward",
+    "rollout": "engines, weight sync",
+    "checkpoint": "checkpoints, merge",
+    "sinks": "loggers",
     "evaluate": "metrics, intervals, comparison",
-    "preflight": "checks before a run, memory plan", "reward_check": "saved responses, probe",
-    "diagnose": "why a run does not learn", "setup": "start of a run", "inference": "eval, try, parity",
-    "train": "training loop", "report": "HTML pages", "launch": "several processes, Slurm", "demo": "the demo",
+    "preflight": "checks before a run, memory plan",
+    "reward_check": "saved responses, probe",
+    "diagnose": "why a run does not learn",
+    "setup": "start of a run",
+    "inference": "eval, try, parity",
+    "train": "training loop",
+    "report": "HTML pages",
+    "launch": "several processes, Slurm",
+    "demo": "the demo",
     "cli": "commands",
-}  # fmt: skip
+}
 """Package -> what it holds, in a few words."""
 LIFE = (
     ("dataset row", "Row: truth, images, columns", "task"),

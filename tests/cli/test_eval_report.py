@@ -103,6 +103,7 @@ def test_a_run_without_a_checkpoint_is_told(tmp_path: Path) -> None:
     assert "no checkpoint" in refused("eval", done.id, "--runs", tmp_path).message
 
 
+@pytest.mark.slow
 def test_report_writes_into_the_runs_folder_by_default(tmp_path: Path) -> None:
     done = make_run(tmp_path, name="mine", steps=2)
     found = answered("report", "mine", "--runs", tmp_path)

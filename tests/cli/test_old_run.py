@@ -148,11 +148,20 @@ def test_it_is_compared_with_a_run_of_today_as_scored_alike(old: Run):
 @pytest.mark.parametrize(
     "words",
     [
-        "runs list", "runs show old", "runs show old --json", "runs verify old", "runs diagnose old", "runs du",
-        "report old", "reward-check old", "reward-check old --diff length --set soft_tokens=2 --set max_tokens=4",
-        "compare old old", "runs pack old", "runs prune old --keep-rollouts 1 --dry-run",
+        "runs list",
+        "runs show old",
+        "runs show old --json",
+        "runs verify old",
+        "runs diagnose old",
+        "runs du",
+        "report old",
+        "reward-check old",
+        "reward-check old --diff length --set soft_tokens=2 --set max_tokens=4",
+        "compare old old",
+        "runs pack old",
+        "runs prune old --keep-rollouts 1 --dry-run",
     ],
-)  # fmt: skip
+)
 def test_every_command_opens_it_and_none_says_that_something_has_changed(old: Run, words: str):
     done = vlmrl(*words.split())
     assert not [told for told in WORDS_OF_CHANGE if told in done.out + done.err]
@@ -163,6 +172,7 @@ def test_it_is_whole(old: Run):
     assert not verdict.errors and not verdict.warnings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GONE_ON)
 def test_a_resume_goes_on_as_the_code_of_its_time_did(project: Path, name: str):
     done = vlmrl("train", "--resume", name, "--set", "train.steps=2")
@@ -215,6 +225,7 @@ def content(tensor: torch.Tensor) -> tuple[tuple[int, ...], bytes]:
     return tuple(tensor.shape), tensor.numpy().tobytes()
 
 
+@pytest.mark.slow
 def test_a_reward_file_that_has_changed_is_told(project: Path):
     source = Path("reward.py").read_text("utf-8")
     Path("reward.py").write_text(source.replace("97", "89"), "utf-8")

@@ -37,6 +37,7 @@ def run_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_run_is_scored_again_and_equal_and_people_get_tables(run_folder, vlmrl, report):
     found = report("last")
     assert found["stored"]["equal"] and found["samples"] == 48 and found["diff"] is None and found["probes"] is None
@@ -47,21 +48,22 @@ def test_a_run_is_scored_again_and_equal_and_people_get_tables(run_folder, vlmrl
     first, last = (step + 1 for step in found["steps"])  # files count from 0, people from 1
     assert f"steps {first} to {last}\n" in shown.out and report("last", "--steps", "1")["steps"] == [0, 0]
     assert "equal to the stored ones, to the digit" in shown.out and "no </think>" in shown.out
-    assert "no wrong answer is paid: all 25 earn the least there is" in shown.out
-    assert "right, yet paid least (15 of 23 right ones earn less than the most)" in shown.out
+    assert "no wrong answer earned more than the lowest score: all 25 earn it" in shown.out
+    assert "right, yet earned least (15 of 23 earn less than the highest score)" in shown.out
 
 
 def test_what_a_response_or_a_failure_says_does_not_steer_the_terminal(run_folder, vlmrl):
     (run_folder / "all.py").write_text("def score(x): return 1.0\n")
     paid = vlmrl("im", "--reward", "all.py:score", "--rows", "60").out
-    assert "wrong, yet paid most (25 of 25 wrong ones earn something)" in paid
-    assert "every right answer is paid in full: all 23 earn the most there is" in paid
+    assert "wrong, yet earned most (25 of 25 earn more than the lowest score)" in paid
+    assert "every right answer earned the highest score: all 23 of them" in paid
     assert "[bold]x[/bold]" in paid and "\x1b[31m" not in paid
     (run_folder / "loud.py").write_text("def score(x): raise ValueError(x.response[-30:])\n")
     failed = vlmrl("im", "--reward", "loud.py:score", "--rows", "60", "--keep-going").out
     assert "[31m" in failed and "\x1b[31m" not in failed
 
 
+@pytest.mark.slow
 def test_torch_is_not_imported(run_folder, vlmrl, report):
     code = (
         "import sys\n"
@@ -77,6 +79,7 @@ def test_torch_is_not_imported(run_folder, vlmrl, report):
     assert json.loads(done.stdout)["diff"]["names"] == {"first": "taxonomy", "second": "pair_answer"}
 
 
+@pytest.mark.slow
 def test_a_diff_against_a_function_shows_groups_and_advantages(run_folder, vlmrl, report):
     (run_folder / "mine.py").write_text("def score(x): return {'short': 1.0 / (1 + len(x.response)), 'other': None}\n")
     found = report("last", "--diff", "mine.py:score")
@@ -95,8 +98,10 @@ def test_weights_and_arguments_of_the_runs_own_reward(run_folder, vlmrl, report)
     assert by_weights["rewards"]["digits"]["weights"] == {"answer": 1.0}
     by_args = report("last", "--set", "partial=false", "--set", "answer=truncated_bce")
     assert by_args["rewards"]["digits"]["args"] == {
-        "levels": ["loop", "digit"], "partial": False, "answer": "truncated_bce",
-    }  # fmt: skip
+        "levels": ["loop", "digit"],
+        "partial": False,
+        "answer": "truncated_bce",
+    }
     assert by_args["diff"]["parts"]["answer"]["changed_share"] > 0
 
 
@@ -119,6 +124,7 @@ def test_the_probe_finds_nothing_in_the_builtin_and_holes_in_a_search(run_folder
     assert "no trick pays" in shown.out
 
 
+@pytest.mark.slow
 def test_an_answer_of_the_table_cannot_steer_the_terminal_through_a_finding(run_folder, vlmrl):
     rows = [{"response": "a", "ground_truth": f"\x1b[31mred\u202e{i}", "prompt": str(i)} for i in range(3)]
     (run_folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -128,6 +134,7 @@ def test_an_answer_of_the_table_cannot_steer_the_terminal_through_a_finding(run_
     assert "\x1b" not in shown.out and "\u202e" not in shown.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -146,6 +153,7 @@ def test_a_bad_reward_is_told_with_its_row_and_without_our_traceback(run_folder,
     assert "Traceback" not in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -188,6 +196,7 @@ def test_a_table_can_neither_steer_the_terminal_nor_break_the_json(tmp_path, vlm
     assert "\\ud800 half a character" in (tmp_path / "page.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_reward_that_is_not_deterministic_is_an_error_and_a_changed_one_a_warning(tmp_path, vlmrl, report):
     file = tmp_path / "r.py"
     file.write_text("import random\n" + EXACT.replace("float(", "random.random() * float("))
@@ -196,7 +205,7 @@ def test_a_reward_that_is_not_deterministic_is_an_error_and_a_changed_one_a_warn
     assert done.code == 2 and "is not deterministic" in done.err and "Traceback" not in done.err
     file.write_text(EXACT)
     done = vlmrl("last")
-    assert done.code == 0 and "has changed since the run" in done.out and "differ from what was stored" in done.out
+    assert done.code == 0 and "has changed since the run" in done.out and "differ from the stored ones" in done.out
 
 
 GRADED = """
@@ -206,6 +215,7 @@ def reward(x):
 """
 
 
+@pytest.mark.slow
 def test_the_accuracy_of_a_users_reward_is_held_against_its_score(tmp_path, vlmrl, report):
     (tmp_path / "r.py").write_text(GRADED.replace("{accuracy}", "right"))
     make_table_run(tmp_path / "runs", tmp_path / "r.py")
@@ -214,14 +224,17 @@ def test_the_accuracy_of_a_users_reward_is_held_against_its_score(tmp_path, vlmr
     assert (found["right"], found["wrong"]["paid"]) == ({"number": 4, "mean": 0.8, "unpaid": 0}, 8)
     shown = vlmrl("last").out
     assert "weights its own, accuracy is its part acc" in shown and "accuracy 33.3%; a right answer outscores" in shown
-    assert "wrong, yet paid most (8 of 8 wrong ones earn something)" in shown
+    assert "wrong, yet earned most (8 of 8 earn more than the lowest score)" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("accuracy", "told"),
-    [("1 if right else -1", "accuracy -0.3333, the mean; 33.3% right; a right answer outscores"),
-     ("0.5", "accuracy 0.5, the mean: it is not only right or wrong")],
-)  # fmt: skip
+    [
+        ("1 if right else -1", "accuracy -0.3333, the mean; 33.3% right; a right answer outscores"),
+        ("0.5", "mean accuracy 0.5: answers are not only right or wrong"),
+    ],
+)
 def test_an_accuracy_that_is_no_share_is_told_as_a_mean(tmp_path, vlmrl, accuracy, told):
     (tmp_path / "r.py").write_text(GRADED.replace("{accuracy}", accuracy))
     make_table_run(tmp_path / "runs", tmp_path / "r.py")
@@ -237,6 +250,7 @@ def test_a_table_is_right_or_wrong_by_the_reward_that_scores_it(tmp_path, report
     assert found["disagreements"]["accuracy"] == 0.5 and found["rewards"]["t"]["accuracy"] == "score"
 
 
+@pytest.mark.slow
 def test_token_ids_are_those_of_the_run_or_of_the_tables_column(tmp_path, vlmrl, report):
     (tmp_path / "r.py").write_text("def f(completion_ids, **kw): return [float(sum(ids)) for ids in completion_ids]\n")
     make_table_run(tmp_path / "runs", tmp_path / "r.py", "f")  # every response there has the ids 5, 6, 7
@@ -253,6 +267,7 @@ def test_token_ids_are_those_of_the_run_or_of_the_tables_column(tmp_path, vlmrl,
     assert "none.jsonl:1" in refused.err and "a table needs a column `completion_ids`" in refused.err
 
 
+@pytest.mark.slow
 def test_responses_that_a_reward_does_not_judge_are_no_failures(tmp_path, vlmrl, report):
     source = "def f(completions, level, **kw): return [None if n == 2 else 1.0 for n in level]\n"
     (tmp_path / "r.py").write_text(source)

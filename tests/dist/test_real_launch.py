@@ -237,8 +237,18 @@ def test_a_users_error_on_one_rank_alone_is_the_one_shown_and_recorded(place, st
 
 
 def test_ctrl_c_twice_stops_at_once_without_saving(place, start) -> None:
-    command = start("train", "rl.toml", "--gpus", "2", "--runs", "twice", "--set", "checkpoint.every_steps=0",
-                    "--set", "train.steps=300")  # fmt: skip
+    command = start(
+        "train",
+        "rl.toml",
+        "--gpus",
+        "2",
+        "--runs",
+        "twice",
+        "--set",
+        "checkpoint.every_steps=0",
+        "--set",
+        "train.steps=300",
+    )
     command.until(lambda s: s["phase"] == "rollout" and s["step"] >= 1)
     pids, began = command.tree(), time.monotonic()
     command.process.send_signal(signal.SIGINT)

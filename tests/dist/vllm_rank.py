@@ -88,12 +88,14 @@ class Place:
         everybody = dict(pair for theirs in self.world.gather(list(ids.items())) for pair in theirs)
         items = [
             TrainItem(
-                prompt_tokens(self.prompts[i]), i, (Segment("assistant", s.token_ids, True, s.sampler_logp),),
+                prompt_tokens(self.prompts[i]),
+                i,
+                (Segment("assistant", s.token_ids, True, s.sampler_logp),),
                 i * SAMPLES + k,
             )
             for i, samples in mine.items()
             for k, s in enumerate(samples)
-        ]  # fmt: skip
+        ]
         count = len(self.prompts) * SAMPLES
         advantages = [(-1.0) ** k * (1 + 0.3 * k) for k in range(count)]
         names = [str(k) for k in range(count)]

@@ -54,9 +54,23 @@ def test_evaluation_uses_the_runs_engine_and_agrees_with_the_built_in_one(place,
     values = []
     for engine in ("vllm", "torch"):
         done = own_process(
-            "eval", run[0].id, "--checkpoint", "last", "--runs", "runs", "--split", "validation", "--max-rows", "6",
-            "--name", engine, "--set", f"rollout.engine={engine}", "--json", cwd=place,
-        )  # fmt: skip
+            "eval",
+            run[0].id,
+            "--checkpoint",
+            "last",
+            "--runs",
+            "runs",
+            "--split",
+            "validation",
+            "--max-rows",
+            "6",
+            "--name",
+            engine,
+            "--set",
+            f"rollout.engine={engine}",
+            "--json",
+            cwd=place,
+        )
         [evaluation] = done.json["evaluations"]
         values.append({name: m["value"] for name, m in evaluation["metrics"].items()})
     assert values[0] == pytest.approx(values[1], nan_ok=True)

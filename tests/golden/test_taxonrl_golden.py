@@ -31,6 +31,7 @@ def test_every_function_and_every_domain_has_its_numbers():
     assert sum(file.stat().st_size for file in FILES) < 2_000_000
 
 
+@pytest.mark.slow
 def test_the_inputs_are_those_of_the_generator():
     spec = importlib.util.spec_from_file_location("generate", Path(__file__).parent / "taxonrl" / "generate.py")
     assert spec and spec.loader
@@ -41,6 +42,7 @@ def test_the_inputs_are_those_of_the_generator():
         assert json.dumps(read(file)["inputs"][:200]) == json.dumps(first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.removesuffix(".json.gz"))
 def test_every_part_is_the_published_one(file):
     golden = read(file)
@@ -58,6 +60,7 @@ def test_every_part_is_the_published_one(file):
         assert not never, f"{function}: {never} is 0 for every input, so nothing was compared"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.removesuffix(".json.gz"))
 def test_the_value_of_the_reward_is_the_published_overall(file):
     golden = read(file)

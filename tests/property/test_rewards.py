@@ -85,6 +85,7 @@ def test_case_does_not_matter_in_a_name(name, level):
     assert normalise_name(name, level) == normalise_name(name.upper(), level) == normalise_name(name, level.upper())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece",
     [

@@ -81,10 +81,17 @@ def reference_logps(
     for item in items:
         ids = [*item.prompt.ids, *(t for s in item.segments for t in s.ids)]
         kinds = [*item.prompt.kinds, *[0] * item.num_tokens]
-        logits = model(
-            input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            mm_token_type_ids=torch.tensor([kinds], dtype=torch.int), **item.prompt.images,
-        ).logits[0].float() / temperature  # fmt: skip
+        logits = (
+            model(
+                input_ids=torch.tensor([ids]),
+                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+                mm_token_type_ids=torch.tensor([kinds], dtype=torch.int),
+                **item.prompt.images,
+            )
+            .logits[0]
+            .float()
+            / temperature
+        )
         logits[:, list(banned)] = -math.inf
         rows = []
         at = len(item.prompt.ids)
@@ -256,6 +263,7 @@ def test_entropy_is_that_of_the_policy_without_banned_ids(policy, eager_model, w
     assert not stats.entropy.requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("on_policy", [True, False])
 def test_the_step_gradient_of_every_algorithm_equals_the_hand_made_loop(
@@ -326,6 +334,7 @@ def test_the_entropy_bonus_and_kl_gradients_equal_the_hand_made_loop(
     assert_same_gradients(found, gradients(eager_model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @settings(max_examples=6)
 @given(data=st.data())
@@ -341,6 +350,7 @@ def test_the_gradient_does_not_depend_on_packing_splitting_or_order(policy, worl
         assert shown[name] == pytest.approx(metrics[name], rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 @settings(max_examples=3)
 @given(data=st.data())
@@ -429,6 +439,7 @@ def test_leaving_dead_groups_out_of_the_forward_pass_changes_no_gradient(policy,
     assert metrics["policy/entropy"] == without["policy/entropy"] != all_of_them["policy/entropy"]
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(data=st.data())
 def test_shared_prefix_equals_the_padded_reference_for_any_groups(frozen_tiny_model, tiny_banned, prompts, data):
@@ -485,10 +496,14 @@ def test_a_response_neither_sees_its_sibling_nor_another_group(policy, prompts):
 def test_the_first_trained_token_is_predicted_from_the_last_prompt_token(policy, eager_model, prompts, tiny_banned):
     item = items_of([(prompts[2], [1])])[0]
     with torch.no_grad():
-        logits = eager_model(
-            input_ids=torch.tensor([item.prompt.ids]), mm_token_type_ids=torch.tensor([item.prompt.kinds]).int(),
-            **item.prompt.images,
-        ).logits[0, -1] / TEMPERATURE  # fmt: skip
+        logits = (
+            eager_model(
+                input_ids=torch.tensor([item.prompt.ids]),
+                mm_token_type_ids=torch.tensor([item.prompt.kinds]).int(),
+                **item.prompt.images,
+            ).logits[0, -1]
+            / TEMPERATURE
+        )
     logits[list(tiny_banned)] = -math.inf
     assert_close(logps_of(policy, [item])[0], logits.log_softmax(-1)[[item.segments[0].ids[0]]])
 

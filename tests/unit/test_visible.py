@@ -124,9 +124,17 @@ def test_lines_tables_and_json_of_commands_are_safe(capsys):
 def test_the_lines_of_training_are_safe():
     stream = io.StringIO()
     watcher = ConsoleWatcher(stream)
-    metrics = {f"reward/part/{HOSTILE}": 0.5, "reward/part/b": 0.25, "reward/mean": 0.5,
-               "rollout/dead_group_share": 0.0, "rollout/truncated_share": 0.0, "rollout/response_tokens_mean": 3.0,
-               "rollout/tokens_per_second": 1.0, "memory/peak_bytes": 1.0, "time/step_seconds": 1.0}  # fmt: skip
+    metrics = {
+        f"reward/part/{HOSTILE}": 0.5,
+        "reward/part/b": 0.25,
+        "reward/mean": 0.5,
+        "rollout/dead_group_share": 0.0,
+        "rollout/truncated_share": 0.0,
+        "rollout/response_tokens_mean": 3.0,
+        "rollout/tokens_per_second": 1.0,
+        "memory/peak_bytes": 1.0,
+        "time/step_seconds": 1.0,
+    }
     watcher.message(HOSTILE)
     watcher.step(0, 2, metrics)
     watcher.validation(0, {f"eval/{HOSTILE}/reward": 0.5}, best=True)

@@ -31,13 +31,17 @@ def _by_surrogate(
 
 
 _WHOLE_SCORES = When(
-    "advantage", tuple(name for name, e in ESTIMATORS.items() if not e.needs_group),
-    "the advantage `{value}` compares whole scores", "remove it, or use reinforce++, remax or ppo",
-)  # fmt: skip
+    "advantage",
+    tuple(name for name, e in ESTIMATORS.items() if not e.needs_group),
+    "the advantage `{value}` compares whole scores",
+    "remove it, or use reinforce++, remax or ppo",
+)
 _CRITIC = When(
-    "advantage", tuple(name for name, e in ESTIMATORS.items() if e.critic),
-    "the advantage `{value}` has no critic", 'remove it, or set algo.name = "ppo"',
-)  # fmt: skip
+    "advantage",
+    tuple(name for name, e in ESTIMATORS.items() if e.critic),
+    "the advantage `{value}` has no critic",
+    'remove it, or set algo.name = "ppo"',
+)
 _KL = When("kl_coef", hint="set algo.kl_coef, such as 0.001")
 _KL_TARGET = When("kl_target", otherwise="without `algo.kl_target` the coefficient is fixed")
 _FILTER = When("filter", ("spread",))

@@ -50,15 +50,23 @@ AGGREGATIONS = {
 }
 """Names of the aggregations in aggregate.py -> remark."""
 KL_ESTIMATORS = {
-    "k1": "", "k2": "", "k3": "", "low_var_kl": "k3, at most 10", "abs": "",
+    "k1": "",
+    "k2": "",
+    "k3": "",
+    "low_var_kl": "k3, at most 10",
+    "abs": "",
     "full": "exact: the sum over the vocabulary; keeps the reference's hidden states of a step in main memory",
-}  # fmt: skip
+}
 """Names of the KL estimators in kl.py -> remark; "full" is in model/logprobs.py."""
 SCALES = {
-    "none": "", "group": "standard deviation of the group's scores", "batch": "standard deviation of all scores",
-    "alive": "share of live samples", "samples": "centred and divided over all samples",
-    "tokens": "centred and divided over all tokens", "tokens_keep_mean": "as tokens, with the mean added back",
-}  # fmt: skip
+    "none": "",
+    "group": "standard deviation of the group's scores",
+    "batch": "standard deviation of all scores",
+    "alive": "share of live samples",
+    "samples": "centred and divided over all samples",
+    "tokens": "centred and divided over all tokens",
+    "tokens_keep_mean": "as tokens, with the mean added back",
+}
 """Names of the scales that advantages are divided by -> remark for users; see `_scaled`."""
 CRITIC_SCALES = ("none", "tokens", "tokens_keep_mean")
 """Scales that a critic may have. The others divide by a spread of scores, which can be 0 while advantages are not."""

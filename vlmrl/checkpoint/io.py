@@ -98,9 +98,14 @@ class Staged:
 
 
 def save_checkpoint(
-    run_dir: Path, saved: CheckpointContent, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
-    world: World = ALONE, dtypes: Mapping[str, torch.dtype] | None = None,
-) -> Path:  # fmt: skip
+    run_dir: Path,
+    saved: CheckpointContent,
+    model: Any,
+    processor: Any,
+    optimizer_tensors: Mapping[str, Tensor],
+    world: World = ALONE,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+) -> Path:
     """Write `checkpoints/step-<step>/`. After a kill at any time, the folder is complete or ignored by every reader.
 
     The arguments are those of `stage`, without copies.
@@ -112,9 +117,15 @@ def save_checkpoint(
 
 
 def stage(
-    run_dir: Path, saved: CheckpointContent, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
-    world: World = ALONE, dtypes: Mapping[str, torch.dtype] | None = None, copies: HostCopies | None = None,
-) -> Staged:  # fmt: skip
+    run_dir: Path,
+    saved: CheckpointContent,
+    model: Any,
+    processor: Any,
+    optimizer_tensors: Mapping[str, Tensor],
+    world: World = ALONE,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+    copies: HostCopies | None = None,
+) -> Staged:
     """Collect the current content of a checkpoint, and create its folder with the small files.
 
     Args:
@@ -145,9 +156,15 @@ def stage(
         states = {_rng_name(rank): state for rank, state in enumerate(world.gather(torch.random.get_rng_state()))}
         value_head = {k: whole(v).detach().cpu().clone() for k, v in saved.value_head.items()}
         return Staged(
-            final, temp, replace(saved, value_head=value_head), model, take("weights", weights),
-            take("adapter", adapter), take("optimizer", optimizer_tensors), states,
-        )  # fmt: skip
+            final,
+            temp,
+            replace(saved, value_head=value_head),
+            model,
+            take("weights", weights),
+            take("adapter", adapter),
+            take("optimizer", optimizer_tensors),
+            states,
+        )
 
 
 def write_staged(staged: Staged, world: World = ALONE) -> Path:
@@ -170,8 +187,9 @@ def _saving(final: Path, temp: Path, world: World) -> Iterator[None]:
             raise
         raise CheckpointError(
             f"the checkpoint of step {int(final.name.rpartition('-')[2])} could not be saved: {error}",
-            where=str(final), hint="free disk space; older checkpoints are untouched",
-        ) from error  # fmt: skip
+            where=str(final),
+            hint="free disk space; older checkpoints are untouched",
+        ) from error
 
 
 def _put_in_place(temp: Path, final: Path) -> None:
@@ -264,8 +282,9 @@ def load_weights(folder: Path, model: nn.Module) -> None:
         missing, extra = sorted(own.keys() - stored), sorted(stored - own.keys())
         raise CheckpointError(
             f"the checkpoint does not fit the model: {len(missing)} tensors missing, {len(extra)} unknown",
-            where=str(folder), hint=f"first of them: {(missing + extra)[0]}; was the base model changed?",
-        )  # fmt: skip
+            where=str(folder),
+            hint=f"first of them: {(missing + extra)[0]}; was the base model changed?",
+        )
     with torch.no_grad():
         for name, tensor in _read_tensors(folder / MODEL, own).items():
             own[name].copy_(tensor)

@@ -1,4 +1,4 @@
-"""`vlmrl compare A B`: two runs or evaluations side by side."""
+"""`vlmrl compare A B`: compare two runs or evaluations."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ def register(app: typer.Typer) -> None:
 
 
 def compare_(
-    a: Annotated[str, typer.Argument(help="A run (id prefix, name, `last`, folder), or an evaluation's folder.")],
-    b: Annotated[str, typer.Argument(help="The other one. Differences are B minus A.")],
+    a: Annotated[str, typer.Argument(help="Run (id prefix, name, `last`, folder), or an evaluation's folder.")],
+    b: Annotated[str, typer.Argument(help="The run or evaluation to compare with A. Differences are B minus A.")],
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Is B better than A? The answer first; then recipe, code, data and metrics side by side, and paired differences.
+    """Compare two runs or evaluations: is B better than A?
+
+    The answer is printed first. Paired differences, and recipe, code, data and metrics side by side follow.
 
     Example: vlmrl compare digits-sft digits-im
 
-    Test rows decide where both were evaluated on them (vlmrl eval), else rows held out, else those that training
-    validated on. A difference is taken row by row; its interval is Wilson's score interval at the effective sample
-    size of rows that share images, scaled to the range that a difference can have. An interval that holds 0 is not
-    clear.
+    The answer comes from test rows if both were evaluated on them (vlmrl eval), else from held-out rows, else from the
+    rows of validation in training. Differences are taken row by row. Their interval is Wilson's score interval at the
+    effective sample size of rows that share images, scaled to the range that a difference can have. If it contains 0,
+    the difference is not clear.
     """
     from vlmrl.evaluate.compare import compare, open_side
     from vlmrl.store.layout import runs_root

@@ -138,8 +138,7 @@ def constant_part(facts: RunFacts) -> Iterator[Cause]:
     if low == high and 0 < high != facts.most_possible(facts.responses[0].source):
         texts = len({r.text for r in facts.responses})
         what = f"every response earns {high:g}: {texts} different texts, one score"
-        yield Cause("constant_reward", "error", what, reward_check(facts, "--probe"), 1.0, [],
-                    rows_of(facts.responses))  # fmt: skip
+        yield Cause("constant_reward", "error", what, reward_check(facts, "--probe"), 1.0, [], rows_of(facts.responses))
     names_of_value: dict[float | None, list[str]] = {}
     for name in facts.part_names:
         values = facts.part(name)
@@ -157,9 +156,14 @@ def constant_part(facts: RunFacts) -> Iterator[Cause]:
         elif blind and value is not None:
             what += f", although {blind}"
         yield Cause(
-            "constant_part", level, what, reward_check(facts, "--probe"), 0.5 + 0.4 * min(1.0, share),
-            [f"{percent(share)} of the weights of the reward"] if share else [], rows_of(facts.responses),
-        )  # fmt: skip
+            "constant_part",
+            level,
+            what,
+            reward_check(facts, "--probe"),
+            0.5 + 0.4 * min(1.0, share),
+            [f"{percent(share)} of the weights of the reward"] if share else [],
+            rows_of(facts.responses),
+        )
 
 
 def _unlike(facts: RunFacts) -> str:
@@ -288,11 +292,14 @@ def pays_length(facts: RunFacts) -> Iterator[Cause]:
     best = max(parts, key=lambda n: abs(parts[n]), default=None)
     evidence = [f"the part `{best}` correlates most with length: {parts[best]:+.2f}"] if best and len(parts) > 1 else []
     yield Cause(
-        "pays_length", "error" if abs(rho) >= limit("length_error") else "warning",
+        "pays_length",
+        "error" if abs(rho) >= limit("length_error") else "warning",
         f"{'longer' if rho > 0 else 'shorter'} responses score higher in a group: correlation {rho:+.2f} of {count}",
-        reward_check(facts, "--probe"), abs(rho), evidence + grown,
+        reward_check(facts, "--probe"),
+        abs(rho),
+        evidence + grown,
         rows_of([min(group, key=lambda r: r.tokens), max(group, key=lambda r: r.tokens)]),
-    )  # fmt: skip
+    )
 
 
 def plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What `vlmrl eval` evaluates with: the recipe, and what the record says of the rows that the model has seen."""
+"""Choice of the recipe that `vlmrl eval` uses, and of the record of the rows that the model has seen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.checkpoint.merge import RECORD
-from vlmrl.data.dataset import INFO_FILE
+from vlmrl.data.prepared_dataset import INFO_FILE
 from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError, did_you_mean
 from vlmrl.inference.eval_rows import SeenRows, seen_by, trained_by
 from vlmrl.json_text import parse_json
@@ -28,14 +28,16 @@ from vlmrl.store.listing import list_runs
 from vlmrl.store.runs import open_run
 
 NEWEST = 200
-"""Runs whose names are compared with a name that is none."""
+"""Maximum number of newest runs whose names are compared with an unknown name, to suggest a similar one."""
 
 
 @dataclass(frozen=True)
 class ChosenRecipe:
-    """What a model is evaluated with.
+    """Recipe that a model is evaluated with.
 
-    Args: run_dir: the run whose checkpoint it is, None for a model that is no run.    seen: what its record says.
+    Args:
+        run_dir: the run that the checkpoint belongs to; None for a model that is no run.
+        seen: rows that the model has seen, by the run's record.
     """
 
     recipe: Recipe
@@ -44,27 +46,34 @@ class ChosenRecipe:
 
 
 def choose_recipe(
-    origin: ModelOrigin, root: Path, *, recipe: str | None = None, data: str | None = None,
+    origin: ModelOrigin,
+    root: Path,
+    *,
+    recipe: str | None = None,
+    data: str | None = None,
     overrides: Sequence[str] = (),
-) -> ChosenRecipe:  # fmt: skip
-    """What to evaluate with: the named recipe (a file, or a run's), else the run's own, else defaults on `data`;
-    `overrides` on top. Of a model that `vlmrl merge` wrote, the run is the one it was made of, while that is there.
+) -> ChosenRecipe:
+    """Return the recipe to evaluate with, and the rows that the model has seen.
 
-    The table `model` is always the run's own when a run is evaluated: its pixels and dtype belong to its weights.
-    Raises: RecipeError when nothing says what data to use; the errors of the recipe.
+    The recipe is the named one (a file, or a run's), else the run's own, else defaults on `data`; `overrides` are
+    applied to it. For a model that `vlmrl merge` wrote, the run is the one it was made from, while that exists.
+    When a run is evaluated, the table `model` is always the run's own: its pixels and dtype belong to its weights.
+
+    Raises: RecipeError when nothing says what data to use; StoreError when there is no such run or model folder; the
+        errors of the recipe.
     """
     run_dir = origin.run_dir
     if run_dir is None and origin.checkpoint is None:
         _require_there(origin.path, root)
-    made_of = run_dir or _merged_from(origin.path, root)
-    own = None if made_of is None else _run_recipe(made_of)
+    source_run = run_dir or _merged_from(origin.path, root)
+    run_values = None if source_run is None else _run_recipe(source_run)
     values: dict[str, Any] = {"model": {"path": origin.path}}
     if recipe is not None:
         values = _named_recipe(recipe, origin, root)
-        if own is not None:
-            values["model"] = own["model"]
-    elif own is not None:
-        values = own
+        if run_values is not None:
+            values["model"] = run_values["model"]
+    elif run_values is not None:
+        values = run_values
     elif data is None:
         raise RecipeError(
             f"nothing says on what data to evaluate `{origin.path}`",
@@ -83,14 +92,17 @@ def choose_recipe(
     values["model"] = {**values["model"], "path": origin.path}
     refuse_hidden(values, recipe or origin.path)
     chosen = recipe_from_resolved({"schema": 1, "recipe": values}, where=recipe or data or origin.path)
-    seen = SeenRows() if made_of is None else seen_by(made_of)
-    if made_of is None and data is None:
+    seen = SeenRows() if source_run is None else seen_by(source_run)
+    if source_run is None and data is None:
         seen = trained_by(chosen)
     return ChosenRecipe(chosen, run_dir, seen)
 
 
 def _require_there(path: str, root: Path) -> None:
-    """Raise: a word that is no run and no folder. With a `/` it may be a name of the hub, which says itself."""
+    """Raise StoreError for a word that is no run and no folder.
+
+    A word with a `/` may name a model of the hub: loading it then reports a wrong name.
+    """
     if "/" in path or os.path.exists(path):
         return
     runs = list_runs(root, limit=NEWEST)
@@ -100,7 +112,9 @@ def _require_there(path: str, root: Path) -> None:
 
 
 def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
-    """The evaluation folder that `ref` names: a path, RUN/NAME, or RUN alone (then the one on rows called the same).
+    """Return the evaluation folder that `ref` names: a path, RUN/NAME, or RUN alone.
+
+    RUN alone means the run's own evaluation on this split of this source.
 
     Raises: StoreError when there is none, or several to choose from.
     """
@@ -113,37 +127,37 @@ def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
             return folder
         raise StoreError(f"run `{head}` has no evaluation `{tail}`", where=str(folder))
     run = open_run(root, ref)
-    found = [f for f in eval_dirs(run.dir) if _is_own(f, split, source)]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(f.name for f in found) or "none"
+    folders = [f for f in eval_dirs(run.dir) if _is_own(f, split, source)]
+    if len(folders) == 1:
+        return folders[0]
+    names = ", ".join(f.name for f in folders) or "none"
     raise StoreError(
-        f"run {run.id} has {len(found) or 'no'} evaluation(s) on `{source}/{split}` to compare with: {names}",
-        hint=f"name it: --compare {ref}/NAME" if found else f"make it: vlmrl eval {ref}",
+        f"run {run.id} has {len(folders) or 'no'} evaluation(s) on `{source}/{split}` to compare with: {names}",
+        hint=f"name it: --compare {ref}/NAME" if folders else f"create it: vlmrl eval {ref}",
     )
 
 
 def _is_own(folder: Path, split: str, source: str) -> bool:
-    """Whether `vlmrl eval` made an evaluation, on rows of a source called so."""
+    """Return whether `vlmrl eval`, not training, made an evaluation, on this split of a source of this name."""
     meta = read_summary(folder).get("meta", {})
     return (meta.get("split"), meta.get("source")) == (split, source) and not meta.get("during")
 
 
 def _named_recipe(name: str, origin: ModelOrigin, root: Path) -> dict[str, Any]:
-    """The values of a recipe file, or of the run called so where there is no such file."""
+    """Return the values of a recipe file, or of the run of that name if there is no such file."""
     try:
         find_recipe(name)
     except RecipeError:
         with suppress(StoreError):
-            own = _run_recipe(open_run(root, name).dir)
-            if own is not None:
-                return own
+            values = _run_recipe(open_run(root, name).dir)
+            if values is not None:
+                return values
         raise
     return load_recipe(name, overrides=[f"model.path={json.dumps(origin.path)}"]).recipe.model_dump(mode="json")
 
 
 def _merged_from(path: str, root: Path) -> Path | None:
-    """The run that a merged model was made of, as its merge.json says; None when that is gone or no run of ours."""
+    """Return the run that a merged model was made from, by its merge.json. None if it is gone or not below `root`."""
     try:
         name = parse_json((Path(path) / RECORD).read_bytes())["run"]
         return open_run(root, name).dir if isinstance(name, str) and Path(name).name == name else None
@@ -152,9 +166,9 @@ def _merged_from(path: str, root: Path) -> Path | None:
 
 
 def _run_recipe(run_dir: Path) -> dict[str, Any] | None:
-    """The resolved recipe of a run; None when it has none.
+    """Return the resolved recipe of a run, or None if it has none.
 
-    Files it names are looked for where the run was started, when they are not below the current directory.
+    Files that it names are looked for where the run was started, if they are not below the current directory.
     """
     path = newest_resolved(run_dir)
     if not path.exists():
@@ -162,26 +176,29 @@ def _run_recipe(run_dir: Path) -> dict[str, Any] | None:
     resolved = read_resolved(run_dir)
     values = recipe_from_resolved(resolved, where=str(path)).model_dump(mode="json")
     if str((resolved.get("origins") or {}).get("rollout.engine", "")).startswith(AUTO_ORIGIN):
-        values["rollout"]["engine"] = "auto"  # chosen for the machine that trained: chosen anew for this one
+        values["rollout"]["engine"] = "auto"  # it was chosen for the training machine: choose again for this one
     cwd = Path(open_run(run_dir.parent, run_dir.name).manifest.cwd)
     for name, table in [("reward", values["reward"]), *(("data", entry) for entry in values["data"])]:
         for key, value in table.items():
             place = (name, key)
             if is_path_key(place) and isinstance(value, str) and names_file(place, value):
-                table[key] = _found_from(value, cwd)
+                table[key] = _existing_path(value, cwd)
     return values
 
 
-def _found_from(value: str, cwd: Path) -> str:
-    """`value` when that file exists here, else the one below `cwd` when that exists, else `value`."""
+def _existing_path(value: str, cwd: Path) -> str:
+    """Return `value` if that file exists here, else the file below `cwd` if that exists, else `value`."""
     file = Path(value.partition(":")[0] if ".py:" in value else value)
     moved = not file.is_absolute() and not file.exists() and (cwd / file).exists()
     return str(cwd / value) if moved else value
 
 
 def _data_entry(path: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The `[[data]]` entry for another dataset: a prepared one brings its task, a table is read as the recipe's was."""
+    """Return the `[[data]]` entry for another dataset.
+
+    A prepared dataset names its task; a table is read like the recipe's first source.
+    """
     if (Path(path) / INFO_FILE).is_file():
         return {"path": path}
-    kept = ("prompt", "system", "reward", "columns", "task")
-    return {"path": path, **{key: entries[0][key] for key in kept if key in entries[0]}}
+    inherited = ("prompt", "system", "reward", "columns", "task")
+    return {"path": path, **{key: entries[0][key] for key in inherited if key in entries[0]}}

@@ -1,7 +1,7 @@
-"""Which rows `vlmrl eval` takes, and what the model has to do with them. One rule for every command that says so.
+"""Rows that `vlmrl eval` takes, and their role for the model. All commands that name them use this rule.
 
-Of each source: its split `test`; else the very rows that training validated on; else, and said before it starts, the
-rows that training draws from. `--split` names a split or a file instead.
+Of each source it takes the split `test`; else exactly the rows that training validated on; else the rows that training
+draws from, which is reported before the evaluation starts. `--split` names a split or a file instead.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.dataset import open_dataset
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, StoreError, VlmrlError
 from vlmrl.json_text import parse_json
 from vlmrl.recipe.load import recipe_from_resolved
@@ -25,20 +25,21 @@ from vlmrl.tasks.source import TABLE_SUFFIXES, Source, open_rows_file, open_sour
 TEST, VALIDATION, ONLY = "test", "validation", "train"
 """Names of splits; a single file is one split, `train`."""
 MOST_PARENTS = 100
+"""Maximum number of runs that are followed back, from a run to the one that its weights come from."""
 RowsKey = tuple[str, str]
-"""(fingerprint of a dataset, or absolute path where that is all that is known; its split)."""
+"""(fingerprint of a dataset, or its absolute path where only that is known; its split)."""
 
 
 @dataclass(frozen=True)
 class EvalRows:
-    """The rows of one source to evaluate.
+    """Rows of one source to evaluate.
 
     Args:
-        source: `source.split` is how the rows are called in names and on screens.
-        role: what the model has to do with them.
-        max_rows: only so many, the first ones; None = all.
-        origin: where they are, for people: "split test of data/digits", "the file val.jsonl".
-        others: splits of the dataset that were not taken, where these are training rows.
+        source: the rows; `source.split` is their name in files and on screens.
+        role: relation of the rows to the model's training.
+        max_rows: maximum number of rows, the first ones; None = all.
+        origin: place of the rows, in words: "split test of data/digits", "the file val.jsonl".
+        others: splits of the dataset that were not taken, if these are training rows.
     """
 
     source: Source
@@ -53,21 +54,21 @@ class EvalRows:
 
     @property
     def described(self) -> str:
-        """What is evaluated, in one line. What must be known of it stands in `LABELS`."""
+        """Line that says what is evaluated. `LABELS` in store/evaluated_rows.py has the warning for the rows' role."""
         count = len(self.source.rows)
-        of = f"{self.count:,} of {count:,} rows" if self.count < count else f"{count:,} rows"
-        return f"{self.source.name}: {of}, {self.origin}"
+        amount = f"{self.count:,} of {count:,} rows" if self.count < count else f"{count:,} rows"
+        return f"{self.source.name}: {amount}, {self.origin}"
 
 
 @dataclass(frozen=True)
 class SeenRows:
-    """What a model's record says of the rows it was trained on, and those that its checkpoint was chosen by."""
+    """Rows that a model was trained on, and rows that its checkpoint was chosen by, from its record."""
 
     trained: frozenset[RowsKey] = frozenset()
     validated: frozenset[RowsKey] = frozenset()
 
     def role(self, source: Source) -> Role:
-        """The role of rows by these records, else by the name of their split."""
+        """Return the role of a source's rows by these records, else by the name of their split."""
         keys = _keys(source)
         if keys & self.trained:
             return "training"
@@ -79,12 +80,12 @@ class SeenRows:
 def rows_to_evaluate(
     recipe: Recipe, seen: SeenRows, split: str | None = None, max_rows: int | None = None, source: str | None = None
 ) -> list[EvalRows]:
-    """The rows of every source of a recipe, or of the one called `source`.
+    """Return the rows of every source of a recipe, or of the one called `source`.
 
     Args:
-        split: a split's name or a table file; None = by the rule of this module.
-        max_rows: the first so many rows of each source; None = all, or `eval.max_rows` of the rows that the rule takes
-            because training validated on them.
+        split: name of a split, or a table file; None = by the rule of this module.
+        max_rows: maximum number of rows per source, the first ones; None = all, or `eval.max_rows` if the rule takes
+            the rows because training validated on them.
     Raises: DataError when there is no such source, split or file, or a file is given for several sources.
     """
     entries = [d for d in recipe.data if source is None or (d.name or open_dataset(d).name) == source]
@@ -92,16 +93,16 @@ def rows_to_evaluate(
         names = ", ".join(d.name or open_dataset(d).name for d in recipe.data)
         raise DataError(f"there is no source `{source}`", hint=f"sources: {names}")
     if split is None:
-        found = [_by_rule(d, recipe, seen) for d in entries]
+        result = [_by_rule(d, recipe, seen) for d in entries]
     else:
-        found = [_named(d, recipe, seen, split, len(entries)) for d in entries]
-    return [replace(r, max_rows=max_rows) if max_rows is not None else r for r in found]
+        result = [_named(d, recipe, seen, split, len(entries)) for d in entries]
+    return [replace(r, max_rows=max_rows) if max_rows is not None else r for r in result]
 
 
 def only_training_rows(run_dir: Path) -> bool:
-    """Whether `vlmrl eval` of a run, without `--split`, would score training rows alone: then it needs a file named.
+    """Return whether `vlmrl eval` of a run, without `--split`, would score only training rows.
 
-    Data that cannot be opened any more is no reason to say so.
+    The command then has to name a file. The result is False if the data cannot be opened any more.
     """
     try:
         recipe = recipe_from_resolved(read_resolved(run_dir), where=str(run_dir))
@@ -111,7 +112,7 @@ def only_training_rows(run_dir: Path) -> bool:
 
 
 def seen_by(run_dir: Path) -> SeenRows:
-    """What a run was trained and validated on, by its record and those of the runs that its weights come from."""
+    """Return the rows that a run was trained and validated on, by the records of all runs behind its weights."""
     trained: set[RowsKey] = set()
     validated: set[RowsKey] = set()
     for place, manifest in _lineage(run_dir):
@@ -122,15 +123,15 @@ def seen_by(run_dir: Path) -> SeenRows:
         for entry, validates in _entries(place):
             path = _place(str(entry.get("path")), Path(manifest.cwd or "."))
             trained.add((path, str(entry.get("split", ONLY))))
-            named = entry.get("validation")
-            if validates and not _is_file(named):
+            validation = entry.get("validation")
+            if validates and not _is_file(validation):
                 prints = {str(d.get("fingerprint")) for d in records if d.get("path") == entry.get("path")}
-                validated |= {(key, str(named or VALIDATION)) for key in (path, *prints)}
+                validated |= {(key, str(validation or VALIDATION)) for key in (path, *prints)}
     return SeenRows(frozenset(trained), frozenset(validated))
 
 
 def trained_by(recipe: Recipe) -> SeenRows:
-    """What a recipe trains on, for a model without a record of its own."""
+    """Return the rows that a recipe trains on, for a model without a record of its own."""
     return SeenRows(frozenset((_place(d.path), d.split) for d in recipe.data))
 
 
@@ -140,8 +141,8 @@ def _by_rule(data: Data, recipe: Recipe, seen: SeenRows) -> EvalRows:
         return _of_split(data, recipe, seen, TEST)
     validation = open_validation(data, recipe.reward)
     if validation is not None:
-        named = data.validation
-        origin = f"the file {named}" if _is_file(named) else f"split {validation.split} of {data.path}"
+        name = data.validation
+        origin = f"the file {name}" if _is_file(name) else f"split {validation.split} of {data.path}"
         role = seen.role(validation)
         return EvalRows(validation, role, recipe.eval.max_rows if role == "validation" else None, origin)
     others = tuple(s for s in dataset.splits if s != data.split)
@@ -158,12 +159,14 @@ def _named(data: Data, recipe: Recipe, seen: SeenRows, split: str, sources: int)
         return EvalRows(source, seen.role(source), None, f"the file {data.validation}")
     if _is_file(split):
         if sources > 1:
-            raise DataError(f"--split {split}: a file has the rows of one source, and there are {sources}",
-                            hint="say which: --source NAME")  # fmt: skip
+            raise DataError(
+                f"--split {split}: a file has the rows of one source, and there are {sources} sources",
+                hint="name the source: --source NAME",
+            )
         source = open_rows_file(data, recipe.reward, split, Path(split).stem)
         return EvalRows(source, seen.role(source), None, f"the file {split}")
-    there = ", ".join(f"{name} ({rows} rows)" for name, rows in dataset.splits.items()) or "none"
-    raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {there}; a file of rows will do too")
+    splits = ", ".join(f"{name} ({rows} rows)" for name, rows in dataset.splits.items()) or "none"
+    raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {splits}; a file of rows works, too")
 
 
 def _of_split(data: Data, recipe: Recipe, seen: SeenRows, split: str) -> EvalRows:
@@ -173,19 +176,19 @@ def _of_split(data: Data, recipe: Recipe, seen: SeenRows, split: str) -> EvalRow
 
 
 def _keys(source: Source) -> set[RowsKey]:
-    """How a source's rows may be called in a record."""
+    """Return the keys that a source's rows may have in a record."""
     dataset = source.dataset
     split = source.split if source.split in dataset.splits else ONLY
     return {(place, split) for place in (dataset.fingerprint, _place(dataset.path))}
 
 
 def _place(path: str, base: Path = Path()) -> str:
-    """A dataset's path as it may be compared: absolute, or the hub name as it is."""
+    """Return a dataset's path in a form that can be compared: absolute, or the hub name as it is."""
     return path if path.startswith("hub:") else str((base / path).resolve())
 
 
 def _lineage(run_dir: Path) -> Iterator[tuple[Path, Manifest]]:
-    """A run and the runs that its weights come from, as far as they are still there."""
+    """Yield (folder, manifest) of a run and of the runs that its weights come from, as far as they still exist."""
     place = run_dir
     for _ in range(MOST_PARENTS):
         try:
@@ -201,7 +204,7 @@ def _lineage(run_dir: Path) -> Iterator[tuple[Path, Manifest]]:
 
 
 def _entries(run_dir: Path) -> Iterator[tuple[dict[str, Any], bool]]:
-    """(`[[data]]` entry, whether training validates) of every recipe that a run has had; damaged ones are left out."""
+    """Yield (`[[data]]` entry, whether training validates) of every recipe that a run has had; skip damaged ones."""
     for path in resolved_files(run_dir):
         try:
             recipe = parse_json(path.read_bytes())["recipe"]

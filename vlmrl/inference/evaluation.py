@@ -1,6 +1,6 @@
-"""What `vlmrl eval` does: load the model of a run or a folder, evaluate it on rows of every source, keep it all.
+"""Steps of `vlmrl eval`: load the model of a run or a folder, evaluate it on rows of every source, keep all results.
 
-Several processes (`--gpus`) hold a whole model each and share the rows; the numbers are those of one.
+Several processes (`--gpus`) have a whole model each and share the rows. The numbers are the same as with one process.
 """
 
 from __future__ import annotations
@@ -33,27 +33,38 @@ from vlmrl.store import layout
 from vlmrl.store.clock import now
 from vlmrl.store.evaluated_rows import names_a_step, read_summary
 from vlmrl.store.metrics import encode
-from vlmrl.store.provenance import usable_cores
+from vlmrl.store.provenance import usable_threads
 from vlmrl.store.runs import Run, create_run
 from vlmrl.tasks.prompt_identity import same_prompt
 from vlmrl.types import SamplingParams
 
 IDENTITY = (
-    "model", "checkpoint", "split", "source", "dataset", "reward", "prompt_sha256", "sampling", "max_rows", "seed",
-)  # fmt: skip
-"""Keys of `meta` that say whether two evaluations are of the same thing."""
+    "model",
+    "checkpoint",
+    "split",
+    "source",
+    "dataset",
+    "reward",
+    "prompt_sha256",
+    "sampling",
+    "max_rows",
+    "seed",
+)
+"""Keys of `meta` that are equal in two evaluations of the same thing."""
 EVALUATED_BY = ("name", "weights", "sha256", "version")
-"""What `meta` keeps of a reward's record, besides its arguments."""
+"""Keys of a reward's record that `meta` keeps, besides its arguments."""
 
 
 @dataclass(frozen=True)
 class EvalSettings:
-    """How to evaluate.
+    """Settings of an evaluation.
 
     Args:
-        temperature: None = greedy.      samples: responses a prompt.      seed: of sampling.
-        name: of the evaluation; None = made from rows, checkpoint and sampling.
-        force: replace an evaluation of that name even when it was of something else.
+        temperature: of sampling; None = greedy.
+        samples: responses per prompt.
+        name: of the evaluation; None = composed of rows, checkpoint and sampling.
+        seed: of sampling.
+        force: replace an evaluation of that name even if it was of something else.
     """
 
     temperature: float | None = None
@@ -65,7 +76,12 @@ class EvalSettings:
 
 @dataclass(frozen=True)
 class PlannedEvaluation:
-    """An evaluation that will be made: of these rows, in a folder of this name, with this account of itself."""
+    """Evaluation that is still to be made.
+
+    Args:
+        name: of its folder.
+        meta: record of its model, rows, reward and sampling.
+    """
 
     rows: EvalRows
     name: str
@@ -74,7 +90,7 @@ class PlannedEvaluation:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One source's evaluation and where it was written."""
+    """Evaluation of one source, and the folder that it was written to."""
 
     folder: Path
     evaluation: Evaluation
@@ -82,7 +98,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Answerer:
-    """A model ready to answer."""
+    """Model that is ready to respond to prompts."""
 
     engine: Generator
     encoder: Encoder
@@ -91,58 +107,75 @@ class Answerer:
 
 
 def plan(
-    recipe: Recipe, origin: ModelOrigin, rows: Sequence[EvalRows], run_dir: Path | None, settings: EvalSettings,
+    recipe: Recipe,
+    origin: ModelOrigin,
+    rows: Sequence[EvalRows],
+    run_dir: Path | None,
+    settings: EvalSettings,
     argv: Sequence[str] = (),
-) -> list[PlannedEvaluation]:  # fmt: skip
-    """What will be written for the rows of every source.
+) -> list[PlannedEvaluation]:
+    """Return the evaluations that will be made, one for the rows of every source.
 
-    Args: run_dir: the run whose folder it goes to; None = a new one.
-    Raises: StoreError when a name is taken by an evaluation of something else, or is training's own: before any work.
+    Args:
+        run_dir: the run whose folder they go to; None = a new run.
+    Raises: StoreError, before any work, when a name belongs to an evaluation of something else or to one of training.
     """
     if settings.name is not None and names_a_step(settings.name):
-        raise StoreError(f"`{settings.name}` is how training calls its own evaluations", hint="choose another --name")
+        raise StoreError(
+            f"training uses names like `{settings.name}` for its own evaluations", hint="choose another --name"
+        )
     planned = []
     for one in rows:
         name = _name(settings, origin, one, len(rows))
-        made = PlannedEvaluation(one, name, _meta(recipe, origin, one, settings, argv))
+        planned_one = PlannedEvaluation(one, name, _meta(recipe, origin, one, settings, argv))
         if run_dir is not None:
-            _check_free(layout.eval_dir(run_dir, name), made.meta, settings.force)
-        planned.append(made)
+            _check_free(layout.eval_dir(run_dir, name), planned_one.meta, settings.force)
+        planned.append(planned_one)
     return planned
 
 
 def create_eval_run(
     root: Path, recipe: Recipe, origin: ModelOrigin, rows: Sequence[EvalRows], argv: Sequence[str]
 ) -> Run:
-    """A run of kind eval, for a model that is no run: the folder its evaluation is kept in."""
+    """Create a run of kind eval: the folder that keeps the evaluation of a model that is no run."""
     name, sources = Path(origin.path).name or "model", [r.source for r in rows]
     return create_run(
-        root, kind="eval", recipe_name=f"eval-{name}", argv=argv, threads=usable_cores(),
+        root,
+        kind="eval",
+        recipe_name=f"eval-{name}",
+        argv=argv,
+        threads=usable_threads(),
         resolved={"schema": 1, "recipe": recipe.model_dump(mode="json"), "origins": {}},
         datasets=[dataset_record(s) for s in sources],
         rewards=[{"source": s.name, **reward_record(s.reward, s.weights)} for s in sources],
         prompts=[s.prompt_record for s in sources],
-    )  # fmt: skip
+    )
 
 
 def load_answerer(
-    recipe: Recipe, origin: ModelOrigin, settings: EvalSettings, say: Callable[[str], None] = lambda text: None, *,
-    world: World = ALONE, log: Callable[[str], Path] | None = None,
-) -> Answerer:  # fmt: skip
-    """Load the model into the engine that the recipe names; close that after use.
+    recipe: Recipe,
+    origin: ModelOrigin,
+    settings: EvalSettings,
+    say: Callable[[str], None] = lambda text: None,
+    *,
+    world: World = ALONE,
+    log: Callable[[str], Path] | None = None,
+) -> Answerer:
+    """Load the model into the engine that the recipe names. The caller closes the engine.
 
     Args:
-        recipe: with nothing left open (setup/open_values.py).
+        recipe: without open values (setup/open_values.py).
+        say: called with messages for the user.
         world: processes that do the same, each with a whole model.
-        log: name of an engine's process -> its log.
-    Raises: CheckpointError when nothing loadable is there; EngineError when the engine does not start.
+        log: name of an engine's process -> path of its log.
+    Raises: CheckpointError when there is nothing to load; EngineError when the engine does not start.
     """
     rank_process.phase("load", origin.step or 0)
     require_settled(recipe)
     model, processor = load_origin(recipe.model, origin)
     policy = make_policy(recipe.model, model, processor, settings.temperature or 1.0)
     encoder = make_encoder(recipe.model, processor)
-    # No GPU is set aside for engines: each process generates on its own.
+    # No GPU is reserved for engines: each process generates on its own GPU.
     alone = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine_gpus": 0})})
     engine = make_generator(alone, policy, encoder, origin.files, say, world=world, log=log)
     engine.load_weights(0)
@@ -151,21 +184,29 @@ def load_answerer(
 
 
 def run_evaluation(
-    recipe: Recipe, answerer: Answerer, planned: Sequence[PlannedEvaluation], run_dir: Path, settings: EvalSettings, *,
-    progress: Callable[[int, int], None] = lambda done, total: None, world: World = ALONE,
-) -> list[Evaluated]:  # fmt: skip
+    recipe: Recipe,
+    answerer: Answerer,
+    planned: Sequence[PlannedEvaluation],
+    run_dir: Path,
+    settings: EvalSettings,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    world: World = ALONE,
+) -> list[Evaluated]:
     """Evaluate a model and write each result to `run_dir`/eval/<name>. All processes of `world` get all results.
 
-    Args: progress: called with (responses finished, all responses); with several processes, a guess from this one's.
+    Args:
+        progress: called with (finished responses, all responses). With several processes, the first number is an
+            estimate from this process.
     Raises: the errors of data and reward.
     """
     total = sum(p.rows.count for p in planned) * settings.samples
-    done, found = 0, []
+    done, results = 0, []
 
     def tell(newly: int) -> None:
         nonlocal done
         done += newly * world.size
-        rank_process.phase("evaluation")  # a sign of life
+        rank_process.phase("evaluation")  # shows that this process is alive
         progress(min(done, total), total)
 
     for one in planned:
@@ -174,15 +215,23 @@ def run_evaluation(
         begin = time.perf_counter()
         with make_scorer(source, recipe) as scorer:
             evaluation = evaluate(
-                answerer.engine, answerer.encoder, source, scorer, params=answerer.params, seed=settings.seed,
-                max_rows=one.rows.max_rows, samples=settings.samples, progress=tell, world=world,
-            )  # fmt: skip
+                answerer.engine,
+                answerer.encoder,
+                source,
+                scorer,
+                params=answerer.params,
+                seed=settings.seed,
+                max_rows=one.rows.max_rows,
+                samples=settings.samples,
+                progress=tell,
+                world=world,
+            )
         seconds = round(time.perf_counter() - begin, 3)
         meta = {**one.meta, "seconds": seconds, "time": now(), "device": answerer.device, "processes": world.size}
         if world.is_main:
             evaluation = Evaluation(evaluation.rows, write_evaluation(folder, evaluation, meta))
-        found.append(Evaluated(folder, evaluation))
-    return found
+        results.append(Evaluated(folder, evaluation))
+    return results
 
 
 def _params(recipe: Recipe, greedy: SamplingParams, settings: EvalSettings) -> SamplingParams:
@@ -195,7 +244,7 @@ def _name(settings: EvalSettings, origin: ModelOrigin, rows: EvalRows, num_sourc
     source = rows.source
     if settings.name is not None:
         return settings.name if num_sources == 1 else layout.eval_name(settings.name, source.name)
-    # Training calls its own evaluations by split, source and step: those of the same rows are told from them.
+    # Training names its own evaluations by split, source and step: `eval` in front keeps others on the same rows apart.
     words = [*(["eval"] if rows.role == "validation" or source.split == "validation" else []), source.split]
     words.append(source.name)
     if origin.checkpoint is not None:
@@ -242,7 +291,7 @@ def _meta(
 
 
 def _same(key: str, before: Mapping[str, Any], meta: Mapping[str, Any]) -> bool:
-    """Say whether a fact of two evaluations is the same; rewards and prompts are compared by their identity."""
+    """Return whether a fact of two evaluations is the same; rewards and prompts are compared by their identity."""
     if key == "reward":
         return scored_alike(before, meta) is True
     return same_prompt(_prompt(before), _prompt(meta)) if key == "prompt_sha256" else before.get(key) == meta.get(key)
@@ -253,8 +302,9 @@ def _prompt(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(key: str, meta: Mapping[str, Any]) -> str:
-    """Return a fact of `meta` for a message: a reward by name, version and arguments, a dataset by its path, the others
-    as a line of `name value`.
+    """Return a fact of `meta` for a message.
+
+    A reward is shown by name, version and arguments, a dataset by its path, another table as a line of `name value`.
     """
     value = meta.get(key)
     if key == "reward" and isinstance(value, Mapping):
@@ -266,17 +316,22 @@ def _words(key: str, meta: Mapping[str, Any]) -> str:
 
 
 def _check_free(folder: Path, meta: Mapping[str, Any], force: bool) -> None:
-    """An evaluation of the same thing may be made again; another one is not lost for a name, training's own never."""
+    """Raise StoreError if the name belongs to an evaluation of training, or, without `force`, of something else.
+
+    An evaluation of the same thing may be made again.
+    """
     if not (folder / layout.EVAL_SUMMARY).is_file():
         return
     before = read_summary(folder).get("meta", {})
     if before.get("during"):
-        raise StoreError(f"the evaluation `{folder.name}` is training's own", where=str(folder),
-                         hint="choose another --name")  # fmt: skip
+        raise StoreError(
+            f"the evaluation `{folder.name}` was made by training", where=str(folder), hint="choose another --name"
+        )
     other = [key for key in IDENTITY if not _same(key, before, meta)]
     if other and not force:
         earlier = _words(other[0], before)
         raise StoreError(
             f"the evaluation `{folder.name}` exists and was made with another {other[0]}: {earlier}",
-            where=str(folder), hint="choose another --name, or replace it with --force",
-        )  # fmt: skip
+            where=str(folder),
+            hint="choose another --name, or replace it with --force",
+        )

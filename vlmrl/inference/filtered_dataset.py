@@ -1,7 +1,8 @@
 """Rows worth training on, written as a dataset of the same kind: `vlmrl try --filter`.
 
-Rows of a prepared folder become a prepared folder (their split cut down, the other splits and the images copied), rows
-of a table become a Parquet table with the same columns. Both are used by naming them in `data.path`, task unchanged.
+Rows of a prepared folder become a prepared folder: their split has only these rows, and the other splits and the images
+are copied. Rows of a table become a Parquet table with the same columns. To train on either, name it in `data.path`;
+the task stays the same.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.dataset import INFO_FILE
 from vlmrl.data.dataset_writer import building
+from vlmrl.data.prepared_dataset import INFO_FILE
 from vlmrl.errors import DataError
 from vlmrl.store.files import write_atomic
 from vlmrl.tasks.source import Source
@@ -24,9 +25,11 @@ NOT_COPIED = ("schema", "splits", "files", "fingerprint")
 
 
 def check_target(sources: Sequence[Source], out: Path) -> dict[str, Path]:
-    """Where the kept rows of each source go: `out` for one source, `out/<name>` for several. Name -> path.
+    """Return where the kept rows of each source will be written: source name -> path.
 
-    Raises: DataError when something is there already, or a prepared dataset is asked for as a file.
+    The path is `out` for one source, `out/<name>` for several.
+
+    Raises: DataError when the path exists, or when it is a file and the source is a prepared dataset.
     """
     targets = {}
     for source in sources:
@@ -46,15 +49,16 @@ def check_target(sources: Sequence[Source], out: Path) -> dict[str, Path]:
 
 
 def is_prepared(source: Source) -> bool:
-    """Whether a source is a folder made by `vlmrl prep`."""
+    """Return whether a source is a folder made by `vlmrl prep`."""
     return (Path(source.dataset.path) / INFO_FILE).is_file()
 
 
 def write_rows(source: Source, rows: Sequence[Row], target: Path, *, args: Mapping[str, Any]) -> Path:
-    """Write some of a source's rows as a dataset. The target appears whole or not at all.
+    """Write some of a source's rows as a dataset, and return `target`. It appears complete or not at all.
 
-    Args: args: how the rows were chosen, kept in dataset.json.
-    Raises: DataError when an image cannot be read, or `target` was taken meanwhile.
+    Args:
+        args: how the rows were chosen; kept in dataset.json.
+    Raises: DataError when an image cannot be read, or when `target` exists by now.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     if is_prepared(source):
@@ -67,8 +71,8 @@ def write_rows(source: Source, rows: Sequence[Row], target: Path, *, args: Mappi
 def _write_folder(source: Source, rows: Sequence[Row], target: Path, args: Mapping[str, Any]) -> None:
     dataset = source.dataset
     info = {name: value for name, value in dataset.info.items() if name not in NOT_COPIED}
-    of = {"fingerprint": dataset.fingerprint, "args": info.get("args", {})}
-    info["args"] = {"kept_from": of, "kept_split": source.split, **args}
+    original = {"fingerprint": dataset.fingerprint, "args": info.get("args", {})}
+    info["args"] = {"kept_from": original, "kept_split": source.split, **args}
     info = {k: v for k, v in info.items() if k not in ("counts", "histograms", "dropped", "doctor")}
     with building(target) as build:
         for split in dataset.splits:
@@ -90,8 +94,8 @@ def _table_bytes(source: Source, rows: Sequence[Row]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    named = source.dataset.info.get("columns") or {}
-    image_column = named.get(IMAGES) or IMAGES
+    column_names = source.dataset.info.get("columns") or {}
+    image_column = column_names.get(IMAGES) or IMAGES
     names = list(dict.fromkeys(name for row in rows for name in row.columns))
     columns: dict[str, Any] = {name: _column([row.columns.get(name) for row in rows]) for name in names}
     if any(row.media for row in rows):
@@ -104,7 +108,7 @@ def _table_bytes(source: Source, rows: Sequence[Row]) -> bytes:
 
 
 def _column(values: list[Any]) -> Any:
-    """An Arrow column; values of mixed kinds become JSON text."""
+    """Return an Arrow column. Values of mixed kinds become JSON text."""
     import pyarrow as pa
 
     try:

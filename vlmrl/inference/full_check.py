@@ -1,6 +1,6 @@
-"""All of `vlmrl check`: recipe, data, model and machine, the plan of a run, and with `--deep` the packed rows.
+"""All checks of `vlmrl check`: recipe, data, model and machine, the plan of a run, and with `--deep` the packed rows.
 
-The first check needs no large library, so that a wrong model path is shown at once: the imports stand in the functions.
+The first check needs no large library, so that a wrong model path is reported at once: the imports are in functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ class FullCheck:
     """Result of a check.
 
     Args:
-        problems: errors and warnings.     missing: those of them that `show_missing` was given.
+        problems: errors and warnings.
+        missing: problems of the model's files, which `show_missing` got.
         plan: section -> name -> value (JSON): what the run would do and need.
         parity: comparison of packed rows with the model's own forward; None without `--deep`.
     """
@@ -30,15 +31,22 @@ class FullCheck:
 
 
 def check_everything(
-    recipe: str, overrides: Sequence[str], root: Path, *, gpus: str | None, gpu_memory: str | None,
-    deep_prompts: int | None, show_missing: Callable[[list[Problem]], None],
-) -> FullCheck:  # fmt: skip
+    recipe: str,
+    overrides: Sequence[str],
+    root: Path,
+    *,
+    gpus: str | None,
+    gpu_memory: str | None,
+    deep_prompts: int | None,
+    show_missing: Callable[[list[Problem]], None],
+) -> FullCheck:
     """Check a recipe, its data and this machine. Errors of all of these are problems in the result.
 
     Args:
-        root: folder of the runs.     gpus, gpu_memory: as the options say; None = one process, this machine's GPUs.
-        deep_prompts: prompts whose packed rows are compared; None = none.
-        show_missing: is given the problems of the model's files at once, for the rest may take minutes.
+        root: folder of the runs.
+        gpus, gpu_memory: values of these options; None = one process, this machine's GPUs.
+        deep_prompts: number of prompts whose packed rows are compared; None = none.
+        show_missing: called at once with the problems of the model's files, because the rest may take minutes.
     """
     check = FullCheck()
     try:
@@ -51,9 +59,15 @@ def check_everything(
 
 
 def _check(
-    check: FullCheck, recipe: str, overrides: Sequence[str], root: Path, gpus: str | None, gpu_memory: str | None,
-    deep_prompts: int | None, show_missing: Callable[[list[Problem]], None],
-) -> None:  # fmt: skip
+    check: FullCheck,
+    recipe: str,
+    overrides: Sequence[str],
+    root: Path,
+    gpus: str | None,
+    gpu_memory: str | None,
+    deep_prompts: int | None,
+    show_missing: Callable[[list[Problem]], None],
+) -> None:
     from vlmrl.preflight.model_path import check_location
     from vlmrl.recipe.load import load_recipe
     from vlmrl.setup.checked_recipe import find_model_files, parse_target
@@ -68,7 +82,7 @@ def _check(
     from vlmrl.setup.open_values import choices_of, settle_for_run
 
     target = parse_target(gpus, gpu_memory)
-    if not check.missing:  # else nothing can be chosen for it
+    if not check.missing:  # without its files no open value can be chosen
         loaded, warnings = settle_for_run(loaded, root, target)
     result = preflight(loaded, runs_folder=root, model_files=model_files, target=target, missing=check.missing)
     check.problems, check.plan = [*warnings, *result.problems], result.plan | {"chosen": choices_of(loaded)}
@@ -81,21 +95,25 @@ def _check(
 
 def _disagreements(parity: Mapping[str, Any], where: str) -> list[Problem]:
     """Return an error for each row that disagrees, and one for the gradient."""
-    allowed, reference = parity["tolerance"], "the model's own forward of each response alone"
-    hint = f"{allowed['why']}. Until it is understood, train with --set model.shared_prefix=false, the reference"
+    tolerance, reference = parity["tolerance"], "the model's own forward of each response alone"
+    hint = f"{tolerance['why']}. Until the cause is known, train with --set model.shared_prefix=false, the reference"
     problems = [
         Problem(
             f"{row['row']}: log-probs as trained differ from {reference} by {row['logp_max']:.2g} nats (mean "
-            f"{row['logp_mean']:.2g}); allowed are {allowed['logp_max']:g} (mean {allowed['logp_mean']:g})",
-            where, hint,
+            f"{row['logp_mean']:.2g}); at most {tolerance['logp_max']:g} (mean {tolerance['logp_mean']:g}) is allowed",
+            where,
+            hint,
         )
-        for row in parity["rows"] if not row["agrees"]
-    ]  # fmt: skip
-    if parity["gradient"] is not None and not parity["gradient"] <= allowed["gradient"]:
+        for row in parity["rows"]
+        if not row["agrees"]
+    ]
+    if parity["gradient"] is not None and not parity["gradient"] <= tolerance["gradient"]:
         problems.append(
             Problem(
                 f"the gradient as trained differs from that of {reference} by {parity['gradient']:.2g} of its norm; "
-                f"allowed is {allowed['gradient']:g}", where, hint,
+                f"at most {tolerance['gradient']:g} is allowed",
+                where,
+                hint,
             )
-        )  # fmt: skip
+        )
     return problems

@@ -1,8 +1,8 @@
-"""`vlmrl check --deep`: the rows as training will run them, against the model's own forward of each response alone.
+"""Comparison of packed rows, as training runs them, with the model's own forward (`vlmrl check --deep`).
 
-The reference is transformers' forward with its own attention and its own head, one unpadded row at a time; none of the
-packing, position or mask code is in it. Compared are log-probs and, where memory allows, the gradient of all trained
-parameters.
+The reference is transformers' forward of each response alone, with its own attention and its own head, one unpadded row
+at a time. It uses none of the packing, position or mask code. Log-probs are compared and, where memory allows, the
+gradient of all trained parameters.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ from vlmrl.types import Segment, name_row
 SAMPLES = 3
 MAX_RESPONSE_TOKENS = 48
 GRADIENT_COPIES = 3
-"""What comparing gradients holds at once, in units of the trained weights: two gradients and a difference."""
+"""Memory for comparing gradients, in units of the trained weights: two gradients and a difference."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What may differ, and why that much.
+    """Largest differences that are allowed, and the reason.
 
-    Args: logp_max, logp_mean: nats, over tokens. gradient: norm of the difference over the norm.
+    Args:
+        logp_max, logp_mean: maximum and mean over tokens, in nats.
+        gradient: norm of the difference divided by the norm.
     """
 
     logp_max: float
@@ -50,21 +52,30 @@ class Tolerance:
 
 TOLERANCES = {
     torch.float32: Tolerance(
-        1e-4, 1e-5, 1e-4,
-        "float32 keeps 24 bits: the same sums in another order differ by about 1e-6 in a layer; a wrong position or"
-        " mask differs by 0.01 and more",
+        1e-4,
+        1e-5,
+        1e-4,
+        "float32 keeps 24 bits: the same sums in another order differ by about 1e-6 per layer; a wrong position or"
+        " mask makes a difference of 0.01 or more",
     ),
     torch.bfloat16: Tolerance(
-        0.5, 0.03, 0.1,
-        "bfloat16 keeps 8 bits: the stock forward itself changes by a few hundredths with the shape of its batch; for a"
-        " decisive comparison add --set model.dtype=float32",
+        0.5,
+        0.03,
+        0.1,
+        "bfloat16 keeps 8 bits: transformers' own forward changes by a few hundredths with the shape of its batch; for"
+        " a decisive comparison add --set model.dtype=float32",
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class RowParity:
-    """One prompt of the user's with its responses."""
+    """Comparison of one prompt of the user and its responses.
+
+    Args:
+        response_tokens: length of each response.
+        logp_max, logp_mean: maximum and mean difference over the trained tokens, in nats.
+    """
 
     row: str
     prompt_tokens: int
@@ -77,12 +88,14 @@ class RowParity:
 
 @dataclass
 class Parity:
-    """What the comparison found.
+    """Result of the comparison.
 
     Args:
-        path: how rows are run, in words.      rows: prompt by prompt.
-        gradient: relative difference; None when it was not compared, and `gradient_note` says why.
-        sampler_gap: largest |trainer - built-in engine| log-prob of what was sampled; None when nothing was.
+        path: how rows are run, in words.
+        rows: one comparison per prompt.
+        gradient: relative difference; None if it was not compared, and `gradient_note` says why.
+        sampler_gap: largest difference |trainer - built-in engine| of the sampled tokens' log-probs, in nats; None if
+            no token was sampled.
     """
 
     path: str
@@ -111,7 +124,7 @@ class Parity:
 
 
 def deep_check(recipe: Recipe, runs_root: Path, *, prompts: int) -> Parity:
-    """Compare on the first prompts that training would draw, with responses sampled from the model.
+    """Compare packed rows with the reference: the first prompts that training would draw, and sampled responses.
 
     Raises: the errors of data and model.
     """
@@ -133,7 +146,7 @@ def deep_check(recipe: Recipe, runs_root: Path, *, prompts: int) -> Parity:
     items: list[TrainItem] = []
     for group, rollout in enumerate(rollouts):
         for k, sample in enumerate(rollout.samples):
-            # Ragged on purpose: an untrained model writes every response to the limit.
+            # Different lengths on purpose: an untrained model writes every response up to the limit.
             keep = max(1, len(sample.token_ids) * (SAMPLES - k) // SAMPLES)
             segment = Segment("assistant", sample.token_ids[:keep], True, sample.sampler_logp[:keep])
             items.append(TrainItem(PromptTokens.of(rollout.prompt.encoded), group, (segment,), len(items)))
@@ -142,9 +155,11 @@ def deep_check(recipe: Recipe, runs_root: Path, *, prompts: int) -> Parity:
 
 
 def compare(policy: Policy, items: Sequence[TrainItem], names: Sequence[str], *, tokens_per_row: int) -> Parity:
-    """The comparison itself.
+    """Compare packed rows of these trajectories with the reference.
 
-    Args: items: trajectories 0, 1, ...; `item.group` indexes `names`.
+    Args:
+        items: trajectories 0, 1, ...; `item.group` indexes `names`.
+        names: of the prompts.
     """
     dtype = next(policy.model.parameters()).dtype
     parity = Parity(policy.path, str(dtype).removeprefix("torch."), TOLERANCES.get(dtype, TOLERANCES[torch.bfloat16]))
@@ -152,89 +167,106 @@ def compare(policy: Policy, items: Sequence[TrainItem], names: Sequence[str], *,
     with_gradient = not parity.gradient_note
     policy.model.zero_grad(set_to_none=True)
     with torch.set_grad_enabled(with_gradient):
-        shared = shared_logps(policy, items, tokens_per_row)
-        found = take_gradients(policy)
-        stock = stock_logps(policy, items)
-        expected = take_gradients(policy)
+        shared_logp = shared_logps(policy, items, tokens_per_row)
+        shared_gradients = take_gradients(policy)
+        stock_logp = stock_logps(policy, items)
+        stock_gradients = take_gradients(policy)
     if with_gradient:
-        parity.gradient = relative_difference(found, expected)
+        parity.gradient = relative_difference(shared_gradients, stock_gradients)
     for group, name in enumerate(names):
-        parity.rows.append(_row(name, [i for i in items if i.group == group], shared, stock, parity.tolerance))
-    parity.sampler_gap = _sampler_gap(items, shared)
+        parity.rows.append(
+            _row(name, [i for i in items if i.group == group], shared_logp, stock_logp, parity.tolerance)
+        )
+    parity.sampler_gap = _sampler_gap(items, shared_logp)
     return parity
 
 
 def _no_room(policy: Policy) -> str:
-    """Why gradients cannot be compared; empty when they can."""
+    """Return why gradients cannot be compared; "" if they can."""
     need = GRADIENT_COPIES * sum(p.numel() * p.element_size() for p in policy.model.parameters() if p.requires_grad)
     have = torch.cuda.mem_get_info(policy.device)[0] if policy.device.type == "cuda" else usable_memory()
     if need == 0:
         return "no parameter is trained"
-    if 2 * need > have:  # as much again is left for activations
+    if 2 * need > have:  # the same amount again is left for activations
         return f"comparing gradients takes about {2 * need / 2**30:.1f} GiB, {have / 2**30:.1f} GiB are free"
     return ""
 
 
 def _weight(item: TrainItem, count: int, device: torch.device) -> Tensor:
-    """What each token's log-prob counts in the loss: of both signs, so that nothing cancels by being alike."""
+    """Return the weight of each token's log-prob in the loss: [count], float32.
+
+    The weights differ and have both signs, so that equal log-probs do not cancel.
+    """
     at = torch.arange(count, device=device, dtype=torch.float32)
     return torch.cos(1.7 * at + item.trajectory) / count
 
 
 def shared_logps(policy: Policy, items: Sequence[TrainItem], tokens_per_row: int) -> dict[int, Tensor]:
-    """Log-probs of each trajectory as `update` packs it; with gradients on, a loss of them is run backward too."""
-    found: dict[int, Tensor] = {}
+    """Return the log-probs of each trajectory, packed as `update` packs it: trajectory -> [trained tokens].
+
+    With gradients on, the backward pass of a loss of them is run, too.
+    """
+    logps: dict[int, Tensor] = {}
     for chosen in pack(items, tokens_per_row):
         row = make_row(chosen, policy.device)
         logp = policy(row).logp
+        # [K]: trajectory of each trained token.
         owner = torch.tensor(row.trajectories, device=logp.device)[row.span_K]
         if torch.is_grad_enabled():
             weights = [_weight(i, int((owner == i.trajectory).sum()), logp.device) for i in chosen]
             (logp * torch.cat(weights)).sum().backward()
-        found |= {i.trajectory: logp.detach()[owner == i.trajectory] for i in chosen}
-    return found
+        logps |= {i.trajectory: logp.detach()[owner == i.trajectory] for i in chosen}
+    return logps
 
 
 def stock_logps(policy: Policy, items: Sequence[TrainItem]) -> dict[int, Tensor]:
-    """The same by the model's own forward, each response alone behind its own copy of the prompt."""
+    """Return the same log-probs from the model's own forward: each response alone behind its own copy of the prompt.
+
+    P: length of the prompt, R: of the response, K: number of its trained tokens, V: size of the vocabulary.
+    """
     model, device = policy.model, policy.device
     model.set_attn_implementation("sdpa")
-    takes = inspect.signature(model.forward).parameters
-    found: dict[int, Tensor] = {}
+    parameters = inspect.signature(model.forward).parameters
+    logps: dict[int, Tensor] = {}
     try:
         for item in items:
             tail = [t for s in item.segments for t in s.ids]
+            # [1, P + R]
             ids = torch.tensor([[*item.prompt.ids, *tail]], device=device)
             kinds = torch.tensor([[*item.prompt.kinds, *(item.kinds or [0] * len(tail))]], device=device)
             images = {k: v.to(device) for k, v in join_images([item.prompt.images, item.images]).items()}
-            inputs: dict[str, Any] = images | {n: kinds for n in ("mm_token_type_ids", "token_type_ids") if n in takes}
-            if "logits_to_keep" in takes:
+            inputs: dict[str, Any] = images | {
+                n: kinds for n in ("mm_token_type_ids", "token_type_ids") if n in parameters
+            }
+            if "logits_to_keep" in parameters:
                 inputs["logits_to_keep"] = len(tail) + 1
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs).logits
             trained = [t for s in item.segments for t in [s.trained] * len(s.ids)]
             places = torch.tensor([k for k, use in enumerate(trained) if use], device=device)
+            # [1, P + R, V] -> [R + 1, V] -> [K, V]: the logits at one position predict the next token.
             chosen = logits[0, -len(tail) - 1 :][places].float() / policy.temperature
             chosen[:, [i for i in policy.banned_ids if i < chosen.shape[-1]]] = float("-inf")
+            # [K, V] -> [K]
             logp = chosen.log_softmax(-1).gather(-1, torch.tensor(tail, device=device)[places][:, None])[:, 0]
             if torch.is_grad_enabled():
                 (logp * _weight(item, len(places), device)).sum().backward()
-            found[item.trajectory] = logp.detach()
+            logps[item.trajectory] = logp.detach()
     finally:
         share_prefix(model)
-    return found
+    return logps
 
 
 def take_gradients(policy: Policy) -> list[Tensor | None]:
-    """The gradients of all parameters, which have none afterwards."""
-    taken = [p.grad for p in policy.model.parameters()]
+    """Return the gradients of all parameters, and remove them from the parameters."""
+    gradients = [p.grad for p in policy.model.parameters()]
     policy.model.zero_grad(set_to_none=True)
-    return taken
+    return gradients
 
 
-def relative_difference(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> float:
-    """Norm of the difference over the norm of what was expected, over all parameters."""
+def relative_difference(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> float:
+    """Return the norm of the difference divided by the norm of `expected`, over all parameters; None counts as 0."""
     gap = norm = 0.0
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         if a is None and b is None:
             continue
         a = torch.zeros_like(b) if a is None and b is not None else a
@@ -251,7 +283,7 @@ def _row(
     gaps = torch.cat([(shared[i.trajectory] - stock[i.trajectory]).abs() for i in items])
     worst, mean = (float(gaps.max()), float(gaps.mean())) if len(gaps) else (0.0, 0.0)
     prompt = items[0].prompt
-    # Written so that a NaN disagrees.
+    # With `<=`, a NaN disagrees.
     agrees = worst <= allowed.logp_max and mean <= allowed.logp_mean
     lengths = tuple(i.num_tokens for i in items)
     return RowParity(name, len(prompt.ids), sum(map(bool, prompt.kinds)), lengths, worst, mean, agrees)
@@ -260,8 +292,8 @@ def _row(
 def _sampler_gap(items: Sequence[TrainItem], shared: dict[int, Tensor]) -> float | None:
     gaps = []
     for item in items:
-        said = [x for s in item.segments if s.trained for x in s.sampler_logp or ()]
-        if said:
-            ours = shared[item.trajectory]
-            gaps.append(float((ours - torch.tensor(said, device=ours.device)).abs().max()))
+        sampler_logp = [x for s in item.segments if s.trained for x in s.sampler_logp or ()]
+        if sampler_logp:
+            trainer_logp = shared[item.trajectory]
+            gaps.append(float((trainer_logp - torch.tensor(sampler_logp, device=trainer_logp.device)).abs().max()))
     return max(gaps, default=None)

@@ -1,4 +1,4 @@
-"""A trial: sample some prompts as training would, score them, change nothing. What `vlmrl try` shows."""
+"""Trial of a recipe (`vlmrl try`): sample some prompts as training would, score the responses, change no weight."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ HISTOGRAM_BINS = 10
 
 @dataclass(frozen=True)
 class Keep:
-    """Which rows to write: solve rate in [low, high], to `targets` (source name -> path)."""
+    """Choice of the rows to write: solve rate in [low, high]. `targets`: source name -> path to write to."""
 
     low: float
     high: float
@@ -58,15 +58,18 @@ class Keep:
 
 @dataclass
 class Trial:
-    """What came out.
+    """Result of a trial.
 
     Args:
-        groups: scored, with the advantages training would use (see stand_in).
-        rates: source name -> how its solve rate is measured, None where it cannot be.
-        solve_rates: of each group, in [0, 1]; None where there is none.    no_rate: why, one line a source.
-        seconds: spent generating.    first: the first prompt, encoded.    pictures: its images as the model sees them.
-        kept: source name -> (path or None when no row qualified, number of rows kept).
-        stand_in: what the advantages take in place of what only training has, in words; "" = nothing.
+        groups: scored groups, with the advantages that training would use (see `stand_in`).
+        rates: source name -> its solve rates and their measure; None if it has none.
+        solve_rates: one per group, in [0, 1]; None if it has none.
+        no_rate: reasons why a source has none, one line per source.
+        seconds: time spent on generating.
+        first: the first prompt, encoded.
+        pictures: files of its images as the model sees them.
+        kept: source name -> (path, or None if no row qualified; number of rows kept).
+        stand_in: replacement, in the advantages, of values that only training has, in words; "" = none.
     """
 
     groups: list[Group] = field(default_factory=list)
@@ -82,25 +85,25 @@ class Trial:
 
 @contextmanager
 def trial_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str]) -> Iterator[Run]:
-    """Make a run for a trial. One that fails leaves no run; one that is interrupted leaves what it has scored."""
+    """Create the run of a trial. A failed trial leaves no run; an interrupted one leaves its scored responses."""
     run = start_run(loaded, root, argv, Labels(), kind="try")
     try:
         with run:
             yield run
     except KeyboardInterrupt:
         done = sum(count_rows(path) for path in run.rollout_files().values())
-        kept = f"{done:,} scored responses are kept in {run.dir}"
+        outcome = f"{done:,} scored responses are kept in {run.dir}"
         if not done:
             remove_tree(run.dir)
-            kept = "no response had been scored, nothing is kept"
-        raise Interruption("try", kept) from None
+            outcome = "no response had been scored, nothing is kept"
+        raise Interruption("try", outcome) from None
     except BaseException:
         remove_tree(run.dir)
         raise
 
 
 def choose_rows(sources: Sequence[Source], seed: int, prompts: int | None) -> list[tuple[Source, int]]:
-    """(source, row number) of the rows to try: those that training would draw first, or every row (prompts None)."""
+    """Return (source, row number) of the rows to try: the first that training would draw, or all (`prompts` None)."""
     if prompts is None:
         return [(source, i) for source in sources for i in range(len(source.rows))]
     stream = PromptStream([len(s.rows) for s in sources], [s.share for s in sources], seed)
@@ -111,17 +114,27 @@ def choose_rows(sources: Sequence[Source], seed: int, prompts: int | None) -> li
 
 
 def run_trial(
-    recipe: Recipe, run: Run, runs_root: Path, *, prompts: int | None, samples: int, keep: Keep | None = None,
-    solved: Solved | None = None, progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Trial:  # fmt: skip
-    """Sample and score; rollouts are saved as the run's steps, a batch a step. No weight is changed.
+    recipe: Recipe,
+    run: Run,
+    runs_root: Path,
+    *,
+    prompts: int | None,
+    samples: int,
+    keep: Keep | None = None,
+    solved: Solved | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Trial:
+    """Sample and score prompts. Rollouts are saved as the run's steps, one batch per step. No weight is changed.
 
     Args:
-        prompts: how many rows; None = every row of every source.    samples: responses for each.
-        solved: when a response counts as solved; None = as the task or the reward says.
-        progress: called with (responses finished, all responses).
-    Raises: the errors of data, model and reward; a bug in the reward stops with its row. RewardError for `keep` where a
-        source has no solve rate, or for `solved` where no reward has its part, after the first responses.
+        prompts: number of rows; None = every row of every source.
+        samples: responses per prompt.
+        keep: rows to write; None = none.
+        solved: condition for a solved response; None = that of the task or the reward.
+        progress: called with (finished responses, all responses).
+    Raises: the errors of data, model and reward; a bug in the reward stops the trial and names the row. RewardError,
+        after the first responses, when `keep` is given and a source has no solve rate, or no reward has the part of
+        `solved`.
     """
     torch.manual_seed(recipe.train.seed)
     sources, _ = open_sources(recipe)
@@ -131,10 +144,10 @@ def run_trial(
     encoder = make_encoder(recipe.model, processor)
     params = sampling_params(recipe, policy, processor.tokenizer)
     engine = TorchEngine(policy, processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
-    asked = algorithm_of(recipe.algo)
-    algorithm = without_greedy(asked)
+    chosen_algorithm = algorithm_of(recipe.algo)
+    algorithm = without_greedy(chosen_algorithm)
     chosen = choose_rows(sources, recipe.train.seed, prompts)
-    trial, done, size = Trial(stand_in=stand_in(asked)), 0, max(1, recipe.rollout.prompts_per_step)
+    trial, done, size = Trial(stand_in=stand_in(chosen_algorithm)), 0, max(1, recipe.rollout.prompts_per_step)
     with ExitStack() as stack:
         scorers = {s.name: stack.enter_context(make_scorer(s, recipe)) for s in sources}
         for step, start in enumerate(range(0, len(chosen), size)):
@@ -145,19 +158,22 @@ def run_trial(
             if trial.first is None:
                 trial.first = batch[0].encoded
                 trial.pictures = save_pictures(batch[0].encoded, processor.image_processor, run.dir)
-            told = _counter(progress, done, len(chosen) * samples)
+            count = _counter(progress, done, len(chosen) * samples)
             begin = time.perf_counter()
             rollouts = sample_rollouts(
-                engine, batch, params, num_samples=samples, run_seed=recipe.train.seed, version=0, progress=told
+                engine, batch, params, num_samples=samples, run_seed=recipe.train.seed, version=0, progress=count
             )
             trial.seconds += time.perf_counter() - begin
             done += len(batch) * samples
             scored = score_rollouts(rollouts, scorers, strict=True)
             values = [untrained_values([s.trajectory.num_trained_tokens for s in g.samples]) for g in scored]
             groups = add_advantages(
-                scored, algorithm, max_tokens=recipe.rollout.max_new_tokens,
-                weights={s.name: s.weights for s in sources}, values=values if algorithm.needs_critic else None,
-            )  # fmt: skip
+                scored,
+                algorithm,
+                max_tokens=recipe.rollout.max_new_tokens,
+                weights={s.name: s.weights for s in sources},
+                values=values if algorithm.needs_critic else None,
+            )
             run.write_rollouts(step, groups)
             trial.groups += groups
             if not {group.row.source for group in groups} <= trial.rates.keys():
@@ -172,8 +188,9 @@ def run_trial(
 def rate_groups(trial: Trial, sources: Sequence[Source], solved: Solved | None, *, must: bool) -> None:
     """Measure the solve rates of a trial's groups, source by source.
 
-    Args: must: rows are chosen by it.
-    Raises: RewardError where `must` and a source has none, or where no reward has the part of `solved`.
+    Args:
+        must: rows are chosen by the solve rate.
+    Raises: RewardError when `must` is set and a source has no solve rate, or when no reward has the part of `solved`.
     """
     trial.solve_rates, trial.no_rate = [None] * len(trial.groups), []
     for source in sources:
@@ -190,11 +207,13 @@ def rate_groups(trial: Trial, sources: Sequence[Source], solved: Solved | None, 
     if solved is not None and len(trial.rates) == len(sources) and not any(trial.rates.values()):
         raise RewardError(f"no reward returns the part `{solved.part}` of --solved '{solved}'", hint=trial.no_rate[0])
     if must and trial.no_rate:
-        raise RewardError("--filter has no solve rate to choose by; nothing was written", hint=trial.no_rate[0])
+        raise RewardError(
+            "--filter needs a solve rate, and a source has none; nothing was written", hint=trial.no_rate[0]
+        )
 
 
 def summary(trial: Trial) -> dict[str, Any]:
-    """The numbers of a trial, as JSON values. Those of the solve rate are there where a source has one."""
+    """Return the numbers of a trial as JSON values. Those of the solve rate exist only if a source has one."""
     samples = [s for group in trial.groups for s in group.samples]
     values = [s.score.value for s in samples if s.score.error is None]
     tokens = [s.trajectory.num_trained_tokens for s in samples]
@@ -203,7 +222,7 @@ def summary(trial: Trial) -> dict[str, Any]:
     means = {p: [v for s in samples if (v := s.score.parts.get(p)) is not None] for p in parts}
     spreads = [numbers for group in trial.groups if (numbers := spread(group)) is not None]
     rates = [rate for rate in trial.solve_rates if rate is not None]
-    found: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "prompts": len(trial.groups),
         "responses": len(samples),
         "reward/mean": fmean(values),
@@ -220,20 +239,21 @@ def summary(trial: Trial) -> dict[str, Any]:
         "rollout/tokens_per_second": sum(tokens) / max(trial.seconds, 1e-9),
     }
     if rates:
-        found |= {"solve_rate/mean": fmean(rates), "solve_rate/histogram": rate_histogram(rates)}
-    return found
+        metrics |= {"solve_rate/mean": fmean(rates), "solve_rate/histogram": rate_histogram(rates)}
+    return metrics
 
 
 def rate_histogram(rates: Sequence[float]) -> list[int]:
-    """Groups by solve rate in ten equal bins; 1.0 is in the last."""
+    """Count the groups by solve rate in ten equal bins; 1.0 is in the last."""
     counts = [0] * HISTOGRAM_BINS
     for rate in rates:
+        # 1e-9: rounding must not move a rate at the edge of a bin to the bin below.
         counts[min(HISTOGRAM_BINS - 1, max(0, int(rate * HISTOGRAM_BINS + 1e-9)))] += 1
     return counts
 
 
 def save_pictures(prompt: EncodedPrompt, image_processor: Any, run_dir: Path) -> list[Path]:
-    """Write a prompt's images as the model sees them to `media/seen-<k>.png` of the run. Returns the paths."""
+    """Write a prompt's images as the model sees them to `media/seen-<k>.png` of the run. Return the paths."""
     from PIL import Image
 
     folder = run_dir / MEDIA
@@ -247,14 +267,14 @@ def save_pictures(prompt: EncodedPrompt, image_processor: Any, run_dir: Path) ->
 
 
 def parse_filter(text: str) -> tuple[float, float]:
-    """`0.1:0.9` as numbers. Raises: DataError unless 0 <= low <= high <= 1."""
+    """Read `0.1:0.9` as two numbers. Raises: DataError unless 0 <= low <= high <= 1."""
     low, colon, high = text.partition(":")
     try:
         bounds = float(low), float(high)
     except ValueError:
         bounds = math.nan, math.nan
     if not colon or not 0 <= bounds[0] <= bounds[1] <= 1:
-        hint = "write --filter 0.1:0.9: keep rows of which 10% to 90% of the responses are solved"
+        hint = "write --filter 0.1:0.9: it keeps the rows with 10% to 90% of the responses solved"
         raise DataError(f"--filter {text} is not two numbers from 0 to 1, the smaller first", hint=hint)
     return bounds
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.data.dataset_writer import content_hash
+from vlmrl.data.dataset import content_hash
 from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError, listed
 from vlmrl.metric import metric_facts
 from vlmrl.preflight.prompts import PromptScan, examples, named

@@ -81,9 +81,13 @@ def quick_look(loaded: LoadedRecipe) -> tuple[list[Problem], PromptLengths | Non
 
 
 def check_model(
-    loaded: LoadedRecipe, model_files: str | None = None, runs_folder: Path | None = None, *,
-    target: Target = HERE, prompts: PromptLengths | None = None,
-) -> list[Problem]:  # fmt: skip
+    loaded: LoadedRecipe,
+    model_files: str | None = None,
+    runs_folder: Path | None = None,
+    *,
+    target: Target = HERE,
+    prompts: PromptLengths | None = None,
+) -> list[Problem]:
     """Check the recipe's words on the model's parts, layers and images against its configuration. No weight is read.
 
     `preflight` includes these checks.
@@ -118,9 +122,13 @@ def check_model(
 
 
 def preflight(
-    loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | None = None, target: Target = HERE,
+    loaded: LoadedRecipe,
+    *,
+    runs_folder: Path,
+    model_files: str | None = None,
+    target: Target = HERE,
     missing: Sequence[Problem] = (),
-) -> Preflight:  # fmt: skip
+) -> Preflight:
     """Check everything. This takes seconds to minutes: every row is read once, and the model's processor is loaded.
 
     Args:
@@ -263,9 +271,13 @@ def _token_plan(facts: tokens.TokenFacts) -> Mapping[str, Any]:
 
 
 def _check_machine(
-    result: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: PromptLengths | None,
+    result: Preflight,
+    loaded: LoadedRecipe,
+    runs_folder: Path,
+    model_files: str | None,
+    longest: PromptLengths | None,
     target: Target,
-) -> None:  # fmt: skip
+) -> None:
     """Check the model, the memory and the disk of the machine.
 
     Args:

@@ -128,9 +128,14 @@ class SavedResponses:
             facts = decoded.facts
             for i, x in enumerate(decoded.inputs):
                 samples[int(facts.rows_N[i])] = SavedSample(
-                    decoder.where(facts, i), facts.sources[i] or "", facts.prompts[i] or "", int(facts.steps_N[i]), x,
-                    decoded.media[i], decoded.stored[i] if decoded.stored is not None else None,
-                )  # fmt: skip
+                    decoder.where(facts, i),
+                    facts.sources[i] or "",
+                    facts.prompts[i] or "",
+                    int(facts.steps_N[i]),
+                    x,
+                    decoded.media[i],
+                    decoded.stored[i] if decoded.stored is not None else None,
+                )
         return samples
 
 

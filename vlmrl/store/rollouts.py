@@ -64,16 +64,37 @@ def arrow_schema() -> pa.Schema:
     image = pa.struct([*media, ("seen_width", pa.int32()), ("seen_height", pa.int32())])
     artifact = pa.struct([("name", pa.string()), *media])
     required = [
-        ("step", pa.int32()), ("attempt", pa.int32()), ("group", pa.int32()), ("version", pa.int64()),
-        ("source", pa.string()), ("task", pa.string()), ("prompt_id", pa.string()), ("occurrence", pa.int32()),
-        ("sample", pa.int32()), ("seed", pa.int64()), ("truth", pa.string()), ("columns", pa.string()),
-        ("prompt_text", pa.string()), ("text", pa.string()), ("prompt_ids", pa.list_(pa.int32())),
-        ("token_ids", pa.list_(pa.int32())), ("sampler_logp", pa.list_(pa.float32())), ("segments", pa.list_(segment)),
-        ("finish", pa.string()), ("parts", pa.string()), ("score", pa.float64()), ("note", pa.string()),
-        ("advantage", pa.float64()), ("masked", pa.bool_()), ("images", pa.list_(image)),
-        ("num_row_images", pa.int32()), ("generate_seconds", pa.float64()), ("reward_seconds", pa.float64()),
-        ("status", pa.string()), ("artifacts", pa.list_(artifact)),
-    ]  # fmt: skip
+        ("step", pa.int32()),
+        ("attempt", pa.int32()),
+        ("group", pa.int32()),
+        ("version", pa.int64()),
+        ("source", pa.string()),
+        ("task", pa.string()),
+        ("prompt_id", pa.string()),
+        ("occurrence", pa.int32()),
+        ("sample", pa.int32()),
+        ("seed", pa.int64()),
+        ("truth", pa.string()),
+        ("columns", pa.string()),
+        ("prompt_text", pa.string()),
+        ("text", pa.string()),
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("token_ids", pa.list_(pa.int32())),
+        ("sampler_logp", pa.list_(pa.float32())),
+        ("segments", pa.list_(segment)),
+        ("finish", pa.string()),
+        ("parts", pa.string()),
+        ("score", pa.float64()),
+        ("note", pa.string()),
+        ("advantage", pa.float64()),
+        ("masked", pa.bool_()),
+        ("images", pa.list_(image)),
+        ("num_row_images", pa.int32()),
+        ("generate_seconds", pa.float64()),
+        ("reward_seconds", pa.float64()),
+        ("status", pa.string()),
+        ("artifacts", pa.list_(artifact)),
+    ]
     optional = [(name, pa.string()) for name in ("error", "detail", "turns")]
     return pa.schema([*(pa.field(n, t, nullable=False) for n, t in required), *(pa.field(n, t) for n, t in optional)])
 
@@ -239,9 +260,17 @@ def _sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
         if s.sampler_logp is not None and len(s.sampler_logp) != len(s.ids):
             raise ValueError(f"{len(s.ids)} tokens but {len(s.sampler_logp)} log-probs in a segment of {t.prompt_id}")
         segments.append(
-            {"role": s.role, "start": start, "end": end, "trained": s.trained, "sampled": sampled, "author": s.author,
-             "version": s.version, "num_images": len(s.media)}
-        )  # fmt: skip
+            {
+                "role": s.role,
+                "start": start,
+                "end": end,
+                "trained": s.trained,
+                "sampled": sampled,
+                "author": s.author,
+                "version": s.version,
+                "num_images": len(s.media),
+            }
+        )
         logp.extend([math.nan] * len(s.ids) if s.sampler_logp is None else s.sampler_logp)
         start = end
     return {
@@ -286,11 +315,13 @@ def _turns_text(turns: Sequence[Turn]) -> str:
     """Return turns as JSON text."""
     content = [
         {
-            "role": turn.role, "text": _text(turn.text), "media": [m.fields() for m in turn.media],
+            "role": turn.role,
+            "text": _text(turn.text),
+            "media": [m.fields() for m in turn.media],
             "calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.calls],
         }
         for turn in turns
-    ]  # fmt: skip
+    ]
     return _json({"turns": content})
 
 
@@ -323,12 +354,16 @@ def _segments(row: Mapping[str, Any]) -> tuple[Segment, ...]:
         first += len(images)
         segments.append(
             Segment(
-                s["role"], ids[s["start"] : s["end"]], s["trained"],
+                s["role"],
+                ids[s["start"] : s["end"]],
+                s["trained"],
                 logp[s["start"] : s["end"]] if s["sampled"] else None,
-                author=s.get("author", "policy" if s["sampled"] else "environment"), version=s.get("version"),
-                media=tuple(map(Media.of, images)), seen_sizes=seen_of(images),
+                author=s.get("author", "policy" if s["sampled"] else "environment"),
+                version=s.get("version"),
+                media=tuple(map(Media.of, images)),
+                seen_sizes=seen_of(images),
             )
-        )  # fmt: skip
+        )
     return tuple(segments)
 
 
@@ -350,14 +385,24 @@ def _sample(row: dict[str, Any]) -> ScoredSample:
     if row["status"] not in get_args(Status):
         raise ValueError(f"`{row['status']}` is not a status of a score")
     score = Score(
-        row["score"], parse_json(row["parts"]), row["note"], row["error"], status=row["status"],
+        row["score"],
+        parse_json(row["parts"]),
+        row["note"],
+        row["error"],
+        status=row["status"],
         detail=None if row["detail"] is None else parse_json(row["detail"]),
         artifacts={a["name"]: Media.of(a) for a in row["artifacts"]},
-    )  # fmt: skip
+    )
     return ScoredSample(
-        trajectory, row["text"], score, row["advantage"], row["masked"], row["generate_seconds"], row["reward_seconds"],
+        trajectory,
+        row["text"],
+        score,
+        row["advantage"],
+        row["masked"],
+        row["generate_seconds"],
+        row["reward_seconds"],
         turns=read_turns(row["turns"]),
-    )  # fmt: skip
+    )
 
 
 def _json(value: Any) -> str:

@@ -277,15 +277,34 @@ def create_run(
         if fork:
             link_tree(fork.checkpoint, temp_dir / layout.CHECKPOINTS / fork.checkpoint.name)
         manifest = Manifest(
-            id=run_dir.name, kind=kind, recipe=recipe_name, start=start, name=name, tags=tuple(dict.fromkeys(tags)),
-            note=note, labels=tuple(labels), argv=tuple(redact_argv(argv)), cwd=os.getcwd(), parent=parent,
+            id=run_dir.name,
+            kind=kind,
+            recipe=recipe_name,
+            start=start,
+            name=name,
+            tags=tuple(dict.fromkeys(tags)),
+            note=note,
+            labels=tuple(labels),
+            argv=tuple(redact_argv(argv)),
+            cwd=os.getcwd(),
+            parent=parent,
             origin=fork.origin if fork else None,
-            seeds=dict(seeds or {}), threads=threads, datasets=tuple(datasets), rewards=tuple(rewards),
-            prompts=tuple(prompts), recipe_sha256=files.get(layout.RECIPE, ""), files=files,
-            source_sha256=provenance.source_sha256(), git=git, vlmrl=__version__, python=platform.python_version(),
-            packages=provenance.packages(), environment=provenance.environment(), hardware=provenance.hardware(),
+            seeds=dict(seeds or {}),
+            threads=threads,
+            datasets=tuple(datasets),
+            rewards=tuple(rewards),
+            prompts=tuple(prompts),
+            recipe_sha256=files.get(layout.RECIPE, ""),
+            files=files,
+            source_sha256=provenance.source_sha256(),
+            git=git,
+            vlmrl=__version__,
+            python=platform.python_version(),
+            packages=provenance.packages(),
+            environment=provenance.environment(),
+            hardware=provenance.hardware(),
             attempts=(manifests.new_attempt(1, start, argv, fork and fork.checkpoint, fork.changes if fork else ()),),
-        )  # fmt: skip
+        )
         manifests.write_manifest(temp_dir, manifest)
     except (OSError, StoreError) as error:
         shutil.rmtree(temp_dir, ignore_errors=True)
@@ -313,9 +332,14 @@ def open_run(root: Path | str, ref: str, *, trained: bool = False) -> Run:
 
 
 def resume_run(
-    root: Path | str, ref: str, *, argv: Sequence[str] = (), from_step: int | None = None, threads: int | None = None,
+    root: Path | str,
+    ref: str,
+    *,
+    argv: Sequence[str] = (),
+    from_step: int | None = None,
+    threads: int | None = None,
     renewal: kept_recipe.Renewal | None = None,
-) -> Run:  # fmt: skip
+) -> Run:
     """Lock an existing run for a new attempt.
 
     Leftovers of a kill are removed (they never counted), a torn last line of metrics.jsonl gets a line end, and the

@@ -53,10 +53,13 @@ def settings(folder: Path | str = "x", **more) -> Model:
 def save(run: Path, base: str, made, items, processor, lora: Lora) -> Path:
     policy, optimizer, checksum = made
     meta = {
-        "dtype": "float32", "policy": {"temperature": 0.7, "banned_ids": list(policy.banned_ids)}, "freeze": [],
-        "lora": lora.model_dump(mode="json"), "quantize": None,
+        "dtype": "float32",
+        "policy": {"temperature": 0.7, "banned_ids": list(policy.banned_ids)},
+        "freeze": [],
+        "lora": lora.model_dump(mode="json"),
+        "quantize": None,
         "base": {"path": base, "revision": None, "fingerprint": checksum},
-    }  # fmt: skip
+    }
     what = io.CheckpointContent(2, meta, {}, prove_items(policy, items))
     return io.save_checkpoint(run, what, policy.model, processor, optimizer.state_tensors())
 
@@ -127,6 +130,7 @@ def test_merged_by_default_it_is_a_plain_model_proven_equal(saved, made, items, 
     assert not list((tmp_path / "out").glob("adapter_*"))
 
 
+@pytest.mark.slow
 def test_kept_as_an_adapter_peft_loads_it_and_it_is_proven_too(saved, made, items, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -142,6 +146,7 @@ def test_kept_as_an_adapter_peft_loads_it_and_it_is_proven_too(saved, made, item
     AutoProcessor.from_pretrained(tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", [False, True])
 def test_an_adapter_that_is_not_the_proven_one_is_refused(saved, tmp_path, adapter):
     """Sound files, but not those whose log-probs were written down."""
@@ -251,6 +256,7 @@ def test_an_adapter_with_a_module_missing_or_too_many_is_refused(saved, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_folding_row_by_row_is_folding_the_whole_model(saved, tmp_path, dtype, monkeypatch):
     def whole(*_):
@@ -268,15 +274,18 @@ def test_folding_row_by_row_is_folding_the_whole_model(saved, tmp_path, dtype, m
         assert (streamed.folder / name).read_bytes() == (loaded.folder / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_base_that_is_the_checkpoint_of_a_run_is_streamed_too(
     made, items, tiny_processor, small_folder, tmp_path, lora
 ):
     base = tmp_path / "runs" / "sft" / "checkpoints" / "step-000007"
     saved = io.save_checkpoint(
         tmp_path / "runs" / "sft",
-        io.CheckpointContent(7, {"dtype": "float32"}, {}), load_model(settings(small_folder)),
-        tiny_processor, {},
-    )  # fmt: skip
+        io.CheckpointContent(7, {"dtype": "float32"}, {}),
+        load_model(settings(small_folder)),
+        tiny_processor,
+        {},
+    )
     assert saved == base
     checkpoint = save(tmp_path / "runs" / "rl", str(base), made, items, tiny_processor, lora)
     done = merge(checkpoint, tmp_path / "out")

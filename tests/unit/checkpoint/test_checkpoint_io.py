@@ -201,11 +201,18 @@ def test_without_complete_a_checkpoint_does_not_exist(saved, tiny_model):
 
 
 NAMES = [
-    f"{MODEL}/model-00001-of-00001.safetensors", f"{OPTIMIZER}/model-00001-of-00001.safetensors", f"{HF}/config.json",
-    f"{HF}/tokenizer.json", DATA, RNG, PROOF, META,
-]  # fmt: skip
+    f"{MODEL}/model-00001-of-00001.safetensors",
+    f"{OPTIMIZER}/model-00001-of-00001.safetensors",
+    f"{HF}/config.json",
+    f"{HF}/tokenizer.json",
+    DATA,
+    RNG,
+    PROOF,
+    META,
+]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("where", [0.02, 0.5, 0.98])
 def test_one_changed_byte_anywhere_is_refused(saved, tiny_model, name, where):

@@ -207,7 +207,7 @@ FAULTS = {
         error="reward `r.py:f` raised KeyError: 'x' (digits row digits-1 sample 0)", steps=0
     ),
     "failed": plan(error="the gradient is not finite (inf) although the loss is; the weights were not changed"),
-}  # fmt: skip
+}
 
 
 def look(run) -> Diagnosis:
@@ -216,6 +216,7 @@ def look(run) -> Diagnosis:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_named_first_or_second(fault, tmp_path):
     found = look(make_run(tmp_path, FAULTS[fault]))
@@ -225,6 +226,7 @@ def test_a_planted_fault_is_named_first_or_second(fault, tmp_path):
     assert all(c.command.startswith("vlmrl ") and c.what for c in found.causes)
 
 
+@pytest.mark.slow
 def test_a_task_that_is_learned_is_healthy(tmp_path):
     """Fewer texts a prompt and more dead groups are what learning looks like, when the reward rises."""
     metrics = lambda step: {"reward/mean": 0.5 + 0.03 * step, "rollout/dead_group_share": min(0.95, 0.08 * step)}  # noqa: E731
@@ -259,6 +261,7 @@ def test_a_setting_of_reinforcement_is_no_cause_in_a_supervised_run_which_does_n
     assert "entropy_coef" not in [c.name for c in look(run).causes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "bounds"),
     [
@@ -292,6 +295,7 @@ def test_responses_whose_reward_failed_are_in_no_mean(tmp_path):
     assert "failing_reward" in [c.name for c in found.causes] and "nan" not in str(found.as_dict())
 
 
+@pytest.mark.slow
 def test_a_service_that_is_down_is_no_bug_of_the_reward(tmp_path):
     found = look(make_run(tmp_path, plan(spec=user_reward(down))))
     (cause,) = [c for c in found.causes if c.name == "service_down"]
@@ -319,7 +323,7 @@ def test_the_command_shows_causes_rows_and_what_to_type(tmp_path):
     told = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, cwd=tmp_path)
     assert told.code == 0 and told.err == ""
     assert "1. error: labels are right and earn nothing" in told.out and "Image1=" in told.out
-    assert f"next: vlmrl reward-check {run.manifest.name}" in told.out and "explained by the above" in told.out
+    assert f"next: vlmrl reward-check {run.manifest.name}" in told.out and "explained by a cause above" in told.out
     found = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, "--json", cwd=tmp_path).json
     assert found["causes"][0]["name"] == "other_layout" and not found["healthy"]
     well = make_run(tmp_path / "well", plan())
@@ -359,16 +363,22 @@ def test_a_response_cannot_write_to_the_terminal(tmp_path):
     assert "\u4e2d\u6587" in told, "text of any script is shown as it is"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "truth", "right"),
     [
-        ("<answer>0.9</answer>", {"same": True}, True), ("<answer>0.9</answer>", {"same": False}, False),
-        ("<answer>0.5</answer>", {"same": True}, None), ("<answer>yes</answer>", {"same": True}, None),
-        ("<answer>7</answer>", {"same": True}, None), ("no tag, and far too long to be an answer as a whole", {}, None),
-        ("<answer>4</answer>", {"answer": 4}, True), ("<answer>paris</answer>", {"label": "Paris."}, True),
-        ("\\boxed{5}", {"solution": "4"}, False), ("<answer>4</answer>", {"level": 4}, None),
+        ("<answer>0.9</answer>", {"same": True}, True),
+        ("<answer>0.9</answer>", {"same": False}, False),
+        ("<answer>0.5</answer>", {"same": True}, None),
+        ("<answer>yes</answer>", {"same": True}, None),
+        ("<answer>7</answer>", {"same": True}, None),
+        ("no tag, and far too long to be an answer as a whole", {}, None),
+        ("<answer>4</answer>", {"answer": 4}, True),
+        ("<answer>paris</answer>", {"label": "Paris."}, True),
+        ("\\boxed{5}", {"solution": "4"}, False),
+        ("<answer>4</answer>", {"level": 4}, None),
     ],
-)  # fmt: skip
+)
 def test_what_is_right_by_the_truth_alone(text, truth, right, tmp_path):
     facts = read_facts(make_run(tmp_path, plan(steps=1)))
     assert truly_right(replace(facts.responses[0], text=text, truth=truth)) is right
@@ -501,6 +511,7 @@ def acc(step):
     return {"reward/accuracy": 0.2 + 0.05 * (-1) ** step}
 
 
+@pytest.mark.slow
 def test_a_hacked_reward_is_named_first_with_its_step_and_examples(tmp_path):
     """The metrics hold no `health/...`: they are measured from the rollouts."""
     run = make_run(tmp_path, plan(steps=40, respond=hacked(14), spec=DIGITS, metrics=acc))
@@ -518,6 +529,7 @@ def test_a_hacked_reward_is_named_first_with_its_step_and_examples(tmp_path):
     assert re.match(r"digits grew from .*% to 100%", digits.what), digits.what
 
 
+@pytest.mark.slow
 def test_the_same_run_with_an_accuracy_that_rises_is_healthy_of_it(tmp_path):
     rises = lambda step: {"reward/accuracy": 0.2 + 0.7 * (step >= 15)}  # noqa: E731
     found = look(make_run(tmp_path, plan(steps=40, respond=hacked(14), spec=DIGITS, metrics=rises)))
@@ -532,6 +544,7 @@ def test_a_hacked_run_whose_rollouts_were_pruned_is_told_from_its_metrics(tmp_pa
     assert first.name == "reward_without_accuracy" and first.rows == []
 
 
+@pytest.mark.slow
 def test_groups_dead_for_many_steps_are_told_with_the_step(tmp_path):
     dead = lambda step: {"rollout/dead_group_share": float(step >= 5)}  # noqa: E731
     found = look(make_run(tmp_path, plan(steps=18, metrics=dead)))
@@ -539,6 +552,7 @@ def test_groups_dead_for_many_steps_are_told_with_the_step(tmp_path):
     assert cause.what.endswith("13 steps in a row: they taught nothing, from step 6 on") and cause.level == "warning"
 
 
+@pytest.mark.slow
 def test_a_cause_in_the_metrics_names_the_step_it_began_at(tmp_path):
     gap = lambda step: {"policy/sampler_gap_mean": 1e-6 if step < 5 else 0.05}  # noqa: E731
     found = look(make_run(tmp_path / "gap", plan(steps=12, metrics=gap)))
@@ -586,6 +600,7 @@ def test_spellings_of_one_label(said, true, why):
     assert agrees(said, true) == why
 
 
+@pytest.mark.slow
 @given(st.text(max_size=80), st.text(max_size=80))
 def test_labels_and_answers_of_any_text_are_read_without_an_error(one, other):
     agrees(one, other)

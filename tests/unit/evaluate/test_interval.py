@@ -46,14 +46,13 @@ def test_rows_that_share_two_images_are_counted_once_in_the_robust_variance():
     assert units.variance(np.ones(3)) == pytest.approx(1.0 * 3 / 2, rel=1e-12)
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=2, max_size=12), st.integers(0, 99))
 def test_the_robust_variance_is_that_of_a_slow_loop_whatever_the_blocks(rows: list[list[int]], seed: int):
     units = Units(rows, len(rows))
     influence = np.random.default_rng(seed).normal(size=len(rows))
     shares = lambda p, q: p == q or bool(set(rows[p]) & set(rows[q]))  # noqa: E731
-    together = sum(
-        influence[p] * influence[q] for p in range(len(rows)) for q in range(len(rows)) if shares(p, q)
-    )  # fmt: skip
+    together = sum(influence[p] * influence[q] for p in range(len(rows)) for q in range(len(rows)) if shares(p, q))
     for block in (1, 5, 10**6):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(interval, "BLOCK_NUMBERS", block)
@@ -83,6 +82,7 @@ def test_wilson_by_hand():
     assert wilson(0.9, 10) == pytest.approx([1 - x for x in reversed(wilson(0.1, 10))], abs=1e-12)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 80), st.data())
 def test_wilson_is_scipys_but_where_few_ones_or_zeros_were_seen(n: int, data: st.DataObject):
     from scipy.stats import binomtest
@@ -246,6 +246,7 @@ def held(worlds: int, make, truth: float, ids: Sequence, bounds) -> float:
     return float(np.mean([f.low <= truth <= f.high for f in found]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clusters", "rows", "share", "alike"),
     [
@@ -276,6 +277,7 @@ def test_intervals_of_skewed_rewards_hold_the_truth_as_often_as_they_say(cluster
     assert 0.92 <= held(250, rewards, 0.48, ids, (0.0, 1.0)) <= 0.998
 
 
+@pytest.mark.slow
 def test_intervals_over_images_hold_the_truth_as_often_as_they_say_and_row_intervals_do_not():
     """A row is right when the effects of its two images plus noise of its own are above zero; the truth is 1/2."""
     rng = np.random.default_rng(17)

@@ -104,8 +104,13 @@ def test_auc_is_left_out_when_all_pairs_are_of_one_kind():
 def test_a_summary_is_json_even_for_one_row():
     text = json.dumps(summarise(FOUR[:1]), allow_nan=False)
     assert json.loads(text)["metrics"]["reward"] == {
-        "value": 1.0, "low": None, "high": None, "n": 1, "clusters": 1, "range": None,
-    }  # fmt: skip
+        "value": 1.0,
+        "low": None,
+        "high": None,
+        "n": 1,
+        "clusters": 1,
+        "range": None,
+    }
 
 
 def test_rows_without_outcomes_still_have_reward_parts_and_length():
@@ -172,8 +177,15 @@ def test_paired_differences_use_the_rows_that_both_have():
 def test_rows_in_which_one_side_has_no_number_are_not_compared():
     found = paired_differences([row("p0", level=None), row("p1", level=1.0)], [row("p0"), row("p1", level=0.0)])
     assert found["accuracy/digit"] == {
-        "value": 1.0, "low": None, "high": None, "n": 1, "clusters": 1, "range": [0.0, 1.0], "a": 0.0, "b": 1.0,
-    }  # fmt: skip
+        "value": 1.0,
+        "low": None,
+        "high": None,
+        "n": 1,
+        "clusters": 1,
+        "range": [0.0, 1.0],
+        "a": 0.0,
+        "b": 1.0,
+    }
     assert found["accuracy"]["n"] == 2
 
 
@@ -181,6 +193,7 @@ def test_without_common_rows_there_is_no_difference():
     assert paired_differences([row("p0")], [row("p1")]) == {}
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), st.none() | st.integers(0, 10)), min_size=2, max_size=40))
 def test_confusion_metrics_are_those_of_scikit_learn_over_the_whole_split(drawn: list[tuple[bool, int | None]]):
     from sklearn.metrics import f1_score, precision_score, recall_score, roc_auc_score

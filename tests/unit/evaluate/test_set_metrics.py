@@ -57,8 +57,13 @@ def test_the_replicates_of_a_mean_spread_as_theory_says():
     metric = found["metrics"]["pooled"]
     low, high = np.quantile(drawn, (0.025, 0.975))
     assert metric == {
-        "value": fmean(values), "low": low, "high": high, "n": 60, "clusters": 60, "range": None,
-    }  # fmt: skip
+        "value": fmean(values),
+        "low": low,
+        "high": high,
+        "n": 60,
+        "clusters": 60,
+        "range": None,
+    }
 
 
 def test_rows_that_are_repeated_within_their_units_are_no_evidence():
@@ -145,6 +150,7 @@ def labelled(rng: np.random.Generator, images: int, rows: int):
     return verdicts, records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("images", "rows"), [(12, 1), (20, 4)])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(images, rows):
     rng = np.random.default_rng(images)

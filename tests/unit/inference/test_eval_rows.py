@@ -127,6 +127,7 @@ def test_a_table_without_any_other_rows_gives_training_rows_and_says_so(place: P
         evaluated(run, "validation")
 
 
+@pytest.mark.slow
 def test_a_folder_with_splits_is_evaluated_on_its_test_split_else_on_its_validation_split(place: Path):
     assert facts(evaluated(run_of(entry("all")))) == [("all", "test", "test", 5)]
     assert facts(evaluated(run_of(entry("no_test")))) == [("no_test", "validation", "validation", 2)]
@@ -135,12 +136,15 @@ def test_a_folder_with_splits_is_evaluated_on_its_test_split_else_on_its_validat
     assert facts(evaluated(run, "validation")) == [("all", "validation", "validation", 4)]
 
 
+@pytest.mark.slow
 def test_each_of_several_sources_by_itself(place: Path):
     data = entry("all") + entry("train.jsonl", 'validation = "val.jsonl"') + entry("fresh.jsonl")
     run = run_of(data)
     assert facts(evaluated(run)) == [
-        ("all", "test", "test", 5), ("train", "validation", "validation", 6), ("fresh", "train", "training", 3),
-    ]  # fmt: skip
+        ("all", "test", "test", 5),
+        ("train", "validation", "validation", 6),
+        ("fresh", "train", "training", 3),
+    ]
     assert not only_training_rows(run.dir)
     with pytest.raises(DataError, match=r"no split `test` in train\.jsonl"):
         evaluated(run, "test")
@@ -286,9 +290,23 @@ def planned(run: Run, split: str | None = None, **settings) -> list[str]:
 
 
 def write(folder: Path, **meta) -> None:
-    row = {"prompt_id": "p", "sample": 0, "seed": 0, "source": "s", "task": "t", "truth": {}, "text": "",
-           "finish": "stop", "num_tokens": 1, "score": 1.0, "parts": {}, "note": "", "error": None, "images": [],
-           "outcome": {}}  # fmt: skip
+    row = {
+        "prompt_id": "p",
+        "sample": 0,
+        "seed": 0,
+        "source": "s",
+        "task": "t",
+        "truth": {},
+        "text": "",
+        "finish": "stop",
+        "num_tokens": 1,
+        "score": 1.0,
+        "parts": {},
+        "note": "",
+        "error": None,
+        "images": [],
+        "outcome": {},
+    }
     write_evaluation(folder, Evaluation([row], summarise([row])), meta)
 
 
@@ -299,10 +317,10 @@ def test_an_evaluation_never_has_the_name_of_trainings_own(place: Path):
     assert planned(run, temperature=1.0, samples=3)[0] == "test-all-step-000004-T1-n3"
     write(training_folder(run.dir, "validation", "train", 4), during="training")
     for name in (training_name("validation", "train", 4), "mine-step-000100"):
-        with pytest.raises(StoreError, match="how training calls its own"):
+        with pytest.raises(StoreError, match="for its own evaluations"):
             planned(run, name=name, force=True)
     write(layout.eval_dir(run.dir, "test-all-step-000004"), during="training")
-    with pytest.raises(StoreError, match="training's own"):
+    with pytest.raises(StoreError, match="was made by training"):
         planned(run, force=True)
 
 
@@ -353,11 +371,16 @@ def test_training_does_not_replace_what_a_person_evaluated(place: Path):
 @pytest.mark.parametrize(
     ("meta", "role"),
     [
-        ({"split": "test"}, "test"), ({"split": "train"}, "training"), ({"split": "validation"}, "validation"),
-        ({"split": "dev"}, "held out"), ({"step": 4, "during": "training"}, "validation"), ({}, "held out"),
-        ({"split": "train", "role": "held out"}, "held out"), ({"split": "test", "role": "nonsense"}, "test"),
+        ({"split": "test"}, "test"),
+        ({"split": "train"}, "training"),
+        ({"split": "validation"}, "validation"),
+        ({"split": "dev"}, "held out"),
+        ({"step": 4, "during": "training"}, "validation"),
+        ({}, "held out"),
+        ({"split": "train", "role": "held out"}, "held out"),
+        ({"split": "test", "role": "nonsense"}, "test"),
     ],
-)  # fmt: skip
+)
 def test_evaluations_of_older_versions_are_labelled_too(meta: dict, role: str):
     assert role_of(meta) == role
     assert bool(role_label(meta)) == (role in ("validation", "training"))

@@ -70,16 +70,25 @@ max_new_tokens = 6
 
 
 def tried(
-    *, prompts: int | None, samples: int = 4, keep: Keep | None = None, overrides: tuple[str, ...] = (),
+    *,
+    prompts: int | None,
+    samples: int = 4,
+    keep: Keep | None = None,
+    overrides: tuple[str, ...] = (),
     solved: str | None = None,
-):  # fmt: skip
+):
     root = Path("runs")
     loaded, _ = settle_for_run(load_recipe("recipe.toml", overrides=overrides), root)
     with trial_run(loaded, root, ["vlmrl", "try"]) as run:
         trial = run_trial(
-            loaded.recipe, run, root, prompts=prompts, samples=samples, keep=keep,
+            loaded.recipe,
+            run,
+            root,
+            prompts=prompts,
+            samples=samples,
+            keep=keep,
             solved=parse_solved(solved) if solved else None,
-        )  # fmt: skip
+        )
     return open_run(root, run.id), trial
 
 
@@ -92,6 +101,7 @@ def test_every_row_is_tried_and_saved_like_a_runs_rollouts(world):
     assert all(s.trajectory.version == 0 for g in saved for s in g.samples)
 
 
+@pytest.mark.slow
 def test_a_trial_repeats_itself(world):
     (_, first), (_, second) = tried(prompts=3), tried(prompts=3)
     assert [s.text for g in first.groups for s in g.samples] == [s.text for g in second.groups for s in g.samples]
@@ -147,6 +157,7 @@ def test_a_prompt_without_images_has_no_pictures(tiny_encoder, tiny_processor):
     assert seen_images(encoded(tiny_encoder, "none"), tiny_processor.image_processor) == []
 
 
+@pytest.mark.slow
 def test_kept_rows_of_a_table_are_a_table_for_the_same_recipe(world):
     out = Path("kept.parquet")
     _, trial = tried(prompts=None, keep=Keep(0.3, 1.0, {"rows": out}))
@@ -204,12 +215,14 @@ def _png(picture: Image.Image) -> bytes:
     return sink.getvalue()
 
 
+@pytest.mark.slow
 def test_kept_rows_of_a_prepared_folder_are_a_prepared_folder(world):
     make_pairs(world / "pairs")
     sets = ("data.0.path=pairs", "data.0.columns={}", "data.0.task=pairs", "reward.weights={}")
     Path("reward.py").write_text("def score(x):\n    return float(x.truth['same'])\n")
-    _, trial = tried(prompts=None, samples=2, keep=Keep(0.5, 1.0, {"pairs": Path("kept")}), overrides=sets,
-                     solved="reward>=1")  # fmt: skip
+    _, trial = tried(
+        prompts=None, samples=2, keep=Keep(0.5, 1.0, {"pairs": Path("kept")}), overrides=sets, solved="reward>=1"
+    )
     assert trial.kept == {"pairs": (Path("kept"), 4)}
     recipe = load_recipe("recipe.toml", overrides=[*sets, "data.0.path=kept"]).recipe
     kept, before = (
@@ -269,7 +282,7 @@ def test_without_a_maximum_or_an_accuracy_there_is_no_solve_rate():
     assert measure_rate(source_of(ranges={"x": (0.0, math.inf)}, weights={"x": 1.0}), groups) is None
     told = why_none(source, groups)
     assert "nothing says when a response of `s` is solved: r.py:f gives no accuracy" in told
-    assert "--solved 'x>=1' (it may name: x, reward)" in told
+    assert "--solved 'x>=1' (known names: x, reward)" in told
     assert spread(groups[0]) == {"mean": 0.01, "min": 0.0, "max": 0.02, "std": 0.01}
     assert spread(group_of([None])) is None
 
@@ -323,6 +336,7 @@ def test_what_is_no_condition_is_refused_with_the_form(text):
     assert "write --solved 'acc>=1'" in (error.value.hint or "")
 
 
+@pytest.mark.slow
 def test_a_reward_without_a_maximum_shows_its_spread_and_filters_nothing(world):
     Path("reward.py").write_text(REWARD.replace("RANGES", "OTHER"))
     _, trial = tried(prompts=2)
@@ -331,7 +345,7 @@ def test_a_reward_without_a_maximum_shows_its_spread_and_filters_nothing(world):
     assert not any(name.startswith("solve_rate") for name in told)
     values = [s.score.value for g in trial.groups for s in g.samples]
     assert (told["reward/min"], told["reward/max"]) == (min(values), max(values))
-    with pytest.raises(RewardError, match="no solve rate to choose by; nothing was written") as error:
+    with pytest.raises(RewardError, match="needs a solve rate, and a source has none; nothing was written") as error:
         tried(prompts=None, keep=Keep(0.1, 0.9, {"rows": Path("kept.parquet")}))
     assert "--solved 'even>=1'" in (error.value.hint or "") and not Path("kept.parquet").exists()
     _, trial = tried(prompts=None, keep=Keep(0.1, 1.0, {"rows": Path("kept.parquet")}), solved="even>=1")
@@ -340,7 +354,7 @@ def test_a_reward_without_a_maximum_shows_its_spread_and_filters_nothing(world):
     assert trial.kept["rows"][1] == sum(sum(e) > 0 for e in evens)
     with pytest.raises(RewardError, match="no reward returns the part `odd` of --solved 'odd > 0'") as error:
         tried(prompts=1, solved="odd>0")
-    assert "it may name: even, easy" in (error.value.hint or "")
+    assert "known names: even, easy" in (error.value.hint or "")
 
 
 def test_a_trial_that_fails_leaves_no_run(world):
@@ -350,6 +364,7 @@ def test_a_trial_that_fails_leaves_no_run(world):
     assert list(Path("runs").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batches", "kept"), [(0, False), (1, True)])
 def test_an_interrupted_trial_leaves_what_it_has_scored(world, monkeypatch, batches, kept):
     from vlmrl.inference import trial as module

@@ -20,6 +20,7 @@ SIZES = [(40, 40), (200, 160)]
 TEXT = "Are these two images the same digit?"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_the_encoder_makes_what_the_processor_makes(name):
     processor = PROCESSORS[name]()
@@ -53,6 +54,7 @@ def test_pixel_bounds_act_exactly_where_the_encoder_says_so(name):
     assert (bounded.prompt_ids == free.prompt_ids) == (not acts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_a_prompt_that_comes_again_is_not_processed_again(name, monkeypatch):
     processor = PROCESSORS[name]()

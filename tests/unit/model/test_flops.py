@@ -52,6 +52,7 @@ def test_spans_tokens_and_pairs_by_hand():
     assert (padded.tokens, padded.pairs, padded.patches, padded.targets) == (26, 182, 48, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", [False, True])
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_a_training_pass_counts_what_the_formula_says(name, adapter):

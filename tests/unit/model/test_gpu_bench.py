@@ -55,11 +55,14 @@ def test_models_have_the_published_number_of_parameters(name):
 def test_the_hybrid_is_what_transformers_calls_its_default():
     ours, default = make_config("Qwen3.5-9B", smoke=False), Qwen3_5Config()
     for part, names in (
-        ("text_config", "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
-         " head_dim vocab_size linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim"
-         " layer_types"),
+        (
+            "text_config",
+            "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
+            " head_dim vocab_size linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim"
+            " layer_types",
+        ),
         ("vision_config", "depth hidden_size intermediate_size num_heads patch_size"),
-    ):  # fmt: skip
+    ):
         for name in names.split():
             assert getattr(getattr(ours, part), name) == getattr(getattr(default, part), name), name
     assert ours.vision_config.out_hidden_size == ours.text_config.hidden_size
@@ -76,6 +79,7 @@ def test_the_groups_are_those_of_the_two_works():
     assert vfig.prompt == 9000 and len(vfig.responses) == 8 and (vfig.responses[0], vfig.responses[-1]) == (1062, 8500)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [10_000, 80])
 @pytest.mark.parametrize(("work", "rank"), [("taxon", 0), ("vfig", 4)])
 @pytest.mark.parametrize("model", MODELS)
@@ -102,6 +106,7 @@ def test_every_path_says_the_same_and_counts_its_tokens(model, work, rank, budge
         assert float((said[path] - said["padded"]).abs().max()) <= 1e-5, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["padded", "packed", "shared"])
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("model", ["Qwen2.5-VL-3B", "Qwen3-VL-4B"])
@@ -124,6 +129,7 @@ def test_flops_of_every_path_are_what_torch_counts(model, rank, path, monkeypatc
     assert forward <= ops[attention] <= 2 * forward and ops[f"{attention}_backward"] <= 2.5 * ops[attention]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_bf16_kahan"])
 @pytest.mark.parametrize("rank", [0, 4])
 def test_states_of_a_rank_are_the_bytes_that_an_update_leaves(optimizer, rank):
@@ -196,8 +202,11 @@ def test_a_run_goes_on_where_the_last_one_stopped(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(sys, "argv", [*command, "--minutes", "30"])
     capsys.readouterr()
     gpu.main()
-    names = [c.name for c in gpu.plan(False) if c.kind == "update" and c.work == "taxon" and c.optimizer == "adamw"
-             and not c.rank]  # fmt: skip
+    names = [
+        c.name
+        for c in gpu.plan(False)
+        if c.kind == "update" and c.work == "taxon" and c.optimizer == "adamw" and not c.rank
+    ]
     assert ran == [*names[:3], *names[2:]]
     assert [r["case"] for r in json.loads(capsys.readouterr().out)["results"]] == names
 

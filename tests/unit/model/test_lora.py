@@ -132,6 +132,7 @@ def test_names_that_match_nothing_are_errors_that_name_what_is_there(frozen_tiny
     assert caught.value.hint and ("linear layers here" in caught.value.hint or "full names" in caught.value.hint)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_is_loaded_by_peft_itself(tiny_folder, tiny_model, row, tmp_path, kind):
     from transformers import AutoModelForImageTextToText

@@ -82,6 +82,7 @@ def plan(backend: str, bidirectional: str = "never") -> RowPlan:
     return plan_row(LAYOUT, CPU, kinds_N=IMAGES, bidirectional=bidirectional, backend=backend)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 1, 3, 6])
 @pytest.mark.parametrize("bidirectional", ["never", "sliding", "always"])
 def test_flex_sees_what_sdpa_sees(window, bidirectional):
@@ -113,9 +114,14 @@ def test_where_split_is_used(monkeypatch):
     )
     longest = 9  # of any sequence: prompt 5 and response 3 are 8 tokens, so 8 is no window
     for window, bidirectional, expected in [
-        (None, "never", 1), (longest, "never", 1), (longest - 1, "never", 1), (longest - 2, "never", 0),
-        (None, "sliding", 1), (longest, "sliding", 0), (None, "always", 0),
-    ]:  # fmt: skip
+        (None, "never", 1),
+        (longest, "never", 1),
+        (longest - 1, "never", 1),
+        (longest - 2, "never", 0),
+        (None, "sliding", 1),
+        (longest, "sliding", 0),
+        (None, "always", 0),
+    ]:
         used.clear()
         attention(plan("split", bidirectional), window, backward=False)
         assert len(used) == expected, (window, bidirectional)
@@ -193,6 +199,7 @@ def test_vision_windows_in_one_call_equal_one_call_a_window(monkeypatch):
     assert whole.shape == windows.shape and float((whole - windows).detach().abs().max()) <= 1e-6
 
 
+@pytest.mark.slow
 def test_a_vision_tower_of_windows_is_handed_over_whole(monkeypatch):
     """transformers gives the lengths of all windows at once, for the windowed layer and for the full one."""
     family = build("qwen2_5_vl")
@@ -229,6 +236,7 @@ def test_the_kernel_is_told_of_grouped_queries_where_it_asks(monkeypatch):
     assert callable(varlen_attention._kernel())
 
 
+@pytest.mark.slow
 def test_rows_of_one_bucket_compile_once():
     """Counted by a backend that compiles nothing: rows of different length and layout, one bucket, one compilation."""
     torch._dynamo.reset()
@@ -260,6 +268,7 @@ def test_varlen_refuses_what_it_cannot_do(cpu_kernel):
         attention(plan("varlen", "always"), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "internvl"])
 def test_families_on_flex(name):
     family = build(name)
@@ -270,6 +279,7 @@ def test_families_on_flex(name):
     assert float((found - expected).abs().max()) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "gemma4_shared_kv", "smolvlm"])
 def test_families_on_varlen(name, cpu_kernel):
     family = build(name)

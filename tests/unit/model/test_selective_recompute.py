@@ -141,6 +141,7 @@ def test_address_that_is_used_again_is_another_tensor() -> None:
     assert torch.equal(y.grad, again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "smolvlm", "llava"])
 @pytest.mark.parametrize("lora", [None, Lora(rank=4)], ids=["full", "lora"])
 def test_families_get_the_same_gradients(name: str, lora: Lora | None, monkeypatch: pytest.MonkeyPatch) -> None:

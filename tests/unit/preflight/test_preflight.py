@@ -126,22 +126,36 @@ def test_a_sound_recipe_has_a_plan_and_no_error(world, tiny_encoder):
     found = world()
     assert errors(found) == []
     assert found.plan["data"]["rows"] | {"prompt": ""} == {
-        "path": "rows.jsonl", "task": "table", "variant": None, "split": "train", "rows": 6, "rows_read": 6,
-        "images": 6, "other_splits": {"validation": {"rows": 2, "images": 2}}, "prompt": "",
-    }  # fmt: skip
+        "path": "rows.jsonl",
+        "task": "table",
+        "variant": None,
+        "split": "train",
+        "rows": 6,
+        "rows_read": 6,
+        "images": 6,
+        "other_splits": {"validation": {"rows": 2, "images": 2}},
+        "prompt": "",
+    }
     tokens = found.plan["prompts"]["rows"]
     # 56 x 56 pixels are 4 x 4 patches of 14, merged two by two: 4 image tokens
     assert (tokens["sampled_rows"], tokens["image_tokens_mean"], tokens["image_sizes"]) == (6, 4.0, ["56 x 56"])
     assert sum(count for *_, count in tokens["histogram"]) == 6
     assert found.plan["reward"]["rows"] | {"name": ""} == {
-        "name": "", "profile": None, "weights": {"right": 1.0}, "parts": ["right", "tag"], "largest": None,
-        "correct_response": 1.0, "empty_response": 0.0, "accuracy": None,
-    }  # fmt: skip
+        "name": "",
+        "profile": None,
+        "weights": {"right": 1.0},
+        "parts": ["right", "tag"],
+        "largest": None,
+        "correct_response": 1.0,
+        "empty_response": 0.0,
+        "accuracy": None,
+    }
     assert found.plan["run"]["responses"] == 100 * 32 * 8
     assert found.plan["run"]["epochs"]["rows"] == 100 * 32 / 6
     assert json.loads(json.dumps(found.plan)) is not None
 
 
+@pytest.mark.slow
 def test_memory_is_counted_from_the_parameters(world):
     plan = world().plan
     count = plan["model"]["parameters"]
@@ -209,6 +223,7 @@ def test_resized_images_are_counted(world, tmp_path):
     assert (tokens["images"], tokens["images_shrunk"], tokens["images_enlarged"]) == (3, 1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -224,6 +239,7 @@ def test_a_broken_reward_is_an_error_with_its_words(world, function, words):
     assert any(words in message for message in errors(found)), found.problems
 
 
+@pytest.mark.slow
 def test_a_weighted_part_that_a_correct_response_lacks_is_a_warning(world, tmp_path):
     (tmp_path / "renamed.py").write_text(RENAMED)
     recipe = ("reward.name=renamed.py:score", "reward.weights={right = 0.8, form = 0.2}")
@@ -330,6 +346,7 @@ def test_a_template_without_end_is_one_error_and_ends_the_look_at_the_rows(world
     assert "ask.jinja, rows.jsonl:1 (rows-" in str(problem.where)
 
 
+@pytest.mark.slow
 def test_a_chat_template_that_cannot_be_used_is_an_error_of_the_model(world, tmp_path, tiny_folder):
     from shutil import copytree
 
@@ -348,6 +365,7 @@ def test_supervised_learning_needs_responses(world, tmp_path):
     assert any("has no responses to learn from" in message for message in errors(world("kind=sft")))
 
 
+@pytest.mark.slow
 def test_a_metric_that_validation_does_not_have_is_an_error(world):
     assert "part/right" in str(the(world("eval.metric=accuracy").problems, "has no metric `accuracy`").hint)
     assert errors(world("eval.metric=part/right")) == []
@@ -370,6 +388,7 @@ def test_a_hub_name_that_cannot_be_reached_is_said_at_once(world):
     assert any("no local folder, it is not in the hub cache" in m for m in errors(world("model.path=some/model")))
 
 
+@pytest.mark.slow
 def test_vllm_is_counted_with_weights_and_a_cache_of_its_own(world):
     built_in, vllm = (world(f"rollout.engine={e}", "rollout.kv_cache_gib=0.5").plan for e in ("torch", "vllm"))
     parts = phase(built_in, "rollout")["parts"]
@@ -428,6 +447,7 @@ def test_the_disk_that_a_run_needs_is_counted(world):
     assert world("log.keep_rollouts=500").plan["disk"]["rollouts_bytes_at_most"] == disk["rollouts_bytes_at_most"]
 
 
+@pytest.mark.slow
 def test_rollouts_that_fill_the_disk_are_a_warning_that_names_their_key(world, monkeypatch):
     from vlmrl.preflight import machine
 
@@ -452,6 +472,7 @@ def test_damaged_weights_are_an_error(world, tmp_path, tiny_folder):
     assert any("model.safetensors is damaged" in m for m in errors(world("model.path=model")))
 
 
+@pytest.mark.slow
 def test_the_quick_part_finds_rows_and_prompts_without_torch(world, tmp_path):
     (tmp_path / "b.png").unlink()
     loaded = load_recipe("recipe.toml")
@@ -464,6 +485,7 @@ def test_the_quick_part_finds_rows_and_prompts_without_torch(world, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["./gone", "models/sub/gone", "rows.jsonl", "empty"])
 def test_a_model_that_is_not_there_is_found_without_torch(world, tmp_path, path):
     """Importing torch and transformers takes longer than all else that a wrong path needs."""
@@ -529,6 +551,7 @@ def test_pixel_bounds_that_work_and_bounds_nobody_wrote_are_not_mentioned(world,
         assert not [p for p in check_model(load_recipe("recipe.toml", overrides=[word])) if "pixels" in p.message]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told", "hint"),
     [
@@ -538,7 +561,7 @@ def test_pixel_bounds_that_work_and_bounds_nobody_wrote_are_not_mentioned(world,
         (['lora.exclude=["*.layers.9.q_proj"]'], "matches no layer", "model.language_model.layers.0.self_attn.q_proj"),
         (['model.freeze=["language"]', "lora.vision=true", 'lora.targets=["v_prj"]'], "names `v_prj`", "`v_proj`"),
     ],
-)  # fmt: skip
+)
 def test_names_of_layers_are_checked_before_weights_are_read(world, fixed_size_folder, words, told, hint):
     loaded = load_recipe("recipe.toml", overrides=[f'model.path="{fixed_size_folder}"', "lora.rank=4", *words])
     for problems in (check_model(loaded), preflight(loaded, runs_folder=fixed_size_folder / "runs").problems):
@@ -546,6 +569,7 @@ def test_names_of_layers_are_checked_before_weights_are_read(world, fixed_size_f
         assert (problem.level, problem.where) == ("error", f"--set {words[-1]}") and hint in str(problem.hint)
 
 
+@pytest.mark.slow
 def test_a_wrong_model_path_is_on_the_screen_before_anything_large_is_imported(world):
     """`vlmrl check` says it first, and then goes on to the data."""
     code = (

@@ -36,6 +36,7 @@ def load(tmp_path, source):
     return load_reward("r.py:reward", base_dir=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [{}, {"partial": False}, {"consistency": "part"}])
 def test_no_trick_pays_against_the_builtin_pair_rewards(args):
     spec = load_reward("taxonomy", args={"levels": LEVELS, **args})
@@ -66,12 +67,14 @@ def test_the_noise_of_a_reward_neither_hides_a_finding_nor_makes_one(tmp_path, n
     assert flagged(report) == set() and report["unsteady"] == 1
 
 
+@pytest.mark.slow
 def test_a_truth_of_any_kind_is_tried(tmp_path):
     spec = load(tmp_path, "def reward(x): return 1.0")
     rows = [RewardInput("", truth={"same": same}) for same in ([1], True)]
     assert "the right answer" in flagged(probe_reward(spec, {}, rows, play=BASELINE))
 
 
+@pytest.mark.slow
 def test_names_without_a_weight_are_not_looked_at_which_is_no_finding():
     spec = load_reward("taxonomy", args={"levels": LEVELS, "levels_weight": 0.0})
     assert flagged(probe_reward(spec, spec.weights, PAIR_ROWS, play=FORM)) == set()
@@ -79,6 +82,7 @@ def test_names_without_a_weight_are_not_looked_at_which_is_no_finding():
     assert flagged(probe_reward(spec, {"format": 0.2, "answer": 0.8}, PAIR_ROWS, play=FORM)) == set()
 
 
+@pytest.mark.slow
 def test_no_trick_pays_against_the_baseline_or_the_text_rewards():
     spec = load_reward("pair_answer")
     assert flagged(probe_reward(spec, spec.weights, PAIR_ROWS, play=BASELINE)) == set()
@@ -89,6 +93,7 @@ def test_no_trick_pays_against_the_baseline_or_the_text_rewards():
         assert report["honest"]["uninformed"] == 0.5  # "7" for every row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["taxonomy", "pair_answer"])
 def test_the_repair_that_was_asked_for_is_no_finding(name):
     spec = load_reward(name, args={"relaxed": True, **({"levels": LEVELS} if name == "taxonomy" else {})})
@@ -96,6 +101,7 @@ def test_the_repair_that_was_asked_for_is_no_finding(name):
     assert flagged(report) == set() and "never closed" not in {p["name"] for p in report["probes"]}
 
 
+@pytest.mark.slow
 def test_without_the_gate_and_with_most_weight_on_names_a_contradiction_pays():
     weights = {"format": 0.1, "answer": 0.1, "loop": 0.4, "digit": 0.4}  # TaxonRL's ablation of 80%
     for rule, found in (("off", {"contradiction"}), ("gate", set())):
@@ -103,6 +109,7 @@ def test_without_the_gate_and_with_most_weight_on_names_a_contradiction_pays():
         assert flagged(probe_reward(spec, weights, PAIR_ROWS, play=FORM)) == found
 
 
+@pytest.mark.slow
 def test_a_reward_that_is_paid_by_search_is_caught(tmp_path):
     spec = load(tmp_path, "def reward(x): return float(x.truth['answer'] in x.response)")
     found = flagged(probe_reward(spec, spec.weights, TEXT_ROWS))
@@ -121,11 +128,13 @@ def test_a_reward_for_the_last_number_alone_is_caught_at_what_stands_before_it(t
     assert flagged(probe_reward(spec, spec.weights, TEXT_ROWS)) == {"denied", "minus", "last of a list"}
 
 
+@pytest.mark.slow
 def test_a_reward_that_pays_for_length_is_caught(tmp_path):
     spec = load(tmp_path, "def reward(x): return min(1.0, len(x.response) / 1000)")
     assert {"very long", "all numbers"} <= flagged(probe_reward(spec, spec.weights, TEXT_ROWS))
 
 
+@pytest.mark.slow
 def test_a_reward_that_a_text_can_break_is_caught_and_the_row_shown(tmp_path):
     source = """
     def reward(x):
@@ -201,11 +210,23 @@ def reward(x):
     ("right", "found"),
     [
         ("names == true", set()),
-        ("all(t in n for t, n in zip(true, names))", {"longer names", "one of several", "either or", "names denied",
-                                                      "every name", "every name, or", "every name, listed"}),
+        (
+            "all(t in n for t, n in zip(true, names))",
+            {
+                "longer names",
+                "one of several",
+                "either or",
+                "names denied",
+                "every name",
+                "every name, or",
+                "every name, listed",
+            },
+        ),
         ("all(n in t for t, n in zip(true, names))", {"cut names"}),
-        ("all(n[:2] == t[:2] for t, n in zip(true, names))",
-         {"longer names", "cut names", "one of several", "either or"}),
+        (
+            "all(n[:2] == t[:2] for t, n in zip(true, names))",
+            {"longer names", "cut names", "one of several", "either or"},
+        ),
         ("set(names) == set(true)", {"swapped"}),
         ("names[0] == true[0]", {"only the first"}),
         ("names[1] == true[1]", {"only the second"}),
@@ -215,7 +236,7 @@ def reward(x):
         ("all(t in n.split(' / ') for t, n in zip(true, names))", {"one of several"}),
         ("True", {"false names", "every name", "every name, or", "every name, listed"}),
     ],
-)  # fmt: skip
+)
 def test_what_a_comparison_of_names_does_not_see_is_named(tmp_path, right, found):
     truths = [
         ("none none", "three three"),
@@ -235,13 +256,22 @@ def test_what_a_comparison_of_names_does_not_see_is_named(tmp_path, right, found
     assert all(p["verdict"] in ("blind", "hole") for p in tried if p["name"] in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "found"),
     [
         ("tag == true", {}),
         ("tag.startswith(true)", {"longer at the end": "blind", "in a list": "blind", "last of a list": "blind"}),
-        ("tag.endswith(true)", {"longer at the front": "blind", "minus": "blind", "denied": "hole",
-                                "in a list": "blind", "last of a list": "blind"}),
+        (
+            "tag.endswith(true)",
+            {
+                "longer at the front": "blind",
+                "minus": "blind",
+                "denied": "hole",
+                "in a list": "blind",
+                "last of a list": "blind",
+            },
+        ),
         ("true in tag.split(',')", {"in a list": "blind"}),
         ("not abs(float(tag) - float(true)) > 0", {"not a number": "hole"}),
         ("1 - abs(float(tag) - float(true))", {"not a number": "breaks", "infinite": "breaks"}),
@@ -249,7 +279,7 @@ def test_what_a_comparison_of_names_does_not_see_is_named(tmp_path, right, found
         ("1", {"the right answer": "blind"}),
         ("tag != true", {"the right answer": "blind"}),
     ],
-)  # fmt: skip
+)
 def test_what_a_comparison_of_texts_does_not_see_is_named(tmp_path, right, found):
     source = """
     import re
@@ -266,6 +296,7 @@ def test_what_a_comparison_of_texts_does_not_see_is_named(tmp_path, right, found
     assert {name: told.get(name) for name in found} == found and (found or not told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answers", [["1.0", "2.50", "10.00"], ["A.", "B.", "C."]])
 def test_half_of_an_answer_that_is_the_answer_is_no_near_miss(tmp_path, answers):
     """The first half of `1.0` is 1, of `2.50` it is `2.`, which is wrong; of `A.` it is A."""
@@ -283,6 +314,7 @@ def test_half_of_an_answer_that_is_the_answer_is_no_near_miss(tmp_path, answers)
     assert not half["flagged"] and half["mean"] in (0.0, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", ["e", "answer", "{x}", "1.5"])
 def test_no_answer_is_taken_for_a_piece_of_its_form(tmp_path, answer):
     """A right answer that is a piece of `</answer>` is changed where it stands; one truth for all is no finding."""
@@ -346,11 +378,19 @@ def test_of_one_kind_what_pays_most_comes_first():
     def result(name: str, verdict: str, mean: float | None) -> ProbeResult:
         return ProbeResult(name, "", "void", mean, mean, None, 0, "", verdict, "")
 
-    results = [result("a", "unfair", 1.0), result("b", "leak", 0.2), result("c", "", 0.9), result("d", "leak", 0.7),
-               result("e", "breaks", None), result("f", "hole", 0.1), result("g", "leak", None)]  # fmt: skip
+    results = [
+        result("a", "unfair", 1.0),
+        result("b", "leak", 0.2),
+        result("c", "", 0.9),
+        result("d", "leak", 0.7),
+        result("e", "breaks", None),
+        result("f", "hole", 0.1),
+        result("g", "leak", None),
+    ]
     assert [r.name for r in ranked(results)] == ["f", "d", "b", "g", "e", "a", "c"]
 
 
+@pytest.mark.slow
 def test_honest_play_in_a_form_of_the_tasks_own_is_its_correct_responses(tmp_path):
     source = """
         import re
@@ -368,6 +408,7 @@ def test_honest_play_in_a_form_of_the_tasks_own_is_its_correct_responses(tmp_pat
     assert report["honest"]["uninformed"] == pytest.approx(0.2 + 0.8 * 3 / 5)
 
 
+@pytest.mark.slow
 def test_a_known_form_that_pays_as_much_as_the_tasks_own_stays_honest_play(tmp_path):
     spec = load(tmp_path, "def reward(x):\n    return float(x.response.strip() == x.truth['answer'])\n")
     traced = probe_reward(spec, {}, TEXT_ROWS, trace=lambda x: "nonsense")

@@ -54,6 +54,7 @@ def scored(tmp_path, rows, source, kind=".jsonl", **options):
     return saved, scan_saved(saved, [named_rewards(saved, f"{tmp_path}/r.py:score", args={}, weights=None)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [".jsonl", ".csv", ".json", ".parquet"])
 def test_every_kind_of_file_gives_the_same_inputs_in_order(kind, tmp_path):
     source = "def score(x): return {'length': len(x.response), 'hint': float(x.columns['hint'] == 'z')}\n"
@@ -84,7 +85,7 @@ def test_every_kind_of_file_gives_the_same_inputs_in_order(kind, tmp_path):
         ({"prompt": "p", "completion": "r", "solution": "1", "reward": 1}, "completion solution reward prompt"),
         ({"data_source": "d", "solution_str": "r", "reward_model": {"ground_truth": "1"}}, "solution_str reward_model"),
     ],
-)  # fmt: skip
+)
 def test_the_spellings_of_verl_easyr1_and_trl_are_recognised(row, roles, tmp_path):
     found = response_table.map_roles(list(row), {}, "here")
     assert set(found.values()) == set(roles.split())
@@ -202,18 +203,25 @@ def test_truths_that_contradict_themselves_are_scored_by_the_published_reward_an
         text, same, distance, genera = CONTRADICTORY[at]
         truth = {"ground_truth": text}
         if typed:
-            truth = {"same": same, "distance": distance, "genus": genera, "family": ["Paridae"] * 2,
-                     "order": ["Passeriformes"] * 2}  # fmt: skip
+            truth = {
+                "same": same,
+                "distance": distance,
+                "genus": genera,
+                "family": ["Paridae"] * 2,
+                "order": ["Passeriformes"] * 2,
+            }
         rows.append({"response": "<think>a</think><answer>0.9</answer>", **truth})
     path = write(tmp_path / "rows.jsonl", rows)
     table = open_table(path, task="bird", variant=variant, lenient=True)
     checked = check_rewards(table, RewardQuestion(reward="profile:taxonrl"))
     published = load_reward("taxonrl", args={"function": checked.report["rewards"]["rows"]["args"]["function"]})
     expected = [
-        combine(split_note(published.fn(RewardInput(row["response"], {"ground_truth": CONTRADICTORY[at][0]})))[0],
-                published.weights)[0]
+        combine(
+            split_note(published.fn(RewardInput(row["response"], {"ground_truth": CONTRADICTORY[at][0]})))[0],
+            published.weights,
+        )[0]
         for row, at in zip(rows, order, strict=True)
-    ]  # fmt: skip
+    ]
     assert checked.scores.values_N.tolist() == expected and len({*expected}) > 1
     assert checked.report["doubts"] == {"number": 2, "contradictions": 2}
     (note,) = checked.report["notes"]
@@ -284,6 +292,7 @@ def test_columns_of_one_name_are_refused(tmp_path):
         open_table(tmp_path / "t.parquet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{"step": 1e12, "num_tokens": 1e30}, {"step": float("inf")}, {"group": "\udfff"}])
 def test_a_cell_that_no_run_has_does_not_end_the_reading(tmp_path, more):
     rows = [{"response": "\ud800 half", "ground_truth": "1", "group": "g", **more}, {"response": "b", "group": "g"}]
@@ -306,6 +315,7 @@ def test_a_stored_score_is_what_a_reward_is_compared_with(tmp_path):
     assert report["dead_groups"] is None and report["groups"] is None
 
 
+@pytest.mark.slow
 def test_rewards_of_other_trainers_see_the_columns(tmp_path):
     rows = [{"response": "4", "ground_truth": "4", "data_source": "sums", "level": 3}]
     verl = (
@@ -326,6 +336,7 @@ def test_rewards_of_other_trainers_see_the_columns(tmp_path):
     assert found.sides[0][0].value == 3.0
 
 
+@pytest.mark.slow
 def test_a_reward_is_given_the_truth_the_prompt_and_the_group_under_the_tables_own_names(tmp_path):
     """As in training, where every column is an argument: TRL's rewards name `solution`, `problem`, `uid`."""
     trl = "def score(completions, solution, problem, uid, **kw): return [float(s['a']) for s in solution]\n"

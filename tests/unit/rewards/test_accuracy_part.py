@@ -75,7 +75,7 @@ def test_built_in_rewards_of_an_answer_know_their_part():
     assert name_accuracy(spec, "format").accuracy == "format"
     with pytest.raises(RewardError, match=r"names the part `anser`, which reward `exact_match` does not have") as error:
         name_accuracy(spec, "anser")
-    assert error.value.hint == "its parts: answer, format"
+    assert error.value.hint == "did you mean `answer`?  its parts: answer, format"
 
 
 def test_a_part_that_never_comes_is_an_error_of_the_first_call(scorer):

@@ -177,6 +177,7 @@ EASYR1 = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", EASYR1)
 def test_easyr1_functions_of_all_four_forms(scorer, form):
     source = "    def one(r): return float(r['ground_truth'] in r['response'])\n" + EASYR1[form].lstrip("\n")
@@ -208,6 +209,7 @@ def test_a_task_with_several_truth_fields_gives_them_all(scorer):
     assert parts(scorer, source, [row], function="f")[1] == [{"score": 1.0}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -232,6 +234,7 @@ def test_a_given_style_settles_an_unclear_signature(scorer):
     assert got == [{"overall": 1.0}, {"overall": 0.0}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "args", "words"),
     [

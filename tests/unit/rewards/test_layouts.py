@@ -89,6 +89,7 @@ def truths(draw: st.DrawFn, name: str):
     return truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 @given(data=st.data())
 def test_what_is_written_is_read_back(name, data):

@@ -128,6 +128,7 @@ def test_one_image_under_two_names_is_one_file():
     assert list(media) == ["a", "b"] and len(kept) == 1
 
 
+@pytest.mark.slow
 def test_the_largest_images_fit_the_workers_answer(scorer):
     """Eight of a million pixels each, of noise that does not compress, just below the cap of bytes."""
     source = """
@@ -208,6 +209,7 @@ def test_a_detail_that_is_far_too_large_is_refused_before_it_is_written_out(deta
         detail_text(detail)
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -19,6 +19,7 @@ ON_B = "def reward(x):\n    if x.response == 'b':\n        {body}\n    return 1.
 """A reward that goes wrong on the second of the three inputs."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -52,6 +53,7 @@ def test_a_bad_reward_costs_only_its_own_row(scorer, inputs, body, words):
         assert words.partition(" (mine")[0] in error.value.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", ["import time; time.sleep(60)", "while True: pass", "pow(3, 10 ** 9)"])
 def test_a_reward_that_hangs_is_ended_by_the_clock(scorer, inputs, body):
     with scorer(ON_B.format(body=body), options={"timeout_seconds": 0.4}) as s:
@@ -103,6 +105,7 @@ def test_closing_every_stream_is_survived(scorer, inputs):
         assert {r.value for r in s.score(inputs, strict=False)} == {0.5}
 
 
+@pytest.mark.slow
 def test_parts_notes_and_weights(scorer, inputs):
     source = "def reward(x): return {'a': 1.0, 'b': None, 'c': 3, 'note': 'fine'}"
     with scorer(source, weights={"a": 0.25, "b": 0.75}) as s:
@@ -163,6 +166,7 @@ def test_many_rows_keep_their_order_over_several_workers(scorer):
         assert {r.parts["pid"] for r in again} == {r.parts["pid"] for r in scores}
 
 
+@pytest.mark.slow
 def test_a_reward_that_ends_its_worker_every_time_is_not_asked_for_ever(scorer):
     with scorer("import os\ndef reward(x): os._exit(3)") as s:
         scores = s.score([RewardInput("a")] * 40, strict=False)
@@ -170,6 +174,7 @@ def test_a_reward_that_ends_its_worker_every_time_is_not_asked_for_ever(scorer):
     assert {r.error for r in scores[8:]} == {"not scored: the worker had been lost 8 times in a row"}
 
 
+@pytest.mark.slow
 def test_the_memory_limit_is_the_recipes(scorer, inputs):
     source = "def reward(x): return float(len(bytearray(600 << 20)) > 0)"
     with scorer(source, options={"memory_mb": 512}) as s:
@@ -201,6 +206,7 @@ def test_images_reach_a_reward_that_reads_them_pixel_by_pixel(scorer):
         assert s.score([x], strict=True)[0].value == 1.0
 
 
+@pytest.mark.slow
 def test_hashes_of_text_are_the_same_in_every_worker(scorer, inputs):
     with scorer("def reward(x): return float(hash('colour') % 1000)", options={"workers": 2}) as s:
         first = {r.value for r in s.score(inputs * 20, strict=True)}
@@ -237,6 +243,7 @@ def reward(completions, **kwargs):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", ["raise ValueError('b')", "import os; os._exit(1)"])
 def test_one_bad_row_of_a_batch_is_isolated(scorer, inputs, body):
     with scorer(BATCH.format(body=body)) as s:
@@ -268,9 +275,12 @@ def test_a_batch_of_the_wrong_length_is_an_error_for_all(scorer, inputs):
         assert "not a list" in (s.score(inputs, strict=False)[0].error or "")
 
 
+@pytest.mark.slow
 def test_workers_end_when_their_parent_is_killed(tmp_path):
-    (tmp_path / "r.py").write_text(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
-                                   "def reward(x): time.sleep(60)\n")  # fmt: skip
+    (tmp_path / "r.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "def reward(x): time.sleep(60)\n"
+    )
     code = (
         "from vlmrl.tasks.builtin_rewards import load_reward\n"
         "from vlmrl.rewards.scorer import Scorer\n"
@@ -289,6 +299,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     assert_all_gone([worker], 10)
 
 
+@pytest.mark.slow
 def test_what_a_reward_started_ends_with_its_worker(scorer, inputs, tmp_path):
     source = f"""
     import subprocess, time

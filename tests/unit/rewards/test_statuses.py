@@ -32,8 +32,11 @@ def test_a_service_that_is_down_is_no_score_and_no_bug(scorer):
         up, down, bug = s.score([RewardInput(text) for text in ("up", "down", "bug")])
     assert (up.value, up.status, up.failed) == (1.0, "ok", False)
     assert (down.status, down.failed, down.error, dict(down.parts)) == (
-        "unavailable", False, "no answer from judge:8000", {},
-    )  # fmt: skip
+        "unavailable",
+        False,
+        "no answer from judge:8000",
+        {},
+    )
     assert math.isnan(down.value)
     assert (bug.status, bug.failed) == ("failed", True)
     assert s.failures == 1, "the bug alone"
@@ -114,6 +117,7 @@ def test_a_response_that_hangs_or_kills_its_grader_earns_what_is_declared(scorer
     assert once.value == 2.0 and once.note.startswith("asked again alone: no answer within 1 s")
 
 
+@pytest.mark.slow
 def test_without_it_such_a_response_has_no_score(scorer, tmp_path):
     with scorer(hangs(tmp_path, ""), options=QUICK) as s:
         scores = s.score([RewardInput(text) for text in ("fine", "hang", "exit")])
@@ -136,6 +140,7 @@ def test_a_grader_that_never_answered_hangs_by_itself(scorer, tmp_path):
         assert score.value == 0.25
 
 
+@pytest.mark.slow
 def test_a_run_of_lost_rows_has_a_price_and_what_was_not_asked_has_no_score(scorer, tmp_path, monkeypatch):
     monkeypatch.setattr("vlmrl.rewards.scorer.LOST_IN_A_ROW", 2)
     with scorer(hangs(tmp_path)) as s:

@@ -77,13 +77,15 @@ def trainer_gap(name: str, answers: list[list[Sample]]) -> float:
     """Largest difference between what the engine said of its samples and the trainer's log-probs of them."""
     items = [
         TrainItem(prompts_of(name)[k], k, (Segment("assistant", s.token_ids, True),), 100 * k + n)
-        for k, group in enumerate(answers) for n, s in enumerate(group)
-    ]  # fmt: skip
+        for k, group in enumerate(answers)
+        for n, s in enumerate(group)
+    ]
     with torch.no_grad():
         said = policy_of(name)(make_row(items)).logp
     return float((said - torch.tensor([x for g in answers for s in g for x in s.sampler_logp])).abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDERS)
 def test_what_was_sampled_has_the_same_log_probs_in_the_trainer(name):
     answers = generate(name, 4, RAGGED)
@@ -97,6 +99,7 @@ def test_what_was_sampled_has_the_same_log_probs_in_the_trainer(name):
 SHARING = [name for name in BUILDERS if name != "llava"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARING)
 def test_a_prompt_stored_once_gives_the_samples_of_a_prompt_copied_to_each(name):
     for a, b in zip(*(generate(name, 4, RAGGED, share=share) for share in (True, False)), strict=True):
@@ -127,6 +130,7 @@ def stock_bytes(name: str, prompt: PromptTokens) -> tuple[int, int, int]:
     return whole, token, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARING)
 def test_the_cache_at_32_samples_is_one_prompt_and_32_responses(name):
     prompt, held = prompts_of(name)[0], []
@@ -138,6 +142,7 @@ def test_the_cache_at_32_samples_is_one_prompt_and_32_responses(name):
     assert max(held) <= limit < 32 * whole + responses + 32 * state, "a copy of the prompt for each sample is above it"
 
 
+@pytest.mark.slow
 def test_nothing_else_keeps_the_prompts_alive():
     """A sliding layer of transformers' cache is a view of the whole prompt, which must not live on behind it."""
     found: list[int] = []
@@ -157,9 +162,10 @@ def wider_prompt(patch: pytest.MonkeyPatch) -> None:
     """A sliding layer sees one prompt token more than its window has."""
     right = SplitLayer.prompt_seen.fget
     patch.setattr(
-        SplitLayer, "prompt_seen",
+        SplitLayer,
+        "prompt_seen",
         property(lambda self: min(right(self) + 1, self.prompt_keys.shape[-2]) if self.window else right(self)),
-    )  # fmt: skip
+    )
 
 
 def wider_response(patch: pytest.MonkeyPatch) -> None:
@@ -194,13 +200,21 @@ def late(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTATIONS = [
-    ("gemma3", wider_prompt), ("gemma4", wider_prompt), ("gemma3", wider_response),
+    ("gemma3", wider_prompt),
+    ("gemma4", wider_prompt),
+    ("gemma3", wider_response),
     ("gemma4_shared_kv", wider_response),
-    ("qwen2_5_vl", seen_padding), ("gemma3", seen_padding), ("qwen3_5", seen_padding),
-    ("qwen3_5", mixed_states), ("minicpmv4_6", mixed_states), ("qwen3_5", late), ("gemma3", late),
-]  # fmt: skip
+    ("qwen2_5_vl", seen_padding),
+    ("gemma3", seen_padding),
+    ("qwen3_5", seen_padding),
+    ("qwen3_5", mixed_states),
+    ("minicpmv4_6", mixed_states),
+    ("qwen3_5", late),
+    ("gemma3", late),
+]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mutation"), MUTATIONS, ids=lambda x: getattr(x, "__name__", x))
 def test_the_comparison_sees_what_it_must_see(name, mutation, monkeypatch):
     mutation(monkeypatch)

@@ -62,8 +62,11 @@ def test_the_launcher_corrects_why_a_run_failed_and_nothing_else(tmp_path: Path)
     assert after.error is not None and after.error.startswith("rank 1 was killed by SIGKILL")
     assert len(after.error) <= MAX_ERROR_CHARS and "s3cr3t" not in after.error
     assert (after.status, after.end, after.attempts, after.name) == (
-        before.status, before.end, before.attempts, before.name,
-    )  # fmt: skip
+        before.status,
+        before.end,
+        before.attempts,
+        before.name,
+    )
 
 
 def test_the_launcher_ends_a_run_whose_writer_was_killed_before_it_could(tmp_path: Path) -> None:

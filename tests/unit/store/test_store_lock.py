@@ -135,6 +135,7 @@ def test_a_lock_file_torn_by_a_kill_does_not_hold_a_run(tmp_path: Path, content:
     resume_run(tmp_path, run.id).finish()
 
 
+@pytest.mark.slow
 def test_of_many_processes_exactly_one_gets_the_run(tmp_path: Path):
     with make_run(tmp_path) as run:
         pass

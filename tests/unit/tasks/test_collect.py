@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vlmrl.data.dataset import open_dataset
 from vlmrl.data.images import encode_png
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks.pairs.collect import parse_shares, prepare_folder
@@ -107,6 +107,7 @@ def test_shares_that_cannot_be_read_are_refused(text: str) -> None:
     assert parse_shares("1=0.5, 2=.5") == {1: 0.5, 2: 0.5} and parse_shares(None) is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not OMNIGLOT.exists(), reason="the Omniglot archive is not beside this checkout")
 def test_omniglot_becomes_a_pair_dataset_from_the_archive_and_from_its_folder(tmp_path: Path) -> None:
     levels = ["alphabet", "character"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from command_line import this_process
 
-from vlmrl.data.dataset import open_dataset
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.reward_check.scoring import TaskRef
@@ -110,6 +110,7 @@ def made(here: Path, **options: Any) -> Path:
     return prepare_own(task, options, here / "data", Limits(workers=1)).path
 
 
+@pytest.mark.slow
 def test_prep_writes_checked_rows_and_a_source_opens_them(here: Path) -> None:
     path = made(here, rows=3, start=4)
     info = json.loads((path / "dataset.json").read_text())
@@ -173,6 +174,7 @@ def test_the_command_takes_the_options_of_prep(here: Path) -> None:
     assert this_process("data", "show", "data/sums", cwd=here).code == 2
 
 
+@pytest.mark.slow
 def test_the_reward_of_a_table_is_the_tasks_and_its_tricks_are_tried(here: Path) -> None:
     rows = [{"response": str(said), "answer": n, "group": n} for n in (2, 5) for said in (2, 5)]
     (here / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -210,14 +212,18 @@ def test_a_recipe_that_names_a_wrong_file_is_wrong(here: Path) -> None:
 def test_the_written_task_folder_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert [path.name for path in write_task(tmp_path / "squares", whole=True)] == [
-        "prompt.jinja", "recipe.toml", "task.py", "test_squares.py",
-    ]  # fmt: skip
+        "prompt.jinja",
+        "recipe.toml",
+        "task.py",
+        "test_squares.py",
+    ]
     done = this_process("prep", "squares/task.py:task", "--out", "squares/data", "--rows", 8, "--json", cwd=tmp_path)
     assert done.code == 0 and json.loads(done.out)["info"]["splits"]["validation"]["rows"] == 8
     with pytest.raises(DataError, match="in vlmrl's style"):
         write_task(tmp_path / "other", style="trl", whole=True)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_file_and_a_resume_sees_that_it_changed(here: Path) -> None:
     from types import SimpleNamespace
 
@@ -244,6 +250,7 @@ def test_a_run_keeps_the_file_and_a_resume_sees_that_it_changed(here: Path) -> N
     assert changed_since(run, [after]) == list(changes) and changed_since(run, [before]) == []
 
 
+@pytest.mark.slow
 def test_the_example_of_the_documentation_makes_data_and_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
@@ -262,13 +269,28 @@ def test_the_example_of_the_documentation_makes_data_and_pays(tmp_path: Path, mo
 @pytest.mark.parametrize(
     "field",
     [
-        "profiles=5", "profiles={'default': 5}", "profiles={'default': (':score',)}", "profiles={'default': (5, {})}",
-        "profiles={'default': (':score', 5)}", "profiles={5: (':score', {})}", "outcome=None", "validate=None",
-        "figures=None", "variables=5", "variables={1: 2}", "summary=None", "metrics={5: Metric('higher')}",
-        "metrics={'a': Metric('higher', (0, 1, 2))}", "metrics={'a': Metric(range=('0', '1'))}", "truths=5", "kind=5",
-        "template_file=5", "variants=5", "trace='x'",
+        "profiles=5",
+        "profiles={'default': 5}",
+        "profiles={'default': (':score',)}",
+        "profiles={'default': (5, {})}",
+        "profiles={'default': (':score', 5)}",
+        "profiles={5: (':score', {})}",
+        "outcome=None",
+        "validate=None",
+        "figures=None",
+        "variables=5",
+        "variables={1: 2}",
+        "summary=None",
+        "metrics={5: Metric('higher')}",
+        "metrics={'a': Metric('higher', (0, 1, 2))}",
+        "metrics={'a': Metric(range=('0', '1'))}",
+        "truths=5",
+        "kind=5",
+        "template_file=5",
+        "variants=5",
+        "trace='x'",
     ],
-)  # fmt: skip
+)
 def test_a_field_of_another_kind_is_named_when_the_task_is_made(here: Path, field: str) -> None:
     key = field.partition("=")[0]
     (here / "own.py").write_text(
@@ -283,10 +305,12 @@ def test_a_field_of_another_kind_is_named_when_the_task_is_made(here: Path, fiel
 @pytest.mark.parametrize(
     ("function", "given", "told"),
     [
-        ("validate", ({},), "not a list of texts"), ("attacks", ([],), "not a list of vlmrl.Attack"),
-        ("trace", (None, None), "not the text of a response"), ("messages", (None,), "not a tuple of"),
+        ("validate", ({},), "not a list of texts"),
+        ("attacks", ([],), "not a list of vlmrl.Attack"),
+        ("trace", (None, None), "not the text of a response"),
+        ("messages", (None,), "not a tuple of"),
     ],
-)  # fmt: skip
+)
 def test_what_a_function_returns_is_checked_where_it_is_called(
     here: Path, function: str, given: Any, told: str
 ) -> None:
@@ -323,7 +347,7 @@ def prep_of(here: Path, function: str) -> None:
         ("*n", "cannot be an option"),
         *((f"{name}: int = 3", f"the parameter `{name}`, which every") for name in ("force", "limits", "workers")),
     ],
-)  # fmt: skip
+)
 def test_a_parameter_that_cannot_be_an_option_is_named(here: Path, parameters: str, told: str) -> None:
     prep_of(here, f"def prep({parameters}):\n    return {{'train': rows(2)}}")
     source = (here / "own.py").read_text()

@@ -53,20 +53,32 @@ def wrapped(kind: type[Exception]):
     return ask
 
 
-@pytest.mark.parametrize("ask", [
-    ask_for_too_much, lambda: bytearray(EXABYTE), lambda: mmap.mmap(-1, 1 << 47), wrapped(CheckpointError),
-    wrapped(EngineError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "ask",
+    [
+        ask_for_too_much,
+        lambda: bytearray(EXABYTE),
+        lambda: mmap.mmap(-1, 1 << 47),
+        wrapped(CheckpointError),
+        wrapped(EngineError),
+    ],
+)
 def test_what_the_system_refuses_is_known_for_what_it_is(ask):
     with pytest.raises(Exception) as caught:
         ask()
     assert ran_out(caught.value)
 
 
-@pytest.mark.parametrize("error", [
-    RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("row 7"), KeyError("memory"),
-    RewardError("the reward said: OSError: Cannot allocate memory"), OSError(28, "No space left on device"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ValueError("row 7"),
+        KeyError("memory"),
+        RewardError("the reward said: OSError: Cannot allocate memory"),
+        OSError(28, "No space left on device"),
+    ],
+)
 def test_other_errors_are_left_alone(error):
     assert not ran_out(error)
     with pytest.raises(type(error)) as caught, explaining(recipe()), asking_for(lambda: pytest.fail("asked"), CPU):
@@ -99,9 +111,11 @@ def test_the_peak_is_of_this_process_and_the_limit_of_its_machine():
 
 def recipe(**train) -> Recipe:
     return Recipe(
-        model=Model(path="x", dtype="float32", device="cpu"), data=[Data(path="x")],
-        train=Train(**{"tokens_per_row": BUDGET} | train), rollout=Rollout(max_new_tokens=16),
-    )  # fmt: skip
+        model=Model(path="x", dtype="float32", device="cpu"),
+        data=[Data(path="x")],
+        train=Train(**{"tokens_per_row": BUDGET} | train),
+        rollout=Rollout(max_new_tokens=16),
+    )
 
 
 @dataclass
@@ -161,6 +175,7 @@ def fail_above(policy, tokens: int, *, backward: bool = False, from_row: int = 0
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_step_that_failed_once_is_the_step_that_never_failed(tiny_model, items, backward):
     calm, shaken = session_of(copy.deepcopy(tiny_model)), session_of(tiny_model)
@@ -183,6 +198,7 @@ def test_a_step_that_failed_once_is_the_step_that_never_failed(tiny_model, items
     assert shaken.learner.optimizer.updates == calm.learner.optimizer.updates == 2
 
 
+@pytest.mark.slow
 def test_the_half_is_the_budget_from_then_on_said_and_noted(tiny_model, items):
     session = session_of(tiny_model)
     rank_process.phase("update", 7)
@@ -205,6 +221,7 @@ def test_the_half_is_the_budget_from_then_on_said_and_noted(tiny_model, items):
     assert max(rows[before:]) <= WHOLE and len(session.told.noted) == 1
 
 
+@pytest.mark.slow
 def test_a_second_failure_ends_with_rows_images_peak_and_the_key_to_change(tiny_model, items):
     session = session_of(tiny_model)
     rank_process.phase("update", 7)
@@ -248,10 +265,14 @@ def test_one_of_several_processes_says_with_what_all_may_begin_again(tiny_model,
     assert caught.value.halved == {}, "only once"
 
 
-@pytest.mark.parametrize("fill", [
-    lambda policy, batch, tokens_per_row: fill_logps(policy, batch, batch.old_logp, tokens_per_row),
-    lambda policy, batch, tokens_per_row: fill_reference(policy, batch, tokens_per_row),
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda policy, batch, tokens_per_row: fill_logps(policy, batch, batch.old_logp, tokens_per_row),
+        lambda policy, batch, tokens_per_row: fill_reference(policy, batch, tokens_per_row),
+    ],
+)
 def test_the_passes_before_an_update_go_back_too(tiny_model, items, fill):
     session = session_of(tiny_model)
     batch, calm = (StepBatch(items, ADVANTAGES, NAMES) for _ in range(2))

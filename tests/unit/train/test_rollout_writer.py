@@ -119,12 +119,13 @@ def test_a_write_that_fails_is_raised_later_and_nothing_is_written_after_it(run,
             writer.log(step, "train", {}) if step == 0 else None
     with pytest.raises(StoreError, match="No space left"):
         {
-            "next write": lambda: writer.write(9, [group(9)]), "finish": writer.finish,
+            "next write": lambda: writer.write(9, [group(9)]),
+            "finish": writer.finish,
             "other line": lambda: writer.log(5, "validation", {}),
-        }[meets]()  # fmt: skip
+        }[meets]()
     writer.close()
     assert list(run.rollout_files()) == [0] and lines(run) == [0] and run.metrics("validation") == []
-    assert "those of an earlier step could not be" in run.log_path().read_text()
+    assert "since an earlier write failed" in run.log_path().read_text()
 
 
 def test_what_a_failing_run_had_sampled_is_kept(run):

@@ -32,27 +32,53 @@ from vlmrl.recipe.imports.shared import (
 
 ACTOR = "worker.actor"
 DEFAULTS: dict[str, Any] = {
-    "data.prompt_key": "prompt", "data.max_prompt_length": 512, "data.max_response_length": 512,
-    "data.rollout_batch_size": 512, "data.seed": 1, "data.min_pixels": 262_144, "data.max_pixels": 4_194_304,
+    "data.prompt_key": "prompt",
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.rollout_batch_size": 512,
+    "data.seed": 1,
+    "data.min_pixels": 262_144,
+    "data.max_pixels": 4_194_304,
     "data.filter_overlong_prompts": True,
-    "algorithm.adv_estimator": "grpo", "algorithm.disable_kl": False, "algorithm.use_kl_loss": False,
-    "algorithm.kl_penalty": "kl", "algorithm.kl_coef": 1e-3, "algorithm.kl_type": "fixed",
-    "worker.actor.global_batch_size": 256, "worker.actor.max_grad_norm": 1.0, "worker.actor.clip_ratio_low": 0.2,
-    "worker.actor.clip_ratio_high": 0.3, "worker.actor.clip_ratio_dual": 3.0, "worker.actor.loss_avg_mode": "token",
-    "worker.actor.model.enable_gradient_checkpointing": True, "worker.actor.optim.lr": 1e-6,
-    "worker.actor.optim.weight_decay": 1e-2, "worker.rollout.name": "vllm", "worker.rollout.n": 1,
-    "worker.rollout.temperature": 1.0, "worker.actor.model.lora.alpha": 64,
-    "trainer.total_epochs": 15, "trainer.val_freq": -1, "trainer.save_freq": -1,
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.disable_kl": False,
+    "algorithm.use_kl_loss": False,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_coef": 1e-3,
+    "algorithm.kl_type": "fixed",
+    "worker.actor.global_batch_size": 256,
+    "worker.actor.max_grad_norm": 1.0,
+    "worker.actor.clip_ratio_low": 0.2,
+    "worker.actor.clip_ratio_high": 0.3,
+    "worker.actor.clip_ratio_dual": 3.0,
+    "worker.actor.loss_avg_mode": "token",
+    "worker.actor.model.enable_gradient_checkpointing": True,
+    "worker.actor.optim.lr": 1e-6,
+    "worker.actor.optim.weight_decay": 1e-2,
+    "worker.rollout.name": "vllm",
+    "worker.rollout.n": 1,
+    "worker.rollout.temperature": 1.0,
+    "worker.actor.model.lora.alpha": 64,
+    "trainer.total_epochs": 15,
+    "trainer.val_freq": -1,
+    "trainer.save_freq": -1,
     "trainer.save_limit": -1,
-}  # fmt: skip
-"""What EasyR1 does where nothing is written, of the keys that are taken over."""
+}
+"""EasyR1's own values of the keys that are taken over, where a configuration does not write them."""
 EXAMPLE: dict[str, Any] = {
-    "data.prompt_key": "problem", "data.max_prompt_length": 2048, "data.max_response_length": 2048,
-    "algorithm.use_kl_loss": True, "algorithm.kl_penalty": "low_var_kl", "algorithm.kl_coef": 1e-2,
-    "worker.actor.global_batch_size": 128, "worker.rollout.n": 5, "trainer.val_freq": 5, "trainer.save_freq": 30,
+    "data.prompt_key": "problem",
+    "data.max_prompt_length": 2048,
+    "data.max_response_length": 2048,
+    "algorithm.use_kl_loss": True,
+    "algorithm.kl_penalty": "low_var_kl",
+    "algorithm.kl_coef": 1e-2,
+    "worker.actor.global_batch_size": 128,
+    "worker.rollout.n": 5,
+    "trainer.val_freq": 5,
+    "trainer.save_freq": 30,
     "trainer.save_limit": 3,
-}  # fmt: skip
-"""Where `examples/config.yaml` differs from that."""
+}
+"""Values of `examples/config.yaml` that differ from `DEFAULTS`."""
 SAME = {
     "worker.actor.model.model_path": "model.path",
     "worker.actor.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
@@ -76,65 +102,74 @@ SAME = {
     "worker.actor.tau_positive": "algo.tau_positive",
     "worker.actor.tau_negative": "algo.tau_negative",
 }
+"""Settings that mean the same: EasyR1's key -> recipe key."""
 KL = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "low_var_kl", "full": "full"}
+"""EasyR1's estimators of the KL -> `algo.kl`."""
 ADVANTAGES = {
-    "grpo": {}, "rloo": {"algo.advantage": "leave_one_out"}, "remax": {"algo.advantage": "greedy"},
+    "grpo": {},
+    "rloo": {"algo.advantage": "leave_one_out"},
+    "remax": {"algo.advantage": "greedy"},
     "reinforce_plus_plus": {"algo.advantage": "none", "algo.scale": "tokens"},
     "gae": {"algo.advantage": "gae", "algo.scale": "tokens"},
     "grpo_passk": {"algo.advantage": "best_of_group", "algo.scale": "group"},
-}  # fmt: skip
-LOSSES = {"default": {}, "gspo": {"algo.ratio": "sequence"}, "gspo_token": {"algo.ratio": "sequence_token"},
-          "cispo": {"algo.surrogate": "cispo"}, "sapo": {"algo.surrogate": "sapo"}}  # fmt: skip
+}
+LOSSES = {
+    "default": {},
+    "gspo": {"algo.ratio": "sequence"},
+    "gspo_token": {"algo.ratio": "sequence_token"},
+    "cispo": {"algo.surrogate": "cispo"},
+    "sapo": {"algo.surrogate": "sapo"},
+}
 LEFT = {
-    "data.format_prompt": "see below",
+    "data.format_prompt": "see data.prompt",
     "data.val_batch_size": "validation is batched by rollout.batch_tokens",
-    "data.mini_rollout_batch_size": "with a filter, what is missing is drawn anew, in the number that is missing",
+    "data.mini_rollout_batch_size": "with a filter, as many prompts as are missing are drawn again",
     "data.shuffle": "rows are always shuffled, by train.seed",
-    "data.filter_overlong_prompts_workers": "rows are looked at by `vlmrl check`",
+    "data.filter_overlong_prompts_workers": "`vlmrl check` looks at the rows",
     "data.video_key": "videos are not read",
     "data.video_fps": "videos are not read",
-    "data.override_chat_template": "the chat template is the model folder's chat_template.jinja",
-    "algorithm.filter_key": "the filter looks at the whole score",
+    "data.override_chat_template": "the chat template is chat_template.jinja in the model folder",
+    "algorithm.filter_key": "the filter uses the whole score",
     "algorithm.filter_low": "the filter keeps prompts whose scores differ (algo.min_spread), whatever their mean",
     "algorithm.filter_high": "the filter keeps prompts whose scores differ (algo.min_spread), whatever their mean",
-    "algorithm.gamma": "taken over with gae and reinforce_plus_plus alone",
-    "algorithm.lam": "taken over with gae alone",
-    "worker.actor.ppo_epochs": "each batch of rollouts is gone through once, in train.updates_per_step updates",
+    "algorithm.gamma": "taken over only with gae and reinforce_plus_plus",
+    "algorithm.lam": "taken over only with gae",
+    "worker.actor.ppo_epochs": "each batch of rollouts is used once, in train.updates_per_step updates",
     "worker.actor.micro_batch_size_per_device_for_update": "rows are packed up to train.tokens_per_row; results do not"
     " depend on it",
-    "worker.actor.micro_batch_size_per_device_for_experience": "old log-probs are the update's own",
+    "worker.actor.micro_batch_size_per_device_for_experience": "the update computes the old log-probs itself",
     "worker.actor.padding_free": "rows are always packed without padding",
     "worker.actor.dynamic_batching": "rows are always packed up to train.tokens_per_row",
     "worker.actor.ulysses_size": "there is no sequence parallelism",
     "worker.actor.use_torch_compile": "nothing is compiled",
-    "worker.actor.model.tokenizer_path": "the tokenizer is the model folder's",
-    "worker.actor.model.override_config": "the model's configuration is its folder's",
+    "worker.actor.model.tokenizer_path": "the tokenizer is that of the model folder",
+    "worker.actor.model.override_config": "the model's configuration is that of its folder",
     "worker.actor.optim.lr_warmup_ratio": "see optim.warmup_steps",
     "worker.actor.fsdp.": "sharding follows from --gpus; parallel.offload and parallel.shard_size change it",
-    "worker.actor.offload.": "moved once a phase there; parallel.offload moves them between all their uses",
+    "worker.actor.offload.": "there they are moved once per phase; parallel.offload moves them between all uses",
     "worker.critic.": "the critic is a head on the policy (algo.advantage = gae)",
-    "worker.ref.": "the reference is loaded where algo.kl_coef is above 0, as the policy is",
-    "worker.rollout.val_override_config.": "validation is greedy: sampled, the best checkpoint is a matter of luck",
+    "worker.ref.": "the reference is loaded if algo.kl_coef is above 0, in the same way as the policy",
+    "worker.rollout.val_override_config.": "validation is greedy: sampling makes the best checkpoint a matter of luck",
     "worker.rollout.seed": "each sample has a seed of its own, from train.seed, step and prompt",
-    "worker.rollout.": "the engine's own business: rollout.kv_cache_gib is what one may set",
-    "worker.reward.reward_type": "found out from the function's parameters (reward.style)",
+    "worker.rollout.": "the engine decides this itself; rollout.kv_cache_gib can be set",
+    "worker.reward.reward_type": "recognised by the function's parameters (reward.style)",
     "worker.reward.": "rewards run in worker processes (reward.workers, reward.timeout_seconds)",
     "trainer.nnodes": "see `vlmrl launch slurm`",
-    "trainer.max_try_make_batch": "no filter is on, so nothing is drawn anew",
+    "trainer.max_try_make_batch": "no filter is on, so nothing is drawn again",
     "trainer.val_only": "use `vlmrl eval`",
-    "trainer.val_generations_to_log": "every validated response is kept",
-    "trainer.save_model_only": "checkpoints are always whole",
+    "trainer.val_generations_to_log": "every response of a validation is kept",
+    "trainer.save_model_only": "a checkpoint always has weights, moments and state",
     "trainer.save_checkpoint_path": "checkpoints are in the run's folder (--runs)",
-    "trainer.find_last_checkpoint": "a run goes on with --resume RUN, never by itself",
-    "trainer.critic_warmup": "the critic learns from the first step on",
-}  # fmt: skip
+    "trainer.find_last_checkpoint": "a run is continued with --resume RUN, never by itself",
+    "trainer.critic_warmup": "the critic is trained from the first step on",
+}
 
 
 def from_easyr1(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from EasyR1's settings. Args as `import_recipe.import_recipe`."""
+    """Fill a draft from EasyR1's settings. `base`: the file's folder; the others: see `run.import_recipe`."""
     if (config := draft.given.pop("__config__", None)) and str(config).endswith("config.yaml"):
         draft.defaults = DEFAULTS | EXAMPLE
-        draft.todo.append(f"compare with {config}, which is not here: EasyR1's own example is taken for it")
+        draft.todo.append(f"compare with {config}, which was not found: the values of EasyR1's own example were taken")
     draft.put("algo.name", "easyr1", "algorithm.adv_estimator")
     draft.same(SAME)
     data_source(draft, "data.train_files", "data.val_files")
@@ -157,7 +192,7 @@ def _kl(draft: Draft) -> None:
             draft.leave(key, "no KL: algorithm.disable_kl")
         return
     kind = draft.get("algorithm.kl_penalty")
-    why = "" if kind == KL.get(kind) else f"the same estimator, whose name here is {KL.get(kind)}"
+    why = "" if kind == KL.get(kind) else f"the same estimator; its name here is {KL.get(kind)}"
     draft.put("algo.kl", KL.get(kind, "low_var_kl"), "algorithm.kl_penalty", why=why)
     draft.put("algo.kl_in", "loss" if draft.get("algorithm.use_kl_loss") else "reward", "algorithm.use_kl_loss")
     draft.put("algo.kl_coef", float(draft.get("algorithm.kl_coef")), "algorithm.kl_coef")
@@ -173,14 +208,18 @@ def _algorithm(draft: Draft) -> None:
     chosen(draft, "worker.actor.loss_type", loss, LOSSES)
     discounts(draft, estimator)
     if loss == "cispo" and draft.taken["algo.clip_low"].value == 0:
-        why = "as good as 0: the ratio counts from 1 up, as there; the paper has no lower bound (algo.name = cispo)"
+        why = "practically 0: the ratio is at least 1, as there; the paper has no lower bound (algo.name = cispo)"
         draft.put("algo.clip_low", 1e-6, "worker.actor.clip_ratio_low", why=why)
     mode = draft.get("worker.actor.loss_avg_mode")
     if mode == "seq":
         why = "a true mean over responses; there, uneven microbatches turn it into a mean over tokens"
         draft.put("algo.aggregation", "sequence_mean", "worker.actor.loss_avg_mode", why=why)
-    spread_filter(draft, "algorithm.online_filtering", "trainer.max_try_make_batch",
-                  "; there, those whose mean is beyond filter_low and _high")  # fmt: skip
+    spread_filter(
+        draft,
+        "algorithm.online_filtering",
+        "trainer.max_try_make_batch",
+        "; there, prompts whose mean is beyond filter_low or filter_high",
+    )
 
 
 def _engine(draft: Draft) -> None:
@@ -195,15 +234,20 @@ def _optimizer(draft: Draft, rows: int | None) -> None:
     if draft.get("worker.actor.optim.strategy") == "adamw_bf16":
         draft.put("optim.name", "adamw_bf16_kahan", "worker.actor.optim.strategy")
     steps_of(draft, rows, "trainer.max_steps", "trainer.total_epochs")
-    schedule_keys(draft, "worker.actor.optim.lr_scheduler_type", "worker.actor.optim.lr_warmup_steps",
-                  "worker.actor.optim.lr_warmup_ratio", "worker.actor.optim.min_lr_ratio")  # fmt: skip
+    schedule_keys(
+        draft,
+        "worker.actor.optim.lr_scheduler_type",
+        "worker.actor.optim.lr_warmup_steps",
+        "worker.actor.optim.lr_warmup_ratio",
+        "worker.actor.optim.min_lr_ratio",
+    )
     draft.leave("worker.actor.optim.warmup_style", "not used there either")
 
 
 def _trainer(draft: Draft) -> None:
     trainer_of(draft, "trainer.val_freq", "trainer.save_limit")
     if draft.get("trainer.load_checkpoint_path"):
-        why = "to go on with a run: vlmrl train --resume RUN, which fails where it is not"
+        why = "to continue a run: vlmrl train --resume RUN, which fails if there is no such run"
         draft.left["trainer.load_checkpoint_path"] = why
 
 

@@ -1,7 +1,7 @@
-"""Reading the configurations of other systems: YAML, JSON, override lists and launch scripts. Nothing is ever run.
+"""Readers of other systems' configurations: YAML, JSON, override lists and launch scripts. Nothing is ever run.
 
-A shell script is cut into words by shlex. Variables and arrays that it sets to plain text are put in; `$(...)`, back
-quotes and variables from outside stay as they are and are told of.
+shlex splits a shell script into words. Variables and arrays that the script sets to plain text are replaced by their
+values. `$(...)`, back quotes and variables from outside stay as they are, and a note names them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_KEYS, MAX_DEPTH, MAX_WORD_CHARS, MOST_DIGITS = 5000, 20, 10_000, 40
 SYSTEMS = ("easyr1", "verl", "rllava", "trl")
 NULLS = ("null", "~", "")
 OWN_PROGRAMS = ("rllava.train.", "rllava/train/")
-"""Beginnings of programs that one system has several of, which do different things with the same settings."""
+"""Prefixes of the programs of RLLaVA. It has several, and they use the same settings for different things."""
 MOST_REFERENCES = 4
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^{}]*))?\}|\$([A-Za-z_]\w*)")
@@ -42,11 +42,13 @@ _REFERENCE = re.compile(r"\$\{(oc\.select:|oc\.env:)? *([A-Za-z_][\w.]*)(?:, *([
 
 @dataclass
 class Foreign:
-    """A configuration of another system.
+    """Configuration of another system.
 
     Args:
-        system: one of SYSTEMS.      values: dotted key -> value; what was left out is absent.
-        file: what was read.      notes: what a person should know of how it was read.
+        system: one of SYSTEMS.
+        values: dotted key -> value; settings without a value (null) are absent.
+        file: the file that was read.
+        notes: remarks for the user about how it was read.
     """
 
     system: str
@@ -56,9 +58,9 @@ class Foreign:
 
 
 def read_foreign(file: Path, system: str | None = None) -> Foreign:
-    """Read a configuration. `system`: whose it is; None = found out from its keys.
+    """Read a configuration of `system`, one of SYSTEMS. None: recognise the system by its keys and programs.
 
-    Raises: RecipeError when it cannot be read, holds no settings, or nothing tells whose it is.
+    Raises: RecipeError when the file cannot be read, has no settings, or its system is not recognised.
     """
     text = _text(file)
     notes: list[str] = []
@@ -69,28 +71,28 @@ def read_foreign(file: Path, system: str | None = None) -> Foreign:
         words = _launch_words(text, notes)
         values = _from_words(words, file, notes)
     if not values:
-        hint = "a YAML or JSON file, a list of key=value overrides, or a launch script that holds them"
+        hint = "give a YAML or JSON file, a list of key=value overrides, or a launch script with settings"
         hint = "; ".join([*notes[:3], hint])
         raise RecipeError("no settings were found in this file", where=str(file), hint=hint)
-    found = system or _system_of(values, words)
-    if found is None:
-        hint = f"say so: --system {', '.join(SYSTEMS)}"
+    system_name = system or _system_of(values, words)
+    if system_name is None:
+        hint = f"name the system: --system {', '.join(SYSTEMS)}"
         if started := list(dict.fromkeys(_SCRIPT.findall(text)))[:4]:
-            hint = f"it starts {' and '.join(started)}: import what holds the settings; or {hint}"
-        raise RecipeError("nothing in this file tells whose configuration it is", where=str(file), hint=hint)
-    return Foreign(found, _resolved(values), file, notes)
+            hint = f"it starts {' and '.join(started)}: import the file that has the settings; or {hint}"
+        raise RecipeError("nothing in this file tells which system it belongs to", where=str(file), hint=hint)
+    return Foreign(system_name, _resolved(values), file, notes)
 
 
 def flatten(value: Any, file: Path, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys. Raises: RecipeError for anything but a mapping, or for too many keys."""
+    """Return nested mappings as dotted keys. Raises: RecipeError for anything but a mapping, or too many keys."""
     if not isinstance(value, Mapping):
         raise RecipeError("this file does not hold a table of settings", where=str(file))
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, inner in _leaves(value, prefix):
-        found[name] = inner
-        if len(found) > MAX_KEYS:
-            raise RecipeError(f"this file has more than {MAX_KEYS} keys: no configuration", where=str(file))
-    return found
+        settings[name] = inner
+        if len(settings) > MAX_KEYS:
+            raise RecipeError(f"this file has more than {MAX_KEYS} keys: it is no configuration", where=str(file))
+    return settings
 
 
 def _leaves(value: Mapping[Any, Any], prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -98,14 +100,14 @@ def _leaves(value: Mapping[Any, Any], prefix: str, depth: int = 0) -> Iterator[t
         key = f"{prefix}{name}"
         if isinstance(inner, Mapping) and inner:
             if depth > MAX_DEPTH:
-                raise RecipeError("tables are nested too deeply in this file: no configuration")
+                raise RecipeError("tables are nested too deeply in this file: it is no configuration")
             yield from _leaves(inner, f"{key}.", depth + 1)
         elif inner is not None:
             yield key, plain_value(inner) if isinstance(inner, str) else inner
 
 
 def plain_value(text: str) -> Any:
-    """The value that a text stands for: number, true, false, a list of them, None, else the text without quotes.
+    """Return the value of a text: number, true, false, a list of them, None, else the text without quotes.
 
     YAML 1.1 reads `1e-6` as text; here it is a number.
     """
@@ -127,10 +129,12 @@ def plain_value(text: str) -> Any:
 
 def _text(file: Path) -> str:
     try:
-        if not (file.is_file() or file.is_dir()) and file.exists():  # a pipe never ends, nor does a device
+        if not (file.is_file() or file.is_dir()) and file.exists():  # reading a pipe or a device may never end
             raise RecipeError("cannot read the configuration: a pipe or a device is no file", where=str(file))
         if file.stat().st_size > MAX_RECIPE_BYTES:
-            raise RecipeError(f"this file has more than {MAX_RECIPE_BYTES:,} bytes: no configuration", where=str(file))
+            raise RecipeError(
+                f"this file has more than {MAX_RECIPE_BYTES:,} bytes: it is no configuration", where=str(file)
+            )
         return file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise RecipeError(f"cannot read the configuration: {error.strerror}", where=str(file)) from None
@@ -139,15 +143,15 @@ def _text(file: Path) -> str:
 
 
 def _parsed(text: str, file: Path, twice: dict[str, None]) -> Any:
-    """What a file of YAML, or of JSON by its ending, holds; names that one table has several times go to `twice`."""
+    """Parse JSON if the file's name ends so, else YAML. Names that a table has several times are added to `twice`."""
     import yaml
 
     def repeated(names: Iterable[str]) -> None:
         twice.update(dict.fromkeys(name for name, count in Counter(names).items() if count > 1 and name != "<<"))
 
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        repeated(name for name, _ in found)
-        return dict(found)
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        repeated(name for name, _ in items)
+        return dict(items)
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -168,7 +172,7 @@ def _parsed(text: str, file: Path, twice: dict[str, None]) -> Any:
 
 
 def _from_table(text: str, file: Path, notes: list[str]) -> dict[str, Any]:
-    """Settings, or, as Hydra keeps them, a list of overrides."""
+    """Return the settings of a YAML or JSON file: a table, or a list of overrides as Hydra stores it."""
     twice: dict[str, None] = {}
     value = _parsed(text, file, twice)
     notes += [f"`{name[:80]}` is written twice in {file.name}: the last one was taken" for name in islice(twice, 20)]
@@ -178,7 +182,7 @@ def _from_table(text: str, file: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _launch_words(text: str, notes: list[str]) -> list[str]:
-    """The words of a script's launch command (the one with most settings), variables put in."""
+    """Return the words of a script's launch command (the one with most settings), with the values of variables."""
     variables: dict[str, str] = {}
     arrays = _Arrays(notes)
     commands: list[list[str]] = []
@@ -189,7 +193,7 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
         try:
             words = shlex.split(line, comments=True)
         except ValueError:
-            notes.append(f"a line with an open quote was passed over: {line.strip()[:80]}")
+            notes.append(f"a line with an open quote was skipped: {line.strip()[:80]}")
             continue
         words = [_put_in(word, variables) for word in words]
         if arrays.take(words):
@@ -199,18 +203,18 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
             words = words[1:]
         if words and all(_ASSIGNMENT.match(word) and "." not in word.partition("=")[0] for word in words):
             for name, value in (word.split("=", 1) for word in words):
-                held = variables.get(name)
-                if arrays.depth and held and held != value:  # another branch, or one that may not be taken
-                    doubtful[name] = held
+                first_value = variables.get(name)
+                if arrays.depth and first_value and first_value != value:  # this branch may not run
+                    doubtful[name] = first_value
                 else:
                     variables[name] = value
                     if not arrays.depth:
                         doubtful.pop(name, None)
         if words:
             commands.append(words)
-    for name, held in doubtful.items():
+    for name, first_value in doubtful.items():
         if re.search(rf"\$\{{?{name}\b", text):
-            notes.append(f"`{name}` depends on a condition: its first value `{held[:80]}` was taken")
+            notes.append(f"`{name}` depends on a condition: its first value `{first_value[:80]}` was taken")
     settings = [sum(_is_setting(word) for word in words) for words in commands]
     if not commands or not max(settings):
         return []
@@ -225,27 +229,27 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
 
 
 class _Arrays:
-    """The arrays of a script: `NAME=(...)` and `NAME+=(...)` over any number of lines, put in for `"${NAME[@]}"`.
+    """Arrays of a script: `NAME=(...)` and `NAME+=(...)` over any number of lines. They replace `"${NAME[@]}"`.
 
-    What stands inside a condition is passed over, for nobody knows which branch would be taken.
+    Arrays inside a condition are skipped: it is not known which branch would run.
     """
 
     def __init__(self, notes: list[str]) -> None:
         self.notes = notes
-        self.found: dict[str, list[str]] = {}
-        self.filled: list[str] | None = None  # the array that is open
+        self.elements: dict[str, list[str]] = {}
+        self.filled: list[str] | None = None  # the array whose `)` is still to come
         self.depth = 0
 
     def expand(self, words: Sequence[str]) -> list[str]:
-        made: list[str] = []
+        expanded: list[str] = []
         for word in words:
             match = _ELEMENTS.fullmatch(word)
-            inner = self.found.get(match.group(1)) if match else None
-            made += [word] if inner is None or len(made) + len(inner) > MAX_KEYS else inner
-        return made
+            inner = self.elements.get(match.group(1)) if match else None
+            expanded += [word] if inner is None or len(expanded) + len(inner) > MAX_KEYS else inner
+        return expanded
 
     def take(self, words: list[str]) -> bool:
-        """Whether a line belongs to an array, which then has its words."""
+        """Return whether a line belongs to an array. If so, the array gets its words."""
         if self.filled is None:
             bare = words
             while bare and (bare[0] in _DECLARES or (len(bare) < len(words) and bare[0].startswith("-"))):
@@ -253,21 +257,23 @@ class _Arrays:
             match = _ARRAY.fullmatch(bare[0]) if bare else None
             if match is None:
                 begins = bool(words) and words[0] in ("if", "case", "for", "while", "until")
-                ends = sum(word.rstrip(";") in ("fi", "esac", "done") and (n == 0 or words[n - 1].endswith(";"))
-                           for n, word in enumerate(words))  # fmt: skip
+                ends = sum(
+                    word.rstrip(";") in ("fi", "esac", "done") and (n == 0 or words[n - 1].endswith(";"))
+                    for n, word in enumerate(words)
+                )
                 self.depth = max(0, self.depth + begins - ends)
                 return False
             name, more, first = match.groups()
             words = [first, *bare[1:]] if first else bare[1:]
             if self.depth:
-                self.notes.append(f"`{name}{more}=(...)` depends on a condition: its settings were passed over")
+                self.notes.append(f"`{name}{more}=(...)` depends on a condition: its settings were skipped")
                 self.filled = []
             else:
-                self.filled = self.found[name] = list(self.found.get(name, [])) if more else []
+                self.filled = self.elements[name] = list(self.elements.get(name, [])) if more else []
         open_array, depth = self.filled, 0
         for n, word in enumerate(words):
             depth += word.count("(") - word.count(")")
-            if depth < 0:  # its own end, not that of a `$(command)` in it; what follows on the line is no element
+            if depth < 0:  # the end of the array, not of a `$(command)` in it; the rest of the line is no element
                 last = word[: word.rindex(")")]
                 words, self.filled = [*words[:n], *([last] if last else [])], None
                 break
@@ -277,16 +283,16 @@ class _Arrays:
 
 def _put_in(word: str, variables: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
-        held, default = variables.get(match.group(1) or match.group(3)), match.group(2)
+        current, default = variables.get(match.group(1) or match.group(3)), match.group(2)
         if default is not None:
-            return held or default  # `:-` goes by what is empty, too
-        return match.group() if held is None else held
+            return current or default  # `:-` also replaces an empty value
+        return match.group() if current is None else current
 
     for _ in range(3):  # `${NAME:-x_${OTHER}}` from the inside out
-        found = _VARIABLE.sub(value, word) if len(word) <= MAX_WORD_CHARS else word
-        if found == word or len(found) > MAX_WORD_CHARS:  # variables of variables double with every line
+        replaced = _VARIABLE.sub(value, word) if len(word) <= MAX_WORD_CHARS else word
+        if replaced == word or len(replaced) > MAX_WORD_CHARS:  # variables of variables can double per line
             break
-        word = found
+        word = replaced
     return word
 
 
@@ -295,41 +301,43 @@ def _is_setting(word: str) -> bool:
 
 
 def _from_words(words: Sequence[str], file: Path, notes: list[str]) -> dict[str, Any]:
-    """The settings of a command: those of a file it names (`config=FILE`, `--config FILE`), then its own on top."""
+    """Return a command's settings: those of the file it names (`config=FILE`, `--config FILE`), then its own on top."""
     own = _overrides(words) | _flags(words)
     if program := next((word for word in words if word.startswith(OWN_PROGRAMS)), None):
         own["__program__"] = program
-    named = own.pop("config", None)
+    config_name = own.pop("config", None)
     values: dict[str, Any] = {}
-    if isinstance(named, str):
-        if _FILLED_IN.search(named):  # `$(dirname "$0")/config.yaml`: most likely beside the script
-            named = named.rpartition("/")[2]
-        found = next((p for p in (Path(named), *(up / named for up in file.resolve().parents)) if p.is_file()), None)
-        if found is None:
-            notes.append(f"`{named}`, which the command starts from, is not here: {EXAMPLE_SAYS}")
-            values = {"__config__": named}
+    if isinstance(config_name, str):
+        if _FILLED_IN.search(config_name):  # `$(dirname "$0")/config.yaml`: probably beside the script
+            config_name = config_name.rpartition("/")[2]
+        config_file = next(
+            (p for p in (Path(config_name), *(up / config_name for up in file.resolve().parents)) if p.is_file()), None
+        )
+        if config_file is None:
+            notes.append(f"`{config_name}`, which the command starts from, was not found: {EXAMPLE_SAYS}")
+            values = {"__config__": config_name}
         else:
-            values = _from_table(_text(found), found, notes)
-            notes.append(f"settings of {found} are included")
+            values = _from_table(_text(config_file), config_file, notes)
+            notes.append(f"settings of {config_file} are included")
     return values | own
 
 
-EXAMPLE_SAYS = "for a system's own example its known settings are taken, else the system's defaults"
+EXAMPLE_SAYS = "the known settings of the system's own example are taken for it, else the system's defaults"
 
 
 def _overrides(words: Sequence[str]) -> dict[str, Any]:
-    """`key=value` and `+key=value`, as OmegaConf and Hydra take them. `~key` takes a key away."""
-    found: dict[str, Any] = {}
+    """Read `key=value` and `+key=value`, as OmegaConf and Hydra do. `~key`, which removes a key there, is skipped."""
+    settings: dict[str, Any] = {}
     for word in words:
         if (match := _OVERRIDE.fullmatch(word)) and not word.startswith(("~", "--")):
-            table = _table_of(match.group(2))
-            found |= {match.group(1): plain_value(match.group(2))} if table is None else dict(
-                islice(_leaves(table, f"{match.group(1)}."), MAX_KEYS))  # fmt: skip
-    return found
+            key, text = match.groups()
+            table = _table_of(text)
+            settings |= {key: plain_value(text)} if table is None else dict(islice(_leaves(table, f"{key}."), MAX_KEYS))
+    return settings
 
 
 def _table_of(text: str) -> dict[str, Any] | None:
-    """The table that `{"a": 1}` or `{a:1,b:2}` writes; None for what is none, or holds nothing."""
+    """Return the table that `{"a": 1}` or `{a:1,b:2}` stands for; None for any other text and for an empty table."""
     if not (text.startswith("{") and text.endswith("}")):
         return None
     try:
@@ -342,28 +350,29 @@ def _table_of(text: str) -> dict[str, Any] | None:
 
 
 def _flags(words: Sequence[str]) -> dict[str, Any]:
-    """`--key value`, `--key=value`, `--key` (true), `--key a b` (a list), as argparse takes them."""
-    found: dict[str, Any] = {}
+    """Read `--key value`, `--key=value`, `--key` (true) and `--key a b` (a list), as argparse does."""
+    flags: dict[str, Any] = {}
     name: str | None = None
     for word in words:
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].replace("-", "_").partition("=")
-            found[name] = plain_value(value) if equals else True
+            flags[name] = plain_value(value) if equals else True
             name = None if equals else name
         elif name is not None and "=" not in word:
-            before = found[name]
+            before = flags[name]
             value = plain_value(word)
-            found[name] = value if before is True else [*before, value] if isinstance(before, list) else [before, value]
+            flags[name] = value if before is True else [*before, value] if isinstance(before, list) else [before, value]
         else:
             name = None
-    return found
+    return flags
 
 
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`${data.max_prompt_length}` and `${oc.select:data.max_prompt_length,512}` as what that key holds, or the default;
-    `${oc.env:NAME,x}` as its default, whatever the environment here. None values are taken out.
+    """Replace references to other keys, and remove None values.
+
+    `${KEY}` and `${oc.select:KEY,512}` become the key's value, else the default; `${oc.env:NAME,x}` always its default.
     """
-    found = {}
+    settings = {}
     for key, value in values.items():
         for _ in range(MOST_REFERENCES):  # a reference to a reference, or to itself
             if not isinstance(value, str) or (match := _REFERENCE.fullmatch(value)) is None:
@@ -372,8 +381,8 @@ def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
             known = name in values and source != "oc.env:"
             value = values[name] if known else value if default is None else plain_value(default)
         if value is not None:
-            found[key] = value
-    return found
+            settings[key] = value
+    return settings
 
 
 def _system_of(values: Mapping[str, Any], words: Sequence[str]) -> str | None:
@@ -387,6 +396,16 @@ def _system_of(values: Mapping[str, Any], words: Sequence[str]) -> str | None:
         or "data.rollout_batch_size" in values
     ):
         return "easyr1"
-    known = {"num_generations", "per_device_train_batch_size", "max_completion_length", "beta", "loss_type", "epsilon",
-             "learning_rate", "gradient_accumulation_steps", "scale_rewards", "reward_funcs"}  # fmt: skip
+    known = {
+        "num_generations",
+        "per_device_train_batch_size",
+        "max_completion_length",
+        "beta",
+        "loss_type",
+        "epsilon",
+        "learning_rate",
+        "gradient_accumulation_steps",
+        "scale_rewards",
+        "reward_funcs",
+    }
     return "trl" if len(known & values.keys()) >= 2 else None

@@ -1,5 +1,6 @@
-"""RLLaVA's configuration (OmegaConf YAML, launch scripts of `rllava.train.pipeline.*` and of TinyLLaVA's trainer) as a
-recipe.
+"""RLLaVA's configuration as a recipe.
+
+It is OmegaConf YAML, or a launch script of `rllava.train.pipeline.*` or of TinyLLaVA's trainer.
 
 Source: RLLaVA at 4753d4a (github.com/TinyLoopX/RLLaVA: rllava/ppo/config.py, rllava/data/config.py,
 rllava/model/config.py, rllava/utils/config.py, rllava/ppo/plugins). It grew out of verl and EasyR1: advantages, losses
@@ -35,42 +36,82 @@ from vlmrl.recipe.imports.tinyllava import from_tinyllava
 from vlmrl.recipe.imports.verl import ADVANTAGES, AGGREGATIONS, LOSSES, NUMBERS
 
 DEFAULTS: dict[str, Any] = {
-    "data.prompt_key": "prompt", "data.max_prompt_length": 512, "data.max_response_length": 512,
-    "data.train_batch_size": 512, "data.seed": 1, "data.min_pixels": 3136, "data.max_pixels": 4_194_304,
+    "data.prompt_key": "prompt",
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.train_batch_size": 512,
+    "data.seed": 1,
+    "data.min_pixels": 3136,
+    "data.max_pixels": 4_194_304,
     "data.filter_overlong_prompts": True,
-    "algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": True, "algorithm.use_kl_loss": True,
-    "algorithm.use_kl_in_reward": False, "algorithm.kl_penalty": "kl", "algorithm.kl_ctrl.type": "fixed",
-    "algorithm.kl_ctrl.kl_coef": 1e-3, "algorithm.online_filtering": False,
-    "actor.ppo_mini_batch_size": 256, "actor.max_grad_norm": 1.0, "actor.clip_ratio_low": 0.2,
-    "actor.clip_ratio_high": 0.2, "actor.clip_ratio_c": 3.0, "actor.loss_agg_mode": "token-mean",
-    "actor.entropy_coeff": 0.0, "actor.kl_loss_coef": 0.01, "actor.kl_loss_type": "low_var_kl",
-    "actor.policy_loss.loss_mode": "vanilla", "actor.policy_loss.clip_cov_ratio": 2e-4,
-    "actor.policy_loss.clip_cov_lb": 1.0, "actor.policy_loss.clip_cov_ub": 5.0,
-    "actor.policy_loss.kl_cov_ratio": 2e-4, "actor.policy_loss.ppo_kl_coef": 0.1,
-    "actor.model.enable_gradient_checkpointing": True, "actor.model.lora_r": 128, "actor.model.lora_alpha": 256,
-    "actor.optim.lr": 1e-6, "actor.optim.weight_decay": 1e-2, "actor.optim.strategy": "adamw",
-    "rollout.name": "vllm", "rollout.n": 1, "rollout.temperature": 1.0,
-    "trainer.total_epochs": 15, "trainer.val_freq": -1, "trainer.save_freq": -1, "trainer.save_limit": -1,
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    "algorithm.use_kl_loss": True,
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_ctrl.type": "fixed",
+    "algorithm.kl_ctrl.kl_coef": 1e-3,
+    "algorithm.online_filtering": False,
+    "actor.ppo_mini_batch_size": 256,
+    "actor.max_grad_norm": 1.0,
+    "actor.clip_ratio_low": 0.2,
+    "actor.clip_ratio_high": 0.2,
+    "actor.clip_ratio_c": 3.0,
+    "actor.loss_agg_mode": "token-mean",
+    "actor.entropy_coeff": 0.0,
+    "actor.kl_loss_coef": 0.01,
+    "actor.kl_loss_type": "low_var_kl",
+    "actor.policy_loss.loss_mode": "vanilla",
+    "actor.policy_loss.clip_cov_ratio": 2e-4,
+    "actor.policy_loss.clip_cov_lb": 1.0,
+    "actor.policy_loss.clip_cov_ub": 5.0,
+    "actor.policy_loss.kl_cov_ratio": 2e-4,
+    "actor.policy_loss.ppo_kl_coef": 0.1,
+    "actor.model.enable_gradient_checkpointing": True,
+    "actor.model.lora_r": 128,
+    "actor.model.lora_alpha": 256,
+    "actor.optim.lr": 1e-6,
+    "actor.optim.weight_decay": 1e-2,
+    "actor.optim.strategy": "adamw",
+    "rollout.name": "vllm",
+    "rollout.n": 1,
+    "rollout.temperature": 1.0,
+    "trainer.total_epochs": 15,
+    "trainer.val_freq": -1,
+    "trainer.save_freq": -1,
+    "trainer.save_limit": -1,
     "trainer.max_try_make_batch": 20,
-}  # fmt: skip
-"""What RLLaVA does where nothing is written, of the keys that are taken over."""
+}
+"""RLLaVA's own values of the keys that are taken over, where a configuration does not write them."""
 EXAMPLE: dict[str, Any] = {
-    "data.prompt_key": "problem", "data.train_batch_size": 16, "actor.ppo_mini_batch_size": 4,
-    "actor.fsdp.offload_params": True, "rollout.n": 5, "trainer.val_freq": 5, "trainer.save_freq": 20,
+    "data.prompt_key": "problem",
+    "data.train_batch_size": 16,
+    "actor.ppo_mini_batch_size": 4,
+    "actor.fsdp.offload_params": True,
+    "rollout.n": 5,
+    "trainer.val_freq": 5,
+    "trainer.save_freq": 20,
     "trainer.save_limit": 2,
-}  # fmt: skip
+}
 GROUNDING: dict[str, Any] = {
-    "data.prompt_key": "problem", "data.train_batch_size": 8, "data.min_pixels": 262_144,
-    "data.filter_overlong_prompts": False, "actor.ppo_mini_batch_size": 8, "actor.fsdp.offload_params": True,
-    "rollout.n": 3, "trainer.total_epochs": 1, "trainer.save_freq": 100, "trainer.save_limit": 3,
-}  # fmt: skip
+    "data.prompt_key": "problem",
+    "data.train_batch_size": 8,
+    "data.min_pixels": 262_144,
+    "data.filter_overlong_prompts": False,
+    "actor.ppo_mini_batch_size": 8,
+    "actor.fsdp.offload_params": True,
+    "rollout.n": 3,
+    "trainer.total_epochs": 1,
+    "trainer.save_freq": 100,
+    "trainer.save_limit": 3,
+}
 EXAMPLES = {
-    "config.yaml": EXAMPLE, "config_grounding.yaml": GROUNDING,
-    "config_lora.yaml": GROUNDING | {
-        "actor.model.use_peft": True, "actor.model.lora_r": 8, "actor.model.lora_alpha": 32,
-    },
-}  # fmt: skip
-"""Its example files, where they differ from that: scripts begin with one of them."""
+    "config.yaml": EXAMPLE,
+    "config_grounding.yaml": GROUNDING,
+    "config_lora.yaml": GROUNDING
+    | {"actor.model.use_peft": True, "actor.model.lora_r": 8, "actor.model.lora_alpha": 32},
+}
+"""Values of RLLaVA's example files that differ from `DEFAULTS`. Launch scripts start from one of these files."""
 SAME = {
     "actor.model.model_path": "model.path",
     "actor.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
@@ -93,26 +134,26 @@ SAME = {
 MIXED_LOSSES = ("luffy", "srft", "uft", "hpt", "sft")
 """Losses that learn from demonstrations and from samples at once."""
 _PACKED = "rows are packed up to train.tokens_per_row; results do not depend on it"
-_DEMONSTRATIONS = "of demonstrations among the samples, which have no counterpart"
+_DEMONSTRATIONS = "for demonstrations among the samples, which have no counterpart"
 _NOT_READ = "not read there either"
 LEFT = {
     "data.val_batch_size": "validation is batched by rollout.batch_tokens",
     "data.val_image_dir": "validation rows have the images_root of their entry",
-    "data.video_key": "there is no video",
-    "data.video_fps": "there is no video",
+    "data.video_key": "videos are not read",
+    "data.video_fps": "videos are not read",
     "data.shuffle": "rows are always shuffled, by train.seed",
     "data.num_workers": "rows are read from memory-mapped files",
     "data.filter_overlong_prompts_workers": "rows are read from memory-mapped files",
-    "data.override_chat_template": "the chat template is the model folder's chat_template.jinja",
-    "data.dataset_class": "no code is loaded from a recipe but the reward: make a table of its rows",
-    "data.dataset_kwargs.": "of the class that reads the rows there",
+    "data.override_chat_template": "the chat template is chat_template.jinja in the model folder",
+    "data.dataset_class": "a recipe loads no code except the reward: write the rows to a table",
+    "data.dataset_kwargs.": "for the class that reads the rows there",
     "data.image_dir": _NOT_READ,
-    "algorithm.gamma": "taken over with gae and reinforce_plus_plus alone",
-    "algorithm.lam": "taken over with gae alone",
-    "algorithm.filter_key": "the filter goes by the score itself",
+    "algorithm.gamma": "taken over only with gae and reinforce_plus_plus",
+    "algorithm.lam": "taken over only with gae",
+    "algorithm.filter_key": "the filter uses the whole score",
     "algorithm.filter_low": "the filter keeps prompts whose scores differ (algo.min_spread)",
     "algorithm.filter_high": "the filter keeps prompts whose scores differ (algo.min_spread)",
-    "algorithm.norm_adv_by_std_in_grpo": "of the estimator grpo alone",
+    "algorithm.norm_adv_by_std_in_grpo": "only for the estimator grpo",
     "algorithm.unify_strategy": _DEMONSTRATIONS,
     "algorithm.switch_gate": _DEMONSTRATIONS,
     "algorithm.success_reward_threshold": _DEMONSTRATIONS,
@@ -124,7 +165,7 @@ LEFT = {
     "algorithm.hint_steps": _DEMONSTRATIONS,
     "algorithm.hint_min_ratio": _NOT_READ,
     "algorithm.hint_max_ratio": _NOT_READ,
-    "algorithm.strategy": "its mixture of supervised and reinforcement learning is not there either",
+    "algorithm.strategy": "RLLaVA does not have its mixture of supervised and reinforcement learning either",
     "algorithm.expert_data_ratio": _NOT_READ,
     "algorithm.mu_warmup_steps": _NOT_READ,
     "algorithm.mu_decay_steps": _NOT_READ,
@@ -135,79 +176,79 @@ LEFT = {
     "algorithm.use_token_level_loss_in_sft": _NOT_READ,
     "mix_sampler.": _NOT_READ,
     "actor.ppo_micro_batch_size": _PACKED,
-    "actor.log_prob_micro_batch_size": "old log-probs are the update's own",
-    "actor.ppo_epochs": "each batch of rollouts is gone through once, in train.updates_per_step updates",
+    "actor.log_prob_micro_batch_size": "the update computes the old log-probs itself",
+    "actor.ppo_epochs": "each batch of rollouts is used once, in train.updates_per_step updates",
     "actor.skip_grad_norm": "a gradient is clipped, whatever its norm; one that is not finite stops the run",
     "actor.clip_ratio": "not used there either: clip_ratio_low and clip_ratio_high are",
     "actor.clip_upper_bound": _NOT_READ,
     "actor.tis_imp_ratio_cap": "see algo.importance and algo.importance_cap; there no engine gives log-probs",
     "actor.use_torch_compile": "nothing is compiled",
-    "actor.strategy": "sharding is FSDP2's",
+    "actor.strategy": "FSDP2 shards the weights",
     "actor.ulysses_size": "there is no sequence parallelism",
-    "actor.loss_remove_clip": "with one update a step no ratio differs from 1, and nothing is clipped",
+    "actor.loss_remove_clip": "with one update per step every ratio is 1, and nothing is clipped",
     "actor.off_policy_": _DEMONSTRATIONS,
     "actor.on_policy_": _DEMONSTRATIONS,
     "actor.srft_type": _DEMONSTRATIONS,
     "actor.sft_loss_coef": _DEMONSTRATIONS,
     "actor.hpt_hint_loss_coef": _NOT_READ,
     "actor.all_max_clip": _DEMONSTRATIONS,
-    "actor.policy_loss.": "numbers of another loss than the one that is chosen",
-    "actor.checkpoint.": "see checkpoint.asynchronous; checkpoints are always whole",
+    "actor.policy_loss.": "a number of a loss that is not chosen",
+    "actor.checkpoint.": "see checkpoint.asynchronous; a checkpoint always has weights, moments and state",
     "actor.fsdp.enable_cpu_offload": "not read there either: offload_params is",
     "actor.fsdp.offload_optimizer": "parallel.offload moves parameters, gradients and moments together",
     "actor.fsdp.": "sharding follows from --gpus; parallel.offload and parallel.shard_size change it",
-    "actor.deepspeed.": "sharding is FSDP2's",
-    "actor.model.tokenizer_path": "the tokenizer is the model folder's",
+    "actor.deepspeed.": "FSDP2 shards the weights",
+    "actor.model.tokenizer_path": "the tokenizer is that of the model folder",
     "actor.model.trust_remote_code": "the families known here need no code of a repository: set model.trust_remote_code"
     " for one that does",
-    "actor.model.freeze_vision_tower": "not read there either, nothing is frozen: see model.freeze",
+    "actor.model.freeze_vision_tower": "not read there either: nothing is frozen there; see model.freeze",
     "actor.model.attn_implementation": "the best kernel for shared prompts is chosen",
     "actor.model.padding_free": "rows are always packed without padding",
     "actor.model.dynamic_batching": "rows are always packed up to train.tokens_per_row",
     "actor.model.ulysses_size": "there is no sequence parallelism",
     "actor.model.enable_activation_offload": "no counterpart: see model.gradient_checkpointing",
-    "actor.model.override_config.": "the model's configuration is its folder's",
-    "actor.model.tie_word_embeddings": "the model's configuration is its folder's",
-    "actor.model.lora_task_type": "an adapter of a language model, as here",
+    "actor.model.override_config.": "the model's configuration is that of its folder",
+    "actor.model.tie_word_embeddings": "the model's configuration is that of its folder",
+    "actor.model.lora_task_type": "an adapter of the language model, as here",
     "actor.model.lora_bias": "an adapter has no biases",
-    "actor.model.lora_modules_to_save": "see model.freeze: beside an adapter nothing else is trained",
-    "actor.model.lora_weight_path": "not read there either: model.path = RUN goes on with a run's adapter",
+    "actor.model.lora_modules_to_save": "see model.freeze: with an adapter, nothing else is trained",
+    "actor.model.lora_weight_path": "not read there either: model.path = RUN continues a run's adapter",
     "actor.model.lora_target_modules": "not used there either: every linear layer of the language model, as here",
     "actor.model.lora_dropout": "no dropout in RL: sampling and training must be the same function",
     "actor.model.": "no counterpart is known",
     "critic.": "the critic is a head on the policy (algo.advantage = gae)",
-    "ref.": "the reference is loaded where algo.kl_coef is above 0, as the policy is",
+    "ref.": "the reference is loaded if algo.kl_coef is above 0, in the same way as the policy",
     "rollout.seed": "each sample has a seed of its own, from train.seed, step and prompt",
-    "rollout.val_override_config.": "validation is greedy: sampled, the best checkpoint is a matter of luck",
+    "rollout.val_override_config.": "validation is greedy: sampling makes the best checkpoint a matter of luck",
     "rollout.limit_images": "a prompt has the images of its row",
     "rollout.discount": _NOT_READ,
     "rollout.tool_config_path": _NOT_READ,
     "rollout.partial_rollout": _NOT_READ,
-    "rollout.": "the engine's own business: rollout.kv_cache_gib is what one may set",
-    "reward.reward_type": "found out from the function's parameters (reward.style)",
-    "reward.skip_special_tokens": "a reward sees the response without special tokens",
+    "rollout.": "the engine decides this itself; rollout.kv_cache_gib can be set",
+    "reward.reward_type": "recognised by the function's parameters (reward.style)",
+    "reward.skip_special_tokens": "a reward gets the response without special tokens",
     "reward.num_cpus": "rewards run in worker processes (reward.workers)",
     "reward.": "rewards run in worker processes (reward.workers, reward.timeout_seconds)",
     "trainer.nnodes": "see `vlmrl launch slurm`",
-    "trainer.max_try_make_batch": "no filter is on, so nothing is drawn anew",
+    "trainer.max_try_make_batch": "no filter is on, so nothing is drawn again",
     "trainer.val_only": "use `vlmrl eval`",
-    "trainer.val_generations_to_log": "every validated response is kept",
-    "trainer.save_model_only": "checkpoints are always whole",
+    "trainer.val_generations_to_log": "every response of a validation is kept",
+    "trainer.save_model_only": "a checkpoint always has weights, moments and state",
     "trainer.outputs_dir": "a run has a folder of its own below ./runs (--runs)",
     "trainer.save_checkpoint_path": "checkpoints are in the run's folder (--runs)",
-    "trainer.load_checkpoint_path": "to go on with a run: vlmrl train --resume RUN",
-    "trainer.find_last_checkpoint": "a run goes on with --resume RUN, never by itself",
-    "trainer.critic_warmup": "the critic learns from the first step on",
+    "trainer.load_checkpoint_path": "to continue a run: vlmrl train --resume RUN",
+    "trainer.find_last_checkpoint": "a run is continued with --resume RUN, never by itself",
+    "trainer.critic_warmup": "the critic is trained from the first step on",
     "trainer.async_training": _NOT_READ,
-    "CUDA_VISIBLE_DEVICES": "on the command line: --gpus 0,2 names GPUs",
+    "CUDA_VISIBLE_DEVICES": "on the command line: --gpus 0,2 chooses GPUs",
     "master_port": "the launcher picks a port",
     "master_addr": "see --rdzv-endpoint",
     "node_rank": "see --node-rank",
-}  # fmt: skip
+}
 
 
 def from_rllava(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from RLLaVA's settings. Args as `import_recipe.import_recipe`."""
+    """Fill a draft from RLLaVA's settings. `base`: the file's folder; the others: see `run.import_recipe`."""
     program = str(draft.given.pop("__program__", "")).rpartition(".")[2]
     if program == "py":
         from_tinyllava(draft, rows, processes)
@@ -216,10 +257,10 @@ def from_rllava(draft: Draft, base: Path, rows: int | None, processes: int | Non
     if config in EXAMPLES:
         draft.defaults = DEFAULTS | EXAMPLES[config]
         draft.todo.append(
-            f"compare with {config}, which is not here: RLLaVA's own example of that name is taken for it"
+            f"compare with {config}, which was not found: the values of RLLaVA's own example of that name were taken"
         )
     elif config:
-        draft.todo.append(f"compare with {config}, which is not here: RLLaVA's defaults are taken for it")
+        draft.todo.append(f"compare with {config}, which was not found: RLLaVA's defaults were taken")
     _pipeline(draft, program)
     draft.same(SAME)
     _data(draft)
@@ -236,9 +277,9 @@ def from_rllava(draft: Draft, base: Path, rows: int | None, processes: int | Non
 
 
 def _pipeline(draft: Draft, program: str) -> None:
-    """What the program does with the settings: reinforcement learning unless it is `sft`."""
+    """Set the kind of training by the program: reinforcement learning unless it is `sft`."""
     if program == "sft":
-        draft.put("kind", "sft", "data.train_files", why="of rllava.train.pipeline.sft: `vlmrl sft`")
+        draft.put("kind", "sft", "data.train_files", why="the program is rllava.train.pipeline.sft: use `vlmrl sft`")
         return
     draft.put("algo.name", "grpo", "algorithm.adv_estimator")
     if program == "agentic" or (
@@ -248,7 +289,7 @@ def _pipeline(draft: Draft, program: str) -> None:
             draft.leave(key, "an episode has one turn here")
         draft.todo.append("the configuration is for several turns with tools; the recipe is for one turn")
     if draft.written("mix_sampler.sft_dataset.path"):
-        draft.todo.append("the configuration mixes in supervised rows; the recipe is without: `vlmrl sft` comes first")
+        draft.todo.append("the configuration mixes in supervised rows; the recipe does not: run `vlmrl sft` first")
 
 
 def _data(draft: Draft) -> None:
@@ -273,7 +314,7 @@ def _algorithm(draft: Draft) -> None:
     chosen(draft, "algorithm.adv_estimator", estimator, ADVANTAGES)
     if loss in MIXED_LOSSES:
         draft.left["actor.policy_loss.loss_mode"] = f"`{loss}` mixes demonstrations into the samples: no counterpart"
-        draft.todo.append(f"the loss {loss} learns from demonstrations too; the recipe learns from samples alone")
+        draft.todo.append(f"the loss {loss} also learns from demonstrations; the recipe learns only from samples")
     else:
         chosen(draft, "actor.policy_loss.loss_mode", loss, LOSSES)
     if estimator == "grpo" and not draft.get("algorithm.norm_adv_by_std_in_grpo"):
@@ -284,15 +325,19 @@ def _algorithm(draft: Draft) -> None:
     clip_of_one(draft, loss, "actor.policy_loss.loss_mode")
     mode = draft.get("actor.loss_agg_mode")
     if "algo.aggregation" in LOSSES.get(str(loss), {}):
-        draft.leave("actor.loss_agg_mode", f"the loss {loss} takes the mean of each response first, there too")
+        draft.leave("actor.loss_agg_mode", f"the loss {loss} takes the mean of each response first, as there")
     elif mode in AGGREGATIONS:
         name, why = AGGREGATIONS[mode]
         uneven = "one denominator for a whole update; there, one for each microbatch"
         draft.put("algo.aggregation", name, "actor.loss_agg_mode", why="; ".join(filter(None, (why, uneven))))
     else:
-        draft.leave("actor.loss_agg_mode", f"`{mode}` has no counterpart: token_mean, sequence_mean or constant")
-    spread_filter(draft, "algorithm.online_filtering", "trainer.max_try_make_batch",
-                  "; there, those whose mean is beyond filter_low and filter_high")  # fmt: skip
+        draft.leave("actor.loss_agg_mode", f"`{mode}` has no counterpart: choose token_mean, sequence_mean or constant")
+    spread_filter(
+        draft,
+        "algorithm.online_filtering",
+        "trainer.max_try_make_batch",
+        "; there, prompts whose mean is beyond filter_low or filter_high",
+    )
 
 
 def _engine(draft: Draft) -> None:
@@ -310,8 +355,13 @@ def _optimizer(draft: Draft, rows: int | None) -> None:
     if draft.get("actor.optim.strategy") == "adamw_bf16":
         draft.put("optim.name", "adamw_bf16_kahan", "actor.optim.strategy")
     steps_of(draft, rows, "trainer.max_steps", "trainer.total_epochs")
-    schedule_keys(draft, "actor.optim.warmup_style", "actor.optim.lr_warmup_steps", "actor.optim.lr_warmup_ratio",
-                  "actor.optim.min_lr_ratio")  # fmt: skip
+    schedule_keys(
+        draft,
+        "actor.optim.warmup_style",
+        "actor.optim.lr_warmup_steps",
+        "actor.optim.lr_warmup_ratio",
+        "actor.optim.min_lr_ratio",
+    )
     draft.leave("actor.optim.lr_scheduler_type", "not used there either: warmup_style is")
     draft.leave("actor.optim.num_cycles", "a cosine falls once, over the whole run")
     if draft.get("actor.model.use_peft"):
@@ -323,14 +373,14 @@ def _optimizer(draft: Draft, rows: int | None) -> None:
 
 def _reward(draft: Draft) -> None:
     if draft.get("reward.reward_type") == "env":
-        draft.leave("reward.reward_type", "a reward is a function of the response here, never an environment's")
+        draft.leave("reward.reward_type", "here a reward is a function of the response, not of an environment")
         draft.todo.append("name a reward: [reward] name (the configuration takes it from an environment)")
     else:
         reward_of(draft, "reward")
 
 
 def _processes(draft: Draft) -> None:
-    """The number of processes is torchrun's; `trainer.n_gpus_per_node` is not read there."""
+    """Note the number of processes: torchrun's `nproc_per_node`. RLLaVA does not read `trainer.n_gpus_per_node`."""
     if count := draft.get("nproc_per_node"):
         draft.left["nproc_per_node"] = f"on the command line: vlmrl train RECIPE --gpus {count}"
         if draft.written("trainer.n_gpus_per_node"):
@@ -338,31 +388,37 @@ def _processes(draft: Draft) -> None:
 
 
 def _only_supervised(draft: Draft) -> None:
-    """A supervised recipe has rows, not samples: what is of sampling and rewards goes."""
+    """Replace prompts per step by rows per step, and remove the keys of sampling and rewards."""
     rows = draft.taken.pop("rollout.prompts_per_step", None)
     if rows is not None:
         draft.put("train.rows_per_step", rows.value, "data.train_batch_size")
     for key in [k for k in draft.taken if k.startswith(("algo.", "reward.")) or k in _SAMPLING]:
         del draft.taken[key]
     column = draft.get("data.dataset_kwargs.target_key") or draft.get("data.answer_key") or "answer"
-    known = draft.taken.get("data.columns")
-    draft.put("data.columns", {**(known.value if known else {}), "response": str(column)}, "data.answer_key")
+    columns = draft.taken.get("data.columns")
+    draft.put("data.columns", {**(columns.value if columns else {}), "response": str(column)}, "data.answer_key")
 
 
 _SAMPLING = (
-    "rollout.samples_per_prompt", "rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.engine",
-    "rollout.allow_filtered_sampling", "rollout.tensor_parallel", "train.updates_per_step",
-)  # fmt: skip
+    "rollout.samples_per_prompt",
+    "rollout.temperature",
+    "rollout.top_p",
+    "rollout.top_k",
+    "rollout.engine",
+    "rollout.allow_filtered_sampling",
+    "rollout.tensor_parallel",
+    "train.updates_per_step",
+)
 
 
 def _leave_rest(draft: Draft) -> None:
-    """Name all that is left. A name that ends with `_` stands for all names that begin with it."""
-    begun = {key: why for key, why in LEFT.items() if key.endswith("_")}
-    for start, why in begun.items():
+    """Leave out all remaining settings. A name that ends with `_` stands for all names that begin with it."""
+    prefixes = {key: why for key, why in LEFT.items() if key.endswith("_")}
+    for start, why in prefixes.items():
         for key in [k for k in draft.given if k.startswith(start) and k not in draft.used]:
             draft.leave(key, why)
     if not draft.get("actor.model.use_peft"):
         names = ("actor.model.lora_", "actor.model.use_rslora")
         for key in [k for k in draft.given if k.startswith(names)]:
             draft.leave(key, "no adapter: use_peft is off")
-    draft.leave_all({key: why for key, why in LEFT.items() if key not in begun})
+    draft.leave_all({key: why for key, why in LEFT.items() if key not in prefixes})

@@ -1,4 +1,4 @@
-"""`vlmrl recipe import`: another system's configuration as a recipe, with the list of what did not map, and why."""
+"""Import of another system's configuration as a recipe, with a report of the settings that did not map, and why."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ IMPORTS: dict[str, tuple[str, dict[str, Any], Fill]] = {
     "rllava": ("RLLaVA", import_rllava.DEFAULTS, import_rllava.from_rllava),
     "trl": ("TRL", import_trl.DEFAULTS, import_trl.from_trl),
 }
-"""System -> its name, what it does where nothing is written, and who fills the draft."""
+"""System -> its name, its values of settings that are not written, and the function that fills the draft."""
 
 
 def import_recipe(
     file: Path, *, system: str | None = None, rows: int | None = None, processes: int | None = None
 ) -> tuple[str, dict[str, Any]]:
-    """(the recipe as TOML, the report) of another system's configuration. The recipe loads; nothing of it was run.
+    """Convert another system's configuration into a recipe. Nothing of the configuration is run.
 
     Args:
         file: YAML, JSON, a list of overrides, or a launch script.
-        system: one of `SYSTEMS`; None = found out.
-        rows: of the training data, which makes steps of epochs.
-        processes: that the configuration was for (TRL's batch sizes are per device).
-    Returns: the report has `system`, `mapped`, `changed` (mapped, with another meaning), `left_out`, `as_here`,
-        `todo`, `notes`.
-    Raises: RecipeError when the file cannot be read, is of no known system, or a value of it cannot be what it is.
+        system: one of `SYSTEMS`; None = recognised by its settings.
+        rows: number of training rows; with it, epochs become steps.
+        processes: number of processes that the configuration was for (TRL's batch sizes are per device).
+    Returns: (the recipe as TOML, the report). The recipe loads. The report has `system`, `mapped`, `changed` (mapped,
+        with another meaning), `left_out`, `as_here`, `todo`, `notes`.
+    Raises: RecipeError when the file cannot be read, belongs to no known system, or has a value that its setting
+        cannot have; ProblemsError when the recipe does not load.
     """
     if system is not None and system not in SYSTEMS:
         raise unknown("system", system, SYSTEMS)
     foreign = read_foreign(file, system)
     draft = _filled(foreign, rows, processes)
     text = draft.toml(
-        f"Imported from {file.name} ({draft.system}). What did not map: `vlmrl recipe import {file.name}`"
+        f"Imported from {file.name} ({draft.system}). The settings that did not map: `vlmrl recipe import {file.name}`"
     )
     _check_loads(text, file)
     return text, {"system": foreign.system, **draft.report(), "notes": foreign.notes}
@@ -59,23 +60,23 @@ def _filled(foreign: Foreign, rows: int | None, processes: int | None) -> Draft:
     try:
         fill(draft, foreign.file.parent, rows, processes)
     except (TypeError, ValueError, ArithmeticError) as error:
-        told = f"`{draft.last}` has a value that it cannot have, {str(draft.get(draft.last))[:60]!r}: {error}"
-        raise RecipeError(told, where=str(foreign.file)) from None
+        message = f"`{draft.last}` has a value that it cannot have, {str(draft.get(draft.last))[:60]!r}: {error}"
+        raise RecipeError(message, where=str(foreign.file)) from None
     draft.finish()
     return draft
 
 
 def _check_loads(text: str, file: Path) -> None:
-    """What was imported is a recipe. Raises: ProblemsError with the settings that cannot be what they are."""
+    """Check that the imported text loads as a recipe. Raises: ProblemsError that names the wrong values."""
     lines = text.splitlines()
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "recipe.toml"
-        made.write_text(text, "utf-8")
+        recipe_file = Path(folder) / "recipe.toml"
+        recipe_file.write_text(text, "utf-8")
         try:
-            load_recipe(made)
+            load_recipe(recipe_file)
         except ProblemsError as error:
-            found = [replace(p, where=f"{file}, imported as: {_line_of(p, lines)}") for p in error.problems]
-            raise ProblemsError(found) from None
+            problems = [replace(p, where=f"{file}, imported as: {_line_of(p, lines)}") for p in error.problems]
+            raise ProblemsError(problems) from None
 
 
 def _line_of(problem: Problem, lines: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""What the imports from other systems have in common: a function for each thing that two or more of them set."""
+"""Functions that the imports of two or more systems use, one for each group of recipe keys."""
 
 from __future__ import annotations
 
@@ -12,22 +12,35 @@ from vlmrl.recipe.imports.draft import Draft, number
 
 LOGGERS = ("tensorboard", "wandb", "trackio")
 NO_LOGGERS = ("", "console", "file", "none", "None")
-"""Names of loggers that stand for what is always done here, or for nothing."""
+"""Loggers that need no entry in log.sinks: they write what vlmrl always writes, or nothing."""
 SCHEDULES = {
-    "constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
     "cosine_with_min_lr": "cosine",
-}  # fmt: skip
+}
 KL_NAMES = {
-    "kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl",
+    "kl": "k1",
+    "k1": "k1",
+    "abs": "abs",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "low_var_kl",
+    "k3": "low_var_kl",
     "full": "full",
-}  # fmt: skip
+}
+"""Estimators of the KL: verl's name -> `algo.kl`."""
 NO_GRADIENT = {f"{kind}+": value for kind, value in KL_NAMES.items()}
-"""Estimators of the KL by verl's names; with a + theirs has the value of the one and the gradient of another."""
+"""Estimators whose name has a + in verl: value of the estimator without the +, gradient of another one."""
 DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32"}
 
 
 def data_source(draft: Draft, train: str, validation: str) -> None:
-    """`name@split` of training and validation as one `[[data]]` entry; what would spoil a validation is left out."""
+    """Set one `[[data]]` entry from `name@split` of training and validation.
+
+    Validation on training rows or on a test split is left out.
+    """
     files = draft.get(train)
     trained = [str(f) for f in files] if isinstance(files, list) else [str(files)]
     if isinstance(files, list):
@@ -37,18 +50,18 @@ def data_source(draft: Draft, train: str, validation: str) -> None:
     if not files:
         return
     path, _, split = str(files).partition("@")
-    named = located(path)
-    why = "" if named == path else "a hub name; `vlmrl prep` makes a dataset folder of it, with splits and checks"
-    draft.put("data.path", named, train, why=why)
+    data_path = located(path)
+    why = "" if data_path == path else "a hub name; `vlmrl prep` makes a dataset folder of it, with splits and checks"
+    draft.put("data.path", data_path, train, why=why)
     if split:
         draft.put("data.split", split, train)
-    held = draft.get(validation)
-    held = held[0] if isinstance(held, list) and held else held
-    if not held:
+    held_out = draft.get(validation)
+    held_out = held_out[0] if isinstance(held_out, list) and held_out else held_out
+    if not held_out:
         return
-    other, _, other_split = str(held).partition("@")
-    if str(held) in trained:
-        draft.left[validation] = "validation on the rows that are trained on measures memory: hold a split out"
+    other, _, other_split = str(held_out).partition("@")
+    if str(held_out) in trained:
+        draft.left[validation] = "validation on training rows measures memory: hold a split out"
         draft.todo.append("set [[data]] validation to held-out rows")
     elif other_split == "test" or "test" in Path(other).stem.split("_"):
         draft.left[validation] = "a checkpoint chosen on the test split spoils the test: hold a split out, or set"
@@ -64,26 +77,26 @@ def data_source(draft: Draft, train: str, validation: str) -> None:
 
 
 def located(path: str) -> str:
-    """A file or folder as it is; `org/name` that is none here as a hub name."""
+    """Return the path, or `hub:org/name` for a text `org/name` that is no file or folder here."""
     looks_like_hub = path.count("/") == 1 and not path.startswith((".", "/", "~")) and not Path(path).suffix
     return f"hub:{path}" if looks_like_hub and not Path(path).exists() else path
 
 
 def engine_of(draft: Draft, engine: str, parts: str) -> None:
-    """rollout.engine, and how many GPUs hold one engine: a matter of the machine, taken over where it is written."""
-    found, count = draft.get(engine), number(int, draft.get(parts), 2)
-    if found == "vllm":
+    """Set rollout.engine, and for vLLM the number of GPUs of one engine, which depends on the machine, if written."""
+    engine_name, count = draft.get(engine), number(int, draft.get(parts), 2)
+    if engine_name == "vllm":
         draft.put("rollout.engine", "vllm", engine)
         if count:
             draft.put("rollout.tensor_parallel", count, parts)
         return
-    draft.leave(engine, f"`{found}`: the engines here are torch and vllm")
+    draft.leave(engine, f"`{engine_name}`: the engines here are torch and vllm")
     if count:
-        draft.leave(parts, "the engine vllm alone is cut into parts (rollout.tensor_parallel)")
+        draft.leave(parts, "only an engine of vLLM uses several GPUs (rollout.tensor_parallel)")
 
 
 def filtered_sampling(draft: Draft, top_p: str, top_k: str) -> None:
-    """rollout.top_p and rollout.top_k where they are on, with the permission that they need here."""
+    """Set rollout.top_p and rollout.top_k where they are on, and the key that permits them here."""
     p, k = number(float, draft.get(top_p)), number(int, draft.get(top_k), 1)
     sources = []
     if p is not None and p < 1:
@@ -93,50 +106,53 @@ def filtered_sampling(draft: Draft, top_p: str, top_k: str) -> None:
         draft.put("rollout.top_k", k, top_k)
         sources.append(top_k)
     if sources:
-        why = "what is sampled is then not the policy that is trained: no importance correction holds"
+        why = "samples then do not come from the trained policy: no importance correction holds"
         draft.put("rollout.allow_filtered_sampling", True, *sources, why=why)
 
 
 def step_size(draft: Draft, key: str, why: str) -> None:
-    """rollout.prompts_per_step as it is written; 0 stands for "as they come" and is left, with `why`."""
+    """Keep rollout.prompts_per_step unless `key` is 0, which means "as they come": then leave it out, with `why`."""
     if draft.given.get(key) == 0:
         draft.taken.pop("rollout.prompts_per_step", None)
         draft.leave(key, why)
-        draft.todo.append("set rollout.prompts_per_step: the configuration has no size of a step")
+        draft.todo.append("set rollout.prompts_per_step: the configuration has no number of prompts per step")
 
 
 def updates_of(draft: Draft, prompts: str, batch: str) -> None:
-    """train.updates_per_step of a system whose two batch sizes count prompts."""
+    """Set train.updates_per_step for a system whose two batch sizes count prompts."""
     drawn, each = draft.get(prompts), draft.get(batch)
     if isinstance(drawn, int) and isinstance(each, int) and each > 0:
         name = batch.rpartition(".")[2]
-        why = f"{drawn} prompts a step in updates of {each} prompts each ({name} counts prompts there)"
+        why = f"{drawn} prompts per step in updates of {each} prompts ({name} counts prompts there)"
         draft.put("train.updates_per_step", max(1, drawn // each), batch, why=why)
 
 
-def chosen(draft: Draft, key: str, found: Any, table: Mapping[str, Mapping[str, Any]]) -> None:
-    """The cells of `[algo]` that `found`, the value of `key`, stands for in a table; without a row there it is left."""
-    if found not in table:
-        draft.left[key] = f"`{found}` has no counterpart: choose a row of `vlmrl recipe list --algos`"
-    for cell, value in table.get(found, {}).items():
-        draft.put(cell, value, key)
+def chosen(draft: Draft, key: str, value: Any, table: Mapping[str, Mapping[str, Any]]) -> None:
+    """Set the cells of `[algo]` that `value`, the value of `key`, stands for in `table`; leave unknown values out."""
+    if value not in table:
+        draft.left[key] = f"`{value}` has no counterpart: choose an algorithm of `vlmrl recipe list --algos`"
+    for cell, choice in table.get(value, {}).items():
+        draft.put(cell, choice, key)
 
 
 def clip_of_one(draft: Draft, loss: Any, key: str) -> None:
-    """A lower clip of 1 or more, which bounds nothing: a ratio is never below 0. The rows of two losses have none."""
+    """Replace a lower clip of 1 or more, which bounds nothing because a ratio is never below 0.
+
+    Two losses have a row of the algorithm table without a lower bound: it is named. The others get a clip just below 1.
+    """
     low = draft.taken.get("algo.clip_low")
     if low is None or low.value < 1:
         return
     del draft.taken["algo.clip_low"]
     if loss in ("cispo", "clip_cov"):
-        draft.put("algo.name", loss, key, why="the row without a lower bound")
+        draft.put("algo.name", loss, key, why="the algorithm without a lower bound")
     else:
-        why = "as good as 1: the ratio counts down to 0, as there"
+        why = "practically 1: the ratio may fall to 0, as there"
         draft.put("algo.clip_low", 1 - 1e-6, low.source.removesuffix(f", {draft.system}'s default"), why=why)
 
 
 def discounts(draft: Draft, estimator: Any) -> None:
-    """algo.gamma and algo.gae_lambda, of the estimators that have returns token by token."""
+    """Set algo.gamma and algo.gae_lambda for the estimators that have a return per token."""
     if estimator in ("gae", "reinforce_plus_plus") and draft.written("algorithm.gamma"):
         draft.put("algo.gamma", float(draft.get("algorithm.gamma")), "algorithm.gamma")
     if estimator == "gae" and draft.written("algorithm.lam"):
@@ -144,33 +160,33 @@ def discounts(draft: Draft, estimator: Any) -> None:
 
 
 def spread_filter(draft: Draft, on: str, tries: str, why: str) -> None:
-    """algo.filter and the most draws under it. `why`: what it goes by there."""
+    """Set algo.filter and the maximum number of draws under it. `why`: end of the note, on the measure used there."""
     if draft.get(on):
-        draft.put("algo.filter", "spread", on, why=f"prompts whose scores are all equal are drawn anew{why}")
+        draft.put("algo.filter", "spread", on, why=f"prompts whose scores are all equal are replaced by new draws{why}")
         if (most := number(int, draft.get(tries), 1)) is not None:
             draft.put("algo.filter_tries", most, tries)
 
 
 def betas_of(draft: Draft, key: str) -> None:
-    found = draft.get(key)
-    if isinstance(found, list) and len(found) == 2:
-        for name, value in zip(("beta1", "beta2"), found, strict=True):
+    betas = draft.get(key)
+    if isinstance(betas, list) and len(betas) == 2:
+        for name, value in zip(("beta1", "beta2"), betas, strict=True):
             draft.put(f"optim.{name}", float(value), key)
 
 
 def adapter(draft: Draft, rank: str, alpha: str, targets: str, exclude: str) -> None:
-    """The `[lora]` table, where the rank is above 0. Targets: a list, names with commas, or all-linear."""
+    """Set the `[lora]` table if the rank is above 0. Targets: a list, names with commas, or all-linear."""
     if (size := number(int, draft.get(rank), 1)) is None:
         for key in (alpha, targets, exclude):
             draft.leave(key, "no adapter: its rank is 0")
         return
     draft.put("lora.rank", size, rank)
     draft.put("lora.alpha", int(draft.get(alpha)), alpha)
-    found = draft.get(targets)
-    if isinstance(found, str) and found != "all-linear" and re.fullmatch(r"[\w.]+(?: *, *[\w.]+)*", found):
-        found = [name.strip() for name in found.split(",")]
-    if isinstance(found, list) or found == "all-linear":
-        draft.put("lora.targets", found, targets)
+    layers = draft.get(targets)
+    if isinstance(layers, str) and layers != "all-linear" and re.fullmatch(r"[\w.]+(?: *, *[\w.]+)*", layers):
+        layers = [name.strip() for name in layers.split(",")]
+    if isinstance(layers, list) or layers == "all-linear":
+        draft.put("lora.targets", layers, targets)
     else:
         draft.leave(targets, "layers are named by the last parts of their names (lora.targets)")
     draft.leave(exclude, "the vision tower has no adapter unless lora.vision = true; see lora.exclude")
@@ -178,11 +194,11 @@ def adapter(draft: Draft, rank: str, alpha: str, targets: str, exclude: str) -> 
 
 def frozen_tower(draft: Draft, key: str) -> None:
     if draft.get(key):
-        draft.put("model.freeze", ["vision", "connector"], key, why="the tower with its merger, as there")
+        draft.put("model.freeze", ["vision", "connector"], key, why="the vision tower with its merger, as there")
 
 
 def sharding(draft: Draft, size: str, offload: str, dtype: str) -> None:
-    """Processes that hold one model, weights in main memory between their uses, and the type of the arithmetic."""
+    """Set how many processes share a model, whether unused weights wait in main memory, and the arithmetic's type."""
     if (processes := number(int, draft.get(size), 1)) is not None:
         draft.put("parallel.shard_size", processes, size)
     if draft.get(offload) is True:
@@ -191,16 +207,16 @@ def sharding(draft: Draft, size: str, offload: str, dtype: str) -> None:
 
 
 def arithmetic(draft: Draft, key: str) -> None:
-    """model.dtype, where the type is written."""
-    found = draft.get(key)
-    if isinstance(found, str) and found.removeprefix("torch.") in DTYPES:
-        draft.put("model.dtype", DTYPES[found.removeprefix("torch.")], key)
+    """Set model.dtype if `key` names a type that it can have."""
+    dtype = draft.get(key)
+    if isinstance(dtype, str) and dtype.removeprefix("torch.") in DTYPES:
+        draft.put("model.dtype", DTYPES[dtype.removeprefix("torch.")], key)
     else:
         draft.leave(key, "arithmetic is in bfloat16 or float32 (model.dtype)")
 
 
 def thinking(draft: Draft, key: str) -> None:
-    """model.thinking, where the chat template is given its switch."""
+    """Set model.thinking if `key` turns the chat template's thinking on or off."""
     if isinstance(on := draft.get(key), bool):
         draft.put("model.thinking", "on" if on else "off", key)
 
@@ -218,11 +234,17 @@ def reward_of(draft: Draft, table: str) -> None:
 
 
 def trainer_of(draft: Draft, validation: str, keep: str) -> None:
-    """The `trainer` table of EasyR1 and verl: cadence, checkpoints, names. `validation`, `keep`: what differs."""
+    """Take over the `trainer` table of EasyR1 and verl: intervals, checkpoints, names.
+
+    Args:
+        validation: setting with the number of steps between validations.
+        keep: setting with the number of checkpoints to keep.
+    """
     never = "off there; here 0: at the"
     for source, key, when in (
-        (validation, "eval.every_steps", "start and the end"), ("trainer.save_freq", "checkpoint.every_steps", "end"),
-    ):  # fmt: skip
+        (validation, "eval.every_steps", "start and the end"),
+        ("trainer.save_freq", "checkpoint.every_steps", "end"),
+    ):
         every = number(int, draft.get(source), 1)
         draft.put(key, every or 0, source, why="" if every else f"{never} {when}")
     if draft.get("trainer.val_before_train") is False:
@@ -230,7 +252,7 @@ def trainer_of(draft: Draft, validation: str, keep: str) -> None:
     elif draft.written("trainer.val_before_train"):
         draft.left["trainer.val_before_train"] = "validation before the first step is the default (eval.at_start)"
     if (newest := number(int, draft.get(keep), 1)) is not None:
-        draft.put("checkpoint.keep_last", newest, keep, why="the best one is kept besides")
+        draft.put("checkpoint.keep_last", newest, keep, why="the best checkpoint is kept, too")
     for key, flag in (("trainer.n_gpus_per_node", "--gpus"), ("trainer.experiment_name", "--name")):
         if value := draft.get(key):
             draft.left[key] = f"on the command line: vlmrl train RECIPE {flag} {value}"
@@ -238,68 +260,77 @@ def trainer_of(draft: Draft, validation: str, keep: str) -> None:
 
 
 def loggers_of(draft: Draft, key: str, services: Mapping[str, str]) -> None:
-    """log.sinks, where loggers are written. `services`: setting there -> key of `[log]`, of those that are services."""
-    found = draft.get(key)
-    named = [str(name) for name in found] if isinstance(found, list) else str(found or "").split(",")
-    known = [name for name in named if name in LOGGERS]
-    others = [name for name in named if name not in (*LOGGERS, *NO_LOGGERS)]
-    if known:
-        draft.put("log.sinks", known, key)
+    """Set log.sinks where loggers are written.
+
+    Args:
+        key: the setting that names the loggers.
+        services: setting -> key of `[log]`, taken over if a logger is a service (any but tensorboard).
+    """
+    loggers = draft.get(key)
+    logger_names = [str(name) for name in loggers] if isinstance(loggers, list) else str(loggers or "").split(",")
+    sinks = [name for name in logger_names if name in LOGGERS]
+    others = [name for name in logger_names if name not in (*LOGGERS, *NO_LOGGERS)]
+    if sinks:
+        draft.put("log.sinks", sinks, key)
     else:
         draft.leave(key, "metrics.jsonl is always written; see log.sinks")
     if others:
         draft.todo.append(
-            f"`{', '.join(others)}` of {key}: write a class for log.sinks (vlmrl/sinks/base.py), if need be"
+            f"`{', '.join(others)}` of {key}: write a class for log.sinks (vlmrl/sinks/base.py) if you need it"
         )
     for source, name in services.items():
-        if set(known) - {"tensorboard"} and (value := draft.get(source)):
+        if set(sinks) - {"tensorboard"} and (value := draft.get(source)):
             draft.put(f"log.{name}", str(value), source)
         else:
-            draft.leave(source, "of services, none of which is in log.sinks")
+            draft.leave(source, "for a service, and log.sinks names none")
 
 
 def dropped_rows(draft: Draft, longest: str, dropped: str) -> None:
-    """The prompt limit; what happens to rows beyond it differs."""
+    """Set the limit of the prompt's tokens. A longer row is an error here; there it is dropped or cut."""
     value = number(int, draft.get(longest), 1)
     if value is None:
         return
     quietly = draft.get(dropped)
-    why = "longer rows are an error of `vlmrl check`, with their number; "
-    draft.put("rollout.max_prompt_tokens", value, longest,
-              why=why + ("there they are dropped without a word" if quietly else "there they are cut"))  # fmt: skip
+    why = "`vlmrl check` counts longer rows and reports an error; "
+    draft.put(
+        "rollout.max_prompt_tokens",
+        value,
+        longest,
+        why=why + ("there they are dropped without notice" if quietly else "there they are cut"),
+    )
 
 
-COUNTED_LATER = "the steps are counted when a run begins; the last rows of an epoch are trained on too"
-"""Comment on epochs that are imported as epochs."""
+COUNTED_LATER = "the steps are counted when a run starts; the last rows of an epoch are trained on, too"
+"""Note on `train.epochs`, for imports that do not compute steps."""
 
 
 def steps_of(draft: Draft, rows: int | None, most: str, epochs: str) -> None:
-    """Put train.steps as written, or counted where the number of rows is known; else train.epochs."""
+    """Set train.steps as written, or computed from the epochs where the number of rows is known; else train.epochs."""
     steps, prompts = number(int, draft.get(most), 1), draft.taken.get("rollout.prompts_per_step")
     passes = draft.get(epochs)
     if steps:
         draft.put("train.steps", steps, most)
-        draft.leave(epochs, f"{most} decides")
+        draft.leave(epochs, f"{most} sets the number of steps")
     elif rows and prompts and prompts.value and isinstance(passes, (int, float)):
-        why = f"{passes:g} passes over {rows} rows at {prompts.value} prompts a step"
+        why = f"{passes:g} passes over {rows} rows at {prompts.value} prompts per step"
         draft.put("train.steps", max(1, math.floor(rows / prompts.value) * int(passes)), epochs, why=why)
     elif isinstance(passes, (int, float)) and passes > 0:
         draft.put("train.epochs", float(passes), epochs, why=COUNTED_LATER)
 
 
 def schedule_keys(draft: Draft, kind: str, warmup: str, ratio: str, lowest: str) -> None:
-    """The learning rate's shape and warm-up. A ratio becomes steps where the number of steps is known."""
+    """Set the learning rate's schedule and warm-up. A ratio becomes steps where the number of steps is known."""
     shape = draft.get(kind)
     if shape in SCHEDULES:
         draft.put("optim.schedule", SCHEDULES[shape], kind)
     elif shape is not None:
-        draft.left[kind] = f"`{shape}` has no counterpart: constant, linear or cosine"
+        draft.left[kind] = f"`{shape}` has no counterpart: choose constant, linear or cosine"
     steps, share = draft.get(warmup), draft.get(ratio)
     if isinstance(steps, float) and 0 < steps < 1:  # transformers 5 has one setting for both
         share, ratio = steps, warmup
     steps = number(int, steps, 1)
     total = draft.taken.get("train.steps")
-    later = "the first step has lr / warmup_steps, never 0"
+    later = "the first step uses lr / warmup_steps, never 0"
     if steps:
         draft.put("optim.warmup_steps", steps, warmup, why=later)
     elif isinstance(share, (int, float)) and share > 0:
@@ -318,12 +349,20 @@ def schedule_keys(draft: Draft, kind: str, warmup: str, ratio: str, lowest: str)
 
 
 def kl_of(draft: Draft, on_loss: str, loss_keys: tuple[str, str], on_reward: str) -> None:
-    """The KL of verl and what came of it: in the loss, by the coefficient and the estimator of `loss_keys`, or in the
-    reward, by `algorithm.kl_ctrl`.
+    """Set the keys of the KL, for verl and the systems derived from it.
+
+    Args:
+        on_loss, on_reward: settings that turn the KL on, in the loss or in the reward (by `algorithm.kl_ctrl`).
+        loss_keys: settings of the coefficient and of the estimator in the loss.
     """
     in_loss, in_reward = draft.get(on_loss), draft.get(on_reward)
-    reward_keys = ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty", "algorithm.kl_ctrl.type",
-                   "algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon")  # fmt: skip
+    reward_keys = (
+        "algorithm.kl_ctrl.kl_coef",
+        "algorithm.kl_penalty",
+        "algorithm.kl_ctrl.type",
+        "algorithm.kl_ctrl.target_kl",
+        "algorithm.kl_ctrl.horizon",
+    )
     coef, kind = loss_keys if in_loss else reward_keys[:2]
     if not in_loss and not in_reward:
         draft.put("algo.kl_coef", 0.0, on_loss, on_reward)
@@ -331,14 +370,18 @@ def kl_of(draft: Draft, on_loss: str, loss_keys: tuple[str, str], on_reward: str
             draft.leave(key, "the KL is off: use_kl_loss and use_kl_in_reward are false")
         return
     for key in reward_keys if in_loss and not in_reward else () if in_loss else loss_keys:
-        draft.leave(key, f"the KL is in the {'loss' if in_loss else 'reward'} alone")
+        draft.leave(key, f"the KL is only in the {'loss' if in_loss else 'reward'}")
     if in_loss and in_reward:
         draft.left[on_reward] = "the KL is in the loss or in the reward, not in both: the loss was taken"
     name = draft.get(kind)
-    found = KL_NAMES.get(name) or NO_GRADIENT.get(name, "low_var_kl")
-    why = "" if found == name else f"the same estimator, whose name here is {found}"
-    why = "its value as named; the gradient that the + stands for has no counterpart" if name in NO_GRADIENT else why
-    draft.put("algo.kl", found, kind, why=why)
+    estimator = KL_NAMES.get(name) or NO_GRADIENT.get(name, "low_var_kl")
+    why = "" if estimator == name else f"the same estimator; its name here is {estimator}"
+    why = (
+        "the value of this estimator; the gradient that the + stands for has no counterpart"
+        if name in NO_GRADIENT
+        else why
+    )
+    draft.put("algo.kl", estimator, kind, why=why)
     draft.put("algo.kl_in", "loss" if in_loss else "reward", on_loss)
     draft.put("algo.kl_coef", float(draft.get(coef)), coef)
     if not in_loss and draft.get("algorithm.kl_ctrl.type") == "adaptive":
@@ -351,15 +394,15 @@ def kl_of(draft: Draft, on_loss: str, loss_keys: tuple[str, str], on_reward: str
 
 
 def columns_and_prompt(draft: Draft) -> None:
-    """The names of the columns, and the prompt's template, as EasyR1 and what came of it have them."""
-    named = {"prompt": "data.prompt_key", "answer": "data.answer_key", "images": "data.image_key"}
-    found = {role: draft.get(key) for role, key in named.items() if draft.written(key)}
+    """Set the names of the columns and the prompt's template, for EasyR1 and the systems derived from it."""
+    settings = {"prompt": "data.prompt_key", "answer": "data.answer_key", "images": "data.image_key"}
+    columns = {role: draft.get(key) for role, key in settings.items() if draft.written(key)}
     usual = {"prompt": "problem", "answer": "answer", "images": "images"}
-    if any(found[role] != usual[role] for role in found):
-        draft.put("data.columns", found, *(named[role] for role in found))
+    if any(columns[role] != usual[role] for role in columns):
+        draft.put("data.columns", columns, *(settings[role] for role in columns))
     if template := draft.get("data.format_prompt"):
         why = "there the row's prompt is `content`; here every column is a variable, and each <image> stays"
         draft.put("data.prompt", template, "data.format_prompt", why=f"{why} where the template writes it")
         draft.todo.append(
-            f"in {template}, write `{{{{ {found.get('prompt', 'problem')} }}}}` in place of `{{{{ content }}}}`"
+            f"in {template}, write `{{{{ {columns.get('prompt', 'problem')} }}}}` in place of `{{{{ content }}}}`"
         )

@@ -20,17 +20,40 @@ from vlmrl.recipe.imports.shared import (
 )
 
 DEFAULTS: dict[str, Any] = {
-    "learning_rate": 1e-6, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8,
-    "num_iterations": 1, "max_completion_length": 512, "temperature": 1.0, "beta": 0.0, "epsilon": 0.2,
-    "loss_type": "dapo", "scale_rewards": "group", "importance_sampling_level": "token", "num_train_epochs": 3.0,
-    "lr_scheduler_type": "linear", "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 42,
-    "gradient_checkpointing": True, "save_steps": 500, "eval_strategy": "no", "dataset_train_split": "train",
-    "bf16": True, "dtype": "float32", "use_bias_correction_kl": True,
-    "use_vllm": False, "lora_r": 16, "lora_alpha": 32, "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05,
-    "vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "sequence_mask",
+    "learning_rate": 1e-6,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 8,
+    "num_iterations": 1,
+    "max_completion_length": 512,
+    "temperature": 1.0,
+    "beta": 0.0,
+    "epsilon": 0.2,
+    "loss_type": "dapo",
+    "scale_rewards": "group",
+    "importance_sampling_level": "token",
+    "num_train_epochs": 3.0,
+    "lr_scheduler_type": "linear",
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "seed": 42,
+    "gradient_checkpointing": True,
+    "save_steps": 500,
+    "eval_strategy": "no",
+    "dataset_train_split": "train",
+    "bf16": True,
+    "dtype": "float32",
+    "use_bias_correction_kl": True,
+    "use_vllm": False,
+    "lora_r": 16,
+    "lora_alpha": 32,
+    "sapo_temperature_pos": 1.0,
+    "sapo_temperature_neg": 1.05,
+    "vllm_importance_sampling_correction": True,
+    "vllm_importance_sampling_mode": "sequence_mask",
     "vllm_importance_sampling_clip_max": 3.0,
-}  # fmt: skip
-"""What TRL does where nothing is written, of the arguments that are taken over."""
+}
+"""TRL's own values of the arguments that are taken over, where a configuration does not write them."""
 SAME = {
     "model_name_or_path": "model.path",
     "model_revision": "model.revision",
@@ -48,15 +71,22 @@ SAME = {
     "entropy_coef": "algo.entropy_coef",
     "delta": "algo.dual_clip",
 }
-SUPERVISED = ("packing", "max_length", "max_seq_length", "assistant_only_loss", "completion_only_loss",
-              "dataset_text_field")  # fmt: skip
+SUPERVISED = (
+    "packing",
+    "max_length",
+    "max_seq_length",
+    "assistant_only_loss",
+    "completion_only_loss",
+    "dataset_text_field",
+)
+"""Arguments of SFTConfig alone."""
 LEFT_SUPERVISED = {
     "max_length": "no row is cut: see rollout.max_prompt_tokens",
     "max_seq_length": "no row is cut: see rollout.max_prompt_tokens",
     "packing": "rows are always packed up to train.tokens_per_row",
 }
 SAMPLED = ("num_generations", "max_completion_length", "reward_funcs", "beta", "epsilon", "loss_type", "scale_rewards")
-"""`SUPERVISED` are arguments of SFTConfig alone, these of GRPOConfig alone."""
+"""Arguments of GRPOConfig alone."""
 LOSSES = {
     "grpo": ({"algo.aggregation": "sequence_mean"}, ""),
     "dapo": ({"algo.aggregation": "token_mean"}, ""),
@@ -65,10 +95,14 @@ LOSSES = {
     "cispo": ({"algo.surrogate": "cispo", "algo.aggregation": "token_mean"}, ""),
     "sapo": ({"algo.surrogate": "sapo", "algo.aggregation": "sequence_mean"}, ""),
 }
-IMPORTANCE = {"token_truncate": ("truncate", "token"), "token_mask": ("mask", "token"),
-              "sequence_truncate": ("truncate", "sequence"), "sequence_mask": ("mask", "sequence")}  # fmt: skip
+IMPORTANCE = {
+    "token_truncate": ("truncate", "token"),
+    "token_mask": ("mask", "token"),
+    "sequence_truncate": ("truncate", "sequence"),
+    "sequence_mask": ("mask", "sequence"),
+}
 SERVICES = {"project": "project", "wandb_project": "project", "wandb_entity": "entity", "wandb_run_group": "group"}
-"""What names the project of a service -> key of `[log]`: TRL's own, and those of scripts around it."""
+"""Settings of logging services -> key of `[log]`: TRL's own, and those of scripts around TRL."""
 OPTIMIZERS = {"adamw_8bit": "adamw_8bit", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit"}
 _BATCH = "rows are packed up to train.tokens_per_row; see rollout.prompts_per_step"
 LEFT = {
@@ -86,15 +120,15 @@ LEFT = {
     "hub_model_revision": "see `vlmrl merge`",
     "hub_strategy": "see `vlmrl merge`",
     "hub_always_push": "see `vlmrl merge`",
-    "chat_template": "the chat template is the model folder's chat_template.jinja",
-    "gradient_checkpointing_kwargs.": "only whether (model.gradient_checkpointing)",
-    "use_liger_kernel": "log-probs are always made without the logits of a whole row",
+    "chat_template": "the chat template is chat_template.jinja in the model folder",
+    "gradient_checkpointing_kwargs.": "it is only on or off here (model.gradient_checkpointing)",
+    "use_liger_kernel": "log-probs are always computed without the logits of a whole row",
     "overwrite_output_dir": "every run has a folder of its own",
     "do_eval": "see eval.every_steps",
     "dataset_num_proc": "rows are read from memory-mapped files",
     "bf16": "model.dtype is bfloat16 on a GPU by default",
     "top_entropy_quantile": "no counterpart: see algo.surrogate for losses that pick tokens",
-    "num_generations_eval": "validation is greedy, one answer a prompt",
+    "num_generations_eval": "validation is greedy, one response per prompt",
     "attn_implementation": "the best kernel for shared prompts is chosen",
     "per_device_eval_batch_size": "validation is batched by rollout.batch_tokens",
     "eval_accumulation_steps": "validation is batched by rollout.batch_tokens",
@@ -105,24 +139,24 @@ LEFT = {
     "dataloader_num_workers": "rows are read from memory-mapped files",
     "push_to_hub": "see `vlmrl merge`",
     "save_strategy": "see checkpoint.every_steps",
-    "save_only_model": "checkpoints are always whole",
+    "save_only_model": "a checkpoint always has weights, moments and state",
     "load_best_model_at_end": "the best checkpoint is kept, and `vlmrl merge RUN` takes it",
     "metric_for_best_model": "see eval.metric",
     "greater_is_better": "see eval.goal",
-    "resume_from_checkpoint": "a run goes on with --resume RUN",
-    "vllm_mode": "rollout.engine_gpus = 0 is colocate; above 0, GPUs of their own",
+    "resume_from_checkpoint": "a run is continued with --resume RUN",
+    "vllm_mode": "rollout.engine_gpus = 0 is colocate; above 0, the engine has GPUs of its own",
     "vllm_gpu_memory_utilization": "see rollout.kv_cache_gib",
-    "sync_ref_model": "the reference stays what the run began with",
+    "sync_ref_model": "the reference never changes during a run",
     "deepspeed": "sharding follows from --gpus",
     "fsdp": "sharding follows from --gpus",
     "ddp_timeout": "see parallel.timeout_seconds",
     "min_p": "no counterpart",
-    "repetition_penalty": "no counterpart: it would change what is sampled against what is trained",
+    "repetition_penalty": "no counterpart: sampling and training would have different distributions",
 }
 
 
 def from_trl(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from TRL's arguments. Args as `import_recipe.import_recipe`."""
+    """Fill a draft from TRL's arguments. `base`: the file's folder; the others: see `run.import_recipe`."""
     draft.get("__config__")
     if (sign := next((key for key in SUPERVISED if draft.written(key)), None)) and not any(map(draft.written, SAMPLED)):
         _supervised(draft, sign, rows, processes)
@@ -142,20 +176,22 @@ def from_trl(draft: Draft, base: Path, rows: int | None, processes: int | None) 
 
 
 def _supervised(draft: Draft, sign: str, rows: int | None, processes: int | None) -> None:
-    """SFTConfig's arguments: rows in place of prompts and samples, and nothing of what is sampled."""
+    """Fill a draft from SFTConfig's arguments: rows instead of prompts and samples, and no keys of sampling."""
     draft.defaults = {**draft.defaults, "learning_rate": 2e-5}
-    draft.put("kind", "sft", sign, why="of SFTConfig, not of GRPOConfig: `vlmrl sft`")
+    draft.put("kind", "sft", sign, why="an argument of SFTConfig, not of GRPOConfig: use `vlmrl sft`")
     draft.same({source: key for source, key in SAME.items() if not key.startswith(("rollout.", "algo."))})
     _model(draft)
     _data(draft)
     batch = ("per_device_train_batch_size", "gradient_accumulation_steps")
     for key in batch:
         if int(draft.get(key)) < 1:
-            raise ValueError("it must be 1 at least")
+            raise ValueError("it must be at least 1")
     draft.put("train.rows_per_step", int(draft.get(batch[0])) * int(draft.get(batch[1])) * (processes or 1), *batch)
     if processes is None:
-        draft.todo.append("train.rows_per_step is that of one process: times their number (--processes N works it out)")
-    draft.put("rollout.prompts_per_step", draft.taken["train.rows_per_step"].value, *batch)  # what the steps go by
+        draft.todo.append(
+            "train.rows_per_step is for one process: multiply it by their number, or import with --processes N"
+        )
+    draft.put("rollout.prompts_per_step", draft.taken["train.rows_per_step"].value, *batch)  # `_steps` computes with it
     _steps(draft, 1, rows)
     del draft.taken["rollout.prompts_per_step"]
     draft.leave_all(LEFT_SUPERVISED)
@@ -170,13 +206,13 @@ def _left(draft: Draft) -> None:
 
 
 def _model(draft: Draft) -> None:
-    held = next((key for key in ("dtype", "torch_dtype") if draft.written(key)), "dtype")
+    dtype_key = next((key for key in ("dtype", "torch_dtype") if draft.written(key)), "dtype")
     if draft.get("fp16"):
         draft.left["fp16"] = "arithmetic is in bfloat16 or float32 (model.dtype)"
-    elif draft.get("bf16") and draft.get(held) == "float32":  # masters in float32 under bfloat16 autocast
-        draft.leave(held, "of the weights that are held; these are always float32 here")
+    elif draft.get("bf16") and draft.get(dtype_key) == "float32":  # float32 weights under bfloat16 autocast
+        draft.leave(dtype_key, "the type of the stored weights, which is always float32 here")
     else:
-        arithmetic(draft, held)
+        arithmetic(draft, dtype_key)
     thinking(draft, "chat_template_kwargs.enable_thinking")
     if draft.get("load_in_4bit"):
         draft.put("model.quantize", "4bit", "load_in_4bit")
@@ -186,8 +222,11 @@ def _model(draft: Draft) -> None:
     draft.put("lora.alpha", int(draft.get("lora_alpha")), "lora_alpha")
     targets = draft.get("lora_target_modules")
     if targets:
-        draft.put("lora.targets", targets if isinstance(targets, list) or targets == "all-linear" else [targets],
-                  "lora_target_modules")  # fmt: skip
+        draft.put(
+            "lora.targets",
+            targets if isinstance(targets, list) or targets == "all-linear" else [targets],
+            "lora_target_modules",
+        )
     for source, key in (("use_rslora", "lora.rslora"), ("use_dora", "lora.dora")):
         if draft.get(source):
             draft.put(key, True, source)
@@ -204,19 +243,19 @@ def _data(draft: Draft) -> None:
         draft.put("data.system", text, "system_prompt")
     if isinstance(column := draft.get("dataset_prompt_column"), str):
         draft.put("data.columns", {"prompt": column}, "dataset_prompt_column")
-    held = draft.get("dataset_test_split")
-    if held and draft.get("eval_strategy") != "no":
-        if held == "test":
+    test_split = draft.get("dataset_test_split")
+    if test_split and draft.get("eval_strategy") != "no":
+        if test_split == "test":
             draft.left["dataset_test_split"] = "a checkpoint chosen on the test split spoils the test: hold a split out"
             draft.todo.append("set [[data]] validation to held-out rows")
         else:
-            draft.put("data.validation", str(held), "dataset_test_split")
-    elif held:
+            draft.put("data.validation", str(test_split), "dataset_test_split")
+    elif test_split:
         draft.leave("dataset_test_split", "nothing is validated (eval_strategy is no)")
 
 
 def _batches(draft: Draft, processes: int | None) -> int:
-    """Prompts a step and updates a step, out of completions per device. Returns the updates a step."""
+    """Set prompts per step and updates per step from the completions per device. Return updates per generation."""
     count, known = processes or 1, processes is not None
     per_device, accumulate = (
         int(draft.get("per_device_train_batch_size")),
@@ -226,20 +265,27 @@ def _batches(draft: Draft, processes: int | None) -> int:
     steps = int(draft.get("steps_per_generation") or accumulate)
     completions = int(draft.get("generation_batch_size") or per_device * count * steps)
     prompts = max(1, completions // max(1, generations))
-    why = f"{completions} completions a generation, {generations} a prompt (batch sizes count completions there)"
-    sources = ("generation_batch_size",) if draft.written("generation_batch_size") else (
-        "per_device_train_batch_size", "gradient_accumulation_steps")  # fmt: skip
+    why = f"{completions} completions per generation, {generations} per prompt (batch sizes count completions there)"
+    sources = (
+        ("generation_batch_size",)
+        if draft.written("generation_batch_size")
+        else ("per_device_train_batch_size", "gradient_accumulation_steps")
+    )
     draft.put("rollout.prompts_per_step", prompts, *sources, why=why)
     if not known and not draft.written("generation_batch_size"):
         draft.todo.append(
-            "rollout.prompts_per_step is that of one process: times their number (--processes N works it out)"
+            "rollout.prompts_per_step is for one process: multiply it by their number, or import with --processes N"
         )
     splits = max(1, completions // max(1, per_device * count * accumulate))
     iterations = int(draft.get("num_iterations"))
     if iterations > 1:
-        draft.left["num_iterations"] = "each batch of rollouts is gone through once, in train.updates_per_step updates"
-    draft.put("train.updates_per_step", min(splits, prompts), "gradient_accumulation_steps",
-              why="optimizer updates from one generation")  # fmt: skip
+        draft.left["num_iterations"] = "each batch of rollouts is used once, in train.updates_per_step updates"
+    draft.put(
+        "train.updates_per_step",
+        min(splits, prompts),
+        "gradient_accumulation_steps",
+        why="optimizer updates from one generation",
+    )
     return splits * iterations
 
 
@@ -247,7 +293,7 @@ def _algorithm(draft: Draft) -> None:
     loss = draft.get("loss_type")
     cells, why = LOSSES.get(loss, ({}, ""))
     if loss not in LOSSES:
-        draft.left["loss_type"] = f"`{loss}` has no counterpart: choose a row of `vlmrl recipe list --algos`"
+        draft.left["loss_type"] = f"`{loss}` has no counterpart: choose an algorithm of `vlmrl recipe list --algos`"
     for key, value in cells.items():
         draft.put(key, value, "loss_type", why=why)
     low = float(draft.get("epsilon"))
@@ -257,7 +303,7 @@ def _algorithm(draft: Draft) -> None:
         draft.put("algo.tau_negative", float(draft.get("sapo_temperature_neg")), "sapo_temperature_neg")
     draft.put("algo.clip_low", low, "epsilon")
     bound = low if high is None else float(high)
-    if loss == "cispo" and high is not None:  # there the bound of the ratio itself
+    if loss == "cispo" and high is not None:  # there it is the bound of the ratio itself
         draft.put(
             "algo.clip_high", max(bound - 1.0, 1e-6), "epsilon_high", why="counted from a ratio of 1; there from 0"
         )
@@ -265,7 +311,7 @@ def _algorithm(draft: Draft) -> None:
         draft.put("algo.clip_high", bound, "epsilon_high" if high is not None else "epsilon")
     draft.put("algo.kl_coef", float(draft.get("beta")), "beta")
     if float(draft.get("beta")) > 0:
-        why = "as it is; there times the probability ratio (use_bias_correction_kl), which is 1 in value on policy"
+        why = "unweighted; there times the probability ratio (use_bias_correction_kl), whose value is 1 on policy"
         draft.put("algo.kl", "k3", "beta", why=why if draft.get("use_bias_correction_kl") else "")
     scale = str(draft.get("scale_rewards")).lower()
     if scale in ("none", "false"):
@@ -296,20 +342,22 @@ def _engine(draft: Draft) -> None:
             draft.put("algo.importance", mode[0], "vllm_importance_sampling_mode")
             draft.put("algo.importance_level", mode[1], "vllm_importance_sampling_mode")
             cap = draft.get("vllm_importance_sampling_cap") or draft.get("vllm_importance_sampling_clip_max")
-            why = "masked outside [1 / cap, cap]; there above the limit alone" if mode[0] == "mask" else ""
+            why = "masked outside [1 / cap, cap]; there only above the limit" if mode[0] == "mask" else ""
             draft.put("algo.importance_cap", float(cap), "vllm_importance_sampling_clip_max", why=why)
     filtered_sampling(draft, "top_p", "top_k")
 
 
 def _steps(draft: Draft, updates: int, rows: int | None) -> None:
-    most, prompts = number(int, draft.get("max_steps"), 1), draft.taken["rollout.prompts_per_step"].value
+    limit, prompts = number(int, draft.get("max_steps"), 1), draft.taken["rollout.prompts_per_step"].value
     epochs, size = float(draft.get("num_train_epochs")), "rows" if "train.rows_per_step" in draft.taken else "prompts"
-    if most:
-        why = f"{most} optimizer updates at {updates} a generation: a step here is a generation" if updates > 1 else ""
-        draft.put("train.steps", max(1, most // updates), "max_steps", why=why)
-        draft.leave("num_train_epochs", "max_steps decides")
+    if limit:
+        why = (
+            f"{limit} optimizer updates at {updates} per generation: a step here is a generation" if updates > 1 else ""
+        )
+        draft.put("train.steps", max(1, limit // updates), "max_steps", why=why)
+        draft.leave("num_train_epochs", "max_steps sets the number of steps")
     elif rows:
-        why = f"{epochs:g} passes over {rows} rows at {prompts} {size} a step"
+        why = f"{epochs:g} passes over {rows} rows at {prompts} {size} per step"
         draft.put("train.steps", max(1, int(rows * epochs // prompts)), "num_train_epochs", why=why)
     else:
         draft.put("train.epochs", epochs, "num_train_epochs", why=COUNTED_LATER)
@@ -326,7 +374,7 @@ def _steps(draft: Draft, updates: int, rows: int | None) -> None:
     if saves:
         draft.put("checkpoint.every_steps", max(1, saves // updates), "save_steps")
     if keep := number(int, draft.get("save_total_limit"), 1):
-        draft.put("checkpoint.keep_last", keep, "save_total_limit", why="the best one is kept besides")
+        draft.put("checkpoint.keep_last", keep, "save_total_limit", why="the best checkpoint is kept, too")
     if (name := draft.get("optim")) in OPTIMIZERS:
         draft.put("optim.name", OPTIMIZERS[name], "optim")
     elif name is not None and "adamw" not in str(name):
@@ -346,4 +394,4 @@ def _reward(draft: Draft) -> None:
         draft.left["reward_funcs"] = f"{', '.join(map(str, functions))}: one function returns all parts here"
         draft.todo.append("write one reward that returns {name: value} of these, and name it in [reward]")
     if weights:
-        draft.left["reward_weights"] = "weights have names: [reward.weights]"
+        draft.left["reward_weights"] = "weights are set by name: [reward.weights]"

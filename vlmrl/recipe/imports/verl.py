@@ -34,24 +34,48 @@ from vlmrl.recipe.imports.shared import (
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 DEFAULTS: dict[str, Any] = {
-    "data.prompt_key": "prompt", "data.max_prompt_length": 512, "data.max_response_length": 512,
-    "data.train_batch_size": 1024, "data.filter_overlong_prompts": False,
-    "algorithm.adv_estimator": "gae", "algorithm.use_kl_in_reward": False, "algorithm.kl_penalty": "kl",
-    "algorithm.kl_ctrl.type": "fixed", "algorithm.kl_ctrl.kl_coef": 1e-3, "algorithm.norm_adv_by_std_in_grpo": True,
-    f"{ACTOR}.ppo_mini_batch_size": 256, f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.2,
-    f"{ACTOR}.clip_ratio_c": 3.0, f"{ACTOR}.tau_pos": 1.0, f"{ACTOR}.tau_neg": 1.05,
-    f"{ACTOR}.policy_loss.clip_cov_ratio": 2e-4, f"{ACTOR}.policy_loss.clip_cov_lb": 1.0,
-    f"{ACTOR}.policy_loss.clip_cov_ub": 5.0, f"{ACTOR}.policy_loss.kl_cov_ratio": 2e-4,
+    "data.prompt_key": "prompt",
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.train_batch_size": 1024,
+    "data.filter_overlong_prompts": False,
+    "algorithm.adv_estimator": "gae",
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_ctrl.type": "fixed",
+    "algorithm.kl_ctrl.kl_coef": 1e-3,
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ACTOR}.clip_ratio_low": 0.2,
+    f"{ACTOR}.clip_ratio_high": 0.2,
+    f"{ACTOR}.clip_ratio_c": 3.0,
+    f"{ACTOR}.tau_pos": 1.0,
+    f"{ACTOR}.tau_neg": 1.05,
+    f"{ACTOR}.policy_loss.clip_cov_ratio": 2e-4,
+    f"{ACTOR}.policy_loss.clip_cov_lb": 1.0,
+    f"{ACTOR}.policy_loss.clip_cov_ub": 5.0,
+    f"{ACTOR}.policy_loss.kl_cov_ratio": 2e-4,
     f"{ACTOR}.policy_loss.ppo_kl_coef": 0.1,
     f"{ACTOR}.optim.optimizer": "AdamW",
     "algorithm.rollout_correction.rollout_is_threshold": 2.0,
-    f"{ACTOR}.loss_agg_mode": "token-mean", f"{ACTOR}.entropy_coeff": 0.0, f"{ACTOR}.use_kl_loss": False,
-    f"{ACTOR}.kl_loss_coef": 1e-3, f"{ACTOR}.kl_loss_type": "low_var_kl", f"{ACTOR}.grad_clip": 1.0,
-    f"{ACTOR}.optim.lr": 1e-6, f"{ACTOR}.optim.weight_decay": 1e-2, f"{MODEL}.enable_gradient_checkpointing": True,
-    f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.n": 1, f"{ROLLOUT}.temperature": 1.0, f"{MODEL}.lora_alpha": 16,
-    "trainer.total_epochs": 30, "trainer.test_freq": -1, "trainer.save_freq": -1,
-}  # fmt: skip
-"""What verl does where nothing is written, of the keys that are taken over."""
+    f"{ACTOR}.loss_agg_mode": "token-mean",
+    f"{ACTOR}.entropy_coeff": 0.0,
+    f"{ACTOR}.use_kl_loss": False,
+    f"{ACTOR}.kl_loss_coef": 1e-3,
+    f"{ACTOR}.kl_loss_type": "low_var_kl",
+    f"{ACTOR}.grad_clip": 1.0,
+    f"{ACTOR}.optim.lr": 1e-6,
+    f"{ACTOR}.optim.weight_decay": 1e-2,
+    f"{MODEL}.enable_gradient_checkpointing": True,
+    f"{ROLLOUT}.name": "vllm",
+    f"{ROLLOUT}.n": 1,
+    f"{ROLLOUT}.temperature": 1.0,
+    f"{MODEL}.lora_alpha": 16,
+    "trainer.total_epochs": 30,
+    "trainer.test_freq": -1,
+    "trainer.save_freq": -1,
+}
+"""verl's own values of the keys that are taken over, where a configuration does not write them."""
 SAME = {
     f"{MODEL}.path": "model.path",
     f"{MODEL}.enable_gradient_checkpointing": "model.gradient_checkpointing",
@@ -70,140 +94,158 @@ SAME = {
     f"{ACTOR}.entropy_coeff": "algo.entropy_coef",
 }
 REWARDS = ("custom_reward_function", "reward.custom_reward_function")
-"""Where a function for the reward stands: in older and in newer configurations."""
-BUFFERS = ("reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg",
-           "reward.reward_kwargs.overlong_buffer_cfg")  # fmt: skip
-"""Where DAPO's punishment of length stands, oldest first."""
+"""Tables that name the reward function, in older and in newer configurations."""
+BUFFERS = (
+    "reward_model.overlong_buffer",
+    "reward_model.reward_kwargs.overlong_buffer_cfg",
+    "reward.reward_kwargs.overlong_buffer_cfg",
+)
+"""Tables of DAPO's penalty for long responses, oldest first."""
 ADVANTAGES = {
-    "grpo": {}, "gae": {"algo.advantage": "gae", "algo.scale": "tokens"}, "rloo": {"algo.advantage": "leave_one_out"},
-    "remax": {"algo.advantage": "greedy"}, "opo": {"algo.advantage": "length_weighted"},
+    "grpo": {},
+    "gae": {"algo.advantage": "gae", "algo.scale": "tokens"},
+    "rloo": {"algo.advantage": "leave_one_out"},
+    "remax": {"algo.advantage": "greedy"},
+    "opo": {"algo.advantage": "length_weighted"},
     "reinforce_plus_plus": {"algo.advantage": "none", "algo.scale": "tokens"},
     "reinforce_plus_plus_baseline": {"algo.advantage": "group_mean", "algo.scale": "tokens"},
     "grpo_passk": {"algo.advantage": "best_of_group", "algo.scale": "group"},
     "gpg": {"algo.advantage": "group_mean", "algo.scale": "alive"},
     "gdpo": {"algo.advantage": "part_by_part", "algo.scale": "tokens"},
-    "grpo_vectorized": {}, "rloo_vectorized": {"algo.advantage": "leave_one_out"},
-}  # fmt: skip
+    "grpo_vectorized": {},
+    "rloo_vectorized": {"algo.advantage": "leave_one_out"},
+}
 _BY_RESPONSE = {"algo.aggregation": "sequence_mean"}
 LOSSES = {
-    "vanilla": {}, "gspo": {"algo.ratio": "sequence_token"} | _BY_RESPONSE, "gpg": {"algo.surrogate": "reinforce"},
-    "clip_cov": {"algo.surrogate": "clip_cov"}, "kl_cov": {"algo.surrogate": "kl_cov"},
-    "geo_mean": {"algo.surrogate": "gmpo"} | _BY_RESPONSE, "sapo": {"algo.surrogate": "sapo"} | _BY_RESPONSE,
+    "vanilla": {},
+    "gspo": {"algo.ratio": "sequence_token"} | _BY_RESPONSE,
+    "gpg": {"algo.surrogate": "reinforce"},
+    "clip_cov": {"algo.surrogate": "clip_cov"},
+    "kl_cov": {"algo.surrogate": "kl_cov"},
+    "geo_mean": {"algo.surrogate": "gmpo"} | _BY_RESPONSE,
+    "sapo": {"algo.surrogate": "sapo"} | _BY_RESPONSE,
     "cispo": {"algo.surrogate": "cispo"},
-}  # fmt: skip
-"""The losses with an aggregation of their own take no notice of `loss_agg_mode`."""
+}
+"""verl's losses -> cells of `[algo]`. A loss that sets the aggregation ignores `loss_agg_mode`."""
 NUMBERS = {
     "sapo": {"tau_pos": "tau_positive", "tau_neg": "tau_negative"},
-    "clip_cov": {"policy_loss.clip_cov_ratio": "cov_share", "policy_loss.clip_cov_lb": "cov_low",
-                 "policy_loss.clip_cov_ub": "cov_high"},
+    "clip_cov": {
+        "policy_loss.clip_cov_ratio": "cov_share",
+        "policy_loss.clip_cov_lb": "cov_low",
+        "policy_loss.clip_cov_ub": "cov_high",
+    },
     "kl_cov": {"policy_loss.kl_cov_ratio": "cov_share", "policy_loss.ppo_kl_coef": "cov_kl_coef"},
-}  # fmt: skip
-"""Loss -> its numbers, below `actor` there and below `algo` here."""
+}
+"""Loss -> its numbers: verl's name below `actor` -> recipe key below `algo`."""
 AGGREGATIONS = {
     "token-mean": ("token_mean", ""),
     "seq-mean-token-mean": ("sequence_mean", ""),
-    "seq-mean-token-sum-norm": ("constant", "sums over rollout.max_new_tokens, as Dr. GRPO"),
+    "seq-mean-token-sum-norm": ("constant", "sums divided by rollout.max_new_tokens, as in Dr. GRPO"),
     "seq-mean-token-sum": (
         "constant",
-        "sums over a constant, rollout.max_new_tokens: the same up to a factor of lr",
+        "sums divided by a constant, rollout.max_new_tokens: the same up to a factor of lr",
     ),
 }
 LEFT = {
     "data.val_batch_size": "validation is batched by rollout.batch_tokens",
-    "data.gen_batch_size": "with a filter, what is missing is drawn anew, in the number that is missing",
+    "data.gen_batch_size": "with a filter, as many prompts as are missing are drawn again",
     "data.shuffle": "rows are always shuffled, by train.seed",
     "data.truncation": "no prompt is ever cut",
     "data.return_raw_chat": "prompts are rendered by the model's chat template",
     "data.reward_fn_key": "the reward gets every column",
-    "data.custom_cls.": "no code is loaded from a recipe but the reward",
+    "data.custom_cls.": "a recipe loads no code except the reward",
     "data.": "tables are read as they are",
-    "algorithm.gamma": "taken over with gae and reinforce_plus_plus alone",
-    "algorithm.lam": "taken over with gae alone",
+    "algorithm.gamma": "taken over only with gae and reinforce_plus_plus",
+    "algorithm.lam": "taken over only with gae",
     "algorithm.filter_groups.": "the filter keeps prompts whose scores differ (algo.min_spread)",
     "algorithm.rollout_correction.": "see algo.importance",
-    "algorithm.norm_adv_by_std_in_grpo": "of the estimator grpo alone",
+    "algorithm.norm_adv_by_std_in_grpo": "only for the estimator grpo",
     "algorithm.": "no counterpart is known",
-    f"{ACTOR}.ppo_epochs": "each batch of rollouts is gone through once, in train.updates_per_step updates",
+    f"{ACTOR}.ppo_epochs": "each batch of rollouts is used once, in train.updates_per_step updates",
     f"{ACTOR}.ppo_micro_batch_size": "rows are packed up to train.tokens_per_row; results do not depend on it",
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": "rows are packed up to train.tokens_per_row; results do not depend on it",
-    f"{ACTOR}.ppo_max_token_len_per_gpu": "see train.tokens_per_row; a row holds a prompt once for all responses",
+    f"{ACTOR}.ppo_max_token_len_per_gpu": "see train.tokens_per_row; a packed row has a prompt once for all responses",
     f"{ACTOR}.use_dynamic_bsz": "rows are always packed up to train.tokens_per_row",
     f"{ACTOR}.shuffle": "updates take the groups in the order in which they were drawn",
     f"{ACTOR}.fsdp_config.": "sharding follows from --gpus; parallel.offload and parallel.shard_size change it",
     f"{ACTOR}.use_torch_compile": "nothing is compiled",
-    f"{ACTOR}.entropy_from_logits_with_chunking": "log-probs and entropy are always made piece by piece",
-    f"{ACTOR}.entropy_checkpointing": "log-probs and entropy are always made piece by piece",
+    f"{ACTOR}.entropy_from_logits_with_chunking": "log-probs and entropy are always computed in pieces",
+    f"{ACTOR}.entropy_checkpointing": "log-probs and entropy are always computed in pieces",
     f"{ACTOR}.ulysses_sequence_parallel_size": "there is no sequence parallelism",
-    f"{ACTOR}.veomni.": "sharding is FSDP2's",
+    f"{ACTOR}.veomni.": "FSDP2 shards the weights",
     f"{ACTOR}.profiler.": "nothing is profiled",
     f"{ACTOR}.clip_ratio": "not used there either: clip_ratio_low and clip_ratio_high (0.2 by default) are",
-    f"{ACTOR}.tau_pos": "of the loss sapo alone",
-    f"{ACTOR}.tau_neg": "of the loss sapo alone",
-    f"{ACTOR}.policy_loss.": "numbers of another loss than the one that is chosen",
-    f"{ACTOR}.checkpoint.": "see checkpoint.asynchronous; checkpoints are always whole",
-    f"{ACTOR}.strategy": "sharding is FSDP2's",
+    f"{ACTOR}.tau_pos": "only for the loss sapo",
+    f"{ACTOR}.tau_neg": "only for the loss sapo",
+    f"{ACTOR}.policy_loss.": "a number of a loss that is not chosen",
+    f"{ACTOR}.checkpoint.": "see checkpoint.asynchronous; a checkpoint always has weights, moments and state",
+    f"{ACTOR}.strategy": "FSDP2 shards the weights",
     f"{ACTOR}.megatron.": "sharding follows from --gpus; parallel.shard_size changes it",
     f"{ACTOR}.": "no counterpart is known",
-    "actor_rollout_ref.ref.": "the reference is loaded where algo.kl_coef is above 0, as the policy is",
-    f"{ROLLOUT}.val_kwargs.": "validation is greedy: a sampled one makes the best checkpoint a matter of luck",
-    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "old log-probs are the update's own",
-    f"{ROLLOUT}.": "the engine's own business: rollout.kv_cache_gib is what one may set",
-    f"{MODEL}.mtp.": "heads for several tokens are not trained",
+    "actor_rollout_ref.ref.": "the reference is loaded if algo.kl_coef is above 0, in the same way as the policy",
+    f"{ROLLOUT}.val_kwargs.": "validation is greedy: sampling makes the best checkpoint a matter of luck",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "the update computes the old log-probs itself",
+    f"{ROLLOUT}.": "the engine decides this itself; rollout.kv_cache_gib can be set",
+    f"{MODEL}.mtp.": "heads that predict several tokens are not trained",
     f"{MODEL}.use_remove_padding": "rows are always packed without padding",
-    f"{MODEL}.use_fused_kernels": "log-probs are always made without the logits of a whole row",
+    f"{MODEL}.use_fused_kernels": "log-probs are always computed without the logits of a whole row",
     f"{MODEL}.": "no counterpart is known",
-    "actor_rollout_ref.": "all processes do both: rollout.engine_gpus sets GPUs apart for generating",
+    "actor_rollout_ref.": "all ranks train and generate; rollout.engine_gpus reserves GPUs for generating",
     "critic.": "the critic is a head on the policy (algo.advantage = gae)",
     "reward_model.": "see [reward]",
     "reward.": "see [reward]",
     "custom_reward_function.": "see [reward]",
     "trainer.nnodes": "see `vlmrl launch slurm`",
-    "trainer.balance_batch": "rows are always packed by their tokens",
-    "trainer.critic_warmup": "the critic learns from the first step on",
-    "trainer.log_val_generations": "every validated response is kept",
+    "trainer.balance_batch": "rows are always packed by their number of tokens",
+    "trainer.critic_warmup": "the critic is trained from the first step on",
+    "trainer.log_val_generations": "every response of a validation is kept",
     "trainer.val_only": "use `vlmrl eval`",
-    "trainer.resume_mode": "a run goes on with --resume RUN, never by itself",
+    "trainer.resume_mode": "a run is continued with --resume RUN, never by itself",
     "trainer.default_local_dir": "checkpoints are in the run's folder (--runs)",
-    "trainer.resume_from_path": "a run goes on with --resume RUN",
+    "trainer.resume_from_path": "a run is continued with --resume RUN",
     "trainer.device": "see model.device",
-    "trainer.use_v1": "which of verl's own trainers",
-    "trainer.v1.": "which of verl's own trainers",
+    "trainer.use_v1": "it chooses one of verl's own trainers",
+    "trainer.v1.": "it chooses one of verl's own trainers",
     "trainer.": "no counterpart is known",
-    "model_engine": "sharding is FSDP2's",
+    "model_engine": "FSDP2 shards the weights",
     "config_path": "the configuration it names is not read: verl's defaults are taken",
     "config_name": "the configuration it names is not read: verl's defaults are taken",
-    "async_training.": "rollout.overlap makes the next rollouts during the update",
-    "rollout.": "rollout.engine_gpus sets GPUs apart for generating",
+    "async_training.": "rollout.overlap samples the next rollouts during the update",
+    "rollout.": "rollout.engine_gpus reserves GPUs for generating",
     "distillation.": "there is no teacher",
     "transfer_queue.": "no such service is used",
-    "skip.": "rollouts are always made anew",
-    "ray_kwargs.": "there is no Ray here",
-    "ray_init.": "there is no Ray here",
+    "skip.": "rollouts are always sampled again",
+    "ray_kwargs.": "Ray is not used",
+    "ray_init.": "Ray is not used",
     "global_profiler.": "nothing is profiled",
     "hydra.": "settings of Hydra itself",
-}  # fmt: skip
+}
 
 
 def from_verl(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from verl's settings. Args as `import_recipe.import_recipe`."""
+    """Fill a draft from verl's settings. `base`: the file's folder; the others: see `run.import_recipe`."""
     draft.get("__config__")
     draft.put("algo.name", "grpo", "algorithm.adv_estimator")
     draft.same(SAME)
     data_source(draft, "data.train_files", "data.val_files")
-    step_size(draft, "data.train_batch_size", "0: steps end as rollouts come (asynchronous); a step here has a size")
+    step_size(
+        draft, "data.train_batch_size", "0: rollouts are asynchronous there; a step here has a fixed number of prompts"
+    )
     _data(draft)
     dropped_rows(draft, "data.max_prompt_length", "data.filter_overlong_prompts")
     kl_of(
-        draft, f"{ACTOR}.use_kl_loss", (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"),
+        draft,
+        f"{ACTOR}.use_kl_loss",
+        (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"),
         "algorithm.use_kl_in_reward",
-    )  # fmt: skip
+    )
     _algorithm(draft)
     _engine(draft)
     _optimizer(draft, rows)
     _reward(draft)
     trainer_of(draft, "trainer.test_freq", "trainer.max_actor_ckpt_to_keep")
     for key in [key for key in draft.given if key.endswith("_target_")]:
-        draft.leave(key, "a class of verl's, which Hydra makes")
+        draft.leave(key, "a class of verl that Hydra creates")
     draft.leave_all(LEFT)
 
 
@@ -215,7 +257,7 @@ def _data(draft: Draft) -> None:
         draft.put("data.columns", {role[key]: draft.get(key) for key in own}, *own)
     for source, key in (("data.train_max_samples", "data.max_rows"), ("data.val_max_samples", "eval.max_rows")):
         if (most := number(int, draft.get(source), 1)) is not None:
-            draft.put(key, most, source, why="the first ones; there, with data.shuffle, drawn at random")
+            draft.put(key, most, source, why="the first rows; there, with data.shuffle, rows drawn at random")
     thinking(draft, "data.apply_chat_template_kwargs.enable_thinking")
 
 
@@ -232,7 +274,7 @@ def _algorithm(draft: Draft) -> None:
         draft.put(f"algo.{cell}", float(draft.get(f"{ACTOR}.{name}")), f"{ACTOR}.{name}")
     clip_of_one(draft, loss, f"{ACTOR}.policy_loss.loss_mode")
     if "algo.aggregation" in LOSSES.get(loss, {}):
-        draft.leave(f"{ACTOR}.loss_agg_mode", f"the loss {loss} takes the mean of each response first, there too")
+        draft.leave(f"{ACTOR}.loss_agg_mode", f"the loss {loss} takes the mean of each response first, as there")
     else:
         _aggregation(draft)
     if names := draft.get("algorithm.gdpo_reward_keys"):
@@ -242,29 +284,35 @@ def _algorithm(draft: Draft) -> None:
     if loss == "vanilla":
         draft.same({f"{ACTOR}.clip_ratio_c": "algo.dual_clip"})
     else:
-        draft.leave(f"{ACTOR}.clip_ratio_c", f"the loss {loss} has no dual clip, there too")
+        draft.leave(f"{ACTOR}.clip_ratio_c", f"the loss {loss} has no dual clip, as there")
     _importance(draft)
-    spread_filter(draft, "algorithm.filter_groups.enable", "algorithm.filter_groups.max_num_gen_batches",
-                  ", whatever metric was named")  # fmt: skip
+    spread_filter(
+        draft,
+        "algorithm.filter_groups.enable",
+        "algorithm.filter_groups.max_num_gen_batches",
+        ", whatever metric is named there",
+    )
     _overlong(draft)
 
 
 def _aggregation(draft: Draft) -> None:
     mode = draft.get(f"{ACTOR}.loss_agg_mode")
     if mode not in AGGREGATIONS:
-        draft.leave(f"{ACTOR}.loss_agg_mode", f"`{mode}` has no counterpart: token_mean, sequence_mean or constant")
+        draft.leave(
+            f"{ACTOR}.loss_agg_mode", f"`{mode}` has no counterpart: choose token_mean, sequence_mean or constant"
+        )
         return
     name, why = AGGREGATIONS[mode]
     draft.put("algo.aggregation", name, f"{ACTOR}.loss_agg_mode", why=why)
 
 
 def _importance(draft: Draft) -> None:
-    """The correction for the engine's log-probs, where it is on: a limit of the weight, or two bounds ("0.5_2.0")."""
+    """Set the correction for the engine's log-probs, if on: a limit of the weight, or two bounds ("0.5_2.0")."""
     table = "algorithm.rollout_correction"
     level = draft.get(f"{table}.rollout_is")
     if draft.get(f"{table}.bypass_mode") and draft.get(f"{table}.loss_type") in (None, "ppo_clip"):
         draft.put("algo.importance", "ratio", f"{table}.bypass_mode")
-        draft.leave(f"{table}.rollout_is", "the loss of bypass_mode uses no weights, there too")
+        draft.leave(f"{table}.rollout_is", "the loss of bypass_mode uses no weights, as there")
         return
     if level not in ("token", "sequence"):
         return
@@ -302,8 +350,13 @@ def _optimizer(draft: Draft, rows: int | None) -> None:
     steps_of(draft, rows, "trainer.total_training_steps", "trainer.total_epochs")
     older = draft.written(f"{ACTOR}.optim.warmup_style") and not draft.written(f"{ACTOR}.optim.lr_scheduler_type")
     shape = f"{ACTOR}.optim.{'warmup_style' if older else 'lr_scheduler_type'}"
-    schedule_keys(draft, shape, f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps_ratio",
-                  f"{ACTOR}.optim.min_lr_ratio")  # fmt: skip
+    schedule_keys(
+        draft,
+        shape,
+        f"{ACTOR}.optim.lr_warmup_steps",
+        f"{ACTOR}.optim.lr_warmup_steps_ratio",
+        f"{ACTOR}.optim.min_lr_ratio",
+    )
     adapter(draft, f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", f"{MODEL}.exclude_modules")
     frozen_tower(draft, f"{ACTOR}.freeze_vision_tower")
 

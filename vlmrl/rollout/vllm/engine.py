@@ -104,7 +104,7 @@ class VllmEngine:
 
     def __init__(
         self, weights: WeightSource, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         refusal = vllm_refusal(weights.model_type, settings.device, settings.dtype, weights.two_way_images)
         if refusal is not None:
             raise EngineError(refusal, hint=TORCH_HINT)
@@ -188,9 +188,12 @@ class VllmEngine:
             for request in requests:
                 with self.pixels.of(request.prompt):
                     ids += self._llm.enqueue(
-                        [_prompt(request)], [_vllm_params(request, params)], use_tqdm=False,
-                        lora_request=self._adapter, mm_processor_kwargs=dict(self.settings.image_arguments),
-                    )  # fmt: skip
+                        [_prompt(request)],
+                        [_vllm_params(request, params)],
+                        use_tqdm=False,
+                        lora_request=self._adapter,
+                        mm_processor_kwargs=dict(self.settings.image_arguments),
+                    )
             while engine.has_unfinished_requests():
                 for output in engine.step():
                     outputs.append(output)
@@ -214,8 +217,9 @@ class VllmEngine:
                 raise EngineError(
                     f"prompt and response may have {longest} tokens, and the engine was built for"
                     f" {self.settings.max_tokens}",
-                    where=_name(r), hint="raise rollout.max_prompt_tokens",
-                )  # fmt: skip
+                    where=_name(r),
+                    hint="raise rollout.max_prompt_tokens",
+                )
 
     def _samples(self, request: SamplingRequest, output: Any, params: SamplingParams) -> list[Sample]:
         _check_prompt(request, output.prompt_token_ids)
@@ -305,12 +309,21 @@ def _vllm_params(request: SamplingRequest, params: SamplingParams) -> Any:
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
     vllm_params = VllmParams(
-        n=request.num_samples if params.temperature > 0 else 1, seed=request.seed,
-        temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, max_tokens=params.max_new_tokens,
-        stop_token_ids=list(params.stop_ids), ignore_eos=True, stop=list(params.stop), detokenize=bool(params.stop),
-        skip_special_tokens=True, include_stop_str_in_output=True, logprobs=0,
+        n=request.num_samples if params.temperature > 0 else 1,
+        seed=request.seed,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        max_tokens=params.max_new_tokens,
+        stop_token_ids=list(params.stop_ids),
+        ignore_eos=True,
+        stop=list(params.stop),
+        detokenize=bool(params.stop),
+        skip_special_tokens=True,
+        include_stop_str_in_output=True,
+        logprobs=0,
         output_kind=RequestOutputKind.FINAL_ONLY,
-    )  # fmt: skip
+    )
     # Exactly -inf: log-probs are normalised over the remaining ids, as the trainer's are.
     vllm_params.logit_bias = {i: float("-inf") for i in params.banned_ids} or None
     return vllm_params
@@ -340,16 +353,24 @@ def _start(settings: EngineSettings, handover: Handover) -> Any:
         raise EngineError(f"vllm cannot be imported: {error}", hint=VLLM_HINT) from error
     cpu = settings.device == "cpu"
     options: dict[str, Any] = {
-        "load_format": vllm_worker.LOAD_FORMAT, "worker_extension_cls": f"{vllm_worker.__name__}.Reloading",
-        "dtype": settings.dtype, "max_model_len": settings.max_tokens,
-        "max_num_batched_tokens": max(BATCHED_TOKENS, settings.max_tokens), "enforce_eager": cpu,
+        "load_format": vllm_worker.LOAD_FORMAT,
+        "worker_extension_cls": f"{vllm_worker.__name__}.Reloading",
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_tokens,
+        "max_num_batched_tokens": max(BATCHED_TOKENS, settings.max_tokens),
+        "enforce_eager": cpu,
         "enable_chunked_prefill": not cpu,  # on a CPU vLLM has a bug with seeded requests that are prefilled in parts
-        "enable_sleep_mode": settings.sleeps, "kv_cache_memory_bytes": settings.kv_cache_bytes,
+        "enable_sleep_mode": settings.sleeps,
+        "kv_cache_memory_bytes": settings.kv_cache_bytes,
         "mm_device_do_normalize": False,  # pixels normalized by the processor, as the trainer's are
-        "skip_mm_profiling": True, "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0},
-        "enable_prefix_caching": True, "logprobs_mode": "processed_logprobs", "disable_log_stats": True,
-        "tensor_parallel_size": settings.tensor_parallel, **_lora_options(settings),
-    }  # fmt: skip
+        "skip_mm_profiling": True,
+        "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0},
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "tensor_parallel_size": settings.tensor_parallel,
+        **_lora_options(settings),
+    }
     if not cpu:
         options |= {"max_num_seqs": MAX_SEQUENCES} | _gpu_options(settings)
     with undisturbed():
@@ -375,8 +396,12 @@ def _lora_options(settings: EngineSettings) -> dict[str, Any]:
     rank = next((r for r in LORA_RANKS if r >= settings.lora_rank), None)
     if rank is None:
         raise EngineError(f"an adapter of rank {settings.lora_rank} is too large for vLLM: {LORA_RANKS[-1]} at most")
-    return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1,
-            "enable_tower_connector_lora": settings.lora_vision}  # fmt: skip
+    return {
+        "enable_lora": True,
+        "max_lora_rank": rank,
+        "max_loras": 1,
+        "enable_tower_connector_lora": settings.lora_vision,
+    }
 
 
 def _gpu_options(settings: EngineSettings) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from vlmrl.tasks.entry import MAIN
 from vlmrl.tasks.taxonrl.layouts import LAYOUTS, settled_distance
 
 Form = Literal["answer", "names", "verdicts", "labels", "named_labels"]
@@ -22,8 +23,6 @@ Form = Literal["answer", "names", "verdicts", "labels", "named_labels"]
 two labels `a; b`; or two labels `Image1=a; Image2=b`.
 """
 BASELINE = "baseline"
-MAIN = "im"
-"""Name of any task's main intermediate variant, besides the variant's own."""
 INDIVIDUAL = "individual"
 RANKS = ("order", "family", "genus", "species")
 """Fields that are levels of a hierarchy where the question is about the species; coarse to fine."""
