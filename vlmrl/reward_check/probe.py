@@ -20,6 +20,7 @@ import numpy as np
 
 from vlmrl.errors import RewardError
 from vlmrl.reward_check.behaviour import behaviour, milliseconds
+from vlmrl.reward_check.math_attacks import BOX, math_attacks
 from vlmrl.reward_check.rescore import image_reader
 from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.saved_responses import SavedResponses
@@ -226,7 +227,10 @@ def _text_play(attempts: Attempts, trace: Make | None) -> Play:
         for form in forms
     ]
     informed, wrong = (_in_form(forms[0], known, right=right) for right in (True, False))
-    play = Play(informed, wrong, guesses, text_attacks(attempts.rows, forms[0]), right_answer=right_text)
+    attacks = text_attacks(attempts.rows, forms[0])
+    if BOX in forms[0]:
+        attacks += math_attacks(forms[0], right_text, known)
+    play = Play(informed, wrong, guesses, attacks, right_answer=right_text)
     return play if trace is None else _traced_play(attempts, play, trace)
 
 

@@ -42,7 +42,6 @@ ROOT_WORDS = ("{sqrt}", "{radical}")
 """Texts that become `\\sqrt`."""
 DIGITS_IN_BOX = re.compile(r"\\boxed\{(\d*?)(?:\^|$)")
 IDEOGRAPHS = re.compile("[\u4e00-\u9fff]+")
-THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 LANGUAGE_WEIGHT = -0.1
 FLOAT = re.compile(r"[+-]?(?:[0-9]{1,300}(?:\.[0-9]{0,300})?|\.[0-9]{1,300})")
 TOLERANCE = 0.0101
@@ -75,12 +74,16 @@ def _graded(x: RewardInput, *, key: str | None, min_tokens: int, penalty: float)
 
 def format_part(response: str) -> float:
     """Return 1 if the response has exactly one closed thought, wherever it stands and whatever it holds; else 0."""
-    return float(len(THOUGHT.findall(response)) == 1)
+    thoughts, end = 0, 0
+    while (start := response.find("<think>", end)) >= 0 and (close := response.find("</think>", start)) >= 0:
+        thoughts, end = thoughts + 1, close
+    return float(thoughts == 1)
 
 
 def language_part(response: str) -> float:
     """Return -0.1 times the share of the characters that are CJK ideographs (U+4E00 to U+9FFF)."""
-    return LANGUAGE_WEIGHT * sum(map(len, IDEOGRAPHS.findall(response))) / len(response) if response else 0.0
+    ideographs = sum(map(len, IDEOGRAPHS.findall(response)))
+    return LANGUAGE_WEIGHT * ideographs / len(response) if ideographs else 0.0
 
 
 @lru_cache(maxsize=8192)

@@ -22,7 +22,7 @@ DENIED = re.compile(
     r"\\n(?:e|eq|ot)(?![A-Za-z])|\\text\{[^{}]*\bnot\b[^{}]*\}|(?<![A-Za-z\\])not(?![A-Za-z])|!=|n't(?![A-Za-z])", re.I
 )
 CHOICE = re.compile(
-    r"(?:(?:the\s+)?(?:answer|option|choice)(?:\s+is)?\s*:?\s*)?(?:\(\s*([A-J])\s*\)|([A-J]))(?:\s*[.):,]\s*(.*)|\s*)",
+    r"(?:(?:the\s+)?(?:answer|option|choice)(?:\s+is)?\s*:?\s*)?(?:\(\s*([A-J])\s*\)|([A-J]))(?:\s*[.):]\s*(.*)|\s*)",
     re.I | re.S,
 )
 WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*[A-Za-z]")
