@@ -20,6 +20,8 @@ from latex2sympy2_extended import latex2sympy2
 from latex2sympy2_extended.math_normalization import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
+from vlmrl.errors import RewardError
+
 MOST_CHARS = 300
 MOST_EXPONENT_DIGITS = 4
 MOST_FACTORIAL_DIGITS = 3
@@ -94,6 +96,11 @@ def _comma_number(text: str) -> Any:
 
 def warm_up() -> None:
     """Make the grammar read numbers by `number_token`, silence the warning that its clock is off, parse all `FORMS`."""
+    if not (hasattr(latex2sympy2._Latex2Sympy, "parse_number") and hasattr(latex2sympy2, "convert_number")):
+        raise RewardError(
+            "this version of latex2sympy2-extended reads numbers in a way that vlmrl does not know",
+            hint="install math-verify 0.9.0",
+        )
     latex2sympy2._Latex2Sympy.parse_number = lambda self, text: number_token(text)
     latex2sympy2.convert_number = _comma_number
     for name in ("math_verify", "latex2sympy2_extended"):
