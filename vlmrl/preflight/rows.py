@@ -147,7 +147,7 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
         if wrong and metric_facts(metric).better is None:  # otherwise the check of the recipe reports it
             return wrong
         known = metric_names(source)
-        open_ended = metric.startswith("part/") and not source.reward.pure
+        open_ended = metric.startswith("part/") and not source.reward.is_builtin
         open_ended |= any(metric.startswith(f"accuracy/{field}-") for field in source.task.by)
         if metric == "accuracy" and metric not in known and source.reward.user is not None:
             parts = _parts_seen(loaded, source)

@@ -42,13 +42,13 @@ ALONE_FAILURES = 3
 
 
 class Scorer:
-    """Scorer of responses with one reward. As a context manager it ends the worker processes of a user's reward.
+    """Scorer of responses with one reward. As a context manager it ends the reward's worker processes.
 
     Args:
         spec: the reward.
         weights: part -> weight, used as given; None or empty: the reward's own (see `RewardSpec.weights`).
-        timeout_seconds: wall clock limit for one call of a user's function; then its worker is ended and another one
-            started.
+        timeout_seconds: wall clock limit for one call in a worker; then the worker is ended and another one started.
+            A built-in's own limit holds where it is shorter.
         memory_mb: address space of one worker, in MiB.
         workers: number of worker processes.
         failures: (attribute) rows so far on which the reward failed, without those where a service was unavailable.
@@ -72,11 +72,12 @@ class Scorer:
         self.seconds: list[float] = []
         self.images_left_out = 0
         self._pool = None
-        self._answers = False
-        if spec.user is not None:
+        self._answers = spec.is_builtin
+        if spec.in_worker is not None:
             if spec.on_timeout and isinstance(price := self._valued(spec.on_timeout, ""), Failure):
                 raise RewardError(f"on_timeout cannot be used: {price.message}", where=spec.name, hint=price.hint)
-            self._pool = WorkerPool(spec.user, size=workers, memory_mb=memory_mb, timeout_seconds=timeout_seconds)
+            seconds = min(timeout_seconds, spec.timeout_seconds)
+            self._pool = WorkerPool(spec.in_worker, size=workers, memory_mb=memory_mb, timeout_seconds=seconds)
 
     def __enter__(self) -> Scorer:
         return self
@@ -229,7 +230,7 @@ class Scorer:
         """Return outcomes by index; in strict mode only those up to the first failure, perhaps not all of them."""
         inputs = [self._without_unneeded(x) for x in inputs]
         indices = range(len(inputs))
-        if pool.user.batched:
+        if pool.runs.batched:
             batches = [indices]
         else:
             most = CHUNK_WITH_IMAGES if self.spec.needs_images else CHUNK
@@ -239,8 +240,9 @@ class Scorer:
 
         def give_up(outcome: Outcome) -> bool:
             nonlocal run_of_lost
-            run_of_lost = run_of_lost + 1 if _is_lost(outcome) and not pool.user.batched else 0
-            return (strict and self._is_bug(outcome)) or run_of_lost == LOST_IN_A_ROW
+            run_of_lost = run_of_lost + 1 if _is_lost(outcome) and not pool.runs.batched else 0
+            responses_hang = self.spec.on_timeout and (self._answers or isinstance(outcome, Result))
+            return (strict and self._is_bug(outcome)) or (run_of_lost == LOST_IN_A_ROW and not responses_hang)
 
         outcomes = pool.run(batches, inputs, give_up, limit=limit)
         self._answers = self._answers or any(isinstance(o, Result) for o in outcomes.values())
@@ -248,7 +250,7 @@ class Scorer:
             return {i: o for i, o in outcomes.items() if isinstance(o, Result) or self._is_bug(o)}
         lost = [i for i, outcome in outcomes.items() if _is_lost(outcome)]
         raised = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind not in (CONTRACT, UNAVAILABLE)]
-        if pool.user.batched and len(inputs) > 1 and len(raised) == len(inputs):
+        if pool.runs.batched and len(inputs) > 1 and len(raised) == len(inputs):
             alone = self._run_alone(pool, inputs, limit)
             return self._with_timeout_scores(outcomes | alone, [i for i in lost if i in alone])
         if self.spec.on_timeout and lost:
