@@ -109,5 +109,5 @@ class _Draw:
 
     def _split_of(self, problem: Problem) -> str:
         """Return the only split that may have a problem of these numbers."""
-        place = hash64("split", str(self.seed), problem.kind, *map(str, problem.numbers)) / 2**64
+        place = hash64("split", str(self.seed), problem.kind, *map(str, problem.numbers)) / 2**63
         return next((split for split, end in self.shares if place < end), self.shares[-1][0])
