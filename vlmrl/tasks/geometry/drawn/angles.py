@@ -144,7 +144,7 @@ def crossing_lines(rng: random.Random, values: bool) -> Problem:
 
 
 def parallel_lines(rng: random.Random, values: bool) -> Problem:
-    """Return a problem: a line crosses two parallel lines; the alternate, corresponding or interior angle is unknown."""
+    """Return a problem: a line crosses two parallel lines; one of the angles at the other crossing is unknown."""
     size = rng.choice([n for n in range(40, 141) if abs(n - 90) > 8])
     which = rng.choice(("alternate", "corresponding", "co-interior"))
     lean = 1 if rng.random() < 0.5 else -1

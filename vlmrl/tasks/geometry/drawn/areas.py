@@ -138,7 +138,7 @@ def round_hole(rng: random.Random, values: bool) -> Problem:
     """Return a problem: a circle is cut out of the square around it; the answer holds pi."""
     half = rng.randint(1, 24)
     side = 2 * half
-    corners: list[Point] = [(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)]
+    corners = posed(rng, [(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)], upright=rng.random() < 0.5)
     sketch = Sketch(values)
     sketch.filled.append(corners)
     sketch.holes.append(((0.0, 0.0), 1.0))

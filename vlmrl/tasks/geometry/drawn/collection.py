@@ -84,7 +84,7 @@ class _Draw:
     values: bool
     style: PageStyle
     shares: list[tuple[str, float]]
-    drawn: set[tuple[str, str]] = field(default_factory=set)
+    drawn: set[str] = field(default_factory=set)
 
     def problem(self, split: str, number: int, topic: str, make: Maker) -> DrawnProblem:
         """Return the problem of a row: the first that belongs to the split, can be printed and is not drawn yet."""
@@ -97,11 +97,10 @@ class _Draw:
                 page = lay_out(problem.sketch, self.style)
             except NoRoomError:
                 continue
-            text = problem.short if self.values else problem.full
             image = encode_png(page.draw())
-            if (key := (image_hash(image), text)) not in self.drawn:
-                self.drawn.add(key)
-                return DrawnProblem(problem, topic, image, text)
+            if (sha256 := image_hash(image)) not in self.drawn:
+                self.drawn.add(sha256)
+                return DrawnProblem(problem, topic, image, problem.short if self.values else problem.full)
         raise DataError(
             f"{MOST_TRIES} drawings gave no new problem of the kind {make.__name__} for the split `{split}`",
             hint="draw fewer, or take more topics",

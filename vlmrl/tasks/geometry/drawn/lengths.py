@@ -70,7 +70,7 @@ def special_triangle(rng: random.Random, values: bool) -> Problem:
     """Return a problem: one side of a triangle of 45, 45 and 90 or of 30, 60 and 90 degrees is known."""
     side = rng.randint(2, 20)
     angle = rng.choice((45, 60))
-    c, a, b = posed(rng, triangle_of_angles(90, angle), upright=True)
+    c, a, b = posed(rng, triangle_of_angles(90, angle), upright=rng.random() < 0.5)
     # Right angle at C, `angle` at A: CA is the short leg, CB the long one.
     names = letters(rng)
     sketch = Sketch(values)
