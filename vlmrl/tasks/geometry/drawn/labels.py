@@ -11,8 +11,8 @@ from typing import Any
 from vlmrl.errors import DataError
 from vlmrl.tasks.geometry.drawn.sketch import AngleLabel, Point
 
-GAP = 0.16
-"""Least distance of a label to any line or other label, in heights of a label's font."""
+GAP = 0.18
+"""Least distance of a label to any line or other label, besides the width of a line; in heights of the font."""
 TURNS = (0, 12, -12, 25, -25, 40, -40, 58, -58, 80, -80, 105, -105, 130, -130)
 """Directions that are tried for a point's name, in degrees from the one away from the figure."""
 

@@ -102,8 +102,12 @@ def lay_out(sketch: Sketch, style: PageStyle) -> Page:
     pixels = _scale(sketch, style)
     unit = distance(pixels((0.0, 0.0)), pixels((1.0, 0.0)))
     strokes = _strokes(sketch, style, pixels, unit)
-    ink = Ink(style.width, style.height, GAP * style.em)
-    for path in [*strokes.paths, *strokes.dashed, *strokes.filled, *strokes.holes]:
+    ink = Ink(style.width, style.height, GAP * style.em + style.line)
+    for path in [
+        *strokes.paths,
+        *strokes.dashed,
+        *([*outline, outline[0]] for outline in strokes.filled + strokes.holes),
+    ]:
         ink.add_path(path)
     for x, y in strokes.dots:
         reach = 1.4 * style.line
