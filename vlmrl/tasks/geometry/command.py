@@ -12,7 +12,7 @@ from vlmrl.tasks.geometry.drawn.collection import TOPICS
 from vlmrl.tasks.geometry.task import Collection
 from vlmrl.tasks.options import Option, PrepCommand
 
-CUT_HELP = "Rows cut off train where the source has no validation split (0: none); default: {}."
+CUT_HELP = "Rows cut off train where the source has no validation split (0: none); default: 300, mm_math 100."
 TOPICS_HELP = f"Drawn figures: topics, separated by commas: {', '.join(TOPICS)}; default: all."
 
 
@@ -24,9 +24,7 @@ def prep(
     out: Annotated[Path | None, Option("Dataset folder to make; default: data/NAME.")] = None,
     name: Annotated[str | None, Option("Name of the dataset; default: the task's.")] = None,
     seed: Annotated[int, Option("Seed of drawings, and of rows cut off train.")] = 0,
-    validation_rows: Annotated[
-        int | None, Option("Rows cut off train where the source has no validation split; 0 = none.", min=0)
-    ] = None,
+    validation_rows: Annotated[int | None, Option(CUT_HELP, min=0)] = None,
     topics: Annotated[str | None, Option(TOPICS_HELP)] = None,
     width: Annotated[int, Option("Drawn figures: width in pixels; they are 3/4 as high.", min=224, max=1344)] = 448,
     max_bad: Annotated[float, Option("Largest share of wrong rows that are left out.", min=0, max=1)] = 0.0,
