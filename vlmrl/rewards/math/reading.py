@@ -73,7 +73,7 @@ class Reading:
         text: tidy text.
         items: quantities in order; of an interval both ends.
         brackets: of a tuple or interval: `()`, `[)`, `(]`, `[]`.
-        parts: intervals or sets of a union.
+        parts: intervals or sets of a union; of a list, if one of them is a tuple or a set.
         letter: of a choice.
         problem: why it is unclear.
         rest: what follows the letter of a choice.
@@ -138,6 +138,9 @@ class _Reader:
         if len(pieces) > MOST_ITEMS:
             return Reading("unclear", clean, problem=f"it has more than {MOST_ITEMS} items")
         if len(pieces) > 1:
+            singles = [self._single(piece, piece) for piece in pieces]
+            if any(single.kind in ("tuple", "set") for single in singles):
+                return Reading("list", clean, parts=tuple(singles))
             return Reading("list", clean, self._items(pieces))
         if not pieces:
             return Reading("unclear", clean, problem="it holds only separators")
@@ -157,7 +160,7 @@ class _Reader:
             if len(pieces) == 1 and brackets == "()":
                 return self._single(pieces[0], clean)
         items = self._items([text])
-        if len(items) > 1:
+        if len(items) != 1:
             return Reading("list", clean, items)
         item = items[0]
         return Reading("equation" if EQUALS.search(item.text) else "value", clean, items)
