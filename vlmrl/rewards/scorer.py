@@ -36,7 +36,10 @@ CHUNK_WITH_IMAGES = 4
 EARNED = "alone too: it earns `on_timeout`"
 """End of the note of a score that is `on_timeout`."""
 LOST_IN_A_ROW = 8
-"""After so many rows in a row that hung or ended their worker, the rest of the call is not scored, to save hours."""
+"""After so many rows in a row that hung or ended their worker, the rest of the call is not scored, to save hours.
+
+It does not hold where `on_timeout` is declared and the reward has answered before: then the responses are the cause.
+"""
 ALONE_FAILURES = 3
 """After a failed batch call each row is scored alone, until this many rows in a row have failed."""
 

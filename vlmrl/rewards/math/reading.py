@@ -55,6 +55,7 @@ class Item:
         number: the value, if it is a plain number.
         name: name before `=`; "" without one.
         about: other values after `=` or `\approx`, which must all agree.
+        is_rounded: it stands behind an exact value and `\approx`, so it may have any number of digits.
     """
 
     text: str
@@ -106,9 +107,8 @@ def read(text: str, *, mixed: bool = True, letters: bool = True) -> Reading:
     if denied := DENIED.search(clean):
         rest = clean[: denied.start()] + clean[denied.end() :]
         return Reading("denial", clean, items=(Item(rest.strip()),))
-    if choice := CHOICE.fullmatch(
-        clean.replace("\\text{", "").replace("}", "") if clean.startswith("\\text{") else clean
-    ):
+    bare = clean.replace("\\text{", "").replace("}", "") if clean.startswith("\\text{") else clean
+    if choice := CHOICE.fullmatch(bare):
         letter, rest = choice.group(1) or choice.group(2), choice.group(3)
         if letter.isupper() or choice.group(1):
             after = read(rest, mixed=mixed, letters=letters) if rest and rest.strip() else None
@@ -173,7 +173,7 @@ class _Reader:
         if match := NAMED.fullmatch(text):
             name, sign, text = (group.strip() for group in match.groups())
             text = text if sign == "=" else f"{sign} {text}"
-        text, rounded = (text[m.end() :], True) if (m := LEAD_IN.match(text)) else (text, False)
+        text = text[m.end() :] if (m := LEAD_IN.match(text)) else text
         first, *others = APPROX.split(text)
         if name or others:
             first, *equals = EQUALS.split(first)
@@ -184,7 +184,7 @@ class _Reader:
                 first, *equals = sides
             elif len(sides) == 2 and re.fullmatch(NAME, sides[1].strip()) and _is_constant(sides[0]):
                 first, name = sides[0], sides[1].strip()
-        item = replace(self._quantity(first), name=name, is_rounded=rounded)
+        item = replace(self._quantity(first), name=name)
         about = [self._quantity(one) for one in equals]
         about += [replace(self._quantity(one), is_rounded=True) for other in others for one in EQUALS.split(other)]
         if about and item.unit is None:

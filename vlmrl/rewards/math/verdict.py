@@ -195,17 +195,19 @@ class _Judge:
         return Verdict(False, "the values differ")
 
     def _rounds(self, one: Quantity, other: Quantity, is_rounded: bool) -> bool:
+        """Return whether one of two values is the other, rounded to the decimal places that it shows.
+
+        Args:
+            is_rounded: `other` stands behind an exact value and `about`: it may have few digits, or be an integer.
+        """
         least = 1 if is_rounded else self.policy.decimals
-        sides = [(one, other), (other, one)]
-        if is_rounded and other.step is None:
-            sides = [(one, replace(other, step=Fraction(1), digits=1)), *sides]
-            sides = [(replace(other, step=Fraction(1), digits=1), one), *sides]
-        for shown, exact in sides:
+        if is_rounded and other.step is None and other.value.denominator == 1:
+            other = replace(other, step=Fraction(1), digits=1)
+        for shown, exact in ((one, other), (other, one)):
             if shown.step is None or not least or shown.digits < least:
                 continue
-            if exact.step is not None and exact.step > shown.step:
-                continue
-            if abs(exact.value - shown.value) <= shown.step / 2:
+            is_finer = exact.step is None or exact.step <= shown.step
+            if is_finer and abs(exact.value - shown.value) <= shown.step / 2:
                 return True
         return False
 
