@@ -49,7 +49,13 @@ FENCES = {
         "preflight/machine.py",
         "launch/agent.py",
     ),
-    "torch.distributed": ("dist/", "checkpoint/io.py", "rollout/weight_sync.py", "launch/agent.py"),
+    "torch.distributed": (
+        "dist/",
+        "checkpoint/io.py",
+        "checkpoint/tensor_files.py",
+        "rollout/weight_sync.py",
+        "launch/agent.py",
+    ),
     "peft": ("model/lora.py",),
     "bitsandbytes": ("train/optim.py",),
     "wandb": ("sinks/wandb_sink.py",),
@@ -106,7 +112,6 @@ def test_every_module_has_a_level():
     assert {package_of(p) for p in files()} <= LEVELS.keys()
 
 
-@pytest.mark.slow
 def test_imports_go_downward_only():
     wrong = []
     for path in files():
@@ -194,7 +199,6 @@ def test_cli_modules_load_nothing_heavy_at_their_top():
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.slow
 def test_nothing_is_evaluated_and_nothing_unpickled():
     wrong = []
     for path in files():
@@ -207,14 +211,19 @@ def test_nothing_is_evaluated_and_nothing_unpickled():
     assert [w for w in wrong if not w.startswith("rewards/")] == []
 
 
-@pytest.mark.slow
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its signature and docstring, which the formatter and the arguments make long."""
+    first = function.body[1:2] if ast.get_docstring(function) is not None else function.body[:1]
+    return function.end_lineno - first[0].lineno + 1 if first and function.end_lineno else 0
+
+
 def test_files_and_functions_stay_small():
     long_files = {name_of(p): n for p in files() if (n := len(p.read_text("utf-8").splitlines())) > 400}
     long_functions = [
-        f"{name_of(p)}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines"
+        f"{name_of(p)}:{node.lineno} {node.name}: {body_lines(node)} lines"
         for p in files()
         for node in ast.walk(ast.parse(p.read_text("utf-8")))
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (node.end_lineno or 0) - node.lineno + 1 > 75
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and body_lines(node) > 75
     ]
     assert not long_files and not long_functions, f"{long_files} {long_functions}"
 
@@ -265,7 +274,6 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.slow
 def test_what_needs_no_torch_is_imported_without_it():
     done = run_python(WITHOUT_TORCH, *LIGHT)
     assert done.returncode == 0, done.stderr[-2000:]

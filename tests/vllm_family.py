@@ -17,7 +17,8 @@ from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
+from vlmrl.rollout.vllm.engine import VllmEngine
+from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.types import SamplingParams
 

@@ -21,7 +21,8 @@ from gpu_world import GIB, make_config
 
 from vlmrl.model.tiny import build_tiny
 from vlmrl.store.layout import COMPLETE, checkpoint_dir
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 
 Row = dict[str, Any]
 ROWS = 24

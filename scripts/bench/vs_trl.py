@@ -178,7 +178,7 @@ def parity(out: Path, run: Path) -> dict[str, Any]:
     from vlmrl.recipe.load import load_recipe
     from vlmrl.rollout.sample import encode_prompt
     from vlmrl.setup.model import make_encoder
-    from vlmrl.store.runs import open_run
+    from vlmrl.store.open_run import open_run
     from vlmrl.tasks.source import open_source
 
     recipe = load_recipe(out / "recipe.toml").recipe

@@ -13,7 +13,7 @@ import pytest
 from command_line import COMMAND, started, this_process
 
 from vlmrl.errors import Interruption
-from vlmrl.store.runs import create_run
+from vlmrl.store.open_run import create_run
 
 INTERRUPTED = [
     ("vlmrl.store.pack.pack_run", ("runs", "pack", "one"), "runs was interrupted: changes already made are kept"),

@@ -13,7 +13,7 @@ from command_line import own_process, settings, this_process
 from vlmrl.errors import LaunchError
 from vlmrl.launch.request import EvalRequest, Machines, TrainRequest
 from vlmrl.launch.train_plan import describe_other_processes
-from vlmrl.store.runs import create_run, resume_run
+from vlmrl.store.open_run import create_run, resume_run
 from vlmrl.tasks.digits import prepare_digits
 
 SHORT = settings(

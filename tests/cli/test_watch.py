@@ -13,7 +13,8 @@ import pytest
 from command_line import own_process, started, this_process
 
 from vlmrl.store import layout
-from vlmrl.store.runs import Run, create_run, resume_run
+from vlmrl.store.open_run import create_run, resume_run
+from vlmrl.store.runs import Run
 from vlmrl.store.tail import Followed, phase_seconds
 
 STEPS = 5

@@ -21,7 +21,8 @@ from small_runs import (
 
 from vlmrl.checkpoint import checked_files, io
 from vlmrl.checkpoint.safetensors_blocks import read_tensors
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 
 LORA = ["lora.rank=4"]
 CASES = {

@@ -27,10 +27,10 @@ from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.rollout.vllm.engine import EngineSettings
 from vlmrl.rollout.vllm.hosted_engine import EnginePlace, HostedEngine
+from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.weight_sync import PolicyWeights
-from vlmrl.store.runs import open_run
+from vlmrl.store.open_run import open_run
 from vlmrl.types import SamplingParams
 
 pytestmark = [

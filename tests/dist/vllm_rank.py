@@ -37,7 +37,8 @@ from vlmrl.recipe.schema import Lora, Model, Optim
 from vlmrl.rollout import weight_sync
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.vllm import engine as vllm_engine
-from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
+from vlmrl.rollout.vllm.engine import VllmEngine
+from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.train.forward_passes import fill_logps
 from vlmrl.train.objectives import PolicyGradient

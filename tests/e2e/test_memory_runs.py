@@ -28,7 +28,8 @@ from vlmrl.errors import EngineError, OutOfMemoryError, exit_of
 from vlmrl.model.policy import Policy
 from vlmrl.model.tiny import build_tiny
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 from vlmrl.train import prompt_feed, rl, session
 
 RECIPE = """

@@ -11,7 +11,8 @@ from command_line import this_process
 from small_runs import recipe_text
 from tinyworld import image
 
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 
 TEXT = "Which number is it?"
 ROWS = 12

@@ -178,7 +178,7 @@ def _announce(planned: Sequence[PlannedEvaluation]) -> None:
 def _warn_of_changes(run_dir: Path, planned: Sequence[PlannedEvaluation]) -> None:
     """Print a warning if a task, reward or prompt has changed since the run was made whose recipe is used."""
     from vlmrl.setup.run_records import changed_since
-    from vlmrl.store.runs import open_run
+    from vlmrl.store.open_run import open_run
 
     run = open_run(run_dir.parent, run_dir.name)
     if changed := changed_since(run, [one.rows.source for one in planned]):

@@ -63,7 +63,7 @@ def _train_here(request: TrainRequest, plan: Plan, root: Path) -> None:
     from vlmrl.launch.train_plan import begin_run, recipe_of
     from vlmrl.launch.train_ranks import resume_command
     from vlmrl.process import give_terminal, patience
-    from vlmrl.store.runs import open_run
+    from vlmrl.store.open_run import open_run
     from vlmrl.train.start import run_session, share_run
 
     is_main, recipe, debug_rank = is_main_process(), recipe_of(plan), request.machines.debug_rank

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from vlmrl.diagnose import failure_causes as failures
+from vlmrl.diagnose import layout_causes as layouts
 from vlmrl.diagnose import prompt_causes as prompts
 from vlmrl.diagnose import recipe_causes as settings
 from vlmrl.diagnose import score_causes as scores
@@ -33,7 +34,7 @@ RULES: tuple[Rule, ...] = (
     prompts.stop_string,
     prompts.cut_off,
     prompts.format_unmet,
-    scores.other_layout,
+    layouts.other_layout,
     scores.constant_truth,
     settings.unpaid,
     settings.few_pixels,

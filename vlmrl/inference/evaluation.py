@@ -33,8 +33,9 @@ from vlmrl.store import layout
 from vlmrl.store.clock import now
 from vlmrl.store.evaluated_rows import names_a_step, read_summary
 from vlmrl.store.metrics import encode
+from vlmrl.store.open_run import create_run
 from vlmrl.store.provenance import usable_threads
-from vlmrl.store.runs import Run, create_run
+from vlmrl.store.runs import Run
 from vlmrl.tasks.prompt_identity import same_prompt
 from vlmrl.types import SamplingParams
 

@@ -23,7 +23,8 @@ from vlmrl.preflight.model_path import check_location
 from vlmrl.preflight.prompt_lengths import estimate_prompts, longest_allowed
 from vlmrl.preflight.prompts import PromptScan
 from vlmrl.recipe.checks import check_recipe
-from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.key_place import AUTO_ORIGIN
+from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.engine import check_engine
 from vlmrl.recipe.rules.world import check_world
 from vlmrl.rewards.accuracy_part import accuracy_part

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from vlmrl.errors import Problem, ProblemsError, RecipeError
 from vlmrl.recipe.files import Layer, find_recipe, parent_layer, read_layer
 from vlmrl.recipe.key_fields import table_class
+from vlmrl.recipe.key_place import AUTO_ORIGIN, KeyPlace
 from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.paths import candidates, file_part, is_path_key, locate, names_file
 from vlmrl.recipe.schema import Recipe
@@ -32,25 +33,6 @@ MAX_NAME_BYTES = 255
 RESOLVED_SCHEMA = 1
 LORA_LR, LORA_LR_ORIGIN = 1e-5, "default with [lora]"
 """Learning rate of a recipe that has a `[lora]` table and names none."""
-AUTO_ORIGIN = "auto: "
-"""Start of the origin of a value that the recipe left open (recipe/settle.py); the reason follows."""
-
-
-@dataclass(frozen=True)
-class KeyPlace:
-    """Place where a value was written: a line of a file, or a `--set`."""
-
-    file: Path | None
-    line: int = 0
-    override: str = ""
-
-    @property
-    def origin(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else "--set"
-
-    @property
-    def where(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else f"--set {self.override}"
 
 
 @dataclass(frozen=True)

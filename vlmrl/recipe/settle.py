@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmrl.errors import Problem, RecipeError
-from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe, leaves
+from vlmrl.recipe.key_place import AUTO_ORIGIN
+from vlmrl.recipe.load import LoadedRecipe, leaves
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.step_counts import COUNTED
 from vlmrl.recipe.toml_lines import dotted

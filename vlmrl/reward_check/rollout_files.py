@@ -15,7 +15,8 @@ from vlmrl.json_text import parse_json
 from vlmrl.reward_check.response_columns import Chunk, Decoded, Head, ResponseColumns
 from vlmrl.reward_check.scores import Coded, Ints, Scores
 from vlmrl.store.metrics import counted
-from vlmrl.store.rollouts import count_rows, read_batches, read_turns, seen_of
+from vlmrl.store.rollout_columns import read_turns, seen_of
+from vlmrl.store.rollouts import count_rows, read_batches
 from vlmrl.types import Media, RewardInput, Score, Size, name_row
 
 COLUMNS = (

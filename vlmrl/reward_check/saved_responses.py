@@ -17,7 +17,8 @@ from vlmrl.reward_check.scoring import TaskRef
 from vlmrl.store import layout
 from vlmrl.store.kept_recipe import newest_resolved
 from vlmrl.store.metrics import counted, newest
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 from vlmrl.store.verify import damage_of, shortened
 from vlmrl.tasks.own_task import is_own, read_own
 from vlmrl.types import Media, RewardInput, Score

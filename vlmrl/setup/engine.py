@@ -58,7 +58,8 @@ def make_generator(
     r = recipe.rollout
     if r.engine == "torch":
         return TorchEngine(policy, encoder.tokenizer, batch_tokens=r.batch_tokens, on_halved=partial(_tell_halved, say))
-    from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
+    from vlmrl.rollout.vllm.engine import VllmEngine
+    from vlmrl.rollout.vllm.settings import EngineSettings
 
     settings = EngineSettings(
         folder=files,

@@ -14,7 +14,8 @@ from vlmrl.model.model_files import ADAPTER_CONFIG
 from vlmrl.store.checkpoints import AS_ASKED, choose_checkpoint, read_meta
 from vlmrl.store.layout import CHECKPOINTS, COMPLETE, MANIFEST, complete_checkpoints
 from vlmrl.store.listing import run_ids
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from vlmrl.errors import Problem, VlmrlError, first_line
 from vlmrl.key_facts import MOST
 from vlmrl.preflight.gpu_models import Gpu, known_gpu
 from vlmrl.preflight.memory import HERE, Target
-from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.key_place import AUTO_ORIGIN
+from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Model, Recipe, Train
 from vlmrl.recipe.settle import OPEN, Choice, Chooser, choose, open_keys, settle, with_values
 

@@ -24,8 +24,9 @@ from vlmrl.store import layout
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.kept_recipe import Fork, Renewal, Texts, newest_recipe, newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.manifest import short_value
+from vlmrl.store.open_run import create_run, open_run, resume_run
 from vlmrl.store.provenance import usable_threads
-from vlmrl.store.runs import Run, create_run, open_run, resume_run
+from vlmrl.store.runs import Run
 from vlmrl.store.secrets.redact import HIDDEN, redact_value
 
 COMMANDS = {"rl": "train", "sft": "sft"}

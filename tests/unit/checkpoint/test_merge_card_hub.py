@@ -17,7 +17,7 @@ from vlmrl.checkpoint.merge import CARD, RECORD, merge
 from vlmrl.checkpoint.model_card import model_card
 from vlmrl.checkpoint.proof import Proof
 from vlmrl.model.policy import Policy
-from vlmrl.store.runs import create_run
+from vlmrl.store.open_run import create_run
 
 PROVEN = Proof(3.2e-6, 40, 8, 1e-4)
 META = {

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from reward_runs import LEVELS
 from sick_runs import PROMPT, make_run, mixed, plan
 
+from vlmrl.diagnose.layout_causes import FIELD, agrees
 from vlmrl.diagnose.prompt_causes import OPEN_TAG, ROLE_MARK, TURN_END
 from vlmrl.diagnose.run import EXPLAINS, Diagnosis, diagnose, ranked
 from vlmrl.diagnose.run_facts import identity, read_facts
-from vlmrl.diagnose.score_causes import FIELD, agrees, truly_right
+from vlmrl.diagnose.score_causes import truly_right
 from vlmrl.diagnose.thresholds import (
     LIMITS,
     Cause,
@@ -36,7 +37,7 @@ from vlmrl.diagnose.thresholds import (
 from vlmrl.errors import RewardUnavailable, StoreError
 from vlmrl.reward_check.texts import answer_of
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.store.runs import create_run, open_run
+from vlmrl.store.open_run import create_run, open_run
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.task import write_trace
 

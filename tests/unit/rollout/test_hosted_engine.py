@@ -14,7 +14,6 @@ from torch import Tensor
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import EngineError, LaunchError
 from vlmrl.rollout.vllm import host, hosted_engine, weight_transport, wire
-from vlmrl.rollout.vllm.engine import EngineSettings
 from vlmrl.rollout.vllm.hosted_engine import (
     EnginePlace,
     HostedEngine,
@@ -23,6 +22,7 @@ from vlmrl.rollout.vllm.hosted_engine import (
     places_shared,
     visible_gpus,
 )
+from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.vllm.weight_transport import ToWorkers, take_weights
 
 SIX = World(rank=2, size=6, local_rank=2, local_size=6)

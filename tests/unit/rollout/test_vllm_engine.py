@@ -23,7 +23,8 @@ from vlmrl.rollout import weight_sync
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.rollout.vllm import engine as vllm_engine
-from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
+from vlmrl.rollout.vllm.engine import VllmEngine
+from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.types import SamplingParams
 

@@ -6,7 +6,7 @@ import pytest
 
 from vlmrl.errors import StoreError
 from vlmrl.store.logger_ids import read_remote, write_remote
-from vlmrl.store.runs import create_run
+from vlmrl.store.open_run import create_run
 from vlmrl.store.verify import verify_run
 
 

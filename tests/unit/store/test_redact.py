@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from secret_texts import ASSIGNMENTS, HEX, INNOCENT, PARTS, PASSWORD, PEM, SECRETS, SERVICES, VALUE
 from store_builders import make_group, make_run
 
-from vlmrl.store.runs import open_run
+from vlmrl.store.open_run import open_run
 from vlmrl.store.secrets import redact
 from vlmrl.store.secrets.names import kind_of_name
 from vlmrl.store.secrets.redact import (

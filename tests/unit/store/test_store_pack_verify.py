@@ -21,8 +21,9 @@ from store_builders import make_checkpoint, make_group, make_run
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.media import RunImages, ShardFolder, write_shard
+from vlmrl.store.open_run import open_run
 from vlmrl.store.pack import pack_run
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.runs import Run
 from vlmrl.store.verify import verify_run
 from vlmrl.store.verify_metrics import _gaps
 from vlmrl.types import Media

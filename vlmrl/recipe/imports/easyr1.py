@@ -22,13 +22,12 @@ from vlmrl.recipe.imports.shared import (
     filtered_sampling,
     frozen_tower,
     reward_of,
-    schedule_keys,
     sharding,
     spread_filter,
-    steps_of,
     trainer_of,
     updates_of,
 )
+from vlmrl.recipe.imports.steps import schedule_keys, steps_of
 
 ACTOR = "worker.actor"
 DEFAULTS: dict[str, Any] = {

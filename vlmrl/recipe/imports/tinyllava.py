@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from vlmrl.recipe.imports.draft import Draft, number
-from vlmrl.recipe.imports.shared import COUNTED_LATER, loggers_of, schedule_keys
+from vlmrl.recipe.imports.shared import loggers_of
+from vlmrl.recipe.imports.steps import COUNTED_LATER, schedule_keys
 
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 5e-5,

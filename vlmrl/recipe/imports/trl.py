@@ -9,15 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.recipe.imports.draft import Draft, number
-from vlmrl.recipe.imports.shared import (
-    COUNTED_LATER,
-    arithmetic,
-    filtered_sampling,
-    located,
-    loggers_of,
-    schedule_keys,
-    thinking,
-)
+from vlmrl.recipe.imports.shared import arithmetic, filtered_sampling, located, loggers_of, thinking
+from vlmrl.recipe.imports.steps import COUNTED_LATER, schedule_keys
 
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-6,

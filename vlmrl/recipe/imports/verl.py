@@ -22,15 +22,14 @@ from vlmrl.recipe.imports.shared import (
     filtered_sampling,
     frozen_tower,
     kl_of,
-    schedule_keys,
     sharding,
     spread_filter,
     step_size,
-    steps_of,
     thinking,
     trainer_of,
     updates_of,
 )
+from vlmrl.recipe.imports.steps import schedule_keys, steps_of
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 DEFAULTS: dict[str, Any] = {

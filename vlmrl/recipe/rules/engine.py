@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from vlmrl.errors import Problem
 from vlmrl.recipe.extras import install_line
-from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.key_place import AUTO_ORIGIN
+from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.toml_lines import Key
 

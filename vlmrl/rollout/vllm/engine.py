@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from vlmrl.errors import EngineError
 from vlmrl.model.engine_memory import BATCHED_TOKENS, MAX_SEQUENCES
 from vlmrl.recipe.rules.engine import MIN_TEMPERATURE, TORCH_HINT, VLLM_HINT, vllm_refusal
 from vlmrl.rollout.engine import SamplingRequest, finish_reason
+from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.vllm.shared_memory_dir import OwnedFolder
 from vlmrl.rollout.vllm.shared_pixels import SharedPixels
 from vlmrl.rollout.vllm.weight_transport import Handover, InProcess, ToWorkers
@@ -45,46 +45,6 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM allocates; an adapter gets the next larger one."""
 MAX_IMAGES = 64
 """Maximum number of images in one prompt."""
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """Settings that the engine is built with.
-
-    Args:
-        folder: Hugging Face folder or hub name with configuration and processor; its weights are not read.
-        dtype: "float32" or "bfloat16", as the trainer's.
-        device: "cpu" or "cuda".
-        max_tokens: of the longest prompt and response together.
-        kv_cache_bytes: size of the key-value cache.
-        image_arguments: arguments of the trainer's image processor (its pixel bounds).
-        lora_rank: 0 = no adapter.
-        lora_vision: whether the vision tower and the connector have an adapter too.
-        tensor_parallel: number of parts that every weight is cut into; above 1 each part has its own process and GPU.
-        revision, trust_remote_code: as in the recipe's table `model`.
-    """
-
-    folder: str
-    dtype: str
-    device: str
-    max_tokens: int
-    kv_cache_bytes: int
-    image_arguments: Mapping[str, Any] = field(default_factory=dict)
-    lora_rank: int = 0
-    lora_vision: bool = False
-    tensor_parallel: int = 1
-    revision: str | None = None
-    trust_remote_code: bool = False
-
-    @property
-    def sleeps(self) -> bool:
-        """Whether the engine can free memory; vLLM cannot on a CPU."""
-        return self.device == "cuda"
-
-    @property
-    def discards(self) -> bool:
-        """Whether its weights are gone after it slept. With an adapter they are kept: the base is not sent again."""
-        return self.sleeps and not self.lora_rank
 
 
 class VllmEngine:

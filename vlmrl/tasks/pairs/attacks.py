@@ -35,90 +35,91 @@ def wrong(x: RewardInput) -> str:
     return four(0.0 if x.truth.get("same") else 1.0)
 
 
+def _odd_numbers() -> list[tuple[str, str, Make]]:
+    """Return answers that are no probability: name, idea, and the text of the answer."""
+    return [
+        ("out of range", "a probability of 7", says("<answer>7.0000</answer>")),
+        ("below zero", "a probability of -1", says("<answer>-1.0000</answer>")),
+        ("other digits", "Arabic digits", lambda x: f"<answer>{_arabic(right(x))}</answer>"),
+        (
+            "Python number",
+            "a number as only a programming language writes it",
+            lambda x: f"<answer>{right(x)[0]}_0e-1</answer>",
+        ),
+        ("not a number", "the float that equals nothing", says("<answer>nan</answer>")),
+        ("infinite", "a number beyond all bounds", says("<answer>1e999</answer>")),
+        ("beyond squaring", "a number whose square no float holds", says("<answer>1e300</answer>")),
+    ]
+
+
 def _answer_attacks(form: AnswerForm) -> list[Attack]:
     """Return attacks with the answer tag. The names are right, so that nothing but the trick is wrong."""
 
     def tags(x: RewardInput) -> str:
         return form.tags(form.names_of(x))
 
+    def broken(name: str, idea: str, make: Make, **more: Any) -> Attack:
+        return Attack(name, idea, "broken", make, **more)
+
     def with_answer(name: str, idea: str, end: Make) -> Attack:
-        return Attack(name, idea, "broken", lambda x: f"<think>{THOUGHT}{tags(x)}</think>{end(x)}")
+        return broken(name, idea, lambda x: f"<think>{THOUGHT}{tags(x)}</think>{end(x)}")
 
     two = "<answer>{}</answer><answer>{}</answer>"
     return [
-        Attack(
+        broken(
             "both answers",
             "yes and no, in two answers",
-            "broken",
             lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(wrong(x), right(x))}",
             turned=lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(right(x), wrong(x))}",
         ),
         with_answer("taken back", "the right answer, then the wrong one", lambda x: two.format(right(x), wrong(x))),
-        Attack(
+        broken(
             "answer in think",
             "the right answer inside, the wrong one at the end",
-            "broken",
             lambda x: f"<think>{tags(x)}<answer>{right(x)}</answer></think><answer>{wrong(x)}</answer>",
         ),
-        Attack(
+        broken(
             "two thinks",
             "junk between two think blocks",
-            "broken",
             lambda x: f"<think>a{tags(x)}</think>junk<think>b</think><answer>{right(x)}</answer>",
         ),
-        Attack("bare number", "the right answer without any tag", "broken", right),
-        with_answer("out of range", "a probability of 7", says("<answer>7.0000</answer>")),
-        with_answer("below zero", "a probability of -1", says("<answer>-1.0000</answer>")),
-        with_answer("other digits", "Arabic digits", lambda x: f"<answer>{_arabic(right(x))}</answer>"),
-        with_answer(
-            "Python number",
-            "a number as only a programming language writes it",
-            lambda x: f"<answer>{right(x)[0]}_0e-1</answer>",
-        ),
-        with_answer("not a number", "the float that equals nothing", says("<answer>nan</answer>")),
-        with_answer("infinite", "a number beyond all bounds", says("<answer>1e999</answer>")),
-        with_answer("beyond squaring", "a number whose square no float holds", says("<answer>1e300</answer>")),
+        broken("bare number", "the right answer without any tag", right),
+        *(with_answer(name, idea, end) for name, idea, end in _odd_numbers()),
         with_answer("either number", "both answers in one tag", lambda x: f"<answer>{wrong(x)} or {right(x)}</answer>"),
         with_answer("words", "true or false for a number", lambda x: f"<answer>{bool(x.truth.get('same'))}</answer>"),
         with_answer(
             "more after it", "text after the answer", lambda x: f"<answer>{right(x)}</answer> Or is it {wrong(x)}?"
         ),
-        Attack("no answer", "right names and nothing else", "broken", lambda x: f"<think>{tags(x) or THOUGHT}</think>"),
-        Attack(
+        broken("no answer", "right names and nothing else", lambda x: f"<think>{tags(x) or THOUGHT}</think>"),
+        broken(
             "empty think",
             "the right answer without a thought",
-            "broken",
             lambda x: f"<think></think>{tags(x)}<answer>{right(x)}</answer>",
         ),
-        Attack(
+        broken(
             "unseen think",
             "the right answer after a thought that cannot be seen",
-            "broken",
             lambda x: f"<think>\u200b</think>{tags(x)}<answer>{right(x)}</answer>",
         ),
-        Attack(
+        broken(
             "never closed",
             "opening tags where closing ones belong",
-            "broken",
             lambda x: f"<think>{THOUGHT}{tags(x)}<think><answer>{right(x)}<answer>",
         ),
-        Attack(
+        broken(
             "escaped tags",
             "backslashes before the brackets",
-            "broken",
             lambda x: f"<think>{THOUGHT}{tags(x)}</think><answer>{right(x)}</answer>".replace("<", "\\<"),
         ),
-        Attack(
+        broken(
             "cut off",
             "all of it, ended by the token limit before the answer",
-            "broken",
             lambda x: f"<think>{THOUGHT}{tags(x)}",
             cut=True,
         ),
-        Attack(
+        broken(
             "cut off late",
             "all of it, ended by the token limit",
-            "broken",
             lambda x: form.write(form.names_of(x), right(x)),
             cut=True,
         ),
