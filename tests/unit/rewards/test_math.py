@@ -124,6 +124,17 @@ def test_a_wrong_argument_is_named(args, words):
     assert words in str(error.value)
 
 
+def test_the_length_is_a_part_where_its_limits_are_given():
+    assert "length" not in load_reward("math").ranges
+    spec = load_reward("math", args={"soft_tokens": 10, "max_tokens": 20})
+    assert spec.ranges["length"] == (0.0, 1.0) and spec.on_timeout["length"] == 0.0
+    for tokens, finish, part in ((10, "stop", 1.0), (15, "stop", 0.5), (25, "stop", 0.0), (5, "length", 0.0)):
+        assert spec(boxed("20", finish=finish, num_tokens=tokens))["length"] == part
+    for args in ({"soft_tokens": 10}, {"max_tokens": 10}, {"soft_tokens": 20, "max_tokens": 10}):
+        with pytest.raises(RewardError, match="0 < soft < max"):
+            load_reward("math", args=args)
+
+
 def test_the_reward_is_loaded_again_from_its_record():
     spec = load_reward("math", args={"units": "required", "decimals": 4})
     record = reward_record(spec, {"accuracy": 1.0, "think_format": 0.1})
