@@ -246,3 +246,33 @@ def test_the_think_format_and_the_end():
         assert spec(RewardInput(text)) == {"think_format": part}, text
     for finish, tokens, part in (("stop", 3, 0.0), ("stop", 2, -1.0), ("length", 9, -1.0)):
         assert end(RewardInput("a", finish=finish, num_tokens=tokens)) == {"ending": part}
+
+
+POLICIES = [
+    # (arguments, gold, answer, right)
+    ({"units": "required"}, "12 cm", "12", 0), ({"units": "required"}, "12", "12 cm", 0),
+    ({"units": "required"}, "12 cm", "0.12 m", 1), ({"units": "required"}, "12", "12", 1),
+    ({"units": "ignored"}, "12 cm", "12 in", 1), ({"units": "ignored"}, "12 cm", "13 in", 0),
+    ({"units": "required"}, "45^\\circ", "45", 1), ({"degrees": "required"}, "45^\\circ", "45", 0),
+    ({"degrees": "required"}, "45^\\circ", "45^\\circ", 1), ({"degrees": "ignored"}, "45^\\circ", "45", 1),
+    ({"percent": "value"}, "20\\%", "20", 0), ({"percent": "value"}, "20\\%", "0.2", 1),
+    ({"percent": "value"}, "20", "20\\%", 0), ({"percent": "ignored"}, "20\\%", "20", 1),
+    ({"percent": "ignored"}, "20\\%", "0.2", 0), ({"money": "required"}, "\\$20", "20", 0),
+    ({"money": "required"}, "\\$20", "20 dollars", 1), ({"money": "ignored"}, "\\$20", "\u20ac20", 1),
+    ({"decimals": 0}, "6\\sqrt{5}", "13.416", 0), ({"decimals": 0}, "\\frac{1}{2}", "0.5", 1),
+    ({"decimals": 5}, "6\\sqrt{5}", "13.4", 0), ({"decimals": 5}, "6\\sqrt{5}", "13.416", 1),
+    ({"decimals": 2}, "\\frac{1}{3}", "0.33", 1), ({"sets": "loose"}, "\\{1,2\\}", "(1,2)", 1),
+    ({"sets": "loose"}, "\\{1,2\\}", "(1,3)", 0), ({"intervals": "ends"}, "[1,2)", "(1,2]", 1),
+    ({"intervals": "ends"}, "[1,2)", "(1,3]", 0), ({"choices": "exact"}, "B", "B. 45", 0),
+    ({"choices": "exact"}, "B", "(B)", 1), ({"mixed": "product"}, "1", "2\\frac{1}{2}", 1),
+    ({"mixed": "product"}, "2.5", "2\\frac{1}{2}", 0),
+]  # fmt: skip
+
+
+def test_each_policy_decides_as_it_says():
+    wrong = [
+        (args, gold, answer)
+        for args, gold, answer, right in POLICIES
+        if load_reward("math", args=args)(boxed(answer, gold))["accuracy"] != right
+    ]
+    assert not wrong

@@ -43,6 +43,8 @@ MEMBER = re.compile(r"\s*(?:[A-Za-z]|\\theta)\s*\\in\s*(.+)", re.S)
 SET = re.compile(r"(?:\\\{|\\lbrace)(.*)(?:\\\}|\\rbrace)", re.S)
 ENDS = {"\\langle": "(", "\\rangle": ")"}
 APPROX = re.compile(r"\\approx|\\simeq")
+BEFORE_FRACTION = re.compile(r"(?<=[0-9])\s*(?=\\frac)")
+"""Place where a number and a fraction are a mixed number, or a product."""
 EQUALS = re.compile(r"(?<![<>!\\=])=(?!=)")
 
 
@@ -194,6 +196,8 @@ class _Reader:
     def _quantity(self, text: str) -> Item:
         value, unit = split_unit(text.strip(), letters=self.letters)
         value = _without_parentheses(value)
+        if not self.mixed:
+            value = BEFORE_FRACTION.sub(r"\\cdot", value)
         return Item(value, read_number(plain_thousands(value), mixed=self.mixed), unit)
 
     def _inequality(self, text: str) -> Reading | None:
