@@ -1,9 +1,10 @@
-"""Parts of a score that look at the response as a whole: its thought tags, its script and its end."""
+"""Parts of a score that look at the response as a whole: its thought tags, its script, its end and its length."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
 
 from vlmrl.errors import RewardError, unknown
@@ -75,10 +76,29 @@ def ending(x: RewardInput, min_tokens: int = 0) -> float:
     return 0.0 if x.finish == "stop" and x.num_tokens >= min_tokens else -1.0
 
 
-def response_parts(x: RewardInput, *, script: str = "latin", min_tokens: int = 0) -> dict[str, float]:
-    """Return all three parts of a response."""
-    return {
+def check_lengths(soft_tokens: int, max_tokens: int) -> None:
+    """Raise a RewardError unless 0 < soft_tokens < max_tokens."""
+    if not 0 < soft_tokens < max_tokens:
+        raise RewardError(f"soft_tokens = {soft_tokens} and max_tokens = {max_tokens}: 0 < soft < max must hold")
+
+
+def length(x: RewardInput, soft_tokens: int, max_tokens: int) -> float:
+    """Return 1 up to `soft_tokens` tokens, falling linearly to 0 at `max_tokens`; 0 for a response that was cut.
+
+    Source: DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), moved from [-1, 0] to [0, 1].
+    """
+    if x.finish == "length":
+        return 0.0
+    return min(1.0, max(0.0, (max_tokens - x.num_tokens) / (max_tokens - soft_tokens)))
+
+
+def response_parts(
+    x: RewardInput, *, script: str = "latin", min_tokens: int = 0, lengths: Sequence[int] = ()
+) -> dict[str, float]:
+    """Return these parts of a response. `lengths`: soft_tokens and max_tokens; empty = without the part `length`."""
+    parts = {
         "think_format": think_format(x),
         "language": language(x, script),
         "ending": ending(x, min_tokens),
     }
+    return {**parts, "length": length(x, *lengths)} if lengths else parts

@@ -36,7 +36,10 @@ CHUNK_WITH_IMAGES = 4
 EARNED = "alone too: it earns `on_timeout`"
 """End of the note of a score that is `on_timeout`."""
 LOST_IN_A_ROW = 8
-"""After so many rows in a row that hung or ended their worker, the rest of the call is not scored, to save hours."""
+"""After so many rows in a row that hung or ended their worker, the rest of the call is not scored, to save hours.
+
+It does not hold where `on_timeout` is declared and the reward has answered before: then the responses are the cause.
+"""
 ALONE_FAILURES = 3
 """After a failed batch call each row is scored alone, until this many rows in a row have failed."""
 
@@ -241,11 +244,11 @@ class Scorer:
         def give_up(outcome: Outcome) -> bool:
             nonlocal run_of_lost
             run_of_lost = run_of_lost + 1 if _is_lost(outcome) and not pool.runs.batched else 0
-            responses_hang = self.spec.on_timeout and (self._answers or isinstance(outcome, Result))
+            self._answers = self._answers or isinstance(outcome, Result)
+            responses_hang = self.spec.on_timeout and self._answers
             return (strict and self._is_bug(outcome)) or (run_of_lost == LOST_IN_A_ROW and not responses_hang)
 
         outcomes = pool.run(batches, inputs, give_up, limit=limit)
-        self._answers = self._answers or any(isinstance(o, Result) for o in outcomes.values())
         if strict and any(map(self._is_bug, outcomes.values())):
             return {i: o for i, o in outcomes.items() if isinstance(o, Result) or self._is_bug(o)}
         lost = [i for i, outcome in outcomes.items() if _is_lost(outcome)]

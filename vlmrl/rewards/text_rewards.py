@@ -89,8 +89,7 @@ def length(*, soft_tokens: int, max_tokens: int) -> RewardSpec:
 
     Source: DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), moved from [-1, 0] to [0, 1].
     """
-    if not 0 < soft_tokens < max_tokens:
-        raise RewardError(f"soft_tokens = {soft_tokens} and max_tokens = {max_tokens}: 0 < soft < max must hold")
+    response_parts.check_lengths(soft_tokens, max_tokens)
     fn = partial(_length_part, soft_tokens=soft_tokens, max_tokens=max_tokens)
     return RewardSpec("length", fn, {"length": UNIT}, {"length": 1.0}, pure=True)
 
@@ -176,6 +175,5 @@ def _tags_in_order(x: RewardInput, *, tags: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _length_part(x: RewardInput, *, soft_tokens: int, max_tokens: int) -> dict[str, Any]:
-    if x.finish == "length":
-        return {"length": 0.0, "note": "cut off at the token limit"}
-    return {"length": min(1.0, max(0.0, (max_tokens - x.num_tokens) / (max_tokens - soft_tokens)))}
+    part = {"length": response_parts.length(x, soft_tokens, max_tokens)}
+    return {**part, "note": "cut off at the token limit"} if x.finish == "length" else part

@@ -74,7 +74,8 @@ def test_many_bombs_in_a_row_do_not_end_the_call(monkeypatch, tmp_path):
 def test_a_builtin_in_a_worker_that_raises_or_cannot_start_is_an_error(monkeypatch, tmp_path):
     with Scorer(in_worker("def make(right):\n    return lambda x: 1 / 0\n", monkeypatch, tmp_path)) as scorer:
         (score,) = scorer.score([RewardInput("a")])
-        assert score.status == "failed" and "ZeroDivisionError" in (score.error or "")
+        assert score.status == "failed"
+        assert score.error == "ZeroDivisionError: division by zero (grader_of_a_test.py:2)"
     missing = in_worker("import no_such_module\n", monkeypatch, tmp_path)
     with Scorer(missing) as scorer, pytest.raises(RewardError, match=r"slow.*no_such_module"):
         scorer.score([RewardInput("a")])
@@ -121,6 +122,17 @@ def test_a_wrong_argument_is_named(args, words):
     with pytest.raises(RewardError) as error:
         load_reward("math", args=args)
     assert words in str(error.value)
+
+
+def test_the_length_is_a_part_where_its_limits_are_given():
+    assert "length" not in load_reward("math").ranges
+    spec = load_reward("math", args={"soft_tokens": 10, "max_tokens": 20})
+    assert spec.ranges["length"] == (0.0, 1.0) and spec.on_timeout["length"] == 0.0
+    for tokens, finish, part in ((10, "stop", 1.0), (15, "stop", 0.5), (25, "stop", 0.0), (5, "length", 0.0)):
+        assert spec(boxed("20", finish=finish, num_tokens=tokens))["length"] == part
+    for args in ({"soft_tokens": 10}, {"max_tokens": 10}, {"soft_tokens": 20, "max_tokens": 10}):
+        with pytest.raises(RewardError, match="0 < soft < max"):
+            load_reward("math", args=args)
 
 
 def test_the_reward_is_loaded_again_from_its_record():
@@ -234,3 +246,33 @@ def test_the_think_format_and_the_end():
         assert spec(RewardInput(text)) == {"think_format": part}, text
     for finish, tokens, part in (("stop", 3, 0.0), ("stop", 2, -1.0), ("length", 9, -1.0)):
         assert end(RewardInput("a", finish=finish, num_tokens=tokens)) == {"ending": part}
+
+
+POLICIES = [
+    # (arguments, gold, answer, right)
+    ({"units": "required"}, "12 cm", "12", 0), ({"units": "required"}, "12", "12 cm", 0),
+    ({"units": "required"}, "12 cm", "0.12 m", 1), ({"units": "required"}, "12", "12", 1),
+    ({"units": "ignored"}, "12 cm", "12 in", 1), ({"units": "ignored"}, "12 cm", "13 in", 0),
+    ({"units": "required"}, "45^\\circ", "45", 1), ({"degrees": "required"}, "45^\\circ", "45", 0),
+    ({"degrees": "required"}, "45^\\circ", "45^\\circ", 1), ({"degrees": "ignored"}, "45^\\circ", "45", 1),
+    ({"percent": "value"}, "20\\%", "20", 0), ({"percent": "value"}, "20\\%", "0.2", 1),
+    ({"percent": "value"}, "20", "20\\%", 0), ({"percent": "ignored"}, "20\\%", "20", 1),
+    ({"percent": "ignored"}, "20\\%", "0.2", 0), ({"money": "required"}, "\\$20", "20", 0),
+    ({"money": "required"}, "\\$20", "20 dollars", 1), ({"money": "ignored"}, "\\$20", "\u20ac20", 1),
+    ({"decimals": 0}, "6\\sqrt{5}", "13.416", 0), ({"decimals": 0}, "\\frac{1}{2}", "0.5", 1),
+    ({"decimals": 5}, "6\\sqrt{5}", "13.4", 0), ({"decimals": 5}, "6\\sqrt{5}", "13.416", 1),
+    ({"decimals": 2}, "\\frac{1}{3}", "0.33", 1), ({"sets": "loose"}, "\\{1,2\\}", "(1,2)", 1),
+    ({"sets": "loose"}, "\\{1,2\\}", "(1,3)", 0), ({"intervals": "ends"}, "[1,2)", "(1,2]", 1),
+    ({"intervals": "ends"}, "[1,2)", "(1,3]", 0), ({"choices": "exact"}, "B", "B. 45", 0),
+    ({"choices": "exact"}, "B", "(B)", 1), ({"mixed": "product"}, "1", "2\\frac{1}{2}", 1),
+    ({"mixed": "product"}, "2.5", "2\\frac{1}{2}", 0),
+]  # fmt: skip
+
+
+def test_each_policy_decides_as_it_says():
+    wrong = [
+        (args, gold, answer)
+        for args, gold, answer, right in POLICIES
+        if load_reward("math", args=args)(boxed(answer, gold))["accuracy"] != right
+    ]
+    assert not wrong

@@ -147,6 +147,8 @@ def expression(text: str) -> Expression:
     if not parsed or parsed[0] is None or isinstance(parsed[0], str):
         raise UnreadableError("it is no expression that the parser knows")
     value = parsed[0]
+    if isinstance(value, sympy.Expr):  # the grammar takes the imaginary unit for a variable
+        value = value.xreplace({symbol: sympy.I for symbol in value.free_symbols if str(symbol) == "i"})
     return Expression(value, tuple(sorted(str(symbol) for symbol in getattr(value, "free_symbols", ()))))
 
 
@@ -176,11 +178,13 @@ def _number(value: Any, at: dict[Any, Any]) -> tuple[Fraction, Fraction]:
     if not isinstance(value, sympy.Expr):
         raise UnreadableError("it is no number")
     try:
-        exact = value.xreplace({one: sympy.Rational(str(one)) for one in value.atoms(sympy.Float)})
+        exact: Any = value.xreplace({one: sympy.Rational(str(one)) for one in value.atoms(sympy.Float)})
         computed = exact.evalf(PRECISION, subs=at, maxn=MOST_PRECISION)
         real, imaginary = computed.as_real_imag()
         return _fraction(real), _fraction(imaginary)
-    except (ArithmeticError, TypeError, ValueError, AttributeError, NotImplementedError, RecursionError) as error:
+    except UnreadableError:
+        raise
+    except Exception as error:  # of the library, for this value: it becomes the reason of the verdict
         raise UnreadableError(f"it cannot be computed: {type(error).__name__}: {str(error)[:100]}") from error
 
 

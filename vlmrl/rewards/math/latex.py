@@ -31,6 +31,7 @@ TEXT = re.compile(
 )
 OLD_ROMAN = re.compile(r"\{\s*\\(?:rm|bf|it)\s+([^{}]*)\}")
 ONE_LETTER = re.compile(r"\\text\s*\{\s*([A-Za-z])\s*\}")
+FONTS = re.compile(r"\\(?:mathbf|mathit|mathsf|bm|boldsymbol|underline|(?:text)?color\{[^{}]*\})\s*\{([^{}]*)\}")
 NO_WORDS = re.compile(r"\\text\s*\{\s*([-+0-9.,/()]+)\s*\}")
 GROUPED = re.compile(r"(?<=[0-9])(?:\\[,!;: ]|\{,\}|~)\s*(?=[0-9]{3}(?![0-9]))")
 SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])|\\(?:thinspace|hspace\{[^{}]*\}|phantom\{[^{}]*\})")
@@ -54,6 +55,7 @@ def tidy(text: str) -> str:
     """
     text = ROOT.sub(lambda m: f"\\sqrt{{{m.group(1) or m.group(2)}}}", text).translate(SIGNS)
     text = FRACTION.sub(r"\\frac", SIZES.sub("", text.replace("**", "").replace("`", "")))
+    text = FONTS.sub(r"\1", text).replace("\\varnothing", "\\emptyset").replace("\\checkmark", "")
     text = TEXT.sub(r"\\text", OLD_ROMAN.sub(r"\\text{\1}", text)).replace("\\%", "%")
     text = _undelimited(text.replace("\\$", MONEY))
     text = SPACE.sub(" ", GROUPED.sub("", text))

@@ -43,6 +43,8 @@ MEMBER = re.compile(r"\s*(?:[A-Za-z]|\\theta)\s*\\in\s*(.+)", re.S)
 SET = re.compile(r"(?:\\\{|\\lbrace)(.*)(?:\\\}|\\rbrace)", re.S)
 ENDS = {"\\langle": "(", "\\rangle": ")"}
 APPROX = re.compile(r"\\approx|\\simeq")
+BEFORE_FRACTION = re.compile(r"(?<=[0-9])\s*(?=\\frac)")
+"""Place where a number and a fraction are a mixed number, or a product."""
 EQUALS = re.compile(r"(?<![<>!\\=])=(?!=)")
 
 
@@ -55,6 +57,7 @@ class Item:
         number: the value, if it is a plain number.
         name: name before `=`; "" without one.
         about: other values after `=` or `\approx`, which must all agree.
+        is_rounded: it stands behind an exact value and `\approx`, so it may have any number of digits.
     """
 
     text: str
@@ -73,7 +76,7 @@ class Reading:
         text: tidy text.
         items: quantities in order; of an interval both ends.
         brackets: of a tuple or interval: `()`, `[)`, `(]`, `[]`.
-        parts: intervals or sets of a union.
+        parts: intervals or sets of a union; of a list, if one of them is a tuple or a set.
         letter: of a choice.
         problem: why it is unclear.
         rest: what follows the letter of a choice.
@@ -106,9 +109,8 @@ def read(text: str, *, mixed: bool = True, letters: bool = True) -> Reading:
     if denied := DENIED.search(clean):
         rest = clean[: denied.start()] + clean[denied.end() :]
         return Reading("denial", clean, items=(Item(rest.strip()),))
-    if choice := CHOICE.fullmatch(
-        clean.replace("\\text{", "").replace("}", "") if clean.startswith("\\text{") else clean
-    ):
+    bare = clean.replace("\\text{", "").replace("}", "") if clean.startswith("\\text{") else clean
+    if choice := CHOICE.fullmatch(bare):
         letter, rest = choice.group(1) or choice.group(2), choice.group(3)
         if letter.isupper() or choice.group(1):
             after = read(rest, mixed=mixed, letters=letters) if rest and rest.strip() else None
@@ -138,6 +140,9 @@ class _Reader:
         if len(pieces) > MOST_ITEMS:
             return Reading("unclear", clean, problem=f"it has more than {MOST_ITEMS} items")
         if len(pieces) > 1:
+            singles = [self._single(piece, piece) for piece in pieces]
+            if any(single.kind in ("tuple", "set") for single in singles):
+                return Reading("list", clean, parts=tuple(singles))
             return Reading("list", clean, self._items(pieces))
         if not pieces:
             return Reading("unclear", clean, problem="it holds only separators")
@@ -157,7 +162,7 @@ class _Reader:
             if len(pieces) == 1 and brackets == "()":
                 return self._single(pieces[0], clean)
         items = self._items([text])
-        if len(items) > 1:
+        if len(items) != 1:
             return Reading("list", clean, items)
         item = items[0]
         return Reading("equation" if EQUALS.search(item.text) else "value", clean, items)
@@ -170,7 +175,7 @@ class _Reader:
         if match := NAMED.fullmatch(text):
             name, sign, text = (group.strip() for group in match.groups())
             text = text if sign == "=" else f"{sign} {text}"
-        text, rounded = (text[m.end() :], True) if (m := LEAD_IN.match(text)) else (text, False)
+        text = text[m.end() :] if (m := LEAD_IN.match(text)) else text
         first, *others = APPROX.split(text)
         if name or others:
             first, *equals = EQUALS.split(first)
@@ -181,7 +186,7 @@ class _Reader:
                 first, *equals = sides
             elif len(sides) == 2 and re.fullmatch(NAME, sides[1].strip()) and _is_constant(sides[0]):
                 first, name = sides[0], sides[1].strip()
-        item = replace(self._quantity(first), name=name, is_rounded=rounded)
+        item = replace(self._quantity(first), name=name)
         about = [self._quantity(one) for one in equals]
         about += [replace(self._quantity(one), is_rounded=True) for other in others for one in EQUALS.split(other)]
         if about and item.unit is None:
@@ -191,6 +196,8 @@ class _Reader:
     def _quantity(self, text: str) -> Item:
         value, unit = split_unit(text.strip(), letters=self.letters)
         value = _without_parentheses(value)
+        if not self.mixed:
+            value = BEFORE_FRACTION.sub(r"\\cdot", value)
         return Item(value, read_number(plain_thousands(value), mixed=self.mixed), unit)
 
     def _inequality(self, text: str) -> Reading | None:

@@ -10,7 +10,7 @@ from typing import Any
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.math.policy import checked_policy
-from vlmrl.rewards.response_parts import RANGES, check_min_tokens, check_script
+from vlmrl.rewards.response_parts import RANGES, check_lengths, check_min_tokens, check_script
 from vlmrl.rewards.worker_code import WorkerFunction, in_this_process
 
 SECONDS = 2.5
@@ -35,17 +35,21 @@ def math(
     mixed: str = "mixed",
     script: str = "latin",
     min_tokens: int = 0,
+    soft_tokens: int | None = None,
+    max_tokens: int | None = None,
 ) -> RewardSpec:
     """Return a reward. Part `accuracy`: 1 if the last box of the response is the expected answer.
 
     Three more parts are reported, and count where the recipe gives them a weight: `think_format`, `language`, `ending`
-    (see response_parts.py). The detail of the score has both answers as read, the verdict and its reason.
+    (see response_parts.py), and `length` if its limits are given. The detail of the score has both answers as read, the
+    verdict and its reason.
 
     Args:
         key: truth field or column with the expected answer, or a list of accepted ones; default: see `ground_truth`.
             A solution counts by its last box.
         place, thought, units, degrees, percent, money, decimals, sets, intervals, choices, mixed: see `Policy`.
         script, min_tokens: see `language` and `ending`.
+        soft_tokens, max_tokens: limits of the part `length`; both or none.
     Raises: RewardError for an unknown value.
     """
     policy: dict[str, Any] = {
@@ -55,10 +59,14 @@ def math(
     checked_policy(policy)
     check_script(script)
     check_min_tokens(min_tokens)
-    args = {"key": key, "parts": {"script": script, "min_tokens": min_tokens}, **policy}
-    return _in_worker(
-        "math", "vlmrl.rewards.math.grader", args, {"accuracy": (0.0, 1.0), **RANGES}, {"accuracy": 1.0}, LOST
-    )
+    parts: dict[str, Any] = {"script": script, "min_tokens": min_tokens}
+    ranges = {"accuracy": (0.0, 1.0), **RANGES}
+    if soft_tokens is not None or max_tokens is not None:
+        check_lengths(soft_tokens or 0, max_tokens or 0)
+        parts["lengths"] = [soft_tokens, max_tokens]
+        ranges["length"] = (0.0, 1.0)
+    args = {"key": key, "parts": parts, **policy}
+    return _in_worker("math", "vlmrl.rewards.math.grader", args, ranges, {"accuracy": 1.0}, LOST)
 
 
 def maye(*, key: str | None = None, min_tokens: int = 1, penalty: float = -0.1) -> RewardSpec:

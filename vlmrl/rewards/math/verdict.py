@@ -18,7 +18,7 @@ from vlmrl.rewards.math.expressions import (
 )
 from vlmrl.rewards.math.latex import squeezed
 from vlmrl.rewards.math.policy import Policy
-from vlmrl.rewards.math.reading import Item, Reading, read
+from vlmrl.rewards.math.reading import EQUALS, Item, Reading, read
 from vlmrl.rewards.math.units import ANGLE, ANY, COUNT, PERCENT, RADIAN, Unit
 
 
@@ -79,6 +79,8 @@ class _Judge:
             if answer.kind in ("unclear", "denial"):
                 return Verdict(False, answer.problem or "it denies a value")
         if gold.kind == "words" or answer.kind in ("words", "choice"):
+            if (letters := _letters(gold)) and letters == _letters(answer):
+                return Verdict(True, "the letters agree")
             same = _plain_words(gold.text) == _plain_words(answer.text)
             return Verdict(same, "the words agree" if same else "the words differ")
         return self._shapes(gold, answer)
@@ -100,6 +102,8 @@ class _Judge:
             if gold.kind != answer.kind or len(gold.parts) != len(answer.parts):
                 return Verdict(False, "one is a union of other intervals")
             return self._matched(gold.parts, answer.parts, "intervals")
+        if gold.parts or answer.parts:
+            return self._matched(gold.parts, answer.parts, "tuples")
         kinds = {"equation": "value", "value": "value"}
         one, other = (kinds.get(side.kind, side.kind) for side in (gold, answer))
         if one == other == "value":
@@ -162,6 +166,7 @@ class _Judge:
             return Verdict(False, problem)
         if gold.number is not None and answer.number is not None:
             return self._close(gold, answer, _quantity(gold), _quantity(answer))
+        gold, answer = _with_names(gold, answer)
         texts = [squeezed(item.text).removeprefix("+") for item in (gold, answer)]
         if texts[0] == texts[1] and _scale(gold) == _scale(answer):
             return Verdict(True, "it is the same expression")
@@ -190,17 +195,19 @@ class _Judge:
         return Verdict(False, "the values differ")
 
     def _rounds(self, one: Quantity, other: Quantity, is_rounded: bool) -> bool:
+        """Return whether one of two values is the other, rounded to the decimal places that it shows.
+
+        Args:
+            is_rounded: `other` stands behind an exact value and `about`: it may have few digits, or be an integer.
+        """
         least = 1 if is_rounded else self.policy.decimals
-        sides = [(one, other), (other, one)]
-        if is_rounded and other.step is None:
-            sides = [(one, replace(other, step=Fraction(1), digits=1)), *sides]
-            sides = [(replace(other, step=Fraction(1), digits=1), one), *sides]
-        for shown, exact in sides:
+        if is_rounded and other.step is None and other.value.denominator == 1:
+            other = replace(other, step=Fraction(1), digits=1)
+        for shown, exact in ((one, other), (other, one)):
             if shown.step is None or not least or shown.digits < least:
                 continue
-            if exact.step is not None and exact.step > shown.step:
-                continue
-            if abs(exact.value - shown.value) <= shown.step / 2:
+            is_finer = exact.step is None or exact.step <= shown.step
+            if is_finer and abs(exact.value - shown.value) <= shown.step / 2:
                 return True
         return False
 
@@ -265,6 +272,15 @@ def _in_radians(gold: Item, answer: Item) -> tuple[Item, Item]:
     return gold, answer
 
 
+def _with_names(gold: Item, answer: Item) -> tuple[Item, Item]:
+    """Return both items; `y = x + 1` beside another equation as one, with its name."""
+    sides = [gold, answer]
+    for place, (side, beside) in enumerate(((gold, answer), (answer, gold))):
+        if side.name and not beside.name and EQUALS.search(beside.text):
+            sides[place] = replace(side, text=f"{side.name}={side.text}", number=None)
+    return sides[0], sides[1]
+
+
 def _measures(item: Item, what: str) -> bool:
     return item.unit is not None and item.unit.powers == ((what, 1),)
 
@@ -298,6 +314,12 @@ def _is_constant(item: Item) -> bool:
 def _name(name: str) -> str:
     """Return a name without the signs of angles and segments, which are often left out."""
     return re.sub(r"\\(?:angle|overline|text|triangle)|[{}\s]|(?<=^)m(?=\\angle)", "", name).removeprefix("m\\angle")
+
+
+def _letters(reading: Reading) -> str:
+    """Return the letters of several options, `AC` or `A, C`, in their order in the alphabet; "" for anything else."""
+    letters = re.sub(r"[\s,]", "", reading.text)
+    return "".join(sorted(letters)) if len(letters) > 1 and re.fullmatch(r"[A-J]+", letters) else ""
 
 
 def _plain_words(text: str) -> str:

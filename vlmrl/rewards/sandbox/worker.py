@@ -194,8 +194,9 @@ def serve(channel: Channel, guard: Guard) -> None:
     for body, blobs in channel.requests():
         if body["op"] == "load":
             runs = UserReward(**body["user"]) if "user" in body else WorkerFunction(**body["builtin"])
-            file = runs.file
             reward, answer = _load(runs, body["memory_mb"], guard)
+            module = None if isinstance(runs, UserReward) else sys.modules.get(runs.module)
+            file = str(getattr(module, "__file__", runs.file))
             guard.flush()
             channel.answer(WHOLE, answer)
         elif reward is not None:
