@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,10 +77,8 @@ def test_a_trace_earns_all_accuracy_and_a_wrong_box_none(drawn: Path, variant: s
 
 
 def accuracy(source: Source, row: Row, text: str) -> float:
-    x = RewardInput(text, row.truth, row.columns, [], "stop", 10, "")
-    result = source.reward.fn(x)
-    parts = result.parts if hasattr(result, "parts") else result
-    return float(parts["accuracy"])
+    result: Any = source.reward.fn(RewardInput(text, row.truth, row.columns, [], "stop", 10, ""))
+    return float(getattr(result, "parts", result)["accuracy"])
 
 
 def test_published_rows_without_a_solution_are_learnt_as_a_box() -> None:
