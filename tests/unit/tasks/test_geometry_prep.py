@@ -249,3 +249,21 @@ def test_answers_and_marks_as_they_stand_in_tables() -> None:
     assert place_marks("In <image> and <image> find x.", 2) == "In <image> and <image> find x."
     with pytest.raises(DataError, match=r"2 images, but 1 <image> mark$"):
         place_marks("<image>Find x.", 2)
+
+
+def test_a_killed_run_goes_on_where_it_was_and_writes_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = prepare(tmp_path / "whole", geometry_folder(tmp_path / "whole"))
+    source = geometry_folder(tmp_path / "killed")
+    with monkeypatch.context() as patch:
+
+        def killed(*args: object, **options: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr("vlmrl.tasks.geometry.prepare.assemble", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(tmp_path / "killed", source)
+    again = prepare(tmp_path / "killed", source)
+    assert any("were not made again" in note for note in again.leftovers)
+    assert (again.path / "dataset.json").read_bytes() == (whole.path / "dataset.json").read_bytes()

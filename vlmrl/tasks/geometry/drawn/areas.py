@@ -7,7 +7,7 @@ import random
 from fractions import Fraction
 
 from vlmrl.tasks.geometry.drawn.problem import Problem, letters, posed, product
-from vlmrl.tasks.geometry.drawn.sketch import Point, Sketch, centre_of
+from vlmrl.tasks.geometry.drawn.sketch import Point, Sketch, centre_of, direction, distance, towards
 
 
 def triangle_area(rng: random.Random, values: bool) -> Problem:
@@ -25,7 +25,7 @@ def triangle_area(rng: random.Random, values: bool) -> Problem:
     near, far = (a, b) if foot > base / 2 else (b, a)
     sketch.squares.append((h, c, near))
     sketch.length(c, h, str(height), away=near if foot > base / 2 else far)
-    sketch.length(a, b, str(base), away=c)
+    _whole_side(sketch, a, b, str(base), away=c)
     area = Fraction(base * height, 2)
     return Problem(
         "triangle-area",
@@ -55,7 +55,7 @@ def parallelogram_area(rng: random.Random, values: bool) -> Problem:
     sketch.dashed.append((d, foot))
     sketch.squares.append((foot, d, b))
     sketch.length(d, foot, str(height), away=a)
-    sketch.length(a, b, str(base), away=c)
+    _whole_side(sketch, a, b, str(base), away=c)
     area = base * height
     return Problem(
         "parallelogram-area",
@@ -86,7 +86,7 @@ def trapezoid_area(rng: random.Random, values: bool) -> Problem:
     sketch.squares.append((foot, d, b))
     sketch.arrows += [(a, b, 1), (d, c, 1)]
     sketch.length(d, foot, str(height), away=a)
-    sketch.length(a, b, str(long_side), away=c)
+    _whole_side(sketch, a, b, str(long_side), away=c)
     sketch.length(d, c, str(short_side), away=a)
     area = Fraction((long_side + short_side) * height, 2)
     return Problem(
@@ -158,6 +158,21 @@ def round_hole(rng: random.Random, values: bool) -> Problem:
         answer,
         side**2 - math.pi * half**2,
     )
+
+
+def _whole_side(sketch: Sketch, a: Point, b: Point, text: str, *, away: Point) -> None:
+    """Add the length of a side that the foot of a height divides: a line beside all of it, so that no part is meant."""
+    if not sketch.values:
+        return
+    across = direction(a, b) + 90
+    if distance(towards(a, across, 1.0), away) < distance(towards(a, across, -1.0), away):
+        across += 180
+    reach = distance(a, b)
+    first, second = (towards(end, across, 0.13 * reach) for end in (a, b))
+    sketch.lines.append((first, second))
+    for end in (first, second):
+        sketch.lines.append((towards(end, across, 0.03 * reach), towards(end, across, -0.03 * reach)))
+    sketch.length(first, second, text, away=away)
 
 
 AREAS = (triangle_area, parallelogram_area, trapezoid_area, rectangle_area, round_hole)

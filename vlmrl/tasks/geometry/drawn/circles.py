@@ -98,24 +98,26 @@ def tangent(rng: random.Random, values: bool) -> Problem:
     for at, name in ((O, "O"), (t, "T"), (p, "P")):
         sketch.name(at, name, away=middle)
     sketch.length(O, t, str(radius), away=middle)
-    sketch.length(O, p, str(far) if asks_tangent else "x", away=middle)
+    # The circle cuts OP: a label there could be read as the length of a part, so the question names OP.
     sketch.length(t, p, "x" if asks_tangent else answer.label, away=middle)
     if asks_tangent:
         known, line, shown = f"$OP = {far}$", "PT", answer.latex
+        short = f"$OP = {far}$. Find the exact value of $x$."
         steps = f"x^2 = {far}^2 - {radius}^2 = {far**2 - radius**2}"
         value = answer.value
     else:
         known, line, shown = f"$PT = {answer.latex}$", "OP", str(far)
+        short = "Find the length of $OP$."
         steps = f"x^2 = {radius}^2 + {answer.latex}^2 = {far**2}"
         value = float(far)
     return Problem(
         "tangent",
         (radius, far, int(asks_tangent)),
         sketch,
-        "$PT$ touches the circle at $T$. Find the exact value of $x$.",
+        f"$PT$ touches the circle with centre $O$ at $T$. {short}",
         f"$PT$ is a tangent to a circle with centre $O$ and radius ${radius}$; it touches the circle at $T$. {known}."
         f" Find the length of ${line}$.",
-        f"The radius $OT$ is perpendicular to the tangent, so ${steps}$ and $x = {shown}$.",
+        f"The radius $OT$ is perpendicular to the tangent, so ${steps}$ and the length is ${shown}$.",
         shown,
         value,
     )
