@@ -46,6 +46,7 @@ def test_every_pair_is_graded_as_by_hand(grade, about) -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_the_published_rule_is_reproduced() -> None:
     """Equal to the published code on every pair, and right on far fewer of them than `math`."""
     different = []
@@ -69,6 +70,7 @@ CODE = ("__import__('os').getcwd()", "1+1", "[].append(1)", "exit()", "2**3", "0
 FORMULAS = (r"6\sqrt{5}", r"2.5x+1", r"\frac{a}{b}", r"x^2+y^2=4", r"\begin{pmatrix}1\\2\end{pmatrix}", r"\binom{5}{2}")
 
 
+@pytest.mark.slow
 def test_model_text_reaches_no_evaluator(monkeypatch, grade) -> None:
     """SymPy's reader of Python texts, which `sympify` calls for a text, is called for none of them."""
     import sympy.parsing.sympy_parser as parser

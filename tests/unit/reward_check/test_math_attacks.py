@@ -74,7 +74,7 @@ def test_the_published_rule_is_found_out():
     rows = [
         RewardInput("", truth={"answer": f"\\boxed{{{gold}}}"}) for gold in ("20", "12 cm", r"\{1,2\}", r"35^\circ")
     ]
-    report = probe_reward(spec, spec.weights, rows)
+    report = probe_reward(spec, spec.weights, rows, limits={"timeout_seconds": 1.0})
     assert {"denied in the box", "power", "tuple for a set", "other unit", "box in the thought"} <= flagged(report)
 
 

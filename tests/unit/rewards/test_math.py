@@ -12,7 +12,7 @@ from vlmrl.rewards.math.answer_text import find_answer
 from vlmrl.rewards.math.expressions import UnreadableError, check_size, number_token
 from vlmrl.rewards.math.numbers import read_number
 from vlmrl.rewards.math.units import read_unit
-from vlmrl.rewards.scorer import LOST_IN_A_ROW, Scorer, earned_on_timeout
+from vlmrl.rewards.scorer import Scorer, earned_on_timeout
 from vlmrl.rewards.worker_code import WorkerFunction
 from vlmrl.tasks.builtin_rewards import REWARDS, load_recorded, load_reward
 from vlmrl.types import RewardInput
@@ -63,10 +63,11 @@ def test_many_bombs_in_a_row_do_not_end_the_call(monkeypatch, tmp_path):
         "    return grade\n"
     )
     spec = in_worker(body, monkeypatch, tmp_path, on_timeout={"accuracy": 0.0})
-    texts = ["bomb"] * (LOST_IN_A_ROW + 1) + ["a", "b"]
+    monkeypatch.setattr("vlmrl.rewards.scorer.LOST_IN_A_ROW", 2)
+    texts = ["bomb"] * 3 + ["a", "b"]
     with Scorer(spec) as scorer:
         scores = scorer.score([RewardInput(text) for text in texts])
-    assert [s.value for s in scores] == [0.0] * (LOST_IN_A_ROW + 1) + [1.0, 0.0]
+    assert [s.value for s in scores] == [0.0, 0.0, 0.0, 1.0, 0.0]
     assert all(earned_on_timeout(s) for s in scores[:-2]) and not scorer.failures
 
 
@@ -163,10 +164,10 @@ def test_the_answer_is_found_where_the_recipe_says(text, place, thought, answer,
 
 
 def test_long_responses_take_linear_time():
-    """2 MB of half boxes and open thoughts are read in one pass; a quadratic reader would need minutes."""
+    """400 kB of half boxes and open thoughts are read in one pass; a quadratic reader would need many seconds."""
     for piece in ("\\boxed{", "<think>", "{", "\\boxed", "</think>\\boxed{5}", "\\{"):
-        find_answer(piece * (2_000_000 // len(piece)))
-        maye.format_part(piece * (2_000_000 // len(piece)))
+        find_answer(piece * (400_000 // len(piece)))
+        maye.format_part(piece * (400_000 // len(piece)))
 
 
 def test_numbers_are_exact():
