@@ -136,7 +136,12 @@ def _prepare_drawn(
     refuse_other(out, args, force=force)
     counts = {"train": num_rows, "validation": max(20, num_rows // 10), "test": max(40, num_rows // 5)}
     problems = draw_problems(
-        counts, seed=request.seed, values=request.collection.values, topics=request.topics, width=request.width
+        counts,
+        seed=request.seed,
+        values=request.collection.values,
+        topics=request.topics,
+        width=request.width,
+        progress=limits.progress,
     )
     planned, images, files = drawn_rows(request.collection, problems)
     with building(out) as build:

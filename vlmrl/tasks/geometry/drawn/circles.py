@@ -83,10 +83,8 @@ def thales(rng: random.Random, values: bool) -> Problem:
 def tangent(rng: random.Random, values: bool) -> Problem:
     """Return a problem: a tangent and the radius make a right triangle."""
     radius, far = rng.choice([(r, d) for r in range(3, 16) for d in range(r + 2, 31) if 1.5 <= d / r <= 2.6])
-    asks_tangent = rng.random() < 0.7
     answer = Surd.of_square(far**2 - radius**2)
-    if not asks_tangent and answer.root > 1:
-        asks_tangent = True
+    asks_tangent = answer.root > 1 or rng.random() < 0.3  # labels hold whole numbers alone
     turn = rng.uniform(-20, 20) + rng.choice((0, 180))
     p = towards(O, turn, R * far / radius)
     lean = math.degrees(math.acos(radius / far)) * rng.choice((-1, 1))
@@ -99,7 +97,7 @@ def tangent(rng: random.Random, values: bool) -> Problem:
         sketch.name(at, name, away=middle)
     sketch.length(O, t, str(radius), away=middle)
     # The circle cuts OP: a label there could be read as the length of a part, so the question names OP.
-    sketch.length(t, p, "x" if asks_tangent else answer.label, away=middle)
+    sketch.length(t, p, "x" if asks_tangent else answer.latex, away=middle)
     if asks_tangent:
         known, line, shown = f"$OP = {far}$", "PT", answer.latex
         short = f"$OP = {far}$. Find the exact value of $x$."

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from vlmrl.data.images import encode_png, image_hash
+from vlmrl.data.parallel_parts import Progress
 from vlmrl.errors import DataError
 from vlmrl.tasks.geometry.drawn.angles import ANGLES
 from vlmrl.tasks.geometry.drawn.areas import AREAS
@@ -24,8 +25,9 @@ TOPICS: Mapping[str, tuple[Maker, ...]] = {
     "circles": CIRCLES,
     "areas": AREAS,
 }
+PORTION = 100
 MOST_TRIES = 1000
-"""Largest number of drawings for one row: most are thrown away only where a topic has few problems left."""
+"""Largest number of drawings for one row. Those of other splits, and those that cannot be printed, are thrown away."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,13 @@ class DrawnProblem:
 
 
 def draw_problems(
-    counts: Mapping[str, int], *, seed: int, values: bool, topics: tuple[str, ...] = tuple(TOPICS), width: int = 448
+    counts: Mapping[str, int],
+    *,
+    seed: int,
+    values: bool,
+    topics: tuple[str, ...] = tuple(TOPICS),
+    width: int = 448,
+    progress: Progress | None = None,
 ) -> dict[str, list[DrawnProblem]]:
     """Return split -> drawn problems; topics and kinds take turns, so that each is equally frequent.
 
@@ -55,15 +63,19 @@ def draw_problems(
         values: the figure shows the values, and the question asks for x; else the question states the values, and the
             figure shows the shape alone.
         width: of the images in pixels; they are three quarters as high.
+        progress: called after each 100 problems.
     Raises: DataError when the topics have too few different problems.
     """
     style = PageStyle(width, width * 3 // 4)
     makers = [(topic, make) for topic in topics for make in TOPICS[topic]]
     draw = _Draw(seed, values, style, _shares(counts))
-    return {
-        split: [draw.problem(split, number, *makers[number % len(makers)]) for number in range(count)]
-        for split, count in counts.items()
-    }
+    drawn: dict[str, list[DrawnProblem]] = {split: [] for split in counts}
+    rows = [(split, number) for split, count in counts.items() for number in range(count)]
+    for done, (split, number) in enumerate(rows):
+        if progress is not None and done % PORTION == 0:
+            progress("drawing figures", done, len(rows))
+        drawn[split].append(draw.problem(split, number, *makers[number % len(makers)]))
+    return drawn
 
 
 def _shares(counts: Mapping[str, int]) -> list[tuple[str, float]]:

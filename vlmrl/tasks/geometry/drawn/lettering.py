@@ -1,4 +1,4 @@
-"""Lettering of figures: names and unknowns in italics, numbers upright, roots with their bar.
+"""Lettering of figures: names and unknowns in italics, numbers upright.
 
 Pillow's own font is used, so that a figure does not depend on the fonts of the machine.
 """
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 RUNS = re.compile(r"[A-Za-z]+|[^A-Za-z]+")
 SLANT = 0.2
 """Slant of letters: names of points and unknowns are italic in mathematics."""
-ROOT = "\u221a"
-"""Sign that the font lacks: it is drawn, with a bar over everything behind it."""
 
 
 @lru_cache(maxsize=4096)
@@ -25,15 +23,12 @@ def text_ink(text: str, em: int) -> PILImage:
     """Return the ink of a text, cut to its edges: 255 where it is black.
 
     Args:
-        text: letters are italic; a root sign covers everything behind it.
+        text: letters are italic.
         em: height of the font, in pixels.
     """
     from PIL import Image
 
-    before, root, under = text.partition(ROOT)
-    pieces = [_run_ink(run, em) for run in RUNS.findall(before)]
-    if root:
-        pieces.append(_root_ink(under, em))
+    pieces = [_run_ink(run, em) for run in RUNS.findall(text)]
     image = Image.new("L", (sum(piece.width for piece in pieces), max(piece.height for piece in pieces)), 0)
     x = 0
     for piece in pieces:
@@ -63,17 +58,3 @@ def _run_ink(run: str, em: int) -> PILImage:
     shift = SLANT * 1.1 * em
     image = image.transform(image.size, Image.Transform.AFFINE, (1, SLANT, -shift, 0, 1, 0), Image.Resampling.BICUBIC)
     return image.crop((0, 0, width + round(0.06 * em), height))
-
-
-def _root_ink(under: str, em: int) -> PILImage:
-    """Return the ink of a root with its bar over what is under it."""
-    from PIL import Image, ImageDraw
-
-    inner = _run_ink(under, em)
-    hook, stroke = round(0.62 * em), max(1, round(0.065 * em))
-    image = Image.new("L", (hook + inner.width + stroke, inner.height), 0)
-    image.paste(255, (hook, 0), inner)
-    base, top = 1.1 * em, 0.2 * em
-    path = [(0.08 * em, 0.75 * em), (0.2 * em, 0.68 * em), (0.38 * em, base), (0.58 * em, top)]
-    ImageDraw.Draw(image).line([*path, (image.width, top)], fill=255, width=stroke, joint="curve")
-    return image

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from vlmrl.tasks.geometry.drawn.lettering import ROOT
 from vlmrl.tasks.geometry.drawn.sketch import Point, Sketch, turned
 
 LETTERS = ("ABC", "DEF", "PQR", "KLM", "XYZ", "RST")
@@ -63,12 +62,6 @@ class Surd:
     @property
     def latex(self) -> str:
         return product(self.factor, f"\\sqrt{{{self.root}}}" if self.root > 1 else "")
-
-    @property
-    def label(self) -> str:
-        """Text in a figure; the factor must be an integer."""
-        number = "" if self.factor == 1 and self.root > 1 else str(self.factor)
-        return f"{number}{ROOT}{self.root}" if self.root > 1 else number
 
 
 def product(factor: Fraction | int, sign: str = "") -> str:
