@@ -26,7 +26,7 @@ from vlmrl.rewards.sandbox.frames import CONTRACT, UNAVAILABLE
 from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, Result, as_error
 from vlmrl.rewards.sandbox.pool import WorkerPool
 from vlmrl.rewards.sandbox.results import artifact_files, read_artifacts
-from vlmrl.rewards.scoring_call import Call, Scored, is_lost, noted
+from vlmrl.rewards.scoring_call import EARNED, Call, Scored, is_lost, noted
 from vlmrl.types import INAPPLICABLE, Media, RewardInput, Score
 from vlmrl.visible import encodable
 
@@ -35,10 +35,9 @@ CHUNK = 32
 """Maximum number of inputs in one request to a worker."""
 CHUNK_WITH_IMAGES = 4
 """The same if each input carries its images: a megapixel is three megabytes."""
-EARNED = "alone too: it earns `on_timeout`"
-"""End of the note of a score that is `on_timeout`."""
 LOST_IN_A_ROW = 8
-"""After so many rows in a row that hung or ended their worker, the rest of the call is not scored, to save hours."""
+"""After so many rows in a row that hung or ended their worker, the rest of the call is not scored, to save hours. All rows
+are scored if the reward has `on_timeout` and has answered before: then the responses are the cause."""
 MESSAGE_SECONDS = 0.05
 """Additional time in which `collect` listens while a message is being sent or received, in seconds."""
 ALONE_FAILURES = 3
@@ -46,13 +45,13 @@ ALONE_FAILURES = 3
 
 
 class Scorer:
-    """Scorer of responses with one reward. As a context manager it ends the worker processes of a user's reward.
+    """Scorer of responses with one reward. As a context manager it ends the reward's worker processes.
 
     Args:
         spec: the reward.
         weights: part -> weight, used as given; None or empty: the reward's own (see `RewardSpec.weights`).
-        timeout_seconds: wall clock limit for one call of a user's function; then its worker is ended and another one
-            started.
+        timeout_seconds: wall clock limit for one call in a worker; then the worker is ended and another one started.
+            A built-in's own limit holds where it is shorter.
         memory_mb: address space of one worker, in MiB.
         workers: number of worker processes.
         failures: (attribute) rows so far on which the reward failed, without those where a service was unavailable.
@@ -76,12 +75,13 @@ class Scorer:
         self.seconds: list[float] = []
         self.images_left_out = 0
         self._pool = None
-        self._answers = False
+        self._answers = spec.is_builtin
         self._call: Call | None = None
-        if spec.user is not None:
+        if spec.in_worker is not None:
             if spec.on_timeout and isinstance(price := self._valued(spec.on_timeout, ""), Failure):
                 raise RewardError(f"on_timeout cannot be used: {price.message}", where=spec.name, hint=price.hint)
-            self._pool = WorkerPool(spec.user, size=workers, memory_mb=memory_mb, timeout_seconds=timeout_seconds)
+            seconds = min(timeout_seconds, spec.timeout_seconds)
+            self._pool = WorkerPool(spec.in_worker, size=workers, memory_mb=memory_mb, timeout_seconds=seconds)
 
     def __enter__(self) -> Scorer:
         return self
@@ -184,7 +184,7 @@ class Scorer:
                 if call.strict and isinstance(call.here[place][0], Failure):
                     call.stopped = True
                     return
-        elif not self._pool.user.batched:
+        elif not self._pool.runs.batched:
             most = CHUNK_WITH_IMAGES if self.spec.needs_images else CHUNK
             size = max(1, min(most, -(-len(places) // self._pool.size)))
             batches = [places[i : i + size] for i in range(0, len(places), size)]
@@ -192,7 +192,7 @@ class Scorer:
 
     def _listen(self, pool: WorkerPool, call: Call, timeout: float | None) -> None:
         """Take the workers' outcomes: all of them, or those of the next `timeout` seconds."""
-        if timeout is None and pool.user.batched:
+        if timeout is None and pool.runs.batched:
             pool.add([sorted(call.inputs)], call.inputs)
         end = None if timeout is None else time.monotonic() + timeout
         while pool.pending and not call.stopped:
@@ -201,8 +201,10 @@ class Scorer:
             outcomes = pool.advance(MESSAGE_SECONDS / 10 if left == 0.0 and pool.transfers else left)
             for place, outcome in outcomes:
                 call.keep_outcome(place, outcome)
-                call.lost_in_a_row = call.lost_in_a_row + 1 if is_lost(outcome) and not pool.user.batched else 0
-                call.stopped = (call.strict and self._is_bug(outcome)) or call.lost_in_a_row == LOST_IN_A_ROW
+                call.lost_in_a_row = call.lost_in_a_row + 1 if is_lost(outcome) and not pool.runs.batched else 0
+                self._answers = self._answers or isinstance(outcome, Result)
+                lost_too_often = call.lost_in_a_row == LOST_IN_A_ROW and not (self.spec.on_timeout and self._answers)
+                call.stopped = lost_too_often or (call.strict and self._is_bug(outcome))
                 if call.stopped:
                     pool.close()
                     return
@@ -337,12 +339,11 @@ class Scorer:
     def _settled(self, pool: WorkerPool, call: Call) -> dict[Place, Outcome]:
         """Return the outcomes after second tries; in strict mode, if there is a failure, perhaps not all."""
         outcomes = call.outcomes
-        self._answers = self._answers or any(isinstance(o, Result) for o in outcomes.values())
         if call.strict and any(map(self._is_bug, outcomes.values())):
             return {place: o for place, o in outcomes.items() if isinstance(o, Result) or self._is_bug(o)}
         lost = [place for place, outcome in outcomes.items() if is_lost(outcome)]
         raised = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind not in (CONTRACT, UNAVAILABLE)]
-        if pool.user.batched and len(call.inputs) > 1 and len(raised) == len(call.inputs):
+        if pool.runs.batched and len(call.inputs) > 1 and len(raised) == len(call.inputs):
             alone = self._run_alone(pool, call)
             return self._with_timeout_scores(outcomes | alone, [place for place in lost if place in alone])
         if self.spec.on_timeout and lost:
@@ -392,8 +393,3 @@ class Scorer:
                 places = places[: index + 1]
                 break
         return {place: call.outcomes[place] for place in places}
-
-
-def earned_on_timeout(score: Score) -> bool:
-    """Return whether a score is `on_timeout`: the response hung or killed the worker twice."""
-    return score.note.endswith(EARNED)

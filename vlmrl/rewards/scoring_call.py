@@ -101,3 +101,12 @@ def noted(outcome: Outcome, before: Outcome) -> Outcome:
     if not isinstance(outcome, Result) or not isinstance(before, Failure):
         return outcome
     return replace(outcome, note="; ".join(filter(None, (outcome.note, f"asked again alone: {before.message}"))))
+
+
+EARNED = "alone too: it earns `on_timeout`"
+"""End of the note of a score that is `on_timeout`."""
+
+
+def earned_on_timeout(score: Score) -> bool:
+    """Return whether a score is `on_timeout`: the response hung or killed the worker twice."""
+    return score.note.endswith(EARNED)

@@ -1,4 +1,4 @@
-"""Workers of a user's reward: started when there is work, watched by the clock, replaced when they are lost.
+"""Workers of a reward: started when there is work, watched by the clock, replaced when they are lost.
 
 One thread and one `select` loop serve all workers. `run` stays in that loop until all rows are done. A caller with
 other work in the same thread uses `begin` and `add`, and calls `advance` again and again.
@@ -21,7 +21,7 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.process import has_terminal, patience
-from vlmrl.rewards.base import UserReward, part_name
+from vlmrl.rewards.base import part_name
 from vlmrl.rewards.sandbox.frames import (
     BROKEN,
     CONTRACT,
@@ -34,6 +34,7 @@ from vlmrl.rewards.sandbox.frames import (
 from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, Result, as_error
 from vlmrl.rewards.sandbox.results import read_artifacts, read_detail
 from vlmrl.rewards.sandbox.worker_handle import LOAD_SECONDS, Worker
+from vlmrl.rewards.worker_code import UserReward, WorkerReward
 from vlmrl.types import RewardInput
 
 AWAY_SECONDS = 1.0
@@ -42,10 +43,10 @@ ONE_VOICE = "only the return value may be an answer: look for os.write, os.fork,
 
 
 class WorkerPool:
-    """Up to `size` workers of one user's reward; started when there is work, ended by `close`."""
+    """Up to `size` workers of one reward; started when there is work, ended by `close`."""
 
-    def __init__(self, user: UserReward, *, size: int, memory_mb: int, timeout_seconds: float) -> None:
-        self.user, self.memory_mb, self.timeout = user, memory_mb, timeout_seconds
+    def __init__(self, runs: WorkerReward, *, size: int, memory_mb: int, timeout_seconds: float) -> None:
+        self.runs, self.memory_mb, self.timeout = runs, memory_mb, timeout_seconds
         self.size = 1 if has_terminal() else size
         self._workers: list[Worker] = []
         self.begin()
@@ -148,7 +149,7 @@ class WorkerPool:
         self._last_seen = now
 
     def _start(self) -> Worker:
-        worker = Worker(self.user, self.memory_mb)
+        worker = Worker(self.runs, self.memory_mb)
         self._workers.append(worker)
         return worker
 
@@ -222,10 +223,10 @@ class WorkerPool:
         ending = worker.end(ask=failure is None)
         failure = failure or _crash(ending, worker.printed)
         if worker.loaded is None:
-            raise as_error(failure, self.user.function, self.user.file)
+            raise as_error(failure, _name_of(self.runs), self.runs.file)
         if not worker.busy:
             return []
-        lost = worker.busy if self.user.batched else worker.busy[:1]
+        lost = worker.busy if self.runs.batched else worker.busy[:1]
         if rest := worker.busy[len(lost) :]:
             self._queue.appendleft(rest)
         if again and worker.answered and lost[0] not in self._asked_again:
@@ -242,7 +243,7 @@ class WorkerPool:
             return []
         worker.drain()
         if "fatal" in answer:
-            raise as_error(_failure(answer["fatal"], worker), self.user.function, self.user.file)
+            raise as_error(_failure(answer["fatal"], worker), _name_of(self.runs), self.runs.file)
         worker.deadline = time.monotonic() + patience(self.timeout)
         if "failed" in answer:
             indices, worker.busy = worker.busy, []
@@ -262,6 +263,11 @@ class WorkerPool:
             return Failure("", f"the file was not imported within {LOAD_SECONDS:g} s", output=worker.printed)
         hint = "make it faster, or raise [reward] timeout_seconds"
         return Failure("", f"no answer within {self.timeout:g} s; its worker was ended", (), hint, worker.printed)
+
+
+def _name_of(runs: WorkerReward) -> str:
+    """Return the reward's name in messages."""
+    return runs.function if isinstance(runs, UserReward) else runs.name
 
 
 def inspect_user_reward(user: UserReward, *, memory_mb: int = 4096) -> dict[str, Any]:

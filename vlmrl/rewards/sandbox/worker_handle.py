@@ -1,4 +1,4 @@
-"""Worker of a user's reward as its pool uses it: a process, four channels, and its current request.
+"""Worker of a reward as its pool uses it: a process, four channels, and its current request.
 
 Its descriptors have high numbers in this process and in the worker. So a standard descriptor that was closed (`vlmrl
 check <&-`) is never taken for a pipe, and a reward that writes to all low descriptors reaches none of them.
@@ -20,7 +20,6 @@ from dataclasses import asdict
 from typing import Any
 
 from vlmrl.process import has_terminal, patience
-from vlmrl.rewards.base import UserReward
 from vlmrl.rewards.sandbox.frames import (
     ASK,
     END,
@@ -33,6 +32,7 @@ from vlmrl.rewards.sandbox.frames import (
     pack_frame,
 )
 from vlmrl.rewards.sandbox.outcomes import Place
+from vlmrl.rewards.worker_code import UserReward, WorkerReward
 from vlmrl.types import RewardInput
 
 LOAD_SECONDS = 60.0
@@ -80,7 +80,7 @@ class Worker:
         pid: process id of the worker itself.
     """
 
-    def __init__(self, user: UserReward, memory_mb: int) -> None:
+    def __init__(self, runs: WorkerReward, memory_mb: int) -> None:
         self._token = secrets.token_bytes(TOKEN_BYTES)
         request_read, self.request_fd = _pipe()
         self.response_fd, response_write = _pipe()
@@ -105,8 +105,9 @@ class Worker:
         self.busy: list[Place] = []
         self.pid = self.request = self.answered = self.item = 0
         self.deadline = time.monotonic() + patience(LOAD_SECONDS)
+        kind = "user" if isinstance(runs, UserReward) else "builtin"
         load = pack_frame(
-            self._token, 0, WHOLE, os.getpid(), {"op": "load", "user": asdict(user), "memory_mb": memory_mb}
+            self._token, 0, WHOLE, os.getpid(), {"op": "load", kind: asdict(runs), "memory_mb": memory_mb}
         )
         self.unsent = memoryview(self._token + load)
 
