@@ -36,8 +36,8 @@ CHUNK = 32
 CHUNK_WITH_IMAGES = 4
 """The same if each input carries its images: a megapixel is three megabytes."""
 LOST_IN_A_ROW = 8
-"""After so many rows in a row that hung or ended their worker, the rest of the call is not scored, to save hours. All rows
-are scored if the reward has `on_timeout` and has answered before: then the responses are the cause."""
+"""After so many rows in a row that hung or ended their worker, the rest of the call is not scored, to save hours. All
+rows are scored if the reward has `on_timeout` and has answered before: then the responses are the cause."""
 MESSAGE_SECONDS = 0.05
 """Additional time in which `collect` listens while a message is being sent or received, in seconds."""
 ALONE_FAILURES = 3

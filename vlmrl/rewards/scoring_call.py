@@ -9,6 +9,8 @@ from vlmrl.rewards.file_limit import LEFT_OUT, FileLimit
 from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, Result
 from vlmrl.types import RewardInput, Score
 
+EARNED = "alone too: it earns `on_timeout`"
+"""End of the note of a score that is `on_timeout`."""
 Scored = tuple[Score | Failure, float]
 """Score or failure of an input, and the seconds that the function took."""
 
@@ -101,10 +103,6 @@ def noted(outcome: Outcome, before: Outcome) -> Outcome:
     if not isinstance(outcome, Result) or not isinstance(before, Failure):
         return outcome
     return replace(outcome, note="; ".join(filter(None, (outcome.note, f"asked again alone: {before.message}"))))
-
-
-EARNED = "alone too: it earns `on_timeout`"
-"""End of the note of a score that is `on_timeout`."""
 
 
 def earned_on_timeout(score: Score) -> bool:
