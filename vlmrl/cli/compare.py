@@ -47,6 +47,7 @@ def compare_(
         show_paired(evaluation)
     if result["evaluations"]:
         tell(f"intervals: {result['intervals']}")
+        tell(f"tests: {result['tests']}")
     for of_sets in dict.fromkeys(evaluation["intervals_of_sets"] for evaluation in result["evaluations"]):
         if of_sets:
             tell(f"intervals {of_sets}")

@@ -14,10 +14,18 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import METHOD, excludes_zero
-from vlmrl.evaluate.metrics import joined_by, joined_ranges, paired_differences, shared_rows
+from vlmrl.evaluate.paired import (
+    PairedColumn,
+    joined_by,
+    joined_ranges,
+    paired_columns,
+    paired_differences,
+    shared_rows,
+)
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.scoring_rewards import reward_words, scored_alike, scored_by
 from vlmrl.evaluate.set_metrics import set_differences
+from vlmrl.evaluate.tested import TEST_METHODS, correct_for_many, rows_needed_of, tests_of
 from vlmrl.evaluate.verdict import OTHER_REWARDS, conclude, verdict
 from vlmrl.json_text import parse_json
 from vlmrl.recipe.load import leaves, with_defaults
@@ -101,6 +109,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
             + "".join(f"; A by {reward_a}; B by {reward_b}" for reward_a, reward_b in _scored_by(a, b, evaluations))
         )
     evaluations.sort(key=lambda e: ROLES.index(e["role"]))
+    correct_for_many((m["metric"], m["test"]) for e in evaluations for m in e["metrics"] if m["test"])
     return {
         "conclusion": conclude(evaluations, [s.title for s in (a, b)]),
         "a": _describe(a),
@@ -111,6 +120,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
         "validation": _lines(runs, "validation") if both else [],
         "evaluations": evaluations,
         "intervals": METHOD,
+        "tests": TEST_METHODS,
         "notes": notes,
     }
 
@@ -294,6 +304,9 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
     alike = trained_alike if recorded_alike is None else recorded_alike
     of_reward = any("accuracy_of" in e.summary for e in (left, right))
     differences_by_metric = differences(right, left)
+    verdicts = {metric: verdict(metric, m, alike, of_reward) for metric, m in differences_by_metric.items()}
+    columns = {n: c for n, c in paired_columns_of(right, left).items() if verdicts[n] != "other reward"}
+    tests = tests_of(columns)
     return {
         "name": name,
         "a": str(a),
@@ -308,6 +321,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "rows_b": len(right.rows),
         "rows_paired": len(pairs),
         "rows_with_other_truth": changed,
+        "power": rows_needed_of(columns),
         "metrics": [
             {
                 "metric": metric,
@@ -319,12 +333,19 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
                 "n": m["n"],
                 "clusters": m["clusters"],
                 "range": m["range"],
-                "verdict": verdict(metric, m, alike, of_reward),
+                "verdict": verdicts[metric],
                 "excludes_zero": excludes_zero(m["low"], m["high"]),
+                "test": tests.get(metric),
             }
             for metric, m in differences_by_metric.items()
         ],
     }
+
+
+def paired_columns_of(after: Evaluation, before: Evaluation) -> dict[str, PairedColumn]:
+    """Return metric -> its values on the rows that both have, with the ranges and fields that both declare."""
+    summaries = (before.summary, after.summary)
+    return paired_columns(after.rows, before.rows, joined_ranges(*summaries), joined_by(*summaries))
 
 
 def _number(value: Any) -> float | None:

@@ -45,8 +45,8 @@ Z_95 = 1.959963984540054
 NEAR_BOUND = (3.0, 10.0)
 """With at most so many effective zeros (or ones), Poisson's limit replaces Wilson's next to that bound, if it is wider.
 
-The first number is for up to 50 effective rows, the second for 100 and more; between them it grows evenly. With 3 for any
-number of rows, as in the source, exact coverage falls to 0.926 at 4 to 6 expected ones; with 10 it is 0.93.
+The first number is for up to 50 effective rows, the second for 100 and more; between them it grows evenly. With 3 for
+any number of rows, as in the source, exact coverage falls to 0.926 at 4 to 6 expected ones; with 10 it is 0.93.
 """
 FEW_CARRY = 4.0
 """With fewer degrees of freedom, one or two clusters carry all the variance: rows unlike all others may be unseen."""

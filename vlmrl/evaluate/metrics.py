@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from vlmrl.evaluate.estimates import auc_interval, difference_interval, ece_interval, mean_interval, ratio_interval
+from vlmrl.evaluate.estimates import auc_interval, ece_interval, mean_interval, ratio_interval
 from vlmrl.evaluate.interval import METHOD, UNIT_RANGE, Clusters, Interval, Range, range_of
 from vlmrl.evaluate.repeated import PromptSamples, repeated_interval, shown_estimates
 from vlmrl.metric import metric_facts
@@ -68,7 +68,7 @@ def summarise(
         rows_with_value = [(r, v) for r in rows if (v := pick(r)) is not None]
         if rows_with_value:
             clusters, values = clusters_of([r for r, _ in rows_with_value]), [v for _, v in rows_with_value]
-            declared = _holding(range_of_metric(name, ranges or {}), values)
+            declared = range_holding(range_of_metric(name, ranges or {}), values)
             metrics[name] = as_json(mean_interval(values, clusters, declared, length=name in LENGTHS), declared)
     metrics |= _of_repeats(rows)
     prompts = {r["prompt_id"] for r in rows}
@@ -110,7 +110,7 @@ def range_of_metric(name: str, ranges: Mapping[str, Range]) -> Range | None:
     return ranges.get(name) or metric_facts(name).range
 
 
-def _holding(declared: Range | None, values: Sequence[float]) -> Range | None:
+def range_holding(declared: Range | None, values: Sequence[float]) -> Range | None:
     """Return the declared range if it contains all values, else None; [-1, 1] if rewards use -1 and 1.
 
     The accuracy of a user's reward need not be a share: it may be -1 for wrong and 1 for right.
@@ -299,65 +299,6 @@ def accuracies_by(truths: Sequence[Mapping[str, Any]], by: Sequence[str]) -> dic
             ordered = sorted(values, key=lambda v: (isinstance(v, str), v))
             names |= {f"accuracy/{field}-{value}": (field, value) for value in ordered}
     return names
-
-
-def paired_differences(
-    rows: Sequence[Record],
-    others: Sequence[Record],
-    ranges: Mapping[str, Range] | None = None,
-    by: Sequence[str] = (),
-) -> dict[str, dict[str, Any]]:
-    """Return the mean of (rows - others) for every number that both have, on the rows they share.
-
-    Rows are the same if their prompt id, sample and truth are: an answer to another question is no pair.
-
-    Args:
-        ranges, by: as of `summarise`.
-    Returns: metric name -> {"value", "low", "high", "n", "clusters", "range" (of the metric), "a", "b": the means of
-        `others` and of `rows` on these rows}; names as in `summarise`. Empty when no row is shared.
-    """
-    pairs, _ = shared_rows(rows, others)
-    differences = {}
-    for name, pick in picks([r for r, _ in pairs], by).items():
-        both = [(r, a, b) for r, o in pairs if (a := pick(r)) is not None and (b := pick(o)) is not None]
-        if not both:
-            continue
-        mine, theirs = [x for _, x, _ in both], [x for _, _, x in both]
-        declared = _holding(range_of_metric(name, ranges or {}), [*mine, *theirs])
-        clusters = clusters_of([r for r, _, _ in both])
-        difference = difference_interval(mine, theirs, clusters, declared, length=name in LENGTHS)
-        means = {"a": math.fsum(theirs) / len(both), "b": math.fsum(mine) / len(both)}
-        differences[name] = as_json(difference, declared) | means
-    return differences
-
-
-def shared_rows(rows: Sequence[Record], others: Sequence[Record]) -> tuple[list[tuple[Record, Record]], int]:
-    """Return (pairs of a row and the other's row with the same prompt, sample and truth; number with another truth)."""
-    before = {(r["prompt_id"], r["sample"]): r for r in others}
-    pairs = [(r, o) for r in rows if (o := before.get((r["prompt_id"], r["sample"]))) is not None]
-    same = [(r, o) for r, o in pairs if r["truth"] == o["truth"]]
-    return same, len(pairs) - len(same)
-
-
-def declared_ranges(summary: Mapping[str, Any]) -> dict[str, Range]:
-    """Return the declared ranges of a summary's metrics. Older evaluations have none."""
-    return {n: (float(r[0]), float(r[1])) for n, m in summary["metrics"].items() if (r := m.get("range"))}
-
-
-def joined_ranges(*summaries: Mapping[str, Any]) -> dict[str, Range]:
-    """Return the widest range of each metric for which all of these summaries declare one."""
-    ranges_of_summaries = [declared_ranges(s) for s in summaries]
-    names = set.intersection(*(set(ranges) for ranges in ranges_of_summaries)) if ranges_of_summaries else set()
-    return {
-        n: (min(ranges[n][0] for ranges in ranges_of_summaries), max(ranges[n][1] for ranges in ranges_of_summaries))
-        for n in names
-    }
-
-
-def joined_by(*summaries: Mapping[str, Any]) -> list[str]:
-    """Return the fields of the truth by which all of these summaries also average accuracy."""
-    fields_of_summaries = [s.get("by", OLD_BY) for s in summaries]
-    return [field for field in fields_of_summaries[0] if all(field in others for others in fields_of_summaries)]
 
 
 def _finite(value: Any) -> float | None:

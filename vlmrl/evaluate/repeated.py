@@ -73,6 +73,10 @@ def maj_at_k(answers: Sequence[Hashable | None], accuracies: Sequence[float], k:
     for answer, accuracy in zip(answers, accuracies, strict=True):
         if answer is not None:
             by_answer.setdefault(answer, []).append(accuracy)
+    if k == len(answers):  # a single draw
+        most = max(map(len, by_answer.values()), default=0)
+        means = [math.fsum(own) / len(own) for own in by_answer.values() if len(own) == most]
+        return math.fsum(means) / len(means) if means else 0.0
     # Answers in descending order of their votes: the chances depend only on these numbers, and are kept for reuse.
     of_answers = sorted(by_answer.values(), key=len, reverse=True)
     chances = _winning_chances(tuple(map(len, of_answers)), len(answers) - sum(map(len, of_answers)), k)

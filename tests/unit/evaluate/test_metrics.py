@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from vlmrl.evaluate.metrics import (
     accuracies_by,
     baselines,
-    joined_by,
     metric_value,
-    paired_differences,
     summarise,
 )
+from vlmrl.evaluate.paired import joined_by, paired_differences
 
 FOUR = [
     row("p0", score=1.0, label=1.0, confidence=0.9, images=("a", "b"), distance=0),
