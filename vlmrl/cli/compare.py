@@ -8,7 +8,7 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit, tell
-from vlmrl.cli.show.comparison import show_differences, show_paired, show_side_by_side, side_title
+from vlmrl.cli.show.comparison import show_checkpoints, show_differences, show_paired, show_side_by_side, side_title
 
 
 def register(app: typer.Typer) -> None:
@@ -51,6 +51,7 @@ def compare_(
     for of_sets in dict.fromkeys(evaluation["intervals_of_sets"] for evaluation in result["evaluations"]):
         if of_sets:
             tell(f"intervals {of_sets}")
+    show_checkpoints(result["checkpoints"])
     show_differences("Recipe", result["recipe"], "the same recipe")
     show_differences("Made with", result["made_with"], "the same code, packages, data and seeds")
     show_side_by_side("Training, last step", result["train"])

@@ -14,6 +14,7 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import METHOD, excludes_zero
+from vlmrl.evaluate.over_checkpoints import over_checkpoints, picked_by_hand
 from vlmrl.evaluate.paired import (
     PairedColumn,
     joined_by,
@@ -59,11 +60,13 @@ class Side:
         ref: name that the user gave.
         run: the run; None for an evaluation folder outside of a run.
         evaluations: name -> folder. If one name has several steps, it is the one at the best (else the last) step.
+        named: folders of evaluations that the user named.
     """
 
     ref: str
     run: Run | None
     evaluations: Mapping[str, Path] = field(default_factory=dict)
+    named: Sequence[Path] = ()
 
     @property
     def title(self) -> str:
@@ -79,7 +82,7 @@ def open_side(root: Path, ref: str) -> Side:
     if (folder / layout.EVAL_SUMMARY).is_file():
         run_dir = folder.resolve().parent.parent
         run = open_run(root, str(run_dir)) if (run_dir / layout.MANIFEST).is_file() else None
-        return Side(ref, run, {"evaluation": folder})
+        return Side(ref, run, {"evaluation": folder}, (folder,))
     run = open_run(root, ref, trained=True)
     return Side(ref, run, _evaluations(run))
 
@@ -92,6 +95,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     runs = [s.run for s in (a, b)]
     both = a.run is not None and b.run is not None
     notes = [f"{s.title}: {line}" for s in (a, b) if s.run for line in shortened(damage_of(s.run.dir), s.run.id)]
+    notes += [note for s in (a, b) for folder in s.named for note in [picked_by_hand(folder, s.run)] if note]
     trained_alike = not (a.run and b.run) or _rewards(a.run) == _rewards(b.run)
     evaluations = []
     for name, folder_a, folder_b in _common_evaluations(a, b, notes):
@@ -119,6 +123,12 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
         "train": _lines(runs, "train") if both else [],
         "validation": _lines(runs, "validation") if both else [],
         "evaluations": evaluations,
+        "checkpoints": [
+            {"side": letter, **entry}
+            for letter, s in (("A", a), ("B", b))
+            if s.run
+            for entry in over_checkpoints(s.run)
+        ],
         "intervals": METHOD,
         "tests": TEST_METHODS,
         "notes": notes,

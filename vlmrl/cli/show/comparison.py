@@ -75,6 +75,20 @@ def show_paired(evaluation: dict[str, Any]) -> None:
         tell(f"{evaluation['rows_with_other_truth']} rows left out: the same prompt has another truth")
 
 
+def show_checkpoints(entries: list[dict[str, Any]]) -> None:
+    """Print the results over the checkpoints of each run; a maximum that was chosen on its own rows has a label.
+
+    Those of validation rows are left out: the table of validations has them.
+    """
+    from vlmrl.evaluate.over_checkpoints import words_of_steps
+
+    shown = [entry for entry in entries if entry["role"] != "validation"]
+    if shown:
+        tell("\nOver checkpoints (selected by validation alone)")
+    for entry in shown:
+        tell(f"{entry['side']}  {entry['evaluation']}: {words_of_steps(entry)}")
+
+
 def _p_value(test: dict[str, Any] | None) -> str:
     """Return the p-value of a test, corrected if several were made; "" if the metric is not tested."""
     return "" if test is None else f"{test['p_holm']:.3g}"
