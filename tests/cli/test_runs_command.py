@@ -306,6 +306,23 @@ def test_compare_tests_the_difference_and_says_how_many_rows_would_show_a_small_
     assert "to see 2 points of accuracy with 80% chance: 15," in text and "disagree on 80.0%" in text
 
 
+def test_compare_takes_several_runs_as_seeds_of_a_setting_and_several_settings(root: Path):
+    for name, answers in (("a1", [0, 0, 0, 1]), ("a2", [0, 0, 1, 1]), ("b1", [1, 1, 1, 1]), ("b2", [1, 1, 0, 1])):
+        with make(root, name=name) as run:
+            add_evaluation(run, "test", answers * 5, role="test")
+    result = as_json("compare", "a1,a2", "b1,b2", runs=root)
+    (evaluation,) = result["evaluations"]
+    assert [s["letter"] for s in result["settings"]] == ["A", "B"] and len(result["settings"][0]["runs"]) == 2
+    assert evaluation["settings"]["B"]["accuracy"]["runs"] == [1.0, 0.75]
+    done = vlmrl("compare", "a1,a2", "b1,b2", runs=root)
+    assert done.code == 0 and "A\taccuracy\t0.3750\t0.1768\t0.250 0.500" in done.out
+    assert "B - A\taccuracy\t+0.5000\t[" in done.out and "2 against 2 runs" in done.out
+    several = vlmrl("compare", "a1", "a2", "b1", runs=root)
+    assert several.code == 0 and "with Holm's correction for 2" in several.out.splitlines()[0]
+    twice = vlmrl("compare", "a1,a1", "b1", runs=root)
+    assert twice.code == 2 and "has the run a1 twice" in twice.err
+
+
 def test_compare_labels_a_maximum_over_checkpoints_that_was_chosen_on_test(root: Path):
     with make(root, name="a") as a:
         for step, answers in ((1, [1, 1]), (3, [0, 1])):

@@ -9,6 +9,7 @@ import typer
 from vlmrl.cli import options
 from vlmrl.cli.output import emit, tell
 from vlmrl.cli.show.comparison import show_checkpoints, show_differences, show_paired, show_side_by_side, side_title
+from vlmrl.cli.show.settings import show_settings
 
 
 def register(app: typer.Typer) -> None:
@@ -16,24 +17,44 @@ def register(app: typer.Typer) -> None:
 
 
 def compare_(
-    a: Annotated[str, typer.Argument(help="A run (id prefix, name, `last`, folder), or an evaluation's folder.")],
+    a: Annotated[
+        str,
+        typer.Argument(
+            help="A run (id prefix, name, `last`, folder), or an evaluation's folder. Several runs that differ in "
+            "their seed, with commas between, are one setting."
+        ),
+    ],
     b: Annotated[str, typer.Argument(help="The other one. Differences are B minus A.")],
+    more: Annotated[
+        list[str] | None, typer.Argument(help="More of them, each compared with A.", show_default=False)
+    ] = None,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
     """Is B better than A? The answer first; then recipe, code, data and metrics side by side, and paired differences.
 
-    Example: vlmrl compare digits-sft digits-im
+    Example: vlmrl compare digits-sft digits-im   or   vlmrl compare sft-1,sft-2,sft-3 im-1,im-2,im-3
 
     Test rows decide where both were evaluated on them (vlmrl eval), else rows held out, else those that training
     validated on. A difference is taken row by row; its interval is Wilson's score interval at the effective sample
     size of rows that share images, scaled to the range that a difference can have. An interval that holds 0 is not
-    clear.
+    clear. Beside it are a paired bootstrap, the p-value of McNemar's exact test (a permutation test where rows share
+    images or are not only right or wrong), and the number of rows that would show a difference of 2 points.
+
+    With several runs per setting: the mean over runs, a band of one standard deviation, and an interval for new rows
+    and new seeds. With more than two settings, p-values have Holm's correction.
     """
     from vlmrl.evaluate.compare import compare, open_side
+    from vlmrl.evaluate.settings import compare_settings, is_list, open_settings
     from vlmrl.store.layout import runs_root
 
     root = runs_root(runs)
+    if is_list(refs := [a, b, *(more or [])]):
+        result = compare_settings(open_settings(root, refs))
+        emit(result, as_json)
+        if not as_json:
+            show_settings(result)
+        return
     left, right = open_side(root, a), open_side(root, b)
     result = compare(left, right)
     emit(result, as_json)

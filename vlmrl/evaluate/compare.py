@@ -96,7 +96,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     both = a.run is not None and b.run is not None
     notes = [f"{s.title}: {line}" for s in (a, b) if s.run for line in shortened(damage_of(s.run.dir), s.run.id)]
     notes += [note for s in (a, b) for folder in s.named for note in [picked_by_hand(folder, s.run)] if note]
-    trained_alike = not (a.run and b.run) or _rewards(a.run) == _rewards(b.run)
+    trained_alike = not (a.run and b.run) or rewards_of(a.run) == rewards_of(b.run)
     evaluations = []
     for name, folder_a, folder_b in _common_evaluations(a, b, notes):
         try:
@@ -116,9 +116,9 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     correct_for_many((m["metric"], m["test"]) for e in evaluations for m in e["metrics"] if m["test"])
     return {
         "conclusion": conclude(evaluations, [s.title for s in (a, b)]),
-        "a": _describe(a),
-        "b": _describe(b),
-        "recipe": _recipe_differences(a, b, notes) if both else [],
+        "a": describe(a),
+        "b": describe(b),
+        "recipe": recipe_differences(a, b, notes) if both else [],
         "made_with": _provenance_differences(*(run for run in runs if run)) if both else [],
         "train": _lines(runs, "train") if both else [],
         "validation": _lines(runs, "validation") if both else [],
@@ -144,7 +144,7 @@ def _common_evaluations(a: Side, b: Side, notes: list[str]) -> list[tuple[str, P
     """Return (name, folder of A, folder of B) of evaluations with equal names, then of others on equally named rows."""
     pairs = [(n, a.evaluations[n], b.evaluations[n]) for n in a.evaluations if n in b.evaluations]
     names = {name for name, *_ in pairs}
-    mine, theirs = (_by_rows(side, names) for side in (a, b))
+    mine, theirs = (evaluations_by_rows(side, names) for side in (a, b))
     pairs += [(key, mine[key], theirs[key]) for key in mine if key in theirs]
     if not pairs and (a.evaluations or b.evaluations):
         names_of_sides = (", ".join(s.evaluations) or "none" for s in (a, b))
@@ -152,7 +152,7 @@ def _common_evaluations(a: Side, b: Side, notes: list[str]) -> list[tuple[str, P
     return pairs
 
 
-def _by_rows(side: Side, taken: set[str]) -> dict[str, Path]:
+def evaluations_by_rows(side: Side, taken: set[str]) -> dict[str, Path]:
     """Return rows and sampling -> the evaluation, without names in `taken`.
 
     A key that two evaluations have is left out.
@@ -181,7 +181,7 @@ def _evaluations(run: Run) -> dict[str, Path]:
     return folders
 
 
-def _describe(side: Side) -> dict[str, Any]:
+def describe(side: Side) -> dict[str, Any]:
     if side.run is None:
         return {"ref": side.ref, "run": None}
     m = side.run.manifest
@@ -197,7 +197,7 @@ def _describe(side: Side) -> dict[str, Any]:
     }
 
 
-def _recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, Any]]:
+def recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, Any]]:
     values = []
     for side in (a, b):
         assert side.run is not None
@@ -256,7 +256,7 @@ def _provenance(run: Run) -> dict[str, Any]:
     return facts
 
 
-def _rewards(run: Run) -> list[tuple[Any, ...]]:
+def rewards_of(run: Run) -> list[tuple[Any, ...]]:
     """Return the reward and its weights for each source."""
     return [(entry.get("source"), identity_of(entry), entry.get("weights")) for entry in run.manifest.rewards]
 
