@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pickle
 import random
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmrl.errors import RecipeError
+from vlmrl.evaluate.set_metrics import summarise_sets
+from vlmrl.rewards.base import UNSCORED
 from vlmrl.tasks.reflection import (
     MAYE_WORDS,
     PROFILES,
@@ -18,7 +21,9 @@ from vlmrl.tasks.reflection import (
     count_reflection,
     count_words,
     has_reflection,
+    reflection_metrics,
 )
+from vlmrl.types import RewardInput
 
 BATCH = [
     # text, accuracy, tokens; the words of `maye` in it
@@ -126,6 +131,16 @@ def test_pooled_ratios_are_not_the_mean_of_ranks_ratios():
     # Rank 0: one of one reflecting responses is correct. Rank 1: none reflects. MAYE logs (1 + 0) / 2.
     ranks = [counts("maye", [("wait", 1.0, 1), ("so", 0.0, 1)]), counts("maye", [("so", 0.0, 1)] * 2)]
     assert sum(ranks).ratios()["correct_ratio_in_reflection_texts"] == 1.0
+
+
+def test_a_task_can_have_them_as_metrics_of_the_whole_split():
+    verdicts = [(RewardInput(text, {}, num_tokens=n), UNSCORED, {"accuracy": a}) for text, a, n in BATCH]
+    assert reflection_metrics(verdicts, "maye") == counts("maye").metrics()
+    found = summarise_sets(
+        partial(reflection_metrics, profile="maye"), verdicts,
+        [{"prompt_id": f"p{i}", "sample": 0, "truth": {}, "images": []} for i in range(8)], num_resamples=0,
+    )["metrics"]  # fmt: skip
+    assert found["reflection/reflection_ratio"]["value"] == 0.5 and found["reflection/word/wait"]["value"] == 3.0
 
 
 def test_long_texts_take_linear_time():

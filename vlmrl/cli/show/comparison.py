@@ -63,7 +63,9 @@ def show_paired(evaluation: dict[str, Any]) -> None:
         for m in evaluation["metrics"]
     ]
     title = f"Evaluation {evaluation['name']}, paired on {n}{of} rows"
-    show_table(title, ("", "A", "B", "B - A", "95% interval", "p", "verdict", "rows"), cells, titled=True)
+    corrected = any(m["test"] and m["test"]["comparisons"] > 1 for m in evaluation["metrics"])
+    p_name = "p (Holm)" if corrected else "p"
+    show_table(title, ("", "A", "B", "B - A", "95% interval", p_name, "verdict", "rows"), cells, titled=True)
     for m in evaluation["metrics"]:
         if m["test"] and m["metric"] in LEADING:
             tell(words_of_test(m["metric"], m["test"]))
