@@ -287,7 +287,9 @@ def test_compare_tests_the_difference_and_says_how_many_rows_would_show_a_small_
     with make(root, name="a") as a:
         for name in ("test", "other"):
             add_evaluation(a, name, [1, 0, 0, 0, 0, 0, 0, 0, 1, 0] * 2)
+        add_evaluation(a, "held", [1] * 20, role="held out")
     with make(root, name="b") as b:
+        add_evaluation(b, "held", [0] * 20, role="held out")
         add_evaluation(b, "test", [0, 1, 1, 1, 1, 1, 1, 1, 1, 0] * 2)
         add_evaluation(b, "other", [1, 0, 0, 0, 0, 0, 0, 0, 1, 1] * 2)
     result = as_json("compare", "a", "b", runs=root)
@@ -296,6 +298,7 @@ def test_compare_tests_the_difference_and_says_how_many_rows_would_show_a_small_
     test = tests["test"]["accuracy"]
     assert (test["method"], test["only_a"], test["only_b"], test["groups"]) == ("exact McNemar", 2, 14, 20)
     assert test["p"] == pytest.approx(274 / 65536) and test["p_holm"] == pytest.approx(548 / 65536)
+    assert tests["held"]["accuracy"]["comparisons"] == 1, "rows of another role"
     assert tests["other"]["accuracy"]["p"] == tests["other"]["accuracy"]["p_holm"] == 0.5
     low, high = test["bootstrap"]
     assert 0 < low < 0.6 < high < 1 and tests["test"]["truncated"] is None

@@ -113,7 +113,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
             + "".join(f"; A by {reward_a}; B by {reward_b}" for reward_a, reward_b in _scored_by(a, b, evaluations))
         )
     evaluations.sort(key=lambda e: ROLES.index(e["role"]))
-    correct_for_many((m["metric"], m["test"]) for e in evaluations for m in e["metrics"] if m["test"])
+    correct_for_many((e["role"], m["metric"], m["test"]) for e in evaluations for m in e["metrics"] if m["test"])
     return {
         "conclusion": conclude(evaluations, [s.title for s in (a, b)]),
         "a": describe(a),

@@ -120,7 +120,7 @@ def compare_settings(settings: Sequence[Setting]) -> dict[str, Any]:
         notes.append("no evaluation in common of all runs (make them: vlmrl eval RUN)")
     evaluations.sort(key=lambda e: ROLES.index(e["role"]))
     differences = [d for e in evaluations for d in e["differences"]]
-    correct_for_many((d["metric"], d["test"]) for d in differences)
+    correct_for_many((e["role"], d["metric"], d["test"]) for e in evaluations for d in e["differences"])
     for d in differences:
         if d["verdict"] in ("better", "worse") and d["test"]["p_holm"] > LEVEL:
             d["verdict"] = "not clear"

@@ -13,7 +13,8 @@ LEADING = ("accuracy", "reward")
 """Metrics for which the number of rows needed is shown: the first that there is."""
 TEST_METHODS = (
     "p-values, two-sided: McNemar's exact test for rows that are right or wrong and share nothing, else a sign-flip "
-    "permutation test of rows that share images together; p (Holm) is corrected for all comparisons of the same metric"
+    "permutation test of rows that share images together; p (Holm) is corrected for all comparisons of the same metric "
+    "on rows of the same role (test, held out, validation, training)"
 )
 
 
@@ -50,16 +51,16 @@ def rows_needed_of(columns: Mapping[str, PairedColumn]) -> dict[str, Any] | None
     return None
 
 
-def correct_for_many(tests: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """Write "p_holm" and "comparisons" into each test: Holm's correction over all tests of the same metric.
+def correct_for_many(tests: Iterable[tuple[str, str, dict[str, Any]]]) -> None:
+    """Write "p_holm" and "comparisons" into each test: Holm's correction over tests of the same metric and role.
 
     Args:
-        tests: (metric, test) of every evaluation and every pair that one command compares.
+        tests: (role of the rows, metric, test) of every evaluation and every pair that one command compares.
     """
-    by_metric: dict[str, list[dict[str, Any]]] = {}
-    for metric, test in tests:
-        by_metric.setdefault(metric, []).append(test)
-    for family in by_metric.values():
+    families: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for role, metric, test in tests:
+        families.setdefault((role, metric), []).append(test)
+    for family in families.values():
         for test, p in zip(family, holm([t["p"] for t in family]), strict=True):
             test |= {"p_holm": p, "comparisons": len(family)}
 
