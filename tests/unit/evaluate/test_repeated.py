@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from vlmrl.evaluate.estimates import mean_interval
 from vlmrl.evaluate.metrics import answer_of, summarise
+from vlmrl.evaluate.paired import paired_differences
 from vlmrl.evaluate.repeated import (
     PromptSamples,
     estimates_per_prompt,
@@ -168,3 +169,23 @@ def test_several_samples_of_rewards_that_read_answers_have_a_majority():
     assert (metrics["maj@4"]["n"], metrics["maj@4"]["range"]) == (2, [0.0, 1.0])
     without = [{**r, "detail": None} for r in rows]
     assert not any(name.startswith("maj@") for name in summarise(without)["metrics"])
+
+
+def test_the_differences_of_two_evaluations_are_over_prompts_at_the_k_that_both_have():
+    after = [row("p0", sample=i, confidence=c) for i, c in enumerate([0.9, 0.1, 0.1, 0.1])]
+    after += [row("p1", sample=i, confidence=c, images=("c",)) for i, c in enumerate([0.9, 0.9, 0.9, 0.1])]
+    before = [row("p0", sample=i, confidence=0.1) for i in range(2)]
+    before += [row("p1", sample=i, confidence=c, images=("c",)) for i, c in enumerate([0.9, 0.1])]
+    before += [row("gone", sample=i, confidence=0.9) for i in range(2)]
+    found = paired_differences(after, before)
+    # pass@1: 1/4 and 3/4 against 0 and 1/2. pass@2: 1/2 and 1 against 0 and 1. n differs: no mean@n, no pass@4.
+    assert {k: (m["a"], m["b"], m["n"]) for k, m in found.items() if "@" in k} == {
+        "pass@1": (0.25, 0.5, 2), "pass@2": (0.5, 0.75, 2),
+    }  # fmt: skip
+    assert found["pass@2"]["value"] == 0.25 and found["accuracy"]["n"] == 4
+
+
+def test_prompts_with_another_truth_are_no_pair():
+    after = [row("p0", sample=i, distance=1) for i in range(2)] + [row("p1", sample=i) for i in range(2)]
+    before = [row(p, sample=i) for p in ("p0", "p1") for i in range(2)]
+    assert paired_differences(after, before)["pass@2"]["n"] == 1

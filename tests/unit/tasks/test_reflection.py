@@ -81,10 +81,11 @@ def test_an_empty_denominator_is_none_and_not_zero():
 
 
 def test_a_response_that_was_not_graded_is_in_no_ratio_of_correctness():
-    rows = [("wait", 1.0, 1), ("wait", None, 1), ("wait", float("nan"), 1), ("so", 0.5, 1)]
+    rows = [("wait", 1.0, 1), ("wait", None, 1), ("wait", float("nan"), 1), ("so", 0.5, 1), ("wait", 0.0, 1)]
     found = counts("default", rows)
-    assert (found.responses, found.graded, found.correct) == (4, 2, 1)
-    assert tuple(found.ratios().values()) == (3 / 4, 1.0, 0.0, 1.0, 0.0)
+    assert (found.responses, found.graded, found.correct) == (5, 3, 1)
+    # All: 4 of 5 reflect. Graded: wait is right, so is wrong, wait is wrong.
+    assert tuple(found.ratios().values()) == (4 / 5, 1 / 1, 1 / 2, 1 / 2, 0 / 1)
 
 
 @pytest.mark.parametrize(
