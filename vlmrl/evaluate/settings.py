@@ -108,7 +108,7 @@ def compare_settings(settings: Sequence[Setting]) -> dict[str, Any]:
     notes: list[str] = []
     sides = [side for setting in settings for side in setting.sides]
     for setting in settings:
-        notes += _mixed(setting)
+        notes += _mixed(setting) + _alone(setting, settings)
     notes += [note for s in sides for folder in s.named for note in [picked_by_hand(folder, s.run)] if note]
     evaluations = []
     for name, folders in _common(sides).items():
@@ -136,7 +136,7 @@ def compare_settings(settings: Sequence[Setting]) -> dict[str, Any]:
             for entry in over_checkpoints(side.run)
         ],
         "intervals": f"{METHOD}; {SETTING_METHOD}",
-        "tests": TEST_METHODS,
+        "tests": f"{TEST_METHODS}; where a setting has several runs: Student's t",
         "notes": notes,
     }
 
@@ -152,6 +152,16 @@ def _mixed(setting: Setting) -> list[str]:
     if not keys:
         return []
     return [f"the runs of setting {setting.letter} differ in {', '.join(keys)}: they are not seeds of one setting"]
+
+
+def _alone(setting: Setting, settings: Sequence[Setting]) -> list[str]:
+    """Return a note if a setting has one run where others have several."""
+    if len(setting.sides) > 1 or all(len(other.sides) == 1 for other in settings):
+        return []
+    return [
+        f"setting {setting.letter} has one run, so its spread between seeds is not known: its intervals are about this "
+        "run, not about new seeds"
+    ]
 
 
 def _common(sides: Sequence[Side]) -> dict[str, list[Path]]:
