@@ -209,7 +209,7 @@ def prompt_samples(rows: Sequence[Record]) -> dict[str, PromptSamples]:
         prompt_id: PromptSamples(
             tuple(max(0.0, r["outcome"]["accuracy"]) for r in group),
             tuple(map(answer_of, group)) if has_answers else None,
-            clusters_of(group[:1])[0],
+            tuple(clusters_of(group[:1])[0]),
         )
         for prompt_id, group in groups.items()
     }

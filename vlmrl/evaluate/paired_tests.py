@@ -91,7 +91,7 @@ def paired_test(before: ArrayLike, after: ArrayLike, clusters: Clusters | None) 
     only_a, only_b = (int((a_N > b_N).sum()), int((b_N > a_N).sum())) if is_binary else (None, None)
     if only_a is not None and only_b is not None and count == len(a_N):
         return TestResult(MCNEMAR, mcnemar_exact(only_a, only_b), only_a, only_b, count)
-    sum_G = np.bincount(group_N, b_N - a_N, minlength=count)
+    sum_G = np.bincount(group_N, b_N - a_N, minlength=count).astype(np.float64)
     return TestResult(SIGN_FLIP, _sign_flip(sum_G), only_a, only_b, count)
 
 

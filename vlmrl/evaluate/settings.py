@@ -78,7 +78,8 @@ def is_list(refs: Sequence[str]) -> bool:
 
 
 def _split(ref: str) -> list[str]:
-    return [ref] if Path(ref).exists() else [one for one in ref.split(",") if one]
+    names = [name for name in ref.split(",") if name]
+    return [ref] if Path(ref).exists() or not names else names
 
 
 def open_settings(root: Path, refs: Sequence[str]) -> list[Setting]:

@@ -174,6 +174,8 @@ def test_what_is_a_list_of_settings_and_what_is_not(root: Path, tmp_path: Path):
     assert not is_list([str(tmp_path / "with,comma"), "b"])
     with pytest.raises(StoreError, match="has the run a1 twice"):
         open_settings(root, ["a1,a1", "b1"])
+    with pytest.raises(StoreError, match="no run `,`"):
+        open_settings(root, [",", "a1,a2"])
     with pytest.raises(StoreError, match="at most 26"):
         open_settings(root, ["a1"] * 27)
 
