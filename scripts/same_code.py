@@ -176,16 +176,26 @@ class _HideTexts(ast.NodeTransformer):
 # Code objects
 
 FIELDS = (
-    "co_name", "co_flags", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_varnames", "co_cellvars",
-    "co_freevars", "co_names", "co_code",
-)  # fmt: skip
+    "co_name",
+    "co_flags",
+    "co_argcount",
+    "co_posonlyargcount",
+    "co_kwonlyargcount",
+    "co_varnames",
+    "co_cellvars",
+    "co_freevars",
+    "co_names",
+    "co_code",
+)
 
 
 def _code_differences(old: CodeType, new: CodeType, name: str = "module") -> list[tuple[str, str]]:
     """Return (qualified name, what differs) of the innermost code objects that differ."""
-    inner = [
-        (a, b) for a, b in zip(_codes(old), _codes(new), strict=False) if a.co_name == b.co_name
-    ] if len(_codes(old)) == len(_codes(new)) else []  # fmt: skip
+    inner = (
+        [(a, b) for a, b in zip(_codes(old), _codes(new), strict=False) if a.co_name == b.co_name]
+        if len(_codes(old)) == len(_codes(new))
+        else []
+    )
     differences = [d for a, b in inner for d in _code_differences(a, b, _name_of(b))]
     if not _same_here(old, new):
         differences.append((name, _reason(old, new)))

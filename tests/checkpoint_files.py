@@ -23,10 +23,11 @@ def file_table(folder: Path) -> dict[str, dict[str, Any]]:
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in BESIDE)
     return {
         p.relative_to(folder).as_posix(): {
-            "bytes": p.stat().st_size, "sha256": hashlib.sha256(p.read_bytes()).hexdigest(),
+            "bytes": p.stat().st_size,
+            "sha256": hashlib.sha256(p.read_bytes()).hexdigest(),
         }
         for p in files
-    }  # fmt: skip
+    }
 
 
 def write_meta(folder: Path, meta: dict[str, Any]) -> None:

@@ -128,9 +128,15 @@ def tiny_encoder(tiny_processor):
 
 
 RUN_VLLM = {
-    "test_split_engine.py", "test_tensor_parallel.py", "test_vllm_ranks.py", "test_vllm_runs.py", "test_vllm_stops.py",
-    "test_served.py", "test_vllm_families.py", "test_vllm_engine.py",
-}  # fmt: skip
+    "test_split_engine.py",
+    "test_tensor_parallel.py",
+    "test_vllm_ranks.py",
+    "test_vllm_runs.py",
+    "test_vllm_stops.py",
+    "test_served.py",
+    "test_vllm_families.py",
+    "test_vllm_engine.py",
+}
 """Test files that import vLLM: they run in the environment that its metadata allows (scripts/test)."""
 
 

@@ -80,11 +80,19 @@ class Episodes:
         ]
         texts = [self.encoder.tokenizer.decode(i, skip_special_tokens=True) for i in ids]
         turns = (
-            Turn("assistant", texts[0], calls=(Call("zoom", {"box": [0, 0, 9, 9]}),)), Turn("tool", "see", (media,)),
+            Turn("assistant", texts[0], calls=(Call("zoom", {"box": [0, 0, 9, 9]}),)),
+            Turn("tool", "see", (media,)),
             Turn("assistant", texts[1]),
-        )  # fmt: skip
+        )
         logp = tuple(x for p in parts for x in p.sampler_logp or (float("nan"),) * len(p.ids))
         return Sample(
-            whole, "\n".join(texts), logp, sample.finish, sample.version, sample.seed, tuple(parts), turns,
+            whole,
+            "\n".join(texts),
+            logp,
+            sample.finish,
+            sample.version,
+            sample.seed,
+            tuple(parts),
+            turns,
             {media.sha256: content},
-        )  # fmt: skip
+        )

@@ -43,9 +43,16 @@ def token_data(x: Numbers, off_policy: bool = True) -> tuple[TokenData, Tensor]:
     old, ref = (x.old[where] if off_policy else None), x.ref[where]
     right = torch.zeros_like(ref)  # what a critic says and should have said: its loss is 0
     return TokenData(
-        x.advantage[trajectory], x.sampler[where], old, ref, trajectory, response, counts[trajectory], old_value=right,
+        x.advantage[trajectory],
+        x.sampler[where],
+        old,
+        ref,
+        trajectory,
+        response,
+        counts[trajectory],
+        old_value=right,
         value_target=right,
-    ), where  # fmt: skip
+    ), where
 
 
 def ours(

@@ -66,9 +66,13 @@ class OtherTensor(Tensor):
     def __new__(cls, near: Tensor) -> OtherTensor:
         assert not isinstance(near, OtherTensor)
         made = Tensor._make_wrapper_subclass(
-            cls, near.shape, strides=near.stride(), storage_offset=near.storage_offset(), dtype=near.dtype,
+            cls,
+            near.shape,
+            strides=near.stride(),
+            storage_offset=near.storage_offset(),
+            dtype=near.dtype,
             device=OTHER,
-        )  # fmt: skip
+        )
         made.near = near
         OtherTensor.made += 1
         return made

@@ -25,15 +25,21 @@ from vlmrl.store.runs import Run
 
 RUNS = {
     "several updates, the full KL, checkpoints beside": (
-        "train.updates_per_step=2", "algo.kl_coef=0.1", "algo.kl=full", "checkpoint.asynchronous=true",
+        "train.updates_per_step=2",
+        "algo.kl_coef=0.1",
+        "algo.kl=full",
+        "checkpoint.asynchronous=true",
     ),
     "adapter, KL in the reward": ("lora.rank=4", "algo.kl_coef=0.1", "algo.kl_in=reward", "optim.lr=1e-3"),
     "critic, sampling that cuts": (
-        "algo.name=ppo", "rollout.top_p=0.9", "rollout.top_k=50", "rollout.allow_filtered_sampling=true",
+        "algo.name=ppo",
+        "rollout.top_p=0.9",
+        "rollout.top_k=50",
+        "rollout.allow_filtered_sampling=true",
     ),
     "greedy baseline": ("algo.name=remax",),
     "tokens that are chosen": ("algo.name=clip_cov", "train.updates_per_step=2", "algo.cov_share=0.2"),
-}  # fmt: skip
+}
 VISION_LORA = Lora(rank=4, vision=True)
 
 
@@ -64,20 +70,29 @@ def test_the_device_is_as_strict_as_a_gpu() -> None:
         x, mask = torch.ones(3, device=OTHER), torch.ones(3, dtype=torch.bool)
         assert (x + torch.tensor(1.0)).sum().item() == 6 and x[mask].device == OTHER and x.cpu().device == CPU
         for wrong in (
-            lambda: x + torch.ones(3), lambda: torch.cat([x, torch.ones(3)]), lambda: torch.ones(3)[x.long()],
-            lambda: torch.rand(3, device=OTHER, generator=torch.Generator()), lambda: x.where(mask, x),
+            lambda: x + torch.ones(3),
+            lambda: torch.cat([x, torch.ones(3)]),
+            lambda: torch.ones(3)[x.long()],
+            lambda: torch.rand(3, device=OTHER, generator=torch.Generator()),
+            lambda: x.where(mask, x),
             lambda: x.index_put((mask,), torch.ones(3)),
-        ):  # fmt: skip
+        ):
             with pytest.raises(RuntimeError, match=r"device|CPU|generator"):
                 wrong()
         with pytest.raises(TypeError, match="numpy"):
             x.numpy()
 
 
-@pytest.mark.parametrize(("name", "lora"), [
-    *((name, None) for name in ("gemma3", "gemma4", "glm4v", "idefics3", "minicpmv4_6", "qwen3_vl", "qwen3_vl_moe")),
-    *((name, lora) for name in ("internvl", "llava", "qwen2_5_vl", "qwen3_5") for lora in (None, VISION_LORA)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "lora"),
+    [
+        *(
+            (name, None)
+            for name in ("gemma3", "gemma4", "glm4v", "idefics3", "minicpmv4_6", "qwen3_vl", "qwen3_vl_moe")
+        ),
+        *((name, lora) for name in ("internvl", "llava", "qwen2_5_vl", "qwen3_5") for lora in (None, VISION_LORA)),
+    ],
+)
 def test_an_update_of_a_family(name: str, lora: Lora | None) -> None:
     outcomes = []
     for device in (CPU, OTHER):

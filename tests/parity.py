@@ -43,8 +43,10 @@ def differences(actual: Outcome, expected: Outcome) -> tuple[float, float]:
     """(largest log-prob difference, relative gradient difference over all parameters)."""
     assert actual.gradients.keys() == expected.gradients.keys()
     zero = torch.zeros(1)
-    pairs = [(a if a is not None else zero, e if e is not None else zero)
-             for a, e in ((actual.gradients[n], expected.gradients[n]) for n in expected.gradients)]  # fmt: skip
+    pairs = [
+        (a if a is not None else zero, e if e is not None else zero)
+        for a, e in ((actual.gradients[n], expected.gradients[n]) for n in expected.gradients)
+    ]
     gap = sum(float((a.double() - e.double()).square().sum()) for a, e in pairs) ** 0.5
     norm = sum(float(e.double().square().sum()) for _, e in pairs) ** 0.5
     return float((actual.logp - expected.logp).abs().max()), gap / norm
@@ -103,8 +105,13 @@ def _agent(
 ) -> TrainItem:
     (first, first_ids), (second, second_ids) = (picture(large) for large in (False, True))
     tool = Segment("tool", (*first_ids, *text(1), *second_ids), False)
-    parts = (Segment("tool", tuple(text(2)), False), Segment("assistant", tuple(text(3)), True), tool,
-             Segment("assistant", tuple(text(5)), True), Segment("tool", tuple(text(2)), False))  # fmt: skip
+    parts = (
+        Segment("tool", tuple(text(2)), False),
+        Segment("assistant", tuple(text(3)), True),
+        tool,
+        Segment("assistant", tuple(text(5)), True),
+        Segment("tool", tuple(text(2)), False),
+    )
     kinds = tuple(int(i == IMAGE) for s in parts for i in s.ids)
     return TrainItem(prompt, group, parts, index, kinds, join(family, [first, second]))
 

@@ -29,16 +29,22 @@ def run_ranks(size: int, script: Path, *arguments: object) -> None:
     """Run a script as so many processes. Raises: AssertionError with what they said when one fails."""
     host, port = free_endpoint().split(":")
     common = os.environ | {
-        "WORLD_SIZE": str(size), "MASTER_ADDR": host, "MASTER_PORT": port, "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",
-    }  # fmt: skip
+    }
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script), *map(str, arguments)], env=common | {"RANK": str(rank)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [sys.executable, str(script), *map(str, arguments)],
+            env=common | {"RANK": str(rank)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         for rank in range(size)
-    ]  # fmt: skip
+    ]
     try:
         told = [rank.communicate(timeout=600)[0] for rank in ranks]
     finally:

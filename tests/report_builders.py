@@ -13,7 +13,8 @@ from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.store import layout
 from vlmrl.store.media import write_shard
-from vlmrl.store.runs import Run, create_run
+from vlmrl.store.open_run import create_run
+from vlmrl.store.runs import Run
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
 
 HOSTILE = "</style></title><script>alert('x')</script>\" onload=\"y' --> <img src=http://evil.example/a.png> {{ 7*7 }}"
@@ -47,12 +48,23 @@ def group(
 def evaluation_row(prompt_id: str, score: float, **changes: Any) -> dict[str, Any]:
     outcome = {"accuracy": float(score > 0.5), "label": 1.0, "confidence": score, "brier": (1 - score) ** 2}
     row = {
-        "prompt_id": prompt_id, "sample": 0, "seed": 0, "source": "digits", "task": "digits",
-        "truth": {"same": True, "distance": 0}, "text": f"said {prompt_id}", "finish": "stop", "num_tokens": 4,
-        "score": score, "parts": {"format": 1.0}, "note": "", "error": None, "status": "ok",
+        "prompt_id": prompt_id,
+        "sample": 0,
+        "seed": 0,
+        "source": "digits",
+        "task": "digits",
+        "truth": {"same": True, "distance": 0},
+        "text": f"said {prompt_id}",
+        "finish": "stop",
+        "num_tokens": 4,
+        "score": score,
+        "parts": {"format": 1.0},
+        "note": "",
+        "error": None,
+        "status": "ok",
         "images": [{"sha256": m.sha256, "width": 40, "height": 30, "kind": "image"} for m in MEDIA[:2]],
         "outcome": outcome,
-    }  # fmt: skip
+    }
     return {**row, **changes}
 
 
@@ -70,9 +82,13 @@ def make_run(root: Path, *, steps: int = 6, text: str = "answer", kind: str = "r
         "origins": {"kind": "default", "model.path": "digits.toml:3", "optim.lr": "--set", "data.0.path": "default"},
     }
     settings: dict[str, Any] = {
-        "kind": kind, "recipe_name": "digits", "argv": ["vlmrl", "train", "digits.toml"], "resolved": resolved,
-        "recipe_text": '[model]\npath = "demo/model"\n', "datasets": [{"name": "digits", "path": "gone", "rows": 9}],
-    }  # fmt: skip
+        "kind": kind,
+        "recipe_name": "digits",
+        "argv": ["vlmrl", "train", "digits.toml"],
+        "resolved": resolved,
+        "recipe_text": '[model]\npath = "demo/model"\n',
+        "datasets": [{"name": "digits", "path": "gone", "rows": 9}],
+    }
     run = create_run(root, **{**settings, **changes})
     with run:
         write_shard(run.dir / layout.MEDIA / "media-00000.arrow", zip([m.sha256 for m in MEDIA], IMAGES, strict=True))
@@ -85,16 +101,34 @@ def make_run(root: Path, *, steps: int = 6, text: str = "answer", kind: str = "r
                 group("plain", [0.5, 0.5], step=step, text=text),
             ]
             run.write_rollouts(step, groups)
-            run.log(step, "train", {
-                "reward/mean": mean, "reward/low": mean - 0.1, "reward/high": mean + 0.1, "reward/part/format": 1.0,
-                "rollout/dead_group_share": 0.25, "rollout/samples": 8, "optim/grad_norm": 1.5,
-                "policy/sampler_gap_max": 1e-6, "time/step_seconds": 2.0, "custom/thing": step,
-            })  # fmt: skip
+            run.log(
+                step,
+                "train",
+                {
+                    "reward/mean": mean,
+                    "reward/low": mean - 0.1,
+                    "reward/high": mean + 0.1,
+                    "reward/part/format": 1.0,
+                    "rollout/dead_group_share": 0.25,
+                    "rollout/samples": 8,
+                    "optim/grad_norm": 1.5,
+                    "policy/sampler_gap_max": 1e-6,
+                    "time/step_seconds": 2.0,
+                    "custom/thing": step,
+                },
+            )
             if step % 2 == 0:
-                run.log(step, "validation", {
-                    "eval/reward": mean, "eval/reward_low": mean - 0.02, "eval/reward_high": mean + 0.02,
-                    "eval/accuracy": mean, "eval/brier": 0.2,
-                })  # fmt: skip
+                run.log(
+                    step,
+                    "validation",
+                    {
+                        "eval/reward": mean,
+                        "eval/reward_low": mean - 0.02,
+                        "eval/reward_high": mean + 0.02,
+                        "eval/accuracy": mean,
+                        "eval/brier": 0.2,
+                    },
+                )
         run.event(steps, "ended", reason="all steps done")
     evaluate_run(run.dir, "test", [0.9, 0.8, 0.2, 0.7], step=steps)
     return run

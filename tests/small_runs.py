@@ -24,7 +24,8 @@ from vlmrl.checkpoint.safetensors_blocks import read_tensors
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
 from vlmrl.setup.new_run import Labels, start_run
 from vlmrl.setup.open_values import settle_for_run
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 from vlmrl.tasks.digits import prepare_digits
 from vlmrl.train.resume import COMMANDS, ResumeRequest, plan_resume, reopen_run
 from vlmrl.train.start import run_session
@@ -138,9 +139,13 @@ def begin(
 
 
 def go_on(
-    run: Run, *overrides: str, recipe: Path | None = None, accept: bool = False, stop_at: int | None = None,
+    run: Run,
+    *overrides: str,
+    recipe: Path | None = None,
+    accept: bool = False,
+    stop_at: int | None = None,
     ears: Ears | None = None,
-) -> tuple[Run, str]:  # fmt: skip
+) -> tuple[Run, str]:
     """(the run after one more attempt, how that ended)."""
     root = run.dir.parent
     plan = plan_resume(root, ResumeRequest(run.id, run.manifest.kind, recipe, overrides, accept))

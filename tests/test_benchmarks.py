@@ -33,8 +33,17 @@ SHOWN = {
 """Script -> a text that it prints when it has come to its end."""
 OTHERS = {"gpu": "test_gpu_bench.py", "gpu_day": "test_gpu_day.py"}
 """Scripts whose smoke runs have a test of their own in tests/unit/model."""
-PARTS = {"flops", "gpu_kernels", "gpu_profile", "gpu_runs", "gpu_shards", "gpu_transfer", "gpu_world", "kill_world",
-         "speed_world"}  # fmt: skip
+PARTS = {
+    "flops",
+    "gpu_kernels",
+    "gpu_profile",
+    "gpu_runs",
+    "gpu_shards",
+    "gpu_transfer",
+    "gpu_world",
+    "kill_world",
+    "speed_world",
+}
 """Modules of the scripts, which nobody starts."""
 
 
@@ -44,17 +53,25 @@ def smoke(tmp_path_factory) -> Iterator[Callable[..., tuple[int, str]]]:
     for_all = tmp_path_factory.mktemp("benchmarks")
     command = [sys.executable, str(ROOT / "tests" / "warm_scripts.py"), str(SCRIPTS)]
     server = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=for_all,
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=for_all,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
+    )
     assert server.stdin is not None and server.stdout is not None
 
     def run(name: str, *words: str) -> tuple[int, str]:
         folder = for_all / name
         folder.mkdir()
         out = for_all / f"{name}.out"
-        job = {"script": str(SCRIPTS / f"{name}.py"), "words": ["--smoke", *words], "folder": str(folder),
-               "out": str(out)}  # fmt: skip
+        job = {
+            "script": str(SCRIPTS / f"{name}.py"),
+            "words": ["--smoke", *words],
+            "folder": str(folder),
+            "out": str(out),
+        }
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
         return int(server.stdout.readline()), out.read_text()
@@ -83,8 +100,13 @@ def test_each_script_is_run_by_a_test() -> None:
 
 def test_each_script_that_a_text_names_is_there_and_is_run() -> None:
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
-    texts = [*pages, *ROOT.glob("vlmrl/**/*.py"), *ROOT.glob("recipes/**/*.toml"),
-             *ROOT.glob("scripts/**/*.py"), *ROOT.glob("tests/**/*.py")]  # fmt: skip
+    texts = [
+        *pages,
+        *ROOT.glob("vlmrl/**/*.py"),
+        *ROOT.glob("recipes/**/*.toml"),
+        *ROOT.glob("scripts/**/*.py"),
+        *ROOT.glob("tests/**/*.py"),
+    ]
     named = {
         (path.name, name) for path in texts for name in re.findall(r"scripts/bench/(\w+)\.py", path.read_text("utf-8"))
     }

@@ -140,7 +140,6 @@ def checked_files() -> list[Path]:
     return [p for p in paths if not any(fnmatch(p.relative_to(ROOT).as_posix(), pattern) for pattern in exempt)]
 
 
-@pytest.mark.slow
 def test_texts_and_names_follow_the_rules():
     wrong = [f"{path.relative_to(ROOT)}:{p}" for path in checked_files() for p in problems(path.read_text("utf-8"))]
     assert not wrong, "\n".join(wrong)

@@ -32,10 +32,30 @@ FENCES = {
     "typer": ("cli/",),
     "rich": ("cli/",),
     "vllm": ("rollout/vllm/engine.py", "rollout/vllm/worker.py", "rollout/vllm/known_models.py"),
-    "torch": ("model/", "setup/", "inference/", "algo/losses.py", "algo/kl.py", "algo/aggregate.py", "data/encode.py",
-              "data/packing.py", "dist/", "rollout/", "checkpoint/", "train/", "evaluate/run.py",
-              "preflight/machine.py", "launch/agent.py"),
-    "torch.distributed": ("dist/", "checkpoint/io.py", "rollout/weight_sync.py", "launch/agent.py"),
+    "torch": (
+        "model/",
+        "setup/",
+        "inference/",
+        "algo/losses.py",
+        "algo/kl.py",
+        "algo/aggregate.py",
+        "data/encode.py",
+        "data/packing.py",
+        "dist/",
+        "rollout/",
+        "checkpoint/",
+        "train/",
+        "evaluate/run.py",
+        "preflight/machine.py",
+        "launch/agent.py",
+    ),
+    "torch.distributed": (
+        "dist/",
+        "checkpoint/io.py",
+        "checkpoint/tensor_files.py",
+        "rollout/weight_sync.py",
+        "launch/agent.py",
+    ),
     "peft": ("model/lora.py",),
     "bitsandbytes": ("train/optim.py",),
     "wandb": ("sinks/wandb_sink.py",),
@@ -44,7 +64,7 @@ FENCES = {
     "pickle": (),
     "cloudpickle": (),
     "dill": (),
-}  # fmt: skip
+}
 """Module -> files (or folders) that alone may import it, inside functions too."""
 
 FORBIDDEN_CALLS = ("eval", "exec")
@@ -92,7 +112,6 @@ def test_every_module_has_a_level():
     assert {package_of(p) for p in files()} <= LEVELS.keys()
 
 
-@pytest.mark.slow
 def test_imports_go_downward_only():
     wrong = []
     for path in files():
@@ -145,12 +164,8 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return sorted(sorted(group) for group in groups)
 
 
-KNOWN_CIRCLES = [["vlmrl.data.dataset", "vlmrl.data.dataset_writer", "vlmrl.data.table_dataset"]]
-"""Circles that are still there. None may be added; an entry that is gone is removed here."""
-
-
 def test_no_modules_import_each_other_in_a_circle():
-    assert circles(import_graph(files())) == KNOWN_CIRCLES
+    assert circles(import_graph(files())) == []
 
 
 def test_a_circle_is_found_across_modules():
@@ -184,7 +199,6 @@ def test_cli_modules_load_nothing_heavy_at_their_top():
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.slow
 def test_nothing_is_evaluated_and_nothing_unpickled():
     wrong = []
     for path in files():
@@ -197,14 +211,19 @@ def test_nothing_is_evaluated_and_nothing_unpickled():
     assert [w for w in wrong if not w.startswith("rewards/")] == []
 
 
-@pytest.mark.slow
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its signature and docstring, which the formatter and the arguments make long."""
+    first = function.body[1:2] if ast.get_docstring(function) is not None else function.body[:1]
+    return function.end_lineno - first[0].lineno + 1 if first and function.end_lineno else 0
+
+
 def test_files_and_functions_stay_small():
     long_files = {name_of(p): n for p in files() if (n := len(p.read_text("utf-8").splitlines())) > 400}
     long_functions = [
-        f"{name_of(p)}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines"
+        f"{name_of(p)}:{node.lineno} {node.name}: {body_lines(node)} lines"
         for p in files()
         for node in ast.walk(ast.parse(p.read_text("utf-8")))
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (node.end_lineno or 0) - node.lineno + 1 > 75
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and body_lines(node) > 75
     ]
     assert not long_files and not long_functions, f"{long_files} {long_functions}"
 
@@ -233,17 +252,28 @@ for name in sys.argv[1:]:
 """
 
 LIGHT = [
-    "vlmrl.errors", "vlmrl.types", "vlmrl.algo.advantages", "vlmrl.algo.family", "vlmrl.recipe", "vlmrl.rewards",
-    "vlmrl.store", "vlmrl.tasks", "vlmrl.preflight", "vlmrl.reward_check", "vlmrl.diagnose", "vlmrl.report",
-    "vlmrl.evaluate.metrics", "vlmrl.evaluate.estimates", "vlmrl.sinks",
-]  # fmt: skip
+    "vlmrl.errors",
+    "vlmrl.types",
+    "vlmrl.algo.advantages",
+    "vlmrl.algo.family",
+    "vlmrl.recipe",
+    "vlmrl.rewards",
+    "vlmrl.store",
+    "vlmrl.tasks",
+    "vlmrl.preflight",
+    "vlmrl.reward_check",
+    "vlmrl.diagnose",
+    "vlmrl.report",
+    "vlmrl.evaluate.metrics",
+    "vlmrl.evaluate.estimates",
+    "vlmrl.sinks",
+]
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.slow
 def test_what_needs_no_torch_is_imported_without_it():
     done = run_python(WITHOUT_TORCH, *LIGHT)
     assert done.returncode == 0, done.stderr[-2000:]

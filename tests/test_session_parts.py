@@ -12,10 +12,16 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "vlmrl"
 PARTS = {"Learner", "PromptFeed", "Journal", "Saver"}
 WHOLE = {
-    "rl.train_rl", "rl._open_engine", "sft.train_sft",
-    "loop.validate", "loop.validate_at_start", "loop.after_step", "loop.end",
-    "checkpointing.save", "checkpointing.restore",
-}  # fmt: skip
+    "rl.train_rl",
+    "rl._open_engine",
+    "sft.train_sft",
+    "loop.validate",
+    "loop.validate_at_start",
+    "loop.after_step",
+    "loop.end",
+    "checkpointing.save",
+    "checkpointing.restore",
+}
 """Functions that may take a session as a whole: the loops, and what saves and restores it."""
 
 

@@ -21,8 +21,11 @@ TEXT = {
 VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
 AXES = {"rope_type": "default", "rope_theta": 1e4}
 TOKENS = {
-    "image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START, "vision_end_token_id": END,
-}  # fmt: skip
+    "image_token_id": IMAGE,
+    "video_token_id": VIDEO,
+    "vision_start_token_id": START,
+    "vision_end_token_id": END,
+}
 
 
 @dataclass(frozen=True)
@@ -112,9 +115,12 @@ def _qwen3_vl_moe() -> TinyFamily:
 
 # Keys are 64 wide, 128 in released models: with 16 the chunked delta rule rounds too much in float32.
 LINEAR = {
-    "linear_key_head_dim": 64, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-}  # fmt: skip
+}
 
 
 def _hybrid_text() -> dict[str, Any]:
@@ -126,8 +132,12 @@ def _qwen3_5() -> TinyFamily:
 
 
 def _qwen3_5_moe() -> TinyFamily:
-    text = _hybrid_text() | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-                             "shared_expert_intermediate_size": 32}  # fmt: skip
+    text = _hybrid_text() | {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    }
     return _grid("Qwen3_5Moe", text, _qwen3_vision(), 16, **TOKENS, tie_word_embeddings=True)
 
 
@@ -135,8 +145,12 @@ def _glm(name: str) -> TinyFamily:
     vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
               "patch_size": 14, "image_size": 112}  # fmt: skip
     text = _axes(1, 1, 2, partial_rotary_factor=0.5) | {"attention_bias": True}
-    tokens = {"image_token_id": IMAGE, "video_token_id": VIDEO, "image_start_token_id": START,
-              "image_end_token_id": END}  # fmt: skip
+    tokens = {
+        "image_token_id": IMAGE,
+        "video_token_id": VIDEO,
+        "image_start_token_id": START,
+        "image_end_token_id": END,
+    }
     return _grid(name, text, vision, **tokens, tie_word_embeddings=False)
 
 
@@ -158,12 +172,19 @@ def _tower() -> dict[str, Any]:
 
 
 def _gemma3() -> TinyFamily:
-    text = TEXT | {"sliding_window": 12, "query_pre_attn_scalar": 16,
-                   "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}  # fmt: skip
+    text = TEXT | {
+        "sliding_window": 12,
+        "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    }
     config = transformers.Gemma3Config(
-        text_config=text, vision_config=_tower(), image_token_id=IMAGE,
-        boi_token_index=START, eoi_token_index=END, mm_tokens_per_image=4,
-    )  # fmt: skip
+        text_config=text,
+        vision_config=_tower(),
+        image_token_id=IMAGE,
+        boi_token_index=START,
+        eoi_token_index=END,
+        mm_tokens_per_image=4,
+    )
     model = wake(transformers.Gemma3ForConditionalGeneration(config))
 
     def picture(large: bool, g: torch.Generator) -> tuple[Mapping[str, Tensor], list[int]]:
@@ -176,17 +197,30 @@ def _gemma3() -> TinyFamily:
 
 def _gemma4(bidirectional: str | None = "vision", shared: int = 0) -> TinyFamily:
     text = TEXT | {
-        "num_hidden_layers": 4, "sliding_window": 12, "use_bidirectional_attention": bidirectional,
-        "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 8,
-        "vocab_size_per_layer_input": 320, "final_logit_softcapping": 3.0, "num_kv_shared_layers": shared,
-    }  # fmt: skip
+        "num_hidden_layers": 4,
+        "sliding_window": 12,
+        "use_bidirectional_attention": bidirectional,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 320,
+        "final_logit_softcapping": 3.0,
+        "num_kv_shared_layers": shared,
+    }
     vision = VISION | {"num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4,
                        "position_embedding_size": 32, "pooling_kernel_size": 3,
                        "default_output_length": 70}  # fmt: skip
     config = transformers.Gemma4Config(
-        text_config=text, vision_config=vision, audio_config=None, image_token_id=IMAGE, video_token_id=VIDEO,
-        boi_token_id=START, eoi_token_id=END, audio_token_id=14, boa_token_id=15, eoa_token_index=16,
-    )  # fmt: skip
+        text_config=text,
+        vision_config=vision,
+        audio_config=None,
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        boi_token_id=START,
+        eoi_token_id=END,
+        audio_token_id=14,
+        boa_token_id=15,
+        eoa_token_index=16,
+    )
     model = wake(transformers.Gemma4ForConditionalGeneration(config))
     with torch.no_grad():  # its attention is not scaled; random sharp attention would amplify rounding
         for name, p in model.named_parameters():
@@ -208,17 +242,23 @@ def _gemma4(bidirectional: str | None = "vision", shared: int = 0) -> TinyFamily
 def _internvl() -> TinyFamily:
     vision = _tower() | {"image_size": [32, 32], "patch_size": [8, 8]}
     config = transformers.InternVLConfig(
-        text_config=TEXT | {"model_type": "qwen2"}, vision_config=vision, image_token_id=IMAGE, downsample_ratio=0.5,
+        text_config=TEXT | {"model_type": "qwen2"},
+        vision_config=vision,
+        image_token_id=IMAGE,
+        downsample_ratio=0.5,
         image_seq_length=4,
-    )  # fmt: skip
+    )
     return _tiles(transformers.InternVLForConditionalGeneration(config), 4, lambda p: {"pixel_values": p}, None)
 
 
 def _idefics(name: str) -> TinyFamily:
     config = getattr(transformers, f"{name}Config")(
-        text_config=TEXT | {"model_type": "llama"}, vision_config=_tower(), image_token_id=IMAGE, scale_factor=2,
+        text_config=TEXT | {"model_type": "llama"},
+        vision_config=_tower(),
+        image_token_id=IMAGE,
+        scale_factor=2,
         pad_token_id=0,
-    )  # fmt: skip
+    )
 
     def make(pixels: Tensor) -> Mapping[str, Tensor]:
         return {"pixel_values": pixels[None], "pixel_attention_mask": torch.ones_like(pixels[None, :, 0]).long()}
@@ -231,9 +271,13 @@ def _minicpm() -> TinyFamily:
     rope = _axes(2, 1, 1, partial_rotary_factor=0.5)
     vision = VISION | {"num_hidden_layers": 3, "image_size": 112, "patch_size": 4, "insert_layer_id": 1}
     config = transformers.MiniCPMV4_6Config(
-        text_config=TEXT | LINEAR | rope | {"model_type": "qwen3_5_text"}, vision_config=vision,
-        insert_layer_id=1, image_token_id=IMAGE, video_token_id=VIDEO, image_size=112,
-    )  # fmt: skip
+        text_config=TEXT | LINEAR | rope | {"model_type": "qwen3_5_text"},
+        vision_config=vision,
+        insert_layer_id=1,
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        image_size=112,
+    )
     model = wake(transformers.MiniCPMV4_6ForConditionalGeneration(config))
 
     def picture(large: bool, g: torch.Generator) -> tuple[Mapping[str, Tensor], list[int]]:
@@ -249,9 +293,12 @@ def _llava() -> TinyFamily:
     """A family that is not in the table: it takes the padded path."""
     vision = _tower() | {"model_type": "siglip_vision_model"}
     config = transformers.LlavaConfig(
-        text_config=TEXT | {"model_type": "llama"}, vision_config=vision,
-        image_token_index=IMAGE, vision_feature_select_strategy="full", vision_feature_layer=-1,
-    )  # fmt: skip
+        text_config=TEXT | {"model_type": "llama"},
+        vision_config=vision,
+        image_token_index=IMAGE,
+        vision_feature_select_strategy="full",
+        vision_feature_layer=-1,
+    )
     return _tiles(transformers.LlavaForConditionalGeneration(config), 16, lambda p: {"pixel_values": p}, None)
 
 

@@ -18,8 +18,9 @@ TEXTS = ["Are these two images the same digit? Answer with a number.", "0 1 2 3 
 IMAGE_ENTRY = "{% if c.type == 'image' %}ENTRY{% else %}{{ c.text }}{% endif %}"
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
-    + IMAGE_ENTRY + "{% endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}[answer]{% endif %}"
-)  # fmt: skip
+    + IMAGE_ENTRY
+    + "{% endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}[answer]{% endif %}"
+)
 
 
 def tokenizer(image: str, video: str, start: str, end: str, named: Mapping[str, str], *more: str) -> Any:
@@ -36,9 +37,14 @@ def tokenizer(image: str, video: str, start: str, end: str, named: Mapping[str, 
         TEXTS, trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>",
-        additional_special_tokens=special[3:], extra_special_tokens=dict(named), clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+        tokenizer_object=raw,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        additional_special_tokens=special[3:],
+        extra_special_tokens=dict(named),
+        clean_up_tokenization_spaces=False,
+    )
 
 
 def template(entry: str) -> str:
@@ -69,10 +75,11 @@ def _glm(name: str, processor: str) -> Any:
     images = getattr(transformers, f"{processor}ImageProcessor")(size=size)
     module = __import__(f"transformers.models.{name}.video_processing_{name}", fromlist=["x"])
     return getattr(transformers, f"{processor}Processor")(
-        image_processor=images, tokenizer=tokenizer(*names, {}, "<|begin_of_video|>", "<|end_of_video|>"),
+        image_processor=images,
+        tokenizer=tokenizer(*names, {}, "<|begin_of_video|>", "<|end_of_video|>"),
         video_processor=getattr(module, f"{processor}VideoProcessor")(),
         chat_template=template(names[2] + names[0] + names[3]),
-    )  # fmt: skip
+    )
 
 
 def _gemma3() -> Any:
@@ -84,8 +91,14 @@ def _gemma3() -> Any:
 
 
 def _gemma4() -> Any:
-    named = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>", "audio_token": "<|audio|>",
-             "boa_token": "<|audio>", "eoa_token": "<audio|>"}  # fmt: skip
+    named = {
+        "image_token": "<|image|>",
+        "boi_token": "<|image>",
+        "eoi_token": "<image|>",
+        "audio_token": "<|audio|>",
+        "boa_token": "<|audio>",
+        "eoa_token": "<audio|>",
+    }
     tok = tokenizer("<|image|>", "<|video|>", "<|image>", "<image|>", named, "<|audio|>", "<|audio>", "<audio|>")
     images = transformers.Gemma4ImageProcessor(patch_size=4, max_soft_tokens=70)
     from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
@@ -98,15 +111,22 @@ def _gemma4() -> Any:
 
 def _internvl() -> Any:
     names = ("<IMG_CONTEXT>", "<video>", "<img>", "</img>")
-    named = {"context_image_token": names[0], "video_token": names[1], "start_image_token": names[2],
-             "end_image_token": names[3]}  # fmt: skip
+    named = {
+        "context_image_token": names[0],
+        "video_token": names[1],
+        "start_image_token": names[2],
+        "end_image_token": names[3],
+    }
     images = transformers.GotOcr2ImageProcessor(size={"height": 32, "width": 32}, max_patches=12, crop_to_patches=True)
     from transformers.models.internvl.video_processing_internvl import InternVLVideoProcessor
 
     return transformers.InternVLProcessor(
-        images, tokenizer(*names, named), InternVLVideoProcessor(), image_seq_length=4,
+        images,
+        tokenizer(*names, named),
+        InternVLVideoProcessor(),
+        image_seq_length=4,
         chat_template=template("<IMG_CONTEXT>"),
-    )  # fmt: skip
+    )
 
 
 def _idefics(name: str) -> Any:
@@ -129,9 +149,16 @@ def _idefics(name: str) -> Any:
 
 
 def _minicpm() -> Any:
-    named = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>", "image_start_token": "<image>",
-             "image_end_token": "</image>", "slice_start_token": "<slice>", "slice_end_token": "</slice>",
-             "image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>"}  # fmt: skip
+    named = {
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "image_start_token": "<image>",
+        "image_end_token": "</image>",
+        "slice_start_token": "<slice>",
+        "slice_end_token": "</slice>",
+        "image_id_start_token": "<image_id>",
+        "image_id_end_token": "</image_id>",
+    }
     tok = tokenizer(*list(named.values())[:4], named, *list(named.values())[4:])
     images = transformers.MiniCPMV4_6ImageProcessor(patch_size=4, scale_resolution=64, max_slice_nums=9)
     from transformers.models.minicpmv4_6.video_processing_minicpmv4_6 import MiniCPMV4_6VideoProcessor
@@ -145,9 +172,12 @@ def _llava() -> Any:
     """A family that is not in the table of families: it takes the padded path."""
     images = transformers.CLIPImageProcessor(size={"height": 32, "width": 32}, do_center_crop=False)
     return transformers.LlavaProcessor(
-        images, tokenizer("<image>", "<video>", "<start>", "<stop>", {}), patch_size=8,
-        vision_feature_select_strategy="full", chat_template=template("<start><image><stop>"),
-    )  # fmt: skip
+        images,
+        tokenizer("<image>", "<video>", "<start>", "<stop>", {}),
+        patch_size=8,
+        vision_feature_select_strategy="full",
+        chat_template=template("<start><image><stop>"),
+    )
 
 
 PROCESSORS: dict[str, Callable[[], Any]] = {

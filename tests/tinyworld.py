@@ -77,9 +77,11 @@ def mixed_prompts(encoder: Encoder) -> list[EncodedPrompt]:
 def four_prompts(encoder: Encoder) -> list[EncodedPrompt]:
     """Two images, one, none, and another one: what processes share out."""
     return [
-        encoded(encoder, "what is it?", [(56, 56), (112, 84)], "a"), encoded(encoder, "and this one?", [(84, 84)], "b"),
-        encoded(encoder, "no image here, only text", (), "c"), encoded(encoder, "which?", [(56, 112)], "d"),
-    ]  # fmt: skip
+        encoded(encoder, "what is it?", [(56, 56), (112, 84)], "a"),
+        encoded(encoder, "and this one?", [(84, 84)], "b"),
+        encoded(encoder, "no image here, only text", (), "c"),
+        encoded(encoder, "which?", [(56, 112)], "d"),
+    ]
 
 
 def prompt_tokens(prompt: EncodedPrompt) -> PromptTokens:

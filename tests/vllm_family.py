@@ -17,7 +17,8 @@ from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
+from vlmrl.rollout.vllm.engine import VllmEngine
+from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.types import SamplingParams
 
@@ -57,10 +58,11 @@ def measure(name: str, folder: Path, *, lora: bool = False, dtype: str = "float3
         str(folder), dtype, "cpu", 900, 2**28, encoder.image_arguments, lora_rank=adapter_rank(model)
     )
     prompts = [
-        encoded(encoder, "same?", name="t"), encoded(encoder, "0 1 2 yes", [(90, 70)], name="one"),
+        encoded(encoder, "same?", name="t"),
+        encoded(encoder, "0 1 2 yes", [(90, 70)], name="one"),
         encoded(encoder, "same or different?", [(56, 56), (64, 64)], name="two"),
         encoded(encoder, "".join(n for n in encoder.control.names[:4] if n != "<image>"), [(56, 56)], name="typed"),
-    ]  # fmt: skip
+    ]
     warm = SamplingParams(0.9, max_new_tokens=16, banned_ids=banned)
     greedy = replace(warm, temperature=0.0)
     requests = [SamplingRequest(p, 3, 100 * i) for i, p in enumerate(prompts)]

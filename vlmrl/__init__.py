@@ -18,15 +18,30 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Attack", "Histogram", "Lines", "Metric", "NewRow", "RewardInput", "RewardResult", "RewardUnavailable", "Table",
-    "Task", "__version__",
-]  # fmt: skip
+    "Attack",
+    "Histogram",
+    "Lines",
+    "Metric",
+    "NewRow",
+    "RewardInput",
+    "RewardResult",
+    "RewardUnavailable",
+    "Table",
+    "Task",
+    "__version__",
+]
 _HOMES = {
-    "Attack": "vlmrl.tasks.attack", "Histogram": "vlmrl.tasks.figure", "Lines": "vlmrl.tasks.figure",
-    "Metric": "vlmrl.metric", "NewRow": "vlmrl.tasks.own_prep", "RewardInput": "vlmrl.types",
-    "RewardResult": "vlmrl.types", "RewardUnavailable": "vlmrl.errors", "Table": "vlmrl.tasks.figure",
+    "Attack": "vlmrl.tasks.attack",
+    "Histogram": "vlmrl.tasks.figure",
+    "Lines": "vlmrl.tasks.figure",
+    "Metric": "vlmrl.metric",
+    "NewRow": "vlmrl.tasks.own_prep",
+    "RewardInput": "vlmrl.types",
+    "RewardResult": "vlmrl.types",
+    "RewardUnavailable": "vlmrl.errors",
+    "Table": "vlmrl.tasks.figure",
     "Task": "vlmrl.tasks.base",
-}  # fmt: skip
+}
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
-"""The demo: the whole chain on this machine, as the commands a person would type, on a model made on the spot.
+"""Demo: the whole chain on this machine, as the commands that a user would type, with a tiny model made for it.
 
-Nothing is downloaded. Every command runs as its own process through the command line; this file only puts them in
+Nothing is downloaded. Every command runs in a process of its own through the command line. This file only puts them in
 order, makes the tiny model and compares the two evaluations at the end.
 """
 
@@ -24,20 +24,22 @@ if TYPE_CHECKING:
     from vlmrl.recipe.schema import Data
 
 TEXTS_FOR_TOKENIZER = 2000
+"""Maximum number of dataset rows whose texts train the tokenizer."""
 ANY_REWARD = "exact_match"
-"""A built-in reward, where rows are opened and nothing is scored."""
+"""Built-in reward for opening rows of which nothing is scored."""
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 224 * 224
+"""Limits of the size to which the tiny model's processor resizes an image."""
 SHOWN = ("reward", "accuracy", "brier", "auc", "parse_failure")
 """Metrics of the closing table, besides the accuracy of each level."""
 
 
 class DemoError(VlmrlError):
-    """A command of the demo failed."""
+    """Error of a demo in which a command failed."""
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Where the demo puts things, under one folder."""
+    """Paths of the demo's files, all below one folder."""
 
     out: Path
     seed: int
@@ -68,9 +70,10 @@ def make_model(data: Path, out: Path, *, seed: int, task: str = "table") -> int:
 
     Args:
         data: a dataset made by `vlmrl prep`, a table, or a recipe (.toml) with its own columns and prompts.
-        task: of a dataset that does not name its own.
-    Returns: the number of parameters. Raises: DataError when the rows cannot be read, RecipeError or ProblemsError when
-    the recipe cannot, CheckpointError when `out` is not empty.
+        task: the task, for a dataset that does not name its own.
+    Returns: the number of parameters.
+    Raises: DataError when the rows cannot be read, RecipeError or ProblemsError when the recipe cannot be read,
+        CheckpointError when `out` is not empty.
     """
     from vlmrl.model.tiny import build_tiny
     from vlmrl.recipe.load import load_recipe
@@ -83,7 +86,7 @@ def make_model(data: Path, out: Path, *, seed: int, task: str = "table") -> int:
     except DataError as error:
         if is_recipe:
             raise
-        also = "a recipe can say what its columns are: --data RECIPE.toml"
+        also = "a recipe can name the columns: --data RECIPE.toml"
         raise DataError(error.message, where=error.where, hint="; ".join(filter(None, (error.hint, also)))) from error
     build_tiny(out, texts, seed=seed, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
     return sum(_tensor_sizes(out))
@@ -91,13 +94,13 @@ def make_model(data: Path, out: Path, *, seed: int, task: str = "table") -> int:
 
 def _texts_of(entry: Data) -> Iterator[str]:
     """Yield prompts and answers of the first rows of a `[[data]]` entry. Its reward is neither needed nor opened."""
-    from vlmrl.data.dataset import INFO_FILE
+    from vlmrl.data.prepared_dataset import INFO_FILE
     from vlmrl.recipe.schema import Reward
     from vlmrl.tasks.source import open_source
 
     source = open_source(entry.model_copy(update={"reward": None}), Reward(name=ANY_REWARD))
     rows = [source.rows[i] for i in range(min(TEXTS_FOR_TOKENIZER, len(source.rows)))]
-    is_prepared = (Path(entry.path) / INFO_FILE).is_file()  # then one template makes every prompt, and traces answers
+    is_prepared = (Path(entry.path) / INFO_FILE).is_file()  # then a template makes all prompts, and traces the answers
     for row in rows[:50] if is_prepared else rows:
         yield from (message.content for message in source.messages(row))
         if not is_prepared:
@@ -122,9 +125,9 @@ def _tensor_sizes(folder: Path) -> list[int]:
 
 
 def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run the chain. Returns what `vlmrl demo --json` prints.
+    """Run the chain. Return the values that `vlmrl demo --json` prints.
 
-    Raises: DemoError when a command fails; what it said is on the terminal.
+    Raises: DemoError when a command fails; its output is on the terminal.
     """
     from vlmrl.model.gpus import missing_gpus
 
@@ -135,52 +138,59 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) ->
     tag = f"seed{seed}"
     say("1/8  Data: pairs of real handwritten digits")
     vlmrl("prep", "digits", "--out", paths.data, "--force", say=say)
-    say(f"2/8  Model: a tiny Qwen2.5-VL, made on the spot in {paths.model}")
+    say(f"2/8  Model: a tiny Qwen2.5-VL, made now in {paths.model}")
     say(f"     {make_model(paths.data, paths.model, seed=seed):,} parameters")
     common = ["--set", f"data.0.path={paths.data}", "--set", f"train.seed={seed}", "--runs", paths.runs, "--tag", tag]
     if missing := missing_gpus():
         say(f"     On the CPU: {missing[0]}")
         common += ["--set", "model.device=cpu"]
-    say("3/8  Supervised start: until the format is there and about two pairs in three are right")
+    say("3/8  Supervised start: until the format and about two of three answers are right")
     sft = vlmrl("sft", recipes / "digits_sft.toml", "--set", f"model.path={paths.model}", *common, "--json", say=say)[
         "run"
     ]
     say("4/8  Reinforcement learning: GRPO on the model's own answers")
     rl = vlmrl("train", recipes / "digits_im.toml", "--set", f"model.path={sft}", *common, "--json", say=say)["run"]
-    say("5/8  Evaluation of both on test pairs of scans that neither has seen")
+    say("5/8  Evaluation of both models on test pairs, from scans that neither has seen")
     for run in (sft, rl):
         vlmrl("eval", run, "--split", "test", "--name", "test", "--runs", paths.runs, "--json", say=say)
-    say("6/8  Merge into a Hugging Face folder, reloaded and compared")
+    say("6/8  Merge into a Hugging Face folder, which is reloaded and compared")
     vlmrl("merge", rl, "--out", paths.merged, "--runs", paths.runs, say=say)
-    say("7/8  Reward check: every saved rollout scored again")
+    say("7/8  Reward check: every saved rollout is scored again")
     vlmrl("reward-check", rl, "--runs", paths.runs, say=say)
     say("8/8  Report")
     vlmrl("report", sft, rl, "-o", paths.report, "--runs", paths.runs, say=say)
-    found = compare(paths.runs / sft, paths.runs / rl)
-    return found | {
-        "seconds": round(time.perf_counter() - start, 1), "run": rl, "sft_run": sft, "seed": seed,
-        "report": str(paths.report), "model": str(paths.merged),
-    }  # fmt: skip
+    comparison = compare(paths.runs / sft, paths.runs / rl)
+    return comparison | {
+        "seconds": round(time.perf_counter() - start, 1),
+        "run": rl,
+        "sft_run": sft,
+        "seed": seed,
+        "report": str(paths.report),
+        "model": str(paths.merged),
+    }
 
 
 def compare(sft_run: Path, rl_run: Path) -> dict[str, Any]:
-    """Both test evaluations side by side, and the paired difference with its interval."""
+    """Return both test evaluations side by side, and the paired difference with its 95% interval."""
     from vlmrl.evaluate.compare import differences as differences_of
     from vlmrl.evaluate.run import read_evaluation
     from vlmrl.store.layout import eval_dir
 
     sft, rl = (read_evaluation(eval_dir(run, "test")) for run in (sft_run, rl_run))
-    found = differences_of(rl, sft)
+    estimates = differences_of(rl, sft)
     differences = {
-        name: {"mean": found[name]["value"], "ci95": [found[name]["low"], found[name]["high"]]}
+        name: {"mean": estimates[name]["value"], "ci95": [estimates[name]["low"], estimates[name]["high"]]}
         for name in ("reward", "accuracy")
     }
     short = lambda e: {n: e.summary["metrics"][n]["value"] for n in ("reward", "accuracy")}  # noqa: E731
     both = {"sft": sft.summary["metrics"], "grpo": rl.summary["metrics"]}
     return {
-        "sft": short(sft), "grpo": short(rl), "difference_ci95": differences["reward"]["ci95"],
-        "difference": differences, "metrics": {n: {k: m[n] for k, m in both.items()} for n in _shown(rl.summary)},
-    }  # fmt: skip
+        "sft": short(sft),
+        "grpo": short(rl),
+        "difference_ci95": differences["reward"]["ci95"],
+        "difference": differences,
+        "metrics": {n: {k: m[n] for k, m in both.items()} for n in _shown(rl.summary)},
+    }
 
 
 def _shown(summary: dict[str, Any]) -> list[str]:
@@ -189,15 +199,15 @@ def _shown(summary: dict[str, Any]) -> list[str]:
 
 
 def vlmrl(*arguments: Any, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run one command of the command line, as a person would, and show it. Returns its JSON where it printed one."""
+    """Run one command of the command line, as a user would, and show it. Return its JSON; {} if it prints none."""
     words: Sequence[str] = [str(a) for a in arguments]
     say("     $ vlmrl " + " ".join(words))
     command = [sys.executable, "-c", "from vlmrl.cli.app import main; main()", *words]
-    # A model this small is faster on one thread than on two: 0.40 s against 0.61 s a step of SFT, 1.2 s against 1.6 s
-    # of GRPO on two cores.
+    # A model this small is faster on one thread than on two: 0.40 s against 0.61 s per step of SFT, 1.2 s against 1.6 s
+    # per step of GRPO, on two cores.
     environment = {"OMP_NUM_THREADS": "1"} | dict(os.environ)
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
-    if done.returncode:
-        raise DemoError(f"`vlmrl {' '.join(words)}` ended with code {done.returncode}", hint="what it said is above")
-    last = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "{}"
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
+    if process.returncode:
+        raise DemoError(f"`vlmrl {' '.join(words)}` ended with code {process.returncode}", hint="its output is above")
+    last = process.stdout.strip().splitlines()[-1] if process.stdout.strip() else "{}"
     return json.loads(last) if last.startswith("{") else {}

@@ -171,7 +171,7 @@ class Interruption(KeyboardInterrupt):
         self.what, self.kept, self.again = what, kept, again
 
     def __str__(self) -> str:
-        return f"{self.what} was interrupted: {self.kept}" + (f"; go on with: {self.again}" if self.again else "")
+        return f"{self.what} was interrupted: {self.kept}" + (f"; continue with: {self.again}" if self.again else "")
 
 
 class ProblemsError(VlmrlError):

@@ -1,7 +1,7 @@
 """Text from others (a model, a dataset, a reward, a file name), made safe to show.
 
 `visible` is the one function for it. Everything that shows text to people calls it: the terminal (`cli/output.py`,
-`cli/progress.py`), logs (`store/runs.py`), pages (`report/page_shell.py`). What it returns cannot move the cursor,
+`cli/show/progress.py`), logs (`store/runs.py`), pages (`report/page_shell.py`). What it returns cannot move the cursor,
 colour a terminal, hide characters, or change the order in which text is read (Trojan Source, arXiv:2111.00169).
 """
 

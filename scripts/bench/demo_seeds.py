@@ -19,7 +19,7 @@ from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
 from vlmrl.store.layout import eval_dir
 from vlmrl.store.listing import run_ids
 from vlmrl.store.manifest import read_manifest
-from vlmrl.store.runs import create_run
+from vlmrl.store.open_run import create_run
 
 COLUMNS = {"reward": "score", "accuracy": "accuracy"}
 
@@ -45,9 +45,16 @@ def _row(number: int, good: bool) -> dict[str, Any]:
     image = {"sha256": f"{number // 2:064x}", "width": 8, "height": 8, "kind": "table"}
     text = dict.fromkeys(("text", "finish", "note", "error", "source", "task"), "")
     return text | {
-        "prompt_id": str(number), "sample": 0, "seed": 0, "truth": {}, "num_tokens": 1, "score": float(good),
-        "parts": {}, "images": [image], "outcome": {"accuracy": float(good)},
-    }  # fmt: skip
+        "prompt_id": str(number),
+        "sample": 0,
+        "seed": 0,
+        "truth": {},
+        "num_tokens": 1,
+        "score": float(good),
+        "parts": {},
+        "images": [image],
+        "outcome": {"accuracy": float(good)},
+    }
 
 
 def main() -> None:

@@ -66,9 +66,16 @@ def plan(smoke: bool) -> list[Case]:
     three = (("shared", fast), ("packed", fast), ("padded", "sdpa"))
     cases = [Case("update", "taxon", small, p, b) for p, b in three]
     cases += [Case("update", "taxon", large, p, b, **kahan) for p, b in three]
-    cases += [Case("update", "taxon", small, p, b) for p, b in (
-        ("shared", "flex"), ("shared", "sdpa"), ("packed", "flex"), ("packed", "sdpa"), ("padded", "stock")
-    )]  # fmt: skip
+    cases += [
+        Case("update", "taxon", small, p, b)
+        for p, b in (
+            ("shared", "flex"),
+            ("shared", "sdpa"),
+            ("packed", "flex"),
+            ("packed", "sdpa"),
+            ("padded", "stock"),
+        )
+    ]
     cases += [Case("parity", "taxon", small, "shared", b) for b in dict.fromkeys((fast, "flex", "sdpa"))]
     cases += [Case("cap", "taxon", small, "shared", fast, cap_gib=24, **lora)]
     cases += [Case("cap", "taxon", large, "shared", fast, cap_gib=32, ranks=2, **lora)]
@@ -107,12 +114,21 @@ def measure_update(case: Case, smoke: bool) -> dict[str, Any]:
     name = torch.cuda.get_device_name() if cuda else "CPU"
     peak = PEAKS.get(name) if world.backward else None
     return {
-        "device": name, "seconds": middle, "all_seconds": times, "backward": world.backward,
-        "response_tokens": tokens, "computed_tokens": computed, "response_tokens_per_s": tokens / middle,
-        "computed_tokens_per_s": computed / middle, "tflop_done": done / 1e12, "tflop_worth": worth / 1e12,
-        "mfu_done": done / middle / peak if peak else None, "mfu_worth": worth / middle / peak if peak else None,
-        "peak_gib": torch.cuda.max_memory_allocated() / GIB if cuda else None, "note": _note(name, world.backward),
-    }  # fmt: skip
+        "device": name,
+        "seconds": middle,
+        "all_seconds": times,
+        "backward": world.backward,
+        "response_tokens": tokens,
+        "computed_tokens": computed,
+        "response_tokens_per_s": tokens / middle,
+        "computed_tokens_per_s": computed / middle,
+        "tflop_done": done / 1e12,
+        "tflop_worth": worth / 1e12,
+        "mfu_done": done / middle / peak if peak else None,
+        "mfu_worth": worth / middle / peak if peak else None,
+        "peak_gib": torch.cuda.max_memory_allocated() / GIB if cuda else None,
+        "note": _note(name, world.backward),
+    }
 
 
 def _note(device: str, backward: bool) -> str:
@@ -146,8 +162,11 @@ def measure_parity(case: Case, smoke: bool) -> dict[str, Any]:
         pairs = [(a, b) for a, b in zip(gradients, exact[1], strict=True) if b is not None]
         off = sum(float((b if a is None else a.float() - b).square().sum()) for a, b in pairs)
         norm = sum(float(b.square().sum()) for _, b in pairs)
-        found |= {f"{who}_logp_mean": float(gap.mean()), f"{who}_logp_max": float(gap.max()),
-                  f"{who}_gradient": math.sqrt(off / norm) if norm else None}  # fmt: skip
+        found |= {
+            f"{who}_logp_mean": float(gap.mean()),
+            f"{who}_logp_max": float(gap.max()),
+            f"{who}_gradient": math.sqrt(off / norm) if norm else None,
+        }
     return found
 
 
@@ -161,8 +180,12 @@ def measure_cap(case: Case, smoke: bool) -> dict[str, Any]:
     rank = rank_of(world.model, case.optimizer, case.ranks)
     spared = rank.states - rank.needs
     limit = case.cap_gib * GIB + spared
-    found = {"states_gib": rank.states / GIB, "rank_states_gib": rank.states / case.ranks / GIB,
-             "rank_needs_gib": rank.needs / GIB, "limit_here_gib": limit / GIB}  # fmt: skip
+    found = {
+        "states_gib": rank.states / GIB,
+        "rank_states_gib": rank.states / case.ranks / GIB,
+        "rank_needs_gib": rank.needs / GIB,
+        "limit_here_gib": limit / GIB,
+    }
     world.update()
     total = torch.cuda.get_device_properties(0).total_memory if world.device.type == "cuda" else 0
     if limit > total:
@@ -184,8 +207,14 @@ MEASURES = {"update": measure_update, "parity": measure_parity, "cap": measure_c
 
 def run_case(case: Case, smoke: bool) -> dict[str, Any]:
     """One case in this process. Out of memory is a result; every other error is the caller's to see."""
-    facts = {"case": case.name, **dataclasses.asdict(case), "smoke": smoke, "outcome": "done",
-             "torch": torch.__version__, "transformers": transformers.__version__}  # fmt: skip
+    facts = {
+        "case": case.name,
+        **dataclasses.asdict(case),
+        "smoke": smoke,
+        "outcome": "done",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
     try:
         return facts | MEASURES[case.kind](case, smoke)
     except torch.OutOfMemoryError as error:
@@ -223,20 +252,28 @@ def run_apart(case: Case, limit: float) -> dict[str, Any]:
 
 COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
     "update": {
-        "s an update": ("seconds", ".2f"), "response tokens/s": ("response_tokens_per_s", ",.0f"),
-        "tokens computed": ("computed_tokens", ","), "MFU done": ("mfu_done", ".1%"),
-        "MFU worth": ("mfu_worth", ".1%"), "peak GiB": ("peak_gib", ".1f"),
+        "s an update": ("seconds", ".2f"),
+        "response tokens/s": ("response_tokens_per_s", ",.0f"),
+        "tokens computed": ("computed_tokens", ","),
+        "MFU done": ("mfu_done", ".1%"),
+        "MFU worth": ("mfu_worth", ".1%"),
+        "peak GiB": ("peak_gib", ".1f"),
     },
     "parity": {
-        "log-prob mean": ("ours_logp_mean", ".1e"), "stock mean": ("stock_logp_mean", ".1e"),
-        "log-prob max": ("ours_logp_max", ".1e"), "stock max": ("stock_logp_max", ".1e"),
-        "gradient": ("ours_gradient", ".1e"), "stock gradient": ("stock_gradient", ".1e"),
+        "log-prob mean": ("ours_logp_mean", ".1e"),
+        "stock mean": ("stock_logp_mean", ".1e"),
+        "log-prob max": ("ours_logp_max", ".1e"),
+        "stock max": ("stock_logp_max", ".1e"),
+        "gradient": ("ours_gradient", ".1e"),
+        "stock gradient": ("stock_gradient", ".1e"),
     },
     "cap": {
-        "fits": ("fits", ""), "states of a rank, GiB": ("rank_states_gib", ".1f"),
-        "with what is gathered": ("rank_needs_gib", ".1f"), "peak of a rank": ("rank_peak_gib", ".1f"),
+        "fits": ("fits", ""),
+        "states of a rank, GiB": ("rank_states_gib", ".1f"),
+        "with what is gathered": ("rank_needs_gib", ".1f"),
+        "peak of a rank": ("rank_peak_gib", ".1f"),
     },
-}  # fmt: skip
+}
 """Kind -> heading -> (key of the result, format). Parity: bfloat16 against float32, ours and the stock model's."""
 
 
@@ -259,9 +296,10 @@ def choose(options: argparse.Namespace) -> list[Case]:
     """The cases asked for."""
     keep = lambda value, wanted: not wanted or any(fnmatchcase(value, w) for w in wanted)  # noqa: E731
     return [
-        case for case in plan(options.smoke)
+        case
+        for case in plan(options.smoke)
         if keep(case.name, options.cases) and keep(case.path, options.paths) and keep(case.backend, options.backends)
-    ]  # fmt: skip
+    ]
 
 
 def read_results(path: Path | None, smoke: bool) -> dict[str, dict[str, Any]]:

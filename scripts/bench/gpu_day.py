@@ -93,103 +93,145 @@ def _cases(patterns: Sequence[str], limit_seconds: int, needs: tuple[str, ...] =
 
 PARTS: dict[str, Part] = {
     "kernels": Part(
-        "attention kernels beside a float32 oracle: packed rows and vision towers, by heads and head width", 1,
+        "attention kernels beside a float32 oracle: packed rows and vision towers, by heads and head width",
+        1,
         (
             Measure("varlen", "gpu_kernels:varlen_rows", 45),
             Measure("vision", "gpu_kernels:vision_towers", 30),
             Measure("flex", "gpu_kernels:flex_rows", 100),
         ),
         {
-            "output": ("error_out", ".1e"), "dq": ("error_dq", ".1e"), "dk": ("error_dk", ".1e"),
-            "dv": ("error_dv", ".1e"), "SDPA's worst": ("error_stock", ".1e"),
+            "output": ("error_out", ".1e"),
+            "dq": ("error_dq", ".1e"),
+            "dk": ("error_dk", ".1e"),
+            "dv": ("error_dv", ".1e"),
+            "SDPA's worst": ("error_stock", ".1e"),
             "first call, s": ("compile_seconds", ".1f"),
         },
         "each error (norm of the difference over the norm) is at most 1.2 times the largest of SDPA's in bfloat16",
     ),
     "speed": Part(
-        "one layer's attention, forward and backward, over a row; the graphs that FlexAttention compiles", 1,
+        "one layer's attention, forward and backward, over a row; the graphs that FlexAttention compiles",
+        1,
         (
             Measure("layer", "gpu_kernels:layer_speed", 45),
             Measure("graphs", "gpu_kernels:flex_graphs", 100),
         ),
         {
-            "ms": ("milliseconds", ".2f"), "TFLOP/s": ("tflops", ".0f"), "rows": ("rows", ""),
-            "row lengths": ("buckets", ""), "graphs": ("graphs", ""), "s a graph": ("seconds_a_graph", ".1f"),
+            "ms": ("milliseconds", ".2f"),
+            "TFLOP/s": ("tflops", ".0f"),
+            "rows": ("rows", ""),
+            "row lengths": ("buckets", ""),
+            "graphs": ("graphs", ""),
+            "s a graph": ("seconds_a_graph", ".1f"),
         },
         "ten rows compile no more graphs than they have padded lengths",
     ),
     "updates": Part(
-        "a training update of the TaxonRL shape: two 800-pixel images, 16 responses of 300 tokens", 2,
+        "a training update of the TaxonRL shape: two 800-pixel images, 16 responses of 300 tokens",
+        2,
         _cases(
-            ["taxon/Qwen2.5-VL-3B/adamw/shared-varlen", "taxon/Qwen2.5-VL-3B/adamw/packed-varlen",
-             "taxon/Qwen2.5-VL-3B/adamw/padded-sdpa", "taxon/Qwen2.5-VL-7B/adamw_bf16_kahan/shared-varlen",
-             "taxon/Qwen2.5-VL-7B/adamw_bf16_kahan/packed-varlen", "taxon/Qwen2.5-VL-7B/adamw_bf16_kahan/padded-sdpa"],
+            [
+                "taxon/Qwen2.5-VL-3B/adamw/shared-varlen",
+                "taxon/Qwen2.5-VL-3B/adamw/packed-varlen",
+                "taxon/Qwen2.5-VL-3B/adamw/padded-sdpa",
+                "taxon/Qwen2.5-VL-7B/adamw_bf16_kahan/shared-varlen",
+                "taxon/Qwen2.5-VL-7B/adamw_bf16_kahan/packed-varlen",
+                "taxon/Qwen2.5-VL-7B/adamw_bf16_kahan/padded-sdpa",
+            ],
             60,
         ),
         {
-            "s an update": ("seconds", ".2f"), "response tokens/s": ("response_tokens_per_s", ",.0f"),
-            "tokens computed": ("computed_tokens", ","), "MFU of the work done": ("mfu_done", ".1%"),
-            "MFU of the padded equivalent": ("mfu_worth", ".1%"), "peak GiB": ("peak_gib", ".1f"),
+            "s an update": ("seconds", ".2f"),
+            "response tokens/s": ("response_tokens_per_s", ",.0f"),
+            "tokens computed": ("computed_tokens", ","),
+            "MFU of the work done": ("mfu_done", ".1%"),
+            "MFU of the padded equivalent": ("mfu_worth", ".1%"),
+            "peak GiB": ("peak_gib", ".1f"),
         },
     ),
     "parity": Part(
-        "log-probs and gradients in bfloat16 beside the stock model's, both against the stock model in float32", 1,
+        "log-probs and gradients in bfloat16 beside the stock model's, both against the stock model in float32",
+        1,
         _cases(
-            ["parity-taxon/Qwen2.5-VL-3B/adamw/shared-varlen", "parity-taxon/Qwen2.5-VL-3B/adamw/shared-flex",
-             "parity-taxon/Qwen2.5-VL-3B/adamw/shared-sdpa"],
+            [
+                "parity-taxon/Qwen2.5-VL-3B/adamw/shared-varlen",
+                "parity-taxon/Qwen2.5-VL-3B/adamw/shared-flex",
+                "parity-taxon/Qwen2.5-VL-3B/adamw/shared-sdpa",
+            ],
             50,
         ),
         {
-            "log-prob mean": ("ours_logp_mean", ".1e"), "stock mean": ("stock_logp_mean", ".1e"),
-            "log-prob max": ("ours_logp_max", ".1e"), "stock max": ("stock_logp_max", ".1e"),
-            "gradient": ("ours_gradient", ".1e"), "stock gradient": ("stock_gradient", ".1e"),
+            "log-prob mean": ("ours_logp_mean", ".1e"),
+            "stock mean": ("stock_logp_mean", ".1e"),
+            "log-prob max": ("ours_logp_max", ".1e"),
+            "stock max": ("stock_logp_max", ".1e"),
+            "gradient": ("ours_gradient", ".1e"),
+            "stock gradient": ("stock_gradient", ".1e"),
         },
         "mean log-prob error and gradient error are at most 1.2 times the stock model's",
     ),
     "profile": Part(
-        "one packed row of 16,384 tokens under the profiler: launches, host waits, idle share of the GPU", 2,
+        "one packed row of 16,384 tokens under the profiler: launches, host waits, idle share of the GPU",
+        2,
         (Measure("row", "gpu_profile:one_row", 70, ADAPTERS),),
         {
-            "s": ("seconds", ".2f"), "kernel launches": ("launches", ","), "host waits": ("host_waits", ","),
-            "GPU idle": ("idle_share", ".1%"), "longest kernels": ("longest", ""),
+            "s": ("seconds", ".2f"),
+            "kernel launches": ("launches", ","),
+            "host waits": ("host_waits", ","),
+            "GPU idle": ("idle_share", ".1%"),
+            "longest kernels": ("longest", ""),
         },
     ),
     "sharding": Part(
-        "FSDP2 over NCCL in a world of one process, beside the same update unsharded", 3,
+        "FSDP2 over NCCL in a world of one process, beside the same update unsharded",
+        3,
         (
             Measure("Qwen2.5-VL-3B", "gpu_shards:sharded_update", 75, SHARDING, {"model": "Qwen2.5-VL-3B"}),
             Measure("Qwen3.5-9B-quarter", "gpu_shards:forked_units", 90, SHARDING, {"model": "Qwen3.5-9B-quarter"}),
         ),
         {
-            "s": ("seconds", ".2f"), "peak GiB": ("peak_gib", ".1f"), "log-prob mean gap": ("logp_mean", ".1e"),
-            "gradient gap": ("gradient", ".1e"), "gaps of another packing": ("repacked", ""),
+            "s": ("seconds", ".2f"),
+            "peak GiB": ("peak_gib", ".1f"),
+            "log-prob mean gap": ("logp_mean", ".1e"),
+            "gradient gap": ("gradient", ".1e"),
+            "gaps of another packing": ("repacked", ""),
         },
         "sharding moves log-probs and gradients no more than packing the same group into shorter rows does",
     ),
     "transport": Part(
-        "weights on their way to an engine: gathered from shards, copied to main memory, sent to another process", 2,
+        "weights on their way to an engine: gathered from shards, copied to main memory, sent to another process",
+        2,
         (Measure("Qwen2.5-VL-7B", "gpu_transfer:handover", 60, SHARDING, {"model": "Qwen2.5-VL-7B"}),),
         {"GB": ("gigabytes", ".1f"), "s": ("seconds", ".2f"), "GB/s": ("gigabytes_per_second", ".2f")},
     ),
     "checkpoints": Part(
-        "a checkpoint of weights and moments: how long it holds training up, and what it takes of main memory", 3,
+        "a checkpoint of weights and moments: how long it holds training up, and what it takes of main memory",
+        3,
         (Measure("save", "gpu_transfer:saves", 90, COMMANDS),),
         {
-            "GB": ("gigabytes", ".1f"), "held up, first, s": ("held_first", ".2f"), "held up, s": ("held_best", ".2f"),
-            "whole after, s": ("whole_best", ".2f"), "main memory, peak GiB": ("host_peak_gib", ".1f"),
+            "GB": ("gigabytes", ".1f"),
+            "held up, first, s": ("held_first", ".2f"),
+            "held up, s": ("held_best", ".2f"),
+            "whole after, s": ("whole_best", ".2f"),
+            "main memory, peak GiB": ("host_peak_gib", ".1f"),
         },
     ),
     "runs": Part(
-        "`vlmrl train` with a random 3B model: two steps, killed and resumed, short of memory, `check --deep`", 3,
+        "`vlmrl train` with a random 3B model: two steps, killed and resumed, short of memory, `check --deep`",
+        3,
         (Measure("Qwen2.5-VL-3B", "gpu_runs:commands", 270, COMMANDS, {"model": "Qwen2.5-VL-3B"}),),
         {
-            "exit code": ("exit_code", ""), "s": ("seconds", ".0f"), "s a step": ("step_seconds", ".2f"),
-            "update, s": ("update_seconds", ".2f"), "rollout tokens/s": ("rollout_tokens_per_s", ",.0f"),
+            "exit code": ("exit_code", ""),
+            "s": ("seconds", ".0f"),
+            "s a step": ("step_seconds", ".2f"),
+            "update, s": ("update_seconds", ".2f"),
+            "rollout tokens/s": ("rollout_tokens_per_s", ",.0f"),
             "peak GiB": ("peak_gib", ".1f"),
         },
         "the command ends as it should: see the note of each line",
     ),
-}  # fmt: skip
+}
 
 
 def missing(needs: Sequence[str]) -> list[str]:
@@ -242,9 +284,13 @@ def run_apart(part: str, measures: Sequence[Measure], smoke: bool, seconds: floa
         environment = os.environ | {"TMPDIR": folder, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
         with printed.open("wb") as output:
             process = subprocess.Popen(
-                [*command, "--smoke"] if smoke else command, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-                env=environment, start_new_session=True,
-            )  # fmt: skip
+                [*command, "--smoke"] if smoke else command,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
             try:
                 code = process.wait(seconds)
             except subprocess.TimeoutExpired:
@@ -301,10 +347,15 @@ def tables(rows: Sequence[Row]) -> str:
         body = [[_cell(value) for value in _values(row, part, shown, noted)] for row in chosen]
         devices = ", ".join(sorted({r["device"] for r in chosen}))
         criterion = f" Ok: {part.criterion}." if part.criterion else ""
-        texts.append("\n".join([
-            f"**{name}** ({devices}): {part.about}.{criterion}", "",
-            *(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body)),
-        ]))  # fmt: skip
+        texts.append(
+            "\n".join(
+                [
+                    f"**{name}** ({devices}): {part.about}.{criterion}",
+                    "",
+                    *(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body)),
+                ]
+            )
+        )
     return "\n\n".join(texts)
 
 
@@ -416,8 +467,11 @@ def run_parts(names: Sequence[str], out: Path, minutes: float, smoke: bool) -> b
         with out.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(r | {"attempt": attempt}) + "\n" for r in rows)
         for r in rows:
-            print(f"{part}/{r['case']}: {r['outcome']}{' NOT OK' if r['ok'] is False else ''}  {r['note']}",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            print(
+                f"{part}/{r['case']}: {r['outcome']}{' NOT OK' if r['ok'] is False else ''}  {r['note']}",
+                file=sys.stderr,
+                flush=True,
+            )
     return True
 
 

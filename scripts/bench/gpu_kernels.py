@@ -36,13 +36,22 @@ def device_of(smoke: bool) -> torch.device:
 
 
 def slow_kernel(
-    q: Tensor, k: Tensor, v: Tensor, query_starts: Tensor, key_starts: Tensor, longest_query: int, longest_key: int, *,
-    scale: float | None, window_size: tuple[int, int],
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    longest_query: int,
+    longest_key: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+) -> Tensor:
     """Variable-length attention, a sequence at a time: it stands for the GPU's kernel on a CPU. [N, heads, D]."""
     pieces = []
-    bounds = zip(query_starts.tolist(), query_starts[1:].tolist(), key_starts.tolist(), key_starts[1:].tolist(),
-                 strict=False)  # fmt: skip
+    bounds = zip(
+        query_starts.tolist(), query_starts[1:].tolist(), key_starts.tolist(), key_starts[1:].tolist(), strict=False
+    )
     for first_query, last_query, first_key, last_key in bounds:
         queries = q[first_query:last_query].transpose(0, 1)
         repeat = q.shape[1] // k.shape[1]
@@ -102,9 +111,14 @@ def results(attend: Callable[..., Tensor], inputs: Sequence[Tensor], weight: Ten
 
 
 def compare(
-    attend: Callable[..., Tensor], stock: Callable[..., Tensor], exact: Callable[..., Tensor], shape: Sequence[int],
-    key_heads: int, smoke: bool, backward: bool = True,
-) -> Row:  # fmt: skip
+    attend: Callable[..., Tensor],
+    stock: Callable[..., Tensor],
+    exact: Callable[..., Tensor],
+    shape: Sequence[int],
+    key_heads: int,
+    smoke: bool,
+    backward: bool = True,
+) -> Row:
     """Errors of two ways of attention against the exact one, of the same inputs.
 
     Args: attend, stock: take bfloat16 (float32 in a toy run). exact: takes float32. shape: [1, H, N, D] of the query.
@@ -118,14 +132,17 @@ def compare(
     inputs = [random_like(heads).to(dtype) for heads in (shape[1], key_heads, key_heads)]
     weight = torch.randn(1, shape[2], shape[1], shape[3], generator=g, device=device)
     expected = results(exact, [x.float() for x in inputs], weight, backward)
-    errors = [[_error(a, b) for a, b in zip(results(way, inputs, weight, backward), expected, strict=True)]
-              for way in (attend, stock)]  # fmt: skip
+    errors = [
+        [_error(a, b) for a, b in zip(results(way, inputs, weight, backward), expected, strict=True)]
+        for way in (attend, stock)
+    ]
     ours, theirs = errors[0], max(errors[1])
     floor = 1e-5 if smoke else 0.0  # in float32 both are rounding
     names = ("error_out", "error_dq", "error_dk", "error_dv")
     return dict(zip(names, ours, strict=False)) | {
-        "error_stock": theirs, "ok": all(e <= max(floor, ALLOWED_ERROR * theirs) for e in ours)
-    }  # fmt: skip
+        "error_stock": theirs,
+        "ok": all(e <= max(floor, ALLOWED_ERROR * theirs) for e in ours),
+    }
 
 
 def or_failure(measure: Callable[[], Row]) -> Row:
@@ -134,8 +151,10 @@ def or_failure(measure: Callable[[], Row]) -> Row:
         return measure()
     except Exception as error:
         traceback.print_exc()
-        return {"outcome": f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200],
-                "ok": False}  # fmt: skip
+        return {
+            "outcome": f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200],
+            "ok": False,
+        }
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
@@ -166,10 +185,14 @@ def _one_row(backend: str, layout: Sequence[Span], shape: tuple[int, int, int], 
     (heads, key_heads, width), device = shape, device_of(smoke)
     sees = visible(layout, window, device)
     return compare(
-        row_attention(backend, layout, window, device), row_attention("sdpa", layout, window, device),
-        lambda q, k, v: oracle(q, k, v, sees, q.shape[-1] ** -0.5), (1, heads, layout[-1].end, width), key_heads, smoke,
+        row_attention(backend, layout, window, device),
+        row_attention("sdpa", layout, window, device),
+        lambda q, k, v: oracle(q, k, v, sees, q.shape[-1] ** -0.5),
+        (1, heads, layout[-1].end, width),
+        key_heads,
+        smoke,
         backward=backend != "flex" or not smoke,  # FlexAttention has no backward pass on a CPU
-    )  # fmt: skip
+    )
 
 
 def varlen_rows(smoke: bool) -> Iterator[Row]:
@@ -177,10 +200,16 @@ def varlen_rows(smoke: bool) -> Iterator[Row]:
     if smoke:
         varlen_attention._kernel = lambda: slow_kernel  # pyright: ignore[reportAttributeAccessIssue]
     widths = (72, 80, 128, 256)
-    yield from _rows("varlen", smoke, [
-        (heads, key_heads, width, window)
-        for heads, key_heads in ((28, 4), (16, 2)) for width in widths for window in (None, 256)
-    ])  # fmt: skip
+    yield from _rows(
+        "varlen",
+        smoke,
+        [
+            (heads, key_heads, width, window)
+            for heads, key_heads in ((28, 4), (16, 2))
+            for width in widths
+            for window in (None, 256)
+        ],
+    )
 
 
 def flex_rows(smoke: bool) -> Iterator[Row]:
@@ -229,8 +258,10 @@ def layer_speed(smoke: bool) -> Iterator[Row]:
     best = choose_backend(torch.device("cuda"), torch.bfloat16, "never")
     for backend in ("sdpa",) if smoke else dict.fromkeys((best, "varlen", "flex", "sdpa")):
         attend = row_attention(backend, layout, None, device)
-        leaves = [torch.randn(1, h, tokens, width, device=device, dtype=dtype, requires_grad=True)
-                  for h in (heads, key_heads, key_heads)]  # fmt: skip
+        leaves = [
+            torch.randn(1, h, tokens, width, device=device, dtype=dtype, requires_grad=True)
+            for h in (heads, key_heads, key_heads)
+        ]
         weight = torch.randn(1, tokens, heads, width, device=device, dtype=dtype)
 
         def once(attend: Any = attend, leaves: list[Tensor] = leaves, weight: Tensor = weight) -> None:
@@ -269,16 +300,20 @@ def flex_graphs(smoke: bool) -> Iterator[Row]:
     flex_attention.compiled_shapes.clear()
     buckets, times = set(), []
     for _ in range(10):
-        groups = [(rng.randrange(600, 1200), [rng.randrange(20, 300) for _ in range(rng.randrange(3, 8))])
-                  for _ in range(rng.randrange(1, 4))]  # fmt: skip
+        groups = [
+            (rng.randrange(600, 1200), [rng.randrange(20, 300) for _ in range(rng.randrange(3, 8))])
+            for _ in range(rng.randrange(1, 4))
+        ]
         if smoke:
             groups = [(prompt // 20, [n // 20 + 1 for n in responses]) for prompt, responses in groups]
         layout = layout_of(groups)
         buckets.add(flex_attention.bucket(layout[-1].end))
         attend = row_attention("flex", layout, None, device)
         dtype = torch.float32 if smoke else torch.bfloat16
-        leaves = [torch.randn(1, h, layout[-1].end, 64, device=device, dtype=dtype, requires_grad=not smoke)
-                  for h in (4, 2, 2)]  # fmt: skip
+        leaves = [
+            torch.randn(1, h, layout[-1].end, 64, device=device, dtype=dtype, requires_grad=not smoke)
+            for h in (4, 2, 2)
+        ]
         before, start = counters["stats"]["unique_graphs"], time.perf_counter()
         out = attend(*leaves)
         if not smoke:
@@ -288,8 +323,11 @@ def flex_graphs(smoke: bool) -> Iterator[Row]:
         times += [(time.perf_counter() - start) / new] if new else []
     graphs = counters["stats"]["unique_graphs"]
     yield {
-        "case": "FlexAttention, ten ragged rows", "rows": 10, "buckets": len(buckets), "graphs": graphs,
+        "case": "FlexAttention, ten ragged rows",
+        "rows": 10,
+        "buckets": len(buckets),
+        "graphs": graphs,
         "seconds_a_graph": statistics.fmean(times) if times else None,
         "ok": None if smoke else graphs <= 2 * len(buckets),
         "note": "uncompiled on a CPU" if smoke else "a graph for the attention and one for the mask of each length",
-    }  # fmt: skip
+    }

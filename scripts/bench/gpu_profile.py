@@ -50,11 +50,15 @@ def one_row(smoke: bool) -> Iterator[dict[str, Any]]:
     longest = [f"{name[:60]} {time / total:.0%}" for name, time in by_name.most_common(SHOWN_KERNELS)]
     yield {
         "case": f"{world.case.model}, {len(world.items)} responses, {world.case.tokens_per_row:,} tokens a row",
-        "seconds": seconds, "profiled_seconds": profiled, "launches": len(kernels),
-        "host_waits": sum(e.name in WAITS for e in events), "busy_seconds": busy,
-        "idle_share": max(0.0, 1 - busy / profiled) if cuda else None, "longest": "; ".join(longest),
+        "seconds": seconds,
+        "profiled_seconds": profiled,
+        "launches": len(kernels),
+        "host_waits": sum(e.name in WAITS for e in events),
+        "busy_seconds": busy,
+        "idle_share": max(0.0, 1 - busy / profiled) if cuda else None,
+        "longest": "; ".join(longest),
         "note": "" if cuda else "operations of a CPU stand for kernels",
-    }  # fmt: skip
+    }
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:

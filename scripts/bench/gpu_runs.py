@@ -21,7 +21,8 @@ from gpu_world import GIB, make_config
 
 from vlmrl.model.tiny import build_tiny
 from vlmrl.store.layout import COMPLETE, checkpoint_dir
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 
 Row = dict[str, Any]
 ROWS = 24
@@ -146,10 +147,12 @@ def figures(run: Run) -> Row:
         return {}
     mean = lambda name: statistics.fmean(line[name] for line in lines if name in line)  # noqa: E731
     return {
-        "steps": [line["step"] for line in lines], "step_seconds": mean("time/step_seconds"),
-        "update_seconds": mean("time/update_seconds"), "rollout_tokens_per_s": mean("rollout/tokens_per_second"),
+        "steps": [line["step"] for line in lines],
+        "step_seconds": mean("time/step_seconds"),
+        "update_seconds": mean("time/update_seconds"),
+        "rollout_tokens_per_s": mean("rollout/tokens_per_second"),
         "peak_gib": max(line["memory/peak_bytes"] for line in lines) / GIB,
-    }  # fmt: skip
+    }
 
 
 def commands(smoke: bool, model: str) -> Iterator[Row]:
@@ -162,9 +165,12 @@ def commands(smoke: bool, model: str) -> Iterator[Row]:
         yield from _short_of_memory(place, run)
         done, seconds = place.run("check", place.folder / "recipe.toml", "--deep", "--json")
         parity = json.loads(done.stdout)["deep"] if done.returncode == 0 else {}
-        yield _row("check --deep", {"exit_code": done.returncode, "seconds": seconds}, parity.get("agrees", False),
-                   f"log-prob mean {parity.get('logp_mean')}, max {parity.get('logp_max')}, gradient"
-                   f" {parity.get('gradient')}")  # fmt: skip
+        yield _row(
+            "check --deep",
+            {"exit_code": done.returncode, "seconds": seconds},
+            parity.get("agrees", False),
+            f"log-prob mean {parity.get('logp_mean')}, max {parity.get('logp_max')}, gradient {parity.get('gradient')}",
+        )
 
 
 def _row(case: str, row: Row, ok: bool, note: str) -> Row:
@@ -209,8 +215,16 @@ def _short_of_memory(place: Place, whole: Run) -> Iterator[Row]:
     some, little = (int(0.75 * event["tokens"]), 1) if place.smoke else (weights + int(f * room) for f in (0.75, 0.1))
     run, row = place.train("half", limit=some)
     halved = [e for e in run.metrics("event") if e.get("event") == "out of memory: budget halved"]
-    yield _row("train, three quarters of the memory", row, row["exit_code"] == 0 and bool(halved),
-               "the rows' token budget was halved once and the run ended well")  # fmt: skip
+    yield _row(
+        "train, three quarters of the memory",
+        row,
+        row["exit_code"] == 0 and bool(halved),
+        "the rows' token budget was halved once and the run ended well",
+    )
     _, row = place.train("none", limit=little)
-    yield _row("train, a tenth of the memory", row, row["exit_code"] == 2 and "out of memory" in row["stderr"],
-               "exit code 2, and the key to change")  # fmt: skip
+    yield _row(
+        "train, a tenth of the memory",
+        row,
+        row["exit_code"] == 2 and "out of memory" in row["stderr"],
+        "exit code 2, and the key to change",
+    )

@@ -33,15 +33,26 @@ _VISION_2_5 = {
 }  # fmt: skip
 _AXES = {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6}
 _AXES_3 = {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True, "rope_theta": 5e6}
-_AXES_3_5 = {"rope_type": "default", "mrope_section": [11, 11, 10], "mrope_interleaved": True, "rope_theta": 1e7,
-             "partial_rotary_factor": 0.25}  # fmt: skip
+_AXES_3_5 = {
+    "rope_type": "default",
+    "mrope_section": [11, 11, 10],
+    "mrope_interleaved": True,
+    "rope_theta": 1e7,
+    "partial_rotary_factor": 0.25,
+}
 
 
 def _text(hidden: int, wide: int, layers: int, heads: int, key_heads: int, words: int, rope: Any, **more: Any) -> Any:
     return {
-        "hidden_size": hidden, "intermediate_size": wide, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": key_heads, "vocab_size": words, "rope_parameters": rope, **more,
-    }  # fmt: skip
+        "hidden_size": hidden,
+        "intermediate_size": wide,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "vocab_size": words,
+        "rope_parameters": rope,
+        **more,
+    }
 
 
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
@@ -105,18 +116,31 @@ def make_config(name: str, smoke: bool) -> Any:
         rope = text["rope_parameters"] | {"mrope_section": [2, 3, 3]}
         if family == "Qwen3_5":
             rope |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
-            text = text | {"linear_key_head_dim": 64, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
-                           "linear_num_value_heads": 4}  # fmt: skip
+            text = text | {
+                "linear_key_head_dim": 64,
+                "linear_value_head_dim": 16,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+            }
         text = text | _text(64, 96, 4, 4, 2, 320, rope, head_dim=16)
-        vision = vision | {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
-                           "out_hidden_size": 64}  # fmt: skip
+        vision = vision | {
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+        }
         vision |= {"fullatt_block_indexes": [1]} if family == "Qwen2_5_VL" else {}
         vision |= {"deepstack_visual_indexes": [0, 1]} if family == "Qwen3VL" else {}
     return getattr(transformers, f"{family}Config")(
-        text_config=text | {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": PAD}, vision_config=vision,
-        image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END,
+        text_config=text | {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": PAD},
+        vision_config=vision,
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        vision_start_token_id=START,
+        vision_end_token_id=END,
         tie_word_embeddings=tied,
-    )  # fmt: skip
+    )
 
 
 def make_model(case: Case, device: torch.device, dtype: torch.dtype, smoke: bool) -> Any:
@@ -126,8 +150,16 @@ def make_model(case: Case, device: torch.device, dtype: torch.dtype, smoke: bool
         model = transformers.AutoModelForImageTextToText.from_config(make_config(case.model, smoke), dtype=dtype)
     share_prefix(model)
     if case.rank:
-        lora: Any = SimpleNamespace(rank=min(case.rank, 4) if smoke else case.rank, alpha=16, dropout=0.0, rslora=False,
-                                    dora=False, vision=False, targets="all-linear", exclude=[])  # fmt: skip
+        lora: Any = SimpleNamespace(
+            rank=min(case.rank, 4) if smoke else case.rank,
+            alpha=16,
+            dropout=0.0,
+            rslora=False,
+            dora=False,
+            vision=False,
+            targets="all-linear",
+            exclude=[],
+        )
         attach_adapter(model, lora)
         for name, parameter in model.named_parameters():
             if "lora_B" in name:  # 0 at first, and then the other factor has no gradient
@@ -173,11 +205,14 @@ def make_items(shape: Shape, config: Any, dtype: torch.dtype) -> list[TrainItem]
     pixels = torch.randn(patches, width, generator=torch.Generator().manual_seed(0)).to(dtype)
     grid = torch.tensor([[1, rows, columns] for rows, columns in shape.grids])
     prompt = PromptTokens(
-        tuple(ids), tuple(int(i == IMAGE) for i in ids), {"pixel_values": pixels, "image_grid_thw": grid},
+        tuple(ids),
+        tuple(int(i == IMAGE) for i in ids),
+        {"pixel_values": pixels, "image_grid_thw": grid},
         len(shape.grids),
-    )  # fmt: skip
-    return [TrainItem(prompt, 0, (Segment("assistant", tuple(words(n)), True),), k)
-            for k, n in enumerate(shape.responses)]  # fmt: skip
+    )
+    return [
+        TrainItem(prompt, 0, (Segment("assistant", tuple(words(n)), True),), k) for k, n in enumerate(shape.responses)
+    ]
 
 
 @dataclass(frozen=True)

@@ -268,7 +268,7 @@ def tensors(folder: Path) -> dict[tuple[str, str], tuple[Any, bytes]]:
 
 def record(run_dir: Path) -> dict[str, Any]:
     """Everything of a finished run that must not depend on having been killed."""
-    from vlmrl.store.runs import open_run
+    from vlmrl.store.open_run import open_run
 
     run = open_run(run_dir.parent, run_dir.name)
     lines = sorted([*run.metrics("train"), *run.metrics("validation")], key=lambda m: (m["step"], m["kind"]))
@@ -276,10 +276,12 @@ def record(run_dir: Path) -> dict[str, Any]:
         {k: v for k, v in m.items() if k not in ("attempt", "time") and not k.startswith(MEASURED)} for m in lines
     ]
     rollouts = {
-        step: [(g.row, g.prompt_text, [(s.trajectory, s.text, repr(s.score), s.advantage, s.masked) for s in g.samples])
-               for g in run.read_rollouts(step)]
+        step: [
+            (g.row, g.prompt_text, [(s.trajectory, s.text, repr(s.score), s.advantage, s.masked) for s in g.samples])
+            for g in run.read_rollouts(step)
+        ]
         for step in run.rollout_files()
-    }  # fmt: skip
+    }
     found: dict[str, Any] = {"status": run.status, "metrics": json.dumps(history), "rollouts": repr(rollouts)}
     found["best"] = repr(run.manifest.best)
     for folder in run.checkpoint_dirs():
@@ -326,8 +328,14 @@ def kill_prep(bench: Bench, count: int) -> None:
         moved = now is None and any("replaced" in name for name in left)
         if not states and not moved:
             raise Broken(f"half a dataset after a kill: {sorted(now or {})}")
-        bench.saw("prep", "after the dataset was there" if states == ["after"] else
-                  "while files were written" if left else "before the first file")  # fmt: skip
+        bench.saw(
+            "prep",
+            "after the dataset was there"
+            if states == ["after"]
+            else "while files were written"
+            if left
+            else "before the first file",
+        )
         again = bench.run(*words, *force).json
         if left and not again["found"]:
             raise Broken(f"prep did not say that it found {left}")
@@ -388,8 +396,14 @@ def look(bench: Bench, command: str, root: Path) -> tuple[Path | None, int, bool
 
     saved = [int(p.name[-6:]) for p in complete_checkpoints(runs[0])]
     half = incomplete_checkpoints(runs[0]) or leftovers(runs[0])
-    bench.saw(command, "while a file or checkpoint was written" if half else
-              f"after checkpoint {saved[-1]}" if saved else "before the first checkpoint")  # fmt: skip
+    bench.saw(
+        command,
+        "while a file or checkpoint was written"
+        if half
+        else f"after checkpoint {saved[-1]}"
+        if saved
+        else "before the first checkpoint",
+    )
     return runs[0], saved[-1] if saved else 0, False
 
 
@@ -408,8 +422,14 @@ def kill_merge(bench: Bench, count: int) -> None:
         if there and tree(place / "model") != expected:
             raise Broken(f"half a merged model: {sorted(tree(place / 'model'))}")
         left = [p.name for p in place.iterdir() if p.name.startswith(".")]
-        bench.saw("merge", "after the model was there" if there else
-                  "while files were written or compared" if left else "before the first file")  # fmt: skip
+        bench.saw(
+            "merge",
+            "after the model was there"
+            if there
+            else "while files were written or compared"
+            if left
+            else "before the first file",
+        )
         again = bench.run(*words, may_fail=there)
         if there and "exists" not in again.err:
             raise Broken("merge wrote over a finished model")
@@ -438,9 +458,10 @@ def prepare(bench: Bench) -> dict[str, dict[str, Any]]:
         if not made["last"]["optim/updates"]:
             raise Broken(f"the uninterrupted {command} made no update: the comparison would show nothing")
     timed: dict[str, list[str]] = {
-        "prep": ["digits", *PREP, "--out", "timed/digits"], "merge": ["train", "--out", "timed/model"],
+        "prep": ["digits", *PREP, "--out", "timed/digits"],
+        "merge": ["train", "--out", "timed/model"],
         **{c: [f"{c}.toml", *SIZES[c], "--runs", "timed/runs"] for c in SIZES},
-    }  # fmt: skip
+    }
     if bench.smoke:
         timed = {command: timed[command] for command in SMOKE_SHARES}
     else:
@@ -482,17 +503,27 @@ def main() -> int:
             file=sys.stderr,
         )
     kills = bench.kills.total()
-    print(f"kill.py: {kills} kills, {kills - (problem is not None)} recovered, resumed runs bitwise equal: "
-          f"{'yes' if problem is None else 'NOT SHOWN'} ({bench.compared} runs)", file=sys.stderr)  # fmt: skip
+    print(
+        f"kill.py: {kills} kills, {kills - (problem is not None)} recovered, resumed runs bitwise equal: "
+        f"{'yes' if problem is None else 'NOT SHOWN'} ({bench.compared} runs)",
+        file=sys.stderr,
+    )
     if problem is not None:
         print(f"broken: {problem}", file=sys.stderr)
-    print(json.dumps({
-        "kills": dict(bench.kills), "found": {c: dict(n) for c, n in bench.found.items()},
-        "runs_compared": bench.compared,
-        "broken": None if problem is None else str(problem), "seed": options.seed, "cold": options.cold,
-        "uninterrupted_seconds": {c: round(s, 2) for c, s in bench.seconds.items()},
-        "seconds": round(time.perf_counter() - start, 1),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "kills": dict(bench.kills),
+                "found": {c: dict(n) for c, n in bench.found.items()},
+                "runs_compared": bench.compared,
+                "broken": None if problem is None else str(problem),
+                "seed": options.seed,
+                "cold": options.cold,
+                "uninterrupted_seconds": {c: round(s, 2) for c, s in bench.seconds.items()},
+                "seconds": round(time.perf_counter() - start, 1),
+            }
+        )
+    )
     return 0 if problem is None else 1
 
 

@@ -43,8 +43,18 @@ STOP_SECONDS = 120.0
 MOMENTS_A_RUN = 3
 DISK_BYTES = 300 * 2**20
 DAMAGES = ("shard cut short", "shard deleted", "shard swapped")
-KINDS = ("kill one rank", "kill all ranks", "kill launcher", "kill engine", "kill reward worker", "SIGTERM", "Ctrl-C",
-         "Ctrl-C twice", "disk full", *DAMAGES)  # fmt: skip
+KINDS = (
+    "kill one rank",
+    "kill all ranks",
+    "kill launcher",
+    "kill engine",
+    "kill reward worker",
+    "SIGTERM",
+    "Ctrl-C",
+    "Ctrl-C twice",
+    "disk full",
+    *DAMAGES,
+)
 
 
 # What happens
@@ -307,12 +317,22 @@ def main() -> int:
     print(f"{len(table.seconds)} moments, {each:.1f} s each; finished runs: {dict(table.ends)}", file=sys.stderr)
     if problem is not None:
         print(f"broken: {problem}", file=sys.stderr)
-    print(json.dumps({
-        "moments": len(table.seconds), "kinds": {k: dict(row) for k, row in table.rows.items()},
-        "phases": dict(table.where), "finished": dict(table.ends), "gpus": bench.size, "engine": options.engine,
-        "seed": options.seed, "broken": None if problem is None else str(problem),
-        "seconds_a_moment": round(each, 1), "seconds": round(time.perf_counter() - start, 1),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "moments": len(table.seconds),
+                "kinds": {k: dict(row) for k, row in table.rows.items()},
+                "phases": dict(table.where),
+                "finished": dict(table.ends),
+                "gpus": bench.size,
+                "engine": options.engine,
+                "seed": options.seed,
+                "broken": None if problem is None else str(problem),
+                "seconds_a_moment": round(each, 1),
+                "seconds": round(time.perf_counter() - start, 1),
+            }
+        )
+    )
     return 0 if problem is None else 1
 
 

@@ -24,8 +24,11 @@ START_SHARE = 0.2
 """Share of moments while processes start and load; the others fall into steps, saves and validations."""
 VLLM = ("rollout.engine=vllm", "rollout.max_prompt_tokens=300", "rollout.kv_cache_gib=0.25")
 ENGINES = {
-    "torch": (), "vllm": VLLM, "split": (*VLLM, "rollout.engine_gpus=1"), "parts": (*VLLM, "rollout.tensor_parallel=2"),
-}  # fmt: skip
+    "torch": (),
+    "vllm": VLLM,
+    "split": (*VLLM, "rollout.engine_gpus=1"),
+    "parts": (*VLLM, "rollout.tensor_parallel=2"),
+}
 """Name -> settings: the built-in engine, vLLM in each rank, one in a process of its own for all, one in two parts."""
 HOSTED = ("split", "parts")
 """Those that have processes of their own."""
@@ -283,7 +286,7 @@ def left_out(run_dir: Path) -> bool:
 
 
 def open_run(run_dir: Path) -> Any:
-    from vlmrl.store import runs
+    from vlmrl.store import open_run as runs
 
     return runs.open_run(run_dir.parent, run_dir.name)
 

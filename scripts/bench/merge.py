@@ -67,11 +67,17 @@ def make_checkpoint(folder: Path, gigabytes: float, width: int, inner: int, voca
     text = config.get_text_config()
     layer_bytes = 2 * (2 * width * width + 2 * width * width // 8 + 3 * width * inner)
     layers = max(1, round((gigabytes * 1e9 - 2 * vocabulary * width) / layer_bytes))
-    text.update({
-        "hidden_size": width, "intermediate_size": inner, "vocab_size": vocabulary, "num_hidden_layers": layers,
-        "num_attention_heads": width // 128, "num_key_value_heads": min(2, width // 128),
-        "layer_types": ["full_attention"] * layers,
-    })  # fmt: skip
+    text.update(
+        {
+            "hidden_size": width,
+            "intermediate_size": inner,
+            "vocab_size": vocabulary,
+            "num_hidden_layers": layers,
+            "num_attention_heads": width // 128,
+            "num_key_value_heads": min(2, width // 128),
+            "layer_types": ["full_attention"] * layers,
+        }
+    )
     text.rope_parameters["mrope_section"] = [16, 24, 24]
     config.vision_config.out_hidden_size = width
     config.save_pretrained(hf)
@@ -104,8 +110,13 @@ def seal(checkpoint: Path) -> None:
         for p in sorted(checkpoint.rglob("*"))
         if p.is_file()
     }
-    meta = {"schema": 1, "step": 1, "dtype": "bfloat16", "policy": {"temperature": 1.0, "banned_ids": []},
-            "files": table}  # fmt: skip
+    meta = {
+        "schema": 1,
+        "step": 1,
+        "dtype": "bfloat16",
+        "policy": {"temperature": 1.0, "banned_ids": []},
+        "files": table,
+    }
     (checkpoint / "meta.json").write_text(json.dumps(meta))
     (checkpoint / "COMPLETE").write_text(hashlib.sha256((checkpoint / "meta.json").read_bytes()).hexdigest())
 
@@ -151,8 +162,9 @@ def run_worker(checkpoint: Path, out: Path, size: str, how: str, here: bool = Fa
     shutil.rmtree(out, ignore_errors=True)
     if here:
         return run_here(checkpoint, out, size, how)
-    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(checkpoint), str(out), size, how],
-                              stdout=subprocess.PIPE, text=True)  # fmt: skip
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(checkpoint), str(out), size, how], stdout=subprocess.PIPE, text=True
+    )
     peaks = {"own": 0, "mapped": 0}
     watcher = threading.Thread(target=_watch_child, args=(worker, peaks), daemon=True)
     watcher.start()

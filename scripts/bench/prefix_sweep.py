@@ -99,8 +99,11 @@ def main() -> None:
     for point in SMOKE_POINTS if options.smoke else POINTS:
         points.append(p := measure(options.out, *point))
         told = f"measured {p['ratio']:5.1f}   FLOPs {p['flops_ratio']:5.1f}   tokens {p['token_ratio']:5.1f}   "
-        print(f"P {p['prompt']:5}  G {p['samples']:3}  R {p['response']:4}   {told}reached {p['reached']:.0%}   "
-              f"log-prob {p['logp_max_abs']:.0e}  gradient {p['grad_rel']:.0e}", file=sys.stderr)  # fmt: skip
+        print(
+            f"P {p['prompt']:5}  G {p['samples']:3}  R {p['response']:4}   {told}reached {p['reached']:.0%}   "
+            f"log-prob {p['logp_max_abs']:.0e}  gradient {p['grad_rel']:.0e}",
+            file=sys.stderr,
+        )
     if options.svg:
         options.svg.write_text(draw(points))
     if options.json:

@@ -27,11 +27,18 @@ RANKS = {
     "genus": ["Boletus", "Russula", "Amanita", "Trametes", "Mycena", "Agaricus", "Lactarius", "Suillus"],
 }
 SEEN = (
-    "cap convex with a velvety margin", "gills crowded and pale", "pores small and yellow", "spore print white",
-    "stem with a fine network", "a ring hangs below the cap", "the flesh turns blue where it is cut",
-    "growing on a fallen beech", "the surface is zoned in brown and grey", "milk drips from the broken gills",
+    "cap convex with a velvety margin",
+    "gills crowded and pale",
+    "pores small and yellow",
+    "spore print white",
+    "stem with a fine network",
+    "a ring hangs below the cap",
+    "the flesh turns blue where it is cut",
+    "growing on a fallen beech",
+    "the surface is zoned in brown and grey",
+    "milk drips from the broken gills",
     "a volva at the base of the stem",
-)  # fmt: skip
+)
 GROUP = 16
 PIECE = 50_000
 

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from vlmrl.store import layout
-from vlmrl.store.runs import create_run
+from vlmrl.store.open_run import create_run
 
 COMMANDS = {
     "list": ["list"],
@@ -51,8 +51,10 @@ def measure(root: Path, arguments: list[str], times: int) -> float:
         subprocess.run(
             [sys.executable, "-c", start, "runs", *arguments],
             env={**os.environ, layout.RUNS_VARIABLE: str(root)},
-            check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         best = min(best, time.perf_counter() - begin)
     return round(best, 3)
 

@@ -56,8 +56,13 @@ def measure(place: Path, *, hidden: int, layers: int, saves: int, device: str = 
             held.append(time.perf_counter() - start)
             shutil.rmtree(saver.result().folder)
             whole.append(time.perf_counter() - start)
-        yield {"case": case, "gigabytes": size / 1e9, "held_first": held[0], "held_best": min(held[1:]),
-               "whole_best": min(whole)}  # fmt: skip
+        yield {
+            "case": case,
+            "gigabytes": size / 1e9,
+            "held_first": held[0],
+            "held_best": min(held[1:]),
+            "whole_best": min(whole),
+        }
 
 
 def main() -> None:

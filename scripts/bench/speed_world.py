@@ -61,15 +61,24 @@ def make_model(
     config = json.loads((folder / "config.json").read_text())
     text, vision = config["text_config"], config["vision_config"]
     text |= {
-        "hidden_size": hidden, "intermediate_size": hidden * 4, "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": hidden * 4,
+        "num_hidden_layers": layers,
         "num_attention_heads": hidden // 64,
-        "num_key_value_heads": 2, "initializer_range": 0.02, "layer_types": ["full_attention"] * layers,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.02,
+        "layer_types": ["full_attention"] * layers,
         "rope_parameters": {"rope_type": "default", "mrope_section": [8, 12, 12], "rope_theta": 10000.0},
-    }  # fmt: skip
+    }
     vision |= {
-        "depth": vision_layers, "hidden_size": vision_hidden, "intermediate_size": vision_hidden * 4, "num_heads": 4,
-        "out_hidden_size": hidden, "fullatt_block_indexes": [vision_layers - 1], "initializer_range": 0.02,
-    }  # fmt: skip
+        "depth": vision_layers,
+        "hidden_size": vision_hidden,
+        "intermediate_size": vision_hidden * 4,
+        "num_heads": 4,
+        "out_hidden_size": hidden,
+        "fullatt_block_indexes": [vision_layers - 1],
+        "initializer_range": 0.02,
+    }
     torch.manual_seed(0)
     model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**config)).float()
     model.save_pretrained(folder)
@@ -132,7 +141,10 @@ def compare_paths(model: Any, processor: Any, items: list[Any], repeats: int = 2
     return {
         "logp_max_abs": max(float((found[0][k] - stock[0][k]).abs().max()) for k in stock[0]),
         "grad_rel": relative_difference(found[1], stock[1]),
-        "packed_s": best["packed"], "shared_s": best["shared"], "ratio": ratio, "flops_ratio": promised,
+        "packed_s": best["packed"],
+        "shared_s": best["shared"],
+        "ratio": ratio,
+        "flops_ratio": promised,
         "reached": ratio / promised,
         **{f"{name}_gflops_per_s": flops[name] / best[name] / 1e9 for name in groups},
-    }  # fmt: skip
+    }

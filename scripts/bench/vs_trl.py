@@ -98,12 +98,29 @@ def run_trl(out: Path, steps: int, samples: int, response: int, batch: int) -> d
         ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
     )
     settings = GRPOConfig(
-        output_dir=str(out / "trl"), per_device_train_batch_size=batch, gradient_accumulation_steps=samples // batch,
-        num_generations=samples, max_completion_length=response, max_steps=steps, temperature=1.0, beta=0.0,
-        epsilon=0.2, epsilon_high=0.28, loss_type="dapo", learning_rate=1e-6, lr_scheduler_type="constant",
-        use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], save_strategy="no", logging_steps=1,
-        shuffle_dataset=False, generation_kwargs={"suppress_tokens": special}, disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=str(out / "trl"),
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=samples // batch,
+        num_generations=samples,
+        max_completion_length=response,
+        max_steps=steps,
+        temperature=1.0,
+        beta=0.0,
+        epsilon=0.2,
+        epsilon_high=0.28,
+        loss_type="dapo",
+        learning_rate=1e-6,
+        lr_scheduler_type="constant",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        shuffle_dataset=False,
+        generation_kwargs={"suppress_tokens": special},
+        disable_tqdm=True,
+    )
     times: dict[str, list[float]] = {"step": [], "generate": []}
 
     class Clock(TrainerCallback):
@@ -115,9 +132,13 @@ def run_trl(out: Path, steps: int, samples: int, response: int, batch: int) -> d
             times["step"].append(time.perf_counter() - self.start)
 
     trainer = GRPOTrainer(
-        model=model, reward_funcs=reward, args=settings, train_dataset=data, processing_class=processor,
+        model=model,
+        reward_funcs=reward,
+        args=settings,
+        train_dataset=data,
+        processing_class=processor,
         callbacks=[Clock()],
-    )  # fmt: skip
+    )
     inner = trainer._generate_single_turn
 
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -132,8 +153,9 @@ def run_trl(out: Path, steps: int, samples: int, response: int, batch: int) -> d
     return {
         "step_s": statistics.median(step),
         "update_s": statistics.median(a - b for a, b in zip(step, generate, strict=True)),
-        "generate_s": statistics.median(generate), "batch": batch,
-    }  # fmt: skip
+        "generate_s": statistics.median(generate),
+        "batch": batch,
+    }
 
 
 class _Response:
@@ -156,7 +178,7 @@ def parity(out: Path, run: Path) -> dict[str, Any]:
     from vlmrl.recipe.load import load_recipe
     from vlmrl.rollout.sample import encode_prompt
     from vlmrl.setup.model import make_encoder
-    from vlmrl.store.runs import open_run
+    from vlmrl.store.open_run import open_run
     from vlmrl.tasks.source import open_source
 
     recipe = load_recipe(out / "recipe.toml").recipe
@@ -227,10 +249,13 @@ def main() -> None:
     best = min(theirs, key=lambda t: t["step_s"])
     names = ("step_s", "update_s", "generate_s", "peak_rss_mb")
     result = {
-        "vlmrl": ours, "trl": best | {"leanest_peak_rss_mb": min(t["peak_rss_mb"] for t in theirs)},
+        "vlmrl": ours,
+        "trl": best | {"leanest_peak_rss_mb": min(t["peak_rss_mb"] for t in theirs)},
         "ratio": {n.removesuffix("_s"): best[n] / ours[n] for n in names},
-        "parity": {n: proof.pop(n) for n in ("logp_max_abs", "grad_rel")}, "packed": proof, "trl_batches": theirs,
-    }  # fmt: skip
+        "parity": {n: proof.pop(n) for n in ("logp_max_abs", "grad_rel")},
+        "packed": proof,
+        "trl_batches": theirs,
+    }
     if options.json:
         print(json.dumps(result))
         return

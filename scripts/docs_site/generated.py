@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from drawings import draw_floors, draw_life
+from drawings import draw_levels, draw_life
 
 MARKER = re.compile(r"^<!-- generated: (\w+) -->$", flags=re.M)
 """A line of a page that stands for a generated part."""
@@ -76,8 +76,10 @@ def recipe() -> str:
         bounds = f"; {_cell(known.range)}" if known.range else ""
         rule = rule_of(tuple(key.split(".")))
         facts = [("type", of_type + bounds), ("default", default), ("on resume", f"{rule.kind}: {_cell(rule.reason)}")]
-        uses = [f"`{use.where.partition('/')[2].rpartition('.toml')[0]}` ({_code(toml_value(use.value))})"
-                for use in known.uses[:3]]  # fmt: skip
+        uses = [
+            f"`{use.where.partition('/')[2].rpartition('.toml')[0]}` ({_code(toml_value(use.value))})"
+            for use in known.uses[:3]
+        ]
         facts.extend([("used in", ", ".join(uses))] if uses else [])
         lines.extend([f"- *{name}*: {fact}" for name, fact in facts])
         lines.append("")
@@ -129,9 +131,15 @@ def recipes() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "commands": commands, "recipe": recipe, "algorithms": algorithms, "differences": differences, "tasks": tasks,
-    "recipes": recipes, "floors": draw_floors, "life": draw_life,
-}  # fmt: skip
+    "commands": commands,
+    "recipe": recipe,
+    "algorithms": algorithms,
+    "differences": differences,
+    "tasks": tasks,
+    "recipes": recipes,
+    "levels": draw_levels,
+    "life": draw_life,
+}
 """Name in a marker -> the function that makes the part."""
 
 

@@ -13,29 +13,29 @@ import pytest
 from command_line import COMMAND, started, this_process
 
 from vlmrl.errors import Interruption
-from vlmrl.store.runs import create_run
+from vlmrl.store.open_run import create_run
 
 INTERRUPTED = [
-    ("vlmrl.store.pack.pack_run", ("runs", "pack", "one"), "runs was interrupted: what it has already done stays done"),
-    ("vlmrl.report.page.write_report", ("report", "one"), "report was interrupted: nothing half written is left"),
+    ("vlmrl.store.pack.pack_run", ("runs", "pack", "one"), "runs was interrupted: changes already made are kept"),
+    ("vlmrl.report.page.write_report", ("report", "one"), "report was interrupted: no incomplete files are left"),
     (
         "vlmrl.store.checkpoints.choose_checkpoint",
         ("merge", "one"),
-        "merge was interrupted: nothing half written is left",
+        "merge was interrupted: no incomplete files are left",
     ),
     (
         "vlmrl.setup.model_origin.find_model",
         ("eval", "one"),
-        "eval was interrupted: evaluations that were finished are kept",
+        "eval was interrupted: finished evaluations are kept",
     ),
     (
         "vlmrl.reward_check.open_table.is_table",
         ("reward-check", "one"),
-        "reward-check was interrupted: nothing half written",
+        "reward-check was interrupted: no incomplete files",
     ),
-    ("vlmrl.recipe.load.load_recipe", ("fetch", "r.toml"), "fetch was interrupted: what has arrived is kept"),
-    ("vlmrl.setup.checked_recipe.load_checked", ("try", "r.toml"), "try was interrupted: nothing half written is left"),
-    ("vlmrl.launch.train_plan.prepare", ("sft", "r.toml"), "sft was interrupted: nothing half written is left"),
+    ("vlmrl.recipe.load.load_recipe", ("fetch", "r.toml"), "fetch was interrupted: what was downloaded is kept"),
+    ("vlmrl.setup.checked_recipe.load_checked", ("try", "r.toml"), "try was interrupted: no incomplete files are left"),
+    ("vlmrl.launch.train_plan.prepare", ("sft", "r.toml"), "sft was interrupted: no incomplete files are left"),
 ]
 
 
@@ -49,14 +49,16 @@ def test_an_interrupted_command_says_what_is_kept_and_how_to_go_on(tmp_path, mon
     monkeypatch.setattr(where, interrupted)
     done = this_process(*words, cwd=tmp_path)
     assert (done.code, done.out) == (130, "") and done.err.startswith(line), done
-    assert done.err.endswith(f"; go on with: {shlex.join(['vlmrl', *words])}\n") and done.err.count("\n") == 1
+    assert done.err.endswith(f"; continue with: {shlex.join(['vlmrl', *words])}\n") and done.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("where", "words", "line"),
-    [("vlmrl.store.tail.Followed", ("runs", "watch", "one"), "stopped watching\n"),
-     ("vlmrl.evaluate.compare.compare", ("compare", "one", "one"), "")],
-)  # fmt: skip
+    [
+        ("vlmrl.store.tail.Followed", ("runs", "watch", "one"), "stopped watching\n"),
+        ("vlmrl.evaluate.compare.compare", ("compare", "one", "one"), ""),
+    ],
+)
 def test_a_command_that_only_reads_has_nothing_to_say_of_what_is_kept(
     tmp_path, monkeypatch, where, words, line
 ) -> None:
@@ -77,7 +79,7 @@ def test_what_an_interrupted_command_knows_itself_is_said_instead(tmp_path, monk
     monkeypatch.setattr("vlmrl.launch.train_plan.prepare", interrupted)
     done = this_process("train", "r.toml", cwd=tmp_path)
     expected = (
-        "train of run x was interrupted: its last checkpoint is step-000004; go on with: vlmrl train --resume x\n"
+        "train of run x was interrupted: its last checkpoint is step-000004; continue with: vlmrl train --resume x\n"
     )
     assert (done.code, done.err) == (130, expected)
 

@@ -98,7 +98,7 @@ def test_data_show_prints_columns_and_what_the_task_says_of_a_truth(tmp_path: Pa
         "                profiles={'default': ('exact_match', {})})\n"
     )
     shown = this_process("data", "show", "rows.jsonl", "--task", "counts.py:task", cwd=tmp_path)
-    assert '  columns: {"hard": true}\n  not sound: `answer` is 0' in shown.out, shown.out + shown.err
+    assert '  columns: {"hard": true}\n  problem: `answer` is 0' in shown.out, shown.out + shown.err
 
 
 def again(data: bytes, scale: float, kind: str, **how: Any) -> bytes:
@@ -133,11 +133,13 @@ def test_the_doctor_finds_what_is_planted_in_a_table_of_ones_own(tmp_path: Path)
     assert found["same image in two splits"] == ("bad", "7 images in train and test")  # 3, and 2 pairs of 2
     assert found["near copies (by look)"] == (
         "look",
-        "4 images of test look like one of train; 1 image of test looks like one of validation; 2 look like another of"
-        " their split",
+        "4 images of test look like one of train; 1 image of test looks like one of validation; 2 look like another "
+        "image of their split",
     )
     verdict, told = found["repeated pairs"]
-    assert verdict == "bad" and told.startswith("4 rows repeat the images of another, 2 across splits; in 1 case their")
+    assert verdict == "bad" and told.startswith(
+        "4 rows repeat the images of another row, 2 across splits; in 1 case their"
+    )
     assert "train.parquet row 9, " in told and told.endswith("test.parquet row 20")
     assert found["rows over the limit"][1].startswith("1 over 2,048 tokens (validation 1)")
     assert found["majority class"][0] == "bad" and "train: always `yes` is right in 90.0%" in found["majority class"][1]
@@ -161,14 +163,23 @@ def test_the_doctor_names_file_and_row_of_what_a_model_cannot_take(tmp_path: Pat
     verdict, finding = found["broken images"]
     assert verdict == "bad" and f"{table}:3, column `images`, {tmp_path / 'broken.png'}: broken image" in finding
     verdict, finding = found["control tokens in text"]
-    assert verdict == "look" and "1 rows hold" in finding and f"first: {table}:1 (" in finding
+    assert verdict == "look" and "1 rows contain" in finding and f"first: {table}:1 (" in finding
 
 
 @pytest.mark.parametrize(
     "words",
-    ["prep pairs --levels a,b --source", "prep fungi", "prep human", "prep fungi rows.parquet@", "prep digits --out",
-     "data show", "data doctor", "data export rows.jsonl", "data show rows.jsonl --save"],
-)  # fmt: skip
+    [
+        "prep pairs --levels a,b --source",
+        "prep fungi",
+        "prep human",
+        "prep fungi rows.parquet@",
+        "prep digits --out",
+        "data show",
+        "data doctor",
+        "data export rows.jsonl",
+        "data show rows.jsonl --save",
+    ],
+)
 def test_a_name_that_no_file_system_takes_is_an_error_in_words(tmp_path: Path, words: str) -> None:
     rows = [{"prompt": "<image>?", "images": ["a.png"], "answer": "a"}]
     (tmp_path / "a.png").write_bytes(photo(1, 60, 40))

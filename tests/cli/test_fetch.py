@@ -56,10 +56,16 @@ def hub(tiny_folder: Path, tmp_path: Path) -> Iterator[tuple[dict[str, str], set
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield {
-        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "cache"),
-        "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1",
-    }, missing  # fmt: skip
+    yield (
+        {
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HOME": str(tmp_path / "cache"),
+            "HF_HUB_OFFLINE": "0",
+            "HF_DATASETS_OFFLINE": "0",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        },
+        missing,
+    )
     server.shutdown()
     server.server_close()
 
@@ -88,8 +94,9 @@ def test_what_is_missing_is_fetched_once_and_then_no_network_is_needed(hub, reci
     assert "torchrun" in before.out and "HF_HUB_OFFLINE" not in before.out, before.err
     first = fetch(recipe, env)
     assert first.json["needs"] == [
-        {"kind": "model", "name": NAME, "state": "fetched"}, {"kind": "data", "name": "rows.jsonl", "state": "local"},
-    ], first.err  # fmt: skip
+        {"kind": "model", "name": NAME, "state": "fetched"},
+        {"kind": "data", "name": "rows.jsonl", "state": "local"},
+    ], first.err
     nowhere = {**env, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1"}
     assert fetch(recipe, nowhere).json["needs"][0]["state"] == "in the cache"
     after = own_process(*words, cwd=recipe.parent, env=nowhere)

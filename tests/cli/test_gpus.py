@@ -13,13 +13,18 @@ from command_line import own_process, settings, this_process
 from vlmrl.errors import LaunchError
 from vlmrl.launch.request import EvalRequest, Machines, TrainRequest
 from vlmrl.launch.train_plan import describe_other_processes
-from vlmrl.store.runs import create_run, resume_run
+from vlmrl.store.open_run import create_run, resume_run
 from vlmrl.tasks.digits import prepare_digits
 
 SHORT = settings(
-    "train.steps=1", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.max_new_tokens=8",
-    "eval.every_steps=0", "eval.max_rows=2", "model.dtype=float32",
-)  # fmt: skip
+    "train.steps=1",
+    "rollout.prompts_per_step=2",
+    "rollout.samples_per_prompt=2",
+    "rollout.max_new_tokens=8",
+    "eval.every_steps=0",
+    "eval.max_rows=2",
+    "model.dtype=float32",
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +49,33 @@ def test_a_dry_run_prints_the_plain_torchrun_line_and_starts_nothing(place: Path
     words = shlex.split(done.out)
     assert words[0].startswith("OMP_NUM_THREADS=")
     assert words[1:] == [
-        "torchrun", "--standalone", "--nproc-per-node=2", "-m", "vlmrl", "train", "tiny.toml", "--set", "optim.lr=1e-5",
-    ]  # fmt: skip
+        "torchrun",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "vlmrl",
+        "train",
+        "tiny.toml",
+        "--set",
+        "optim.lr=1e-5",
+    ]
     assert not (place / "runs").exists()
 
 
 def test_a_dry_run_of_several_machines_names_the_meeting_point(place: Path) -> None:
     done = this_process(
-        "train", "tiny.toml", "--gpus=4", "--nnodes=2", "--node-rank", "1", "--rdzv-endpoint", "first:29400",
-        "--dry-run", "--json", cwd=place,
-    )  # fmt: skip
+        "train",
+        "tiny.toml",
+        "--gpus=4",
+        "--nnodes=2",
+        "--node-rank",
+        "1",
+        "--rdzv-endpoint",
+        "first:29400",
+        "--dry-run",
+        "--json",
+        cwd=place,
+    )
     line = done.json["command"]
     assert "--nnodes=2 --node-rank=1 --rdzv-backend=c10d --rdzv-endpoint=first:29400" in line
     assert line.endswith("--nproc-per-node=4 -m vlmrl train tiny.toml --json")
@@ -64,12 +86,18 @@ def test_a_dry_run_tells_what_is_wrong_with_the_recipe_first(place: Path) -> Non
     assert done.code == 2 and "lt" in done.err and done.out == ""
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--gpus", "two"], "--gpus cannot be `two`"),
-    (["--gpus", "0,1"], "this machine has no GPU"),
-    (["--gpus", "2", "--nnodes", "2"], "--nnodes needs --rdzv-endpoint"),
-    (["--gpus", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "a:1"], "--node-rank 2 of 2 nodes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gpus", "two"], "--gpus cannot be `two`"),
+        (["--gpus", "0,1"], "this machine has no GPU"),
+        (["--gpus", "2", "--nnodes", "2"], "--nnodes needs --rdzv-endpoint"),
+        (
+            ["--gpus", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "a:1"],
+            "--node-rank 2 does not exist",
+        ),
+    ],
+)
 def test_mistakes_are_told_before_anything_starts(place: Path, words: list[str], said: str) -> None:
     done = this_process("train", "tiny.toml", *words, cwd=place)
     assert done.code == 2 and said in done.err and "Traceback" not in done.err
@@ -103,9 +131,20 @@ def test_every_rank_runs_the_command_without_the_launchers_options(monkeypatch, 
 def test_the_command_of_a_rank_gives_the_same_request_again(monkeypatch, tmp_path, command: str) -> None:
     """All options that are not the launcher's: a rank parses the words that its launcher built, and lacks none."""
     request = TrainRequest(
-        "rl" if command == "train" else "sft", Path("-r.toml"), ("a=1", "b='x y'"), None, "one@3", False, "-x",
-        ("t", "u"), "n m", Path("some where"), Machines("2", debug_rank=None), True, True,
-    )  # fmt: skip
+        "rl" if command == "train" else "sft",
+        Path("-r.toml"),
+        ("a=1", "b='x y'"),
+        None,
+        "one@3",
+        False,
+        "-x",
+        ("t", "u"),
+        "n m",
+        Path("some where"),
+        Machines("2", debug_rank=None),
+        True,
+        True,
+    )
     words = request.rank_words()
     again = asked_for(monkeypatch, tmp_path, *words)
     assert again == replace(request, machines=Machines(), argv=tuple(words))
@@ -130,8 +169,14 @@ def test_no_field_of_a_request_is_forgotten_in_the_command_of_a_rank() -> None:
 def test_the_second_start_keeps_what_is_printed() -> None:
     request = TrainRequest("rl", Path("r.toml"), name="x", machines=Machines("2"), quiet=True, as_json=True)
     assert request.resume_words("id", Path("runs")) == [
-        "train", "--resume", "id", "--runs", "runs", "--quiet", "--json",
-    ]  # fmt: skip
+        "train",
+        "--resume",
+        "id",
+        "--runs",
+        "runs",
+        "--quiet",
+        "--json",
+    ]
 
 
 @pytest.mark.parametrize(("before", "now", "told"), [(2, 1, "1 process, the one before had 2; --gpus 2"), (1, 1, "")])
@@ -153,18 +198,24 @@ def test_a_resume_with_another_number_of_processes_says_so(
 @pytest.mark.slow
 def test_one_gpu_trains_in_this_process(place: Path) -> None:
     warned = ("--set", "algo.kl_horizon=100")  # without a target it does nothing
-    done = own_process(
-        "train", "tiny.toml", "--gpus", "1", "--json", "--runs", "alone", *warned, *SHORT, cwd=place
-    )  # fmt: skip
+    done = own_process("train", "tiny.toml", "--gpus", "1", "--json", "--runs", "alone", *warned, *SHORT, cwd=place)
     assert done.json["status"] == "done"
     assert done.err.count("warning: `algo.kl_horizon` does nothing") == done.err.count("warning: ") == 1, done.err
 
 
 def test_a_dry_run_of_a_queue_prints_the_command_of_every_run(place: Path) -> None:
     done = this_process(
-        "train", "tiny.toml", "--seeds", "1,2", "--grid", "optim.lr=1e-6,3e-6", "--gpus-per-run", "2", "--dry-run",
+        "train",
+        "tiny.toml",
+        "--seeds",
+        "1,2",
+        "--grid",
+        "optim.lr=1e-6,3e-6",
+        "--gpus-per-run",
+        "2",
+        "--dry-run",
         cwd=place,
-    )  # fmt: skip
+    )
     lines = done.out.splitlines()
     assert done.code == 0 and len(lines) == 4, done.err
     assert lines[1].startswith("vlmrl train tiny.toml --set optim.lr=1e-6 --set train.seed=2 --name tiny-lr1e-6-seed2-")
@@ -198,15 +249,25 @@ def test_a_queue_of_real_runs_ends_in_a_table_and_is_not_repeated(place: Path) -
     assert table[0][:4] == ["run", "train.seed", "status", "steps"]
     assert [row[1:4] for row in table[1:]] == [["1", "done", "1"], ["2", "done", "1"]]
     again = own_process(*words, "--json", cwd=place)
-    assert "2 of 2 runs are done already" in again.err
+    assert "2 of 2 runs are already done" in again.err
     assert [run["status"] for run in again.json["runs"]] == ["done", "done"]
 
 
 def test_a_batch_file_is_written_for_a_recipe_that_holds(place: Path) -> None:
     done = this_process(
-        "launch", "slurm", "tiny.toml", "--nodes", "4", "--gpus", "8", "--set", "train.steps=2",
-        "--sbatch=--account=me", "--json", cwd=place,
-    )  # fmt: skip
+        "launch",
+        "slurm",
+        "tiny.toml",
+        "--nodes",
+        "4",
+        "--gpus",
+        "8",
+        "--set",
+        "train.steps=2",
+        "--sbatch=--account=me",
+        "--json",
+        cwd=place,
+    )
     assert done.json == {"file": "tiny.sbatch", "nodes": 4, "gpus": 8}
     text = (place / "tiny.sbatch").read_text()
     assert "#SBATCH --nodes=4" in text and "#SBATCH --account=me" in text and "--set train.steps=2" in text

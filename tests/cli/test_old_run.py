@@ -23,7 +23,8 @@ from vlmrl.inference.evaluation import EvalSettings, plan
 from vlmrl.recipe.load import load_recipe
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.new_run import Labels, start_run
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 from vlmrl.store.verify import verify_run
 from vlmrl.tasks.digits import prepare_digits
 from vlmrl.train.resume import ResumeRequest, plan_resume
@@ -148,11 +149,20 @@ def test_it_is_compared_with_a_run_of_today_as_scored_alike(old: Run):
 @pytest.mark.parametrize(
     "words",
     [
-        "runs list", "runs show old", "runs show old --json", "runs verify old", "runs diagnose old", "runs du",
-        "report old", "reward-check old", "reward-check old --diff length --set soft_tokens=2 --set max_tokens=4",
-        "compare old old", "runs pack old", "runs prune old --keep-rollouts 1 --dry-run",
+        "runs list",
+        "runs show old",
+        "runs show old --json",
+        "runs verify old",
+        "runs diagnose old",
+        "runs du",
+        "report old",
+        "reward-check old",
+        "reward-check old --diff length --set soft_tokens=2 --set max_tokens=4",
+        "compare old old",
+        "runs pack old",
+        "runs prune old --keep-rollouts 1 --dry-run",
     ],
-)  # fmt: skip
+)
 def test_every_command_opens_it_and_none_says_that_something_has_changed(old: Run, words: str):
     done = vlmrl(*words.split())
     assert not [told for told in WORDS_OF_CHANGE if told in done.out + done.err]

@@ -72,7 +72,7 @@ def test_an_interrupted_prep_ends_in_order_and_goes_on(tmp_path: Path, number: s
     out, err = run.communicate(timeout=60)
     assert (run.returncode, out) == (130, "") and not (tmp_path / "out").exists()
     again = shlex.join(["vlmrl", *map(str, words)])
-    assert err == f"prep was interrupted: the parts that are done are kept; go on with: {again}\n"
+    assert err == f"prep was interrupted: the parts that are done are kept; continue with: {again}\n"
     again = this_process(*words, cwd=tmp_path)
     assert again.code == 0 and "found: an interrupted run had made" in again.err
 
@@ -104,7 +104,7 @@ def test_names_of_files_cannot_steer_the_terminal_or_the_printer(tmp_path: Path)
     shown = this_process("data", "show", out, "--n", 1, cwd=tmp_path)
     assert (done.code, shown.code) == (0, 0), done.err + shown.err
     assert "no sibling: class O[/b]" in done.err and r"a\u001b[2Jb\u0007.jpg" in done.err + done.out
-    assert str(out) in done.out and "left out when it was made: 1 (dropped.jsonl)" in shown.out
+    assert str(out) in done.out and "rows left out when the dataset was made: 1 (dropped.jsonl)" in shown.out
     screens = done.out + done.err + shown.out + shown.err
     assert "\x1b" not in screens and "\x07" not in screens
 

@@ -25,9 +25,19 @@ def run(*words: str):
 
 @pytest.mark.parametrize(
     "command",
-    ["recipe show", "recipe explain", "recipe list", "recipe schema", "recipe diff", "recipe import", "recipe check",
-     "check", "try", "runs diagnose"],
-)  # fmt: skip
+    [
+        "recipe show",
+        "recipe explain",
+        "recipe list",
+        "recipe schema",
+        "recipe diff",
+        "recipe import",
+        "recipe check",
+        "check",
+        "try",
+        "runs diagnose",
+    ],
+)
 def test_help_has_an_example(command):
     result = run(*command.split(), "--help")
     assert result.exit_code == 0
@@ -44,7 +54,7 @@ def test_show_prints_toml_and_json():
 
 def test_explain_prints_help_range_and_uses():
     shown = run("recipe", "explain", "rollout.prompts_per_step").stdout
-    assert "Different prompts in one step." in shown
+    assert "Number of different prompts per step." in shown
     assert "> 0" in shown and "recipes/base/" in shown
     assert json.loads(run("recipe", "explain", "clip_high", "--json").stdout)["key"] == "algo.clip_high"
 
@@ -84,18 +94,24 @@ def test_recipe_check_takes_many_and_leaves_what_is_not_made_to_other_commands(t
     (tmp_path / "r.toml").write_text(SOUND + '[algo]\nname = "grpa"\n')
     result = run("recipe", "check", "fungi_im", "r.toml")
     assert result.exit_code == 2
-    assert "fungi_im: sound" in result.stdout and "r.toml: wrong" in result.stdout and "`grpo`" in result.stdout
+    assert (
+        "fungi_im: no errors" in result.stdout and "r.toml: has errors" in result.stdout and "`grpo`" in result.stdout
+    )
 
 
 CHECKED = [
     ("fungi_im", [], ("im_concrete", False, "taxonomy", "default"), "reward taxonomy (profile default)"),
     ("fungi_im", ["data.0.variant=im"], ("im_concrete", False, "taxonomy", "default"), "variant im_concrete, reward"),
-    ("fungi_im", ["data.0.variant=baseline", "reward.profile=taxonrl"], ("baseline", False, "taxonrl", "taxonrl"),
-     "task fungi, variant baseline, reward taxonrl (profile taxonrl)"),
+    (
+        "fungi_im",
+        ["data.0.variant=baseline", "reward.profile=taxonrl"],
+        ("baseline", False, "taxonrl", "taxonrl"),
+        "task fungi, variant baseline, reward taxonrl (profile taxonrl)",
+    ),
     ("fungi_im", ["reward.name=exact_match"], ("im_concrete", False, "exact_match", None), "reward exact_match\n"),
     ("digits_im", [], (None, False, None, "default"), "task digits, reward of the task (profile default)"),
     ("r.toml", [], ("im_concrete", True, "taxonomy", "default"), "im_concrete (baseline if the data lack its truth), "),
-]  # fmt: skip
+]
 
 
 @pytest.mark.slow
@@ -185,7 +201,7 @@ def test_check_goes_on_to_the_machine_when_the_data_is_missing(tmp_path, monkeyp
 
 
 def test_check_of_a_run_without_a_checkpoint_says_so(tmp_path, monkeypatch):
-    from vlmrl.store.runs import create_run
+    from vlmrl.store.open_run import create_run
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "r.toml").write_text(SOUND)

@@ -48,15 +48,15 @@ def test_a_run_is_scored_again_and_equal_and_people_get_tables(run_folder, vlmrl
     first, last = (step + 1 for step in found["steps"])  # files count from 0, people from 1
     assert f"steps {first} to {last}\n" in shown.out and report("last", "--steps", "1")["steps"] == [0, 0]
     assert "equal to the stored ones, to the digit" in shown.out and "no </think>" in shown.out
-    assert "no wrong answer is paid: all 25 earn the least there is" in shown.out
-    assert "right, yet paid least (15 of 23 right ones earn less than the most)" in shown.out
+    assert "no wrong answer earned more than the lowest score: all 25 earn it" in shown.out
+    assert "right, yet earned least (15 of 23 earn less than the highest score)" in shown.out
 
 
 def test_what_a_response_or_a_failure_says_does_not_steer_the_terminal(run_folder, vlmrl):
     (run_folder / "all.py").write_text("def score(x): return 1.0\n")
     paid = vlmrl("im", "--reward", "all.py:score", "--rows", "60").out
-    assert "wrong, yet paid most (25 of 25 wrong ones earn something)" in paid
-    assert "every right answer is paid in full: all 23 earn the most there is" in paid
+    assert "wrong, yet earned most (25 of 25 earn more than the lowest score)" in paid
+    assert "every right answer earned the highest score: all 23 of them" in paid
     assert "[bold]x[/bold]" in paid and "\x1b[31m" not in paid
     (run_folder / "loud.py").write_text("def score(x): raise ValueError(x.response[-30:])\n")
     failed = vlmrl("im", "--reward", "loud.py:score", "--rows", "60", "--keep-going").out
@@ -98,8 +98,10 @@ def test_weights_and_arguments_of_the_runs_own_reward(run_folder, vlmrl, report)
     assert by_weights["rewards"]["digits"]["weights"] == {"answer": 1.0}
     by_args = report("last", "--set", "partial=false", "--set", "answer=truncated_bce")
     assert by_args["rewards"]["digits"]["args"] == {
-        "levels": ["loop", "digit"], "partial": False, "answer": "truncated_bce",
-    }  # fmt: skip
+        "levels": ["loop", "digit"],
+        "partial": False,
+        "answer": "truncated_bce",
+    }
     assert by_args["diff"]["parts"]["answer"]["changed_share"] > 0
 
 
@@ -203,7 +205,7 @@ def test_a_reward_that_is_not_deterministic_is_an_error_and_a_changed_one_a_warn
     assert done.code == 2 and "is not deterministic" in done.err and "Traceback" not in done.err
     file.write_text(EXACT)
     done = vlmrl("last")
-    assert done.code == 0 and "has changed since the run" in done.out and "differ from what was stored" in done.out
+    assert done.code == 0 and "has changed since the run" in done.out and "differ from the stored ones" in done.out
 
 
 GRADED = """
@@ -222,15 +224,17 @@ def test_the_accuracy_of_a_users_reward_is_held_against_its_score(tmp_path, vlmr
     assert (found["right"], found["wrong"]["paid"]) == ({"number": 4, "mean": 0.8, "unpaid": 0}, 8)
     shown = vlmrl("last").out
     assert "weights its own, accuracy is its part acc" in shown and "accuracy 33.3%; a right answer outscores" in shown
-    assert "wrong, yet paid most (8 of 8 wrong ones earn something)" in shown
+    assert "wrong, yet earned most (8 of 8 earn more than the lowest score)" in shown
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("accuracy", "told"),
-    [("1 if right else -1", "accuracy -0.3333, the mean; 33.3% right; a right answer outscores"),
-     ("0.5", "accuracy 0.5, the mean: it is not only right or wrong")],
-)  # fmt: skip
+    [
+        ("1 if right else -1", "accuracy -0.3333, the mean; 33.3% right; a right answer outscores"),
+        ("0.5", "mean accuracy 0.5: answers are not only right or wrong"),
+    ],
+)
 def test_an_accuracy_that_is_no_share_is_told_as_a_mean(tmp_path, vlmrl, accuracy, told):
     (tmp_path / "r.py").write_text(GRADED.replace("{accuracy}", accuracy))
     make_table_run(tmp_path / "runs", tmp_path / "r.py")

@@ -15,7 +15,8 @@ from vlmrl.errors import StoreError
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.store import layout
 from vlmrl.store.media import write_shard
-from vlmrl.store.runs import Run, create_run
+from vlmrl.store.open_run import create_run
+from vlmrl.store.runs import Run
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
 
 IMAGE = b"an image file"
@@ -234,7 +235,7 @@ def test_prune_of_rollouts_says_first_what_would_go(root: Path):
         pass
     files = [p.name for p in sorted((run.dir / "rollouts").glob("*.parquet"))]
     nothing = vlmrl("runs", "prune", "last", runs=root)
-    assert nothing.code == 2 and "nothing says what may go" in nothing.err
+    assert nothing.code == 2 and "no option says what to delete" in nothing.err
     rules = ("--keep-rollouts", "2", "--keep-rollouts-every", "3")
     plan = as_json("runs", "prune", "last", *rules, "--yes", "--dry-run", runs=root)
     gone = [n for n in files[:-2] if int(n[5:11]) % 3]

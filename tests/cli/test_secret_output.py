@@ -20,10 +20,13 @@ def test_every_door_to_the_terminal_hides_them(monkeypatch: pytest.MonkeyPatch, 
     error = as_error(Failure("ValueError", f"auth failed for {VALUE}", (), None, f"connecting with {VALUE}\n"), "r")
     stream = io.StringIO()
     doors = (
-        lambda: print_error(str(error)), lambda: say(str(error)), lambda: emit({"error": str(error)}, True),
-        lambda: console().print(str(error)), lambda: show_table("t", ("a",), [(VALUE,)]),
+        lambda: print_error(str(error)),
+        lambda: say(str(error)),
+        lambda: emit({"error": str(error)}, True),
+        lambda: console().print(str(error)),
+        lambda: show_table("t", ("a",), [(VALUE,)]),
         lambda: ConsoleWatcher(stream).message(VALUE),
-    )  # fmt: skip
+    )
     for door in doors:
         door()
         said = capsys.readouterr()

@@ -10,7 +10,8 @@ from command_line import this_process
 
 from vlmrl.cli.show.progress import ConsoleWatcher
 from vlmrl.cli.show.training_end import closing_lines, result_fields
-from vlmrl.store.runs import Run, create_run, open_run
+from vlmrl.store.open_run import create_run, open_run
+from vlmrl.store.runs import Run
 from vlmrl.train.journal import Health
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory
 
@@ -27,8 +28,9 @@ def group_of(step: int, number: int) -> Group:
     text = f"{'3134' * 30}{number}" if step >= BEGINS else f"the left one is open and closed at the top {number}"
     samples = []
     for k in range(2):
-        t = Trajectory("d", f"{step}-{number}", 0, k, step, 0, (1, 2), (Segment("assistant", (1,), True, (0.0,)),), (),
-                       "stop")  # fmt: skip
+        t = Trajectory(
+            "d", f"{step}-{number}", 0, k, step, 0, (1, 2), (Segment("assistant", (1,), True, (0.0,)),), (), "stop"
+        )
         samples.append(ScoredSample(t, f"{text}{k}", Score(float(k), {}), 0.0, False))
     return Group(Row(f"{step}-{number}", "d", "digits", {"same": bool(number % 2)}), "prompt", tuple(samples))
 

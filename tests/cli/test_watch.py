@@ -13,7 +13,8 @@ import pytest
 from command_line import own_process, started, this_process
 
 from vlmrl.store import layout
-from vlmrl.store.runs import Run, create_run, resume_run
+from vlmrl.store.open_run import create_run, resume_run
+from vlmrl.store.runs import Run
 from vlmrl.store.tail import Followed, phase_seconds
 
 STEPS = 5
@@ -47,7 +48,7 @@ def test_a_pipe_gets_a_line_a_step_as_it_is_written_and_the_end_when_the_run_end
     first = watch.stdout.readline()
     assert first == (
         "step 1/5  reward 0.000  length 18/31  gap 2.5e-06  tok/s 1,234  memory 1.5 GiB  seconds 5.2"
-        "  of them update 3.0 rollout 2.0 reward 0.1\n"
+        "  phases update 3.0 rollout 2.0 reward 0.1\n"
     )
     run.log(1, "train", train_line(1))
     assert watch.stdout.readline().startswith("step 2/5  reward 0.100")
@@ -57,7 +58,7 @@ def test_a_pipe_gets_a_line_a_step_as_it_is_written_and_the_end_when_the_run_end
     run.finish("interrupted")
     rest, told = watch.communicate(timeout=60)
     assert (watch.returncode, rest) == (0, "")
-    assert told == f"{run.id}: interrupted after 2 step(s); go on with: vlmrl train --resume mine --runs .\n"
+    assert told == f"{run.id}: interrupted after 2 step(s); continue with: vlmrl train --resume mine --runs .\n"
 
 
 @pytest.mark.slow
@@ -107,7 +108,7 @@ def test_a_killed_owner_ends_the_watch(run: Run) -> None:
     run.close()
     done = this_process("runs", "watch", "mine", "--runs", run.dir.parent, cwd=run.dir.parent)
     again = f"vlmrl train --resume mine --runs {run.dir.parent}"
-    assert done.code == 0 and f"killed after 1 step(s); go on with: {again}\n" in done.err
+    assert done.code == 0 and f"killed after 1 step(s); continue with: {again}\n" in done.err
 
 
 def test_steps_of_an_attempt_that_a_resume_made_void_are_counted_once(run: Run) -> None:

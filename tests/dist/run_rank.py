@@ -28,8 +28,14 @@ def job(
     alone is interrupted. With `resume` the run there is gone on with.
     """
     recipe = str(place / f"{kind}.toml")
-    return {"root": str(place / root), "recipe": recipe, "kind": kind, "overrides": overrides, "stop_at": stop_at,
-            "resume": resume}  # fmt: skip
+    return {
+        "root": str(place / root),
+        "recipe": recipe,
+        "kind": kind,
+        "overrides": overrides,
+        "stop_at": stop_at,
+        "resume": resume,
+    }
 
 
 def run_jobs(size: int, jobs: Sequence[dict], folder: Path) -> None:

@@ -38,9 +38,7 @@ def noting(policy: Policy, seen: Seen) -> Iterator[None]:
 
         return note
 
-    handles = [
-        m.register_forward_pre_hook(hook(name), with_kwargs=True) for name, m in policy.named_modules() if name
-    ]  # fmt: skip
+    handles = [m.register_forward_pre_hook(hook(name), with_kwargs=True) for name, m in policy.named_modules() if name]
     try:
         yield
     finally:

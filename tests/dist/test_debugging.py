@@ -21,7 +21,7 @@ from processes import TESTS, assert_all_gone, below
 from small_runs import make_place, train
 
 from vlmrl.process import DEBUG_RANK
-from vlmrl.store.runs import open_run
+from vlmrl.store.open_run import open_run
 
 pytestmark = pytest.mark.slow
 RECIPE = """
@@ -130,12 +130,20 @@ def at_terminal(place: Path) -> Iterator:
 
     def go(*words: str, **environment: str) -> Terminal:
         ours, theirs = pty.openpty()
-        env = os.environ | environment | {
-            "PYTHONPATH": str(place / "stops"), "CUDA_VISIBLE_DEVICES": "", "TERM": "dumb", "OMP_NUM_THREADS": "1",
-            "TMPDIR": str(place / "tmp"),
-        }  # fmt: skip
-        process = subprocess.Popen(words, cwd=place, stdin=theirs, stdout=theirs, stderr=theirs, env=env,
-                                   start_new_session=True)  # fmt: skip
+        env = (
+            os.environ
+            | environment
+            | {
+                "PYTHONPATH": str(place / "stops"),
+                "CUDA_VISIBLE_DEVICES": "",
+                "TERM": "dumb",
+                "OMP_NUM_THREADS": "1",
+                "TMPDIR": str(place / "tmp"),
+            }
+        )
+        process = subprocess.Popen(
+            words, cwd=place, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
+        )
         os.close(theirs)
         opened.append(Terminal(process, ours))
         return opened[-1]
@@ -224,11 +232,11 @@ def test_a_reward_is_debugged_on_saved_rollouts(place, at_terminal, tmp_path_fac
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--gpus", "2", "--debug-rank", "2"), "--debug-rank 2 of 2 processes"),
-        (("--debug-rank", "1"), "--debug-rank 1 of one process"),
-        (("--debug-rank", "0", "--json"), "--debug-rank talks on the terminal"),
+        (("--gpus", "2", "--debug-rank", "2"), "--debug-rank 2 does not exist: there are 2 processes"),
+        (("--debug-rank", "1"), "--debug-rank 1 does not exist: there is one process"),
+        (("--debug-rank", "0", "--json"), "--debug-rank uses the terminal"),
         (("--seeds", "1,2", "--debug-rank", "0"), "--debug-rank"),
-        (("--nnodes", "2", "--rdzv-endpoint", "h:1", "--debug-rank", "0"), "--debug-rank is for one machine"),
+        (("--nnodes", "2", "--rdzv-endpoint", "h:1", "--debug-rank", "0"), "--debug-rank works on one machine only"),
     ],
 )
 def test_what_cannot_be_debugged_is_refused(place, words, said):

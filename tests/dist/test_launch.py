@@ -63,9 +63,7 @@ def start(tmp_path: Path):
         run.mkdir(exist_ok=True)
         command = [str(TESTS / "stub_rank.py"), str(run), str(steps), fault]
         words = json.dumps({"command": command, "ranks": ranks, "env": {"OMP_NUM_THREADS": "1"}} | job)
-        process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, words], **pipes, text=True, start_new_session=True
-        )  # fmt: skip
+        process = subprocess.Popen([sys.executable, "-c", LAUNCH, words], **pipes, text=True, start_new_session=True)
         started.append(Launched(process, run))
         return started[-1]
 
@@ -104,7 +102,7 @@ def test_the_last_line_of_a_rank_that_dies_before_its_run_is_known_is_shown(star
     dies = f"import os, time; from vlmrl.dist import rank_process; rank_process.begin(); {dies}"
     code, _, err = start(1, ranks=1, command=["-c", dies]).end()
     assert code == 2
-    assert "rank 0 ended with exit code 3 and no word" in err
+    assert "rank 0 ended with exit code 3 and without an error message" in err
     assert "    no space \\u001b left\n" in err
 
 
@@ -130,7 +128,7 @@ def test_memory_that_runs_out_on_a_rank_starts_all_once_more_with_half_the_budge
     assert code == 0, err
     assert out.endswith(f"code 0 run {launched.folder}\n")
     assert "error: out of memory with a row\n(on rank 1; its log: " in err
-    assert "all processes are started once more, with train.tokens_per_row = 200 (was 400)" in err
+    assert "starting all processes once more, with train.tokens_per_row = 200 (was 400)" in err
     assert err.count("rank 0 is up") == 2 and "Traceback" not in err
     for rank in (0, 1):
         assert (launched.folder / f"halved-{rank}").read_text() == '{"train.tokens_per_row": [400, 200]}'
@@ -138,7 +136,7 @@ def test_memory_that_runs_out_on_a_rank_starts_all_once_more_with_half_the_budge
 
 def test_memory_that_runs_out_again_ends_the_run(start) -> None:
     code, _, err = start(20, "memories:1:3").end()
-    assert code == 2 and err.count("rank 0 is up") == 2 and err.count("started once more") == 1
+    assert code == 2 and err.count("rank 0 is up") == 2 and err.count("once more, with") == 1
     assert err.count("error: out of memory with a row") == 2
 
 

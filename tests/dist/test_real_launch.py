@@ -20,7 +20,8 @@ from processes import END_SECONDS, assert_all_gone, below, free_endpoint
 from small_runs import answers, make_place, paying
 
 from vlmrl.checkpoint import checked_files
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 from vlmrl.store.verify import verify_run
 
 pytestmark = pytest.mark.slow
@@ -237,8 +238,18 @@ def test_a_users_error_on_one_rank_alone_is_the_one_shown_and_recorded(place, st
 
 
 def test_ctrl_c_twice_stops_at_once_without_saving(place, start) -> None:
-    command = start("train", "rl.toml", "--gpus", "2", "--runs", "twice", "--set", "checkpoint.every_steps=0",
-                    "--set", "train.steps=300")  # fmt: skip
+    command = start(
+        "train",
+        "rl.toml",
+        "--gpus",
+        "2",
+        "--runs",
+        "twice",
+        "--set",
+        "checkpoint.every_steps=0",
+        "--set",
+        "train.steps=300",
+    )
     command.until(lambda s: s["phase"] == "rollout" and s["step"] >= 1)
     pids, began = command.tree(), time.monotonic()
     command.process.send_signal(signal.SIGINT)

@@ -21,7 +21,8 @@ from small_runs import (
 
 from vlmrl.checkpoint import checked_files, io
 from vlmrl.checkpoint.safetensors_blocks import read_tensors
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 
 LORA = ["lora.rank=4"]
 CASES = {
@@ -72,9 +73,11 @@ def runs(place: Path) -> Path:
 
     narrow = [*LONG, "model.dtype=bfloat16", *LORA]
     begun = [
-        job(place, "stopped", *LONG, stop_at=2), job(place, "wandering", *LONG, stop_at=2),
-        job(place, "narrow", *narrow, stop_at=2), job(place, "beside", *BESIDE, stop_at=2),
-    ]  # fmt: skip
+        job(place, "stopped", *LONG, stop_at=2),
+        job(place, "wandering", *LONG, stop_at=2),
+        job(place, "narrow", *narrow, stop_at=2),
+        job(place, "beside", *BESIDE, stop_at=2),
+    ]
     run_jobs(2, [*cases(2), *begun], place)
     carried = [job(place, name, resume=True, stop_at=4) for name in ("wandering", "narrow")]
     run_jobs(1, [*cases(1), *carried], place)

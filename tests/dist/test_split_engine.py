@@ -16,11 +16,18 @@ from run_rank import job, run_jobs
 from small_runs import TWO_STEPS, make_place
 
 from vlmrl.dist.rank_process import ENGINES_VARIABLE
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
-SPLIT = ["rollout.engine=vllm", "rollout.engine_gpus=1", "rollout.kv_cache_gib=0.2", "rollout.max_prompt_tokens=400",
-         "eval.every_steps=0", "eval.max_rows=2"]  # fmt: skip
+SPLIT = [
+    "rollout.engine=vllm",
+    "rollout.engine_gpus=1",
+    "rollout.kv_cache_gib=0.2",
+    "rollout.max_prompt_tokens=400",
+    "eval.every_steps=0",
+    "eval.max_rows=2",
+]
 AHEAD = [*SPLIT, "rollout.overlap=true", "train.steps=4", "lora.rank=4"]
 
 
@@ -80,8 +87,9 @@ def test_a_resume_draws_the_rows_again_that_were_drawn_ahead(runs: Path) -> None
 def test_an_engine_that_is_killed_ends_the_run_in_words_and_leaves_nothing(place: Path) -> None:
     more = settings(*SPLIT, "train.steps=500")
     env = {k: v for k, v in os.environ.items() if k != ENGINES_VARIABLE}
-    process = started("train", "rl.toml", "--runs", "killed", "--gpus", "2", *more, cwd=place, env=env,
-                      stdout=subprocess.DEVNULL)  # fmt: skip
+    process = started(
+        "train", "rl.toml", "--runs", "killed", "--gpus", "2", *more, cwd=place, env=env, stdout=subprocess.DEVNULL
+    )
     end = time.monotonic() + 150
     while not (steps := list((place / "killed").glob("*/rollouts/step-000001.parquet"))):
         assert process.poll() is None and time.monotonic() < end

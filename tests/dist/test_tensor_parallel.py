@@ -27,17 +27,25 @@ from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.rollout.vllm.engine import EngineSettings
 from vlmrl.rollout.vllm.hosted_engine import EnginePlace, HostedEngine
+from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.weight_sync import PolicyWeights
-from vlmrl.store.runs import open_run
+from vlmrl.store.open_run import open_run
 from vlmrl.types import SamplingParams
 
 pytestmark = [
-    pytest.mark.slow, pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
-]  # fmt: skip
-SHARED = ["rollout.engine=vllm", "rollout.tensor_parallel=2", "rollout.kv_cache_gib=0.2", "eval.every_steps=0",
-          "rollout.max_prompt_tokens=400", "eval.max_rows=2", "train.steps=500"]  # fmt: skip
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
+]
+SHARED = [
+    "rollout.engine=vllm",
+    "rollout.tensor_parallel=2",
+    "rollout.kv_cache_gib=0.2",
+    "eval.every_steps=0",
+    "rollout.max_prompt_tokens=400",
+    "eval.max_rows=2",
+    "train.steps=500",
+]
 
 
 class Trainer:
@@ -48,14 +56,21 @@ class Trainer:
             attach_adapter(model, lora, dtype=torch.float32)
         encoder = Encoder(processor, min_pixels=56 * 56, max_pixels=112 * 112)
         self.prompts = [
-            encoded(encoder, "same or different?", [(56, 56), (112, 84)], "two"), encoded(encoder, "yes?", name="text"),
-        ]  # fmt: skip
+            encoded(encoder, "same or different?", [(56, 56), (112, 84)], "two"),
+            encoded(encoder, "yes?", name="text"),
+        ]
         self.params = SamplingParams(temperature=0.9, max_new_tokens=16, banned_ids=banned)
         self.policy = Policy(model, temperature=0.9, banned_ids=banned)
         settings = EngineSettings(
-            str(folder), "float32", "cpu", 400, 2**26, encoder.image_arguments, lora_rank=adapter_rank(model),
+            str(folder),
+            "float32",
+            "cpu",
+            400,
+            2**26,
+            encoder.image_arguments,
+            lora_rank=adapter_rank(model),
             tensor_parallel=2,
-        )  # fmt: skip
+        )
         place = EnginePlace(("cpu", "cpu"), (0,), 0)
         weights = PolicyWeights(model, torch.float32, str(folder))
         self.engine = HostedEngine(weights, settings, ALONE, [place], shared=True)

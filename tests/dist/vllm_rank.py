@@ -37,7 +37,8 @@ from vlmrl.recipe.schema import Lora, Model, Optim
 from vlmrl.rollout import weight_sync
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.vllm import engine as vllm_engine
-from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
+from vlmrl.rollout.vllm.engine import VllmEngine
+from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.train.forward_passes import fill_logps
 from vlmrl.train.objectives import PolicyGradient
@@ -88,12 +89,14 @@ class Place:
         everybody = dict(pair for theirs in self.world.gather(list(ids.items())) for pair in theirs)
         items = [
             TrainItem(
-                prompt_tokens(self.prompts[i]), i, (Segment("assistant", s.token_ids, True, s.sampler_logp),),
+                prompt_tokens(self.prompts[i]),
+                i,
+                (Segment("assistant", s.token_ids, True, s.sampler_logp),),
                 i * SAMPLES + k,
             )
             for i, samples in mine.items()
             for k, s in enumerate(samples)
-        ]  # fmt: skip
+        ]
         count = len(self.prompts) * SAMPLES
         advantages = [(-1.0) ** k * (1 + 0.3 * k) for k in range(count)]
         names = [str(k) for k in range(count)]

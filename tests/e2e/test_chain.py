@@ -11,9 +11,11 @@ import pytest
 from command_line import own_process, settings
 
 SMALL = [
-    "rollout.prompts_per_step=4", "rollout.samples_per_prompt=3", "eval.max_rows=8",
+    "rollout.prompts_per_step=4",
+    "rollout.samples_per_prompt=3",
+    "eval.max_rows=8",
     "eval.every_steps=2",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +35,27 @@ def chain(tmp_path_factory) -> tuple[Path, dict[str, dict[str, Any]]]:
     step("demo", "demo", "--model-only", "demo/model", "--data", "data/digits")
     step("check", "check", "digits_im", *settings(*SMALL))
     step("try", "try", "digits_im", "--prompts", "3", "--samples", "2", *settings(*SMALL))
-    step("sft", "sft", "digits_sft", "--name", "sft",
-         *settings("train.steps=4", "optim.warmup_steps=2", "train.rows_per_step=8"),
-         *settings("eval.max_rows=8", "eval.every_steps=2"))  # fmt: skip
-    step("train", "train", "digits_im", "--name", "im", "--tag", "chain", "--note", "a note",
-         *settings("model.path=sft", "train.steps=3", "optim.warmup_steps=1", *SMALL))  # fmt: skip
+    step(
+        "sft",
+        "sft",
+        "digits_sft",
+        "--name",
+        "sft",
+        *settings("train.steps=4", "optim.warmup_steps=2", "train.rows_per_step=8"),
+        *settings("eval.max_rows=8", "eval.every_steps=2"),
+    )
+    step(
+        "train",
+        "train",
+        "digits_im",
+        "--name",
+        "im",
+        "--tag",
+        "chain",
+        "--note",
+        "a note",
+        *settings("model.path=sft", "train.steps=3", "optim.warmup_steps=1", *SMALL),
+    )
     for name in ("sft", "im"):
         step(f"eval {name}", "eval", name, "--split", "test", "--max-rows", "24")
     step("compare", "compare", "sft", "im")

@@ -12,7 +12,8 @@ from small_runs import assert_same_run, begin, finite, go_on, make_place, paying
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import VALUE_HEAD
 from vlmrl.errors import CheckpointError
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 from vlmrl.train import credit, rl
 from vlmrl.train.forward_passes import fill_logps
 
@@ -64,8 +65,9 @@ def test_its_value_head_is_saved_verified_and_in_no_merged_model(place, trained,
     folder = run.checkpoint_dirs()[-1]
     head = io.load_value_head(folder)
     assert {n: (t.dtype, tuple(t.shape)) for n, t in head.items()} == {
-        "weight": (torch.float32, (1, 64)), "bias": (torch.float32, (1,)),
-    }  # fmt: skip
+        "weight": (torch.float32, (1, 64)),
+        "bias": (torch.float32, (1,)),
+    }
     assert all(bool(t.any()) for t in head.values())
     assert "exp_avg.value_head.weight" in io.load_optimizer_tensors(folder)
     assert vlmrl(place, root, "runs", "verify", run.id).code == 0

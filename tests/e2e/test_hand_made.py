@@ -96,9 +96,12 @@ def test_every_command_takes_it(run, place, tmp_path):
     assert checked["stored"]["equal"] and checked["samples"] == 27, checked["stored"]
     page, packed = tmp_path / "r.html", tmp_path / "run.tar.gz"
     commands = (
-        ("runs", "verify", run.id), ("runs", "diagnose", run.id), ("report", run.id, "-o", page),
-        ("runs", "pack", run.id, "-o", packed), ("runs", "show", run.id),
-    )  # fmt: skip
+        ("runs", "verify", run.id),
+        ("runs", "diagnose", run.id),
+        ("report", run.id, "-o", page),
+        ("runs", "pack", run.id, "-o", packed),
+        ("runs", "show", run.id),
+    )
     for words in commands:
         done = vlmrl(run, *map(str, words))
         assert done.code == 0, (words, done.err)
@@ -118,7 +121,12 @@ def test_responses_are_shown_in_words(run):
     assert [s["author"] for s in sample["segments"]] == ["policy", "environment", "policy"]
     assert sample["turns"][0]["calls"] == [{"name": "zoom", "arguments": {"box": [0, 0, 9, 9]}}]
     assert all(image["seen"] == [56, 56] for image in fields["images"])
-    for place, words in (("9", "no rollouts of step 9"), ("x", "begin with a step"), ("2/zzz", "no prompt"),
-                         (f"2/{prompt}/7", "no sample 7"), ("0", "1 or more")):  # fmt: skip
+    for place, words in (
+        ("9", "no rollouts of step 9"),
+        ("x", "begin with a step"),
+        ("2/zzz", "no prompt"),
+        (f"2/{prompt}/7", "no sample 7"),
+        ("0", "1 or more"),
+    ):
         done = vlmrl(run, "runs", "show", run.id, "--rollout", place)
         assert done.code == 2 and words in done.err and not done.out

@@ -253,8 +253,12 @@ def test_a_logger_of_ones_own_gets_both_kinds_of_runs_and_forks_have_a_parent(pl
     run = train(place, tmp_path, sink, "train.steps=2")
     assert said(run, "open") == [[run.id, 1, "rl", 0, "there", None, {}]]
     assert [tuple(words[:2]) for words in said(run, "log")] == [
-        (0, "validation"), (0, "train"), (1, "validation"), (1, "train"), (2, "validation")
-    ]  # fmt: skip
+        (0, "validation"),
+        (0, "train"),
+        (1, "validation"),
+        (1, "train"),
+        (2, "validation"),
+    ]
     assert said(run, "samples") == [[0, MOST_PROMPTS * min(3, MOST_SAMPLES)]]
     assert said(run, "close") == [["done"]]
     for words, line in zip(said(run, "log")[1::2], run.metrics("train"), strict=True):

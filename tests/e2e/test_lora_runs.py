@@ -14,7 +14,8 @@ from small_runs import assert_same_run, begin, go_on, make_place, train, train_i
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import ADAPTER, MODEL
 from vlmrl.errors import CheckpointError
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 
 pytestmark = pytest.mark.slow
 

@@ -28,7 +28,8 @@ from vlmrl.errors import EngineError, OutOfMemoryError, exit_of
 from vlmrl.model.policy import Policy
 from vlmrl.model.tiny import build_tiny
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 from vlmrl.train import prompt_feed, rl, session
 
 RECIPE = """
@@ -79,12 +80,21 @@ MORE = ("train.updates_per_step=2", "algo.kl_coef=0.1", "algo.entropy_coef=0.01"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "overrides"), [
-    ("rl", ()), ("sft", ()), ("rl", MORE), ("rl", (*MORE, 'algo.kl="full"', 'algo.kl_in="reward"')),
-    ("rl", (*MORE[:1], *MORE[3:], 'algo.name="ppo"')),
-    ("rl", (*MORE[3:], "lora.rank=4", 'model.dtype="bfloat16"', "model.gradient_checkpointing=true")),
-    ("sft", (*MORE[3:], "lora.rank=4", "lora.dropout=0.2", 'optim.name="adamw_bf16_kahan"', 'model.dtype="bfloat16"')),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [
+        ("rl", ()),
+        ("sft", ()),
+        ("rl", MORE),
+        ("rl", (*MORE, 'algo.kl="full"', 'algo.kl_in="reward"')),
+        ("rl", (*MORE[:1], *MORE[3:], 'algo.name="ppo"')),
+        ("rl", (*MORE[3:], "lora.rank=4", 'model.dtype="bfloat16"', "model.gradient_checkpointing=true")),
+        (
+            "sft",
+            (*MORE[3:], "lora.rank=4", "lora.dropout=0.2", 'optim.name="adamw_bf16_kahan"', 'model.dtype="bfloat16"'),
+        ),
+    ],
+)
 def test_a_rehearsal_changes_nothing_to_the_bit(place, calm, tmp_path, kind, overrides):
     """Weights, moments, random states, data positions, metrics, rollouts: all as without it."""
     run = train(place, tmp_path / "with", *overrides, kind=kind) if overrides else calm(kind)
@@ -103,8 +113,8 @@ def test_the_rehearsed_row_is_as_large_as_any_of_the_run(place, calm, monkeypatc
     [event] = events(run, "rehearsed")
     assert rows[0] == event["tokens"] >= max(rows[1:]) and len(rows) > 4
     assert event["tokens"] > 250 and event["limit_bytes"] > event["peak_bytes"] > 1 << 20
-    [line] = [text for text in ears.heard if "largest row" in text]
-    assert f"{event['tokens']} tokens (" in line and "peak " in line and " rows to come were looked at" in line
+    [line] = [text for text in ears.heard if "largest packed row" in text]
+    assert f"{event['tokens']} tokens (" in line and "peak " in line and " rows to come were scanned" in line
 
 
 @pytest.mark.slow
@@ -159,7 +169,7 @@ def test_a_rehearsal_that_fits_nowhere_near_ends_the_run_with_a_value_that_was_t
         begin(place, tmp_path)
     # a prompt of 84 tokens, responses of 12: two groups of four, one, one response
     assert rows == [264, 132, 96]
-    assert caught.value.hint == "set train.tokens_per_row = 66: tried, it fits"
+    assert caught.value.hint == "set train.tokens_per_row = 66: this value was tried and fits"
     assert caught.value.message.startswith("out of memory in phase `rehearsal` of step 0 on rank 0 with ")
     assert not open_run(tmp_path, "last").metrics("train")
     train(place, tmp_path, "train.tokens_per_row=66")
@@ -198,14 +208,17 @@ def failing_vllm(*args, **more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("phase", "owner", "name", "after", "key"), [
-    ("load", session, "load_for_training", 0, "lora.rank = 16"),
-    ("validation", TorchEngine, "_prefill", 0, "rollout.batch_tokens = "),
-    ("encode", prompt_feed, "encode_prompt", 0, "model.max_pixels = 1568"),
-    ("rollout", TorchEngine, "_prefill", 1, "rollout.batch_tokens = "),  # the first is the validation's
-    ("sync", rl, "check_sync", 0, "lora.rank = 16"),
-    ("saving", io, "_write_tensors", 0, "lora.rank = 16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("phase", "owner", "name", "after", "key"),
+    [
+        ("load", session, "load_for_training", 0, "lora.rank = 16"),
+        ("validation", TorchEngine, "_prefill", 0, "rollout.batch_tokens = "),
+        ("encode", prompt_feed, "encode_prompt", 0, "model.max_pixels = 1568"),
+        ("rollout", TorchEngine, "_prefill", 1, "rollout.batch_tokens = "),  # the first is the validation's
+        ("sync", rl, "check_sync", 0, "lora.rank = 16"),
+        ("saving", io, "_write_tensors", 0, "lora.rank = 16"),
+    ],
+)
 def test_memory_that_runs_out_elsewhere_names_the_phase_and_a_key(
     place, monkeypatch, tmp_path, phase, owner, name, after, key
 ):
@@ -221,7 +234,7 @@ def test_memory_that_runs_out_elsewhere_names_the_phase_and_a_key(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sets", "told"), [(["rollout.kv_cache_gib=4"], "2"), ([], "1, in place of what seemed to be free")]
+    ("sets", "told"), [(["rollout.kv_cache_gib=4"], "2"), ([], "1, instead of the automatic size")]
 )
 def test_an_engine_that_does_not_start_for_want_of_memory_names_its_cache(place, monkeypatch, tmp_path, sets, told):
     monkeypatch.setattr(rl, "make_generator", failing_vllm)
@@ -274,14 +287,24 @@ def limited_run(place: Path, model: Path, root: Path, where: str, mib: int, *ove
     """(exit code, stderr) of a run that the system really refuses memory."""
     script = Path(__file__).parent.parent / "limited_run.py"
     settings = (
-        f'model.path="{model}"', "train.steps=1", "eval.every_steps=0", "eval.max_rows=1", "train.tokens_per_row=6000",
-        "rollout.prompts_per_step=2", "rollout.samples_per_prompt=32", "rollout.max_new_tokens=90",
-        "rollout.batch_tokens=2000", *overrides,
-    )  # fmt: skip
+        f'model.path="{model}"',
+        "train.steps=1",
+        "eval.every_steps=0",
+        "eval.max_rows=1",
+        "train.tokens_per_row=6000",
+        "rollout.prompts_per_step=2",
+        "rollout.samples_per_prompt=32",
+        "rollout.max_new_tokens=90",
+        "rollout.batch_tokens=2000",
+        *overrides,
+    )
     done = subprocess.run(
         [sys.executable, str(script), str(place / "rl.toml"), str(root), where, str(mib), *settings],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     return done.returncode, done.stderr
 
 
@@ -294,7 +317,7 @@ def test_memory_that_the_system_refuses_halves_the_budget_in_the_rehearsal(place
     code, said = limited_run(place, wide_folder, tmp_path, "rehearsal", 300, ENDS_AT_ONCE)
     assert code == 0, said
     assert "out of memory in phase `rehearsal` of step 0 on rank 0 with 5,928 tokens (16 of images) in 64 resp" in said
-    assert "again with train.tokens_per_row = 2964" in said and "the largest row fits: 2,964 tokens" in said
+    assert "again with train.tokens_per_row = 2964" in said and "the largest packed row fits: 2,964 tokens" in said
 
 
 @pytest.mark.slow
@@ -303,7 +326,7 @@ def test_memory_that_the_system_refuses_ends_the_run_with_a_value_that_fits(plac
     code, said = limited_run(place, wide_folder, tmp_path, "rehearsal", 80, ENDS_AT_ONCE)
     assert code == 2 and "Traceback" not in said, said
     assert "error: out of memory in phase `rehearsal` of step 0 on rank 0 with 5,928 tokens (16 of images)" in said
-    assert "tried, it fits" in said and "images 56 x 56, 56 x 56" in said
+    assert "this value was tried and fits" in said and "images 56 x 56, 56 x 56" in said
 
 
 @pytest.mark.slow

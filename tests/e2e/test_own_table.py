@@ -11,7 +11,8 @@ from command_line import this_process
 from small_runs import recipe_text
 from tinyworld import image
 
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 
 TEXT = "Which number is it?"
 ROWS = 12
@@ -31,11 +32,14 @@ TABLES = {
     "vlmrl": lambda i: {"prompt": f"<image>{TEXT}", **picture(i), "answer": str(i), "level": "easy"},
     "trl": lambda i: {**talk(TEXT), **picture(i), "solution": str(i)},
     "verl": lambda i: {
-        **talk(f"<image>{TEXT}"), **picture(i), "data_source": "mine",
-        "reward_model": {"style": "rule", "ground_truth": str(i)}, "extra_info": {"index": i},
+        **talk(f"<image>{TEXT}"),
+        **picture(i),
+        "data_source": "mine",
+        "reward_model": {"style": "rule", "ground_truth": str(i)},
+        "extra_info": {"index": i},
     },
     "easyr1": lambda i: {"problem": f"<image>{TEXT}", **picture(i), "answer": str(i)},
-}  # fmt: skip
+}
 REWARDS = {
     "vlmrl": f"""
 NEEDS_IMAGES = True
@@ -108,8 +112,12 @@ def test_two_tables_with_rewards_of_other_houses_train_in_one_run(place, tiny_fo
     run = only_run(place)
     groups = [g for step in (0, 1) for g in run.read_rollouts(step)]
     assert [g.row.source for g in groups].count(styles[0]) == 6 and len(groups) == 8
-    parts = {"vlmrl": {"letters", "wide", "later"}, "trl": {"reward"}, "verl": {"score", "acc"},
-             "easyr1": {"overall", "format", "accuracy"}}  # fmt: skip
+    parts = {
+        "vlmrl": {"letters", "wide", "later"},
+        "trl": {"reward"},
+        "verl": {"score", "acc"},
+        "easyr1": {"overall", "format", "accuracy"},
+    }
     for group in groups:
         assert len(group.row.media) == 1 and TEXT in group.prompt_text
         for sample in group.samples:

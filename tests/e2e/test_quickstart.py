@@ -32,7 +32,7 @@ def test_the_quickstart_works_as_it_is_written(tmp_path: Path) -> None:
     ended = [this_process(*words, cwd=tmp_path) for words in others]
     assert [(words[0], done.code, done.err) for words, done in zip(others, ended, strict=True) if done.code] == []
     made, checked, tried, trained, scored, diagnosed, reported = (done.out + done.err for done in ended)
-    assert "a tiny Qwen2.5-VL" in made and "nothing is wrong" in checked
+    assert "a tiny Qwen2.5-VL" in made and "no problems" in checked
     assert "How many black squares" in tried and "step 2/2" in trained
     assert "are equal to the stored ones, to the digit" in scored
     assert "1. " in diagnosed and "report.html" in reported

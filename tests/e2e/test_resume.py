@@ -30,7 +30,7 @@ from small_runs import (
 from vlmrl.checkpoint import checked_files, io
 from vlmrl.errors import CheckpointError, RewardError
 from vlmrl.store.files import EXIT_CODE, VARIABLE
-from vlmrl.store.runs import open_run
+from vlmrl.store.open_run import open_run
 from vlmrl.store.verify import verify_run
 
 
@@ -158,10 +158,16 @@ def test_a_reward_that_breaks_later_is_masked_counted_and_stops_the_run_after_sa
 @pytest.mark.parametrize(
     ("point", "beside"),
     [
-        ("mid-rollout:4", False), ("mid-save:2", False), ("before-complete:2", False), ("mid-prune", False),
-        ("mid-manifest:3", False), ("before-complete:1", False), ("mid-save:2", True), ("before-complete:2", True),
+        ("mid-rollout:4", False),
+        ("mid-save:2", False),
+        ("before-complete:2", False),
+        ("mid-prune", False),
+        ("mid-manifest:3", False),
+        ("before-complete:1", False),
+        ("mid-save:2", True),
+        ("before-complete:2", True),
     ],
-)  # fmt: skip
+)
 def test_killed_at_a_named_point_and_resumed_equals_uninterrupted(place, whole, tmp_path, point, beside):
     """`beside`: checkpoints are written by a thread while training goes on."""
     keep = "checkpoint.keep_last=1"  # so that there is something to prune

@@ -25,10 +25,11 @@ from vlmrl.checkpoint import io
 from vlmrl.errors import StoreError
 from vlmrl.setup.new_run import Labels
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 from vlmrl.store.verify import verify_run
 from vlmrl.tasks.digits import prepare_digits
-from vlmrl.train.resume import ResumeRequest, fork_run, notes_of, plan_fork, plan_resume, told
+from vlmrl.train.resume import ResumeRequest, changes_in_words, fork_run, notes_of, plan_fork, plan_resume
 from vlmrl.train.start import run_session
 
 CONSTANT = ("optim.schedule=constant",)
@@ -95,8 +96,14 @@ def test_four_steps_and_two_more_are_six_to_the_bit(place, six, tmp_path, kind):
 def test_cadences_and_batching_of_the_engine_change_nothing_that_is_learned(place, six, done):
     """The validation that ended the first part counts, once, though six at once under these cadences has none there."""
     _, run = done
-    free = ("eval.every_steps=3", "checkpoint.every_steps=1", "checkpoint.keep_last=1", "log.sample_every_steps=0",
-            "rollout.batch_tokens=100000", "train.max_seconds=100000")  # fmt: skip
+    free = (
+        "eval.every_steps=3",
+        "checkpoint.every_steps=1",
+        "checkpoint.keep_last=1",
+        "log.sample_every_steps=0",
+        "rollout.batch_tokens=100000",
+        "train.max_seconds=100000",
+    )
     run, status = go_on(run, "train.steps=6", *free)
     assert status == "done"
     assert same_tensors(weights(run), weights(six))
@@ -151,8 +158,10 @@ def test_what_changes_the_learning_is_refused_with_a_diff_then_accepted_and_reco
     attempt = run.manifest.attempts[-1]
     assert attempt.accepted and attempt.from_step == 4 and attempt.number == 2 and attempt.start
     assert {c["what"]: (c["old"], c["new"]) for c in attempt.changes} == {
-        "train.steps": (4, 6), "optim.lr": (1e-3, 2e-3), "algo.clip_high": (None, 0.3),
-    }  # fmt: skip
+        "train.steps": (4, 6),
+        "optim.lr": (1e-3, 2e-3),
+        "algo.clip_high": (None, 0.3),
+    }
     assert [m["optim/lr"] for m in run.metrics("train")] == [5e-4, 1e-3, 1e-3, 1e-3, 2e-3, 2e-3]
     event = next(e for e in run.metrics("event") if e["event"] == "resumed with changes")
     assert (event["step"], event["attempt"], sorted(event["changes"])) == (
@@ -314,8 +323,9 @@ def test_a_fork_may_change_what_is_learned_lists_it_and_is_resumed_like_any_run(
 @pytest.mark.slow
 def test_a_fork_killed_before_its_first_own_checkpoint_goes_on_from_its_copy(done):
     root, parent = done
-    forked, _ = fork(root, f"{parent.id}@3", "train.steps=6", "checkpoint.every_steps=0", "checkpoint.keep_best=false",
-                     stop_at=4)  # fmt: skip
+    forked, _ = fork(
+        root, f"{parent.id}@3", "train.steps=6", "checkpoint.every_steps=0", "checkpoint.keep_best=false", stop_at=4
+    )
     for folder in forked.checkpoint_dirs()[1:]:
         shutil.rmtree(folder)
     assert [p.name for p in forked.checkpoint_dirs()] == ["step-000003"]
@@ -374,11 +384,16 @@ def test_the_commands_show_ask_and_go_on(done):
     assert refused.code == 2 and "optim.lr: 0.001 -> 0.002" in refused.err and "--accept-changes" in refused.err
     resumed = this_process("train", "--resume", run.id, *more, "--accept-changes", "--json", cwd=root)
     assert resumed.json["steps"] == 5 and "optim.lr: 0.001 -> 0.002" in resumed.err
-    forked = this_process("train", "--from", f"{run.id}@3", "--set", "train.steps=4", "--name", "side", "--json",
-                          "--runs", root, cwd=root)  # fmt: skip
+    forked = this_process(
+        "train", "--from", f"{run.id}@3", "--set", "train.steps=4", "--name", "side", "--json", "--runs", root, cwd=root
+    )
     assert forked.json["steps"] == 1 and f"forked from {run.id} at step 3" in forked.err
-    for words in (("--resume", "side", "--from", run.id), ("--from", "side", "--accept-changes"), (),
-                  ("--resume", run.id, "--tag", "late")):  # fmt: skip
+    for words in (
+        ("--resume", "side", "--from", run.id),
+        ("--from", "side", "--accept-changes"),
+        (),
+        ("--resume", run.id, "--tag", "late"),
+    ):
         wrong = this_process("train", *words, "--runs", root, cwd=root)
         assert wrong.code == 2 and wrong.err.startswith("error: ") and "Traceback" not in wrong.err
     listed = this_process("runs", "list", "--runs", root, cwd=root).out
@@ -396,7 +411,7 @@ def test_changes_for_people_hide_secrets_and_cut_hashes():
     from vlmrl.recipe.changes import Change, rule_of
 
     reward = rule_of(("reward", "args"))
-    text = told(
+    text = changes_in_words(
         [Change("reward.args.api_key", "abc1234567", "xyz", reward), Change("reward r", "a" * 64, "b" * 64, reward)]
     )
     assert "abc1234567" not in text and "xyz" not in text and "a" * 12 in text and "a" * 13 not in text

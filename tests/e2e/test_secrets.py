@@ -14,7 +14,7 @@ from command_line import Done, this_process
 from secret_texts import PARTS, SECRETS, VALUE
 from small_runs import recipe_text
 
-from vlmrl.store.runs import open_run
+from vlmrl.store.open_run import open_run
 from vlmrl.store.secrets.redact import HIDDEN
 
 JUDGE = "Qq7-Zz9-Xx5-Vv3"

@@ -96,9 +96,12 @@ def ask(address: str, model: str, text: str, sizes: list[tuple[int, int]], max_t
         url = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
         content.append({"type": "image_url", "image_url": {"url": url}})
     body = {
-        "model": model, "messages": [{"role": "user", "content": [*content, {"type": "text", "text": text}]}],
-        "temperature": 0, "max_tokens": max_tokens, "return_token_ids": True,
-    }  # fmt: skip
+        "model": model,
+        "messages": [{"role": "user", "content": [*content, {"type": "text", "text": text}]}],
+        "temperature": 0,
+        "max_tokens": max_tokens,
+        "return_token_ids": True,
+    }
     request = urllib.request.Request(
         f"{address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )

@@ -29,12 +29,24 @@ STARTS = ("bird_sft", "gorilla_sft")
 PUBLISHED = ("reward.profile=taxonrl", "algo.name=easyr1", "rollout.max_prompt_tokens=2048")
 """What the base recipe's comment names as the published setting, besides `train.epochs`."""
 SMALL = (
-    "model.dtype=float32", "model.device=cpu", "model.min_pixels=784", "model.max_pixels=3136",
-    "model.gradient_checkpointing=false", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2",
-    "rollout.max_new_tokens=8", "train.steps=2", "train.rows_per_step=2", "train.tokens_per_row=2048",
-    "train.rehearsal=false", "optim.warmup_steps=0", "optim.lr=1e-3", "eval.every_steps=0", "eval.max_rows=2",
+    "model.dtype=float32",
+    "model.device=cpu",
+    "model.min_pixels=784",
+    "model.max_pixels=3136",
+    "model.gradient_checkpointing=false",
+    "rollout.prompts_per_step=2",
+    "rollout.samples_per_prompt=2",
+    "rollout.max_new_tokens=8",
+    "train.steps=2",
+    "train.rows_per_step=2",
+    "train.tokens_per_row=2048",
+    "train.rehearsal=false",
+    "optim.warmup_steps=0",
+    "optim.lr=1e-3",
+    "eval.every_steps=0",
+    "eval.max_rows=2",
     "checkpoint.every_steps=0",
-)  # fmt: skip
+)
 """A run in a second. Nothing of what a recipe is about: data, task, variant, reward, algorithm."""
 ROWS = {"train": 6, "validation": 2}
 

@@ -9,8 +9,8 @@ import pytest
 from command_line import own_process, settings
 from vllm_place import train, vllm_place
 
+from vlmrl.store.open_run import open_run
 from vlmrl.store.rollouts import read_rollouts
-from vlmrl.store.runs import open_run
 
 pytestmark = pytest.mark.slow
 
@@ -54,9 +54,23 @@ def test_evaluation_uses_the_runs_engine_and_agrees_with_the_built_in_one(place,
     values = []
     for engine in ("vllm", "torch"):
         done = own_process(
-            "eval", run[0].id, "--checkpoint", "last", "--runs", "runs", "--split", "validation", "--max-rows", "6",
-            "--name", engine, "--set", f"rollout.engine={engine}", "--json", cwd=place,
-        )  # fmt: skip
+            "eval",
+            run[0].id,
+            "--checkpoint",
+            "last",
+            "--runs",
+            "runs",
+            "--split",
+            "validation",
+            "--max-rows",
+            "6",
+            "--name",
+            engine,
+            "--set",
+            f"rollout.engine={engine}",
+            "--json",
+            cwd=place,
+        )
         [evaluation] = done.json["evaluations"]
         values.append({name: m["value"] for name, m in evaluation["metrics"].items()})
     assert values[0] == pytest.approx(values[1], nan_ok=True)

@@ -37,52 +37,121 @@ PARTLY_KNOWN = pair(False, ["nan", "nan"], ["Corvidae", "Picidae"], None, distan
 NOTHING_KNOWN = {"same": True, "distance": 0}
 PAIR_TRUTHS = (ALIKE, ORDERS_DIFFER, GENERA_DIFFER, GENERA_ALIKE, PARTLY_KNOWN, NOTHING_KNOWN)
 BROKEN_TRUTHS = (
-    {}, {"same": "yes"}, {"same": 1.0}, pair(True, ["a", "b"], None, None), pair(False, "a", None, None),
-    pair(False, ["a"], None, None), pair(1, [7, 7], [math.nan, "x"], [None, "x"]), pair(True, [[1], [1]], None, None),
-    pair(False, None, None, None, distance=-1), pair(False, None, None, None, distance=True),
-    pair(False, None, None, None, distance=0), pair(False, ["a", "a"], None, None, distance="sameGenus"),
-)  # fmt: skip
+    {},
+    {"same": "yes"},
+    {"same": 1.0},
+    pair(True, ["a", "b"], None, None),
+    pair(False, "a", None, None),
+    pair(False, ["a"], None, None),
+    pair(1, [7, 7], [math.nan, "x"], [None, "x"]),
+    pair(True, [[1], [1]], None, None),
+    pair(False, None, None, None, distance=-1),
+    pair(False, None, None, None, distance=True),
+    pair(False, None, None, None, distance=0),
+    pair(False, ["a", "a"], None, None, distance="sameGenus"),
+)
 
 FULL = "<order>Passeriformes; Passeriformes</order><family>Corvidae; Corvidae</family><genus>Corvus; Corvus</genus>"
 PARTED = "<order>Passeriformes; Piciformes</order>"
 LAST_PARTS = FULL.replace("Corvus; Corvus", "Corvus; Pica")
 ANSWERS = (
-    "1.0000", "0.0000", "0.5", "0.9", "0.1", "1", "0", "0.3679", "7.0000", "-1", "1e0", "0_1", "nan", "", "x",
+    "1.0000",
+    "0.0000",
+    "0.5",
+    "0.9",
+    "0.1",
+    "1",
+    "0",
+    "0.3679",
+    "7.0000",
+    "-1",
+    "1e0",
+    "0_1",
+    "nan",
+    "",
+    "x",
     "0.99999",
-    "\u0661.\u0660", " 0.25 ", "00.5", "1/2", "True", "0.50001",
-)  # fmt: skip
+    "\u0661.\u0660",
+    " 0.25 ",
+    "00.5",
+    "1/2",
+    "True",
+    "0.50001",
+)
 TAGGED = (
-    FULL, PARTED, LAST_PARTS, "so alike", PARTED + "<genus>Corvus; Picus</genus>",
+    FULL,
+    PARTED,
+    LAST_PARTS,
+    "so alike",
+    PARTED + "<genus>Corvus; Picus</genus>",
     FULL.replace("Passeriformes; Passeriformes", "Order Passeriformes; PASSERIFORMES."),
-    FULL.replace("Corvus; Corvus", "Corvus; Corvus; Parus"), FULL.replace("; ", ", "), FULL.replace("Corvus; Corvus",
-    "; "),
-    FULL.replace("Corvus; Corvus", "Corvus; Other"), FULL.replace("Corvus; Corvus", "Pica; Corvus"),
-    FULL.replace("Corvus; Corvus", "Corvus\u200b; Corvus"), FULL + FULL, FULL.upper(), FULL.replace("genus", "Genus"),
-    FULL.replace("<", "\\<"), FULL.replace("<", "&lt;"), "<genus>Corvus; Corvus</genus>" + PARTED, "<order>P; P",
-    FULL.replace("Corvus; Corvus", "nan; nan"), FULL.replace("Corvus; Corvus", "x" * 700 + "; y"), "<order></order>",
-    "<order>Passeriformes; Passeriformes</order>", "<family>Corvidae; Picidae</family>", " \u00a0\u200b", "",
-)  # fmt: skip
+    FULL.replace("Corvus; Corvus", "Corvus; Corvus; Parus"),
+    FULL.replace("; ", ", "),
+    FULL.replace("Corvus; Corvus", "; "),
+    FULL.replace("Corvus; Corvus", "Corvus; Other"),
+    FULL.replace("Corvus; Corvus", "Pica; Corvus"),
+    FULL.replace("Corvus; Corvus", "Corvus\u200b; Corvus"),
+    FULL + FULL,
+    FULL.upper(),
+    FULL.replace("genus", "Genus"),
+    FULL.replace("<", "\\<"),
+    FULL.replace("<", "&lt;"),
+    "<genus>Corvus; Corvus</genus>" + PARTED,
+    "<order>P; P",
+    FULL.replace("Corvus; Corvus", "nan; nan"),
+    FULL.replace("Corvus; Corvus", "x" * 700 + "; y"),
+    "<order></order>",
+    "<order>Passeriformes; Passeriformes</order>",
+    "<family>Corvidae; Picidae</family>",
+    " \u00a0\u200b",
+    "",
+)
 WORDS = (
-    ("Same", "Same", "Same"), ("Different",), ("Same", "Different"), ("Same", "Same", "Different"),
-    ("Uncertain", "Uncertain", "Uncertain"), ("same", "DIFFERENT"), ("Same",), ("Different", "Same", "Same"),
-    ("Same", "Uncertain", "Same"), ("Diff",), ("", "Same", "Same"), ("Different", "Different", "Different"),
-    ("Order Same", "Same.", "Same"), ("Unsure",),
-)  # fmt: skip
+    ("Same", "Same", "Same"),
+    ("Different",),
+    ("Same", "Different"),
+    ("Same", "Same", "Different"),
+    ("Uncertain", "Uncertain", "Uncertain"),
+    ("same", "DIFFERENT"),
+    ("Same",),
+    ("Different", "Same", "Same"),
+    ("Same", "Uncertain", "Same"),
+    ("Diff",),
+    ("", "Same", "Same"),
+    ("Different", "Different", "Different"),
+    ("Order Same", "Same.", "Same"),
+    ("Unsure",),
+)
 FRAMES = (
-    "<think>{}</think><answer>1.0000</answer>", "<think>{}</think><answer>0.0000</answer>",
+    "<think>{}</think><answer>1.0000</answer>",
+    "<think>{}</think><answer>0.0000</answer>",
     "<think>{}</think>\n<answer>0.8</answer>\n",
-)  # fmt: skip
+)
 SLIPS = (
-    "<think>{}</think><answer>1.0000<answer>", "<think>{}<think><answer>1.0000</answer>", "<think>{}<answer>1</answer>",
-    "<think>{}<think><answer>0<answer>", "{}", "<answer>1</answer>", "<think>{}</think>", "<think>{}", "1", "",
-    "x<think>{}</think><answer>1</answer>", "<think>{}</think><answer>1</answer>x",
+    "<think>{}</think><answer>1.0000<answer>",
+    "<think>{}<think><answer>1.0000</answer>",
+    "<think>{}<answer>1</answer>",
+    "<think>{}<think><answer>0<answer>",
+    "{}",
+    "<answer>1</answer>",
+    "<think>{}</think>",
+    "<think>{}",
+    "1",
+    "",
+    "x<think>{}</think><answer>1</answer>",
+    "<think>{}</think><answer>1</answer>x",
     "<THINK>{}</THINK><ANSWER>1</ANSWER>",
-    "<think>{}</think>junk<think>b</think><answer>1</answer>", "<think>{}</think><answer>1</answer><answer>0</answer>",
-    "<think><answer>1</answer>{}</think><answer>0</answer>", "<answer>1</answer><think>{}</think>",
-    "<think>{}</think><answer><answer>1</answer>", "\ufeff<think>{}</think><answer>1</answer>",
-    "<think><think>{}</think></think><answer>1</answer>", "<think></think>{}<answer>1</answer>",
-    "<think>{}</think><answer>1\u202e</answer>", "\\<think\\>{}\\</think\\>\\<answer\\>1.0000\\</answer\\>",
-)  # fmt: skip
+    "<think>{}</think>junk<think>b</think><answer>1</answer>",
+    "<think>{}</think><answer>1</answer><answer>0</answer>",
+    "<think><answer>1</answer>{}</think><answer>0</answer>",
+    "<answer>1</answer><think>{}</think>",
+    "<think>{}</think><answer><answer>1</answer>",
+    "\ufeff<think>{}</think><answer>1</answer>",
+    "<think><think>{}</think></think><answer>1</answer>",
+    "<think></think>{}<answer>1</answer>",
+    "<think>{}</think><answer>1\u202e</answer>",
+    "\\<think\\>{}\\</think\\>\\<answer\\>1.0000\\</answer\\>",
+)
 
 
 def given(response: str, truth: Mapping[str, Any], finish: str = "stop", tokens: int = 0, **columns: Any) -> Input:
@@ -133,13 +202,27 @@ def label_inputs() -> Iterator[Input]:
         {"same": True, "age_group": ["Infant", "Adult"], "species": ["Asru", "Anau"]},
     ]
     written = (
-        "SubAdult; Adult", "sub-adult; ADULT", "Sub Adult; Sub_Adult", "Adult; Adult", "Adult;SubAdult", "Adult",
+        "SubAdult; Adult",
+        "sub-adult; ADULT",
+        "Sub Adult; Sub_Adult",
+        "Adult; Adult",
+        "Adult;SubAdult",
+        "Adult",
         "Teen; Adult",
-        "Adult or Juvenile; Adult", "Image1=SubAdult; Image2=Adult", "image 1 = SubAdult; IMAGE2=Adult", "; ", "",
-        "Image2=SubAdult; Image1=Adult", "Juvenil; Adult", "SubAdult; Adult; Infant", "Asru; Anau",
+        "Adult or Juvenile; Adult",
+        "Image1=SubAdult; Image2=Adult",
+        "image 1 = SubAdult; IMAGE2=Adult",
+        "; ",
+        "",
+        "Image2=SubAdult; Image1=Adult",
+        "Juvenil; Adult",
+        "SubAdult; Adult; Infant",
+        "Asru; Anau",
         "Asterias rubens; asru",
-        "not Asterias but Anthenea; Asru", "Image1=Asru; Image2=Anau", "unlike Asterias, Anthenea australiae; Anau",
-    )  # fmt: skip
+        "not Asterias but Anthenea; Asru",
+        "Image1=Asru; Image2=Anau",
+        "unlike Asterias, Anthenea australiae; Anau",
+    )
     for text in written:
         for tag in ("age-group", "species"):
             for truth in truths[:3]:
@@ -158,9 +241,10 @@ def published_inputs() -> Iterator[Input]:
         "answer": ["1", "0", "0.7", "", "x"],
         "bird": ["1;sameSpecies;Corvus;Corvidae;Passeriformes;Corvus;Corvidae;Passeriformes"],
         "fungi": ["0;Corvidae;Corvus;Passeriformes;sameOrder;Picidae;Picus;Passeriformes", "1"],
-        "chimp": ["1;Adult;Adult", "0;SubAdult;Adult"], "gorilla": ["0;Silverback;Infant", "1;Adult;M;Infant"],
+        "chimp": ["1;Adult;Adult", "0;SubAdult;Adult"],
+        "gorilla": ["0;Silverback;Infant", "1;Adult;M;Infant"],
         "sea_star": ["1;Asru;Asru", "0;Asru;Anau"],
-    }  # fmt: skip
+    }
     spec = importlib.util.spec_from_file_location("generate", Path(__file__).parent / "taxonrl" / "generate.py")
     assert spec and spec.loader
     generate = importlib.util.module_from_spec(spec)
@@ -169,22 +253,37 @@ def published_inputs() -> Iterator[Input]:
         for response, truth in generate.samples(domain, 5, seed=16):
             yield given(response, {"ground_truth": truth})
         for truth in truths:
-            for text in (FULL, "<age-group>Adult; Adult</age-group>", "<type>Silverback; Infant</type>",
-                         "<species>Image1=Asru; Image2=Anau</species>", "<order>Same</order>"):  # fmt: skip
+            for text in (
+                FULL,
+                "<age-group>Adult; Adult</age-group>",
+                "<type>Silverback; Infant</type>",
+                "<species>Image1=Asru; Image2=Anau</species>",
+                "<order>Same</order>",
+            ):
                 yield given(f"<think>{text}</think><answer>1.0000</answer>", {"ground_truth": truth})
     for frame in SLIPS:
         yield given(frame.format(FULL).replace(">1<", ">1.0000<"), {"ground_truth": "1"})
     for truth in (None, True, 1, 0.3, "1;sameSpecies;a"):
         yield given("<think>a</think><answer>1.0000</answer>", {"ground_truth": truth, "same": True})
     typed: tuple[dict[str, Any], ...] = (
-        ALIKE, ORDERS_DIFFER, {"same": True}, {"same": "yes"}, {}, {"same": False, "species": ["Asru", "Anau"]},
-        {"same": True, "age_group": ["Adult", "SubAdult"]}, {"same": False, "type": ["Silverback", "Infant"]},
-        {"same": True, "age_group": ["Adult", "Teen"]}, {"same": True, "distance": 7}, pair(True, "a", None, None),
-        pair(True, ["a;b", "a"], None, None), pair(False, ["a", "b"], ["c", "c"], None),
-        {"same": False, "species": ["Asterias rubens", "Anthenea australiae"]}, pair(True, ["a", "b"], None, None),
+        ALIKE,
+        ORDERS_DIFFER,
+        {"same": True},
+        {"same": "yes"},
+        {},
+        {"same": False, "species": ["Asru", "Anau"]},
+        {"same": True, "age_group": ["Adult", "SubAdult"]},
+        {"same": False, "type": ["Silverback", "Infant"]},
+        {"same": True, "age_group": ["Adult", "Teen"]},
+        {"same": True, "distance": 7},
+        pair(True, "a", None, None),
+        pair(True, ["a;b", "a"], None, None),
+        pair(False, ["a", "b"], ["c", "c"], None),
+        {"same": False, "species": ["Asterias rubens", "Anthenea australiae"]},
+        pair(True, ["a", "b"], None, None),
         {"same": False, "species": ["Corvus", "Corvus"], "genus": ["Corvus", "Corvus"]},
         pair(False, None, None, None, distance=0),
-    )  # fmt: skip
+    )
     for truth in typed:
         yield given(FRAMES[0].format(FULL), truth)
         yield given("<think><species>Asru; Anau</species></think><answer>0.2000</answer>", truth)
@@ -192,10 +291,30 @@ def published_inputs() -> Iterator[Input]:
 
 def answer_inputs() -> Iterator[Input]:
     answers = (
-        "42", " 42 ", "042", "42.0", "1,042", "1,42", "-42", "+42", "4 2", "forty-two", "Paris", "paris  ", "PARIS",
-        "", "\u0664\u0662",
-        "4e1", "inf", "42%", "42.4", "41.6", "0x2a", "4_2", "9" * 320,
-    )  # fmt: skip
+        "42",
+        " 42 ",
+        "042",
+        "42.0",
+        "1,042",
+        "1,42",
+        "-42",
+        "+42",
+        "4 2",
+        "forty-two",
+        "Paris",
+        "paris  ",
+        "PARIS",
+        "",
+        "\u0664\u0662",
+        "4e1",
+        "inf",
+        "42%",
+        "42.4",
+        "41.6",
+        "0x2a",
+        "4_2",
+        "9" * 320,
+    )
     for truth in ("42", 42, 42.0, "Paris", ["Paris", "42"], ["no"], "", "1,042", "inf", None, True):
         for answer in answers[:17]:
             yield given(f"<answer>{answer}</answer>", {"answer": truth})
@@ -211,24 +330,38 @@ def answer_inputs() -> Iterator[Input]:
         yield given(text, {"answer": "42"})
         yield given(text, {"answer": "42"}, "length")
     places: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
-        ({}, {}), ({}, {"solution": "42"}), ({}, {"reward_model": {"ground_truth": "42"}}), ({"only": "42"}, {}),
-        ({"only": None}, {}), ({"target": "42", "label": "7"}, {}), ({}, {"mine": "42"}), ({"a": "42", "b": "42"}, {}),
-    )  # fmt: skip
+        ({}, {}),
+        ({}, {"solution": "42"}),
+        ({}, {"reward_model": {"ground_truth": "42"}}),
+        ({"only": "42"}, {}),
+        ({"only": None}, {}),
+        ({"target": "42", "label": "7"}, {}),
+        ({}, {"mine": "42"}),
+        ({"a": "42", "b": "42"}, {}),
+    )
     for truth, columns in places:
         yield given("<answer>42</answer>", truth, **columns)
 
 
 def tag_inputs() -> Iterator[Input]:
     for text in (
-        "<think>a</think><answer>b</answer>", " <think>a</think>\n<answer>b</answer>\n",
+        "<think>a</think><answer>b</answer>",
+        " <think>a</think>\n<answer>b</answer>\n",
         "<think></think><answer>b</answer>",
-        "<think>\u200b</think><answer>b</answer>", "x<think>a</think><answer>b</answer>",
+        "<think>\u200b</think><answer>b</answer>",
+        "x<think>a</think><answer>b</answer>",
         "<answer>b</answer><think>a</think>",
-        "<think>a</think>", "<think>a</think><answer>b", "<think>a<think>c</think></think><answer>b</answer>", "", "b",
-        "<Think>a</Think><answer>b</answer>", "<think>a</think><answer>b</answer><answer>b</answer>",
-        "<a>1</a><b>2</b>", "<a>1</a>",
+        "<think>a</think>",
+        "<think>a</think><answer>b",
+        "<think>a<think>c</think></think><answer>b</answer>",
+        "",
+        "b",
+        "<Think>a</Think><answer>b</answer>",
+        "<think>a</think><answer>b</answer><answer>b</answer>",
+        "<a>1</a><b>2</b>",
+        "<a>1</a>",
         "<think>a</think>\u200b<answer>b</answer>",
-    ):  # fmt: skip
+    ):
         yield given(text, {})
         yield given(text, {}, "length")
 
@@ -242,8 +375,9 @@ def length_inputs() -> Iterator[Input]:
 CASES: dict[str, tuple[list[Args], list[Input]]] = {
     "taxonomy": (
         [
-            {"levels": LEVELS}, {"levels": LEVELS, "levels_decide": "different"}, {"levels": LEVELS,
-            "levels_decide": False},
+            {"levels": LEVELS},
+            {"levels": LEVELS, "levels_decide": "different"},
+            {"levels": LEVELS, "levels_decide": False},
             {"levels": LEVELS, "partial": False, "answer": "truncated_bce", "complete": False},
             {"levels": LEVELS, "consistency": "part", "relaxed": True, "levels_weight": 0.6, "format_weight": 0.1},
             {"levels": ["family", "genus"], "consistency": "off", "aliases": {"Other": "Corvus"}},
@@ -252,10 +386,16 @@ CASES: dict[str, tuple[list[Args], list[Input]]] = {
     ),
     "taxonomy_relations": (
         [
-            {"levels": LEVELS}, {"levels": LEVELS, "levels_decide": "different", "answer": "truncated_bce"},
+            {"levels": LEVELS},
+            {"levels": LEVELS, "levels_decide": "different", "answer": "truncated_bce"},
             {"levels": LEVELS, "consistency": "part", "relaxed": True, "aliases": {"Pica": "Corvus"}},
-            {"levels": LEVELS, "consistency": "off", "levels_decide": False, "levels_weight": 0.2,
-            "format_weight": 0.0},
+            {
+                "levels": LEVELS,
+                "consistency": "off",
+                "levels_decide": False,
+                "levels_weight": 0.2,
+                "format_weight": 0.0,
+            },
         ],
         list(relation_inputs()),
     ),
@@ -265,9 +405,12 @@ CASES: dict[str, tuple[list[Args], list[Input]]] = {
     ),
     "pair_labels": (
         [
-            AGES, AGES | {"named": True}, AGES | {"partial": False, "consistency": "off", "answer": "truncated_bce"},
+            AGES,
+            AGES | {"named": True},
+            AGES | {"partial": False, "consistency": "off", "answer": "truncated_bce"},
             SPECIES,
-            SPECIES | {"levels_decide": True, "consistency": "part", "relaxed": True}, SPECIES | {"field": "age_group"},
+            SPECIES | {"levels_decide": True, "consistency": "part", "relaxed": True},
+            SPECIES | {"field": "age_group"},
             AGES | {"levels_weight": 0.1, "format_weight": 0.3, "named": True, "relaxed": True},
         ],
         list(label_inputs()),
@@ -276,14 +419,19 @@ CASES: dict[str, tuple[list[Args], list[Input]]] = {
         [
             *({"function": f"{file}:compute_score"} for file in ("lfw", "lfw_relax_format", "lfw_bird_im_basic")),
             {"function": "lfw_bird_im_basic:compute_score_gemini"},
-            *({"function": f"lfw_bird_im_concrete{share}:compute_score_gemini"} for share in ("", "_20p", "_60p",
-            "_80p")),
+            *(
+                {"function": f"lfw_bird_im_concrete{share}:compute_score_gemini"}
+                for share in ("", "_20p", "_60p", "_80p")
+            ),
             {"function": "lfw_bird_im_concrete:compute_score", "format_weight": 0.5},
-            {"function": "lfw_fungi_im:compute_score"}, {"function": "lfw_fungi_im:compute_score_gemini",
-            "layout": "answer"},
+            {"function": "lfw_fungi_im:compute_score"},
+            {"function": "lfw_fungi_im:compute_score_gemini", "layout": "answer"},
             {"function": "lfw_fungi_im:compute_score_gemini"},
-            *({"function": f"{file}:compute_score_{kind}"} for kind in ("gemini", "chatgpt")
-              for file in ("lfw_intermediate", "lfw_intermediate_gorilla", "lfw_sea_star_im")),
+            *(
+                {"function": f"{file}:compute_score_{kind}"}
+                for kind in ("gemini", "chatgpt")
+                for file in ("lfw_intermediate", "lfw_intermediate_gorilla", "lfw_sea_star_im")
+            ),
             {"function": "lfw_sea_star_im:compute_score_chatgpt", "format_weight": 0.5},
         ],
         list(published_inputs()),
@@ -292,9 +440,11 @@ CASES: dict[str, tuple[list[Args], list[Input]]] = {
         [{}, {"tag": None}, {"require_tag": True}, {"key": "mine"}, {"tag": "think", "key": "target"}],
         list(answer_inputs()),
     ),
-    "number_match": ([{}, {"tolerance": 0.5}, {"tag": None}, {"require_tag": True, "key": "answer"}],
-    list(answer_inputs())),
+    "number_match": (
+        [{}, {"tolerance": 0.5}, {"tag": None}, {"require_tag": True, "key": "answer"}],
+        list(answer_inputs()),
+    ),
     "format_tags": ([{}, {"tags": ["a", "b"]}, {"tags": ["answer"]}], list(tag_inputs())),
     "length": ([{"soft_tokens": 10, "max_tokens": 20}, {"soft_tokens": 1, "max_tokens": 2}], list(length_inputs())),
-}  # fmt: skip
+}
 """Built-in -> (arguments, inputs): each is scored with each."""

@@ -251,9 +251,11 @@ def test_the_adaptive_kl_coefficient():
 
 def test_scores_become_groups_by_the_rules_of_the_row():
     scores = [
-        Score(1.0, {"a": 1.0, "b": None}), Score(0.5, {"a": 0.0, "b": 1.0}), Score(math.nan, {}, error="x"),
+        Score(1.0, {"a": 1.0, "b": None}),
+        Score(0.5, {"a": 0.0, "b": 1.0}),
+        Score(math.nan, {}, error="x"),
         Score(0.25, {"a": 0.5, "b": 0.0}),
-    ]  # fmt: skip
+    ]
     finishes = ["stop", "length", "stop", "stop"]
     maye = scored_group(scores, finishes, [3, 8, 2, 4], ALGORITHMS["maye"], max_tokens=8, weights={"b": 2.0, "z": 1.0})
     assert maye.scores[:2] == [1.0, -0.1] and maye.included == [True, True, False, True]
@@ -291,8 +293,12 @@ def slow_reference(groups: list[tuple[list[float], list[int]]], name: str) -> li
         else:
             out.append([(s - mean) / (std + 1e-6) for s in scores])
     if name in ("reinforce++", "maye", "reinforce++-baseline"):
-        tokens = [v for values, (_, lengths) in zip(out, groups, strict=True)
-                  for v, t in zip(values, lengths, strict=True) for _ in range(t)]  # fmt: skip
+        tokens = [
+            v
+            for values, (_, lengths) in zip(out, groups, strict=True)
+            for v, t in zip(values, lengths, strict=True)
+            for _ in range(t)
+        ]
         centre = sum(tokens) / len(tokens)
         variance = sum((v - centre) ** 2 for v in tokens) / (len(tokens) - 1)
         back = centre if name == "maye" else 0.0
@@ -310,8 +316,12 @@ def test_rows_equal_the_slow_reference_for_any_scores(name, data):
     groups = []
     for _ in range(data.draw(st.integers(1, 4))):
         n = data.draw(st.integers(2, 5))
-        groups.append((data.draw(st.lists(score, min_size=n, max_size=n)),
-                       data.draw(st.lists(st.integers(1, 4), min_size=n, max_size=n))))  # fmt: skip
+        groups.append(
+            (
+                data.draw(st.lists(score, min_size=n, max_size=n)),
+                data.draw(st.lists(st.integers(1, 4), min_size=n, max_size=n)),
+            )
+        )
     made = [group(*scores, lengths=lengths) for scores, lengths in groups]
     found = numbers(step_advantages(made, ALGORITHMS[name]))
     for got, expected in zip(found, slow_reference(groups, name), strict=True):

@@ -73,8 +73,13 @@ def test_equal_scores_and_single_samples_are_judged_by_the_critic():
 
 
 def test_a_sample_that_is_not_included_has_neither_advantage_nor_target_and_no_part_in_the_batch():
-    more = replace(TWO, scores=[1.0, math.nan, 0.0], included=[True, False, True], lengths=[2, 3, 1],
-                   values=[TWO.values[0], np.zeros(0), TWO.values[1]])  # fmt: skip
+    more = replace(
+        TWO,
+        scores=[1.0, math.nan, 0.0],
+        included=[True, False, True],
+        lengths=[2, 3, 1],
+        values=[TWO.values[0], np.zeros(0), TWO.values[1]],
+    )
     plain = step_advantages([TWO], PPO)[0]
     near(step_advantages([more], PPO)[0], [plain[0], [0.0], plain[1]])
     near(value_targets(more, gamma=1.0, lam=0.5), [[0.625, 1.0], [], [0.0]])
@@ -174,9 +179,7 @@ def published(rewards: list[list[float]], values: list[list[float]], gamma: floa
     for r, v in zip(rewards, values, strict=True):
         after = [*v[1:], 0.0]
         delta = [r[t] + gamma * after[t] - v[t] for t in range(len(r))]
-        advantages.append(
-            [sum((gamma * lam) ** (k - t) * delta[k] for k in range(t, len(r))) for t in range(len(r))]
-        )  # fmt: skip
+        advantages.append([sum((gamma * lam) ** (k - t) * delta[k] for k in range(t, len(r))) for t in range(len(r))])
     targets = [[a + x for a, x in zip(row, v, strict=True)] for row, v in zip(advantages, values, strict=True)]
     flat = [a for row in advantages for a in row]
     mean = sum(flat) / len(flat)

@@ -144,9 +144,12 @@ def trl() -> SimpleNamespace:
 
     defaults = lambda config: {f.name: f.default for f in dataclasses.fields(config)}  # noqa: E731
     return SimpleNamespace(
-        grpo=GRPOTrainer, gmpo=GMPOTrainer, rloo=RLOOTrainer, grpo_defaults=defaults(GRPOConfig),
+        grpo=GRPOTrainer,
+        gmpo=GMPOTrainer,
+        rloo=RLOOTrainer,
+        grpo_defaults=defaults(GRPOConfig),
         rloo_defaults=defaults(RLOOConfig),
-    )  # fmt: skip
+    )
 
 
 def numbers(seed: int, spread: float = 0.4, empty: tuple[int, ...] = ()) -> Numbers:
@@ -178,13 +181,20 @@ def stand_in(defaults: dict[str, Any], settings: dict[str, Any], **more: Any) ->
     place = SimpleNamespace(
         num_processes=1, process_index=0, device=torch.device("cpu"), gather=same, reduce=same, sync_gradients=True
     )
-    return SimpleNamespace(**values | {
-        "args": SimpleNamespace(**values), "accelerator": place, "aux_loss_enabled": False,
-        "model": SimpleNamespace(training=True, is_gradient_checkpointing=False),
-        "epsilon_low": values["epsilon"],
-        "epsilon_high": values["epsilon_high"] if values["epsilon_high"] is not None else values["epsilon"],
-        "_entropy_bonus_enabled": values.get("entropy_coef", 0.0) != 0.0, "_metrics": defaultdict(_lists),
-    } | more)  # fmt: skip
+    return SimpleNamespace(
+        **values
+        | {
+            "args": SimpleNamespace(**values),
+            "accelerator": place,
+            "aux_loss_enabled": False,
+            "model": SimpleNamespace(training=True, is_gradient_checkpointing=False),
+            "epsilon_low": values["epsilon"],
+            "epsilon_high": values["epsilon_high"] if values["epsilon_high"] is not None else values["epsilon"],
+            "_entropy_bonus_enabled": values.get("entropy_coef", 0.0) != 0.0,
+            "_metrics": defaultdict(_lists),
+        }
+        | more
+    )
 
 
 def _lists() -> defaultdict[str, list[float]]:
@@ -192,23 +202,36 @@ def _lists() -> defaultdict[str, list[float]]:
 
 
 def theirs(
-    trl: SimpleNamespace, x: Numbers, settings: dict[str, Any], *, off_policy: bool = True,
-    weight: Tensor | None = None, parts: int = 1, num_items: int | None = None, steps: int = 1,
-) -> tuple[Tensor, dict[str, list[float]]]:  # fmt: skip
+    trl: SimpleNamespace,
+    x: Numbers,
+    settings: dict[str, Any],
+    *,
+    off_policy: bool = True,
+    weight: Tensor | None = None,
+    parts: int = 1,
+    num_items: int | None = None,
+    steps: int = 1,
+) -> tuple[Tensor, dict[str, list[float]]]:
     """(TRL's loss, its metrics). `parts`: of how many microbatches `x` is one; `steps`: that a generation feeds."""
     gmpo = settings["loss_type"] == "gmpo"
     settings = {k: v for k, v in settings.items() if not (gmpo and k == "loss_type")}
     trainer = stand_in(
-        trl.grpo_defaults, settings | {"max_completion_length": MAX_TOKENS, "steps_per_generation": parts * steps},
+        trl.grpo_defaults,
+        settings | {"max_completion_length": MAX_TOKENS, "steps_per_generation": parts * steps},
         current_gradient_accumulation_steps=parts,
         _get_per_token_logps_and_entropies=lambda *_, **__: (x.logp, x.entropy, None),
-    )  # fmt: skip
+    )
     everything = torch.ones_like(x.mask)
     inputs = {
-        "prompt_ids": everything[:, :1], "prompt_mask": everything[:, :1], "completion_ids": everything,
-        "completion_mask": everything, "tool_mask": x.mask, "advantages": x.advantage, "ref_per_token_logps": x.ref,
+        "prompt_ids": everything[:, :1],
+        "prompt_mask": everything[:, :1],
+        "completion_ids": everything,
+        "completion_mask": everything,
+        "tool_mask": x.mask,
+        "advantages": x.advantage,
+        "ref_per_token_logps": x.ref,
         "num_items_in_batch": x.mask.sum() if num_items is None else torch.tensor(num_items),
-    }  # fmt: skip
+    }
     if off_policy:
         inputs["old_per_token_logps"] = x.old
     if weight is not None:
@@ -232,9 +255,7 @@ def test_the_loss_of_a_row(trl, name, spread, seed):
 @pytest.mark.parametrize("name", ROWS)
 def test_the_loss_of_a_row_on_policy(trl, name):
     x = numbers(3)
-    check(
-        ours(x, ALGORITHMS[name], off_policy=False)[0], theirs(trl, x, ROWS[name], off_policy=False)[0], x
-    )  # fmt: skip
+    check(ours(x, ALGORITHMS[name], off_policy=False)[0], theirs(trl, x, ROWS[name], off_policy=False)[0], x)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -363,38 +384,53 @@ MODES = [("truncate", "token"), ("mask", "token"), ("truncate", "sequence"), ("m
 
 
 def scored(
-    trl: SimpleNamespace, x: Numbers, rewards: Tensor, weights: list[float], settings: dict[str, Any],
+    trl: SimpleNamespace,
+    x: Numbers,
+    rewards: Tensor,
+    weights: list[float],
+    settings: dict[str, Any],
     kind: str = "grpo",
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What `_generate_and_score_completions` makes of completions with these log-probs and rewards [B, P]."""
     names = [f"part{p}" for p in range(rewards.shape[1])]
     reference = object()
     completions = [[5] * n for n in LENGTHS]
     where = [x.mask[i, :n].tolist() for i, n in enumerate(LENGTHS)]
-    sampler = [
-        [None if math.isnan(v) else v for v in x.sampler[i, :n].tolist()] for i, n in enumerate(LENGTHS)
-    ]  # fmt: skip
+    sampler = [[None if math.isnan(v) else v for v in x.sampler[i, :n].tolist()] for i, n in enumerate(LENGTHS)]
     if kind == "grpo":
         generated = ([[3]] * len(LENGTHS), completions, where, completions, sampler, {}, None, None)
     else:
         generated = ([[3]] * len(LENGTHS), completions, completions)
     trainer = stand_in(
-        getattr(trl, f"{kind}_defaults"), {"pad_to_multiple_of": None, "steps_per_generation": 1, **settings},
-        _generate=lambda prompts: generated, _tokenizer=SimpleNamespace(pad_token_id=0), eos_token_ids=[1], tools=None,
-        environments=None, environment_factories=None, ref_model=reference, reward_func_names=names, reward_funcs=names,
-        reward_weights=torch.tensor(weights, dtype=torch.float64), _calculate_rewards=lambda *_: rewards.clone(),
+        getattr(trl, f"{kind}_defaults"),
+        {"pad_to_multiple_of": None, "steps_per_generation": 1, **settings},
+        _generate=lambda prompts: generated,
+        _tokenizer=SimpleNamespace(pad_token_id=0),
+        eos_token_ids=[1],
+        tools=None,
+        environments=None,
+        environment_factories=None,
+        ref_model=reference,
+        reward_func_names=names,
+        reward_funcs=names,
+        reward_weights=torch.tensor(weights, dtype=torch.float64),
+        _calculate_rewards=lambda *_: rewards.clone(),
         _get_per_token_logps_and_entropies=lambda model, *_, **__: (x.ref if model is reference else x.old, None, None),
-        _logs=defaultdict(list, rewards=_lists(), extra=_lists()), _pending_extra_logs=_lists(),
+        _logs=defaultdict(list, rewards=_lists(), extra=_lists()),
+        _pending_extra_logs=_lists(),
         _pending_metrics=_lists(),
-    )  # fmt: skip
+    )
     return getattr(trl, kind)._generate_and_score_completions(trainer, [{"prompt": "p"}] * len(LENGTHS))
 
 
 def trl_weight(trl: SimpleNamespace, x: Numbers, mode: str, level: str, high: float, low: float | None) -> Tensor:
     settings = {
-        "use_vllm": True, "vllm_importance_sampling_mode": f"{level}_{mode}", "vllm_importance_sampling_clip_max": high,
-        "vllm_importance_sampling_clip_min": low, "num_generations": 3,
-    }  # fmt: skip
+        "use_vllm": True,
+        "vllm_importance_sampling_mode": f"{level}_{mode}",
+        "vllm_importance_sampling_clip_max": high,
+        "vllm_importance_sampling_clip_min": low,
+        "num_generations": 3,
+    }
     rewards = torch.zeros(len(LENGTHS), 1, dtype=torch.float64)
     return scored(trl, x, rewards, [1.0], settings)["importance_sampling_ratio"]
 
@@ -439,11 +475,15 @@ def our_advantages(rewards: Tensor, weights: list[float], size: int, estimator: 
     penalties = options.pop("penalties", None)
     groups = [
         ScoredGroup(
-            values[i : i + size].tolist(), [not math.isnan(v) for v in values[i : i + size]], LENGTHS[i : i + size],
-            rewards[i : i + size].tolist(), weights, penalties=penalties[i : i + size] if penalties else (),
+            values[i : i + size].tolist(),
+            [not math.isnan(v) for v in values[i : i + size]],
+            LENGTHS[i : i + size],
+            rewards[i : i + size].tolist(),
+            weights,
+            penalties=penalties[i : i + size] if penalties else (),
         )
         for i in range(0, len(values), size)
-    ]  # fmt: skip
+    ]
     found = batch_advantages(groups, estimator, **options)
     return torch.tensor([float(a[0]) for group in found for a in group], dtype=torch.float64)
 
@@ -520,9 +560,13 @@ def test_on_policy_the_gradient_of_trls_rloo_is_that_of_a_constant_denominator(t
     )
     one = torch.ones_like(x.mask)
     inputs = {
-        "prompt_ids": one[:, :1], "prompt_mask": one[:, :1], "completion_ids": one, "completion_mask": x.mask,
-        "advantages": x.advantage, "old_logps": (x.old * x.mask).sum(1),
-    }  # fmt: skip
+        "prompt_ids": one[:, :1],
+        "prompt_mask": one[:, :1],
+        "completion_ids": one,
+        "completion_mask": x.mask,
+        "advantages": x.advantage,
+        "old_logps": (x.old * x.mask).sum(1),
+    }
     wanted = gradients(trl.rloo._compute_loss(trainer, None, inputs), x)[0]
     found = gradients(ours(x, resolve("rloo", aggregation="constant"))[0] * MAX_TOKENS, x)[0]
     torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-12)

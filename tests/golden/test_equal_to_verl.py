@@ -58,9 +58,14 @@ def x() -> Numbers:
     mask = torch.tensor(given["mask"])
     logp, old, sampler = (spread_out(given[name], mask) for name in ("logp", "old", "sampler"))
     return Numbers(
-        logp.requires_grad_(), torch.ones_like(logp).requires_grad_(), old, torch.zeros_like(old), sampler,
-        numbers_of(*given["advantage"]), mask,
-    )  # fmt: skip
+        logp.requires_grad_(),
+        torch.ones_like(logp).requires_grad_(),
+        old,
+        torch.zeros_like(old),
+        sampler,
+        numbers_of(*given["advantage"]),
+        mask,
+    )
 
 
 def loss_of(x: Numbers, case: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -145,11 +150,17 @@ def groups() -> list[ScoredGroup]:
     penalties, values = tokens("penalties"), tokens("values")
     return [
         ScoredGroup(
-            given["scores"][i : i + size], [True] * size, given["lengths"][i : i + size], given["parts"][i : i + size],
-            given["weights"], given["greedy"][i // size], penalties[i : i + size], values[i : i + size],
+            given["scores"][i : i + size],
+            [True] * size,
+            given["lengths"][i : i + size],
+            given["parts"][i : i + size],
+            given["weights"],
+            given["greedy"][i // size],
+            penalties[i : i + size],
+            values[i : i + size],
         )
         for i in range(0, len(given["scores"]), size)
-    ]  # fmt: skip
+    ]
 
 
 def flat(advantages: list[list[np.ndarray]], lengths: list[int]) -> Tensor:
@@ -166,8 +177,10 @@ def test_the_advantages(case):
     """Of a group of equal scores they are 0; in verl, whitening over the batch leaves it the mean's place."""
     settings, lengths = dict(case["settings"]), VERL["groups"]["lengths"]
     estimator = settings.pop("estimator")
-    given = [g if case["penalties"] else ScoredGroup(g.scores, g.included, g.lengths, g.parts, g.weights, g.greedy)
-             for g in groups()]  # fmt: skip
+    given = [
+        g if case["penalties"] else ScoredGroup(g.scores, g.included, g.lengths, g.parts, g.weights, g.greedy)
+        for g in groups()
+    ]
     found, wanted = flat(batch_advantages(given, estimator, **settings), lengths), numbers_of(*case["advantages"])
     of_dead = sum(lengths[: VERL["groups"]["size"]])
     assert len(set(VERL["groups"]["scores"][: VERL["groups"]["size"]])) == 1

@@ -23,9 +23,11 @@ def numbers(*values: float) -> Tensor:
 def overlapping(row: str, **cells) -> PolicyGradient:
     """What a run with `rollout.overlap` minimises."""
     recipe = Recipe(
-        model=Model(path="m"), data=[Data(path="d")], algo=Algo(name=row, **cells),
+        model=Model(path="m"),
+        data=[Data(path="d")],
+        algo=Algo(name=row, **cells),
         rollout=Rollout(engine="vllm", engine_gpus=1, overlap=True),
-    )  # fmt: skip
+    )
     return objective_of(recipe, resolve(row, **cells), 0.0)
 
 

@@ -106,9 +106,20 @@ def bools(completions, completion_ids, **kwargs): return [len(ids) > 5 for ids i
 def ids_have_a_default(completions, completion_ids=None, **kwargs): return [float(ids[0]) for ids in completion_ids]
 """
 WRITTEN_NAMES = (
-    "by_level", "keywords_alone", "some_not_judged", "awaited", "rule", "awaited_rule", "partly", "by_step", "logs",
-    "an_array", "a_generator", "bools", "ids_have_a_default",
-)  # fmt: skip
+    "by_level",
+    "keywords_alone",
+    "some_not_judged",
+    "awaited",
+    "rule",
+    "awaited_rule",
+    "partly",
+    "by_step",
+    "logs",
+    "an_array",
+    "a_generator",
+    "bools",
+    "ids_have_a_default",
+)
 STEP = 5
 
 
@@ -126,10 +137,16 @@ def source_of(file: str, name: str) -> str:
 def trl_method() -> Any:
     """`GRPOTrainer._calculate_rewards`."""
     names: dict[str, Any] = {
-        "torch": torch, "nn": torch.nn, "asyncio": asyncio, "inspect": inspect, "functools": functools,
-        "profiling_context": lambda *a: nullcontext(), "gather": lambda rewards: rewards,
-        "logger": SimpleNamespace(warning=lambda text: None), "Callable": None,
-    }  # fmt: skip
+        "torch": torch,
+        "nn": torch.nn,
+        "asyncio": asyncio,
+        "inspect": inspect,
+        "functools": functools,
+        "profiling_context": lambda *a: nullcontext(),
+        "gather": lambda rewards: rewards,
+        "logger": SimpleNamespace(warning=lambda text: None),
+        "Callable": None,
+    }
     for file, name in (("trainer/utils.py", "is_async_callable"), ("trainer/grpo_trainer.py", "_calculate_rewards")):
         exec("from __future__ import annotations\n" + source_of(file, name), names)
     return names["_calculate_rewards"]
@@ -140,11 +157,16 @@ def trl_numbers(function: Any) -> np.ndarray:
     loop = asyncio.new_event_loop()
     pending = defaultdict(list)
     trainer = SimpleNamespace(
-        accelerator=SimpleNamespace(device=torch.device("cpu")), state=SimpleNamespace(global_step=STEP),
-        environments=None, reward_funcs=[function], reward_processing_classes=[None], reward_func_names=["f"],
+        accelerator=SimpleNamespace(device=torch.device("cpu")),
+        state=SimpleNamespace(global_step=STEP),
+        environments=None,
+        reward_funcs=[function],
+        reward_processing_classes=[None],
+        reward_func_names=["f"],
         _log_completion_extra=lambda column, values: pending[column].extend(values),
-        _log_metric=lambda name, value: pending[name].append(value), async_loop=loop,
-    )  # fmt: skip
+        _log_metric=lambda name, value: pending[name].append(value),
+        async_loop=loop,
+    )
     prompts = [[{"role": "user", "content": f"Question {n}"}] for n in range(len(ROWS))]
     rows = [{"prompt": p, "solution": s, "level": n} for p, (_, s, n, _) in zip(prompts, ROWS, strict=True)]
     completions = [[{"role": "assistant", "content": text}] for text, *_ in ROWS]
@@ -164,9 +186,18 @@ def inputs(ids: bool = True) -> list[RewardInput]:
     for n, (text, solution, level, tokens) in enumerate(ROWS):
         columns = {"prompt": [{"role": "user", "content": f"Question {n}"}], "solution": solution, "level": level}
         found.append(
-            RewardInput(text, {"answer": solution}, columns, (), "stop", len(tokens), f"Question {n}",
-                        tokens if ids else None, STEP)
-        )  # fmt: skip
+            RewardInput(
+                text,
+                {"answer": solution},
+                columns,
+                (),
+                "stop",
+                len(tokens),
+                f"Question {n}",
+                tokens if ids else None,
+                STEP,
+            )
+        )
     return found
 
 

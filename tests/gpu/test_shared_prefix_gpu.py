@@ -32,9 +32,14 @@ def outcome(name: str, backend: str, dtype: torch.dtype, items: list[TrainItem])
     return torch.cat(logps).cpu(), gradient.float().cpu()
 
 
-@pytest.mark.parametrize(("backend", "dtype", "allowed"), [
-    ("flex", torch.float32, 1e-3), ("flex", torch.bfloat16, 0.1), ("varlen", torch.bfloat16, 0.1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "dtype", "allowed"),
+    [
+        ("flex", torch.float32, 1e-3),
+        ("flex", torch.bfloat16, 0.1),
+        ("varlen", torch.bfloat16, 0.1),
+    ],
+)
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "internvl"])
 def test_a_backend_equals_sdpa(name, backend, dtype, allowed):
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -56,7 +56,7 @@ def test_any_cell_becomes_a_json_value(cell) -> None:
 
 
 def test_deep_nesting_in_a_cell_is_a_data_error_and_not_a_crash(tmp_path: Path) -> None:
-    from vlmrl.data.dataset import open_dataset
+    from vlmrl.data.open_dataset import open_dataset
     from vlmrl.recipe.schema import Data
 
     path = tmp_path / "rows.jsonl"

@@ -50,9 +50,11 @@ def hidden_of(model, item: TrainItem) -> Tensor:
     kinds = [*item.prompt.kinds, *[0] * item.num_tokens]
     trained = [False] * len(item.prompt.ids) + [s.trained for s in item.segments for _ in s.ids]
     states = model.model(
-        input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-        mm_token_type_ids=torch.tensor([kinds], dtype=torch.int), **item.prompt.images,
-    ).last_hidden_state[0]  # fmt: skip
+        input_ids=torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        mm_token_type_ids=torch.tensor([kinds], dtype=torch.int),
+        **item.prompt.images,
+    ).last_hidden_state[0]
     return states[[i - 1 for i, is_trained in enumerate(trained) if is_trained]]
 
 
@@ -197,9 +199,9 @@ def test_the_value_head_is_trained_clipped_and_kept_with_the_rest_whatever_is_fr
     batch.old_value = {i: torch.zeros(n) for i, n in lengths.items()}
     batch.value_target = {i: torch.ones(n) for i, n in lengths.items()}
     before = {n: p.clone() for n, p in tiny_model.named_parameters()}
-    norm = update(
-        policy, optimizer, batch, PolicyGradient(PPO), lr=0.01, tokens_per_row=WHOLE, max_tokens=MAX_TOKENS
-    )["optim/grad_norm"]  # fmt: skip
+    norm = update(policy, optimizer, batch, PolicyGradient(PPO), lr=0.01, tokens_per_row=WHOLE, max_tokens=MAX_TOKENS)[
+        "optim/grad_norm"
+    ]
     # No advantage, and a head of zeros passes nothing on to the model: all of the gradient is the head's.
     assert norm > 0.05
     assert float(policy.value_head.bias.detach()) == pytest.approx(0.01, rel=1e-4)
@@ -245,9 +247,7 @@ def test_the_full_kl_and_its_gradient_equal_the_dense_computation(
     for item in items:
         with torch.no_grad():
             theirs = hidden_of(eager_reference, item)
-        kl = dense_kl(
-            hidden_of(eager_model, item), theirs, eager_model.lm_head, eager_reference.lm_head, tiny_banned
-        )  # fmt: skip
+        kl = dense_kl(hidden_of(eager_model, item), theirs, eager_model.lm_head, eager_reference.lm_head, tiny_banned)
         expected[item.trajectory], loss = kl.detach(), loss + 0.3 * kl.sum() / tokens
     eager_model.zero_grad(set_to_none=True)
     loss.backward()

@@ -37,10 +37,15 @@ def segments(draw) -> Segment:
     logp = st.lists(st.floats(width=32, allow_nan=False), min_size=len(tokens), max_size=len(tokens)).map(tuple)
     images = draw(medias)
     return Segment(
-        draw(texts), tokens, draw(st.booleans()), draw(st.none() | logp),
-        author=draw(st.sampled_from(["policy", "demonstration", "environment"])), version=draw(st.none() | int32),
-        media=images, seen_sizes=draw(seen(images)),
-    )  # fmt: skip
+        draw(texts),
+        tokens,
+        draw(st.booleans()),
+        draw(st.none() | logp),
+        author=draw(st.sampled_from(["policy", "demonstration", "environment"])),
+        version=draw(st.none() | int32),
+        media=images,
+        seen_sizes=draw(seen(images)),
+    )
 
 
 def seen(images: tuple[Media, ...]):
@@ -58,16 +63,28 @@ def groups(draw) -> Group:
     samples = []
     for _ in range(draw(st.integers(1, 3))):
         trajectory = Trajectory(
-            row.task, row.prompt_id, draw(int32), draw(int32), draw(int32), draw(st.integers(0, 2**63 - 1)), draw(ids),
-            tuple(draw(st.lists(segments(), max_size=3))), row.media, draw(st.sampled_from(["stop", "length"])),
+            row.task,
+            row.prompt_id,
+            draw(int32),
+            draw(int32),
+            draw(int32),
+            draw(st.integers(0, 2**63 - 1)),
+            draw(ids),
+            tuple(draw(st.lists(segments(), max_size=3))),
+            row.media,
+            draw(st.sampled_from(["stop", "length"])),
             draw(seen(row.media)),
-        )  # fmt: skip
+        )
         parts = st.dictionaries(texts, st.none() | floats, max_size=3)
         score = Score(
-            draw(floats), draw(parts), draw(texts), draw(st.none() | texts),
-            status=draw(st.sampled_from(["ok", "failed", "unavailable"])), detail=draw(st.none() | mappings),
+            draw(floats),
+            draw(parts),
+            draw(texts),
+            draw(st.none() | texts),
+            status=draw(st.sampled_from(["ok", "failed", "unavailable"])),
+            detail=draw(st.none() | mappings),
             artifacts=draw(st.dictionaries(texts, media, max_size=2)),
-        )  # fmt: skip
+        )
         numbers = draw(floats), draw(st.booleans()), draw(seconds), draw(seconds)
         spoken = tuple(draw(st.lists(turns, max_size=2)))
         samples.append(ScoredSample(trajectory, draw(texts), score, *numbers, turns=spoken))

@@ -84,9 +84,11 @@ def test_each_epoch_deals_every_row_once_in_a_new_order() -> None:
 
 
 @given(
-    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=3), steps=st.integers(0, 5), count=st.integers(1, 6),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    steps=st.integers(0, 5),
+    count=st.integers(1, 6),
     seed=st.integers(0, 3),
-)  # fmt: skip
+)
 def test_adopting_ones_own_state_is_loading_it(lengths, steps, count, seed):
     shares = [1.0 + i for i in range(len(lengths))]
     a, b, c = (PromptStream(lengths, shares, seed) for _ in range(3))

@@ -81,10 +81,17 @@ def reference_logps(
     for item in items:
         ids = [*item.prompt.ids, *(t for s in item.segments for t in s.ids)]
         kinds = [*item.prompt.kinds, *[0] * item.num_tokens]
-        logits = model(
-            input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            mm_token_type_ids=torch.tensor([kinds], dtype=torch.int), **item.prompt.images,
-        ).logits[0].float() / temperature  # fmt: skip
+        logits = (
+            model(
+                input_ids=torch.tensor([ids]),
+                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+                mm_token_type_ids=torch.tensor([kinds], dtype=torch.int),
+                **item.prompt.images,
+            )
+            .logits[0]
+            .float()
+            / temperature
+        )
         logits[:, list(banned)] = -math.inf
         rows = []
         at = len(item.prompt.ids)
@@ -489,10 +496,14 @@ def test_a_response_neither_sees_its_sibling_nor_another_group(policy, prompts):
 def test_the_first_trained_token_is_predicted_from_the_last_prompt_token(policy, eager_model, prompts, tiny_banned):
     item = items_of([(prompts[2], [1])])[0]
     with torch.no_grad():
-        logits = eager_model(
-            input_ids=torch.tensor([item.prompt.ids]), mm_token_type_ids=torch.tensor([item.prompt.kinds]).int(),
-            **item.prompt.images,
-        ).logits[0, -1] / TEMPERATURE  # fmt: skip
+        logits = (
+            eager_model(
+                input_ids=torch.tensor([item.prompt.ids]),
+                mm_token_type_ids=torch.tensor([item.prompt.kinds]).int(),
+                **item.prompt.images,
+            ).logits[0, -1]
+            / TEMPERATURE
+        )
     logits[list(tiny_banned)] = -math.inf
     assert_close(logps_of(policy, [item])[0], logits.log_softmax(-1)[[item.segments[0].ids[0]]])
 

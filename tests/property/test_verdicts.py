@@ -26,9 +26,15 @@ OWN: dict[str, dict[str, Any]] = {
     "pair_answer": {},
 }
 CHANGES: list[dict[str, Any]] = [
-    {}, {"consistency": "part"}, {"consistency": "off"}, {"complete": False}, {"relaxed": True},
-    {"levels_decide": False}, {"aliases": {"c": "a"}}, {"answer": "truncated_bce"},
-]  # fmt: skip
+    {},
+    {"consistency": "part"},
+    {"consistency": "off"},
+    {"complete": False},
+    {"relaxed": True},
+    {"levels_decide": False},
+    {"aliases": {"c": "a"}},
+    {"answer": "truncated_bce"},
+]
 PIECES = [f"<{slash}{tag}>" for tag in ("think", "answer", *LEVELS) for slash in ("", "/")]
 PIECES += ["0.5", "1", "a; b", "a; a", "same", "Different", ";", " ", "\n", "x", "\ud800"]
 NAMES = st.sampled_from(["a", "b"])
@@ -100,12 +106,20 @@ def test_a_reward_that_reads_otherwise_does_not_measure():
 @pytest.mark.parametrize(
     "detail",
     [
-        None, 7, [], {}, {"problem": ""}, {"problem": 3}, {"confidence": "0.5", "stated": {}, "agrees": None},
-        {"confidence": 7.0, "stated": {}, "agrees": None}, {"confidence": 0.5, "stated": [], "agrees": None},
-        {"confidence": 0.5, "stated": {"loop": 3}, "agrees": None}, {"confidence": 0.5, "stated": {}, "agrees": 5},
+        None,
+        7,
+        [],
+        {},
+        {"problem": ""},
+        {"problem": 3},
+        {"confidence": "0.5", "stated": {}, "agrees": None},
+        {"confidence": 7.0, "stated": {}, "agrees": None},
+        {"confidence": 0.5, "stated": [], "agrees": None},
+        {"confidence": 0.5, "stated": {"loop": 3}, "agrees": None},
+        {"confidence": 0.5, "stated": {}, "agrees": 5},
         {"problem": "bad", "confidence": 0.5},
     ],
-)  # fmt: skip
+)
 def test_a_damaged_detail_is_not_believed(detail):
     assert PairReading.of_detail(detail) is None
     spec = load_reward("taxonomy", args=OWN["taxonomy"])

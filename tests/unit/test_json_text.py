@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import vlmrl
-from vlmrl.data.dataset import read_info
+from vlmrl.data.prepared_dataset import read_info
 from vlmrl.errors import VlmrlError
 from vlmrl.json_text import MOST_LEVELS, parse_json
 from vlmrl.store.checkpoints import read_meta
@@ -24,9 +24,15 @@ from vlmrl.store.metrics import parse_line
 from vlmrl.store.prune import pruned_ranges
 
 OWN_MESSAGES = {
-    "checkpoint/proof.py", "data/control_tokens.py", "demo.py", "dist/rank_process.py", "rewards/__init__.py",
-    "rollout/vllm/known_models.py", "rollout/vllm/wire.py", "recipe/template_worker.py",
-}  # fmt: skip
+    "checkpoint/proof.py",
+    "data/control_tokens.py",
+    "demo.py",
+    "dist/rank_process.py",
+    "rewards/__init__.py",
+    "rollout/vllm/known_models.py",
+    "rollout/vllm/wire.py",
+    "recipe/template_worker.py",
+}
 """Files that read what a process of this program has just written to another one."""
 SCRATCH = {"data/table_pieces.py", "data/image_scan.py", "tasks/taxonrl/domain_prep.py", "tasks/taxonrl/domain_rows.py"}
 """Files that read what the same command wrote into a folder for its own use."""

@@ -10,11 +10,16 @@ from vlmrl.metric import METRICS, UNKNOWN, Metric, metric_facts
 @pytest.mark.parametrize(
     ("name", "facts"),
     [
-        ("accuracy", METRICS["accuracy"]), ("accuracy/n-3", METRICS["accuracy"]), ("pass@16", METRICS["pass@k"]),
-        ("maj@8", METRICS["maj@k"]), ("mean@4", METRICS["mean@k"]), ("loss@x", UNKNOWN),
-        ("part/format", METRICS["part"]), ("counting_error", UNKNOWN),
+        ("accuracy", METRICS["accuracy"]),
+        ("accuracy/n-3", METRICS["accuracy"]),
+        ("pass@16", METRICS["pass@k"]),
+        ("maj@8", METRICS["maj@k"]),
+        ("mean@4", METRICS["mean@k"]),
+        ("loss@x", UNKNOWN),
+        ("part/format", METRICS["part"]),
+        ("counting_error", UNKNOWN),
     ],
-)  # fmt: skip
+)
 def test_a_metric_is_known_by_its_name_or_the_name_before_the_stroke(name, facts):
     assert metric_facts(name) == facts
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vlmrl.cli.output import console, draw_table, emit, say, show_table
 from vlmrl.cli.show.progress import ConsoleWatcher
 from vlmrl.recipe.files import tomllib
-from vlmrl.store.runs import create_run
+from vlmrl.store.open_run import create_run
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory
 from vlmrl.visible import one_line, visible, visible_json
 
@@ -124,9 +124,17 @@ def test_lines_tables_and_json_of_commands_are_safe(capsys):
 def test_the_lines_of_training_are_safe():
     stream = io.StringIO()
     watcher = ConsoleWatcher(stream)
-    metrics = {f"reward/part/{HOSTILE}": 0.5, "reward/part/b": 0.25, "reward/mean": 0.5,
-               "rollout/dead_group_share": 0.0, "rollout/truncated_share": 0.0, "rollout/response_tokens_mean": 3.0,
-               "rollout/tokens_per_second": 1.0, "memory/peak_bytes": 1.0, "time/step_seconds": 1.0}  # fmt: skip
+    metrics = {
+        f"reward/part/{HOSTILE}": 0.5,
+        "reward/part/b": 0.25,
+        "reward/mean": 0.5,
+        "rollout/dead_group_share": 0.0,
+        "rollout/truncated_share": 0.0,
+        "rollout/response_tokens_mean": 3.0,
+        "rollout/tokens_per_second": 1.0,
+        "memory/peak_bytes": 1.0,
+        "time/step_seconds": 1.0,
+    }
     watcher.message(HOSTILE)
     watcher.step(0, 2, metrics)
     watcher.validation(0, {f"eval/{HOSTILE}/reward": 0.5}, best=True)

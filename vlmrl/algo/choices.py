@@ -14,9 +14,9 @@ class Surrogate:
     """Facts about a surrogate of losses.py.
 
     Args:
-        reads: the cells that it reads, besides those that every surrogate's loss goes through. A recipe that sets such
-            a cell for a surrogate that does not read it gets a warning.
-        gate: whether it bounds the effect of every token without a clip.
+        reads: the cells that it reads. Cells that apply to the loss of every surrogate, such as `aggregation`, are not
+            listed. If a recipe sets one of these cells for a surrogate that does not read it, it gets a warning.
+        gate: whether it limits the effect of every token without a clip.
         selects: whether it treats some tokens differently, which are picked from all tokens of an update.
     """
 
@@ -50,15 +50,23 @@ AGGREGATIONS = {
 }
 """Names of the aggregations in aggregate.py -> remark."""
 KL_ESTIMATORS = {
-    "k1": "", "k2": "", "k3": "", "low_var_kl": "k3, at most 10", "abs": "",
+    "k1": "",
+    "k2": "",
+    "k3": "",
+    "low_var_kl": "k3, at most 10",
+    "abs": "",
     "full": "exact: the sum over the vocabulary; keeps the reference's hidden states of a step in main memory",
-}  # fmt: skip
+}
 """Names of the KL estimators in kl.py -> remark; "full" is in model/logprobs.py."""
 SCALES = {
-    "none": "", "group": "standard deviation of the group's scores", "batch": "standard deviation of all scores",
-    "alive": "share of live samples", "samples": "centred and divided over all samples",
-    "tokens": "centred and divided over all tokens", "tokens_keep_mean": "as tokens, with the mean added back",
-}  # fmt: skip
+    "none": "",
+    "group": "standard deviation of the group's scores",
+    "batch": "standard deviation of all scores",
+    "alive": "share of live samples",
+    "samples": "centred and divided over all samples",
+    "tokens": "centred and divided over all tokens",
+    "tokens_keep_mean": "as tokens, with the mean added back",
+}
 """Names of the scales that advantages are divided by -> remark for users; see `_scaled`."""
 CRITIC_SCALES = ("none", "tokens", "tokens_keep_mean")
 """Scales that a critic may have. The others divide by a spread of scores, which can be 0 while advantages are not."""

@@ -1,8 +1,9 @@
 """Rows of the algorithm table, the GRPO family: one row = one algorithm, one cell = one choice. No torch.
 
-A recipe names a row (`algo.name`) and overrides single cells. A new algorithm is a new row, or a new name in a cell
-with its function in advantages.py, losses.py, kl.py or aggregate.py; algorithm.py declares the cells. differences.py
-lists where a row differs on purpose from the code of others that has the same name.
+A recipe names a row (`algo.name`) and overrides single cells. A new algorithm is a new row. If it needs a new name in a
+cell, choices.py gets the name with its facts, and advantages.py, losses.py, kl.py or aggregate.py gets the function.
+algorithm.py declares the cells. differences.py lists the intended differences of a row from other libraries' code of
+the same name.
 """
 
 from __future__ import annotations
@@ -20,60 +21,172 @@ HIGHER: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28}
 ALGORITHMS: dict[str, Algorithm] = {
     a.name: a
     for a in (
-        Algorithm(name="grpo", **HIGHER,
-                  summary="group mean and std, token mean, clip 0.2/0.28 (arXiv:2402.03300 with DAPO's aggregation)"),
-        Algorithm(name="grpo_paper", **PPO, aggregation="sequence_mean",
-                  summary="as published: clip 0.2/0.2, mean of each response first (arXiv:2402.03300 eq. 3)"),
-        Algorithm(name="dr_grpo", advantage="group_mean", **PPO, aggregation="constant",
-                  summary="no std, constant denominator: no bias towards lengths or difficulties (arXiv:2503.20783)"),
-        Algorithm(name="dapo", **HIGHER, filter="spread",
-                  summary="clip-higher 0.2/0.28, token mean, prompts of equal scores replaced by others "
-                          "(arXiv:2503.14476; its length punishment: overlong_tokens)"),
-        Algorithm(name="gdpo", advantage="part_by_part", **HIGHER,
-                  summary="each reward part normalised on its own, then their sum over the batch (arXiv:2601.05242)"),
-        Algorithm(name="gspo", ratio="sequence", clip_low=3e-4, clip_high=4e-4, aggregation="sequence_mean",
-                  summary="one length-normalised ratio per response, clip 3e-4/4e-4 (arXiv:2507.18071)"),
-        Algorithm(name="gspo_token", ratio="sequence_token", clip_low=3e-4, clip_high=4e-4, aggregation="sequence_mean",
-                  summary="the response's ratio with each token's own gradient (arXiv:2507.18071 eq. 13)"),
-        Algorithm(name="gmpo", surrogate="gmpo", clip_low=0.4, clip_high=0.4, aggregation="sequence_mean",
-                  summary="geometric mean of the token ratios, each clipped to e^-0.4..e^0.4 (arXiv:2507.20673)"),
-        Algorithm(name="cispo", surrogate="cispo", clip_high=4.0,
-                  summary="clipped ratio as a constant weight of the gradient, at most 5 (arXiv:2506.13585 eq. 4-5)"),
-        Algorithm(name="sapo", surrogate="sapo", aggregation="sequence_mean",
-                  summary="a smooth gate instead of the clip, temperatures 1 and 1.05 (arXiv:2511.20347)"),
-        Algorithm(name="clip_cov", surrogate="clip_cov", clip_low=1.0, clip_high=1.0, cov_share=2e-4,
-                  summary="a few tokens of high covariance, picked at random, get no gradient (arXiv:2505.22617)"),
-        Algorithm(name="kl_cov", surrogate="kl_cov", cov_share=2e-3,
-                  summary="the tokens of highest covariance get a KL penalty, no clip (arXiv:2505.22617)"),
-        Algorithm(name="rloo", advantage="leave_one_out",
-                  summary="leave-one-out baseline, no clip (arXiv:2402.14740)"),
-        Algorithm(name="opo", advantage="length_weighted",
-                  summary="baseline weighted by length, no clip: meant for one update per step (arXiv:2505.23585)"),
-        Algorithm(name="gpg", advantage="group_mean", scale="alive", surrogate="reinforce",
-                  summary="plain policy gradient, scaled up by the share of dead samples (arXiv:2504.02546)"),
-        Algorithm(name="pass_at_k", advantage="best_of_group", scale="group", **HIGHER,
-                  summary="only the best sample of a group counts, by its lead over the second (arXiv:2503.19595)"),
-        Algorithm(name="reinforce", advantage="none", surrogate="reinforce",
-                  summary="score times log-prob, no baseline (Williams 1992; cf. arXiv:2402.14740)"),
-        Algorithm(name="reinforce++", advantage="none", scale="tokens", **PPO, kl="k1", kl_in="reward",
-                  summary="no group: returns normalised over the batch, clip 0.2 (arXiv:2501.03262)"),
-        Algorithm(name="reinforce++-baseline", advantage="group_mean", scale="tokens", **PPO, kl="k2",
-                  summary="score minus group mean, normalised over the batch (arXiv:2501.03262, with baseline)"),
-        Algorithm(name="ppo", advantage="gae", scale="tokens", **PPO, kl="k1", kl_in="reward",
-                  summary="a value head on the policy predicts the score before every token: GAE 1/0.95, clip "
-                          "0.2, value loss 0.1 clipped at 0.2 (arXiv:1707.06347, 1506.02438; numbers of "
-                          "1909.08593's code)"),
-        Algorithm(name="remax", advantage="greedy", surrogate="reinforce", kl="k1", kl_in="reward",
-                  summary="baseline = score of one greedy answer per prompt, not trained on (arXiv:2310.10505)"),
-        Algorithm(name="easyr1", clip_low=0.2, clip_high=0.3, dual_clip=3.0, kl="low_var_kl", kl_coef=0.01,
-                  summary="EasyR1 with TaxonRL's settings: clip 0.2/0.3, dual clip 3, KL 0.01 in the loss (cf. GRPO, "
-                          "arXiv:2402.03300)"),
-        Algorithm(name="maye", advantage="none", scale="tokens_keep_mean", **PPO, kl="k3", kl_coef=0.001,
-                  truncated_score=-0.1,
-                  summary="MAYE's Reinforce++: whitened returns with their mean added back, KL 0.001 in the loss, -0.1 "
-                          "without an end token (arXiv:2504.02587)"),
+        Algorithm(
+            name="grpo",
+            **HIGHER,
+            summary="group mean and std, token mean, clip 0.2/0.28 (arXiv:2402.03300 with DAPO's aggregation)",
+        ),
+        Algorithm(
+            name="grpo_paper",
+            **PPO,
+            aggregation="sequence_mean",
+            summary="as published: clip 0.2/0.2, mean of each response first (arXiv:2402.03300 eq. 3)",
+        ),
+        Algorithm(
+            name="dr_grpo",
+            advantage="group_mean",
+            **PPO,
+            aggregation="constant",
+            summary="no std, constant denominator: no bias towards lengths or difficulties (arXiv:2503.20783)",
+        ),
+        Algorithm(
+            name="dapo",
+            **HIGHER,
+            filter="spread",
+            summary="clip-higher 0.2/0.28, token mean, prompts of equal scores replaced by others "
+            "(arXiv:2503.14476; its length punishment: overlong_tokens)",
+        ),
+        Algorithm(
+            name="gdpo",
+            advantage="part_by_part",
+            **HIGHER,
+            summary="each reward part normalised on its own, then their sum over the batch (arXiv:2601.05242)",
+        ),
+        Algorithm(
+            name="gspo",
+            ratio="sequence",
+            clip_low=3e-4,
+            clip_high=4e-4,
+            aggregation="sequence_mean",
+            summary="one length-normalised ratio per response, clip 3e-4/4e-4 (arXiv:2507.18071)",
+        ),
+        Algorithm(
+            name="gspo_token",
+            ratio="sequence_token",
+            clip_low=3e-4,
+            clip_high=4e-4,
+            aggregation="sequence_mean",
+            summary="the response's ratio with each token's own gradient (arXiv:2507.18071 eq. 13)",
+        ),
+        Algorithm(
+            name="gmpo",
+            surrogate="gmpo",
+            clip_low=0.4,
+            clip_high=0.4,
+            aggregation="sequence_mean",
+            summary="geometric mean of the token ratios, each clipped to e^-0.4..e^0.4 (arXiv:2507.20673)",
+        ),
+        Algorithm(
+            name="cispo",
+            surrogate="cispo",
+            clip_high=4.0,
+            summary="clipped ratio as a constant weight of the gradient, at most 5 (arXiv:2506.13585 eq. 4-5)",
+        ),
+        Algorithm(
+            name="sapo",
+            surrogate="sapo",
+            aggregation="sequence_mean",
+            summary="a smooth gate instead of the clip, temperatures 1 and 1.05 (arXiv:2511.20347)",
+        ),
+        Algorithm(
+            name="clip_cov",
+            surrogate="clip_cov",
+            clip_low=1.0,
+            clip_high=1.0,
+            cov_share=2e-4,
+            summary="a few tokens of high covariance, picked at random, get no gradient (arXiv:2505.22617)",
+        ),
+        Algorithm(
+            name="kl_cov",
+            surrogate="kl_cov",
+            cov_share=2e-3,
+            summary="the tokens of highest covariance get a KL penalty, no clip (arXiv:2505.22617)",
+        ),
+        Algorithm(name="rloo", advantage="leave_one_out", summary="leave-one-out baseline, no clip (arXiv:2402.14740)"),
+        Algorithm(
+            name="opo",
+            advantage="length_weighted",
+            summary="baseline weighted by length, no clip: meant for one update per step (arXiv:2505.23585)",
+        ),
+        Algorithm(
+            name="gpg",
+            advantage="group_mean",
+            scale="alive",
+            surrogate="reinforce",
+            summary="plain policy gradient, scaled up by the share of dead samples (arXiv:2504.02546)",
+        ),
+        Algorithm(
+            name="pass_at_k",
+            advantage="best_of_group",
+            scale="group",
+            **HIGHER,
+            summary="only the best sample of a group counts, by its lead over the second (arXiv:2503.19595)",
+        ),
+        Algorithm(
+            name="reinforce",
+            advantage="none",
+            surrogate="reinforce",
+            summary="score times log-prob, no baseline (Williams 1992; cf. arXiv:2402.14740)",
+        ),
+        Algorithm(
+            name="reinforce++",
+            advantage="none",
+            scale="tokens",
+            **PPO,
+            kl="k1",
+            kl_in="reward",
+            summary="no group: returns normalised over the batch, clip 0.2 (arXiv:2501.03262)",
+        ),
+        Algorithm(
+            name="reinforce++-baseline",
+            advantage="group_mean",
+            scale="tokens",
+            **PPO,
+            kl="k2",
+            summary="score minus group mean, normalised over the batch (arXiv:2501.03262, with baseline)",
+        ),
+        Algorithm(
+            name="ppo",
+            advantage="gae",
+            scale="tokens",
+            **PPO,
+            kl="k1",
+            kl_in="reward",
+            summary="a value head on the policy predicts the score before every token: GAE 1/0.95, clip "
+            "0.2, value loss 0.1 clipped at 0.2 (arXiv:1707.06347, 1506.02438; numbers of "
+            "1909.08593's code)",
+        ),
+        Algorithm(
+            name="remax",
+            advantage="greedy",
+            surrogate="reinforce",
+            kl="k1",
+            kl_in="reward",
+            summary="baseline = score of one greedy answer per prompt, not trained on (arXiv:2310.10505)",
+        ),
+        Algorithm(
+            name="easyr1",
+            clip_low=0.2,
+            clip_high=0.3,
+            dual_clip=3.0,
+            kl="low_var_kl",
+            kl_coef=0.01,
+            summary="EasyR1 with TaxonRL's settings: clip 0.2/0.3, dual clip 3, KL 0.01 in the loss (cf. GRPO, "
+            "arXiv:2402.03300)",
+        ),
+        Algorithm(
+            name="maye",
+            advantage="none",
+            scale="tokens_keep_mean",
+            **PPO,
+            kl="k3",
+            kl_coef=0.001,
+            truncated_score=-0.1,
+            summary="MAYE's Reinforce++: whitened returns with their mean added back, KL 0.001 in the loss, -0.1 "
+            "without an end token (arXiv:2504.02587)",
+        ),
     )
-}  # fmt: skip
+}
 
 
 def resolve(name: str, **overrides: Any) -> Algorithm:

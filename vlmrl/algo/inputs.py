@@ -16,10 +16,17 @@ from vlmrl.types import Score
 
 
 def scored_group(
-    scores: Sequence[Score], finishes: Sequence[str], lengths: Sequence[int], algorithm: Algorithm, *, max_tokens: int,
-    weights: Mapping[str, float] | None = None, greedy: float | None = None, penalties: Sequence[Array] = (),
+    scores: Sequence[Score],
+    finishes: Sequence[str],
+    lengths: Sequence[int],
+    algorithm: Algorithm,
+    *,
+    max_tokens: int,
+    weights: Mapping[str, float] | None = None,
+    greedy: float | None = None,
+    penalties: Sequence[Array] = (),
     values: Sequence[Array] = (),
-) -> ScoredGroup:  # fmt: skip
+) -> ScoredGroup:
     """Return a group as the estimators need it: failed rewards left out, length rules applied.
 
     Args:
@@ -44,17 +51,27 @@ def scored_group(
         included = [False] * len(scores)
     shaped = [
         shaped_score(
-            score.value, num_tokens=length, was_cut=finish == "length", max_tokens=max_tokens,
-            overlong_tokens=algorithm.overlong_tokens, overlong_weight=algorithm.overlong_penalty,
+            score.value,
+            num_tokens=length,
+            was_cut=finish == "length",
+            max_tokens=max_tokens,
+            overlong_tokens=algorithm.overlong_tokens,
+            overlong_weight=algorithm.overlong_penalty,
             truncated_score=algorithm.truncated_score,
         )
         for score, finish, length in zip(scores, finishes, lengths, strict=True)
-    ]  # fmt: skip
+    ]
     names = _part_names(scores, weights or {})
     return ScoredGroup(
-        shaped, included, lengths, [[score.parts.get(name) for name in names] for score in scores] if names else (),
-        list(names.values()), greedy, penalties, values,
-    )  # fmt: skip
+        shaped,
+        included,
+        lengths,
+        [[score.parts.get(name) for name in names] for score in scores] if names else (),
+        list(names.values()),
+        greedy,
+        penalties,
+        values,
+    )
 
 
 def passes_filter(group: ScoredGroup, algorithm: Algorithm) -> bool:
@@ -73,10 +90,12 @@ def step_advantages(groups: Sequence[ScoredGroup], algorithm: Algorithm) -> list
     advantages = iter(
         batch_advantages(
             [g for g, ok in zip(groups, passed, strict=True) if ok],
-            algorithm.advantage, scale=algorithm.scale, gamma=algorithm.gamma,
+            algorithm.advantage,
+            scale=algorithm.scale,
+            gamma=algorithm.gamma,
             lam=algorithm.gae_lambda,
         )
-    )  # fmt: skip
+    )
     return [next(advantages) if ok else [np.zeros(1) for _ in g.scores] for g, ok in zip(groups, passed, strict=True)]
 
 

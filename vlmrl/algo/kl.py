@@ -70,6 +70,10 @@ def absolute(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
 
 
 ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "k1": k1, "k2": k2, "k3": k3, "low_var_kl": low_var_kl, "abs": absolute,
-}  # fmt: skip
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "low_var_kl": low_var_kl,
+    "abs": absolute,
+}
 """Name in the algorithm table -> (policy log-probs [K], reference log-probs [K]) -> estimates [K]."""

@@ -33,9 +33,15 @@ def overlong_penalty(num_tokens: int, *, max_tokens: int, buffer: int, penalty: 
 
 
 def shaped_score(
-    score: float, *, num_tokens: int, was_cut: bool, max_tokens: int, overlong_tokens: int = 0,
-    overlong_weight: float = 1.0, truncated_score: float | None = None,
-) -> float:  # fmt: skip
+    score: float,
+    *,
+    num_tokens: int,
+    was_cut: bool,
+    max_tokens: int,
+    overlong_tokens: int = 0,
+    overlong_weight: float = 1.0,
+    truncated_score: float | None = None,
+) -> float:
     """Return the score that the advantages are computed from: the reward's, with the recipe's length rules.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,15 +14,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from vlmrl import __version__
 from vlmrl.checkpoint.checked_files import check_files, sync_tree
 from vlmrl.checkpoint.format import ADAPTER, DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, VALUE_HEAD
-from vlmrl.checkpoint.safetensors_blocks import TensorSpec, read_tensors, split_shards
+from vlmrl.checkpoint.safetensors_blocks import read_tensors
+from vlmrl.checkpoint.tensor_files import read_shards, write_shards
 from vlmrl.dist.fsdp import HostCopies, own_part, own_rows, sharded_as, whole
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, StoreError
@@ -34,12 +30,6 @@ from vlmrl.store.files import crash_point, remove_tree, sync_folder, temp_path, 
 from vlmrl.store.layout import COMPLETE, META, checkpoint_dir
 
 T = TypeVar("T")
-
-MAX_FILES = 64
-"""Number of files that weights or optimizer state are split into; at most twice as many. Each is copied in memory to be
-written."""
-MIN_FILE_BYTES = 64 * 2**20
-"""Minimum size of these files, except the last."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +88,14 @@ class Staged:
 
 
 def save_checkpoint(
-    run_dir: Path, saved: CheckpointContent, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
-    world: World = ALONE, dtypes: Mapping[str, torch.dtype] | None = None,
-) -> Path:  # fmt: skip
+    run_dir: Path,
+    saved: CheckpointContent,
+    model: Any,
+    processor: Any,
+    optimizer_tensors: Mapping[str, Tensor],
+    world: World = ALONE,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+) -> Path:
     """Write `checkpoints/step-<step>/`. After a kill at any time, the folder is complete or ignored by every reader.
 
     The arguments are those of `stage`, without copies.
@@ -112,9 +107,15 @@ def save_checkpoint(
 
 
 def stage(
-    run_dir: Path, saved: CheckpointContent, model: Any, processor: Any, optimizer_tensors: Mapping[str, Tensor],
-    world: World = ALONE, dtypes: Mapping[str, torch.dtype] | None = None, copies: HostCopies | None = None,
-) -> Staged:  # fmt: skip
+    run_dir: Path,
+    saved: CheckpointContent,
+    model: Any,
+    processor: Any,
+    optimizer_tensors: Mapping[str, Tensor],
+    world: World = ALONE,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+    copies: HostCopies | None = None,
+) -> Staged:
     """Collect the current content of a checkpoint, and create its folder with the small files.
 
     Args:
@@ -145,9 +146,15 @@ def stage(
         states = {_rng_name(rank): state for rank, state in enumerate(world.gather(torch.random.get_rng_state()))}
         value_head = {k: whole(v).detach().cpu().clone() for k, v in saved.value_head.items()}
         return Staged(
-            final, temp, replace(saved, value_head=value_head), model, take("weights", weights),
-            take("adapter", adapter), take("optimizer", optimizer_tensors), states,
-        )  # fmt: skip
+            final,
+            temp,
+            replace(saved, value_head=value_head),
+            model,
+            take("weights", weights),
+            take("adapter", adapter),
+            take("optimizer", optimizer_tensors),
+            states,
+        )
 
 
 def write_staged(staged: Staged, world: World = ALONE) -> Path:
@@ -170,8 +177,9 @@ def _saving(final: Path, temp: Path, world: World) -> Iterator[None]:
             raise
         raise CheckpointError(
             f"the checkpoint of step {int(final.name.rpartition('-')[2])} could not be saved: {error}",
-            where=str(final), hint="free disk space; older checkpoints are untouched",
-        ) from error  # fmt: skip
+            where=str(final),
+            hint="free disk space; older checkpoints are untouched",
+        ) from error
 
 
 def _put_in_place(temp: Path, final: Path) -> None:
@@ -213,10 +221,10 @@ def _write_folder(staged: Staged, world: World) -> None:
             alone=True,
         )
     else:
-        _together(world, lambda: _write_tensors(folder / MODEL, staged.weights, world))
+        _together(world, lambda: write_shards(folder / MODEL, staged.weights, world))
     crash_point("mid-save")
     if staged.optimizer:
-        _together(world, lambda: _write_tensors(folder / OPTIMIZER, staged.optimizer, world))
+        _together(world, lambda: write_shards(folder / OPTIMIZER, staged.optimizer, world))
 
     def write_rest() -> list[str]:
         if saved.value_head:
@@ -264,10 +272,11 @@ def load_weights(folder: Path, model: nn.Module) -> None:
         missing, extra = sorted(own.keys() - stored), sorted(stored - own.keys())
         raise CheckpointError(
             f"the checkpoint does not fit the model: {len(missing)} tensors missing, {len(extra)} unknown",
-            where=str(folder), hint=f"first of them: {(missing + extra)[0]}; was the base model changed?",
-        )  # fmt: skip
+            where=str(folder),
+            hint=f"first of them: {(missing + extra)[0]}; was the base model changed?",
+        )
     with torch.no_grad():
-        for name, tensor in _read_tensors(folder / MODEL, own).items():
+        for name, tensor in read_shards(folder / MODEL, own).items():
             own[name].copy_(tensor)
 
 
@@ -322,52 +331,6 @@ def load_proof(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of the proof; {} when the checkpoint has none."""
     check_files(folder, PROOF)
     return load_file(folder / PROOF)
-
-
-def _write_tensors(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
-    """Write this rank's shards. A tensor that is whole on all ranks is written by one of them."""
-    several = world.size > 1
-    with _plain_errors():
-        writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_file_of(tensors), save_distributed=several)
-        whole_or_shards = {k: v.detach().contiguous() for k, v in tensors.items()}
-        save(whole_or_shards, storage_writer=writer, no_dist=not several, process_group=world.group)
-
-
-def _file_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the file number of each tensor, from 1.
-
-    The writer builds each file in memory, so there are many small ones.
-    """
-    limit = max(MIN_FILE_BYTES, sum(t.nbytes for t in tensors.values()) // MAX_FILES)
-    specs = [TensorSpec(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]
-    return {spec.name: file for file, shard in enumerate(split_shards(specs, limit), 1) for spec in shard}
-
-
-def _read_tensors(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    target = {k: torch.empty_like(v, memory_format=torch.contiguous_format) for k, v in like.items()}
-    try:
-        with _plain_errors():
-            load(target, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
-    except (ValueError, RuntimeError, OSError, SafetensorError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"the weights cannot be read: {first}", where=str(folder)) from error
-    return target
-
-
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Context manager that raises the first cause of a CheckpointException, and hides a warning of torch.
-
-    torch wraps errors in this exception, which is no subclass of `Exception`, and warns that no process group exists,
-    which is normal for a single process.
-    """
-    # Permanent: restoring the filters would change the warnings of other threads.
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-    try:
-        yield
-    except CheckpointException as error:
-        cause = next(iter(error.failures.values()))[0]
-        raise cause from error
 
 
 def _write_hf_files(folder: Path, model: Any, processor: Any) -> None:

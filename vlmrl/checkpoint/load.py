@@ -21,7 +21,7 @@ from vlmrl.model.weight_check import refuse_non_finite
 from vlmrl.recipe.schema import Lora
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.layout import COMPLETE, checkpoint_dir
-from vlmrl.store.runs import open_run
+from vlmrl.store.open_run import open_run
 
 if TYPE_CHECKING:
     from vlmrl.recipe.schema import Model

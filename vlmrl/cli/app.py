@@ -1,4 +1,4 @@
-"""The `vlmrl` command: its subcommands, and the one place where errors are printed and exit codes are set."""
+"""The `vlmrl` command and its subcommands. Errors are printed and exit codes are set here alone."""
 
 from __future__ import annotations
 
@@ -18,31 +18,46 @@ from vlmrl.errors import exit_of
 from vlmrl.process import end_on_sigterm, keep_standard_streams
 
 COMMANDS = (
-    "prep", "check", "fetch", "try_", "sft", "train", "merge", "eval", "compare", "reward_check", "report",
-    "runs", "recipe", "data", "launch", "init", "demo",
-)  # fmt: skip
-"""Modules of this package in the order of a project's life. Each has a function `register(app)`."""
+    "prep",
+    "check",
+    "fetch",
+    "try_",
+    "sft",
+    "train",
+    "merge",
+    "eval",
+    "compare",
+    "reward_check",
+    "report",
+    "runs",
+    "recipe",
+    "data",
+    "launch",
+    "init",
+    "demo",
+)
+"""Modules of this package, in the order in which a project uses them. Each has a function `register(app)`."""
 
 
 class InLifeOrder(TyperGroup):
-    """Group of all commands, listed in the order of a project's life."""
+    """Group of all commands, listed in the order in which a project uses them."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         order = [name.rstrip("_").replace("_", "-") for name in COMMANDS]
         return sorted(super().list_commands(ctx), key=order.index)  # pyright: ignore[reportArgumentType]
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Keep the words as the user typed them: parsing takes them out of `args`."""
+        """Keep the words as the user typed them in `ctx.obj`: parsing removes them from `args`."""
         return super().make_context(info_name, args, parent, **extra | {"obj": tuple(args)})
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        """Run the command. One that is interrupted ends in one line and exit code 130; Typer would end it silently."""
+        """Run the command. If it is interrupted, print one line and exit with code 130; Typer would print nothing."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             from vlmrl.dist.rank_process import launched
 
-            if launched():  # the launcher prints the line
+            if launched():  # a rank: the launcher prints the line
                 raise
             if line := describe_interruption(error, ctx.invoked_subcommand or "vlmrl", ctx.obj):
                 say(line)
@@ -76,9 +91,9 @@ def main() -> None:
 
     Exit codes: 0 done, 2 a user's mistake, 1 a bug in vlmrl, 130 interrupted (Ctrl-C, SIGTERM), 141 stdout is closed.
     """
-    # Idle OpenMP threads spin for about 50 us only (GNU's default: milliseconds). On a machine that runs other programs
-    # too, spinning threads of small operators wait for each other's time slices: measured 20 times slower on 2 busy
-    # cores. Never spinning costs a fifth of the speed on an idle machine. The variable is read when torch is loaded.
+    # Idle OpenMP threads spin for about 50 us only (GNU's default: milliseconds). On a machine that also runs other
+    # programs, the spinning threads of small operators take each other's time slices: measured 20 times slower on 2
+    # busy cores. No spinning at all costs a fifth of the speed on an idle machine. torch reads the variable on import.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     keep_standard_streams()
@@ -91,7 +106,7 @@ def main() -> None:
         try:
             app(sys.argv[1:], standalone_mode=True)
         finally:
-            sys.stdout.flush()  # a failed write is reported here, not at the interpreter's end
+            sys.stdout.flush()  # so that a failed write is reported here, not when the interpreter exits
     except (Exception, KeyboardInterrupt) as error:
         code, text = exit_of(error)
         print_error(text)

@@ -1,4 +1,4 @@
-"""`vlmrl compare A B`: two runs or evaluations side by side."""
+"""`vlmrl compare A B`: compare two runs or evaluations."""
 
 from __future__ import annotations
 
@@ -20,29 +20,33 @@ def compare_(
     a: Annotated[
         str,
         typer.Argument(
-            help="A run (id prefix, name, `last`, folder), or an evaluation's folder. Several runs that differ in "
-            "their seed, with commas between, are one setting."
+            help="Run (id prefix, name, `last`, folder), or an evaluation's folder. Several runs that differ only in "
+            "their seed, separated by commas, are one setting."
         ),
     ],
-    b: Annotated[str, typer.Argument(help="The other one. Differences are B minus A.")],
+    b: Annotated[str, typer.Argument(help="The run or evaluation to compare with A. Differences are B minus A.")],
     more: Annotated[
         list[str] | None, typer.Argument(help="More of them, each compared with A.", show_default=False)
     ] = None,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Is B better than A? The answer first; then recipe, code, data and metrics side by side, and paired differences.
+    """Compare two runs or evaluations: is B better than A?
+
+    The answer is printed first. Paired differences, and recipe, code, data and metrics side by side follow.
 
     Example: vlmrl compare digits-sft digits-im   or   vlmrl compare sft-1,sft-2,sft-3 im-1,im-2,im-3
 
-    Test rows decide where both were evaluated on them (vlmrl eval), else rows held out, else those that training
-    validated on. A difference is taken row by row; its interval is Wilson's score interval at the effective sample
-    size of rows that share images, scaled to the range that a difference can have. An interval that holds 0 is not
-    clear. Beside it are a paired bootstrap, the p-value of McNemar's exact test (a permutation test where rows share
+    The answer comes from test rows if both were evaluated on them (vlmrl eval), else from held-out rows, else from the
+    rows of validation in training. Differences are taken row by row. Their interval is Wilson's score interval at the
+    effective sample size of rows that share images, scaled to the range that a difference can have. If it contains 0,
+    the difference is not clear.
+
+    Besides, there are a paired bootstrap, the p-value of McNemar's exact test (of a permutation test if rows share
     images or are not only right or wrong), and the number of rows that would show a difference of 2 points.
 
-    With several runs per setting: the mean over runs, a band of one standard deviation, and an interval for new rows
-    and new seeds. With more than two settings, p-values have Holm's correction.
+    A setting of several runs has its mean over runs, a band of one standard deviation, and an interval for new rows and
+    new seeds. With more than two settings, p-values have Holm's correction.
     """
     from vlmrl.evaluate.compare import compare, open_side
     from vlmrl.evaluate.settings import compare_settings, is_list, open_settings

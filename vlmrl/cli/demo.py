@@ -1,3 +1,5 @@
+"""`vlmrl demo`: run all steps of a project with a tiny model on this machine."""
+
 from __future__ import annotations
 
 import shlex
@@ -12,31 +14,32 @@ from vlmrl.cli.show.demo_table import show_demo
 
 
 def register(app: typer.Typer) -> None:
-    app.command("demo", short_help="The whole chain, here, in minutes.")(demo)
+    app.command("demo", short_help="Run all steps with a tiny model, in minutes.")(demo)
 
 
 def demo(
     seed: int = typer.Option(1, "--seed", min=0, help="Seed of the model and of all training."),
     out: Path = typer.Option(Path("demo"), "--out", help="Folder for data, model, runs and report."),
     model_only: Path | None = typer.Option(
-        None, "--model-only", help="Only make the tiny model in this folder, for --data.", show_default=False
+        None, "--model-only", help="Only make the tiny model, in this folder, for --data.", show_default=False
     ),
     data: Path = typer.Option(
         Path("data/digits"), "--data", help="With --model-only: a dataset made by `vlmrl prep`, a table, or a recipe."
     ),
     as_json: options.Json = False,
 ) -> None:
-    """The whole chain on this machine in minutes: no download, no GPU.
+    """Run all steps of a project on this machine in minutes: no download, no GPU.
 
     Example: vlmrl demo --seed 2
 
     A tiny vision-language model with random weights learns to compare real handwritten digits: supervised start,
-    reinforcement, evaluation on held-out scans, merge, reward check and report.
+    reinforcement learning, evaluation on held-out scans, merge, reward check and report.
 
-    With --model-only it makes just such a model for data of your own, so that check, try, train and eval run on this
-    machine before a GPU is paid for. A table's columns and prompt are in its recipe; name that where they are not
-    recognised:
-    vlmrl demo --model-only demo/model --data my_task/recipe.toml
+    --model-only makes only the tiny model, for data of your own. With it, check, try, train and eval run on this
+    machine before you pay for a GPU. If the columns of a table are not recognised, give the recipe instead of the
+    table: it names the columns and the prompt.
+
+    Example: vlmrl demo --model-only demo/model --data my_task/recipe.toml
     """
     from vlmrl.demo import make_model, run_demo
     from vlmrl.recipe.files import shipped_folder
@@ -49,7 +52,7 @@ def demo(
         recipe = str(data) if data.suffix == ".toml" else "RECIPE.toml"
         say(f"next: vlmrl check {shlex.quote(recipe)} --set {shlex.quote(f'model.path={model_only}')}")
         return
-    found = run_demo(out, seed, shipped_folder(), say)
+    result = run_demo(out, seed, shipped_folder(), say)
     if not as_json:
-        show_demo(found)
-    emit(found, as_json)
+        show_demo(result)
+    emit(result, as_json)

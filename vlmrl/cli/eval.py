@@ -1,4 +1,4 @@
-"""`vlmrl eval`: a model on rows that training did not see, with 95% intervals."""
+"""`vlmrl eval`: evaluate a model on rows that training did not see, with 95% intervals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Model = Annotated[str, typer.Argument(help="Run (id, prefix, name, `last`), Hugg
 RecipeOrRun = Annotated[
     str | None,
     typer.Option(
-        "--recipe", help="Recipe, or run, with the data and reward; default: the run's own.", show_default=False
+        "--recipe", help="Recipe or run that gives data and reward; default: the run's own.", show_default=False
     ),
 ]
 Data = Annotated[
@@ -35,13 +35,13 @@ Data = Annotated[
 Split = Annotated[
     str | None,
     typer.Option(
-        help="A split, or a table file such as rows.jsonl; default: test, else the rows that training validated on, "
-        "else training rows, with a warning.",
+        help="Split, or table file such as rows.jsonl; default: test, else the rows of validation in training, else "
+        "training rows, with a warning.",
         show_default=False,
     ),
 ]
 Source = Annotated[
-    str | None, typer.Option(help="Only this [[data]] entry of a recipe with several.", show_default=False)
+    str | None, typer.Option(help="Only this [[data]] entry, if the recipe has several.", show_default=False)
 ]
 Checkpoint = Annotated[str, typer.Option(help="Checkpoint of a run: best, last, or a step.")]
 Sample = Annotated[
@@ -49,22 +49,22 @@ Sample = Annotated[
 ]
 Samples = Annotated[int, typer.Option("--n", min=1, help="Responses per prompt; more than 1 needs --sample.")]
 MaxRows = Annotated[
-    int | None, typer.Option(min=1, help="Only the first so many rows of each source.", show_default=False)
+    int | None, typer.Option(min=1, help="Maximum number of rows of each source: the first ones.", show_default=False)
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling.")]
 Name = Annotated[
-    str | None, typer.Option(help="Name of the evaluation; default: rows, source, step.", show_default=False)
+    str | None, typer.Option(help="Name of the evaluation; default: rows, source and step.", show_default=False)
 ]
 Compare = Annotated[
     str | None,
-    typer.Option(help="Another evaluation (folder, RUN/NAME, or RUN): paired differences.", show_default=False),
+    typer.Option(help="Print paired differences to another evaluation: folder, RUN/NAME, or RUN.", show_default=False),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace an evaluation of that name.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an evaluation of the same name.")]
 Gpus = Annotated[
     str | None,
     typer.Option(
         "--gpus",
-        help="GPUs, one process and one whole model each: a number (4) or which (0,2,5). Without a GPU: CPU "
+        help="GPUs, one process with the whole model each: a count (4) or their numbers (0,2,5). Without a GPU: CPU "
         "processes. The results are the same as with one process.",
         show_default=False,
     ),
@@ -72,26 +72,43 @@ Gpus = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command("eval", short_help="Evaluate with 95% intervals.")(eval_)
+    app.command("eval", short_help="Evaluate a run or a model, with 95% intervals.")(eval_)
 
 
 def eval_(
-    ctx: typer.Context, model: Model, recipe: RecipeOrRun = None, data: Data = None, split: Split = None,
-    source: Source = None, checkpoint: Checkpoint = "best", sample: Sample = None, n: Samples = 1,
-    max_rows: MaxRows = None, seed: Seed = 0, name: Name = None, compare: Compare = None,
-    overrides: options.Set = None, force: Force = False, gpus: Gpus = None, runs: options.Runs = None,
+    ctx: typer.Context,
+    model: Model,
+    recipe: RecipeOrRun = None,
+    data: Data = None,
+    split: Split = None,
+    source: Source = None,
+    checkpoint: Checkpoint = "best",
+    sample: Sample = None,
+    n: Samples = 1,
+    max_rows: MaxRows = None,
+    seed: Seed = 0,
+    name: Name = None,
+    compare: Compare = None,
+    overrides: options.Set = None,
+    force: Force = False,
+    gpus: Gpus = None,
+    runs: options.Runs = None,
     as_json: options.Json = False,
-) -> None:  # fmt: skip
-    """Evaluate a run or a model: same prompt, parser and reward as in training, every number with its 95% interval.
+) -> None:
+    """Evaluate a run or a model with the prompt, parser and reward of training; every number has its 95% interval.
 
-    Example: vlmrl eval last   or   vlmrl eval last --split rows.jsonl --gpus 4   or   vlmrl eval models/merged
+    Example: vlmrl eval last
 
-    Greedy unless --sample is given. An answer that cannot be parsed counts as wrong. Results are kept in the run's
-    folder eval/; those of a model that is no run, in a new run of kind eval.
+    Example: vlmrl eval last --split rows.jsonl --gpus 4
 
-    Intervals are Wilson's score interval at the effective sample size of rows that share images: never outside the
-    range of a metric. A metric without a declared range counts as one from 0 to 1 while all its values are, and else
-    has Student's t interval of the same clusters, as lengths always have. One row has none.
+    Example: vlmrl eval models/merged
+
+    Sampling is greedy unless --sample is given. An answer that cannot be parsed counts as wrong. Results are written to
+    the run's folder eval/. For a model that is not a run, they are written to a new run of kind eval.
+
+    Intervals are Wilson's score intervals at the effective sample size of rows that share images. They are never
+    outside the range of a metric. A metric without a declared range counts as one from 0 to 1 if all its values are.
+    Otherwise it has Student's t interval of the same clusters, as lengths always have. A single row has no interval.
     """
     from vlmrl.dist.rank_process import launched, recorded_command
     from vlmrl.inference import evaluation as work
@@ -106,9 +123,25 @@ def eval_(
         raise RecipeError(f"--n {n} needs --sample: greedy gives the same answer {n} times", hint="--sample 1.0")
     check_eval_name(name)
     request = EvalRequest(
-        model, recipe, data, split, source, checkpoint, sample, n, max_rows, seed, name, compare,
-        tuple(overrides or ()), force, gpus, runs, as_json, options.typed_words(ctx),
-    )  # fmt: skip
+        model,
+        recipe,
+        data,
+        split,
+        source,
+        checkpoint,
+        sample,
+        n,
+        max_rows,
+        seed,
+        name,
+        compare,
+        tuple(overrides or ()),
+        force,
+        gpus,
+        runs,
+        as_json,
+        options.typed_words(ctx),
+    )
     root, argv = runs_root(runs), recorded_command(request.argv)
     origin = find_model(model, root, int(checkpoint) if checkpoint.isdigit() else checkpoint)
     settings = work.EvalSettings(sample or None, n, name, seed, force)
@@ -133,7 +166,7 @@ def eval_(
 
 
 def _announce(planned: Sequence[PlannedEvaluation]) -> None:
-    """Say which rows are evaluated, before any work; for training rows, which others to choose instead."""
+    """Say which rows are evaluated, before any work; if they are training rows, also which others could be chosen."""
     for one in planned:
         rows = one.rows
         say(f"warning: {rows.described} (training rows)" if rows.role == "training" else rows.described)
@@ -143,20 +176,20 @@ def _announce(planned: Sequence[PlannedEvaluation]) -> None:
 
 
 def _warn_of_changes(run_dir: Path, planned: Sequence[PlannedEvaluation]) -> None:
-    """Say which task, reward or prompt has changed since the run whose own recipe is used was made."""
+    """Print a warning if a task, reward or prompt has changed since the run was made whose recipe is used."""
     from vlmrl.setup.run_records import changed_since
-    from vlmrl.store.runs import open_run
+    from vlmrl.store.open_run import open_run
 
     run = open_run(run_dir.parent, run_dir.name)
     if changed := changed_since(run, [one.rows.source for one in planned]):
         say(f"warning: changed since the run was made: {', '.join(changed)}")
-        say("hint: these numbers do not compare with those of its training; the run's copies are in its folder kept/")
+        say("hint: these numbers are not comparable with those of its training; its copies are in its folder kept/")
 
 
 def _launch(
     gpus: str, request: Any, recipe: Recipe, planned: Sequence[PlannedEvaluation], run_dir: Path | None, root: Path
 ) -> tuple[list[Path], list[Evaluation]] | None:
-    """Evaluate in several processes. Return folders and evaluations; None when this process itself is to evaluate."""
+    """Evaluate in several processes. Return folders and evaluations; None if this process must evaluate itself."""
     from vlmrl.evaluate.records import read_evaluation
     from vlmrl.launch.eval_ranks import evaluate_on_ranks
     from vlmrl.store.layout import eval_dir
@@ -171,10 +204,15 @@ def _launch(
 
 
 def _evaluate(
-    recipe: Recipe, origin: ModelOrigin, planned: Sequence[PlannedEvaluation], run_dir: Path | None, root: Path,
-    settings: EvalSettings, argv: Sequence[str],
-) -> list[Any]:  # fmt: skip
-    """Evaluate in this process: alone, or as one of those that a launcher started."""
+    recipe: Recipe,
+    origin: ModelOrigin,
+    planned: Sequence[PlannedEvaluation],
+    run_dir: Path | None,
+    root: Path,
+    settings: EvalSettings,
+    argv: Sequence[str],
+) -> list[Any]:
+    """Evaluate in this process, which evaluates alone or is a rank of a launcher."""
     from vlmrl.dist.rank_process import join_evaluation, stderr
     from vlmrl.dist.world import join_world
     from vlmrl.inference import evaluation as work

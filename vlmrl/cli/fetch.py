@@ -1,4 +1,4 @@
-"""`vlmrl fetch`: a recipe's model and data from the hub, so that runs need no network."""
+"""`vlmrl fetch`: download a recipe's model and data from the hub, so that runs need no network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vlmrl.cli.output import emit, say, tell
 
 
 def register(app: typer.Typer) -> None:
-    app.command("fetch", short_help="Bring a recipe's model and data here; runs then need no network.")(fetch)
+    app.command("fetch", short_help="Download a recipe's model and data.")(fetch)
 
 
 def fetch(
@@ -18,7 +18,9 @@ def fetch(
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Bring the model and the data of a recipe into the local cache, on a machine with a network (a login node).
+    """Download the model and the data of a recipe into the local cache. Runs then need no network.
+
+    Use it on a machine with a network, such as a login node.
 
     Example: vlmrl fetch recipes/digits_im.toml
     """
@@ -26,7 +28,7 @@ def fetch(
     from vlmrl.recipe.load import load_recipe
     from vlmrl.store.layout import runs_root
 
-    found = []
+    states = []
     for need in needs_of(load_recipe(recipe, overrides=overrides or []).recipe, runs_root(runs)):
         here = need.is_here()
         if not here:
@@ -34,7 +36,7 @@ def fetch(
             need.fetch()
         state = "fetched" if not here else "in the cache" if need.on_hub else "local"
         (say if as_json else tell)(f"{need.kind} {need.name}: {state}")
-        found.append({"kind": need.kind, "name": need.name, "state": state})
-    emit({"needs": found}, as_json)
+        states.append({"kind": need.kind, "name": need.name, "state": state})
+    emit({"needs": states}, as_json)
     if not as_json:
-        say("all is here: runs of this recipe need no network")
+        say("everything is on this machine: runs of this recipe need no network")

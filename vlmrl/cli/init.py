@@ -1,4 +1,4 @@
-"""`vlmrl init`: a task folder of one's own."""
+"""`vlmrl init`: make a folder for a task of your own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from vlmrl.cli.output import console, emit
 
 
 def register(app: typer.Typer) -> None:
-    app.command("init", short_help="Make a task folder of your own.")(init)
+    app.command("init", short_help="Make a folder for a task of your own.")(init)
 
 
 def init(
     name: Path = typer.Argument(..., help="Folder to make."),
     task: bool = typer.Option(
-        False, "--task", help="A whole task in one file: truth, prompt, data preparation, reward and attacks."
+        False, "--task", help="Make a whole task in one file: truth, prompt, data preparation, reward and attacks."
     ),
     style: str = typer.Option("vlmrl", help="Signature of the reward: vlmrl, trl, verl or easyr1."),
     model: str = typer.Option(
@@ -27,7 +27,7 @@ def init(
 ) -> None:
     """Make a task folder: prompt, reward, recipe, a few rows with images, and a test that passes.
 
-    With --task the folder holds a task of your own that `vlmrl prep` makes the data of, instead of a table of rows.
+    With --task the folder has no table of rows but a task of your own, whose data `vlmrl prep` makes.
 
     Example: vlmrl init squares --style trl
 
@@ -45,7 +45,7 @@ def init(
     ]
     err = console()
     err.print(f"{name}: " + ", ".join(path.relative_to(name).as_posix() for path in written if path.suffix != ".png"))
-    change = "change task.py to your task" if task else "put your rows into rows.jsonl, your rules into reward.py"
+    change = "change task.py to your task" if task else "put your rows into rows.jsonl and your rules into reward.py"
     err.print(f"next: {change}, then")
     for command in commands:
         err.print(f"  {command}")

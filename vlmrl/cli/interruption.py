@@ -1,4 +1,4 @@
-"""The last line of a command that Ctrl-C or SIGTERM ended: what is kept, and the command to go on with."""
+"""Last line of a command that Ctrl-C or SIGTERM ended: what is kept, and the command to continue with."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from collections.abc import Sequence
 from vlmrl.errors import Interruption
 
 KEPT = {
-    "fetch": "what has arrived is kept",
-    "eval": "evaluations that were finished are kept",
-    "demo": "the commands that were finished leave their files",
-    "runs": "what it has already done stays done",
+    "fetch": "what was downloaded is kept",
+    "eval": "finished evaluations are kept",
+    "demo": "the files of finished commands are kept",
+    "runs": "changes already made are kept",
 }
-"""Command -> what an interruption leaves. The others leave nothing: their files appear when they are complete."""
+"""Command -> what is kept after an interruption. Other commands keep nothing: their files appear when complete."""
 READERS = {
-    ("compare",): "", ("runs", "list"): "", ("runs", "show"): "", ("runs", "diagnose"): "",
+    ("compare",): "",
+    ("runs", "list"): "",
+    ("runs", "show"): "",
+    ("runs", "diagnose"): "",
     ("runs", "watch"): "stopped watching",
-}  # fmt: skip
-"""First words of commands that only read -> the whole line that is printed when they are interrupted."""
+}
+"""First words of commands that only read -> the whole line that is printed if they are interrupted."""
 
 
 def describe_interruption(error: KeyboardInterrupt, command: str, typed: Sequence[str]) -> str:
-    """Return the line for people: what was interrupted, what is kept, and how to go on. "" where nothing needs saying.
+    """Return the line that says what was interrupted, what is kept, and how to continue; "" = print nothing.
 
     Args:
-        command: the subcommand that ran; used where the error itself says nothing.
-        typed: the words that the user typed after `vlmrl`.
+        command: subcommand that ran; used if `error` is no Interruption, which has these facts itself.
+        typed: words that the user typed after `vlmrl`.
     """
     from vlmrl.store.secrets.redact import redact_argv
 
@@ -34,7 +37,7 @@ def describe_interruption(error: KeyboardInterrupt, command: str, typed: Sequenc
         if command == words[0] and tuple(typed[: len(words)]) == words:
             return line
     if not isinstance(error, Interruption):
-        error = Interruption(command, KEPT.get(command, "nothing half written is left"))
+        error = Interruption(command, KEPT.get(command, "no incomplete files are left"))
     if error.again is None:
         error = Interruption(error.what, error.kept, shlex.join(["vlmrl", *redact_argv(typed)]))
     return str(error)

@@ -1,4 +1,4 @@
-"""`vlmrl launch`: files that start runs elsewhere."""
+"""`vlmrl launch`: write files that start runs on other machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import typer
 from vlmrl.cli import options
 from vlmrl.cli.output import emit, say, show_warnings
 
-group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Start runs elsewhere: a batch file for Slurm.")
+group = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Write a batch file that starts a run with Slurm."
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -25,31 +27,38 @@ def _group() -> None:
 @group.command()
 def slurm(
     recipe: options.RecipeFile,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs on each machine.")] = 8,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs on each machine.")] = 8,
     time: Annotated[
         str | None, typer.Option(help="Time limit, such as 24:00:00; default: the partition's.", show_default=False)
     ] = None,
     stop_seconds: Annotated[
-        int, typer.Option(min=1, help="How long before the limit the run saves and goes back into the queue.")
+        int, typer.Option(min=1, help="Seconds before the limit at which the run saves and the job is requeued.")
     ] = 600,
-    cpus: Annotated[int | None, typer.Option(min=1, help="CPU cores per machine.", show_default=False)] = None,
+    cpus: Annotated[
+        int | None, typer.Option(min=1, help="Number of CPU cores per machine.", show_default=False)
+    ] = None,
     container: Annotated[
         str | None, typer.Option(help="Image for Slurm's container plugin (pyxis).", show_default=False)
     ] = None,
     sbatch: Annotated[
-        list[str] | None, typer.Option(help="A further #SBATCH line: --sbatch=--account=me. May be repeated.")
+        list[str] | None, typer.Option(help="Another #SBATCH line: --sbatch=--account=me. May be repeated.")
     ] = None,
     overrides: options.Set = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Default: <recipe>.sbatch here.", show_default=False)
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="File to write; default: <recipe>.sbatch in this folder.", show_default=False
+        ),
     ] = None,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write a batch file: one launcher a machine, requeued and resumed when its time is over.
+    """Write a Slurm batch file.
 
-    Example: vlmrl launch slurm recipes/digits_im.toml --nodes 4 --gpus 8 --time 24:00:00
+    It starts one launcher per machine. Before the time limit the run is saved; then the job is requeued and resumes it.
+
+    Example: vlmrl launch slurm recipes/digits_im.toml --nodes 4 --time 24:00:00
     """
     from vlmrl.launch.slurm import SlurmJob, batch_file
     from vlmrl.setup.checked_recipe import load_checked
@@ -60,11 +69,20 @@ def slurm(
     show_warnings(warnings)
     target = output or Path(f"{loaded.path.stem}.sbatch")
     job = SlurmJob(
-        recipe=recipe, folder=Path.cwd(), command="train" if loaded.recipe.kind == "rl" else "sft", nodes=nodes,
-        gpus=gpus, time=time, stop_seconds=stop_seconds, cpus=cpus, container=container, sbatch=tuple(sbatch or ()),
-        overrides=changes, runs=runs,
-    )  # fmt: skip
+        recipe=recipe,
+        folder=Path.cwd(),
+        command="train" if loaded.recipe.kind == "rl" else "sft",
+        nodes=nodes,
+        gpus=gpus,
+        time=time,
+        stop_seconds=stop_seconds,
+        cpus=cpus,
+        container=container,
+        sbatch=tuple(sbatch or ()),
+        overrides=changes,
+        runs=runs,
+    )
     target.write_text(batch_file(job, target.name), encoding="utf-8")
     emit({"file": str(target), "nodes": nodes, "gpus": gpus}, as_json)
     if not as_json:
-        say(f"wrote {target}; submit it with: sbatch {target}\nno network on the nodes? first: vlmrl fetch {recipe}")
+        say(f"wrote {target}; submit it with: sbatch {target}\nnodes without a network: first run vlmrl fetch {recipe}")

@@ -1,7 +1,8 @@
+"""`vlmrl merge`: turn a checkpoint into a Hugging Face folder."""
+
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -9,35 +10,42 @@ from vlmrl.cli import options
 from vlmrl.cli.output import emit, say
 from vlmrl.cli.show.merged import show_merged
 
-if TYPE_CHECKING:
-    pass
-
 
 def register(app: typer.Typer) -> None:
-    app.command("merge", short_help="Checkpoint to Hugging Face folder.")(merge)
+    app.command("merge", short_help="Turn a checkpoint into a Hugging Face folder.")(merge)
 
 
 def merge(
     run: str = typer.Argument(..., help="Run (id, prefix, name, `last`) or a checkpoint folder."),
     out: Path | None = typer.Option(
-        None, "--out", "-o", help="Folder to write. Default: <run>/merged-<step>.", show_default=False
+        None, "--out", "-o", help="Folder to write; default: <run>/merged-<step>.", show_default=False
     ),
-    checkpoint: str = typer.Option("best", "--checkpoint", "--step", help="best, last, or a step."),
+    checkpoint: str = typer.Option(
+        "best", "--checkpoint", "--step", help="Checkpoint of the run: best, last, or a step."
+    ),
     dtype: str | None = typer.Option(
-        None, "--dtype", help="float32 or bfloat16. Default: as trained.", show_default=False
+        None, "--dtype", help="float32 or bfloat16; default: as trained.", show_default=False
     ),
-    adapter: bool = typer.Option(False, "--adapter", help="Keep a LoRA adapter as a PEFT folder; default: fold it in."),
+    adapter: bool = typer.Option(
+        False, "--adapter", help="Keep a LoRA adapter as a PEFT folder; default: fold it into the weights."
+    ),
     base: str | None = typer.Option(
-        None, "--base", help="Where the adapter's base model is now. Default: where it was.", show_default=False
+        None, "--base", help="Where the adapter's base model is now; default: where it was.", show_default=False
     ),
-    max_shard_size: str = typer.Option("5GB", "--max-shard-size", help="Of a weight file: 5GB, 500MB, 2GiB."),
+    max_shard_size: str = typer.Option(
+        "5GB", "--max-shard-size", help="Maximum size of a weight file: 5GB, 500MB, 2GiB."
+    ),
     skip_proof: bool = typer.Option(
-        False, "--skip-proof", help="Do not load it again to compare; the folder's merge.json says so."
+        False, "--skip-proof", help="Do not reload and compare the model; the folder's merge.json says so."
     ),
     push_to_hub: str | None = typer.Option(
-        None, "--push-to-hub", metavar="REPO", help="Upload it, private, to this hub repository.", show_default=False
+        None,
+        "--push-to-hub",
+        metavar="REPO",
+        help="Upload the folder to this hub repository, as a private one.",
+        show_default=False,
     ),
-    public: bool = typer.Option(False, "--public", help="With --push-to-hub: everybody may see it."),
+    public: bool = typer.Option(False, "--public", help="With --push-to-hub: make the repository public."),
     force: bool = typer.Option(False, "--force", help="Replace the folder if it exists."),
     runs: options.Runs = None,
     as_json: options.Json = False,
@@ -45,7 +53,7 @@ def merge(
     """Turn a checkpoint into a Hugging Face folder, reload it, and prove that it is the same model.
 
     A LoRA adapter is folded into the weights, or kept as a PEFT folder with --adapter. Weights are read and written
-    tensor by tensor: memory does not grow with the model.
+    tensor by tensor: the memory needed does not grow with the model.
 
     Example: vlmrl merge last --out models/digits
     """
@@ -55,7 +63,7 @@ def merge(
     from vlmrl.model.load import DTYPES
     from vlmrl.store.checkpoints import choose_checkpoint
     from vlmrl.store.layout import COMPLETE, runs_root
-    from vlmrl.store.runs import open_run
+    from vlmrl.store.open_run import open_run
 
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES, error=CheckpointError)
@@ -70,12 +78,31 @@ def merge(
         check_access(push_to_hub)
     target = out or folder.parent.parent / f"{'adapter' if adapter else 'merged'}-{folder.name}"
     done = merge_checkpoint(
-        folder, target, dtype=dtype, force=force, adapter=adapter, base=base, max_shard_size=max_shard_size,
-        skip_proof=skip_proof, name=push_to_hub,
-    )  # fmt: skip
+        folder,
+        target,
+        dtype=dtype,
+        force=force,
+        adapter=adapter,
+        base=base,
+        max_shard_size=max_shard_size,
+        skip_proof=skip_proof,
+        name=push_to_hub,
+    )
     address = push(done.folder, push_to_hub, public=public) if push_to_hub is not None else None
-    emit({"folder": str(done.folder), "checkpoint": str(folder), "step": done.step, "parameters": done.parameters,
-          "bytes": done.bytes, "logp_gap": done.logp_gap, "proof_skipped": done.proof.skipped,
-          "loaded_whole": done.whole, "uploaded": address, "found": list(done.leftovers)}, as_json)  # fmt: skip
+    emit(
+        {
+            "folder": str(done.folder),
+            "checkpoint": str(folder),
+            "step": done.step,
+            "parameters": done.parameters,
+            "bytes": done.bytes,
+            "logp_gap": done.logp_gap,
+            "proof_skipped": done.proof.skipped,
+            "loaded_whole": done.whole,
+            "uploaded": address,
+            "found": list(done.leftovers),
+        },
+        as_json,
+    )
     if not as_json:
         show_merged(done, folder.name, address, adapter)

@@ -1,8 +1,10 @@
-"""How commands speak. What a command is asked for (a verdict, facts, findings, tables) goes to stdout: so it can be
-piped, searched and kept. Progress, warnings, hints and errors go to stderr. With `--json`, stdout has one JSON object.
+"""Output of the commands on stdout and stderr.
 
-Whatever is printed here passes `vlmrl.visible`: part names, notes, responses and error texts come from others. They may
-quote secrets too, so it passes the redaction (`store/secrets/redact.py`) as well.
+The result of a command (a verdict, facts, findings, tables) goes to stdout, so that it can be piped, searched and
+saved. Progress, warnings, hints and errors go to stderr. With `--json`, stdout has one JSON object.
+
+All text printed here passes `vlmrl.visible`: part names, notes, responses and error texts come from others. It also
+passes the redaction (`store/secrets/redact.py`), because such texts may contain secrets.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ if TYPE_CHECKING:
 
 
 def console(*, stderr: bool = True) -> Console:
-    """Return a Rich console on stderr (else stdout); plain text when that is no terminal. Rich is imported here, not at
-    start. Secrets are hidden before a text is wrapped, so that none stands on two lines.
+    """Return a Rich console on stderr, or on stdout; it prints plain text if that is no terminal.
 
-    It reads no markup and no emoji names, so that `[red]` and `:x:` of a model stay what they are.
+    Secrets are hidden before a text is wrapped: a secret broken over two lines would not be recognised. The console
+    reads no markup and no emoji names, so that `[red]` and `:x:` in a model's response are printed as they are. Rich is
+    imported here, not at start, because its import is slow.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
@@ -37,7 +40,7 @@ def console(*, stderr: bool = True) -> Console:
     from vlmrl.store.secrets.redact import redact_said
 
     class SafeConsole(Console):
-        """A console on which every piece of text is made visible when it is drawn; styles are drawn around it."""
+        """Console that makes the hidden characters of every text visible, but not the control codes of styles."""
 
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             if isinstance(renderable, str):
@@ -54,9 +57,11 @@ def console(*, stderr: bool = True) -> Console:
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], titled: bool = False) -> None:
     """Print a table on stdout: aligned on a terminal, as tab-separated lines into a pipe or a file.
 
-    Args: titled: print the title into a pipe too, for a command with several tables; else it goes to stderr there.
+    It does not use Rich, whose import takes longer than most commands that print a table.
 
-    Drawn without Rich, whose import takes longer than most commands that end in a table.
+    Args:
+        titled: print the title on stdout also into a pipe, for a command with several tables; otherwise the title goes
+            to stderr there.
     """
     from vlmrl.store.secrets.redact import redact_said
 
@@ -82,14 +87,14 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def tell(text: str, *, bold: bool = False) -> None:
-    """Print a line of what the command is asked for, on stdout. Not with `--json`, where stdout is one JSON object."""
+    """Print a line of the command's result on stdout. Do not call it with `--json`, where stdout is one JSON object."""
     from vlmrl.dist.rank_process import stdout
 
     _print(text, stdout(), bold and sys.stdout.isatty())
 
 
 def say(text: str) -> None:
-    """Print a line beside the result, on stderr: progress, a warning, a hint."""
+    """Print a line that is not part of the result on stderr: progress, a warning, a hint."""
     from vlmrl.dist.rank_process import stderr
 
     _print(text, stderr(), bold=False)
@@ -103,21 +108,21 @@ def _print(text: str, stream: TextIO, bold: bool) -> None:
 
 
 def line_of_code(text: str) -> str:
-    """Return what a user's code returned as a note, raised or printed, on one line and without secrets."""
+    """Return a note, an error or an output of a user's code, on one line and without secrets."""
     from vlmrl.store.secrets.redact import redact_text
 
     return one_line(redact_text(text))
 
 
 def print_error(text: str) -> None:
-    """Print how a command failed, on stderr. It may quote what a user's code raised or printed."""
+    """Print the error of a command on stderr. Secrets are hidden: it may quote errors or output of a user's code."""
     from vlmrl.store.secrets.redact import redact_text
 
     print(visible(redact_text(text)), file=sys.stderr)
 
 
 def say_origin(path: str, parent: Mapping[str, Any] | None) -> None:
-    """Say which checkpoint `path` stands for where it names a run (as `ModelOrigin.parent` has it)."""
+    """Say which checkpoint is used if `path` names a run. `parent`: see `ModelOrigin.parent`."""
     from vlmrl.setup.model_origin import describe_origin
 
     if text := describe_origin(path, parent):
@@ -125,7 +130,7 @@ def say_origin(path: str, parent: Mapping[str, Any] | None) -> None:
 
 
 def warn_of_namesakes(run_dir: Path, name: str) -> None:
-    """Say when the name that a run was given belongs to another run too."""
+    """Print a warning if another run has the same name."""
     from vlmrl.store.printed_names import namesake_warning
 
     if warning := namesake_warning(run_dir, name):
@@ -141,12 +146,12 @@ def show_warnings(problems: Sequence[Problem]) -> None:
 
 
 def _width(text: str) -> int:
-    """Columns a text takes in a terminal: two for East Asian wide characters, none for combining ones."""
+    """Return the number of terminal columns of a text: two for East Asian wide characters, none for combining ones."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def emit(result: Any, as_json: bool) -> None:
-    """With `--json`: the result as one JSON object on stdout. Without: nothing (the command has shown its table)."""
+    """Print the result as one JSON object on stdout if `as_json`; else nothing: the command has printed its tables."""
     from vlmrl.dist.rank_process import stdout
     from vlmrl.store.secrets.redact import redact_result
 
@@ -156,7 +161,11 @@ def emit(result: Any, as_json: bool) -> None:
 
 
 def draw_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: Console, right: int = 99) -> None:
-    """A Rich table. `right`: how many columns after the first are numbers; with fewer than all, the first ones are."""
+    """Draw a Rich table.
+
+    Args:
+        right: number of right-aligned columns, counted from the first; 99 = all columns except the first.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -173,7 +182,7 @@ def draw_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], 
 
 
 def draw_quote(text: str, out: Console, indent: int) -> None:
-    """A text in faint letters, indented; on a terminal its further lines too."""
+    """Print a text in faint letters, indented; on a terminal its wrapped lines are indented, too."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -184,10 +193,10 @@ def draw_quote(text: str, out: Console, indent: int) -> None:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number for people; a dash for None."""
+    """Return a number with `digits` significant digits; a dash for None."""
     return "-" if value is None else f"{value:.{digits}g}"
 
 
 def share(value: float | None) -> str:
-    """A share as a percentage; a dash for None."""
+    """Return a share (0 to 1) as a percentage; a dash for None."""
     return "-" if value is None else f"{100 * value:.1f}%"

@@ -1,4 +1,4 @@
-"""`vlmrl prep`: raw data -> a dataset folder. The tasks say which commands there are, and what their options are."""
+"""`vlmrl prep`: make a dataset folder from raw data. The tasks declare the commands and their options."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from vlmrl.tasks.dataset_assembly import Limits, Prepared
     from vlmrl.tasks.options import Parameter, PrepCommand
 
-FORCE_HELP = "Replace another dataset at the same place."
-TOKENS_HELP = "Limit of a prompt with its images, in tokens. What happens to longer rows: see --on-overlong."
-OVERLONG_HELP = "Rows over --max-prompt-tokens: fail, resize (large images are made smaller), or drop."
-WORKERS_HELP = "Processes; default: one per core."
+FORCE_HELP = "Replace another dataset in the same place."
+TOKENS_HELP = "Maximum number of tokens of a prompt with its images. For longer rows see --on-overlong."
+OVERLONG_HELP = "For rows over --max-prompt-tokens: fail, resize (make large images smaller), or drop."
+WORKERS_HELP = "Number of processes; default: one per core."
 LIMITS = {
     "max_prompt_tokens": (int | None, typer.Option(None, min=1, help=TOKENS_HELP)),
     "on_overlong": (str, typer.Option("fail", help=OVERLONG_HELP)),
     "workers": (int | None, typer.Option(None, min=1, help=WORKERS_HELP)),
 }
-"""Options of every command that works within limits."""
+"""Options of every command whose function takes `limits`: name -> (type, typer's option)."""
 
 
 class PrepGroup(TyperGroup):
-    """Group of one command per task, imported when it is called; also those of users' own tasks."""
+    """Group of one command per task, and of users' own tasks. A task is imported when its command is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         from vlmrl.tasks import TASKS
@@ -60,10 +60,12 @@ class PrepGroup(TyperGroup):
 
 
 prep = typer.Typer(
-    cls=PrepGroup, no_args_is_help=True, rich_markup_mode=None,
-    help="Make a dataset folder from raw data: `vlmrl prep TASK`, or `vlmrl prep path/to/file.py:function` for a task "
-    "of your own.",
-)  # fmt: skip
+    cls=PrepGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make a dataset folder from raw data. Run `vlmrl prep TASK`, or `vlmrl prep path/to/file.py:function` for a "
+    "task of your own.",
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -71,7 +73,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _task_command(name: str, command: PrepCommand) -> Any:
-    """Return the command of a task: a function with its options, as the command line reads them."""
+    """Return the click command of a task's preparation."""
     from vlmrl.tasks.options import parameters_of
 
     has_limits = "limits" in inspect.signature(command.run).parameters
@@ -91,10 +93,11 @@ def _task_command(name: str, command: PrepCommand) -> Any:
 
 
 def _command(name: str, callback: Callable[..., None], parameters: Mapping[str, tuple[Any, Any]], words: str) -> Any:
-    """Return a command for a function that takes any keywords.
+    """Return a click command for a function that takes any keywords.
 
     Args:
-        parameters: name -> (type, default or typer's option).     words: its help.
+        parameters: name -> (type, default or typer's option).
+        words: help of the command.
     """
     from typer.main import get_command
 
@@ -118,7 +121,7 @@ def _option(parameter: Parameter) -> Any:
 
 @contextmanager
 def _tells_what_is_kept(*, keeps: bool = True) -> Iterator[None]:
-    """Turn Ctrl-C into an interruption that says what is left of the work. `keeps`: whether finished parts are kept."""
+    """Turn Ctrl-C into an Interruption that says what is kept. `keeps`: whether finished parts are kept."""
     try:
         yield
     except KeyboardInterrupt:
@@ -158,7 +161,7 @@ def _show_splits(dataset: Prepared) -> None:
 
     info = dataset.info
     table = Table(title=Text(visible(f"{dataset.path.name}: {dataset.outcome}")))
-    kinds = (int, Mapping)  # counts, and counts of several things: {"1": 20, "2": 30}
+    kinds = (int, Mapping)  # a count, or counts by name: {"1": 20, "2": 30}
     keys = {k: 0 for fields in info["splits"].values() for k, v in fields.items() if isinstance(v, kinds) and v != {}}
     table.add_column("split")
     for key in keys:

@@ -1,4 +1,4 @@
-"""`vlmrl report`: one HTML page about one or several runs."""
+"""`vlmrl report`: write one HTML page about one or several runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlmrl.cli.output import emit, say, tell
 
 
 def register(app: typer.Typer) -> None:
-    app.command("report", short_help="One self-contained HTML page.")(report)
+    app.command("report", short_help="Write one self-contained HTML page about runs.")(report)
 
 
 def report(
@@ -20,30 +20,34 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="File to write; default: report.html in the folder of the last one.", show_default=False
+            "--out", "-o", help="File to write; default: report.html in the folder of the last run.", show_default=False
         ),
     ] = None,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Make one self-contained HTML page: curves, rollouts with their images, evaluations, recipe. It loads nothing.
+    """Write one HTML page about runs: curves, rollouts with their images, evaluations, recipe.
 
-    Example: vlmrl report last   or   vlmrl report digits-sft digits-im -o compare.html
+    The page is self-contained: it loads nothing.
+
+    Example: vlmrl report last
+
+    Example: vlmrl report digits-sft digits-im -o compare.html
     """
     from vlmrl.errors import StoreError
     from vlmrl.report.page import write_report
     from vlmrl.store.layout import REPORT, runs_root
-    from vlmrl.store.runs import open_run
+    from vlmrl.store.open_run import open_run
     from vlmrl.store.verify import shortened
 
     root = runs_root(runs)
-    found = list({r.id: r for r in (open_run(root, ref, trained=True) for ref in run)}.values())
-    target = out or found[-1].dir / REPORT
+    chosen_runs = list({r.id: r for r in (open_run(root, ref, trained=True) for ref in run)}.values())
+    target = out or chosen_runs[-1].dir / REPORT
     if target.is_dir():
         raise StoreError(f"{target} is a folder", where=str(target), hint="give a file: -o report.html")
-    damage = write_report(found, target)
+    damage = write_report(chosen_runs, target)
     size = target.stat().st_size
-    emit({"report": str(target), "bytes": size, "runs": [r.id for r in found], "damage": damage}, as_json)
+    emit({"report": str(target), "bytes": size, "runs": [r.id for r in chosen_runs], "damage": damage}, as_json)
     for run_id, lines in damage.items():
         say(f"warning: files of run {run_id} are missing or damaged; what they held is not on the page:")
         for line in shortened(lines, run_id):

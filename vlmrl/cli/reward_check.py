@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
 FAILED = 3
 """Exit code when a condition of --fail-on holds."""
 ROWS_OF_PAGE = 24
-"""How many responses of each kind --html shows, at least."""
+"""Minimum number of responses of each kind on the page of --html."""
 INPUT_HELP = (
-    "A run (name, prefix, `last`), a run or rollouts folder, a rollouts Parquet, or any JSONL, CSV or Parquet with a "
-    "response and a ground truth a row."
+    "A run (name, prefix, `last`), a folder of a run or of rollouts, a Parquet file of rollouts, or any JSONL, CSV or "
+    "Parquet file with a response and a ground truth per row."
 )
 REWARD_HELP = "Score with this reward: a built-in, file.py:function, or profile:NAME of the task."
 
@@ -37,60 +36,71 @@ def reward_check(
     rollouts: Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP)],
     reward: Annotated[str | None, typer.Option(help=REWARD_HELP)] = None,
     profile: Annotated[str | None, typer.Option(help="Score with this reward profile of the task.")] = None,
-    diff: Annotated[str | None, typer.Option(help="What this other reward would have changed; named likewise.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Weights of its parts: answer=1,format=0.2.")] = None,
-    args: Annotated[list[str] | None, typer.Option("--set", help="One of its arguments: --set partial=false.")] = None,
+    diff: Annotated[
+        str | None, typer.Option(help="Show what this other reward would have changed; given like --reward.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="Weights of the reward's parts: answer=1,format=0.2.")] = None,
+    args: Annotated[
+        list[str] | None, typer.Option("--set", help="Argument of the reward: --set partial=false. May be repeated.")
+    ] = None,
     style: Annotated[
         str, typer.Option(help="Calling convention of a function: auto, vlmrl, trl, verl, easyr1.")
     ] = "auto",
     task: Annotated[
-        str | None, typer.Option(help="The task that a table's responses answer: a name or file.py:function.")
+        str | None, typer.Option(help="Task that the responses of a table answer: a name or file.py:function.")
     ] = None,
-    variant: Annotated[str | None, typer.Option(help="How much the task asks for, one of its variants.")] = None,
-    columns: Annotated[str | None, typer.Option(help="A table's columns: response=output,ground_truth=gts.")] = None,
+    variant: Annotated[str | None, typer.Option(help="Variant of the task: how much it asks for.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Columns of a table: response=output,ground_truth=gts.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Attack the reward with known tricks.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the scores: .parquet, .jsonl or .csv.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page of the responses with their images.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the scores to a .parquet, .jsonl or .csv file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page of the responses with their images.")] = None,
     fail_on: Annotated[
-        str | None, typer.Option(help="Exit with 3 when any holds: probe,dead_groups>0.5,errors>0.")
+        str | None, typer.Option(help="Exit with code 3 if a condition holds: probe,dead_groups>0.5,errors>0.")
     ] = None,
     steps: Annotated[str | None, typer.Option(help="Only these steps, from 1: 10 or 10:20, both included.")] = None,
     source: Annotated[str | None, typer.Option(help="Only rollouts of this [[data]] entry.")] = None,
-    rows: Annotated[int, typer.Option(min=0, help="How many rows of each kind to show.")] = 3,
+    rows: Annotated[int, typer.Option(min=0, help="Number of rows of each kind to show.")] = 3,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Count unreadable rows and failures instead of stopping.")
     ] = False,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes for built-in rewards; 0 = one a core.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Number of processes for built-in rewards; 0 = one per core.")] = 0,
     runs: options.Runs = None,
     debug: options.Debug = False,
     as_json: options.Json = False,
 ) -> None:
-    """Score saved responses again and see what the reward pays for; compare it with another reward; attack it.
+    """Score saved responses again, to see what the reward pays for, compare it with another reward, or attack it.
 
-    Without options a run's own reward is used, and must say what it said in training, to the digit. --weights, --set
-    and --style belong to --diff when given, else to --reward, else they change the run's own reward.
-    --fail-on takes conditions joined by commas, each a name or a name with a bound (docs/reward-check.md lists them);
-    when one holds the exit code is 3.
+    Without options a run's own reward is used. It must give the scores of training again, to the digit. --weights,
+    --set and --style apply to --diff if it is given, else to --reward, else they change the run's own reward.
+
+    --fail-on takes conditions joined by commas, each a name or a name with a bound (docs/reward-check.md lists them).
+    If one holds, the exit code is 3.
 
     Example: vlmrl reward-check last --diff my_reward.py:score
 
-    Example: vlmrl reward-check answers.jsonl --task fungi --profile taxonrl --out scores.parquet
+    Example: vlmrl reward-check answers.jsonl --task fungi --out scores.parquet
     """
     from vlmrl.process import give_terminal
     from vlmrl.reward_check.rescore import PROFILE, parse_weights
     from vlmrl.reward_check.run import RewardQuestion, check_rewards
     from vlmrl.reward_check.thresholds import needs_probe, parse_limits
+    from vlmrl.store.provenance import usable_cores
 
     if debug:
         give_terminal()
     _refuse({"--profile": profile} if reward is not None else {}, "without --reward")
     limits = parse_limits(fail_on, diff=diff is not None) if fail_on is not None else []
     question = RewardQuestion(
-        f"{PROFILE}{profile}" if profile is not None else reward, diff, dict(_argument(a) for a in args or []),
-        parse_weights(weights) if weights else None, style, probe or needs_probe(limits),
-        max(rows, ROWS_OF_PAGE) if html is not None else rows, jobs or len(os.sched_getaffinity(0)),
+        f"{PROFILE}{profile}" if profile is not None else reward,
+        diff,
+        dict(_argument(a) for a in args or []),
+        parse_weights(weights) if weights else None,
+        style,
+        probe or needs_probe(limits),
+        max(rows, ROWS_OF_PAGE) if html is not None else rows,
+        jobs or usable_cores(),
         keep_going or any(limit.needs_errors for limit in limits),
-    )  # fmt: skip
+    )
     table = {"--columns": columns, "--task": task, "--variant": variant}
     saved = _open(rollouts, runs, {"--steps": steps, "--source": source}, table, question.is_lenient)
     written = {"out": out, "html": html}
@@ -107,7 +117,7 @@ def reward_check(
 def _open(
     place: str, runs: Path | None, of_run: Mapping[str, str | None], of_table: Mapping[str, str | None], lenient: bool
 ) -> SavedResponses:
-    """A table of responses or saved rollouts; options of the other one are refused."""
+    """Open a table of responses, or saved rollouts. Options for the other kind of input are refused."""
     from vlmrl.reward_check.open_table import is_table, open_table
     from vlmrl.reward_check.saved_responses import open_saved
     from vlmrl.store.layout import runs_root
@@ -151,30 +161,30 @@ def _tell(report: Mapping[str, Any], rows: int, as_json: bool) -> None:
     emit(finite(report), as_json)
     if not as_json:
         show(report, console(stderr=False), rows)
-    for told in (report["fail_on"] or {}).get("failed", ()):
-        (say if as_json else tell)(f"failed: {told}")
+    for condition in (report["fail_on"] or {}).get("failed", ()):
+        (say if as_json else tell)(f"failed: {condition}")
     _stop_when_not_deterministic(report)
 
 
 def _refuse(options: Mapping[str, Any], only: str, where: str | None = None) -> None:
-    """Raise for an option that was given although it is `only` so and so."""
+    """Raise a RewardError if an option was given. `only`: where it is valid, such as "for saved rollouts"."""
     for name, given in options.items():
         if given is not None:
-            raise RewardError(f"{name} {given} is only {only}", where=where)
+            raise RewardError(f"{name} {given} is allowed only {only}", where=where)
 
 
 def _stop_when_not_deterministic(report: Mapping[str, Any]) -> None:
     stored = report["stored"]
     if stored and not stored["equal"] and not any(r["changed"] for r in report["rewards"].values()):
         raise RewardError(
-            f"{stored['different']} of {report['samples']} scores are not what was stored, and the reward is the same",
+            f"{stored['different']} of {report['samples']} scores of the same reward differ from the stored ones",
             where=report["path"],
             hint="the reward is not deterministic, or it reads something that has changed (a file, the network, time)",
         )
 
 
 def _argument(text: str) -> tuple[str, Any]:
-    """`name=value`; the value as in TOML, or as plain text."""
+    """Parse `name=value`: the value as TOML, or else as plain text."""
     from vlmrl.recipe.files import tomllib
 
     name, sign, value = text.partition("=")
@@ -187,14 +197,14 @@ def _argument(text: str) -> tuple[str, Any]:
 
 
 def _steps(text: str | None) -> tuple[int, int] | None:
-    """Return the first and the last policy version (from 0) of steps that are counted from 1, as on every screen."""
+    """Return the first and the last policy version (from 0) of `10` or `10:20`, where steps are counted from 1."""
     from vlmrl.store.metrics import counted
 
     if text is None:
         return None
     match = re.fullmatch(r"([0-9]+)(?::([0-9]+))?", text.strip())
     if match is None:
-        raise RewardError(f"--steps {text!r} is not a step or first:last")
+        raise RewardError(f"--steps {text!r} is not a step, or first:last")
     first, last = int(match.group(1)), int(match.group(2) or match.group(1))
     if first < 1:
         raise RewardError(f"--steps {text!r}: steps are counted from 1")
@@ -202,11 +212,11 @@ def _steps(text: str | None) -> tuple[int, int] | None:
 
 
 def _columns(text: str | None) -> dict[str, str]:
-    """`role=column,role=column` as a mapping."""
-    found: dict[str, str] = {}
+    """Parse `role=column,role=column`."""
+    columns: dict[str, str] = {}
     for item in (text or "").split(",") if text else ():
         role, sign, column = item.partition("=")
         if not sign or not role.strip() or not column.strip():
             raise RewardError(f"--columns {text!r} is not of the form role=column,role=column")
-        found[role.strip()] = column.strip()
-    return found
+        columns[role.strip()] = column.strip()
+    return columns

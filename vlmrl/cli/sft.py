@@ -1,4 +1,4 @@
-"""`vlmrl sft`: the supervised start."""
+"""`vlmrl sft`: supervised start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vlmrl.cli.training import run_training
 
 
 def register(app: typer.Typer) -> None:
-    app.command("sft", short_help="Supervised start.")(sft)
+    app.command("sft", short_help="Train on given responses (supervised start).")(sft)
 
 
 def sft(
@@ -32,15 +32,27 @@ def sft(
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:
-    """Supervised start: learn the rows' own responses, or the task's templated traces.
+    """Train on given responses (supervised start): the rows' own responses, or the task's templated traces.
 
     Example: vlmrl sft recipes/digits_sft.toml --name digits-sft
     """
     from vlmrl.launch.request import Machines, TrainRequest
 
     request = TrainRequest(
-        "sft", recipe, tuple(overrides or ()), resume, fork, accept_changes, name, tuple(tag or ()), note, runs,
-        Machines(gpus, nnodes, node_rank, rdzv_endpoint, debug_rank), quiet, as_json, dry_run,
+        "sft",
+        recipe,
+        tuple(overrides or ()),
+        resume,
+        fork,
+        accept_changes,
+        name,
+        tuple(tag or ()),
+        note,
+        runs,
+        Machines(gpus, nnodes, node_rank, rdzv_endpoint, debug_rank),
+        quiet,
+        as_json,
+        dry_run,
         options.typed_words(ctx),
-    )  # fmt: skip
+    )
     run_training(request)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run_sweep(request: TrainRequest, sweep: Sweep) -> NoReturn:
-    """Run the runs of the queue that are not done, show all of them, and leave with the queue's exit code."""
+    """Run the queue's runs that are not done, show all of its runs, and exit with the queue's exit code."""
     from vlmrl.launch.sweep import plan_queue, results
     from vlmrl.store.layout import runs_root
 
@@ -36,7 +36,7 @@ def run_sweep(request: TrainRequest, sweep: Sweep) -> NoReturn:
         columns = ("run", *keys, "status", "steps", "best", "at step", "last reward")
         show_table("", columns, [[_cell(line[c]) for c in columns] for line in lines])
     if code == 130:
-        say("stopped; the same command goes on with the queue")
+        say("stopped; the same command continues the queue")
     raise typer.Exit(code)
 
 

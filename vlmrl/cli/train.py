@@ -10,23 +10,28 @@ from vlmrl.cli import options
 from vlmrl.cli.sweep import run_sweep
 from vlmrl.cli.training import run_training
 
-Seeds = Annotated[str | None, typer.Option("--seeds", help="A run for each seed: --seeds 1,2,3.", show_default=False)]
+Seeds = Annotated[str | None, typer.Option("--seeds", help="One run per seed: --seeds 1,2,3.", show_default=False)]
 Grid = Annotated[
     list[str] | None,
     typer.Option(
         "--grid",
-        help="A run for each value: --grid optim.lr=1e-6,3e-6. May be repeated: all combinations.",
+        help="One run per value: --grid optim.lr=1e-6,3e-6. May be repeated: one run per combination.",
         show_default=False,
     ),
 ]
-GpusPerRun = Annotated[int, typer.Option("--gpus-per-run", min=1, help="GPUs of each run of --seeds and --grid.")]
+GpusPerRun = Annotated[
+    int, typer.Option("--gpus-per-run", min=1, help="Number of GPUs of each run of --seeds and --grid.")
+]
 Group = Annotated[
-    str | None, typer.Option("--group", help="Tag of these runs; default: from the recipe.", show_default=False)
+    str | None,
+    typer.Option(
+        "--group", help="Tag of the runs of --seeds and --grid; default: derived from the recipe.", show_default=False
+    ),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("train", short_help="Reinforcement learning (GRPO family).")(train)
+    app.command("train", short_help="Train with reinforcement learning (GRPO family).")(train)
 
 
 def train(
@@ -53,28 +58,40 @@ def train(
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:
-    """Reinforcement learning with the GRPO family: sample, score, update.
+    """Train with reinforcement learning (GRPO family): sample, score, update.
 
-    Example: vlmrl train recipes/digits_im.toml --name im --set train.steps=100 --gpus 2
+    Example: vlmrl train recipes/digits_im.toml --set train.steps=100 --gpus 2
 
     Ctrl-C finishes the step, saves a checkpoint and prints how to resume.
 
-    --resume RUN --set train.steps=200 goes on with a run, also with a finished one. Its length, cadences, GPUs and
-    engine memory may change freely; a changed algorithm, reward file, prompt or dataset is shown and needs
-    --accept-changes; a change that does not fit the checkpoint is refused. --from RUN@100 --set optim.lr=1e-6 begins a
-    new run with everything in that checkpoint.
+    --resume RUN --set train.steps=200 continues a run, even a finished one. The number of steps, the intervals of
+    validations and checkpoints, the GPUs and the engine's memory may change freely. A change of the algorithm, a reward
+    file, a prompt or a dataset is shown, and needs --accept-changes. A change that does not fit the checkpoint is
+    refused. --from RUN@100 --set optim.lr=1e-6 begins a new run with everything in that checkpoint.
 
-    --seeds and --grid make a queue of runs, as many at a time as --gpus holds. The same command again goes on with a
-    queue that was stopped.
+    --seeds and --grid make a queue of runs. It trains as many runs at a time as fit on the GPUs of --gpus. The same
+    command, given again, continues a queue that was stopped.
     """
     from vlmrl.launch.request import Machines, TrainRequest
     from vlmrl.launch.sweep import Sweep
 
     request = TrainRequest(
-        "rl", recipe, tuple(overrides or ()), resume, fork, accept_changes, name, tuple(tag or ()), note, runs,
-        Machines(gpus, nnodes, node_rank, rdzv_endpoint, debug_rank), quiet, as_json, dry_run,
+        "rl",
+        recipe,
+        tuple(overrides or ()),
+        resume,
+        fork,
+        accept_changes,
+        name,
+        tuple(tag or ()),
+        note,
+        runs,
+        Machines(gpus, nnodes, node_rank, rdzv_endpoint, debug_rank),
+        quiet,
+        as_json,
+        dry_run,
         options.typed_words(ctx),
-    )  # fmt: skip
+    )
     sweep = Sweep(seeds, tuple(grid or ()), gpus_per_run, group)
     if sweep.has_runs:
         run_sweep(request, sweep)

@@ -1,4 +1,4 @@
-"""The part that `vlmrl train` and `vlmrl sft` share: check, train here or in several processes, print how it ended."""
+"""Training for `vlmrl train` and `vlmrl sft`: check, train here or in several processes, print how the run ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def run_training(request: TrainRequest) -> None:
     """Check the request, train, and say what to do next.
 
-    With `--gpus` this process starts one process per GPU, which run the same command without it, and waits for them.
+    With `--gpus` this process starts one process per GPU, with the same command without `--gpus`, and waits for them.
     """
     from vlmrl.launch.train_plan import prepare
     from vlmrl.store.layout import runs_root
@@ -34,7 +34,7 @@ def run_training(request: TrainRequest) -> None:
 
 
 def _launch(request: TrainRequest, plan: Plan, root: Path) -> None:
-    """Start the ranks and leave with their exit code. Return only when this process itself is to be the one rank."""
+    """Start the ranks and exit with their exit code. Return only if this process itself is the one rank."""
     from vlmrl.launch.agent import torchrun_line
     from vlmrl.launch.train_plan import describe_changes
     from vlmrl.launch.train_ranks import plan_ranks, run_ranks
@@ -55,7 +55,7 @@ def _launch(request: TrainRequest, plan: Plan, root: Path) -> None:
 
 
 def _train_here(request: TrainRequest, plan: Plan, root: Path) -> None:
-    """Train in this process: alone, or as one of those that a launcher started."""
+    """Train in this process, which trains alone or is a rank of a launcher."""
     from vlmrl.cli.show.progress import ConsoleWatcher
     from vlmrl.cli.show.training_end import show_end
     from vlmrl.dist.rank_process import launched, recorded_command, stderr
@@ -63,7 +63,7 @@ def _train_here(request: TrainRequest, plan: Plan, root: Path) -> None:
     from vlmrl.launch.train_plan import begin_run, recipe_of
     from vlmrl.launch.train_ranks import resume_command
     from vlmrl.process import give_terminal, patience
-    from vlmrl.store.runs import open_run
+    from vlmrl.store.open_run import open_run
     from vlmrl.train.start import run_session, share_run
 
     is_main, recipe, debug_rank = is_main_process(), recipe_of(plan), request.machines.debug_rank
@@ -72,7 +72,7 @@ def _train_here(request: TrainRequest, plan: Plan, root: Path) -> None:
         give_terminal(debug_rank)
     with join_world(recipe.model.device, patience(recipe.parallel.timeout_seconds)) as world:
         run, recipe, checkpoint = share_run(world, lambda: begin_run(request, plan, root, argv, say))
-        # Output of a rank of a launcher goes to the rank's own log, except for what rank 0 prints.
+        # The output of a launcher's ranks goes to their logs, except for that of rank 0.
         is_shown = not request.quiet and (is_main or launched())
         watcher = ConsoleWatcher(stderr() if is_shown else open(os.devnull, "w"))  # noqa: SIM115
         try:
@@ -85,7 +85,7 @@ def _train_here(request: TrainRequest, plan: Plan, root: Path) -> None:
             what = f"{request.command} of run {run.id}"
             raise Interruption(what, kept, resume_command(request, run.dir)) from None
     if is_main:
-        # Read again: its figures come from the metrics, as those of the last line do.
+        # The run is opened again: the figures are read from its metrics file, which is complete now.
         show_end(open_run(root, run.id), status, resume_command(request, run.dir), request.as_json)
     if status == "interrupted":
         raise typer.Exit(130)

@@ -1,4 +1,4 @@
-"""`vlmrl try`: n responses to each of some prompts, scored; nothing is trained."""
+"""`vlmrl try`: sample and score several responses to each of some prompts; nothing is trained."""
 
 from __future__ import annotations
 
@@ -20,27 +20,32 @@ if TYPE_CHECKING:
 
 
 Prompts = Annotated[
-    int | None, typer.Option(min=1, help="Prompts to try; default 20, with --filter every row.", show_default=False)
+    int | None,
+    typer.Option(min=1, help="Number of prompts; default: 20, with --filter every row.", show_default=False),
 ]
 Samples = Annotated[
     int | None,
-    typer.Option(min=1, help="Responses for each; default rollout.samples_per_prompt.", show_default=False),
+    typer.Option(min=1, help="Responses per prompt; default: rollout.samples_per_prompt.", show_default=False),
 ]
 Solved = Annotated[
     str | None,
     typer.Option(
-        help="When a response is solved: 'acc>=1'; a part of the reward, or `reward` for the score.",
+        help="Condition for a right response, such as 'acc>=1': a part of the reward, or `reward` for the score.",
         show_default=False,
     ),
 ]
 Filter = Annotated[
     str | None,
-    typer.Option("--filter", help="Keep rows by solve rate, such as 0.1:0.9; write them to --out.", show_default=False),
+    typer.Option(
+        "--filter",
+        help="Write the rows with a solve rate in this range, such as 0.1:0.9, to --out.",
+        show_default=False,
+    ),
 ]
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="Where --filter writes: a folder; rows of a table become a file (.parquet is added).",
+        help="Folder that --filter writes; if the rows come from a table, a file (.parquet is added).",
         show_default=False,
     ),
 ]
@@ -48,7 +53,7 @@ Show = Annotated[int, typer.Option(min=0, help="Number of prompts to show with t
 
 
 def register(app: typer.Typer) -> None:
-    app.command("try", short_help="Sample and score 20 prompts, no update.")(try_)
+    app.command("try", short_help="Sample and score some prompts; train nothing.")(try_)
 
 
 def try_(
@@ -65,16 +70,18 @@ def try_(
     debug: options.Debug = False,
     as_json: options.Json = False,
 ) -> None:
-    """Sample prompts as training would and score them: the prompt verbatim, the images, truths, rewards, dead groups.
+    """Sample responses as training would, and score them. Nothing is trained.
 
-    Example: vlmrl try recipes/digits_im.toml --prompts 20 --set model.path=digits-sft
+    It shows the first prompt verbatim, the images, truths, rewards and dead groups.
 
-    The solve rate of a row is the share of its responses that are right, by the accuracy that the task or the reward
-    gives; without one, its mean reward on the scale that the reward declares (RANGES); or the share for which --solved
-    holds. Where nothing says it, only the spread of the rewards is shown.
+    Example: vlmrl try recipes/digits_im.toml --set model.path=digits-sft
 
-    With --filter 0.1:0.9 --out DIR the rows worth training on are written: those that are neither always nor never
-    solved. A trial that fails leaves no run; an interrupted one leaves the responses that were scored.
+    The solve rate of a row is the share of its responses that are right: those for which --solved holds, or else those
+    that are right by the accuracy of the task or the reward. Without an accuracy, it is the mean reward on the scale
+    that the reward declares (RANGES). Without such a scale, only the spread of the rewards is shown.
+
+    --filter 0.1:0.9 --out DIR writes the rows worth training on: those that are neither always nor never solved. A
+    trial that fails leaves no run. An interrupted trial leaves the responses that were scored.
     """
     from vlmrl.inference.solve_rate import parse_solved
     from vlmrl.inference.trial import run_trial, trial_run
@@ -124,7 +131,7 @@ def _bounds(filter_: str | None, out: Path | None) -> tuple[float, float] | None
 
 
 def _keep(recipe: Recipe, bounds: tuple[float, float] | None, out: Path | None) -> Keep | None:
-    """Return which rows to write, and where; None = none. Raises: DataError where `out` cannot take them."""
+    """Return which rows to write, and where; None = none. Raises: DataError if they cannot be written to `out`."""
     from vlmrl.inference.filtered_dataset import check_target
     from vlmrl.inference.trial import Keep
     from vlmrl.tasks.source import open_source

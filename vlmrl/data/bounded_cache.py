@@ -1,4 +1,4 @@
-"""Things that are costly to make, kept while there is room for them."""
+"""Bounded cache of values that are costly to make."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ T = TypeVar("T")
 
 
 class BoundedCache(Generic[T]):
-    """Values by key, the least recently used going first when they are too large together.
+    """Values by key, up to a total size; the least recently used values go first.
 
-    Args: limit_bytes: of all values; the newest stays, however large it is.    size_of: bytes of a value.
+    Args:
+        limit_bytes: limit of all values together, in bytes; the newest value stays, however large it is.
+        size_of: returns the size of a value in bytes.
     """
 
     def __init__(self, limit_bytes: int, size_of: Callable[[T], int]) -> None:
@@ -26,16 +28,20 @@ class BoundedCache(Generic[T]):
         return len(self._values)
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of a key, made by `make` unless it is there. What `make` raises goes on, and nothing is kept."""
+        """Return the value of a key; `make` is called if there is none.
+
+        An exception of `make` is passed on, and nothing is stored.
+        """
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
                 return self._values[key]
-        made = make()
+        # Without the lock: two threads may make the same value; the cache keeps the first one.
+        value = make()
         with self._lock:
             if key not in self._values:
-                self._values[key] = made
-                self.bytes += self.size_of(made)
+                self._values[key] = value
+                self.bytes += self.size_of(value)
             while self.bytes > self.limit_bytes and len(self._values) > 1:
                 self.bytes -= self.size_of(self._values.popitem(last=False)[1])
-        return made
+        return value

@@ -1,4 +1,4 @@
-"""Values of table cells: prompts, images, answers, texts and numbers, in all the forms that trainers write."""
+"""Values of table cells: prompts, images, answers, texts and numbers, in all forms that trainers write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vlmrl.types import Message
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
 MAX_DEPTH = 50
 UNREADABLE = (ValueError, OverflowError, KeyError)
-"""What `to_pylist` of Arrow raises for a value that Python cannot hold: a date after the year 9999, an unknown time
+"""Exceptions of Arrow's `to_pylist` for a value that Python cannot hold: a date after the year 9999, an unknown time
 zone."""
 _MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\x00", b"MM\x00*")
 _DATA_URI = re.compile(r"data:image/[A-Za-z0-9.+-]+;base64,")
@@ -31,8 +31,9 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 def python_rows(rows: Any, place: Callable[[int], str]) -> list[dict[str, Any]]:
     """Return the rows of an Arrow table or record batch as dicts of Python values.
 
-    Args: place: where the row with this index is, for messages.
-    Raises: DataError that names the first cell which Python cannot hold.
+    Args:
+        place: returns the place of the row with an index, for messages.
+    Raises: DataError that names the first cell that Python cannot hold.
     """
     try:
         return rows.to_pylist()
@@ -41,7 +42,11 @@ def python_rows(rows: Any, place: Callable[[int], str]) -> list[dict[str, Any]]:
 
 
 def unreadable_cell(rows: Any, place: Callable[[int], str]) -> DataError:
-    """Return the error that names the first cell of Arrow rows which Python cannot hold. Args: as of `python_rows`."""
+    """Return the error that names the first cell of Arrow rows that Python cannot hold.
+
+    Args:
+        rows, place: see `python_rows`.
+    """
     for index in range(rows.num_rows):
         for name in rows.schema.names:
             try:
@@ -50,8 +55,9 @@ def unreadable_cell(rows: Any, place: Callable[[int], str]) -> DataError:
                 kind = rows.schema.field(name).type
                 return DataError(
                     f"a value of type {kind} cannot be read: {str(error).strip() or type(error).__name__}",
-                    where=f"{place(index)}, column `{name}`", hint="store it as text, or take the column out",
-                )  # fmt: skip
+                    where=f"{place(index)}, column `{name}`",
+                    hint="store it as text, or remove the column",
+                )
     return DataError("the rows cannot be read", where=place(0))
 
 
@@ -60,14 +66,15 @@ def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | No
 
     Args:
         value: text, or a list of turns {role, content}; content is text or a list of parts {type: text|image, ...}.
-            ShareGPT's {from, value} is understood, and a list written as JSON text.
+            ShareGPT's {from, value} is read too, and so is a list written as JSON text.
         where: row and column, for messages.
-    Returns: (turns, response, images): a last assistant turn is not part of the prompt, it is the `response`; `images`
-        are the values found inside content parts, in order, `<image>` standing for each part in the text.
-    Raises: DataError for anything else.
+    Returns: (turns, response, images). A last assistant turn is not part of the prompt: it is the `response`, which is
+        None without such a turn. `images` are the values inside content parts, in order; the text has `<image>` for
+        each image part.
+    Raises: DataError for any other value.
     """
     if isinstance(value, str) and value.lstrip().startswith("[{"):
-        with suppress(ValueError):  # a text that only begins like JSON stays a text
+        with suppress(ValueError):  # a text that only begins like JSON is a plain text
             value = parse_json(value)
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
@@ -85,7 +92,7 @@ def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | No
         content = turn.get("content") if turn.get("content") is not None else turn.get("value")
         text, inside = _read_content(content, place)
         images += inside
-        turns.append(Message(ROLES[role], _whole(text)))  # type: ignore[arg-type]
+        turns.append(Message(ROLES[role], _without_surrogates(text)))  # type: ignore[arg-type]
     response = turns.pop().content if turns[-1].role == "assistant" else None
     if not any(turn.role == "user" for turn in turns):
         raise DataError("the prompt has no user message", where=where)
@@ -117,7 +124,7 @@ def _read_content(content: Any, where: str) -> tuple[str, list[Any]]:
 
 
 def split_images(value: Any) -> list[Any]:
-    """Return the image values of a cell: none, one, or a list (also written as JSON text)."""
+    """Return the image values of a cell that holds no image, one image, or a list of them (as JSON text, too)."""
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
         return []
     if isinstance(value, str) and value.lstrip().startswith("["):
@@ -137,16 +144,16 @@ def read_image(value: Any, root: Path | None, where: str, depth: int = 0) -> byt
     Args:
         value: bytes; text: a data URI, base64, or a path; a dict {bytes, path} (Hugging Face), {image: ...} (verl),
             {url: ...} (OpenAI).
-        root: folder that paths must stay in, links resolved; None = paths are refused.
+        root: folder that paths must stay in after links are resolved; None = paths are refused.
         where: row and column, for messages.
-        depth: how many dicts it was found in; at most 3.
+        depth: number of dicts around the value; at most 3.
     Raises: DataError for an address on the network, a path that leaves the root or is no file, or any other value.
     """
     if isinstance(value, Mapping):
         for key in ("bytes", "image", "path", "url", "image_url"):
             if depth < 3 and value.get(key) is not None and value.get(key) != "":
                 return read_image(value[key], root, where, depth + 1)
-        raise DataError(f"an image is {show(value)}: none of bytes, path, image", where=where)
+        raise DataError(f"an image is {show(value)}, which has none of the keys bytes, path, image", where=where)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     if not isinstance(value, str):
@@ -157,17 +164,18 @@ def read_image(value: Any, root: Path | None, where: str, depth: int = 0) -> byt
         return encoded
     text = text.removeprefix("file://")
     if text.startswith("data:"):
-        raise DataError(f"the data URI {show(text)} is no image in base64", where=where)
+        raise DataError(f"the data URI {show(text)} is not an image in base64", where=where)
     if _SCHEME.match(text):
         raise DataError(
-            f"the image {show(text)} is an address, and nothing is fetched from the network", where=where,
+            f"the image {show(text)} is a URL, and nothing is fetched from the network",
+            where=where,
             hint="download the images first and give their paths or bytes",
-        )  # fmt: skip
+        )
     return _inside(text, root, where)
 
 
 def image_bytes(image: bytes | Path, where: str) -> bytes:
-    """Return the bytes of an image that `read_image` gave. Raises: DataError when its file cannot be read."""
+    """Return the bytes of an image that `read_image` returned. Raises: DataError when its file cannot be read."""
     try:
         return image.read_bytes() if isinstance(image, Path) else image
     except OSError as error:
@@ -175,26 +183,33 @@ def image_bytes(image: bytes | Path, where: str) -> bytes:
 
 
 def _from_base64(text: str, where: str) -> bytes | None:
-    """Return the bytes when the text is an image in base64, else None; a data URI that does not decode is an error."""
+    """Return the bytes of an image in base64, or None if the text is none.
+
+    Raises: DataError for a data URI that does not decode, and for a text longer than base64 of the largest file.
+    """
     uri = _DATA_URI.match(text)
     if uri is None and len(text) < 60:
         return None
-    if len(text) > MAX_FILE_BYTES * 4 // 3 + 100:
-        raise DataError(f"an image of {len(text):,} base64 characters is too large", where=where)
+    limit = MAX_FILE_BYTES * 4 // 3 + 100  # base64 has 4 characters per 3 bytes; 100 for the head of a data URI
+    if len(text) > limit:
+        raise DataError(f"the image has {len(text):,} base64 characters; the limit is {limit:,}", where=where)
     body = text[uri.end() :] if uri else text
     try:
         data = base64.b64decode(re.sub(r"\s+", "", body), validate=True)
     except (binascii.Error, ValueError) as error:
         if uri:
-            raise DataError(f"a data URI that is not base64: {error}", where=where) from error
+            raise DataError(f"the data URI is not base64: {error}", where=where) from error
         return None
     return data if uri or data.startswith(_MAGIC) else None
 
 
 def _inside(text: str, root: Path | None, where: str) -> Path:
     if root is None:
-        raise DataError(f"the image {show(text)} is a path, and this source has no folder of images", where=where,
-                        hint="give `images_root` in `[[data]]`")  # fmt: skip
+        raise DataError(
+            f"the image {show(text)} is a path, and this source has no folder of images",
+            where=where,
+            hint="give `images_root` in `[[data]]`",
+        )
     if "\0" in text or not text:
         raise DataError(f"the image path {show(text)} is not a path", where=where)
     base = root.resolve()
@@ -202,22 +217,26 @@ def _inside(text: str, root: Path | None, where: str) -> Path:
         path = (base / text).resolve()
         if not path.is_relative_to(base):
             raise DataError(
-                f"the image path {show(text)} leaves {root}", where=where,
+                f"the image path {show(text)} leaves {root}",
+                where=where,
                 hint="set `images_root` to the folder that holds the images; a link out of it counts as leaving",
-            )  # fmt: skip
+            )
         if not path.is_file():
             raise DataError(
                 f"no image file {show(text)} in {root}", where=where, hint="check the path and `images_root`"
             )
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise DataError(f"the image file {show(text)} has {path.stat().st_size:,} bytes", where=where)
-    except (OSError, RuntimeError, ValueError) as error:  # of a path that no system has: half a character
+            size = path.stat().st_size
+            raise DataError(
+                f"the image file {show(text)} has {size:,} bytes; the limit is {MAX_FILE_BYTES:,}", where=where
+            )
+    except (OSError, RuntimeError, ValueError) as error:  # paths that no system allows, such as half a character
         raise DataError(f"the image path {show(text)} cannot be used: {error}", where=where) from error
     return path
 
 
 def text_of(value: Any) -> str | None:
-    """Return a cell's text: itself, or the last turn of a chat; None for all else."""
+    """Return the text of a cell: the cell itself, or the last turn of a chat; None for any other value."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and isinstance(value[-1], Mapping):
@@ -227,7 +246,7 @@ def text_of(value: Any) -> str | None:
 
 
 def number_of(value: Any) -> float:
-    """Return a cell as a number; NaN for what is none."""
+    """Return a cell as a number; NaN if it is not a finite number."""
     try:
         number = float(value) if isinstance(value, (int, float, str)) else math.nan
     except (ValueError, OverflowError):
@@ -236,43 +255,48 @@ def number_of(value: Any) -> float:
 
 
 def read_answer(value: Any, where: str) -> Any:
-    """Return an answer cell: of verl's {style, ground_truth} the ground truth, anything else as it is."""
+    """Return an answer cell as a JSON value; of verl's {style, ground_truth}, return the ground truth."""
     if isinstance(value, Mapping) and "ground_truth" in value:
         value = value["ground_truth"]
     return plain(value)
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Return a cell as a JSON value: NaN, infinities and bytes become None, times ISO text, decimals numbers.
+    """Return a cell as a JSON value.
+
+    NaN, infinities and bytes become None, dates and times become ISO text, decimals become numbers.
 
     Raises: DataError for a value nested more than 50 deep.
     """
     if depth > MAX_DEPTH:
         raise DataError(f"a value is nested more than {MAX_DEPTH} deep")
     if isinstance(value, str):
-        return _whole(value)
+        return _without_surrogates(value)
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {_whole(str(key)): plain(item, depth + 1) for key, item in value.items()}
+        return {_without_surrogates(str(key)): plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item, depth + 1) for item in value]
     if isinstance(value, (datetime, date, time)):
         return value.isoformat()
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
-    return None if isinstance(value, (bytes, bytearray, memoryview)) else _whole(str(value))
+    return None if isinstance(value, (bytes, bytearray, memoryview)) else _without_surrogates(str(value))
 
 
-def _whole(text: str) -> str:
-    """Return a text with `?` for halves of characters: JSON can hold them, files and tokenizers cannot."""
+def _without_surrogates(text: str) -> str:
+    """Return a text with `?` for each half of a character (a lone surrogate).
+
+    JSON can hold them; files and tokenizers cannot.
+    """
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def show(value: Any, most: int = 80) -> str:
-    """Return a value as Python writes it, of at most so many characters, for messages."""
+    """Return the `repr` of a value, shortened to at most `most` characters, for messages."""
     try:
         text = repr(value)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""The chat template of a model: turns to the text that it was trained on."""
+"""Chat template of a model: messages as the text format that the model was trained on."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 IMAGE_SLOT = "<image>"
 TEMPLATE_HINT = "use the chat template that came with the model (chat_template.jinja in its folder)"
 WORKER = TemplateWorker(chat=True)
-"""This process's for chat templates."""
+"""Worker of this process for chat templates."""
 
 
 def render_chat(
     processor: Any, messages: Sequence[Message], *, generation_prompt: bool, settings: Mapping[str, Any]
 ) -> str:
-    """The text of a conversation: each `<image>` becomes one of the template's image entries.
+    """Return the text of a conversation; each `<image>` becomes one of the template's image entries.
 
-    Args: settings: further variables of the template, such as `enable_thinking`.
-    Raises: CheckpointError when the model has no chat template, or one that is not valid, or one that takes more time,
-        memory or text than a prompt can; DataError when it refuses this conversation.
+    Args:
+        settings: further variables of the template, such as `enable_thinking`.
+    Raises: CheckpointError when the model has no chat template, when the template is not valid, or when it takes more
+        time, memory or text than a prompt can; DataError when the template refuses this conversation.
     """
     from jinja2 import TemplateError, TemplateSyntaxError
 
@@ -45,8 +46,16 @@ def render_chat(
     except TemplateSyntaxError as error:
         message = f"the model's chat template is not valid Jinja: {error.message}"
         raise CheckpointError(message, where=f"chat template, line {error.lineno}", hint=TEMPLATE_HINT) from error
-    except (TemplateError, RecursionError, MemoryError, ArithmeticError, TypeError, ValueError, LookupError,
-            AttributeError) as error:  # fmt: skip
+    except (
+        TemplateError,
+        RecursionError,
+        MemoryError,
+        ArithmeticError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+    ) as error:
         raise DataError(
             f"the model's chat template refuses the prompt: {first_line(error)}", hint=TEMPLATE_HINT
         ) from error
@@ -55,10 +64,11 @@ def render_chat(
 def _require_limits(processor: Any, turns: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> None:
     """Render a conversation in a process with limits first: a chat template is a program that came with a model.
 
-    Raises: CheckpointError when it goes over a limit. What else it does is left to the rendering that counts.
+    Raises: CheckpointError when the template exceeds a limit. All other errors are left to `render_chat`, which renders
+        the conversation again without limits.
     """
     source = processor.chat_template
-    if isinstance(source, Mapping):  # several by name: transformers takes this one
+    if isinstance(source, Mapping):  # several templates by name: transformers takes this one
         source = source.get("default")
     if not isinstance(source, str):
         return
@@ -73,12 +83,12 @@ def _require_limits(processor: Any, turns: Sequence[Mapping[str, Any]], settings
 
 
 def guard_message(control: ControlTokens, message: Message) -> Message:
-    """A message whose text cannot write a control token; its `<image>` slots stay."""
+    """Return the message with a text that cannot write a control token; its `<image>` slots stay."""
     return Message(message.role, IMAGE_SLOT.join(map(control.guard, message.content.split(IMAGE_SLOT))))
 
 
 def _entries(text: str) -> list[dict[str, str]]:
-    """Text with `<image>` slots as the content list of a chat template."""
+    """Return a text with `<image>` slots as the content list of a chat template."""
     parts: list[dict[str, str]] = []
     for index, piece in enumerate(text.split(IMAGE_SLOT)):
         if index:

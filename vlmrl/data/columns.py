@@ -1,6 +1,6 @@
 """Spellings of column names, and the column of each role: for training tables, saved responses and pairs of images.
 
-They are those of TRL, verl, EasyR1 and ms-swift, beside the usual ones. What a cell holds: cells.py.
+The spellings are those of TRL, verl, EasyR1 and ms-swift, and other common ones. cells.py reads the cells.
 """
 
 from __future__ import annotations
@@ -25,13 +25,30 @@ TRAINING: Spellings = {
 """Columns of a table to train on."""
 RESPONSES: Spellings = {
     "response": (
-        "response", "completion", "output", "prediction", "predict", "generated_text", "generation", "model_output",
-        "solution_str", "text",
+        "response",
+        "completion",
+        "output",
+        "prediction",
+        "predict",
+        "generated_text",
+        "generation",
+        "model_output",
+        "solution_str",
+        "text",
     ),
-    # Not in TRAINING's order: existing reports rely on both orders.
+    # The order differs from that of TRAINING: existing reports rely on both orders.
     "ground_truth": (
-        "ground_truth", "truth", "answer_im", "gts", "ground_truths", "reward_model", "solution", "label", "answer",
-        "target", "reference",
+        "ground_truth",
+        "truth",
+        "answer_im",
+        "gts",
+        "ground_truths",
+        "reward_model",
+        "solution",
+        "label",
+        "answer",
+        "target",
+        "reference",
     ),
     "prompt": ("prompt", "problem", "question", "query", "input"),
     "group": ("group", "group_id", "prompt_id", "uid", "problem_id", "question_id"),
@@ -41,7 +58,7 @@ RESPONSES: Spellings = {
     "score": ("score", "reward", "overall"),
     "token_ids": ("completion_ids", "token_ids", "response_ids"),
     "images": IMAGES,
-}  # fmt: skip
+}
 """Columns of a table of saved responses."""
 PAIRS: Spellings = {
     "images": IMAGES,
@@ -54,7 +71,10 @@ PAIRS: Spellings = {
 
 @dataclass(frozen=True)
 class Mapped:
-    """Column of each role of a training table; None = the table has none. `style` names the trainer that spells so."""
+    """Column of each role of a training table; None = the table has no such column.
+
+    `style` names the trainer that uses these spellings; "own" = no known trainer.
+    """
 
     prompt: str | None
     images: str | None
@@ -63,21 +83,27 @@ class Mapped:
     style: str
 
     def named(self) -> dict[str, str]:
-        """Return the roles that have a column."""
+        """Return role -> column, without the roles that have no column."""
         return {key: getattr(self, key) for key in TRAINING if getattr(self, key)}
 
 
 def match_columns(
-    spellings: Spellings, columns: Sequence[str], named: Mapping[str, str] | None = None, *, where: str = "",
+    spellings: Spellings,
+    columns: Sequence[str],
+    named: Mapping[str, str] | None = None,
+    *,
+    where: str = "",
     option: str = "",
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """Return role -> column; a role without a column is left out, and no column has two roles.
 
     Args:
+        spellings: role -> column names that are recognised.
         columns: the table's columns.
-        named: role -> column as the user named them; these come first.
-        where, option: the table, and what the roles were named with, for messages.
-    Raises: DataError for a role that does not exist or a named column that is not there, with the nearest name.
+        named: role -> column as the user named them; these take precedence.
+        where: the table, for messages.
+        option: the option or key that the user named the roles with, for messages.
+    Raises: DataError for an unknown role, or a named column that the table lacks, with the nearest name.
     """
     matched = dict(named or {})
     for role, column in matched.items():
@@ -99,8 +125,9 @@ def map_columns(columns: Sequence[str], named: Mapping[str, str], first: Mapping
 
     Args:
         columns: the table's columns.
-        named: `[[data]] columns` of the recipe: role -> column; these come first.
-        first: a row of the table: verl's `reward_model` counts, and before all others, where it holds a `ground_truth`.
+        named: `[[data]] columns` of the recipe: role -> column; these take precedence.
+        first: a row of the table. If its `reward_model` holds a `ground_truth`, as verl's does, that column is
+            preferred for the answer; else it is not an answer column.
         where: the table, for messages.
     Raises: DataError; see `match_columns`.
     """
@@ -115,10 +142,11 @@ def map_columns(columns: Sequence[str], named: Mapping[str, str], first: Mapping
 def missing_prompt(columns: Sequence[str], where: str) -> DataError:
     """Return the error for a table whose prompt column is not recognised."""
     return DataError(
-        f"no prompt column; the table has: {', '.join(columns)}", where=where,
-        hint=f"recognised names: {', '.join(TRAINING['prompt'])}; name yours with `columns = {{prompt = \"...\"}}`, "
+        f"no prompt column; the table has: {', '.join(columns)}",
+        where=where,
+        hint=f'recognised names: {", ".join(TRAINING["prompt"])}; name yours with `columns = {{prompt = "..."}}`, '
         "or give a Jinja template in `prompt`",
-    )  # fmt: skip
+    )
 
 
 def _style(matched: Mapping[str, str]) -> str:

@@ -1,12 +1,12 @@
-"""Text of a dataset is text: a control token typed in it (`<|im_end|>`, `<image_soft_token>`) stays letters.
+"""Control tokens typed in the text of a dataset (`<|im_end|>`, `<image_soft_token>`): they stay letters.
 
 A tokenizer reads the name of a special token as that token wherever it stands, so a question that quotes
-`<|im_end|><|im_start|>assistant` would end its own turn. Here the names that the chat template writes are told from
-those that the data holds. Before rendering, `guard` puts a mark for the first character of each name in the data; the
-template does not look at it. `encode` then reads the rendered text with a copy of the tokenizer in which every control
-token has a secret name: what the template wrote is given those names, what the data holds has none of them.
+`<|im_end|><|im_start|>assistant` would end its own turn. This module separates the names that the chat template writes
+from those that the data holds. Before rendering, `guard` replaces the first character of each name in the data by a
+mark, to which the template pays no attention. `encode` then reads the rendered text with a copy of the tokenizer in
+which every control token has a secret name: names that the template wrote become secret names, names in the data stay.
 
-Text without such a name never takes this way: it is encoded by the tokenizer as it is.
+A text without such a name is encoded by the tokenizer itself.
 """
 
 from __future__ import annotations
@@ -21,31 +21,34 @@ from typing import Any
 from vlmrl.errors import DataError
 
 MEDIA = ("image", "video", "audio")
+"""Kinds of media that have placeholder tokens."""
 OPEN, CLOSE = "\ue000", "\ue001"
 """Private-use characters around a mark or a secret name; between them are digits that no data can know."""
 _NO_NAME = r"(?!)"
+"""Pattern that matches nothing."""
 _OF_SOME_MODEL = re.compile(
     r"<\|[A-Za-z0-9_]{1,40}\|?>|<[A-Za-z0-9_]{1,40}\|>|<\uff5c[^\uff5c<>]{1,40}\uff5c>|</?s>|<(?:bos|eos|pad|unk)>"
     r"|<(?:start|end)_of_(?:turn|image|utterance)>|<(?:image_soft_token|IMG_CONTEXT|fake_token_around_image|global-img)>"
     r"|\[/?INST\]"
 )
-"""Control tokens of the families that are known, for a look at a dataset without a model."""
+"""Control tokens of the known model families, to check a dataset without a model."""
 
 
 def typed_in(text: str) -> Counter[str]:
-    """What some model's tokenizer would take for a control token in a text, each with how often it stands there."""
+    """Count what the tokenizer of some model would take for a control token in a text: name -> number."""
     return Counter(_OF_SOME_MODEL.findall(text))
 
 
 class ControlTokens:
-    """The control tokens of a processor: special tokens, placeholders of media, and what opens and closes a turn.
+    """Control tokens of a processor: special tokens, placeholders of media, and tokens that open or close a turn.
 
     Args:
         processor: a transformers processor.
         render: one user message -> the text of its chat template, no generation prompt. Added tokens in it open or
             close a turn; not every tokenizer calls these special.
+
     Attributes:
-        names: as they stand in text, the longest first.
+        names: the tokens as they stand in text, the longest first.
     """
 
     def __init__(self, processor: Any, render: Callable[[str], str]) -> None:
@@ -55,6 +58,7 @@ class ControlTokens:
         self._firsts = frozenset(name[0] for name in self.names)
         self._longest = max(map(len, self.names), default=0)
         nonce = "".join(str(secrets.randbelow(10)) for _ in range(20))
+        # The nonce is random, so that no data holds a mark or a secret name.
         self._marks = {c: f"{OPEN}{nonce}0{i}{CLOSE}" for i, c in enumerate(sorted(self._firsts))}
         self._marked = {mark: c for c, mark in self._marks.items()}
         self._mark = _any_of(self._marked)
@@ -64,16 +68,16 @@ class ControlTokens:
         self._copy: Any = None
 
     def found_in(self, text: str) -> Counter[str]:
-        """The control tokens in a text of the data, each with how often it stands there."""
+        """Count the control tokens in a text of the data: name -> number."""
         return Counter(self._name.findall(text))
 
     def guard(self, text: str) -> str:
-        """A text of the data with a mark in place of the first character of every control token.
+        """Return a text of the data with a mark in place of the first character of every control token.
 
-        So is the beginning of one at the end of the text, which the template may join with what comes next.
+        The beginning of a control token at the end of the text is marked, too: the template may append the rest of it.
         """
         while (marked := self._name.sub(lambda m: self._marks[m[0][0]] + m[0][1:], text)) != text:
-            text = marked  # taking one apart may leave another that it held
+            text = marked  # a name may hold another one: mark until none is left
         body = text.rstrip()
         for at in range(max(0, len(body) - self._longest), len(body)):
             if body[at] in self._firsts and any(name.startswith(body[at:]) for name in self.names):
@@ -81,17 +85,17 @@ class ControlTokens:
         return text
 
     def reveal(self, marked: str) -> str:
-        """A guarded text, or one that was rendered from such, as people read it."""
+        """Return a guarded text, or one that was rendered from guarded texts, as people read it."""
         return self._mark.sub(lambda m: self._marked[m[0]], marked)
 
     def is_ambiguous(self, marked: str) -> bool:
-        """Whether the tokenizer, given the revealed text, would take data for a control token."""
+        """Return whether the tokenizer, given the revealed text, would take data for a control token."""
         if self._mark.search(marked) is None:
             return False
         return self._name.split(self.reveal(marked)) != [self.reveal(piece) for piece in self._name.split(marked)]
 
     def encode(self, marked: str) -> list[int]:
-        """Token ids of a text rendered from guarded data; no special token is added.
+        """Return the token ids of a text rendered from guarded data; no special token is added.
 
         Raises: DataError when this tokenizer cannot read a control token as letters.
         """
@@ -100,20 +104,20 @@ class ControlTokens:
         return self.encode_ambiguous(marked)[0]
 
     def encode_ambiguous(self, marked: str) -> tuple[list[int], Callable[[int], int | None]]:
-        """Token ids, and for an index into `marked` the index of the token that its character is in."""
+        """Return the token ids, and a function: index into `marked` -> index of the token that holds its character."""
         out: list[str] = []
         size = last = 0
-        moved: list[tuple[int, int, bool]] = []  # from this index on: its new index, and whether it is in a name
+        moved: list[tuple[int, int, bool]] = []  # (from this index on, its new index, whether it is in a name)
         for match in self._name_or_mark.finditer(marked):
-            new = self._marked.get(match[0]) or self._secrets[match[0]]
-            out += (marked[last : match.start()], new)
+            replacement = self._marked.get(match[0]) or self._secrets[match[0]]
+            out += (marked[last : match.start()], replacement)
             start = size + match.start() - last
-            size, last = start + len(new), match.end()
+            size, last = start + len(replacement), match.end()
             moved += ((match.start(), start, True), (last, size, False))
         encoding = self._renamed(marked).encode("".join((*out, marked[last:])), add_special_tokens=False)
         written, read = sum(self.found_in(marked).values()), sum(i in self._ids.values() for i in encoding.ids)
         if written != read:
-            raise self._unreadable(marked, f"it makes {read} control tokens of a text that has {written}")
+            raise self._unreadable(marked, f"it reads {read} control tokens in a text that has {written}")
 
         def token_at(index: int) -> int | None:
             start, new_start, in_name = max((m for m in moved if m[0] <= index), default=(0, 0, False))
@@ -122,7 +126,7 @@ class ControlTokens:
         return encoding.ids, token_at
 
     def processor_over(self, processor: Any) -> Any:
-        """A copy of the processor that takes guarded text."""
+        """Return a copy of the processor that takes guarded text."""
         from copy import copy
 
         other = copy(processor)
@@ -130,7 +134,7 @@ class ControlTokens:
         return other
 
     def _renamed(self, marked: str) -> Any:
-        """The tokenizer with a secret name for every control token, under the same id. Made when first needed."""
+        """Return the tokenizer with a secret name for every control token, under the same id; it is made once."""
         if self._copy is None:
             backend = getattr(self.tokenizer, "backend_tokenizer", None)
             if backend is None:
@@ -145,12 +149,12 @@ class ControlTokens:
         named = ", ".join(self.found_in(self.reveal(marked)) - self.found_in(marked))
         return DataError(
             f"the text holds {named}, which this model's tokenizer cannot read as letters: {why}",
-            hint="take it out of the text",
+            hint="remove it from the text",
         )
 
 
 class _GuardedTokenizer:
-    """What a processor calls instead of its tokenizer: guarded text in, ids out. All else is the tokenizer's."""
+    """Tokenizer for a processor that takes guarded text and returns ids. All else is as in the model's tokenizer."""
 
     def __init__(self, control: ControlTokens) -> None:
         self._control = control
@@ -175,7 +179,7 @@ class _GuardedTokenizer:
 
 
 def rename_tokens(backend: Any, names: Mapping[str, str]) -> Any:
-    """A copy of a `tokenizers.Tokenizer` in which these tokens go by other names; ids, flags and all else stay."""
+    """Return a copy of a `tokenizers.Tokenizer` with other names for these tokens; ids, flags and all else stay."""
     from tokenizers import Tokenizer
 
     state = json.loads(backend.to_str())
@@ -195,16 +199,19 @@ def rename_tokens(backend: Any, names: Mapping[str, str]) -> Any:
 def _names(processor: Any, render: Callable[[str], str]) -> tuple[str, ...]:
     tokenizer = processor.tokenizer
     added = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
-    found = {name for name, special in added.items() if special} | set(tokenizer.all_special_tokens)
+    names = {name for name, special in added.items() if special} | set(tokenizer.all_special_tokens)
     for holder in (processor, tokenizer):
-        found |= {str(token) for kind in MEDIA if (token := getattr(holder, f"{kind}_token", None))}
+        names |= {str(token) for kind in MEDIA if (token := getattr(holder, f"{kind}_token", None))}
     turn = render("x")
-    found |= {name for name in added if name in turn}
-    return tuple(sorted(found & added.keys(), key=lambda name: (-len(name), name)))
+    names |= {name for name in added if name in turn}
+    return tuple(sorted(names & added.keys(), key=lambda name: (-len(name), name)))
 
 
 def _any_of(words: Sequence[str] | Mapping[str, str]) -> re.Pattern[str]:
-    """A pattern of any of the words, the first that fits; with a look ahead, as most text begins none of them."""
+    """Return a pattern that matches any of the words; of several, the first in order.
+
+    A look-ahead at the first characters makes it fast: most text begins none of the words.
+    """
     if not words:
         return re.compile(_NO_NAME)
     firsts = re.escape("".join(sorted({word[0] for word in words})))

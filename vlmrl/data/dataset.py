@@ -1,40 +1,39 @@
-"""Opening a dataset: a folder made by `vlmrl prep`, or a table of one's own. Rows and images are read when asked
-for.
+"""Interface of datasets, and their common parts: rows made on access, decoded images, hashes of rows.
+
+prepared_dataset.py has the folders that `vlmrl prep` makes, table_dataset.py the user's own tables; open_dataset.py
+chooses between them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from vlmrl.data.bounded_cache import BoundedCache
-from vlmrl.data.images import ImageStore, decode_image
+from vlmrl.data.images import decode_image
 from vlmrl.errors import DataError
-from vlmrl.json_text import parse_json
-from vlmrl.recipe.schema import Data
 from vlmrl.types import Media, Row
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
-INFO_FILE = "dataset.json"
-SCHEMA = 1
 DECODED_BYTES = 2**29
-"""Decoded images of a dataset that a process keeps, by content: of a prompt the model, the engine and the reward want
-the same ones, and pairs repeat them. 512 MiB are 170 images of one megapixel."""
+"""Maximum size of a process's cache of decoded images, in bytes. The model, the engine and the reward read the same
+images of a prompt, and datasets of pairs repeat images. 512 MiB are 170 images of one megapixel."""
 _decoded: BoundedCache[PILImage] = BoundedCache(DECODED_BYTES, lambda image: 3 * image.width * image.height)
 
 
 class Dataset(Protocol):
-    """What every source of rows offers.
+    """Interface of every source of rows.
 
     Attributes:
         name: short name of the source, as in metrics and rollouts.
         path: the folder, the file or the hub name, as text.
         info: dataset.json, or its counterpart for a table (task, splits, how columns were read).
         splits: split -> number of rows.
-        notes: what a person should know about how the data was read; one sentence each.
+        notes: remarks for the user on how the data was read; one sentence each.
     """
 
     @property
@@ -50,29 +49,32 @@ class Dataset(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the content; for a table it is computed when first asked for."""
+        """Hash of the content; for a table it is computed on first access."""
         ...
 
     def rows(self, split: str) -> Sequence[Row]:
-        """The rows of a split; each is made when it is indexed. Raises: DataError for an unknown split."""
+        """Return the rows of a split; each is made when it is indexed. Raises: DataError for an unknown split."""
         ...
 
     def image_bytes(self, media: Media) -> bytes:
-        """The image file as stored."""
+        """Return the bytes of the image file as stored."""
         ...
 
     def image(self, media: Media) -> PILImage:
-        """The image as PIL RGB, upright. Raises: DataError with its place when the file is broken."""
+        """Return the image as PIL RGB, upright. Raises: DataError with its place when the file is broken."""
         ...
 
     def place_of(self, media: Media) -> str:
-        """Where a person finds an image: its row, and its file where it has one of its own."""
+        """Return the place of an image, for messages: its row, and its path if it is a file of its own."""
         ...
 
 
-def decode_at(dataset: Dataset, media: Media) -> PILImage:
-    """An image of a dataset, decoded: once while it is among those kept (see `DECODED_BYTES`), whoever asks for it. It
-    is everybody's: nobody may change its pixels. Raises: DataError that says where the image is.
+def decode_cached(dataset: Dataset, media: Media) -> PILImage:
+    """Return a decoded image of a dataset, from the process's cache if it is there.
+
+    The cache (see `DECODED_BYTES`) returns the same object to all callers: do not change its pixels.
+
+    Raises: DataError that says where the image is.
     """
 
     def decode() -> PILImage:
@@ -80,14 +82,14 @@ def decode_at(dataset: Dataset, media: Media) -> PILImage:
         try:
             return decode_image(data)
         except DataError as error:
-            hint = f"mend the file or take the row out; `vlmrl data doctor {dataset.path}` decodes every image"
+            hint = f"repair the file or remove the row; `vlmrl data doctor {dataset.path}` decodes every image"
             raise DataError(error.message, where=dataset.place_of(media), hint=hint) from error
 
     return _decoded.get((dataset.path, media.sha256), decode)
 
 
 class Rows(Sequence[Row]):
-    """Rows made on demand by `make(index)`; slices are lists."""
+    """Sequence of rows, each made on access by `make(index)`; slices are lists."""
 
     def __init__(self, length: int, make: Any) -> None:
         self._length, self._make = length, make
@@ -108,123 +110,19 @@ class Rows(Sequence[Row]):
         return self._make(number)
 
 
-class PreparedDataset:
-    """A folder made by `vlmrl prep`."""
-
-    def __init__(self, path: Path, *, name: str | None = None, task: str | None = None) -> None:
-        self._folder, self.path = path, str(path)
-        self.info = read_info(path)
-        self.name = name or str(self.info["name"])
-        self.task = task or str(self.info["task"])
-        self.notes: Sequence[str] = ()
-        self.splits = {split: int(fields["rows"]) for split, fields in self.info["splits"].items()}
-        self._tables: dict[str, Any] = {}
-        self._store: ImageStore | None = None
-
-    @property
-    def fingerprint(self) -> str:
-        return str(self.info["fingerprint"])
-
-    def rows(self, split: str) -> Sequence[Row]:
-        table = self._table(split)
-
-        def make(index: int) -> Row:
-            fields = table.slice(index, 1).to_pylist()[0]
-            prompt_id, truth, images = fields.pop("prompt_id"), fields.pop("truth"), fields.pop("images")
-            media = tuple(Media(**image) for image in images)
-            return Row(prompt_id, self.name, self.task, truth, media, fields, f"{self.path} {split} row {index}")
-
-        return Rows(self.splits[split], make)
-
-    def image_bytes(self, media: Media) -> bytes:
-        if self._store is None:
-            self._store = ImageStore(self._folder)
-        return self._store.read(media.sha256)
-
-    def image(self, media: Media) -> PILImage:
-        return decode_at(self, media)
-
-    def place_of(self, media: Media) -> str:
-        for split in self.splits:
-            for index, images in enumerate(self._table(split).column("images").to_pylist()):
-                if any(image["sha256"] == media.sha256 for image in images):
-                    return f"{self.path} {split} row {index}, image {media.sha256[:16]}"
-        return f"{self.path}, image {media.sha256[:16]}"
-
-    def __reduce__(self):
-        return (_reopen, (self._folder, self.name, self.task))
-
-    def _table(self, split: str) -> Any:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        require_split(self, split)
-        if split not in self._tables:
-            path = self._folder / f"{split}.parquet"
-            try:
-                table = pq.read_table(path)
-            except (OSError, pa.ArrowInvalid) as error:
-                raise DataError(f"split `{split}` cannot be read: {error}", where=str(path), hint=_REMAKE) from error
-            missing = {"prompt_id", "truth", "images"} - set(table.column_names)
-            if missing or table.num_rows != self.info["splits"][split]["rows"]:
-                what = (
-                    f"lacks the column {sorted(missing)[0]}"
-                    if missing
-                    else f"has {table.num_rows} rows, not those of dataset.json"
-                )
-                raise DataError(f"split `{split}` {what}", where=str(path), hint=_REMAKE)
-            self._tables[split] = table
-        return self._tables[split]
-
-
-_REMAKE = "make the dataset again with `vlmrl prep ... --force`"
-
-
-def _reopen(path: Path, name: str, task: str) -> PreparedDataset:
-    return PreparedDataset(path, name=name, task=task)
-
-
-def open_dataset(data: Data) -> Dataset:
-    """Open a `[[data]]` entry. Nothing is decoded and no row is read yet.
-
-    Raises: DataError when there is nothing at `path`, or what is there cannot be read.
-    """
-    path = Path(data.path)
-    if not data.path.startswith("hub:") and (path / INFO_FILE).is_file():
-        # `table` is the recipe's default: a prepared folder knows its task better
-        task = None if data.task == "table" else data.task
-        return PreparedDataset(path, name=data.name, task=task)
-    from vlmrl.data.table_dataset import open_table
-
-    return open_table(data)
-
-
-def read_info(path: Path) -> dict[str, Any]:
-    """dataset.json of a prepared folder, checked for what readers rely on."""
-    file = path / INFO_FILE
-    try:
-        info = parse_json(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(
-            f"{path} is no prepared dataset: {error.strerror or error}", where=str(file), hint="vlmrl prep --help"
-        ) from error
-    except ValueError as error:
-        raise DataError(f"dataset.json is damaged: {error}", where=str(file), hint=_REMAKE) from error
-    if not isinstance(info, dict) or info.get("schema") != SCHEMA:
-        found = info.get("schema") if isinstance(info, dict) else None
-        raise DataError(f"dataset.json has schema {found!r}; this vlmrl reads {SCHEMA}", where=str(file), hint=_REMAKE)
-    kinds = {"name": str, "task": str, "fingerprint": str, "splits": dict}
-    for key, kind in kinds.items():
-        if not isinstance(info.get(key), kind):
-            raise DataError(f"dataset.json has no `{key}`", where=str(file), hint=_REMAKE)
-    for split, fields in info["splits"].items():
-        if not isinstance(fields, dict) or not isinstance(fields.get("rows"), int):
-            raise DataError(f"dataset.json gives no row count for split `{split}`", where=str(file), hint=_REMAKE)
-    return info
-
-
 def require_split(dataset: Dataset, split: str) -> None:
-    """Raise a DataError that names the splits there are, unless `split` is one of them."""
+    """Raise a DataError that names the dataset's splits, unless `split` is one of them."""
     if split not in dataset.splits:
-        there = ", ".join(f"{name} ({rows} rows)" for name, rows in dataset.splits.items()) or "none"
-        raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {there}")
+        listing = ", ".join(f"{name} ({rows} rows)" for name, rows in dataset.splits.items()) or "none"
+        raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {listing}")
+
+
+def canonical_json(value: Any) -> bytes:
+    """Return the canonical spelling of a JSON value, for hashing."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def content_hash(media: Sequence[Media], columns: Mapping[str, Any], truth: Mapping[str, Any]) -> bytes:
+    """Return the SHA-256 of a row's images, columns and truth. The row's id and the name of its source do not count."""
+    parts = [[one.sha256 for one in media], dict(columns), dict(truth)]
+    return hashlib.sha256(canonical_json(parts)).digest()

@@ -1,4 +1,4 @@
-"""The data doctor on a dataset that is there already: a prepared folder, or a table of one's own."""
+"""Data doctor of an existing dataset: a prepared folder, or a user's own table."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from vlmrl.data.parallel_parts import Progress
 from vlmrl.types import Media, Row
 
 MAX_LABELS = 20
-"""A column of answers with more different values is no class label."""
+"""Maximum number of different answers for which the answer counts as a class label."""
 
 
 class RowLabels(NamedTuple):
-    """What the doctor counts of a row.
+    """Labels of a dataset row, as the doctor counts them.
 
     Args:
-        label: the class of its answer; None = it has none.    distance: how hard it is, 0 = the same class.
-        group: what `names` are ("individual"); "" = not known.    names: whom or what its images show.
+        label: class of the row's answer; None if it has none.
+        distance: distance between the classes of its two images, which says how hard the row is; 0 = the same class.
+        group: kind of `names`, such as "individual"; "" = not known.
+        names: individuals or things that the row's images show.
     """
 
     label: str | None
@@ -50,15 +52,18 @@ def visit(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """The doctor's report of a dataset; see `examine_dataset`. Images are read once, on all cores.
+    """Return the doctor's report on a dataset; see `examine_dataset`. Images are read once, on all cores.
 
     Args:
-        text_tokens: of a row's prompt, without images.
-        labels_of: what is counted of a row; a task knows it (`tasks.kind_of`).
-        texts: what a model reads or learns of a row, `<image>` marks taken out; searched for control tokens.
+        text_tokens: returns the number of tokens of a row's prompt, without its images.
+        labels_of: returns the labels that are counted for a row; the task provides it (`tasks.kind_of`).
+        texts: returns the texts of a row that a model reads or learns, without `<image>` marks; they are searched for
+            control tokens.
+        max_prompt_tokens: limit that the prompts are compared with; None = no limit.
+        workers: processes; None = one per core.
     """
-    typed: list[tuple[str, Counter[str]]] = []
-    number_of: dict[str, int] = {}
+    rows_with_tokens: list[tuple[str, Counter[str]]] = []
+    image_numbers: dict[str, int] = {}  # content hash -> position in `media`
     media: list[Media] = []
     rows: dict[str, list[RowFacts]] = {}
     group = ""
@@ -68,48 +73,51 @@ def visit(
         for index in range(count):
             row = members[index]
             for one in row.media:
-                if number_of.setdefault(one.sha256, len(media)) == len(media):
+                if image_numbers.setdefault(one.sha256, len(media)) == len(media):
                     media.append(one)
-            found = labels_of(row)
-            images = tuple(number_of[one.sha256] for one in row.media)
+            row_labels = labels_of(row)
+            images = tuple(image_numbers[one.sha256] for one in row.media)
             name = row.origin or f"{split} row {index}"
-            rows[split].append(RowFacts(images, found.label, found.distance, text_tokens(row), found.names, name))
-            group = group or found.group
+            rows[split].append(
+                RowFacts(images, row_labels.label, row_labels.distance, text_tokens(row), row_labels.names, name)
+            )
+            group = group or row_labels.group
             if tokens := sum(map(typed_in, texts(row)), Counter()):
-                typed.append((row.place, tokens))
-    seen, broken = _look_at(dataset, media, workers, progress)
+                rows_with_tokens.append((row.place, tokens))
+    results, broken = _examine_images(dataset, media, workers, progress)
     labels = {row.label for members in rows.values() for row in members}
     if len(labels) > MAX_LABELS:
         rows = {split: [row._replace(label=None) for row in members] for split, members in rows.items()}
     notes: dict[str, tuple[Verdict, str]] = {}
-    if typed:
-        notes["control tokens in text"] = ("look", _of_control_tokens(typed))
+    if rows_with_tokens:
+        notes["control tokens in text"] = ("look", _note_on_control_tokens(rows_with_tokens))
     if broken:
         notes["broken images"] = ("bad", f"{len(broken):,}, such as {broken[0]}")
-    return examine_dataset(DatasetFacts(seen, rows, group, notes), max_prompt_tokens=max_prompt_tokens)
+    return examine_dataset(DatasetFacts(results, rows, group, notes), max_prompt_tokens=max_prompt_tokens)
 
 
-def _of_control_tokens(typed: Sequence[tuple[str, Counter[str]]]) -> str:
+def _note_on_control_tokens(rows_with_tokens: Sequence[tuple[str, Counter[str]]]) -> str:
     total: Counter[str] = Counter()
-    for _, tokens in typed:
+    for _, tokens in rows_with_tokens:
         total.update(tokens.keys())
     listing = ", ".join(f"{token} in {count:,}" for token, count in total.most_common(3))
     return (
-        f"{len(typed):,} rows hold what models use as control tokens ({listing}); read as letters; first: {typed[0][0]}"
+        f"{len(rows_with_tokens):,} rows contain text that models use as control tokens ({listing}); "
+        f"it is encoded as plain text; first: {rows_with_tokens[0][0]}"
     )
 
 
-def _look_at(
+def _examine_images(
     dataset: Dataset, media: Sequence[Media], workers: int | None, progress: Progress | None
 ) -> tuple[list[Examined], list[str]]:
     with TemporaryDirectory() as folder:
         looks = look_at(media, dataset.image_bytes, Path(folder), workers=workers, progress=progress)
-        seen, broken = [], []
+        results, broken = [], []
         for one, fields in zip(media, looks, strict=True):
             if "reason" in fields:
                 broken.append(f"{dataset.place_of(one)}: {fields['reason']}")
-                seen.append(Examined(one, 0, "0" * 80))
+                results.append(Examined(one, 0, "0" * 80))  # the hash of a flat image: never a near duplicate
             else:
-                found = examined(fields)
-                seen.append(Examined(one, found.bytes, found.look, found.remarks))
-        return seen, broken
+                result = examined(fields)
+                results.append(Examined(one, result.bytes, result.look, result.remarks))
+        return results, broken

@@ -1,8 +1,9 @@
-"""Writing a dataset folder whole or not at all.
+"""Atomic writer of dataset folders.
 
-The folder is made under a hidden name beside its target, made durable, and renamed at the end: a reader sees the old
-one or the new one. A writer holds a lock on its hidden folder, which the system lets go when the process dies, so
-leftovers are told from another running writer: those of the same work are gone on with, others are removed.
+The folder is written under a hidden name beside its target, synced to disk, and renamed at the end: a reader sees the
+old folder or the new one. A writer holds a lock on its hidden folder. The system releases the lock when the process
+dies: a hidden folder without a lock was left by an interrupted writer. Leftovers of the same work are reused, others
+are removed.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from vlmrl.data.dataset import INFO_FILE, SCHEMA
+from vlmrl.data.dataset import canonical_json
 from vlmrl.data.images import ShardWriter
 from vlmrl.data.parallel_parts import LostWorkerError
+from vlmrl.data.prepared_dataset import INFO_FILE, SCHEMA
 from vlmrl.errors import FULL, DataError
 from vlmrl.json_text import parse_json
 from vlmrl.store.files import write_atomic
@@ -28,38 +30,39 @@ from vlmrl.types import Media
 
 Outcome = Literal["created", "replaced", "up to date"]
 DROPPED_FILE = "dropped.jsonl"
-"""Every source row or file that was left out, one JSON object a line: where it was and why."""
+"""File that lists every source row or file that was left out, one JSON object per line: its place and the reason."""
 WORK, KEY_FILE = "work", "key"
 WORK_VERSION = 1
-"""Changes with the form of intermediate results: those of another version are not gone on with."""
+"""Version of the form of intermediate results. Those of another version are not reused."""
 ROW_GROUP = 10_000
 
 
 class Build:
-    """A dataset folder in the making. Made by `building`.
+    """Dataset folder that is being written. `building` makes it.
 
     Args:
-        target: where it will be.
-        folder: the hidden folder that is being filled.
-        found: what an earlier, interrupted writer left behind, in words.
+        target: final path of the folder.
+        folder: hidden folder that is being filled.
+        leftovers: notes on what was left by earlier, interrupted writers.
+
     Attributes:
-        images: writes images one by one; for many of them `write_shards` (data/image_shards.py) fills `folder` instead.
-        work: a folder for intermediate results (data/parallel_parts.py); it is removed at the end.
+        images: writer of single images. For many images, `write_shards` (data/image_shards.py) fills `folder` instead.
+        work: folder for intermediate results (data/parallel_parts.py); it is removed at the end.
     """
 
-    def __init__(self, target: Path, folder: Path, found: Sequence[str]) -> None:
-        self.target, self.folder, self.found = target, folder, tuple(found)
+    def __init__(self, target: Path, folder: Path, leftovers: Sequence[str]) -> None:
+        self.target, self.folder, self.leftovers = target, folder, tuple(leftovers)
         self.images = ShardWriter(folder)
         self.work = folder / WORK
         self.work.mkdir(exist_ok=True)
         self._counts: dict[str, int] = {}
 
     def write_rows(self, split: str, rows: Iterable[Mapping[str, Any]], schema: Any = None) -> int:
-        """Write a split; rows are taken one by one. Returns how many.
+        """Write a split and return its number of rows. The rows are read one by one.
 
         Args:
-            rows: each has prompt_id, truth (mapping), images (Media), and further columns; all rows alike.
-            schema: Arrow schema; None = that of the first 10,000 rows.
+            rows: each has prompt_id, truth (mapping), images (Media), and further columns, the same in all rows.
+            schema: Arrow schema; None = the schema of the first 10,000 rows.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -83,13 +86,14 @@ class Build:
         return count
 
     def finish(self, info: Mapping[str, Any], *, force: bool = False) -> Outcome:
-        """Write dataset.json, the last file, and put the folder in its place.
+        """Write dataset.json as the last file, and rename the folder to its target.
 
         Args:
-            info: everything but schema, splits, files and fingerprint, which are added here. No clock, host or path.
-            force: replace a folder that differs.
-        Returns: "created", "replaced" or "up to date" (the same dataset was there; nothing was written).
-        Raises: DataError when another dataset is there and `force` is not set; it is left as it was.
+            info: all of dataset.json except schema, splits, files and fingerprint, which are added here. It holds no
+                time, host or path.
+            force: replace a dataset that differs.
+        Returns: "created", "replaced" or "up to date" (the target is the same dataset already; nothing was written).
+        Raises: DataError when the target is another dataset and `force` is not set; that dataset is left unchanged.
         """
         if len(self.images) or not any(self.folder.glob("media-*.arrow")):
             self.images.close()
@@ -107,7 +111,10 @@ class Build:
         return self._publish(text, force)
 
     def _fingerprint(self, info: Mapping[str, Any]) -> str:
-        """Hash of names, rows and images: it does not change with the version of the library that wrote the files."""
+        """Return a hash of names, rows and images.
+
+        It does not cover the files' bytes: these depend on the version of the library that wrote them.
+        """
         digest = hashlib.sha256()
         for part in (info.get("name"), info.get("task"), info.get("levels")):
             digest.update(canonical_json(part))
@@ -145,13 +152,14 @@ def _groups(rows: Iterable[Mapping[str, Any]], size: int) -> Iterator[list[Mappi
 
 @contextmanager
 def building(target: Path | str, key: Any = None) -> Iterator[Build]:
-    """A `Build` for this target; the hidden folder is gone at the end.
+    """Yield a `Build` for this target; remove its hidden folder at the end.
 
     Args:
-        key: what the work depends on, a JSON value. A killed or interrupted run with the same key leaves its finished
-            parts (in `work`, and image shards), and they are there again; None = nothing is kept.
-    Raises: DataError when another process is writing the same dataset, when something else than a dataset is at the
-        target, or when nothing can be written there.
+        target: final path of the dataset folder.
+        key: JSON value that names all that the work depends on. A killed or interrupted run leaves its finished parts
+            (in `work`, and image shards), and a run with the same key reuses them. None = nothing is kept.
+    Raises: DataError when another process is writing the same dataset, when the target exists and is no dataset, or
+        when nothing can be written there.
     """
     target = Path(target).absolute()
     _refuse_foreign(target)
@@ -164,12 +172,12 @@ def building(target: Path | str, key: Any = None) -> Iterator[Build]:
         raise DataError(f"{target} cannot be made: {error.strerror}", hint="give another --out") from error
     keep = False
     try:
-        found = _clear_leftovers(folder, target, left_over, key)
-        yield Build(target, folder, found)
+        notes = _clear_leftovers(folder, target, left_over, key)
+        yield Build(target, folder, notes)
     except (KeyboardInterrupt, OSError, LostWorkerError) as error:
         keep = key is not None
         if isinstance(error, OSError) and error.errno in FULL:
-            again = f", then run the same command again: what is done is kept in {folder}" if keep else ""
+            again = f", then run the same command again: finished parts are kept in {folder}" if keep else ""
             raise DataError(f"no room for {target}: {error.strerror}", hint=f"free disk space{again}") from error
         raise
     finally:
@@ -191,50 +199,50 @@ def _lock_folder(folder: Path, target: Path) -> int:
             ) from None
         if folder.exists() and os.fstat(lock).st_ino == folder.stat().st_ino:
             return lock
-        os.close(lock)  # its owner renamed or removed it between our two calls
-    raise DataError(f"another process keeps making {target}", hint="give another --out")
+        os.close(lock)  # the previous owner renamed or removed the folder between mkdir and flock
+    raise DataError(f"other processes make {target} again and again", hint="give another --out")
 
 
 def _clear_leftovers(folder: Path, target: Path, left_over: bool, key: Any) -> list[str]:
-    found = []
+    notes = []
     leftovers = sorted(folder.iterdir())
     token = canonical_json([WORK_VERSION, key])
     key_file = folder / WORK / KEY_FILE
     same = key is not None and key_file.is_file() and key_file.read_bytes() == token
-    kept = sum(1 for path in (folder / WORK).glob("*.jsonl")) + sum(1 for path in folder.glob("media-*.arrow"))
+    num_parts = sum(1 for path in (folder / WORK).glob("*.jsonl")) + sum(1 for path in folder.glob("media-*.arrow"))
     for path in leftovers:
         if same and (path.name == WORK or (path.suffix == ".arrow" and not path.name.startswith("."))):
             continue
         path.unlink() if path.is_file() or path.is_symlink() else shutil.rmtree(path)
-    if same and kept:
-        found.append(f"an interrupted run had made {kept} parts of this dataset; they were not made again")
+    if same and num_parts:
+        notes.append(f"an interrupted run had made {num_parts} parts of this dataset; they were not made again")
     elif left_over or leftovers:
-        found.append(f"an interrupted run had left {folder.name} with {len(leftovers)} files; removed")
+        notes.append(f"an interrupted run had left {folder.name} with {len(leftovers)} files; removed")
     if key is not None:
         (folder / WORK).mkdir(exist_ok=True)
         write_atomic(key_file, token)
     old = old_folder(target)
     if old.exists() and not target.exists():
         os.rename(old, target)
-        found.append(f"put back {target.name}, which an interrupted --force had moved away")
+        notes.append(f"put back {target.name}, which an interrupted --force had moved away")
     elif old.exists():
         shutil.rmtree(old)
-        found.append(f"removed the replaced copy that an interrupted --force had left ({old.name})")
-    return found
+        notes.append(f"removed the replaced copy that an interrupted --force had left ({old.name})")
+    return notes
 
 
 def old_folder(target: Path) -> Path:
-    """Where a dataset is for the instant in which its replacement takes its name."""
+    """Return the hidden path of a dataset that is being replaced, until its replacement has its name."""
     return target.parent / f".{target.name}.replaced"
 
 
 def damage_of(target: Path) -> str | None:
-    """None when the folder has every file that its dataset.json names, byte for byte, else what is wrong with it."""
+    """Return what is wrong with a dataset folder, or None if each file that dataset.json names has the same bytes."""
     try:
         files = parse_json((target / INFO_FILE).read_text(encoding="utf-8"))["files"]
         for name, fields in files.items():
             if file_fields(target / name) != fields:
-                return f"{name} has other bytes than dataset.json says"
+                return f"{name} has other bytes than dataset.json states"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"dataset.json or a file it names cannot be read ({error})"
     return None
@@ -248,13 +256,14 @@ def _facts(target: Path) -> tuple[Any, ...] | None:
 
 
 def _facts_of(info: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes two folders the same dataset: arguments and content, not the version that wrote them."""
+    """Return the fields that are equal for the same dataset: arguments and content, not the version of its writer."""
     return info["schema"], info["name"], info["args"], info["fingerprint"]
 
 
 def refuse_other(target: Path, args: Mapping[str, Any], *, force: bool) -> None:
-    """Raise a DataError at once, before any work, when a dataset made with other arguments is there (and not
-    `force`).
+    """Raise a DataError if the target is a dataset made with other arguments, unless `force` is set.
+
+    Called before any work is done.
     """
     if force or not (target / INFO_FILE).is_file():
         return
@@ -274,7 +283,7 @@ _OTHER_ARGUMENTS = "a dataset made with other arguments"
 
 
 def _difference(target: Path, text: str) -> str:
-    """Which arguments or what content differ, for the message."""
+    """Return which arguments or what content differ, for the message."""
     try:
         stored, new = parse_json((target / INFO_FILE).read_text(encoding="utf-8")), parse_json(text)
         old_args, new_args = dict(stored["args"]), dict(new["args"])
@@ -293,10 +302,10 @@ def _difference(target: Path, text: str) -> str:
 
 
 def _refuse_foreign(target: Path, *, replace: bool = False) -> None:
-    """Raise a DataError when there is anything but a dataset or an empty folder, before any work is done.
+    """Raise a DataError if the target is anything but a dataset or an empty folder. Called before any work is done.
 
-    Only a folder that this program has made is ever removed: one with a dataset.json and nothing but a dataset's
-    files. A link to one, and one with other files beside, are read and found up to date, but not replaced.
+    Only a folder that this program has made is ever removed: it has a dataset.json and only files of a dataset. A link
+    to such a folder, and a dataset folder with further files, can be read and be up to date, but are not replaced.
     """
     if not target.exists() and not target.is_symlink():
         return
@@ -315,7 +324,7 @@ def _refuse_foreign(target: Path, *, replace: bool = False) -> None:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a dataset folder has files of such a name."""
+    """Return whether a dataset folder has files of such a name."""
     shard = name.startswith("media-") and name.endswith(".arrow")
     return shard or name in (INFO_FILE, DROPPED_FILE) or name.endswith(".parquet")
 
@@ -325,28 +334,17 @@ def _is_empty(target: Path) -> bool:
 
 
 def media_fields(media: Media) -> dict[str, Any]:
-    """A Media as the struct that Parquet columns hold."""
+    """Return a Media as the struct that Parquet columns hold."""
     return {"sha256": media.sha256, "width": media.width, "height": media.height, "kind": media.kind}
 
 
 def file_fields(path: Path) -> dict[str, Any]:
-    """Size and hash of a file."""
+    """Return the size of a file in bytes and its SHA-256."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-
-
-def canonical_json(value: Any) -> bytes:
-    """One spelling of a JSON value, for hashing."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
-
-
-def content_hash(media: Sequence[Media], columns: Mapping[str, Any], truth: Mapping[str, Any]) -> bytes:
-    """Return a SHA-256 of what a row holds: images, columns and truth. Its id and source may be called anything."""
-    parts = [[one.sha256 for one in media], dict(columns), dict(truth)]
-    return hashlib.sha256(canonical_json(parts)).digest()
 
 
 def _sync(path: Path) -> None:

@@ -1,8 +1,8 @@
-"""The data doctor: what a dataset is worth before anything is trained on it, as numbers with a verdict each.
+"""The data doctor: checks of a dataset before training, each with numbers and a verdict.
 
-It looks at lengths (would rows be cut or dropped?), at copies (is a test image in training, as it is or resized?), at
-names (are the individuals of the test known from training?) and at labels (what does the answer "always the same class"
-earn?). It knows rows and images by facts alone; data/examine.py gets the facts from a dataset folder.
+It checks lengths (would rows be cut or dropped?), copies (is a test image in training, unchanged or resized?), names
+(do individuals of the test occur in training?) and labels (what does the answer "always the same class" earn?). It
+needs only facts of rows and images; data/dataset_visit.py gets them from a dataset folder.
 """
 
 from __future__ import annotations
@@ -21,23 +21,28 @@ from vlmrl.visible import plural
 
 Verdict = Literal["ok", "look", "bad"]
 TOKEN_LIMIT = 2048
-"""Rows with longer prompts are counted where no limit is given: what EasyR1 drops silently."""
+"""Limit of a prompt in tokens where none is given: rows above it are counted. EasyR1 drops them silently."""
 EVEN, SKEWED = 0.6, 0.8
-"""Share of the most frequent label up to which labels are even, and above which they are badly skewed."""
+"""Shares of the most frequent label: up to the first, labels are even; above the second, they are badly skewed."""
 LONG_SIDES = 200
-"""The longer side of an image may be so many times the shorter in the image processors of Qwen-VL and GLM-V
-(`smart_resize` of transformers), which refuse longer ones."""
+"""Largest ratio of an image's longer side to its shorter side that the image processors of Qwen-VL and GLM-V take
+(`smart_resize` of transformers); they refuse longer images."""
 SHOWN = 20
+"""Largest number of examples of copies in the report."""
 MAX_SPLITS = 62
-"""A set of splits is the bits of one integer."""
+"""Largest number of splits: a set of splits is stored in the bits of one integer."""
 
 
 class RowFacts(NamedTuple):
-    """What the doctor knows of a row.
+    """Facts of a dataset row that the doctor uses.
 
-    `images`: positions in `Facts.images`. `label`: its class as text; None = it has none, or too many to count.
-    `distance`: of a pair, 0 = the same class. `text_tokens`: of its prompt without images. `groups`: whom or
-    what it shows. `name`: how a person finds it.
+    Args:
+        images: positions in `DatasetFacts.images`.
+        label: its class as text; None = it has none, or the dataset has too many to count.
+        distance: distance of a pair, 0 = the same class.
+        text_tokens: number of tokens of its prompt without images.
+        groups: names of whom or what it shows.
+        name: name by which a person finds it.
     """
 
     images: tuple[int, ...]
@@ -50,13 +55,13 @@ class RowFacts(NamedTuple):
 
 @dataclass
 class DatasetFacts:
-    """A dataset as the doctor sees it.
+    """Facts of a dataset that the doctor uses.
 
     Args:
         images: every content once.
         rows: split -> rows.
-        group: what `RowFacts.groups` are ("individual", say); "" = not known.
-        notes: check -> (verdict, finding) that whoever made the dataset adds.
+        group: kind of the names in `RowFacts.groups`, such as "individual"; "" = not known.
+        notes: check -> (verdict, finding), added by the maker of the dataset.
     """
 
     images: Sequence[Examined]
@@ -66,14 +71,19 @@ class DatasetFacts:
 
 
 def examine_dataset(facts: DatasetFacts, *, max_prompt_tokens: int | None = None) -> dict[str, Any]:
-    """The doctor's report, a JSON value.
+    """Return the doctor's report, a JSON value.
 
-    Args: max_prompt_tokens: limit of the prompt, images included; None = 2,048 are counted, and nothing was asked.
+    Args:
+        max_prompt_tokens: limit of the prompt in tokens, images included; None = the user gave no limit: rows over
+            2,048 are counted, and the finding says how to set one.
     Returns: {"checks": [{"check", "verdict": "ok" | "look" | "bad", "finding"}], and the numbers behind them}.
     Raises: DataError for more than 62 splits.
     """
     if len(facts.rows) > MAX_SPLITS:
-        raise DataError(f"{len(facts.rows)} splits; the doctor compares {MAX_SPLITS} at most", hint="join some of them")
+        raise DataError(
+            f"the dataset has {len(facts.rows)} splits; the doctor compares at most {MAX_SPLITS}",
+            hint="join some of them",
+        )
     tokens = {split: _tokens(facts.images, rows) for split, rows in facts.rows.items()}
     limit = max_prompt_tokens or TOKEN_LIMIT
     masks = _splits_of_images(facts)
@@ -96,7 +106,7 @@ def examine_dataset(facts: DatasetFacts, *, max_prompt_tokens: int | None = None
     }
     checks = [
         _check_lengths(report),
-        _check_limit(report, asked=max_prompt_tokens is not None),
+        _check_limit(report, by_user=max_prompt_tokens is not None),
         _check_labels(report),
         *_check_distances(report),
         _check_exact(report),
@@ -111,23 +121,24 @@ def examine_dataset(facts: DatasetFacts, *, max_prompt_tokens: int | None = None
 
 
 def baseline(shares: Mapping[str, int]) -> dict[str, Any]:
-    """What always answering the most frequent label earns: its accuracy, and the Brier score of saying the labels'
-    frequency every time (0 is best; of two labels p (1 - p)).
+    """Return what a blind baseline earns: the accuracy of always answering the most frequent label.
+
+    With at most two labels, also the Brier score of always stating the labels' frequency: p (1 - p); 0 is best.
 
     Example: 60 same, 40 different -> accuracy 0.6, Brier 0.24.
     """
     total = sum(shares.values())
     label, most = max(shares.items(), key=lambda item: (item[1], item[0]))
-    out: dict[str, Any] = {"label": label, "accuracy": round(most / total, 4)}
+    earned: dict[str, Any] = {"label": label, "accuracy": round(most / total, 4)}
     if len(shares) <= 2:
-        out["brier"] = round(most / total * (1 - most / total), 4)
-    return out
+        earned["brier"] = round(most / total * (1 - most / total), 4)
+    return earned
 
 
 def _tokens(images: Sequence[Examined], rows: Sequence[RowFacts]) -> list[tuple[int, int]]:
-    """(image tokens, text tokens) of each row."""
-    of_image = [estimate_image_tokens(image.media) for image in images]
-    return [(sum(of_image[i] for i in row.images), row.text_tokens) for row in rows]
+    """Return (image tokens, text tokens) of each row."""
+    tokens_by_image = [estimate_image_tokens(image.media) for image in images]
+    return [(sum(tokens_by_image[i] for i in row.images), row.text_tokens) for row in rows]
 
 
 def _labels(rows: Sequence[RowFacts]) -> dict[str, Any] | None:
@@ -143,16 +154,17 @@ def _labels(rows: Sequence[RowFacts]) -> dict[str, Any] | None:
 
 
 def _splits_of_images(facts: DatasetFacts) -> list[int]:
-    """The splits each image is in: bit i stands for the i-th split."""
-    found = [0] * len(facts.images)
+    """Return the splits that each image is in: bit i stands for the i-th split."""
+    masks = [0] * len(facts.images)
     for bit, rows in enumerate(facts.rows.values()):
         for row in rows:
             for index in row.images:
-                found[index] |= 1 << bit
-    return found
+                masks[index] |= 1 << bit
+    return masks
 
 
 def _named(splits: Sequence[str], mask: int) -> list[str]:
+    """Return the names of the splits in a mask."""
     return [split for bit, split in enumerate(splits) if mask >> bit & 1]
 
 
@@ -170,8 +182,10 @@ def _exact_copies(facts: DatasetFacts, masks: Sequence[int]) -> dict[str, Any]:
 
 
 def _near_copies(facts: DatasetFacts, masks: Sequence[int]) -> dict[str, Any]:
-    """Images that look like another one: `between["train+test"]` counts those of test that are not in train and look
-    like one that is; `within` those that look like another of a split they are in.
+    """Count the images that look like another one.
+
+    `between["train+test"]` counts the images of test that are not in train and look like one that is. `within` counts
+    the images that look like another one of a split that they are in.
     """
     splits = list(facts.rows)
     likeness = find_near_copies([image.look for image in facts.images], masks, SHOWN)
@@ -199,19 +213,19 @@ def _near_copies(facts: DatasetFacts, masks: Sequence[int]) -> dict[str, Any]:
 
 
 def _repeated_pairs(facts: DatasetFacts) -> dict[str, Any]:
-    """Rows with the same images, in whatever order, and those of them whose labels contradict each other."""
-    seen: dict[tuple[int, ...], list[tuple[str, RowFacts]]] = defaultdict(list)
+    """Count the rows with the same images, in any order, and the cases in which their labels contradict each other."""
+    rows_by_images: dict[tuple[int, ...], list[tuple[str, RowFacts]]] = defaultdict(list)
     for split, rows in facts.rows.items():
         for row in rows:
             if len(row.images) > 1:
-                seen[tuple(sorted(row.images))].append((split, row))
-    groups = [found for found in seen.values() if len(found) > 1]
-    wrong = [found for found in groups if len({row.label for _, row in found}) > 1]
+                rows_by_images[tuple(sorted(row.images))].append((split, row))
+    groups = [group for group in rows_by_images.values() if len(group) > 1]
+    contradicting = [group for group in groups if len({row.label for _, row in group}) > 1]
     return {
-        "rows": sum(len(found) for found in groups),
-        "across_splits": sum(len({split for split, _ in found}) > 1 for found in groups),
-        "contradicting": len(wrong),
-        "examples": [[row.name for _, row in found] for found in (wrong or groups)[:SHOWN]],
+        "rows": sum(len(group) for group in groups),
+        "across_splits": sum(len({split for split, _ in group}) > 1 for group in groups),
+        "contradicting": len(contradicting),
+        "examples": [[row.name for _, row in group] for group in (contradicting or groups)[:SHOWN]],
     }
 
 
@@ -220,10 +234,10 @@ def _groups(facts: DatasetFacts) -> dict[str, Any] | None:
         return None
     names = {split: {name for row in rows for name in row.groups} for split, rows in facts.rows.items()}
     train = names.get("train", set())
-    shared = {split: len(found & train) for split, found in names.items() if split != "train"}
+    shared = {split: len(members & train) for split, members in names.items() if split != "train"}
     return {
         "what": facts.group,
-        "counts": {split: len(found) for split, found in names.items()},
+        "counts": {split: len(members) for split, members in names.items()},
         "shared_with_train": shared,
     }
 
@@ -233,32 +247,32 @@ def _check(name: str, verdict: Verdict, finding: str) -> dict[str, str]:
 
 
 def _check_lengths(report: Mapping[str, Any]) -> dict[str, str]:
-    found = []
+    parts = []
     for split, counts in report["prompt_tokens"].items():
         images = report["image_tokens"][split]
         if counts["bins"]:
-            found.append(f"{split} {counts['min']}-{counts['max']} ({images['min']}-{images['max']} of images)")
-    return _check("prompt tokens", "ok", "; ".join(found) or "no rows")
+            parts.append(f"{split} {counts['min']}-{counts['max']} ({images['min']}-{images['max']} of images)")
+    return _check("prompt tokens", "ok", "; ".join(parts) or "no rows")
 
 
-def _check_limit(report: Mapping[str, Any], *, asked: bool) -> dict[str, str]:
+def _check_limit(report: Mapping[str, Any], *, by_user: bool) -> dict[str, str]:
     over, limit = report["rows_over_limit"], report["max_prompt_tokens"]
     total = sum(over.values())
     if not total:
         return _check("rows over the limit", "ok", f"none over {limit:,} tokens")
     counts = ", ".join(f"{split} {count}" for split, count in over.items() if count)
-    advice = "" if asked else "; raise rollout.max_prompt_tokens, or make it with --max-prompt-tokens"
+    advice = "" if by_user else "; raise rollout.max_prompt_tokens, or make the dataset with --max-prompt-tokens"
     return _check("rows over the limit", "look", f"{total:,} over {limit:,} tokens ({counts}){advice}")
 
 
 def _check_labels(report: Mapping[str, Any]) -> dict[str, str]:
-    labels = {split: found for split, found in report["labels"].items() if found}
+    labels = {split: stats for split, stats in report["labels"].items() if stats}
     if not labels:
         return _check("labels", "ok", "none to count: no truth has an `answer`, or answers have many values")
-    worst = max(found["baseline"]["accuracy"] for found in labels.values())
+    worst = max(stats["baseline"]["accuracy"] for stats in labels.values())
     parts = []
-    for split, found in labels.items():
-        base = found["baseline"]
+    for split, stats in labels.items():
+        base = stats["baseline"]
         brier = f", Brier {base['brier']:.3f}" if "brier" in base else ""
         parts.append(f"{split}: always `{base['label']}` is right in {base['accuracy']:.1%}{brier}")
     verdict: Verdict = "ok" if worst <= EVEN else "look" if worst <= SKEWED else "bad"
@@ -267,11 +281,11 @@ def _check_labels(report: Mapping[str, Any]) -> dict[str, str]:
 
 def _check_distances(report: Mapping[str, Any]) -> list[dict[str, str]]:
     parts, verdict = [], "ok"
-    for split, found in report["labels"].items():
-        if found and "distances" in found:
-            different = {d: count for d, count in found["distances"].items() if d != "0"}
-            shown = ", ".join(f"{d}: {count:,}" for d, count in found["distances"].items())
-            unknown = f", unknown: {found['distance_unknown']:,}" if found["distance_unknown"] else ""
+    for split, stats in report["labels"].items():
+        if stats and "distances" in stats:
+            different = {d: count for d, count in stats["distances"].items() if d != "0"}
+            shown = ", ".join(f"{d}: {count:,}" for d, count in stats["distances"].items())
+            unknown = f", unknown: {stats['distance_unknown']:,}" if stats["distance_unknown"] else ""
             parts.append(f"{split} {shown}{unknown}")
             if different and max(different.values()) > SKEWED * sum(different.values()) and len(different) > 1:
                 verdict = "look"
@@ -282,54 +296,56 @@ def _check_exact(report: Mapping[str, Any]) -> dict[str, str]:
     between = report["exact_copies"]["between"]
     if not between:
         return _check("same image in two splits", "ok", "none")
-    told = "; ".join(
+    finding = "; ".join(
         f"{count:,} image{'s' * (count != 1)} in {pair.replace('+', ' and ')}" for pair, count in between.items()
     )
-    return _check("same image in two splits", "bad", told)
+    return _check("same image in two splits", "bad", finding)
 
 
 def _check_near(report: Mapping[str, Any]) -> dict[str, str]:
-    found = report["near_copies"]
-    told = []
-    for pair, count in found["between"].items():
+    copies = report["near_copies"]
+    findings = []
+    for pair, count in copies["between"].items():
         train, _, test = pair.partition("+")
-        told.append(
+        findings.append(
             f"{count:,} {'images' if count > 1 else 'image'} of {test} look{'s' * (count == 1)} like one of {train}"
         )
-    if found["within"]:
-        told.append(f"{found['within']:,} look like another of their split")
-    if found["flat_images"]:
-        told.append(f"{found['flat_images']:,} flat image{plural(found['flat_images'])} not compared")
-    return _check("near copies (by look)", "look" if found["between"] else "ok", "; ".join(told) or "none")
+    if copies["within"]:
+        findings.append(f"{copies['within']:,} look like another image of their split")
+    if copies["flat_images"]:
+        findings.append(f"{copies['flat_images']:,} flat image{plural(copies['flat_images'])} not compared")
+    return _check("near copies (by look)", "look" if copies["between"] else "ok", "; ".join(findings) or "none")
 
 
 def _check_repeats(report: Mapping[str, Any]) -> list[dict[str, str]]:
-    found = report["repeated_pairs"]
-    if not found["rows"]:
+    repeats = report["repeated_pairs"]
+    if not repeats["rows"]:
         return []
-    told = f"{found['rows']:,} rows repeat the images of another"
-    if found["across_splits"]:
-        told += f", {found['across_splits']:,} across splits"
-    if found["contradicting"]:
-        cases = f"{found['contradicting']:,} case{'s' * (found['contradicting'] != 1)}"
-        told += f"; in {cases} their labels contradict, such as {', '.join(found['examples'][0][:2])}"
-    return [_check("repeated pairs", "bad" if found["contradicting"] or found["across_splits"] else "look", told)]
+    finding = f"{repeats['rows']:,} rows repeat the images of another row"
+    if repeats["across_splits"]:
+        finding += f", {repeats['across_splits']:,} across splits"
+    if repeats["contradicting"]:
+        cases = f"{repeats['contradicting']:,} case{'s' * (repeats['contradicting'] != 1)}"
+        finding += f"; in {cases} their labels contradict, such as {', '.join(repeats['examples'][0][:2])}"
+    return [
+        _check("repeated pairs", "bad" if repeats["contradicting"] or repeats["across_splits"] else "look", finding)
+    ]
 
 
 def _check_groups(report: Mapping[str, Any], group: str) -> list[dict[str, str]]:
-    found = report["groups"]
-    if not found or not found["shared_with_train"]:
+    groups = report["groups"]
+    if not groups or not groups["shared_with_train"]:
         return []
     parts, shared = [], 0
-    for split, count in found["shared_with_train"].items():
-        parts.append(f"{split}: {count:,} of {found['counts'][split]:,} are in train")
+    for split, count in groups["shared_with_train"].items():
+        parts.append(f"{split}: {count:,} of {groups['counts'][split]:,} are in train")
         shared += count
     bad = shared and group == "individual"
     return [_check(f"{group} overlap", "bad" if bad else "look" if shared else "ok", "; ".join(parts))]
 
 
 def _long_images(facts: DatasetFacts) -> list[dict[str, Any]]:
-    """Images whose longer side is over `LONG_SIDES` times the shorter, each with the first row that shows it."""
+    """Return the images whose longer side is over `LONG_SIDES` times the shorter, each with a row that shows it."""
     media = [image.media for image in facts.images]
     long = {i for i, one in enumerate(media) if max(one.width, one.height) > LONG_SIDES * min(one.width, one.height)}
     shown: dict[int, str] = {}
@@ -343,17 +359,17 @@ def _long_images(facts: DatasetFacts) -> list[dict[str, Any]]:
 
 
 def _check_shapes(report: Mapping[str, Any]) -> list[dict[str, str]]:
-    found = report["long_images"]
-    if not found:
+    images = report["long_images"]
+    if not images:
         return []
-    first = found[0]
-    told = (
-        f"{len(found):,} with sides of more than {LONG_SIDES} to 1, which the processors of Qwen-VL and GLM-V refuse, "
-        f"such as {first['width']} x {first['height']} pixels in {first['row'] or first['sha256'][:16]}"
+    first = images[0]
+    finding = (
+        f"{len(images):,} with one side over {LONG_SIDES} times the other, which the processors of Qwen-VL and GLM-V "
+        f"refuse, such as {first['width']} x {first['height']} pixels in {first['row'] or first['sha256'][:16]}"
     )
-    return [_check("very long images", "bad", told)]
+    return [_check("very long images", "bad", finding)]
 
 
 def _check_remarks(report: Mapping[str, Any]) -> list[dict[str, str]]:
-    told = ", ".join(f"{remark}: {count:,}" for remark, count in report["remarks"].items())
-    return [_check("unusual images, handled", "ok", told)] if told else []
+    finding = ", ".join(f"{remark}: {count:,}" for remark, count in report["remarks"].items())
+    return [_check("unusual images, handled", "ok", finding)] if finding else []

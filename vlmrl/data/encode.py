@@ -1,4 +1,4 @@
-"""From messages and images to token ids and pixels: the only place, with batch.py, that knows image tokens."""
+"""Messages and images as token ids and pixels. No other module but packing.py knows image tokens."""
 
 from __future__ import annotations
 
@@ -21,33 +21,44 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 NOT_MODEL_INPUTS = (
-    "input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "num_crops", "num_patches", "rows", "cols",
-    "num_soft_tokens_per_image", "grids", "num_patches_per_image",
-)  # fmt: skip
-"""What processors return besides the tensors of images: the text, and how it was made."""
+    "input_ids",
+    "attention_mask",
+    "mm_token_type_ids",
+    "token_type_ids",
+    "num_crops",
+    "num_patches",
+    "rows",
+    "cols",
+    "num_soft_tokens_per_image",
+    "grids",
+    "num_patches_per_image",
+)
+"""Outputs of processors that are no tensors of images: the text, and how it was made."""
 PROBE = "probe"
-"""A word that every chat template writes where a user says it."""
+"""Word of a test message: a chat template that works writes it."""
 SIZE_HINT = "cut the image into pieces or take the row out; `vlmrl check` lists all such rows"
 CACHED_BYTES = 2**29
-"""Processed images kept in memory, by content, the least recently used going first: pairs repeat images. 512 MiB are
-7,000 digits of 56 x 56 pixels, or 20 images of one megapixel. Where a family has no grid of patches: whole prompts.
+"""Limit in bytes of the processed images in memory, by content; the least recently used go first. Pairs repeat images.
+
+512 MiB are 7,000 digits of 56 x 56 pixels, or 20 images of one megapixel. For a family without a grid of patches, whole
+prompts are kept.
 """
 
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt ready for a model.
+    """Prompt that is ready for a model. Letters: P prompt tokens, image placeholders expanded.
 
-    Letters: P prompt tokens, image placeholders expanded.
     Args:
-        text: the rendered prompt, special tokens included, one image token an image (what an engine is given).
-        prompt_ids: P token ids.       kinds: P values, 0 text, 1 image.
+        text: the rendered prompt, special tokens included, one image token per image; engines get this text.
+        prompt_ids: P token ids.
+        kinds: P values, 0 text, 1 image.
         images: processor tensors of its images (`pixel_values`, `image_grid_thw`, ...); empty without images.
         num_images, num_image_tokens: counts.
-        image_sizes: (width, height) in pixels as the model sees each image; of one tile where it sees several, and as
-            stored where the tensors do not tell.
-        unexpanded_ids: token ids with one placeholder an image, and pictures: its images as given; what an engine that
-            runs the processor itself starts from.
+        image_sizes: (width, height) in pixels of each image as the model sees it; of one tile where the model sees
+            several, and as stored where the tensors do not show it.
+        unexpanded_ids: token ids with one placeholder per image, for an engine that runs the processor itself.
+        pictures: the images before the processor, for the same engine.
     """
 
     row: Row
@@ -63,16 +74,17 @@ class EncodedPrompt:
 
 
 class Encoder:
-    """Renders chat messages with the model's chat template and runs its processor.
+    """Encoder of prompts: it renders messages with the model's chat template and runs the model's processor.
 
     Args:
         processor: a transformers processor (tokenizer, image processor, chat template).
-        min_pixels, max_pixels: bounds of an image's area after resizing, in pixels; None leaves the processor's own.
+        min_pixels, max_pixels: bounds of an image's area after resizing, in pixels; None = the processor's own.
         thinking: "on" or "off" is passed to the chat template as `enable_thinking`; "template" passes nothing.
+
     Attributes:
-        takes_pixel_bounds: whether `min_pixels` and `max_pixels` do anything: the processors that fit an image to a
-            grid of patches have such bounds, the others (a fixed size, tiles, crops) none.
-        image_arguments: what the image processor is called with besides the images.
+        takes_pixel_bounds: whether `min_pixels` and `max_pixels` have an effect. Processors that fit an image to a grid
+            of patches have such bounds; the others (a fixed size, tiles, crops) have none.
+        image_arguments: arguments of the image processor besides the images.
     """
 
     def __init__(
@@ -113,16 +125,19 @@ class Encoder:
         return render_chat(self.processor, messages, generation_prompt=generation_prompt, settings=self._template)
 
     def require_sizes(self, row: Row) -> None:
-        """Raise a DataError for an image that `size_problem` has something to say of."""
+        """Raise a DataError for an image of a size that the image processor does not take; see `size_problem`."""
         for number, media in enumerate(row.media, start=1):
             if problem := self.size_problem(media.width, media.height):
                 raise DataError(f"image {number} {problem}", where=row.place, hint=SIZE_HINT)
 
     def size_problem(self, width: int, height: int) -> str | None:
-        """Why the model's image processor takes no image of this size (pixels, as stored), in words; None when it does.
+        """Return why the model's image processor takes no image of this size, in words; None if it takes one.
 
-        The processors that fit an image to a grid of patches refuse what is far longer than wide; one that scales the
-        shorter side to a fixed length would fill the memory with it.
+        Processors that fit an image to a grid of patches refuse one that is far longer than wide. A processor that
+        scales the shorter side to a fixed length would fill the memory with such an image.
+
+        Args:
+            width, height: in pixels, as stored.
         """
         shape = f"is {width} x {height} pixels, the longer side {max(width, height) / min(width, height):.0f} times"
         image_processor = self.processor.image_processor
@@ -133,6 +148,7 @@ class Encoder:
                 return f"{shape} the shorter, which the model's image processor refuses: {first_line(error)}"
             return None
         edges = {name: edge for name, edge in dict(getattr(image_processor, "size", None) or {}).items() if edge}
+        # Scaled, the shorter side is `edge` and the longer one edge * max / min; the area is compared without dividing.
         if edges.keys() == {"shortest_edge"} and edges["shortest_edge"] ** 2 * max(width, height) > MAX_PIXELS * min(
             width, height
         ):
@@ -140,19 +156,25 @@ class Encoder:
         return None
 
     def count_image_tokens(self, row: Row) -> int | None:
-        """Return the number of image tokens of a row from the sizes of its images alone; None where only the processor
-        knows it.
+        """Return the number of image tokens of a row, from the sizes of its images alone.
+
+        Returns: None where only the processor knows the number.
         """
         image_processor = self.processor.image_processor
         if not hasattr(image_processor, "merge_size"):
             return None
         count = image_processor.get_number_of_image_patches
         patches = [count(media.height, media.width, dict(self.image_arguments)) for media in row.media]
+        # merge_size x merge_size patches make one token.
         return sum(number // image_processor.merge_size**2 for number in patches)
 
     def count_prompt_tokens(self, row: Row, messages: Sequence[Message]) -> int:
-        """Return the number of prompt tokens, where `count_image_tokens` knows it, without reading an image."""
+        """Return the number of prompt tokens without reading an image.
+
+        Where `count_image_tokens` does not know the number of image tokens, they are left out.
+        """
         marked = self._render([guard_message(self.control, m) for m in messages], True)
+        # Each image has one placeholder in the text, which its image tokens replace.
         return len(self.control.encode(marked)) - len(row.media) + (self.count_image_tokens(row) or 0)
 
     def require_fit(self, row: Row, max_prompt_tokens: int) -> None:
@@ -162,18 +184,21 @@ class Encoder:
         if tokens is not None and tokens > max_prompt_tokens:
             raise DataError(
                 f"the images alone have {tokens} tokens, more than rollout.max_prompt_tokens = {max_prompt_tokens}",
-                where=row.place, hint="raise rollout.max_prompt_tokens, or lower model.min_pixels and model.max_pixels",
-            )  # fmt: skip
+                where=row.place,
+                hint="raise rollout.max_prompt_tokens, or lower model.min_pixels and model.max_pixels",
+            )
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text of the data alone, such as a response to learn: control tokens in it are letters."""
+        """Return the token ids of a text of the data, such as a response to learn; control tokens in it are letters."""
         return tuple(self.control.encode(self.control.guard(text)))
 
     def encode(self, row: Row, messages: Sequence[Message], images: Sequence[Image]) -> EncodedPrompt:
-        """Token ids and pixels of one row.
+        """Return the token ids and pixels of one row.
 
-        Args: images: RGB, in the order of the slots; one for each of `row.media`.
-        Raises: DataError when the number of `<image>` slots and of images differ.
+        Args:
+            images: RGB, in the order of the slots; one for each of `row.media`.
+        Raises: DataError when the numbers of `<image>` slots and of images differ, or an image is too long to be
+            processed.
         """
         slots = sum(m.content.count(IMAGE_SLOT) for m in messages)
         if slots != len(images):
@@ -192,6 +217,7 @@ class Encoder:
         if not hasattr(self.processor.image_processor, "merge_size"):
             return self._encode_whole(row, marked, short, images)
         features = [self._image_features(row, media, image) for media, image in zip(row.media, images, strict=True)]
+        # Patches of each image, [p, ...] -> of all images in order, [sum of p, ...]; image_grid_thw: [images, 3].
         joined = {k: torch.cat([f[k] for f in features]) for k in features[0]}
         ids, kinds = self._expand(marked, joined)
         sizes = tuple(self._model_size(f) for f in features)
@@ -200,11 +226,12 @@ class Encoder:
     def encode_tail(
         self, ids: Sequence[int], media: Sequence[Media], images: Sequence[Image], place: str
     ) -> tuple[tuple[int, ...], dict[str, Tensor]]:
-        """Kinds and image tensors of tokens that follow a prompt: of a response that has images within it.
+        """Return the kinds and image tensors of tokens that follow a prompt: a response that has images within it.
 
         Args:
-            ids: the tokens, image placeholders expanded.    media, images: its images (RGB), in order.
-            place: where the response is, for errors.
+            ids: the tokens, image placeholders expanded.
+            media, images: its images (RGB), in order.
+            place: place of the response, for errors.
         Returns: (0 text, 1 image for each token; tensors of the images); both empty without images.
         Raises: DataError when the processor refuses an image, or gives it another number of tokens.
         """
@@ -214,6 +241,7 @@ class Encoder:
         if hasattr(self.processor.image_processor, "merge_size"):
             features = [self._image_features(row, m, image) for m, image in zip(media, images, strict=True)]
             tensors = {k: torch.cat([f[k] for f in features]) for k in features[0]}
+            # image_grid_thw [images, 3] holds frames, rows and columns of patches: the product is their number.
             patches = sum(int(grid.prod()) for grid in tensors["image_grid_thw"])
             expected = patches // self.processor.image_processor.merge_size**2
             image_ids = {self.tokenizer.convert_tokens_to_ids(self.processor.image_token)}
@@ -225,26 +253,29 @@ class Encoder:
         kinds = tuple(int(i in image_ids) for i in ids)
         if sum(kinds) != expected:
             raise DataError(
-                f"the response has {sum(kinds)} image tokens, its {len(images)} images make {expected}", where=place
+                f"the response has {sum(kinds)} image tokens, but its {len(images)} images make {expected}", where=place
             )
         return kinds, tensors
 
     def _encode_whole(self, row: Row, marked: str, short: tuple[int, ...], images: Sequence[Image]) -> EncodedPrompt:
-        """Families without a grid of patches: the processor makes ids and tensors of all images together, because how
-        many tokens an image gets (tiles, crops, pooled patches) is known to it alone."""
+        """Encode a prompt for a family without a grid of patches.
+
+        The processor makes ids and tensors of all images together, because it alone knows how many tokens an image gets
+        (tiles, crops, pooled patches).
+        """
         key = "\x1f".join((marked, *(media.sha256 for media in row.media)))
         text, processor = self.control.reveal(marked), self.processor
-        given = text
+        prompt = text
         if self.control.is_ambiguous(marked):
-            given, processor = marked, self.control.processor_over(processor)
+            prompt, processor = marked, self.control.processor_over(processor)
         settings = {"return_tensors": "pt", "add_special_tokens": False}
-        made = self._cached(key, row, lambda: processor(text=[given], images=list(images), **settings))
-        ids = tuple(made["input_ids"][0].tolist())
-        kinds = made.get("mm_token_type_ids", made.get("token_type_ids"))
+        outputs = self._cached(key, row, lambda: processor(text=[prompt], images=list(images), **settings))
+        ids = tuple(outputs["input_ids"][0].tolist())
+        kinds = outputs.get("mm_token_type_ids", outputs.get("token_type_ids"))  # [1, P]
         if kinds is None:
-            kinds = made["input_ids"] == self.processor.image_token_id
-        tensors = {k: v for k, v in made.items() if k not in NOT_MODEL_INPUTS}
-        shape = tensors["pixel_values"].shape
+            kinds = outputs["input_ids"] == self.processor.image_token_id
+        tensors = {k: v for k, v in outputs.items() if k not in NOT_MODEL_INPUTS}
+        shape = tensors["pixel_values"].shape  # [..., channels, height, width] of each tile, unless it is MiniCPM-V's
         tile = (int(shape[-1]), int(shape[-2])) if len(shape) >= 4 and "target_sizes" not in tensors else None
         sizes = tuple(tile or image.size for image in images)
         kinds = tuple(int(kind) for kind in kinds[0].tolist())
@@ -253,21 +284,23 @@ class Encoder:
         )
 
     def _require_placeholders(self, marked: str, num_images: int, row: Row) -> None:
-        """Raises: DataError when the chat template did not write one placeholder for each image."""
+        """Raise a DataError when the chat template did not write one placeholder for each image."""
         token = getattr(self.processor, "image_token", None)
         written = marked.count(token) if token else num_images
         if written != num_images:
             raise DataError(
                 f"the model's chat template wrote {written} placeholder{plural(written)} {token} for {num_images} "
                 f"image{plural(num_images)}",
-                where=row.place, hint=TEMPLATE_HINT,
-            )  # fmt: skip
+                where=row.place,
+                hint=TEMPLATE_HINT,
+            )
 
     def _expand(self, marked: str, joined: Mapping[str, Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids with image placeholders expanded by the images' grids, and the kind of each token."""
+        """Return the ids with image placeholders expanded by the images' grids, and the kind of each token."""
         token = self.processor.image_token
         merge = self.processor.image_processor.merge_size**2
         pieces = marked.split(token)
+        # [images, 3] -> one number of image tokens per image
         counts = [int(g.prod()) // merge for g in joined["image_grid_thw"]]
         expanded = pieces[0] + "".join(token * n + piece for n, piece in zip(counts, pieces[1:], strict=True))
         ids = tuple(self.control.encode(expanded))
@@ -275,15 +308,16 @@ class Encoder:
         return ids, tuple(int(i == image_id) for i in ids)
 
     def _image_features(self, row: Row, media: Media, image: Image) -> dict[str, Tensor]:
-        made = self._cached(
+        """Return the processor's tensors of one image, for a family with a grid of patches."""
+        outputs = self._cached(
             media.sha256,
             row,
             lambda: self.processor.image_processor(images=[image], return_tensors="pt", **self.image_arguments),
         )
-        return {k: v for k, v in made.items() if k not in NOT_MODEL_INPUTS}
+        return {k: v for k, v in outputs.items() if k not in NOT_MODEL_INPUTS}
 
     def _cached(self, key: str, row: Row, make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Tensor]:
-        """The tensors that `make` returns, made once while they are in the cache.
+        """Return the tensors among the outputs of `make`, which is called if the cache has none for `key`.
 
         Raises: DataError with the row when the processor refuses its images.
         """
@@ -292,18 +326,20 @@ class Encoder:
             try:
                 return {k: v for k, v in make().items() if isinstance(v, Tensor)}
             except (ValueError, TypeError, ArithmeticError, LookupError) as error:
-                message = f"the model's processor takes no prompt of this row: {first_line(error)}"
+                message = f"the model's processor refuses the prompt of this row: {first_line(error)}"
                 raise DataError(message, where=row.place) from error
 
         return self._cache.get(key, tensors)
 
     def _model_size(self, features: Mapping[str, Tensor]) -> tuple[int, int]:
+        """Return (width, height) in pixels of one image as the model sees it."""
+        # image_grid_thw [1, 3]: frames, rows, columns of patches
         grid, patch = features["image_grid_thw"], self.processor.image_processor.patch_size
         return int(grid[0, 2]) * patch, int(grid[0, 1]) * patch
 
 
 def tensor_bytes(features: Mapping[str, Tensor]) -> int:
-    """Memory of the tensors."""
+    """Return the memory of the tensors, in bytes."""
     return sum(t.numel() * t.element_size() for t in features.values())
 
 
@@ -314,7 +350,10 @@ def _takes_pixel_bounds(image_processor: Any) -> bool:
 
 
 def _size_argument(image_processor: Any, min_pixels: int | None, max_pixels: int | None) -> dict[str, Any]:
-    """How an image processor with bounds is told them. In these processors the two "edges" are areas in pixels."""
+    """Return the argument that sets the bounds of an image processor.
+
+    In the processors that have bounds, the two "edges" are areas in pixels.
+    """
     if min_pixels is None and max_pixels is None:
         return {}
     edges = dict(image_processor.size)

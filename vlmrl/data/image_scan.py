@@ -1,6 +1,7 @@
-"""Looking at every image of a collection once, on all cores: is it sound, what is its content, what does it look like.
+"""Scan of all images of a collection, on all cores: soundness, hash of the content, hash of the look.
 
-Results are parts (data/parallel_parts.py), one JSON line an image, so that a killed run goes on where it was.
+Results are parts (data/parallel_parts.py) with one JSON line per image. After a kill, the next run makes only the parts
+that are missing.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from vlmrl.errors import DataError
 from vlmrl.types import Media
 
 PART_FILES = 256
+"""Number of images per part."""
 MAX_REMEMBERED = 50_000
+"""Largest number of images whose results a process remembers; then it forgets all of them."""
 
 
 class Files(Protocol):
     """Files by relative path. Picklable: a copy opens its source anew."""
 
     def read(self, path: str) -> bytes:
-        """Raises: DataError when the file cannot be read."""
+        """Return the bytes of a file. Raises: DataError when it cannot be read."""
         ...
 
 
@@ -41,28 +44,28 @@ class MemoryFiles:
 
 
 class Examiner:
-    """`examine`, each content once: a collection of pairs shows an image again and again."""
+    """Calls of `examine`, once per content: a collection of pairs repeats its images."""
 
     def __init__(self) -> None:
         self._known: dict[str, dict[str, Any]] = {}
 
     def look(self, data: bytes) -> dict[str, Any]:
-        """What `examined` reads, or {"reason": why the image cannot be used}."""
-        name = image_hash(data)
-        found = self._known.get(name)
-        if found is None:
+        """Return the fields that `examined` reads, or {"reason": why the image cannot be used}."""
+        sha256 = image_hash(data)
+        fields = self._known.get(sha256)
+        if fields is None:
             if len(self._known) >= MAX_REMEMBERED:
                 self._known.clear()
-            found = self._known[name] = _look(data)
-        return found
+            fields = self._known[sha256] = _look(data)
+        return fields
 
 
 EXAMINER = Examiner()
-"""This process's: what one part has seen the next ones know."""
+"""Examiner of this process: all parts that it makes share the results."""
 
 
 def examined(fields: dict[str, Any]) -> Examined:
-    """The facts of an image from its line."""
+    """Return the facts of an image from its JSON line."""
     media = Media(fields["sha256"], fields["width"], fields["height"])
     return Examined(media, fields["bytes"], fields["look"], tuple(fields.get("remarks", ())))
 
@@ -75,37 +78,38 @@ def scan_files(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, Examined | str]]:
-    """(path, its facts or the reason why it cannot be used) of each image file, in the order of `paths`.
+    """Yield (path, its facts or the reason why it cannot be used) of each image file, in the order of `paths`.
 
-    Args: work: folder for the parts; None = a temporary one.
+    Args:
+        work: folder for the parts; None = a temporary one.
     """
     if work is None:
         with TemporaryDirectory() as folder:
             yield from scan_files(files, paths, Path(folder), workers=workers, progress=progress)
         return
-    seen = look_at(paths, files.read, work, workers=workers, progress=progress)
-    for path, fields in zip(paths, seen, strict=True):
+    results = look_at(paths, files.read, work, workers=workers, progress=progress)
+    for path, fields in zip(paths, results, strict=True):
         yield path, fields["reason"] if "reason" in fields else examined(fields)
 
 
 def look_at(
     places: Sequence[Any], read: Callable[[Any], bytes], work: Path, *, workers: int | None, progress: Progress | None
 ) -> Iterator[dict[str, Any]]:
-    """What `Examiner.look` says of each image, in the order of `places`, made on all cores.
+    """Yield the result of `Examiner.look` for each image, in the order of `places`, computed on all cores.
 
     Args:
-        read: the file at a place; picklable. A DataError that it raises is the reason.
+        read: returns the file at a place; picklable. The message of its DataError becomes the "reason".
         work: folder for the parts.
     """
-    few = _few_at_a_time(places)
-    parts = [work / f"images-{i:05d}.jsonl" for i in range(len(few))]
-    make_parts(_Look(read), few, parts, workers=workers, progress=progress, what="reading images")
+    portions = _portions(places)
+    parts = [work / f"images-{i:05d}.jsonl" for i in range(len(portions))]
+    make_parts(_Look(read), portions, parts, workers=workers, progress=progress, what="reading images")
     for part in parts:
         with part.open(encoding="ascii") as lines:
             yield from map(json.loads, lines)
 
 
-def _few_at_a_time(places: Sequence[Any]) -> list[Sequence[Any]]:
+def _portions(places: Sequence[Any]) -> list[Sequence[Any]]:
     return [places[start : start + PART_FILES] for start in range(0, len(places), PART_FILES)]
 
 
@@ -125,7 +129,7 @@ class _Look:
 
 @dataclass(frozen=True)
 class FileReader:
-    """Image files by path, for `write_shards`."""
+    """Reader of image files by path, for `write_shards`."""
 
     source: Files
 
@@ -141,10 +145,10 @@ def _look(data: bytes) -> dict[str, Any]:
         return {"reason": error.message}
 
 
-def _fields(seen: Examined) -> dict[str, Any]:
-    fields: dict[str, Any] = {"sha256": seen.media.sha256, "width": seen.media.width, "height": seen.media.height}
-    fields |= {"bytes": seen.bytes, "look": seen.look}
-    return fields | ({"remarks": list(seen.remarks)} if seen.remarks else {})
+def _fields(image: Examined) -> dict[str, Any]:
+    fields: dict[str, Any] = {"sha256": image.media.sha256, "width": image.media.width, "height": image.media.height}
+    fields |= {"bytes": image.bytes, "look": image.look}
+    return fields | ({"remarks": list(image.remarks)} if image.remarks else {})
 
 
 def shrink_images(
@@ -156,10 +160,10 @@ def shrink_images(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Examined]:
-    """The facts of images brought down to `max_pixels`, in the order of `places`."""
-    few = _few_at_a_time(places)
-    parts = [work / f"small-{max_pixels}-{i:05d}.jsonl" for i in range(len(few))]
-    make_parts(_Shrink(reader, max_pixels), few, parts, workers=workers, progress=progress, what="resizing images")
+    """Yield the facts of images scaled down to `max_pixels`, in the order of `places`."""
+    portions = _portions(places)
+    parts = [work / f"small-{max_pixels}-{i:05d}.jsonl" for i in range(len(portions))]
+    make_parts(_Shrink(reader, max_pixels), portions, parts, workers=workers, progress=progress, what="resizing images")
     for part in parts:
         with part.open(encoding="ascii") as lines:
             yield from (examined(json.loads(line)) for line in lines)

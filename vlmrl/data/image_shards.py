@@ -1,5 +1,7 @@
-"""Image shards written on all cores: which image is in which shard is planned first, so that a shard is a part of its
-own (data/parallel_parts.py) and its bytes do not depend on who writes it.
+"""Writing of image shards on all cores.
+
+The images of each shard are planned first. So each shard is a part of its own (data/parallel_parts.py), and its bytes
+do not depend on the process that writes it.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from vlmrl.types import Media
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An image to be stored.
+    """Image to be stored.
 
     Args:
-        sha256, bytes: of the file as it is stored.
-        place: where its source is; what the `ShardReader` takes.
-        max_pixels: the size it is brought down to; None = as it is.
+        sha256, bytes: hash and size of the file as it is stored.
+        place: place of its source, as the `ShardReader` takes it.
+        max_pixels: a larger image is scaled down to this number of pixels; None = stored in its own size.
     """
 
     sha256: str
@@ -35,16 +37,22 @@ class Stored:
 
 
 class ShardReader(Protocol):
-    """Image files from where they came. Picklable: each process has its own."""
+    """Reader of image files from their sources. Picklable: each process has its own."""
 
     def files(self, places: Sequence[Any]) -> Iterator[bytes]:
-        """The file of each place, in order. Raises: DataError when one is gone."""
+        """Yield the file of each place, in order. Raises: DataError when one no longer exists."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A sound image: its reference and size as stored, its look (data/near_duplicates.py), and its oddities."""
+    """Facts of a sound image.
+
+    Args:
+        media, bytes: reference and size of the file as it is stored.
+        look: perceptual hash (data/near_duplicates.py).
+        remarks: what is unusual about the source file; see `remarks_on`.
+    """
 
     media: Media
     bytes: int
@@ -53,22 +61,22 @@ class Examined:
 
 
 def examine(data: bytes, max_pixels: int | None = None) -> Examined:
-    """Prove an image file sound by decoding it. Raises: DataError with the reason when it is not."""
-    kept, media, image = stored_form(data, max_pixels)
-    return Examined(media, len(kept), look_hash(image), tuple(limits.remarks_on(data)))
+    """Decode an image file to prove it sound, and return its facts. Raises: DataError with the reason if it is not."""
+    stored, media, image = stored_form(data, max_pixels)
+    return Examined(media, len(stored), look_hash(image), tuple(limits.remarks_on(data)))
 
 
 def stored_form(data: bytes, max_pixels: int | None = None) -> tuple[bytes, Media, Any]:
-    """The file that is stored for a source file, its reference and its pixels.
+    """Return the file that is stored for a source file, its reference and its pixels.
 
-    A file within `max_pixels` is stored as `store_form` says; a larger one is scaled down (Lanczos) and stored as JPEG
-    of quality 95 where it was one, else as PNG.
+    A file within `max_pixels` is stored as `store_form` says. A larger one is scaled down (Lanczos) and stored as JPEG
+    of quality 95 if it was a JPEG, else as PNG.
     """
-    kept, media, image = store_decoded(data)
+    stored, media, image = store_decoded(data)
     size = fit_size(media.width, media.height, max_pixels) if max_pixels else (media.width, media.height)
     if size == (media.width, media.height):
-        return kept, media, image
-    return _smaller(kept, image, size)
+        return stored, media, image
+    return _smaller(stored, image, size)
 
 
 def _smaller(data: bytes, image: Any, size: tuple[int, int]) -> tuple[bytes, Media, Any]:
@@ -77,7 +85,7 @@ def _smaller(data: bytes, image: Any, size: tuple[int, int]) -> tuple[bytes, Med
     from PIL import Image
 
     small = image.resize(size, Image.Resampling.LANCZOS)
-    if data.startswith(b"\xff\xd8"):
+    if data.startswith(b"\xff\xd8"):  # a JPEG
         buffer = io.BytesIO()
         small.save(buffer, format="JPEG", quality=95, subsampling=0)
         data = buffer.getvalue()
@@ -87,9 +95,9 @@ def _smaller(data: bytes, image: Any, size: tuple[int, int]) -> tuple[bytes, Med
 
 
 def plan_shards(images: Iterable[Stored]) -> list[list[Stored]]:
-    """The images of each shard, in order: a shard ends with the batch in which it reaches `SHARD_BYTES`.
+    """Return the images of each shard, in order; a shard ends with the batch in which it reaches `SHARD_BYTES`.
 
-    As `ShardWriter` does it: images written by either give the same files.
+    `ShardWriter` does the same: images written by either give the same files.
     """
     shards: list[list[Stored]] = [[]]
     batch = written = 0
@@ -116,8 +124,9 @@ def write_shards(
 ) -> None:
     """Write `media-*.arrow` into the folder; shards that are there already stay.
 
-    Args: images: no content twice.
-    Raises: DataError when a source file is not what it was.
+    Args:
+        images: each content once.
+    Raises: DataError when a source file has changed.
     """
     plan = plan_shards(images)
     paths = [folder / shard_name(number) for number in range(len(plan))]

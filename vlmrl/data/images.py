@@ -1,7 +1,7 @@
-"""Images as content: decoding with limits, and shards that hold each image once and are read through a memory map.
+"""Images by content: decoding with limits, and shards that hold each image once and are read through a memory map.
 
-A shard `media-00000.arrow` is an Arrow IPC file with the columns `sha256` (hex text) and `bytes` (an image file as it
-was found, PNG, JPEG or WebP). Nothing in it depends on the clock or the machine.
+A shard `media-00000.arrow` is an Arrow IPC file with the columns `sha256` (hex text) and `bytes` (the image file: PNG,
+JPEG or WebP). Nothing in it depends on the clock or the machine.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ MAX_FILE_BYTES = 128 * 1024 * 1024
 KEPT_FORMATS = ("PNG", "JPEG", "MPO", "WEBP")
 """Formats stored as they are (MPO is a JPEG with more pictures behind the first); others are re-encoded as PNG."""
 READ_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""Formats that are read. Others (EPS, PSD, ...) bring decoders that a stranger's file should not reach."""
+"""Formats that are read. Image files are untrusted input: the decoders of other formats (EPS, PSD, ...) never run."""
 SHARD_BYTES = 512 * 1024 * 1024
+"""Size in bytes at which a shard ends."""
 BATCH_BYTES = 8 * 1024 * 1024
+"""Size in bytes at which a batch of images is written to its shard."""
 _BROKEN = (
     OSError,
     SyntaxError,
@@ -48,25 +50,26 @@ _ORIENTATION_TAG = 0x0112
 
 
 def image_hash(data: bytes) -> str:
-    """SHA-256 of an image file, in hex: its name everywhere in vlmrl."""
+    """Return the SHA-256 of an image file, in hex: its name everywhere in vlmrl."""
     return hashlib.sha256(data).hexdigest()
 
 
 def probe_image(data: bytes) -> tuple[Media, str]:
-    """The reference and the format ("PNG", "JPEG", ...) of an image file, from its header alone.
+    """Return the reference and the format ("PNG", "JPEG", ...) of an image file, from its header alone.
 
     Width and height are those of `decode_image`: after the EXIF orientation.
-    Raises: DataError when it is no image, too large, or of a format that is not read.
+
+    Raises: DataError when the file is no image, too large, or of a format that is not read.
     """
     image = _open(data)
     width, height = image.size
-    if _orientation(image) in (5, 6, 7, 8):
+    if _orientation(image) in (5, 6, 7, 8):  # turned by 90 degrees
         width, height = height, width
     return Media(image_hash(data), width, height), str(image.format)
 
 
 def decode_image(data: bytes) -> PILImage:
-    """The first frame as RGB, upright (EXIF orientation applied), transparent pixels on white.
+    """Return the first frame as RGB, upright (EXIF orientation applied), transparent pixels on white.
 
     Raises: DataError when the file is broken or larger than `MAX_PIXELS` or `MAX_FILE_BYTES`.
     """
@@ -75,12 +78,14 @@ def decode_image(data: bytes) -> PILImage:
     image = _open(data)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of damaged metadata, which is not read
+            warnings.simplefilter("ignore")  # warnings of damaged metadata, which is not read
             image.load()
             if _orientation(image) > 1:
                 image = ImageOps.exif_transpose(image)
             if image.mode == "F":
-                raise DataError("floating-point pixels: which value is white is not known; save it with 8 or 16 bits")
+                raise DataError(
+                    "floating-point pixels: it is not known which value is white; save the image with 8 or 16 bits"
+                )
             if image.mode.startswith("I"):  # 16 bits and more: Pillow would clip to white, so the top byte is taken
                 image = _eight_bits(image)
             if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
@@ -93,7 +98,7 @@ def decode_image(data: bytes) -> PILImage:
 
 
 def encode_png(image: PILImage) -> bytes:
-    """PNG bytes of an image, the same for the same pixels (no time, no metadata)."""
+    """Return the PNG bytes of an image, the same for the same pixels (no time, no metadata)."""
     buffer = io.BytesIO()
     clean = image.copy()
     clean.info = {}
@@ -102,15 +107,16 @@ def encode_png(image: PILImage) -> bytes:
 
 
 def store_form(data: bytes) -> tuple[bytes, Media]:
-    """The bytes to keep and their reference: PNG, JPEG and WebP unchanged, others as PNG. The image is decoded once
-    to prove it sound.
+    """Return the bytes to store and their reference: PNG, JPEG and WebP unchanged, others as PNG.
+
+    The image is decoded once to prove it sound.
     """
     data, media, _ = store_decoded(data)
     return data, media
 
 
 def store_decoded(data: bytes) -> tuple[bytes, Media, PILImage]:
-    """As `store_form`, with the pixels that were decoded to prove it sound (as `decode_image` gives them)."""
+    """Return the result of `store_form` and the pixels that it decoded, as `decode_image` gives them."""
     media, kind = probe_image(data)
     image = decode_image(data)
     if kind in KEPT_FORMATS:
@@ -120,12 +126,13 @@ def store_decoded(data: bytes) -> tuple[bytes, Media, PILImage]:
 
 
 def remarks_on(data: bytes) -> list[str]:
-    """What is unusual about a sound image file, from its header: each is handled by `decode_image`, and worth counting.
+    """Return what is unusual about a sound image file, from its header.
 
-    Of: "turned upright (EXIF)", "first of several frames", "16 bits a channel", "CMYK", "palette", "transparency".
+    `decode_image` handles all of it; the doctor counts it. Possible remarks: "turned upright (EXIF)",
+    "first of several frames", "16 bits a channel", "CMYK", "palette", "transparency".
     """
     image = _open(data)
-    told = {
+    remarks = {
         "turned upright (EXIF)": _orientation(image) > 1,
         "first of several frames": _has_frames(image),
         "16 bits a channel": image.mode.startswith("I"),
@@ -133,21 +140,25 @@ def remarks_on(data: bytes) -> list[str]:
         "palette": image.mode in ("P", "PA"),
         "transparency": image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info,
     }
-    return [name for name, true in told.items() if true]
+    return [name for name, applies in remarks.items() if applies]
 
 
 def _has_frames(image: PILImage) -> bool:
     try:
         return bool(getattr(image, "is_animated", False))
-    except _BROKEN:  # a later frame is broken: there is one
+    except _BROKEN:  # a later frame is broken: so there is one
         return True
 
 
 def _eight_bits(image: PILImage) -> PILImage:
-    """The top byte of 16-bit pixels. Pillow's 32-bit mode has the same range: it reads 16-bit files into it."""
+    """Return the top byte of 16-bit pixels.
+
+    Pillow reads 16-bit files into its 32-bit mode, too: the range is the same there.
+    """
     import numpy as np
     from PIL import Image
 
+    # [H, W] 0..65535 -> [H, W] uint8
     return Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
 
 
@@ -183,11 +194,11 @@ def _orientation(image: PILImage) -> int:
 
 
 class ShardWriter:
-    """Writes image files into `media-*.arrow` in a folder, each content once, in the order given.
+    """Writer of image files into `media-*.arrow` of a folder: each content once, in the order given.
 
     Args:
-        folder: where the shards go; it must exist.
-        shard_bytes: a new shard is begun when one holds this many bytes.
+        folder: folder of the shards; it must exist.
+        shard_bytes: size in bytes at which a shard ends; None = `SHARD_BYTES`.
     """
 
     def __init__(self, folder: Path, shard_bytes: int | None = None) -> None:
@@ -214,7 +225,7 @@ class ShardWriter:
             self._flush()
 
     def close(self) -> list[Path]:
-        """Write what is left and make it durable. Returns the shards' paths; one shard at least."""
+        """Write what is left, make it durable, and return the paths of the shards: at least one."""
         if self._batch.hashes or not self.paths:
             self._flush()
         self._end_shard()
@@ -237,7 +248,7 @@ class ShardWriter:
 
 
 class ImageBatch:
-    """Image files that go into a shard together."""
+    """Image files that are written to a shard together."""
 
     def __init__(self) -> None:
         self.hashes: list[str] = []
@@ -251,7 +262,7 @@ class ImageBatch:
 
 
 class ShardFile:
-    """One shard being written: batches in the order given, durable once closed."""
+    """Shard that is being written: batches in the order given, durable once closed."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
@@ -274,14 +285,15 @@ class ShardFile:
 
 
 def shard_name(number: int) -> str:
-    """File name of a shard."""
+    """Return the file name of a shard, counted from 0."""
     return f"media-{number:05d}.arrow"
 
 
 class ImageStore:
-    """Reads image files by hash from the `media-*.arrow` shards of a folder. Picklable: a copy opens the shards anew.
+    """Reader of image files by hash from the `media-*.arrow` shards of a folder.
 
-    Opening reads the hashes only; an image's bytes are touched when they are asked for, and checked against the hash.
+    Opening reads the hashes only. An image's bytes are read on request, and checked against the hash. Picklable: a copy
+    opens the shards anew.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -302,17 +314,18 @@ class ImageStore:
         return len(self._shards)
 
     def hashes(self) -> list[str]:
-        """Every image's hash, in shard order."""
+        """Return every image's hash, in shard order."""
         return self._shards.hashes()
 
     def read(self, sha256: str) -> bytes:
-        """The image file with this hash. Raises: DataError when it is missing or its bytes were changed."""
+        """Return the image file with this hash. Raises: DataError when it is missing or its bytes were changed."""
         data = self._shards.get(sha256)
         if data is None:
             raise DataError(f"image {sha256[:16]} is in no shard", where=str(self.folder))
         if image_hash(data) != sha256:
             raise DataError(
-                f"image {sha256[:16]} does not have the bytes it was stored with", where=str(self.folder),
+                f"image {sha256[:16]} does not have the bytes it was stored with",
+                where=str(self.folder),
                 hint="the shard is damaged: make the dataset again with `vlmrl prep ... --force`",
-            )  # fmt: skip
+            )
         return data

@@ -1,7 +1,6 @@
-"""Reading a labelled image collection from a folder or a zip archive whose paths spell the hierarchy.
+"""Labelled image collections: a folder or a zip archive whose paths are the hierarchy of names.
 
-An archive is never unpacked to disk: its entries are read one by one, with limits, so a path in it cannot leave
-anything.
+An archive is never unpacked to disk: its entries are read one by one, with limits, so no path in it can lead outside.
 """
 
 from __future__ import annotations
@@ -33,14 +32,15 @@ _BAD_NAME = set(";<>")
 
 @dataclass
 class Labelled:
-    """A collection as read.
+    """Labelled image collection that has been read.
 
     Args:
         name: last part of the source's path.
-        images: sound images; labels are the names of the folders above each.
+        images: sound images; the labels of each are the names of the folders above it.
         dropped: images that were left out, each {"origin", "reason"}.
-        ignored: file ending -> count of files that are no images.
+        ignored: file ending -> number of files that are no images.
         fingerprint: hash of labels, file names and contents.
+        collection: reader of the files.
     """
 
     name: str
@@ -51,15 +51,15 @@ class Labelled:
     collection: Collection
 
     def read(self, image: LabelledImage) -> bytes:
-        """The file of one of `images`, as found."""
+        """Return the file of one of `images`, as stored."""
         return self.collection.read(image.place)
 
 
 class Collection(Protocol):
-    """Files by relative path."""
+    """Files of a folder or archive, by relative path."""
 
     def paths(self) -> Iterator[tuple[str, str | None]]:
-        """(path, reason why it may not be read or None), sorted by path."""
+        """Yield (path, reason why it may not be read or None), sorted by path."""
         ...
 
     def read(self, path: str) -> bytes: ...
@@ -75,11 +75,13 @@ def read_labelled(
 ) -> Labelled:
     """Read every image below `source`; the last len(levels) folders above a file are its names, coarse to fine.
 
-    Hidden files, `__MACOSX` and files without an image's ending are ignored and counted; links, unsafe paths, broken
-    images and files with too few folders above them are dropped, each with its reason.
-    Args: work, workers, progress: as `scan_files` takes them.
+    Hidden files, `__MACOSX` and files without the ending of an image are ignored and counted. Links, unsafe paths,
+    broken images and files with too few folders above them are dropped, each with its reason.
+
+    Args:
+        work, workers, progress: see `scan_files`.
     Raises: DataError when the source is neither a folder nor a zip archive, or names of siblings differ only in case or
-        punctuation, which the answer format does not tell apart.
+        punctuation, which the answer format does not distinguish.
     """
     collection = open_collection(source)
     labels: dict[str, tuple[str, ...]] = {}
@@ -92,37 +94,40 @@ def read_labelled(
             dropped.append({"origin": encodable(path), "reason": error.message})
     images: list[LabelledImage] = []
     digest = hashlib.sha256()
-    for path, seen in scan_files(collection, list(labels), work, workers=workers, progress=progress):
-        if isinstance(seen, str):
-            dropped.append({"origin": encodable(path), "reason": seen})
+    for path, result in scan_files(collection, list(labels), work, workers=workers, progress=progress):
+        if isinstance(result, str):
+            dropped.append({"origin": encodable(path), "reason": result})
             continue
-        images.append(LabelledImage(seen.media, labels[path], encodable(path), seen, path=path))
+        images.append(LabelledImage(result.media, labels[path], encodable(path), result, path=path))
         name = encodable(PurePosixPath(path).name)
-        digest.update(f"{'/'.join(labels[path])}/{name}\0{seen.media.sha256}\n".encode())
+        digest.update(f"{'/'.join(labels[path])}/{name}\0{result.media.sha256}\n".encode())
     refuse_twins(images, levels)
     dropped.sort(key=lambda drop: drop["origin"])
     return Labelled(source.name, images, dropped, ignored, digest.hexdigest(), collection)
 
 
 def collection_state(source: Path) -> Any:
-    """What is there, a JSON value: another one means that files were added, removed or changed."""
+    """Return a JSON value with the state of the source's files: it differs if any was added, removed or changed."""
     if source.is_file():
         return [source.stat().st_size, source.stat().st_mtime_ns]
     digest = hashlib.sha256()
     for folder, folders, names in os.walk(source):
         folders.sort()
         for name in sorted(names):
-            found = os.lstat(os.path.join(folder, name))
-            digest.update(f"{folder}/{name}\0{found.st_size} {found.st_mtime_ns}\n".encode("utf-8", "backslashreplace"))
+            status = os.lstat(os.path.join(folder, name))
+            digest.update(
+                f"{folder}/{name}\0{status.st_size} {status.st_mtime_ns}\n".encode("utf-8", "backslashreplace")
+            )
     return digest.hexdigest()
 
 
 def image_paths(collection: Collection, dropped: list[dict[str, Any]]) -> tuple[list[str], dict[str, int]]:
-    """The paths of a collection's image files, sorted, and how many other files there are by ending.
+    """Return the sorted paths of a collection's image files, and the number of its other files by ending.
 
-    Args: dropped: what may not be read is added to it, with the reason.
+    Args:
+        dropped: files that may not be read are appended to it, with the reason.
     """
-    found: list[str] = []
+    image_files: list[str] = []
     ignored: Counter[str] = Counter()
     for path, problem in collection.paths():
         place = PurePosixPath(path)
@@ -133,12 +138,12 @@ def image_paths(collection: Collection, dropped: list[dict[str, Any]]) -> tuple[
         elif place.suffix.lower() not in IMAGE_SUFFIXES:
             ignored[place.suffix.lower() or "(no ending)"] += 1
         else:
-            found.append(path)
-    return found, dict(sorted(ignored.items()))
+            image_files.append(path)
+    return image_files, dict(sorted(ignored.items()))
 
 
 def open_collection(source: Path) -> Collection:
-    """The files of a folder or zip archive. Raises: DataError when it is neither."""
+    """Open a folder or zip archive as a collection. Raises: DataError when it is neither."""
     if source.is_dir():
         return _Folder(source)
     if not source.exists():
@@ -151,29 +156,34 @@ def open_collection(source: Path) -> Collection:
 def _labels(place: PurePosixPath, levels: Sequence[str]) -> tuple[str, ...]:
     folders = place.parts[:-1]
     if len(folders) < len(levels):
-        raise DataError(f"{len(folders)} folders above it, {len(levels)} levels asked ({', '.join(levels)})")
+        raise DataError(f"{len(folders)} folders above the file, but {len(levels)} levels ({', '.join(levels)})")
     return tuple(check_name(name.strip()) for name in folders[-len(levels) :])
 
 
 def check_name(name: str) -> str:
-    """A name that an answer can hold. Raises: DataError."""
+    """Return the name if an answer can contain it. Raises: DataError when it cannot."""
     if not name or _BAD_NAME & set(name) or any(unicodedata.category(one).startswith("C") for one in name):
         raise DataError(f"the name {name!r} cannot be written in an answer (; < > or invisible characters)")
     return name
 
 
 def refuse_twins(images: Sequence[LabelledImage], levels: Sequence[str]) -> None:
-    """Siblings that the reward's comparison takes for one name would make its truth contradict itself."""
+    """Refuse siblings whose names are equal in the reward's comparison (`normalise_name`).
+
+    The truth of a pair of them would contradict itself.
+
+    Raises: DataError.
+    """
     from vlmrl.rewards.text_parsing import normalise_name
 
-    seen: dict[tuple[tuple[str, ...], str], str] = {}
+    first_names: dict[tuple[tuple[str, ...], str], str] = {}
     for labels in sorted({image.labels for image in images}):
         for depth, level in enumerate(levels):
             key = (labels[:depth], normalise_name(labels[depth], level))
-            other = seen.setdefault(key, labels[depth])
+            other = first_names.setdefault(key, labels[depth])
             if other != labels[depth]:
                 raise DataError(
-                    f"the {level} names {other!r} and {labels[depth]!r} are the same but for case or punctuation",
+                    f"the {level} names {other!r} and {labels[depth]!r} differ only in case or punctuation",
                     where="/".join(labels[: depth + 1]),
                     hint="rename one of the folders, or join them",
                 )
@@ -184,11 +194,11 @@ class _Folder:
         self._root = root
 
     def paths(self) -> Iterator[tuple[str, str | None]]:
-        found: list[tuple[str, str | None]] = []
+        entries: list[tuple[str, str | None]] = []
         for folder, folders, names in os.walk(self._root, followlinks=False):
             here = Path(folder)
             links = [name for name in folders if (here / name).is_symlink()]
-            found += [(self._relative(here / name), "a link to a folder; links are not followed") for name in links]
+            entries += [(self._relative(here / name), "a link to a folder; links are not followed") for name in links]
             for name in names:
                 mode = (here / name).lstat().st_mode
                 problem = (
@@ -196,16 +206,16 @@ class _Folder:
                     if stat.S_ISREG(mode)
                     else "a link; links are not followed"
                     if stat.S_ISLNK(mode)
-                    else "no file"
+                    else "not a regular file"
                 )
-                found.append((self._relative(here / name), problem))
-        yield from sorted(found)
+                entries.append((self._relative(here / name), problem))
+        yield from sorted(entries)
 
     def read(self, path: str) -> bytes:
         file = self._root / path
         try:
             if file.stat().st_size > MAX_FILE_BYTES:
-                raise DataError(f"a file of {file.stat().st_size:,} bytes; the limit is {MAX_FILE_BYTES:,}")
+                raise DataError(f"the file has {file.stat().st_size:,} bytes; the limit is {MAX_FILE_BYTES:,}")
             return file.read_bytes()
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror or error}") from error
@@ -231,23 +241,25 @@ class _Archive:
         total = sum(entry.file_size for entry in self._entries.values())
         if len(self._entries) > MAX_ENTRIES or total > MAX_TOTAL_BYTES:
             raise DataError(
-                f"an archive of {len(self._entries):,} files and {total:,} bytes is too large", where=str(path)
+                f"the archive has {len(self._entries):,} files and {total:,} bytes; "
+                f"at most {MAX_ENTRIES:,} files and {MAX_TOTAL_BYTES:,} bytes are read",
+                where=str(path),
             )
 
     def __reduce__(self):
         return (type(self), (self._path,))
 
     def paths(self) -> Iterator[tuple[str, str | None]]:
-        found = [(name, _entry_problem(entry)) for name, entry in self._entries.items()]
-        found += [
-            (name, "its path is in the archive twice: the first of these files is taken") for name in self._repeats
+        entries = [(name, _entry_problem(entry)) for name, entry in self._entries.items()]
+        entries += [
+            (name, "its path is in the archive twice: the first of these files is used") for name in self._repeats
         ]
-        yield from sorted(found, key=lambda pair: (pair[0], pair[1] or ""))
+        yield from sorted(entries, key=lambda pair: (pair[0], pair[1] or ""))
 
     def read(self, path: str) -> bytes:
         try:
             with self._zip.open(self._entries[path]) as file:
-                data = file.read(MAX_FILE_BYTES + 1)  # what the entry says of its size may be a lie
+                data = file.read(MAX_FILE_BYTES + 1)  # the size that the entry states may be wrong
         except (
             zipfile.BadZipFile,
             zlib.error,
@@ -259,7 +271,7 @@ class _Archive:
         ) as error:
             raise DataError(f"cannot be read from the archive: {error}") from error
         if len(data) > MAX_FILE_BYTES:
-            raise DataError(f"a file of more than {MAX_FILE_BYTES:,} bytes")
+            raise DataError(f"the file has more than {MAX_FILE_BYTES:,} bytes")
         return data
 
 
@@ -272,5 +284,5 @@ def _entry_problem(entry: zipfile.ZipInfo) -> str | None:
     if entry.flag_bits & 0x1:
         return "encrypted"
     if entry.file_size > MAX_FILE_BYTES:
-        return f"a file of {entry.file_size:,} bytes; the limit is {MAX_FILE_BYTES:,}"
+        return f"the file has {entry.file_size:,} bytes; the limit is {MAX_FILE_BYTES:,}"
     return None

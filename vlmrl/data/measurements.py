@@ -1,4 +1,4 @@
-"""What a dataset will cost before any model is loaded: image sizes, image tokens and prompt length, as histograms."""
+"""Measurements of a dataset before a model is loaded: histograms of image sizes, image tokens and prompt lengths."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from vlmrl.types import Media
 PATCH_PIXELS = 28
 """Side of one image token of Qwen2.5-VL: 14-pixel patches, merged two by two."""
 MIN_PIXELS, MAX_PIXELS = 3136, 1_003_520
+"""Bounds of an image's area in pixels after resizing, as the recipe has them by default."""
 CHARACTERS_PER_TOKEN = 4
 NOTE = (
-    "tokens are estimates made without a tokenizer: images as for Qwen2.5-VL (28 x 28 pixels a token, "
-    f"{MIN_PIXELS} to {MAX_PIXELS} pixels an image), text at {CHARACTERS_PER_TOKEN} characters a token"
+    "tokens are estimates made without a tokenizer: images as for Qwen2.5-VL (28 x 28 pixels per token, "
+    f"{MIN_PIXELS} to {MAX_PIXELS} pixels per image), text at {CHARACTERS_PER_TOKEN} characters per token"
 )
 
 
 def estimate_image_tokens(media: Media, min_pixels: int = MIN_PIXELS, max_pixels: int = MAX_PIXELS) -> int:
-    """Tokens one image takes in Qwen2.5-VL with the recipe's default pixel limits; other families differ.
+    """Return the number of tokens of one image in Qwen2.5-VL; other families differ.
 
-    Source: `smart_resize` of transformers' Qwen2-VL image processor: both sides become multiples of 28, the area is
-    brought between the limits. Example: 56 x 56 -> 4; 800 x 600 -> 609.
+    Args:
+        min_pixels, max_pixels: bounds of its area after resizing; by default those of the recipe.
+    Source: `smart_resize` of transformers' Qwen2-VL image processor: both sides become multiples of 28, and the area is
+        brought between the limits.
+    Example: 56 x 56 -> 4; 800 x 600 -> 609.
     """
     return _tokens_of_size(max(media.width, 1), max(media.height, 1), min_pixels, max_pixels)
 
@@ -45,8 +49,10 @@ def _tokens_of_size(width: int, height: int, min_pixels: int, max_pixels: int) -
 
 
 def fit_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
-    """The size an image is brought down to so that it takes at most max_pixels / 28^2 tokens: both sides a multiple of
-    28, nearly the same shape. An image that takes no more than that already keeps its size.
+    """Return the size to which an image is scaled down so that it takes at most max_pixels / 28^2 tokens.
+
+    Both sides are multiples of 28, and the shape is nearly the same. An image that already takes no more than that
+    keeps its size.
 
     Example: 800 x 800 within 800 tokens (627,200 pixels) -> 784 x 784 (28 x 28 = 784 tokens).
     """
@@ -60,13 +66,14 @@ def fit_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
 
 
 def estimate_text_tokens(characters: int) -> int:
-    """Tokens of a text, at 4 characters a token (English; the true number needs the tokenizer)."""
+    """Return the tokens of a text at 4 characters per token (English; the true number needs the tokenizer)."""
     return math.ceil(characters / CHARACTERS_PER_TOKEN)
 
 
 def histogram(values: Sequence[float]) -> dict[str, Any]:
-    """`{min, max, mean, bins: [[from, to, count], ...]}`; a bin holds from <= value < to, edges are powers of two
-    times 1 and 1.5.
+    """Return `{min, max, mean, bins: [[from, to, count], ...]}`.
+
+    A bin holds from <= value < to. The edges are 0 and the powers of two times 1 and 1.5.
     """
     if not values:
         return {"min": None, "max": None, "mean": None, "bins": []}
@@ -80,7 +87,11 @@ def histogram(values: Sequence[float]) -> dict[str, Any]:
 
 
 def measure_images(images: Sequence[Media]) -> dict[str, Any]:
-    """Sizes of images, each content once: the 20 most frequent with their counts, and a histogram of pixels."""
+    """Return the sizes of images: the 20 most frequent with their counts, and a histogram of pixels.
+
+    Args:
+        images: each content once.
+    """
     sizes = Counter(f"{media.width}x{media.height}" for media in images)
     common = dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:20])
     return {

@@ -1,7 +1,8 @@
 """Images that look alike: a perceptual hash, and a search for near duplicates that never compares all pairs.
 
 The hash is a difference hash (is a cell brighter than its right neighbour?) at two sizes: 64 bits to find candidates,
-256 bits to confirm them. It survives another file format, size and quality; it does not see crops and mirrored copies.
+256 bits to confirm them. It is robust to a change of file format, size and quality, but not to crops and mirroring.
+
 Source: the dHash of Neal Krawetz ("Kind of Like That", 2013); the search is multi-index hashing (Norouzi et al.,
 arXiv:1307.2982): hashes within 3 bits agree in at least one of 4 parts.
 """
@@ -17,22 +18,23 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
 COARSE_BITS, FINE_BITS = 3, 20
-"""Largest number of bits in which near duplicates differ: of 64, and of 256."""
+"""Maximum number of bits in which near duplicates differ: of 64, and of 256."""
 PARTS = 4
 HASH_BYTES = 40
 MAX_NEIGHBOURS = 4096
-"""A hash is compared with so many of those that agree with it in one part: in a larger crowd not with all of them."""
+"""Maximum number of hashes that a hash is compared with, among those that agree with it in one part."""
 CONTRAST = 24
-"""Lightest minus darkest cell, of 255, below which an image is too flat to be told from others by its hash."""
+"""Minimum difference between the lightest and the darkest cell, of 255. The hash of a flatter one is useless."""
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """What looks like what.
+    """Result of a search for near duplicates.
 
-    `near`: of each image, the groups of the other images that look like it, as a set of bits; 0 = none does.
-    `examples`: positions (i, j) of images that look alike and are in different groups.
-    `skipped`: how many images could not be told apart (flat ones) and were not searched.
+    Args:
+        near: for each image, the groups of the other images that look like it, as a set of bits; 0 = none does.
+        examples: positions (i, j) of images that look alike and are in different groups.
+        skipped: number of images that were not searched, as they are too flat to distinguish.
     """
 
     near: list[int]
@@ -41,28 +43,30 @@ class Likeness:
 
 
 def look_hash(image: PILImage) -> str:
-    """The hash of an RGB image, 80 hex digits: 8 bytes coarse, 32 bytes fine; all zeros for a flat image."""
+    """Return the hash of an RGB image, 80 hex digits: 8 bytes coarse, 32 bytes fine; all zeros for a flat image."""
     import numpy as np
     from PIL import Image
 
     grey = image.convert("L")
     bits = []
     for size in (8, 16):
+        # [size, size + 1]: one column more than bits, as each cell is compared with its right neighbour
         cells = np.asarray(grey.resize((size + 1, size), Image.Resampling.BOX)).astype(np.int16)
         if size == 16 and int(cells.max()) - int(cells.min()) < CONTRAST:
             return "0" * (2 * HASH_BYTES)
         bits.append((cells[:, :-1] > cells[:, 1:]).ravel())
-    return np.packbits(np.concatenate(bits)).tobytes().hex()
+    return np.packbits(np.concatenate(bits)).tobytes().hex()  # [64 + 256] bits -> 40 bytes
 
 
 def find_near_copies(hashes: Sequence[str], groups: Sequence[int], shown: int = 20) -> Likeness:
-    """Search images for others whose hashes differ in at most `COARSE_BITS` coarse and `FINE_BITS` fine bits.
+    """Find images whose hashes differ in at most `COARSE_BITS` coarse and `FINE_BITS` fine bits.
 
-    Memory does not grow with the number of pairs that look alike: of a film's frames that is nearly all of them.
+    Memory does not grow with the number of pairs that look alike: among the frames of a film, nearly all pairs do.
+
     Args:
-        hashes: as `look_hash` makes them.
-        groups: the groups each image is in, as a set of bits, 0 to 2^62; a group is a split, say.
-        shown: so many examples at most.
+        hashes: results of `look_hash`.
+        groups: for each image, the groups that it is in, as a set of bits, 0 to 2^62. A group is a split, for example.
+        shown: maximum number of examples.
     """
     import numpy as np
 
@@ -71,51 +75,57 @@ def find_near_copies(hashes: Sequence[str], groups: Sequence[int], shown: int = 
     table = np.frombuffer(bytes.fromhex("".join(hashes)), np.uint8).reshape(len(hashes), HASH_BYTES)
     rows = np.flatnonzero(table.any(axis=1))
     unique, first, inverse = np.unique(table[rows], axis=0, return_index=True, return_inverse=True)
+    # Below: N images, R that are not flat, U distinct hashes. inverse: [R], positions in `unique`. first: [U], image
+    # number of the first image with the hash. masks: [N].
     inverse, first, masks = inverse.reshape(-1), rows[first], np.asarray(groups, dtype=np.int64)
     equal = ((i, j) for i, j in zip(first[inverse].tolist(), rows.tolist(), strict=True) if groups[i] != groups[j])
-    found = set(islice(equal, shown))
-    own = np.zeros(len(unique), dtype=np.int64)
-    np.bitwise_or.at(own, inverse, masks[rows])
-    near = np.zeros(len(unique), dtype=np.int64)
+    examples = set(islice(equal, shown))
+    own = np.zeros(len(unique), dtype=np.int64)  # groups of the images that have the hash
+    np.bitwise_or.at(own, inverse, masks[rows])  # [R] -> [U]
+    near = np.zeros(len(unique), dtype=np.int64)  # groups of the images whose hash is close, but not equal
     for a, b in _close_rows(unique, lambda a, b: (own[b] & ~near[a]) | (own[a] & ~near[b])):
         np.bitwise_or.at(near, a, own[b])
         np.bitwise_or.at(near, b, own[a])
-        if len(found) < shown:
+        if len(examples) < shown:
             apart = np.flatnonzero(masks[first[a]] != masks[first[b]])[:shown]
             pairs = zip(first[a[apart]].tolist(), first[b[apart]].tolist(), strict=True)
-            found |= {(min(pair), max(pair)) for pair in pairs}
-    out = np.zeros(len(hashes), dtype=np.int64)
-    out[rows] = near[inverse]
+            examples |= {(min(pair), max(pair)) for pair in pairs}
+    near_images = np.zeros(len(hashes), dtype=np.int64)
+    near_images[rows] = near[inverse]  # [U] -> [R], written into [N]
+    # Images with an equal hash look alike, too: add each group that has another image with the same hash.
     for bit in range(int(own.max(initial=0)).bit_length()):
         member = masks[rows] >> bit & 1
         equals = np.bincount(inverse, weights=member, minlength=len(unique))[inverse] - member
-        out[rows] |= (equals > 0).astype(np.int64) << bit
-    return Likeness(out.tolist(), sorted(found)[:shown], len(hashes) - len(rows))
+        near_images[rows] |= (equals > 0).astype(np.int64) << bit
+    return Likeness(near_images.tolist(), sorted(examples)[:shown], len(hashes) - len(rows))
 
 
-def _close_rows(table: Any, wanted: Callable[[Any, Any], Any]) -> Iterator[tuple[Any, Any]]:
-    """Rows of distinct hashes within both limits, as two arrays of positions; a pair may come several times.
+def _close_rows(table: Any, gain: Callable[[Any, Any], Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield pairs of distinct hashes within both limits, as two arrays of row numbers; a pair may come several times.
 
-    Rows that agree in a part stand together when they are sorted by it. Each is compared with its next neighbour, all
-    at once, then with the one after it, until no two that agree are that far apart.
-    Args: wanted: (positions, positions) -> not 0 where a pair would say something new.
+    Rows that agree in a part are neighbours when they are sorted by it. All rows are compared with their next
+    neighbour at once, then with the neighbour after that, until no two rows that agree are that far apart.
+
+    Args:
+        table: [U, 40] bytes, one distinct hash per row.
+        gain: (row numbers, row numbers) -> not 0 for each pair that would add a group.
     """
     import numpy as np
 
-    words = np.ascontiguousarray(table).view(np.uint64)
-    parts = np.ascontiguousarray(table[:, :8]).view(f"u{8 // PARTS}")
+    words = np.ascontiguousarray(table).view(np.uint64)  # [U, 40] bytes -> [U, 5]: one coarse word, four fine ones
+    parts = np.ascontiguousarray(table[:, :8]).view(f"u{8 // PARTS}")  # [U, 8] bytes -> [U, PARTS]
     for part in range(PARTS):
         order = np.argsort(parts[:, part], kind="stable")
         keys = parts[order, part]
         starts = np.arange(len(keys))
         for distance in range(1, MAX_NEIGHBOURS + 1):
             starts = starts[: np.searchsorted(starts, len(keys) - distance)]
-            starts = starts[keys[starts] == keys[starts + distance]]
+            starts = starts[keys[starts] == keys[starts + distance]]  # sorted: no match here, none further away
             if not len(starts):
                 break
             a, b = order[starts], order[starts + distance]
-            news = np.flatnonzero(wanted(a, b))
-            a, b = a[news], b[news]
+            useful = np.flatnonzero(gain(a, b))
+            a, b = a[useful], b[useful]
             close = np.bitwise_count(words[a, 0] ^ words[b, 0]) <= COARSE_BITS
             a, b = a[close], b[close]
             fine = np.bitwise_count(words[a, 1:] ^ words[b, 1:]).sum(axis=1, dtype=np.uint16)

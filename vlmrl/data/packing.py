@@ -1,4 +1,7 @@
-"""Packing: trajectories of a step -> rows of whole groups under a token budget. Integers until the tensors are made."""
+"""Packing: trajectories of a step -> packed rows of whole groups under a token budget.
+
+Everything is integers until `make_row` makes the tensors.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """A prompt as the packer needs it: ids, kinds (0 text, 1 image), image tensors and their number.
+    """Prompt as the packer needs it. Letters: P prompt tokens.
 
-    `image_sizes`: (width, height) of each image as the model sees it, where it is known; for error messages.
+    Args:
+        ids: P token ids.
+        kinds: P values, 0 text, 1 image.
+        images: processor tensors of its images.
+        num_images: number of its images.
+        image_sizes: (width, height) of each image as the model sees it, where it is known; for error messages.
     """
 
     ids: tuple[int, ...]
@@ -37,12 +45,17 @@ class PromptTokens:
 
 @dataclass(frozen=True)
 class TrainItem:
-    """One trajectory to train on: whose prompt it follows, its segments, and its index in the step.
+    """Trajectory to train on.
 
     Args:
+        prompt: the prompt that it follows.
+        group: index of its group; the items of a group have the same prompt.
+        segments: its tokens behind the prompt.
+        trajectory: its index in the step.
         kinds: 0 text, 1 image for each token of the segments; () = all text.
         images: processor tensors of the images within the segments (a tool's answer), in token order.
-    Raises: ValueError when `kinds` has another length than the tokens, or names images of which there are none.
+    Raises: ValueError when `kinds` has another length than the tokens, or when it has image tokens but `images` is
+        empty, or the reverse.
     """
 
     prompt: PromptTokens
@@ -64,13 +77,16 @@ class TrainItem:
 
 
 def pack(items: Sequence[TrainItem], tokens_per_row: int) -> list[list[TrainItem]]:
-    """Rows of items: groups stay together, several groups share a row while they fit.
+    """Distribute items over packed rows: groups stay together, and several groups share a row while they fit.
 
-    A group over the budget is split between its responses and its prompt is repeated; one trajectory over the budget
-    gets a row of its own. First-fit in the order given, so that the packing is a function of the items alone.
+    A group over the budget is split between its responses, and each part repeats the prompt. One trajectory over the
+    budget gets a row of its own. First-fit in the order given: the packing is a function of the items alone.
 
+    Args:
+        tokens_per_row: budget of a row in tokens, prompts included.
     Returns: rows, each with the items of a group next to each other. Every item is in exactly one row.
     """
+    # (number of tokens, items) of every group, or of each part of a group that is split.
     pieces: list[tuple[int, list[TrainItem]]] = []
     for group in _by_group(items):
         prompt = len(group[0].prompt.ids)
@@ -84,7 +100,7 @@ def pack(items: Sequence[TrainItem], tokens_per_row: int) -> list[list[TrainItem
             size += item.num_tokens
         pieces.append((size, current))
     rows: list[list[TrainItem]] = []
-    room: list[int] = []
+    room: list[int] = []  # tokens that each row still takes; negative where a piece alone is over the budget
     for size, piece in pieces:
         index = next((i for i, left in enumerate(room) if left >= size), None)
         if index is None:
@@ -104,33 +120,45 @@ def _by_group(items: Sequence[TrainItem]) -> list[list[TrainItem]]:
 
 
 def row_load(items: Sequence[TrainItem], names: Sequence[str]) -> Load:
-    """What a packed row of these items asks of memory. Args: names: of the trajectories, "<row> sample <k>"."""
-    found: list[str] = []
+    """Return the load of a packed row of these items: what must fit in memory at once.
+
+    Args:
+        names: name of each trajectory, "<row> sample <k>".
+    """
+    rows: list[str] = []
     tokens = image_tokens = 0
     for group in _by_group(items):
         prompt = group[0].prompt
         tokens += len(prompt.ids) + sum(i.num_tokens for i in group)
         image_tokens += sum(map(bool, prompt.kinds)) + sum(sum(map(bool, i.kinds)) for i in group)
         name = names[group[0].trajectory].partition(" sample ")[0]
-        found.append(load_name(name, len(group), prompt.image_sizes))
-    return Load("train.tokens_per_row", tokens, image_tokens, len(items), tuple(found))
+        rows.append(load_name(name, len(group), prompt.image_sizes))
+    return Load("train.tokens_per_row", tokens, image_tokens, len(items), tuple(rows))
 
 
 def load_name(row: str, responses: int, image_sizes: Sequence[tuple[int, int]]) -> str:
-    """One data row of a load. Example: `digits row 17 (8 responses; images 448 x 448, 224 x 448)`."""
-    told = f"{responses} response{'' if responses == 1 else 's'}"
+    """Describe one dataset row of a load. Example: `digits row 17 (8 responses; images 448 x 448, 224 x 448)`."""
+    count_text = f"{responses} response{'' if responses == 1 else 's'}"
     sizes = ", ".join(f"{width} x {height}" for width, height in image_sizes)
-    return f"{row} ({told}; images {sizes})" if sizes else f"{row} ({told})"
+    return f"{row} ({count_text}; images {sizes})" if sizes else f"{row} ({count_text})"
 
 
 def make_row(items: Sequence[TrainItem], device: torch.device | str = "cpu") -> PackedRow:
-    """The tensors of one row. Items of one group must be next to each other (as `pack` leaves them)."""
+    """Return the tensors of one packed row.
+
+    Args:
+        items: its trajectories; those of one group must be next to each other, as `pack` leaves them.
+    """
+    # [N], one per token of the row
     ids: list[int] = []
     kinds: list[int] = []
+    # one per span, that is per prompt and per response
     layout: list[Span] = []
     trajectories: list[int] = []
+    # [K], one per trained token
     predict_at: list[int] = []
     span_index: list[int] = []
+    # one per prompt, and one per span
     prompts: list[PromptTokens] = []
     images: list[Mapping[str, Tensor]] = []
     response = 0
@@ -147,6 +175,7 @@ def make_row(items: Sequence[TrainItem], device: torch.device | str = "cpu") -> 
         for segment in item.segments:
             if segment.trained:
                 at = range(len(ids), len(ids) + len(segment.ids))
+                # A token is predicted at the token before it: the first of a response at the last of its prompt.
                 predict_at += [prompt_last if i == start else i - 1 for i in at]
                 span_index += [len(layout)] * len(segment.ids)
             ids += segment.ids
@@ -155,9 +184,13 @@ def make_row(items: Sequence[TrainItem], device: torch.device | str = "cpu") -> 
         images.append(item.images)
         trajectories.append(item.trajectory)
         response += 1
-    input_ids = torch.tensor(ids, dtype=torch.long, device=device)
-    target_at = [t for item, span in zip(items, [s for s in layout if s.response >= 0], strict=True)
-                 for t in _trained_positions(item, span.start)]  # fmt: skip
+    input_ids = torch.tensor(ids, dtype=torch.long, device=device)  # [N]
+    # [K] positions of the trained tokens; a response begins where its span does
+    target_at = [
+        t
+        for item, span in zip(items, [s for s in layout if s.response >= 0], strict=True)
+        for t in _trained_positions(item, span.start)
+    ]
     joined = {k: v.to(device) for k, v in join_images(images).items()}
     return PackedRow(
         input_ids_N=input_ids,
@@ -168,6 +201,7 @@ def make_row(items: Sequence[TrainItem], device: torch.device | str = "cpu") -> 
         span_images=_cut_images(joined, images),
         image_axes={name: _image_axis(name, joined) for name in joined},
         predict_at_K=torch.tensor(predict_at, dtype=torch.long, device=device),
+        # [N] -> [K]
         target_K=input_ids[torch.tensor(target_at, dtype=torch.long, device=device)],
         span_K=torch.tensor(span_index, dtype=torch.long, device=device),
         trajectories=tuple(trajectories),
@@ -175,6 +209,7 @@ def make_row(items: Sequence[TrainItem], device: torch.device | str = "cpu") -> 
 
 
 def _trained_positions(item: TrainItem, start: int) -> list[int]:
+    """Return the positions of an item's trained tokens in the row, if its segments begin at `start`."""
     positions: list[int] = []
     for segment in item.segments:
         if segment.trained:
@@ -184,18 +219,21 @@ def _trained_positions(item: TrainItem, start: int) -> list[int]:
 
 
 def join_images(images: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Processor tensors of several images (or prompts) as those of all of them, in the order given.
+    """Join the processor tensors of several images (or prompts), in the order given.
 
-    Empty mappings are text. Returns: an empty mapping when there is no image at all.
+    Empty mappings are text.
+
+    Returns: an empty mapping when there is no image at all.
     """
     some = [i for i in images if i]
     if len(some) == 1:
         return dict(some[0])
+    # [a, ...], [b, ...] -> [a + b, ...], for most families; see `_image_axis`.
     return {k: torch.cat([i[k] for i in some], _image_axis(k, some[0])) for k in some[0]} if some else {}
 
 
 def _image_axis(name: str, images: Mapping[str, Tensor]) -> int:
-    """Along which axis images follow each other. Most families: the first (images, tiles or patches)."""
+    """Return the axis along which images follow each other. Most families: the first (images, tiles or patches)."""
     if "pixel_attention_mask" in images and name in ("pixel_values", "pixel_attention_mask"):
         return 1  # Idefics 3, SmolVLM: [1, tiles, ...]
     if "target_sizes" in images and name == "pixel_values":
@@ -206,7 +244,7 @@ def _image_axis(name: str, images: Mapping[str, Tensor]) -> int:
 def _cut_images(
     joined: Mapping[str, Tensor], images: Sequence[Mapping[str, Tensor]]
 ) -> tuple[Mapping[str, Tensor], ...]:
-    """The parts of `joined` that came from each of `images`, as views."""
+    """Return the parts of `joined` that came from each of `images`, as views of the same memory."""
     cut: list[Mapping[str, Tensor]] = []
     start = dict.fromkeys(joined, 0)
     for own in images:

@@ -1,7 +1,7 @@
-"""Work in parts, on all cores: each part is a file, and a file that is there is done.
+"""Work in parts, on all cores: each part is a file, and a part whose file exists is done.
 
-A part's content depends on its input alone, so that a run which was killed and started again makes the same files as
-one that was not, whatever the number of processes.
+The content of a part depends on its input alone. A run that was killed and started again therefore writes the same
+files as an uninterrupted one, with any number of processes.
 """
 
 from __future__ import annotations
@@ -18,28 +18,21 @@ from typing import Any
 
 from vlmrl.errors import DataError
 from vlmrl.process import die_with_parent
+from vlmrl.store.provenance import usable_cores
 
 Make = Callable[[Any, Path], None]
-"""(input of a part, path) -> writes its content there. Picklable: it is sent to each process once, so what is large and
-a part's own belongs into the inputs.
+"""Function of (input of a part, path) that writes the part's content to the path. It must be picklable: each process
+receives it once. Large data of a single part belongs into its input.
 """
 Progress = Callable[[str, int, int], None]
-"""(what is done, parts done, parts in all)."""
+"""Function of (description of the work, number of parts done, number of all parts)."""
 FEW = 2
-"""So many parts are made in this process: starting others takes longer."""
+"""Maximum number of parts that are made in this process: starting other processes takes longer."""
 _make: Make | None = None
 
 
 class LostWorkerError(DataError):
-    """A process that made parts was killed; the parts that are done stay."""
-
-
-def usable_cores() -> int:
-    """CPU cores that this process may run on."""
-    try:
-        return max(1, len(os.sched_getaffinity(0)))
-    except AttributeError:
-        return os.cpu_count() or 1
+    """Error: a process that made parts was killed. The finished parts remain."""
 
 
 def make_parts(
@@ -51,60 +44,64 @@ def make_parts(
     progress: Progress | None = None,
     what: str = "",
 ) -> int:
-    """Make every file of `paths` that is not there; each appears whole, durable, under its name.
+    """Make every missing file of `paths`. Each appears under its name when it is complete and synced to disk.
 
     Args:
-        make: see `Make`; it is called with a path beside the file's.
-        inputs: of each part; picklable.
-        workers: processes; None = one a core. They end with this process, however it ends.
-    Returns: how many were there already.
-    Raises: what `make` raises (the files made until then stay); LostWorkerError when a process was killed.
+        make: see `Make`; it is called with a temporary path in the same folder.
+        inputs: input of each part; picklable.
+        workers: number of processes; None = one per core. They end with this process, however it ends.
+        progress: called at the start and whenever parts are done.
+        what: description of the work, for `progress`.
+    Returns: number of files that existed before.
+    Raises: any error of `make` (finished files remain); LostWorkerError when a process was killed.
     """
     missing = [index for index, path in enumerate(paths) if not path.exists()]
-    there = len(paths) - len(missing)
-    told = progress or (lambda what, done, total: None)
-    told(what, there, len(paths))
+    num_existing = len(paths) - len(missing)
+    report = progress or (lambda what, done, total: None)
+    report(what, num_existing, len(paths))
     count = min(workers or usable_cores(), len(missing))
     if count <= 1 or len(missing) <= FEW:
-        for done, index in enumerate(missing, start=there + 1):
+        for done, index in enumerate(missing, start=num_existing + 1):
             _make_part(make, inputs[index], paths[index])
-            told(what, done, len(paths))
-        return there
+            report(what, done, len(paths))
+        return num_existing
     work = [(inputs[index], paths[index]) for index in missing]
-    _in_processes(make, work, count, lambda done: told(what, there + done, len(paths)))
-    return there
+    _in_processes(make, work, count, lambda done: report(what, num_existing + done, len(paths)))
+    return num_existing
 
 
-def _in_processes(make: Make, work: Sequence[tuple[Any, Path]], count: int, told: Callable[[int], None]) -> None:
+def _in_processes(make: Make, work: Sequence[tuple[Any, Path]], count: int, report: Callable[[int], None]) -> None:
     from multiprocessing import get_context
 
     pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_begin, initargs=(make, os.getpid()))
     left, running, done = list(reversed(work)), set[Future[None]](), 0
     try:
         while left or running:
-            with _born_deaf():
+            with _block_interrupts():
                 while left and len(running) < 2 * count:
                     running.add(pool.submit(_work, *left.pop()))
             ended, running = wait(running, return_when=FIRST_COMPLETED)
             for future in ended:
                 future.result()
             done += len(ended)
-            told(done)
+            report(done)
     except BrokenProcessPool as error:
         raise LostWorkerError(
-            "a process was killed while it read images, most often for lack of memory",
-            hint="run the same command again, with fewer --workers: what is done is kept",
+            "a process was killed while it read images, most often because memory ran out",
+            hint="run the same command again, with fewer --workers: finished parts are kept",
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 @contextlib.contextmanager
-def _born_deaf() -> Iterator[None]:
-    """Processes that start meanwhile never hear Ctrl-C, not even while they import: it is for this one, which ends
-    their parts in order. It hears it when they have started.
+def _block_interrupts() -> Iterator[None]:
+    """Block SIGINT inside this context: processes that start in it inherit the block, so Ctrl-C never stops them.
+
+    Ctrl-C is handled by this process, which ends the workers in order. If it arrives inside, it is delivered at the end
+    of the context.
     """
-    resource_tracker.ensure_running()  # it unblocks the signal when the first process starts it
+    resource_tracker.ensure_running()  # when the first process starts it, it unblocks the signal: start it before
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -113,21 +110,21 @@ def _born_deaf() -> Iterator[None]:
 
 
 def _begin(make: Make, parent_pid: int) -> None:
-    """In each process, once."""
+    """Initialise a worker process."""
     global _make
     die_with_parent(parent_pid)
     _make = make
 
 
-def _work(given: Any, path: Path) -> None:
+def _work(part_input: Any, path: Path) -> None:
     assert _make is not None
-    _make_part(_make, given, path)
+    _make_part(_make, part_input, path)
 
 
-def _make_part(make: Make, given: Any, path: Path) -> None:
+def _make_part(make: Make, part_input: Any, path: Path) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        make(given, part)
+        make(part_input, part)
         with part.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -137,7 +134,7 @@ def _make_part(make: Make, given: Any, path: Path) -> None:
 
 
 def write_lines(path: Path, rows: Sequence[Any]) -> None:
-    """Rows as one JSON value a line."""
+    """Write rows as JSON, one per line."""
     import json
 
     text = "".join(json.dumps(row, ensure_ascii=True, allow_nan=False, separators=(",", ":")) + "\n" for row in rows)

@@ -1,4 +1,4 @@
-"""The images of a run, wherever they are: its own media, the prepared datasets it used, and tables of one's own."""
+"""Images of a run, from its own media, the prepared datasets that it used, and the user's tables."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from vlmrl.types import Media
 
 
 def run_images(run_dir: Path) -> RunImages:
-    """Images of a run folder, by content. A table is opened only when the run and the prepared datasets lack an image.
+    """Return the images of a run folder, by content.
 
-    A damaged manifest leaves the run's own media/.
+    A table is opened only when the run and the prepared datasets lack an image. If the manifest is damaged, only the
+    run's own media/ is read.
     """
     try:
         manifest = read_manifest(run_dir)
@@ -30,24 +31,27 @@ def run_images(run_dir: Path) -> RunImages:
 
 
 def _data_entries(run_dir: Path) -> list[dict[str, Any]]:
-    """The `[[data]]` entries of every recipe the run has had, the newest first; a damaged one is left out."""
-    found: list[dict[str, Any]] = []
+    """Return the `[[data]]` entries of all recipes that the run has had, the newest first, without damaged ones."""
+    distinct: list[dict[str, Any]] = []
     for path in reversed(resolved_files(run_dir)):
         try:
             data = parse_json(path.read_bytes())["recipe"]["data"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
         entries = data if isinstance(data, list) else []
-        found += [entry for entry in entries if isinstance(entry, dict) and entry not in found]
-    return found
+        distinct += [entry for entry in entries if isinstance(entry, dict) and entry not in distinct]
+    return distinct
 
 
 def _table_resolver(entry: dict[str, Any], cwd: str, notes: list[str]) -> Callable[[Media], bytes | None]:
-    """Image files of one `[[data]]` entry, opened when first asked. Why it cannot be opened goes to `notes`, once."""
-    opened: list[Any] = []
+    """Return a function that reads image files of one `[[data]]` entry, which is opened at the first call.
+
+    If it cannot be opened, the reason is added to `notes`, once.
+    """
+    opened: list[Any] = []  # the dataset after the first call; None in it = it cannot be opened
 
     def resolve(media: Media) -> bytes | None:
-        from vlmrl.data.dataset import open_dataset
+        from vlmrl.data.open_dataset import open_dataset
         from vlmrl.recipe.schema import Data
 
         if not opened:

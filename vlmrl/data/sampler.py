@@ -1,4 +1,4 @@
-"""Which rows come next: several sources mixed by share, each shuffled anew every epoch, resumable to the row."""
+"""Order of the dataset rows: sources mixed by share, each shuffled anew every epoch, resumable to the row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlmrl.types import hash64
 
 
 class Draw(NamedTuple):
-    """One drawn row: which source, which of its rows, and how often that row had been drawn before."""
+    """Drawn row: index of its source, its index in that source, and how often it had been drawn before."""
 
     source: int
     row: int
@@ -20,16 +20,16 @@ class Draw(NamedTuple):
 
 
 class PromptStream:
-    """An endless, deterministic stream of rows.
+    """Endless, deterministic stream of dataset rows.
 
-    Each source deals its rows in a new order every epoch, each row once. After any number of draws a source has had its
-    exact share, rounded up or down. A step never holds a row twice, unless a source has fewer rows than its part of the
-    step: at the seam of two epochs a row that is in the step already waits for the next one.
+    In every epoch of a source, each of its rows is drawn once, in a new order. After any number of draws, the number of
+    rows from a source is its exact share, rounded up or down. A step never holds a row twice, unless a source has fewer
+    rows than its part of the step: between two epochs, a row that is already in the step waits for the next step.
 
     Args:
-        lengths_by_source: rows of each source, all > 0.
-        shares: relative share of each source, all > 0; 0.1 means one tenth, not its binary neighbour.
-        seed: of the orders.
+        lengths_by_source: number of rows of each source, all > 0.
+        shares: relative share of each source, all > 0; 0.1 means exactly one tenth, not the nearest binary number.
+        seed: seed of the orders.
     """
 
     def __init__(self, lengths_by_source: Sequence[int], shares: Sequence[float], seed: int) -> None:
@@ -42,6 +42,7 @@ class PromptStream:
                 raise DataError(f"source {index} has the share {share}; shares are positive")
         self._lengths = tuple(int(length) for length in lengths_by_source)
         self._given = tuple(float(share) for share in shares)
+        # Fraction(str(0.1)) is 1/10; Fraction(0.1) would be the binary number next to it.
         exact = [Fraction(str(share)) for share in self._given]
         self._shares = [share / sum(exact) for share in exact]
         self._seed = seed
@@ -49,7 +50,7 @@ class PromptStream:
         self._decks = [_Deck(length, hash64(seed, "order", i)) for i, length in enumerate(self._lengths)]
 
     def next(self, count: int) -> list[Draw]:
-        """The rows of the next step."""
+        """Draw the `count` rows of the next step."""
         used: list[set[int]] = [set() for _ in self._lengths]
         draws = []
         for _ in range(count):
@@ -60,7 +61,7 @@ class PromptStream:
         return draws
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream is, as JSON values. Between steps only."""
+        """Return the position of the stream, as JSON values. Call it between steps only."""
         return {
             "schema": 1,
             "seed": self._seed,
@@ -73,7 +74,10 @@ class PromptStream:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken. Raises: DataError when it belongs to other sources, shares or another seed."""
+        """Continue where `state` was taken.
+
+        Raises: DataError when it belongs to other sources, shares or another seed.
+        """
         mine = {"schema": 1, "seed": self._seed, "lengths": list(self._lengths), "shares": list(self._given)}
         for key, value in mine.items():
             if state.get(key) != value:
@@ -84,15 +88,16 @@ class PromptStream:
         self.adopt(state)
 
     def adopt(self, state: Mapping[str, Any]) -> list[str]:
-        """Go on where `state` was taken as far as it fits, of other sources, shares or another seed too.
+        """Continue where `state` was taken as far as it fits; other sources, shares or another seed are allowed.
 
-        A source with as many rows as before, under the same seed, goes on at its position; any other begins its first
-        epoch. Under other shares or another number of sources the shares are counted from here on.
+        A source with as many rows as before, under the same seed, continues at its position; any other begins its first
+        epoch. With other shares or another number of sources, the shares are counted from here on.
+
         Returns: what begins anew, one sentence each; [] when all fits.
         """
         lengths, shares = list(self._lengths), list(self._given)
         if state.get("seed") != self._seed:
-            return ["the order of the rows begins anew: train.seed is another"]
+            return ["the order of the rows begins anew: train.seed has changed"]
         notes = []
         for index, (deck, saved) in enumerate(zip(self._decks, state["decks"], strict=False)):
             if state["lengths"][index] == lengths[index]:
@@ -108,10 +113,11 @@ class PromptStream:
         return notes
 
     def _next_source(self) -> int:
-        """The quota method: of the sources that may have one more, the one whose next row is due first.
+        """Return the source of the next row: of the sources that may have one more, the one whose row is due first.
 
-        It keeps every source's count within one of its exact share at every moment (Balinski and Young 1975; Tijdeman
-        1980).
+        This quota method keeps every source's count within one of its exact share after every draw.
+
+        Source: Balinski and Young 1975; Tijdeman 1980.
         """
         total = sum(self._drawn) + 1
         due = [i for i, share in enumerate(self._shares) if self._drawn[i] < share * total]
@@ -119,8 +125,9 @@ class PromptStream:
 
 
 class _Deck:
-    """The rows of one source. `waiting` holds (row, epoch) that were passed over because the step had the row
-    already.
+    """Rows of one source in the order of the present epoch.
+
+    `waiting` holds the (row, epoch) that were passed over because the step had the row already.
     """
 
     def __init__(self, length: int, seed: int) -> None:
@@ -132,8 +139,9 @@ class _Deck:
         self._order = self._shuffled(epoch)
 
     def draw(self, used: set[int]) -> tuple[int, int]:
-        """The next row that is not in `used`, and its epoch; adds it to `used`, which is emptied once it holds all
-        rows.
+        """Return the next row that is not in `used`, and its epoch.
+
+        The row is added to `used`, which is emptied first if it holds all rows.
         """
         if len(used) == self._length:
             used.clear()

@@ -1,4 +1,4 @@
-"""Splitting a labelled image collection so that no image, and if asked no class, is in two splits."""
+"""Splits of a labelled image collection: no image is in two splits, and on request no class is either."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LabelledImage:
-    """One image of a collection with a hierarchy of names.
+    """Image of a collection with a hierarchy of names.
 
     Args:
-        media: its content and size.
-        labels: one name per level, coarse to fine; the whole tuple is the class (two groups may use the same leaf
-            name).
-        origin: where it came from, for messages (`Balinese/character01/0108_01.png`, `scan 17`).
-        seen: what was found when it was read; None = it was not examined.
-        facts: what else is known about it: name -> value (the age of a chimpanzee in this picture).
-        path: of its file, where `origin` is not that: a name that is not UTF-8 is written another way.
+        media: content hash and size of the image.
+        labels: one name per level, coarse to fine. The whole tuple is the class: two groups may use the same leaf
+            name.
+        origin: place of the image, for messages (`Balinese/character01/0108_01.png`, `scan 17`).
+        seen: result of examining the image file; None = it was not examined.
+        facts: further facts about the image: name -> value (the age of a chimpanzee in this picture).
+        path: path of the file, where `origin` differs from it: there, a name that is not UTF-8 is spelled another way.
     """
 
     media: Media
@@ -38,13 +38,13 @@ class LabelledImage:
 
     @property
     def place(self) -> str:
-        """What reads its file."""
+        """Path that its file is read with."""
         return self.origin if self.path is None else self.path
 
 
 @dataclass
 class Splits:
-    """The images of each split, the classes kept out of training, and what was left out with its reason."""
+    """Images of each split, classes that are kept out of training, and images that were left out, with the reason."""
 
     images: dict[str, list[LabelledImage]]
     unseen: list[tuple[str, ...]] = field(default_factory=list)
@@ -52,15 +52,16 @@ class Splits:
 
 
 def drop_repeats(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], list[dict[str, Any]]]:
-    """Each content once. A repeat within a class loses its copies; one under two classes is dropped whole: its label is
-    unknown.
+    """Drop repeated images, so that each content is there once.
+
+    Of copies within a class, the first is kept. Copies under several classes are all dropped: their label is unknown.
 
     Returns: (images in order, dropped rows as {"origin", "reason"}).
     """
     by_content: dict[str, list[LabelledImage]] = defaultdict(list)
     for image in images:
         by_content[image.media.sha256].append(image)
-    kept, dropped = [], []
+    unique, dropped = [], []
     for copies in by_content.values():
         classes = sorted({copy.labels for copy in copies})
         if len(classes) > 1:
@@ -69,50 +70,55 @@ def drop_repeats(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], 
                 {"origin": copy.origin, "reason": f"same image under several classes: {names}"} for copy in copies
             ]
             continue
-        kept.append(copies[0])
+        unique.append(copies[0])
         dropped += [{"origin": copy.origin, "reason": f"same image as {copies[0].origin}"} for copy in copies[1:]]
-    return kept, dropped
+    return unique, dropped
 
 
 def split_classes(images: Sequence[LabelledImage], shares: Mapping[str, float], *, seed: int) -> Splits:
-    """Deal whole classes to the splits, by the share of their images: no individual of the test is in training.
+    """Distribute whole classes over the splits: no individual of the test split is in training.
 
-    Each class goes to the split that is furthest below its share of the images. Every split gets two classes of two
-    images or more at least, where there are as many.
+    Each class goes to the split that is furthest below its share of the images. Every split gets at least two classes
+    of two or more images, if there are enough of them.
+
+    Args:
+        shares: split -> share of the images.
     """
     by_class: dict[tuple[str, ...], list[LabelledImage]] = defaultdict(list)
     for image in images:
         by_class[image.labels].append(image)
     order = sorted(by_class, key=lambda labels: hash64(seed, "class", *labels))
-    out: dict[str, list[LabelledImage]] = {name: [] for name in shares}
+    by_split: dict[str, list[LabelledImage]] = {name: [] for name in shares}
     num_classes = dict.fromkeys(shares, 0)
-    left = sum(len(members) > 1 for members in by_class.values())
+    classes_left = sum(len(members) > 1 for members in by_class.values())
     for labels in order:
         usable = len(by_class[labels]) > 1
         needy = [name for name in shares if num_classes[name] < 2] if usable else []
-        pool = needy if needy and left <= sum(2 - num_classes[name] for name in needy) else list(shares)
-        total = sum(len(members) for members in out.values()) + len(by_class[labels])
-        chosen = max(pool, key=lambda name: shares[name] * total - len(out[name]))
-        out[chosen] += by_class[labels]
+        pool = needy if needy and classes_left <= sum(2 - num_classes[name] for name in needy) else list(shares)
+        total = sum(len(members) for members in by_split.values()) + len(by_class[labels])
+        chosen = max(pool, key=lambda name: shares[name] * total - len(by_split[name]))
+        by_split[chosen] += by_class[labels]
         num_classes[chosen] += usable
-        left -= usable
-    return Splits(out)
+        classes_left -= usable
+    return Splits(by_split)
 
 
 def split_images(
     images: Sequence[LabelledImage], shares: Mapping[str, float], *, seed: int, unseen_classes: int = 0
 ) -> Splits:
-    """Deal the images of each class to the splits by share; the same images and seed give the same splits in any order.
+    """Distribute the images of each class over the splits by share.
+
+    The same images and seed give the same splits, whatever the order of the images.
 
     Args:
-        images: no content twice (see `drop_repeats`).
-        shares: split -> share, adding up to 1. The first split (train) takes what rounding leaves.
-        seed: which image goes where depends on it and on the image's content alone.
-        unseen_classes: so many whole classes go to the split `test` alone; they are drawn with a sibling where
+        images: each content once (see `drop_repeats`).
+        shares: split -> share; the shares add up to 1. The first split (train) takes the remainder of rounding.
+        seed: the split of an image depends only on the seed and on the image's content.
+        unseen_classes: number of whole classes that go to the split `test` alone. They are drawn with a sibling where
             possible, so that hard pairs exist among them.
-    Returns: Splits; a class too small to give every split two images gives them to the first splits and is reported by
-        `build_pairs`.
-    Raises: DataError when fewer classes would be left than are needed.
+    Returns: Splits. A class that is too small to give every split two images gives them to the first splits;
+        `build_pairs` reports it.
+    Raises: DataError when `unseen_classes` is not 0 and leaves fewer than 2 classes unseen or seen.
     """
     by_class: dict[tuple[str, ...], list[LabelledImage]] = defaultdict(list)
     for image in images:
@@ -123,22 +129,24 @@ def split_images(
             hint="change --unseen-classes",
         )
     unseen = _choose_unseen(sorted(by_class), unseen_classes, seed)
-    out: dict[str, list[LabelledImage]] = {name: [] for name in shares}
+    by_split: dict[str, list[LabelledImage]] = {name: [] for name in shares}
     for labels in sorted(by_class):
         members = sorted(by_class[labels], key=lambda image: hash64(seed, "split", image.media.sha256))
         if labels in unseen:
-            out["test"] += members
+            by_split["test"] += members
             continue
         start = 0
         for name, count in _allot(len(members), shares).items():
-            out[name] += members[start : start + count]
+            by_split[name] += members[start : start + count]
             start += count
-    return Splits(out, sorted(unseen))
+    return Splits(by_split, sorted(unseen))
 
 
 def _allot(count: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """Whole numbers that add up to `count`; every split but the first gets its share rounded down, but never one alone:
-    two where the first keeps two, else none, for one image of a class makes no pair.
+    """Return the number of images per split for a class of `count` images; the numbers add up to `count`.
+
+    Every split but the first gets its share, rounded down; the first gets the rest. One image of a class makes no pair:
+    1 becomes 2 if more than 2 images are then left for the first split, else 0.
 
     Example: 12 images, 0.65 + 0.15 + 0.2 -> 8, 2 (of 1.8), 2 (of 2.4).
     """
@@ -151,8 +159,9 @@ def _allot(count: int, shares: Mapping[str, float]) -> dict[str, int]:
 
 
 def _choose_unseen(classes: Sequence[tuple[str, ...]], count: int, seed: int) -> set[tuple[str, ...]]:
-    """`count` classes, drawn two siblings at a time, while at least two classes of each parent stay seen where
-    possible.
+    """Draw `count` classes, two siblings at a time.
+
+    At least two classes of each parent stay seen where possible.
     """
     rng = random.Random(hash64(seed, "unseen"))
     families: dict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)

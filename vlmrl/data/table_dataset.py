@@ -1,5 +1,6 @@
-"""A table as a dataset: rows in one form whatever the columns are called, images found and checked when a row is
-read.
+"""Tables as datasets. All rows have the same form, whatever the columns are called.
+
+Images are looked up and checked when their row is read.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.cells import image_bytes, plain, read_answer, read_image, read_messages, split_images
 from vlmrl.data.columns import TRAINING, Mapped, map_columns, missing_prompt
-from vlmrl.data.dataset import Rows, decode_at, require_split
-from vlmrl.data.dataset_writer import canonical_json
+from vlmrl.data.dataset import Rows, canonical_json, decode_cached, require_split
 from vlmrl.data.images import image_hash, probe_image
 from vlmrl.data.tables import RawTable, open_tables
 from vlmrl.errors import DataError
@@ -27,11 +27,15 @@ Place = tuple[str, int, int]
 
 
 class TableDataset:
-    """A table of one's own.
+    """Dataset of a user's own table.
 
-    A row's columns are all of the table's but the images. Its truth is {"answer": ...} when there is an answer column.
-    Opening reads no image; reading a row hashes its images and reads their headers. The fingerprint covers the table's
-    bytes: images that it names by path are known by the hash each row carries.
+    A row's columns are all columns of the table except the images. Its truth is {"answer": ...} if the table has an
+    answer column. Opening reads no image; reading a row hashes its images and reads their headers. The fingerprint
+    covers the bytes of the table, not of images that it names by path: each row has the hashes of its images.
+
+    Args:
+        data: entry whose `path` is a file, a folder of files, or `hub:name[#config]`.
+    Raises: DataError when it cannot be read, has no rows or no prompt column, or lacks a column that the recipe names.
     """
 
     def __init__(self, data: Data) -> None:
@@ -46,7 +50,7 @@ class TableDataset:
         self._mapped = {split: self._map(table) for split, table in self._tables.items()}
         self.splits = {split: len(table) for split, table in self._tables.items()}
         mapped = self._mapped.get(data.split) or next(iter(self._mapped.values()))
-        self.notes: Sequence[str] = tuple(_doubts(mapped, self._tables, data.columns))
+        self.notes: Sequence[str] = tuple(_notes_on_guesses(mapped, self._tables, data.columns))
         self.info: Mapping[str, Any] = {
             "name": self.name,
             "task": data.task,
@@ -79,22 +83,25 @@ class TableDataset:
         return data
 
     def _search(self, media: Media) -> Place:
-        """Read rows until one has the image: for one who knows it by hash alone, such as a report on an old run."""
+        """Read rows until one has the image, and return its place.
+
+        This serves callers that have only the image's hash, such as a report on an old run.
+        """
         for split, count in self.splits.items():
             for index in range(count):
                 self._row(split, index)
                 if media.sha256 in self._places:
                     return self._places[media.sha256]
-        raise DataError(f"image {media.sha256[:16]} is in no row", where=self.path)
+        raise DataError(f"no row has the image {media.sha256[:16]}", where=self.path)
 
     def image(self, media: Media) -> PILImage:
-        return decode_at(self, media)
+        return decode_cached(self, media)
 
     def place_of(self, media: Media) -> str:
         split, index, position = self._places.get(media.sha256) or self._search(media)
-        found = self._image_file(split, index, position)
+        image = self._image_file(split, index, position)
         column = self._mapped[split].images or self._mapped[split].prompt or "images"
-        return self._where(split, index, column) + (f", {found}" if isinstance(found, Path) else "")
+        return self._where(split, index, column) + (f", {image}" if isinstance(image, Path) else "")
 
     def _image_file(self, split: str, index: int, position: int) -> bytes | Path:
         value = self._image_values(split, index, self._tables[split].row(index))[position]
@@ -111,7 +118,7 @@ class TableDataset:
         return mapped
 
     def _answers_in_messages(self, mapped: Mapped) -> str | None:
-        """The prompt column when its first row ends with an assistant's turn, which is then the response."""
+        """Return the prompt column if its first row ends with an assistant's turn: that turn is the response."""
         split, table = next(iter(self._tables.items()))
         if mapped.prompt is None:
             return None
@@ -156,27 +163,19 @@ class TableDataset:
         return Row(prompt_id, self.name, self.task, truth, tuple(media), columns, self._tables[split].where(index))
 
     def _media(self, value: Any, where: str) -> Media:
-        found = read_image(value, self._root, where)
+        image = read_image(value, self._root, where)
         try:
-            if not isinstance(found, Path):
-                return probe_image(found)[0]
-            state = found.stat()
-            key = (str(found), state.st_size, state.st_mtime_ns)
+            if not isinstance(image, Path):
+                return probe_image(image)[0]
+            state = image.stat()
+            key = (str(image), state.st_size, state.st_mtime_ns)
             if key not in self._files:
-                self._files[key] = probe_image(found.read_bytes())[0]
+                self._files[key] = probe_image(image.read_bytes())[0]
             return self._files[key]
         except OSError as error:
             raise DataError(f"the image cannot be read: {error.strerror or error}", where=where) from error
         except DataError as error:
             raise DataError(error.message, where=where, hint=error.hint) from error
-
-
-def open_table(data: Data) -> TableDataset:
-    """Open a table: a file, a folder of files, or `hub:name[#config]`. See `TableDataset`.
-
-    Raises: DataError when it cannot be read, has no rows, no prompt column, or lacks a column the recipe names.
-    """
-    return TableDataset(data)
 
 
 def _plain_cell(value: Any, where: str) -> Any:
@@ -187,8 +186,9 @@ def _plain_cell(value: Any, where: str) -> Any:
 
 
 def _without_images(prompt: Any, where: str) -> Any:
-    """The prompt cell, checked; images inside its messages become `<image>`, or every rollout would carry them as
-    text.
+    """Check a prompt cell and return it with `<image>` for each image inside its messages.
+
+    Otherwise every rollout would hold these images as text.
     """
     turns, response, images = read_messages(prompt, where)
     if not images:
@@ -205,8 +205,12 @@ def _short_name(path: str) -> str:
 
 
 def _images_root(data: Data) -> Path | None:
-    """Where image paths may lead: the recipe's folder, else the table's own; of a hub dataset, what its library
-    stored.
+    """Return the folder that image paths must stay in.
+
+    It is `images_root` of the recipe, else the folder of the table. For a hub dataset it is the local folder that it
+    names, else the cache folder of the `datasets` library.
+
+    Raises: DataError when `images_root` is not a folder.
     """
     if data.images_root is not None:
         root = Path(data.images_root)
@@ -224,19 +228,21 @@ def _images_root(data: Data) -> Path | None:
     return place if place.is_dir() else place.parent
 
 
-def _doubts(mapped: Mapped, tables: Mapping[str, RawTable], named: Mapping[str, str]) -> list[str]:
-    """Roles for which several columns would do: the choice is said, it is a guess."""
+def _notes_on_guesses(mapped: Mapped, tables: Mapping[str, RawTable], named: Mapping[str, str]) -> list[str]:
+    """Return a note for each role that several columns fit: the choice among them is a guess."""
     columns = next(iter(tables.values())).columns
     notes = []
     for role in ("prompt", "images", "answer"):
         chosen = getattr(mapped, role)
         others = [name for name in TRAINING[role] if name in columns and name != chosen]
         if role not in named and others:
-            notes.append(f"the {role} is read from `{chosen}`, not from `{'`, `'.join(others)}`: say so in `columns`")
+            notes.append(
+                f"the {role} is read from `{chosen}`, not from `{'`, `'.join(others)}`: name the right one in `columns`"
+            )
     return notes
 
 
 def _describe(mapped: Mapped) -> str:
     parts = [f"{key} from `{column}`" for key, column in mapped.named().items()]
-    spelled = "" if mapped.style == "own" else f" (as {mapped.style} spells them)"
+    spelled = "" if mapped.style == "own" else f" (spelled as in {mapped.style})"
     return f"columns: {', '.join(parts) or 'none recognised'}{spelled}"

@@ -1,8 +1,8 @@
 """Rows of table files, in order and a few at a time: JSONL, CSV, JSON, Parquet and Arrow.
 
-Text is read by line here, not by Arrow's readers: an error names file and line, integers of any size and cells of mixed
-types stay what they are, and a damaged row does not end the reading. Parquet is read by row group, so that memory
-stays bounded. Which files make a table: table_sources.py.
+Text is read line by line, not by Arrow's readers: an error names file and line, integers of any size and cells of mixed
+types keep their values, and a damaged row does not end the reading. Parquet is read by row group, so that memory stays
+bounded. table_sources.py finds the files of a table.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from vlmrl.regular_file import file_problem
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 LINED = (".jsonl", ".csv")
-"""Kinds whose rows are known by their line; those of the others by their number from 0."""
+"""Kinds whose rows are named by their line in messages. Rows of the others are named by their number, from 0."""
 BUFFER_BYTES = 1 << 20
-"""So much of a Parquet column is read at a time; without it a whole column of a row group would be."""
+"""Bytes of a Parquet column that are read at a time. Without this limit, a whole column of a row group is read."""
 MAX_CELL_CHARS = 1 << 30
-"""Longest cell of a CSV file: an image in base64 is one long cell."""
+"""Maximum length of a CSV cell, in characters. An image in base64 is one long cell."""
 _NOT_UTF8, _SAVE_AS_UTF8 = "not UTF-8 text", "save the file as UTF-8"
 _BOM = b"\xef\xbb\xbf"
 _HINTS = {
-    ".jsonl": "JSONL has one JSON object a line",
+    ".jsonl": "JSONL has one JSON object per line",
     ".csv": 'put text with commas or line breaks in double quotes (a quote in it is written "")',
 }
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 Row = TypeVar("Row")
 TextRow = dict[str, Any] | bytes | str
-"""A row of a text file: its cells, or the bytes of a JSON line, or a text that says why it is no row."""
+"""Row of a text file: its cells, or the bytes of a JSON line, or a text that says why it is not a row."""
 
 
 def require_file(path: Path, *, hint: str | None = None) -> None:
-    """Raise a DataError when a table is no regular file that can be read, or a pointer of Git LFS in place of one."""
+    """Raise a DataError if a table is not a readable regular file, or is a Git LFS pointer instead of the table."""
     try:
         problem = file_problem(path)
     except FileNotFoundError as error:
@@ -52,15 +52,17 @@ def require_file(path: Path, *, hint: str | None = None) -> None:
 
 
 def place_of(path: Path | str, number: int) -> str:
-    """Return how a person finds a row: `rows.jsonl:17` (lines count from 1), `rows.parquet row 17` (rows from 0)."""
+    """Return the place of a row for messages: `rows.jsonl:17` (lines from 1), `rows.parquet row 17` (rows from 0)."""
     return f"{path}:{number}" if Path(path).suffix.lower() in LINED else f"{path} row {number}"
 
 
 def text_rows(path: Path | str) -> Iterator[tuple[int, TextRow]]:
-    """Yield (line or number, row) of a JSONL, CSV or JSON file. Lines of JSONL come as bytes, for `parsed_row`.
+    """Yield (line or number, row) of a JSONL, CSV or JSON file.
 
-    JSONL and CSV are read line by line; JSON is in memory whole.
-    Raises: DataError for a file that cannot be read, and for what makes all of it useless.
+    Lines of JSONL are yielded as bytes, for `parsed_row`. JSONL and CSV are read line by line; JSON is held in memory
+    as a whole.
+
+    Raises: DataError for a file that cannot be read, and for an error that makes the whole file useless.
     """
     path = Path(path)
     readers = {".jsonl": _jsonl_lines, ".csv": _csv_rows, ".json": _json_rows}
@@ -76,7 +78,7 @@ def text_rows(path: Path | str) -> Iterator[tuple[int, TextRow]]:
 
 
 def parsed_row(row: TextRow) -> dict[str, Any] | str:
-    """Return the cells of a row, or a text that says why it is none."""
+    """Return the cells of a row, or a text that says why it is not a row."""
     if not isinstance(row, bytes):
         return row
     try:
@@ -91,7 +93,7 @@ def parsed_row(row: TextRow) -> dict[str, Any] | str:
 def sound_rows(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line or number, cells) of a text file.
 
-    Raises: DataError with its line for the first row that is none, when there are no rows, and as `text_rows` does.
+    Raises: DataError with the place of the first row that cannot be read; when there are no rows; as `text_rows` does.
     """
     number = None
     for number, row in text_rows(path):
@@ -107,7 +109,7 @@ def sound_rows(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
 def in_portions(
     rows: Iterable[tuple[int, Row]], most_rows: int, most_bytes: int | None = None
 ) -> Iterator[list[tuple[int, Row]]]:
-    """Yield rows of a text file as lists of at most so many, which end where the lines of JSONL reach `most_bytes`."""
+    """Yield rows of a text file as lists of at most `most_rows`; a list ends when its JSONL lines have `most_bytes`."""
     portion: list[tuple[int, Row]] = []
     size = 0
     for number, row in rows:
@@ -122,7 +124,7 @@ def in_portions(
 
 def _jsonl_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as file:
-        lines = chain.from_iterable(map(bytes.splitlines, file))  # \r ends a line too, as in Python's text files
+        lines = chain.from_iterable(map(bytes.splitlines, file))  # \r also ends a line, as in Python's text files
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield number, line
@@ -133,7 +135,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
     try:
         value = parse_json(text, unique_keys=True)
     except ValueError as error:
-        hint = "one object a line is JSONL: give the file that ending"
+        hint = "a file with one object per line is JSONL: rename it to end in .jsonl"
         is_lines = str(error).startswith("Extra data")
         raise DataError(f"not JSON: {error}", where=str(path), hint=hint if is_lines else None) from error
     if isinstance(value, dict) and isinstance(value.get("data"), list):
@@ -145,7 +147,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
     old_limit = csv.field_size_limit(min(sys.maxsize, MAX_CELL_CHARS))
-    start = 1  # line at which the row begins: one row may have several lines
+    start = 1  # line where the row begins; a row can span several lines
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
@@ -156,7 +158,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
                 if len(cells) == len(header):
                     yield start, dict(zip(header, cells, strict=True))
                 elif cells:
-                    yield start, f"{len(cells)} cells, the header has {len(header)}"
+                    yield start, f"the row has {len(cells)} cells, the header has {len(header)}"
                 start = reader.line_num + 1
     except csv.Error as error:
         raise DataError(f"not CSV: {error}", where=f"{path}:{start}") from error
@@ -170,9 +172,10 @@ def _require_header(header: Sequence[str], path: Path) -> None:
     mark = next((sign for sign in _SEPARATORS if len(header) == 1 and sign in header[0]), None)
     if mark is not None:
         raise DataError(
-            f"the header is one cell with {mark!r} in it", where=f"{path}:1",
+            f"the header is one cell with {mark!r} in it",
+            where=f"{path}:1",
             hint=f"its cells are separated by {_SEPARATORS[mark]}: save it with commas",
-        )  # fmt: skip
+        )
 
 
 def _no_object(value: Any) -> str:
@@ -196,7 +199,7 @@ def _unreadable(error: OSError, path: Path, hint: str | None = None) -> DataErro
 
 
 def parquet_columns(path: Path | str) -> list[str]:
-    """Return the columns of a Parquet file. Raises: DataError when it is none."""
+    """Return the column names of a Parquet file. Raises: DataError when it is no Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -207,7 +210,7 @@ def parquet_columns(path: Path | str) -> list[str]:
 
 
 def parquet_groups(path: Path | str) -> list[int]:
-    """Return the rows of each row group of a Parquet file. Raises: DataError when it is none."""
+    """Return the number of rows in each row group of a Parquet file. Raises: DataError when it is no Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -221,7 +224,9 @@ def parquet_groups(path: Path | str) -> list[int]:
 def parquet_batches(path: Path | str, columns: Sequence[str], rows: int, group: int | None = None) -> Iterator[Any]:
     """Yield the record batches of a Parquet file, of at most `rows` rows.
 
-    Args: columns: those that the file lacks are left out.     group: one row group alone; None = all.
+    Args:
+        columns: columns to read; those that the file lacks are left out.
+        group: number of the only row group to read; None = all.
     Raises: DataError when it cannot be read.
     """
     import pyarrow as pa
@@ -257,18 +262,19 @@ def arrow_batches(path: Path | str) -> Iterator[Any]:
 
 
 def kind_of_files(files: Sequence[Path]) -> str:
-    """Return the ending of the files of one split, in small letters.
+    """Return the ending of the files of one split, in lower case.
 
-    Raises: DataError when one cannot be read, they are of several kinds, or there are several text files.
+    Raises: DataError when a file cannot be read, the files are of several kinds, or there are several text files.
     """
     for file in files:
         require_file(file)
     kinds = {file.suffix.lower() for file in files}
     if len(kinds) > 1:
         raise DataError(
-            f"files of several kinds in one split: {', '.join(sorted(kinds))}", where=str(files[0].parent),
+            f"files of several kinds in one split: {', '.join(sorted(kinds))}",
+            where=str(files[0].parent),
             hint="name one file, or keep one kind",
-        )  # fmt: skip
+        )
     kind = kinds.pop()
     if kind not in SUFFIXES:
         raise _no_table(files[0])
@@ -280,4 +286,6 @@ def kind_of_files(files: Sequence[Path]) -> str:
 
 
 def _no_table(path: Path) -> DataError:
-    return DataError(f"{path} is not a kind of table that is read", hint=f"endings: {', '.join(SUFFIXES)}")
+    return DataError(
+        f"{path} is not a kind of table that can be read", hint=f"supported endings: {', '.join(SUFFIXES)}"
+    )

@@ -1,7 +1,7 @@
-"""A table as pieces that several processes read at once, a few rows at a time.
+"""Pieces of a table, which several processes read in parallel, a few rows at a time.
 
-A piece is a row group of a Parquet file, a stretch of an Arrow file, or some rows of a text file. No table is ever in
-memory whole, except JSON text while it is taken apart.
+A piece is a row group of a Parquet file, a range of rows of an Arrow file, or some rows of a text file. No table is
+held in memory as a whole, except JSON text while it is split into pieces.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlmrl.data.cells import plain, python_rows
-from vlmrl.data.dataset import INFO_FILE
 from vlmrl.data.parallel_parts import write_lines
+from vlmrl.data.prepared_dataset import INFO_FILE
 from vlmrl.data.table_files import (
     LINED,
     arrow_batches,
@@ -36,14 +36,16 @@ BATCH_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class TablePiece:
-    """Some rows of a split.
+    """Consecutive rows of a split.
 
     Args:
-        split: its split.     first: number of its first row in the split, from 0.     rows: how many.
-        kind, path: the file that holds them.
-        group: Parquet: the row group.
-        skip: Arrow: rows of the file before them.
-        numbers: text: the line of each row in the user's file, where it has lines.
+        split: name of the split.
+        first: number of the piece's first row in the split, from 0.
+        rows: number of rows.
+        kind, path: the file that holds the rows.
+        group: Parquet: number of the row group.
+        skip: Arrow: number of rows of the file before the piece.
+        numbers: text: line of each row in the user's file; empty for JSON, whose rows have no lines.
     """
 
     split: str
@@ -58,13 +60,13 @@ class TablePiece:
 
 @dataclass(frozen=True)
 class RowFiles:
-    """A table of one or several splits.
+    """Table of one or several splits, in pieces.
 
     Args:
-        label: what the user called it.
-        columns: of the first split.
+        label: the table's path as the user wrote it.
+        columns: column names of the first split.
         pieces: all rows of all splits, in order.
-        root: where paths of images lead from; None = such paths are refused.
+        root: folder that image paths start from; None = image paths are refused.
     """
 
     label: str
@@ -81,7 +83,7 @@ class RowFiles:
         return counts
 
     def where(self, piece: TablePiece, index: int) -> str:
-        """Return how a person finds row `index` of a piece: its line in a text file, else split and number from 0."""
+        """Return the place of row `index` of a piece, for messages: line in a text file, else split and row from 0."""
         if piece.numbers:
             return f"{Path(self.label).name}:{piece.numbers[index]}"
         return f"{piece.split} row {piece.first + index}"
@@ -96,7 +98,7 @@ def read_piece(piece: TablePiece, columns: Sequence[str]) -> Iterator[dict[str, 
     if piece.kind == "parquet":
         batches = parquet_batches(piece.path, columns, BATCH_ROWS, piece.group)
     else:
-        batches = _stretch(piece, columns)
+        batches = _arrow_piece(piece, columns)
     for batch in batches:
         yield from python_rows(batch, lambda index, first=first: f"{piece.split} row {first + index}")
         first += batch.num_rows
@@ -112,29 +114,30 @@ def _spooled_rows(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]
         raise DataError(f"the table cannot be read: {error}", where=path) from error
 
 
-def _stretch(piece: TablePiece, columns: Sequence[str]) -> Iterator[Any]:
+def _arrow_piece(piece: TablePiece, columns: Sequence[str]) -> Iterator[Any]:
     """Yield the batches of a piece of an Arrow file."""
-    skip, left = piece.skip, piece.rows
+    skip, rows_left = piece.skip, piece.rows
     for batch in arrow_batches(piece.path):
-        taken = batch.slice(skip, left)
+        selected = batch.slice(skip, rows_left)
         skip = max(0, skip - batch.num_rows)
-        left -= taken.num_rows
-        for start in range(0, taken.num_rows, BATCH_ROWS):
-            few = taken.slice(start, BATCH_ROWS)
-            yield few.select([name for name in columns if name in few.schema.names])
-        if left == 0:
+        rows_left -= selected.num_rows
+        for start in range(0, selected.num_rows, BATCH_ROWS):
+            small_batch = selected.slice(start, BATCH_ROWS)
+            yield small_batch.select([name for name in columns if name in small_batch.schema.names])
+        if rows_left == 0:
             return
 
 
 @dataclass(frozen=True)
 class Located:
-    """Where the rows are, before they are taken apart.
+    """Location of a table's rows, before they are split into pieces.
 
     Args:
-        label: what the user called it, without the split.
-        split: the split that is asked for; None = all.
+        label: the table's path as the user wrote it, without the split.
+        split: the only split to read; None = all.
+        root: folder that image paths start from; None = image paths are refused.
         tables: split -> files, or -> a dataset of the `datasets` library.
-        state: what is there, a JSON value: another one means that it changed.
+        state: JSON value with the state of the files; it differs when they changed.
     """
 
     label: str
@@ -156,13 +159,14 @@ class Located:
 
 
 def locate_rows(source: str, images_root: Path | None = None) -> Located:
-    """Find a table.
+    """Find the rows of a table.
 
     Args:
-        source: a file, a folder of files, a folder of `save_to_disk`, or `hub:name[#config]`; `@split` at the end takes
-            that split alone.
-        images_root: where image paths lead from; default: the folder of the table.
-    Raises: DataError when there is nothing, or not that split.
+        source: a file, a folder of files, a folder of `save_to_disk`, or `hub:name[#config]`; `@split` at the end
+            selects that split alone.
+        images_root: folder that image paths start from; default: the folder of the table.
+    Raises: DataError when nothing is at `source`, it has no such split, it is a dataset that `vlmrl prep` made, or
+        `images_root` is not a folder.
     """
     label, split = split_spelling(source)
     root = images_root
@@ -189,9 +193,11 @@ def _state(table: Any) -> Any:
 
 
 def open_row_files(located: Located, work: Path) -> RowFiles:
-    """Return the pieces of a table. Args: work: text tables, and what is in no file, are taken apart into files there.
+    """Return the pieces of a table.
 
-    Raises: DataError when it cannot be read.
+    Args:
+        work: folder for the files that text tables, and datasets that are in no file, are split into.
+    Raises: DataError when the table cannot be read or has no rows.
     """
     pieces: list[TablePiece] = []
     columns: list[str] = []
@@ -210,7 +216,7 @@ def open_row_files(located: Located, work: Path) -> RowFiles:
 
 
 def split_spelling(source: str) -> tuple[str, str | None]:
-    """Return `path@split` as (path, split); a path that exists as it is written has no split."""
+    """Return `path@split` as (path, split). The split is None if `source` as a whole is an existing path."""
     path, at, split = source.rpartition("@")
     if not at or not path or "/" in split or Path(source).exists():
         return source, None
@@ -229,7 +235,10 @@ def _parquet_pieces(split: str, files: Sequence[Path]) -> tuple[list[TablePiece]
 
 
 def _text_pieces(split: str, path: Path, work: Path) -> tuple[list[TablePiece], list[str]]:
-    """Write CSV, JSON or JSONL as files of a few rows each; every row is checked."""
+    """Write a CSV, JSON or JSONL file as files of at most `PIECE_ROWS` rows, and check every row.
+
+    Returns: (pieces, column names).
+    """
     pieces: list[TablePiece] = []
     columns: dict[str, None] = {}
     has_lines = path.suffix.lower() in LINED
@@ -253,7 +262,7 @@ def _plain_row(row: Mapping[str, Any], path: Path, place: int) -> dict[str, Any]
 def _dataset_pieces(split: str, part: Any, work: Path) -> tuple[list[TablePiece], list[str]]:
     files = [str(file["filename"]) for file in part.cache_files]
     counts = [sum(batch.num_rows for batch in arrow_batches(file)) for file in files]
-    if not files or sum(counts) != part.num_rows:  # held in memory, or a selection of what the files hold
+    if not files or sum(counts) != part.num_rows:  # the dataset is held in memory, or selects rows of its files
         files, counts = [_spool(part, work / f"{split}.arrow")], [part.num_rows]
     pieces, first = [], 0
     for file, count in zip(files, counts, strict=True):

@@ -1,4 +1,4 @@
-"""What a table's path stands for: a file, a folder of files by split, a saved dataset, or a dataset of the hub.
+"""Tables behind a path: a file, a folder of files by split, a saved dataset, or a dataset of the hub.
 
 Datasets of the hub and of `save_to_disk` are opened by the `datasets` library, which runs no code that comes with them.
 """
@@ -13,21 +13,29 @@ from typing import Any, TypeVar
 from vlmrl.data.table_files import SUFFIXES
 from vlmrl.errors import DataError, nearest
 
-SPLIT_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
-                "val": "validation", "dev": "validation", "test": "test", "testing": "test"}  # fmt: skip
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
 
 Table = TypeVar("Table")
 
 
 def find_tables(path: str) -> dict[str, Any]:
-    """Find the tables of a path. Nothing of them is read.
+    """Find the tables of a path, without reading their rows.
 
     Args:
-        path: a file, a folder of files (their names hold the split as a word: `train-00000.parquet`; other names are
-            train), a folder written by `Dataset.save_to_disk`, or `hub:name` with `#config` if any.
+        path: a file, a folder of files (their names contain the split as a word: `train-00000.parquet`; files with
+            other names are train), a folder written by `Dataset.save_to_disk`, or `hub:name[#config]`.
     Returns: split -> its files (a list of paths), or a dataset of the `datasets` library, train first (`in_order`). A
         single file is the split `train`, whatever its name.
-    Raises: DataError when there is nothing, or it cannot be opened.
+    Raises: DataError when nothing is at the path, or it cannot be opened.
     """
     if path.startswith("hub:"):
         return in_order(_splits_of(_load_hub(path.removeprefix("hub:")), path))
@@ -41,21 +49,21 @@ def find_tables(path: str) -> dict[str, Any]:
 
 
 def in_order(splits: Mapping[str, Table]) -> dict[str, Table]:
-    """Return splits as people think of them: train, validation, test, then the others as they come.
+    """Return splits in their usual order: train, validation, test, then the others in the given order.
 
-    A search for copies asks which images of a split are in an earlier one.
+    The order matters to the search for copies: it reports images of a split that are in an earlier split.
     """
-    known = [name for name in ("train", "validation", "test") if name in splits]
-    return {name: splits[name] for name in dict.fromkeys((*known, *splits))}
+    usual = [name for name in ("train", "validation", "test") if name in splits]
+    return {name: splits[name] for name in dict.fromkeys((*usual, *splits))}
 
 
 def is_saved(place: Path) -> bool:
-    """Whether a folder was written by `Dataset.save_to_disk`."""
+    """Return whether a folder was written by `Dataset.save_to_disk`."""
     return (place / "dataset_info.json").is_file() or (place / "dataset_dict.json").is_file()
 
 
 def _folder_files(place: Path) -> dict[str, list[Path]]:
-    """Return the table files of a folder by split, sorted. Raises: DataError when there are none."""
+    """Return split -> the table files of a folder, sorted. Raises: DataError when there are none."""
     by_split: dict[str, list[Path]] = {}
     for file in sorted(file for pattern in SUFFIXES for file in place.rglob(f"*{pattern}")):
         if not any(part.startswith(".") for part in file.relative_to(place).parts):
@@ -69,7 +77,7 @@ def _folder_files(place: Path) -> dict[str, list[Path]]:
 
 
 def _split_of(file: Path, root: Path) -> str:
-    """Return the split that a file's name or folders say; train where they say none.
+    """Return the split that is named in a file's name or folders; train if none is.
 
     `train-00000-of-00003.parquet`, `train/0.parquet` and `DF20-train_metadata.csv` are train.
     """
@@ -89,7 +97,7 @@ def _load_hub(spec: str) -> Any:
 
     try:
         return datasets.load_dataset(name, config or None)
-    except Exception as error:  # that library raises many kinds, its own and those of the network
+    except Exception as error:  # `datasets` raises many kinds: its own, and those of the network libraries
         text = str(error).strip().split("\n")[0]
         raise DataError(
             f"the hub dataset `{name}` cannot be loaded: {type(error).__name__}: {text}",
@@ -108,16 +116,19 @@ def _load_saved(place: Path) -> Any:
 
 
 def _splits_of(loaded: Any, label: str) -> dict[str, Any]:
-    """Return the splits of a dataset of the `datasets` library that have rows, in their order of rows."""
+    """Return the splits that have rows, of a dataset of the `datasets` library.
+
+    A split that selects or reorders rows of its files (`_indices`) is rewritten in its own order of rows.
+    """
     splits = {str(name): part for name, part in loaded.items()} if hasattr(loaded, "items") else {"train": loaded}
-    out = {
+    with_rows = {
         split: part if part._indices is None else part.flatten_indices()
         for split, part in splits.items()
         if part.num_rows
     }
-    if not out:
+    if not with_rows:
         raise DataError("the dataset has no rows", where=label)
-    return out
+    return with_rows
 
 
 def _near_files(place: Path) -> str | None:

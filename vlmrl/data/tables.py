@@ -1,4 +1,4 @@
-"""Raw tables with rows by number: Parquet, JSONL, JSON, CSV, folders of them, and hub datasets, behind one protocol."""
+"""Tables with random access to their rows: Parquet, JSONL, JSON, CSV, folders of them, and hub datasets."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vlmrl.data.table_sources import find_tables
 from vlmrl.errors import DataError
 
 IN_MEMORY_BYTES = 1 << 30
-"""Parquet of more than this is unpacked once into a memory-mapped file in the cache folder: random access to rows of
-compressed row groups would read a whole group each time."""
+"""Maximum uncompressed size of a Parquet table that is held in memory. A larger one is unpacked once into a
+memory-mapped file in the cache folder: random access to compressed rows would read a whole row group each time."""
 
 
 class RawTable(Protocol):
-    """Rows as plain Python values, one at a time."""
+    """Table that returns one row at a time, as plain Python values."""
 
     @property
     def columns(self) -> Sequence[str]: ...
@@ -32,7 +32,7 @@ class RawTable(Protocol):
         ...
 
     def where(self, index: int) -> str:
-        """Return how a person finds the row; see `place_of`."""
+        """Return the place of the row for messages; see `place_of`."""
         ...
 
     def digest(self) -> str:
@@ -41,7 +41,7 @@ class RawTable(Protocol):
 
 
 class TextTable:
-    """Rows of a text file, held in memory. A key that a row lacks is a missing column of that row only."""
+    """Table of a text file, held in memory. A column may be missing in some rows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,7 +66,7 @@ class TextTable:
 
 
 class ArrowTable:
-    """A pyarrow table, in memory or memory-mapped."""
+    """Table of pyarrow, in memory or memory-mapped."""
 
     def __init__(self, label: str, table: Any, digest: Callable[[], str]) -> None:
         self._label, self._table, self._digest = label, table, digest
@@ -76,7 +76,7 @@ class ArrowTable:
         return self._table.num_rows
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return the row's values. Raises: DataError with column and row for a value that Python cannot hold."""
+        """Return the row's values by column. Raises: DataError with row and column for a value Python cannot hold."""
         return python_rows(self._table.slice(index, 1), lambda _: self.where(index))[0]
 
     def where(self, index: int) -> str:
@@ -87,10 +87,11 @@ class ArrowTable:
 
 
 def open_tables(path: str) -> dict[str, RawTable]:
-    """Open the tables of a path by split, train first.
+    """Open the tables of a path: split -> table, train first.
 
-    Args: path: see `find_tables`.
-    Raises: DataError when there is nothing, or it cannot be read.
+    Args:
+        path: see `find_tables`.
+    Raises: DataError when nothing is at the path, or it cannot be read.
     """
     label = path if path.startswith("hub:") else str(Path(path))
     return {
@@ -100,7 +101,7 @@ def open_tables(path: str) -> dict[str, RawTable]:
 
 
 def open_files(files: Sequence[Path]) -> RawTable:
-    """Open the files of one split as one table. Raises: DataError when they are of several kinds or cannot be read."""
+    """Open the files of one split as one table. Raises: DataError when their kinds differ or one cannot be read."""
     return _open_parquet(files) if kind_of_files(files) == ".parquet" else TextTable(files[0])
 
 
@@ -135,7 +136,7 @@ def _open_parquet(files: Sequence[Path]) -> RawTable:
 
 
 def _unpacked(files: Sequence[Path]) -> Any:
-    """Return the files as one memory-mapped Arrow file in the cache folder, made on the first use."""
+    """Return the rows of Parquet files as a memory-mapped Arrow file in the cache folder, written on first use."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -163,7 +164,7 @@ def _unpacked(files: Sequence[Path]) -> Any:
 
 
 def cache_folder() -> Path:
-    """Return `$VLMRL_CACHE`, else `~/.cache/vlmrl`. All in it can be removed at any time."""
+    """Return `$VLMRL_CACHE`, else `~/.cache/vlmrl`. All files in it can be removed at any time."""
     return Path(os.environ.get("VLMRL_CACHE") or Path.home() / ".cache" / "vlmrl")
 
 

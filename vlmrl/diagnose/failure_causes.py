@@ -17,9 +17,14 @@ def failing_reward(facts: RunFacts) -> Iterator[Cause]:
         return
     last = [line for r in failed[:1] for line in (r.error or "").strip().splitlines()[-1:]]
     yield Cause(
-        "failing_reward", "error", f"the reward failed for {number} sample(s), left out",
-        reward_check(facts), 0.9, last, rows_of(failed),
-    )  # fmt: skip
+        "failing_reward",
+        "error",
+        f"the reward failed for {number} sample(s), left out",
+        reward_check(facts),
+        0.9,
+        last,
+        rows_of(failed),
+    )
 
 
 def service_down(facts: RunFacts) -> Iterator[Cause]:
@@ -41,6 +46,11 @@ def service_down(facts: RunFacts) -> Iterator[Cause]:
     evidence = [f"{percent(share)} of the samples, in {counted(len(steps), 'step')}"] if steps else []
     evidence += [line for r in lost[:1] for line in (r.error or "").strip().splitlines()[-1:]]
     yield Cause(
-        "service_down", level, f"the reward was unavailable for {number:,} sample(s), left out", reward_check(facts),
-        0.7, evidence, rows_of(lost),
-    )  # fmt: skip
+        "service_down",
+        level,
+        f"the reward was unavailable for {number:,} sample(s), left out",
+        reward_check(facts),
+        0.7,
+        evidence,
+        rows_of(lost),
+    )

@@ -34,9 +34,13 @@ TITLES = {
 }
 """Metric -> its title in a chart."""
 CHARACTERS = {
-    "digit_share": "digits", "uppercase_share": "uppercase", "punctuation_share": "punctuation",
-    "whitespace_share": "white space", "non_ascii_share": "non-ASCII", "top_character_share": "one character",
-}  # fmt: skip
+    "digit_share": "digits",
+    "uppercase_share": "uppercase",
+    "punctuation_share": "punctuation",
+    "whitespace_share": "white space",
+    "non_ascii_share": "non-ASCII",
+    "top_character_share": "one character",
+}
 """Metric of a class of characters -> the class in words."""
 
 
@@ -70,10 +74,12 @@ def measure_health(samples: Sequence[Sampled]) -> dict[str, float]:
         return {}
     m = measure_texts([s.text for s in samples], [s.group for s in samples])
     metrics = {
-        "alike_in_group_share": m.alike_in_group_share, "same_prefix_share": m.same_prefix_share,
-        "repeating_share": m.repeating_share, "top_character_share": m.top_character_share,
+        "alike_in_group_share": m.alike_in_group_share,
+        "same_prefix_share": m.same_prefix_share,
+        "repeating_share": m.repeating_share,
+        "top_character_share": m.top_character_share,
         "characters_mean": m.characters_mean,
-    }  # fmt: skip
+    }
     metrics |= {f"{name}_share": share for name, share in m.class_shares.items() if f"{name}_share" in CHARACTERS}
     truths = {s.prompt_id: s.truth for s in samples}
     if len(truths) >= LEAST_PROMPTS:

@@ -52,10 +52,14 @@ def chat_template(facts: RunFacts) -> Iterator[Cause]:
     )
     level = "error" if _poor(facts) else "note"
     yield Cause(
-        "chat_template", level, what, look_again(facts), 0.95,
+        "chat_template",
+        level,
+        what,
+        look_again(facts),
+        0.95,
         [f"a prompt as the model read it: {short(prompts[0])!r}", f"mean score {_mean_score(facts):.3f}"],
         rows_of(facts.responses),
-    )  # fmt: skip
+    )
 
 
 def prefilled_tag(facts: RunFacts) -> Iterator[Cause]:
@@ -108,10 +112,14 @@ def stop_string(facts: RunFacts) -> Iterator[Cause]:
     if share < limit("stopped") or any(_well_formed(r) for r in ended):
         return
     yield Cause(
-        "stop_string", "error",
+        "stop_string",
+        "error",
         f"{percent(share)} of the responses end at a string of rollout.stop, and none of these is well formed",
-        look_again(facts, "rollout.stop=[]"), 0.97, [f"rollout.stop = {list(stops)}"], rows_of(ended),
-    )  # fmt: skip
+        look_again(facts, "rollout.stop=[]"),
+        0.97,
+        [f"rollout.stop = {list(stops)}"],
+        rows_of(ended),
+    )
 
 
 def cut_off(facts: RunFacts) -> Iterator[Cause]:
@@ -125,8 +133,11 @@ def cut_off(facts: RunFacts) -> Iterator[Cause]:
     whole = [r.tokens for r in facts.responses if not r.cut]
     most = facts.recipe.rollout.max_new_tokens if facts.recipe else max(r.tokens for r in cut)
     scored = [(r.cut, r.score) for r in facts.responses if r.error is None]
-    means = [(kind, fmean(scores)) for kind, is_cut in (("cut", True), ("whole", False))
-             if (scores := [score for was_cut, score in scored if was_cut is is_cut])]  # fmt: skip
+    means = [
+        (kind, fmean(scores))
+        for kind, is_cut in (("cut", True), ("whole", False))
+        if (scores := [score for was_cut, score in scored if was_cut is is_cut])
+    ]
     evidence = [f"mean score of {kind} responses {mean:.3f}" for kind, mean in means]
     if whole:
         evidence.append(f"whole responses have {median(whole):.0f} tokens (median), {max(whole)} at most")
@@ -137,10 +148,14 @@ def cut_off(facts: RunFacts) -> Iterator[Cause]:
             f"{percent(loops)} of the cut responses repeat themselves: the model does not stop, whatever the limit"
         )
     yield Cause(
-        "cut_off", "error" if share >= limit("cut_error") else "warning",
+        "cut_off",
+        "error" if share >= limit("cut_error") else "warning",
         f"{percent(share)} of the responses are cut off at the token limit (rollout.max_new_tokens = {most})",
-        look_again(facts, f"rollout.max_new_tokens={4 * most}"), share, evidence, rows_of(cut),
-    )  # fmt: skip
+        look_again(facts, f"rollout.max_new_tokens={4 * most}"),
+        share,
+        evidence,
+        rows_of(cut),
+    )
 
 
 def format_unmet(facts: RunFacts) -> Iterator[Cause]:
@@ -165,8 +180,11 @@ def format_unmet(facts: RunFacts) -> Iterator[Cause]:
     unsaid = [t for t in note_tags if prompts and not any(f"<{t}>" in p for p in prompts)]
     if unsaid:
         evidence.append(f"the prompt never shows {', '.join(f'<{t}>' for t in unsaid)}: the model cannot know of it")
-    written = [t for t, n in Counter(t for r in broken for t in set(CLOSED.findall(r.text))).items()
-               if n >= limit("shared_tags") * len(broken)]  # fmt: skip
+    written = [
+        t
+        for t, n in Counter(t for r in broken for t in set(CLOSED.findall(r.text))).items()
+        if n >= limit("shared_tags") * len(broken)
+    ]
     if written and not note_tags:
         shown = ", ".join(f"<{t}>" for t in sorted(written))
         evidence.append(f"the responses do write {shown}: does the reward read other tags than the prompt asks for?")
@@ -178,9 +196,14 @@ def format_unmet(facts: RunFacts) -> Iterator[Cause]:
     else:
         command = look_again(facts) if unsaid or not sft else sft_first(facts)
     yield Cause(
-        "format_unmet", "error" if met < limit("format_error") else "warning",
-        f"{percent(met)} of the responses meet {what}", command, 1 - met, evidence, rows_of(broken),
-    )  # fmt: skip
+        "format_unmet",
+        "error" if met < limit("format_error") else "warning",
+        f"{percent(met)} of the responses meet {what}",
+        command,
+        1 - met,
+        evidence,
+        rows_of(broken),
+    )
 
 
 def few_answers(facts: RunFacts) -> Iterator[Cause]:
@@ -196,12 +219,17 @@ def few_answers(facts: RunFacts) -> Iterator[Cause]:
         if not cold and fmean(first) > limit("distinct") and (rise := learned(facts)):
             level, what = "note", f"the samples of a prompt became nearly equal while {rise}"
         yield Cause(
-            "temperature_low" if cold else "few_distinct", level, what,
-            look_again(facts, "rollout.temperature=1.0" if cold else "rollout.temperature=1.2"), 1 - share,
-            [f"{percent(fmean(d == 0 for d in distinct))} of the groups hold one text only; with all samples different "
-             f"this figure is 100%, and it is {percent(share)} here: (different texts - 1) / (samples - 1)"],
+            "temperature_low" if cold else "few_distinct",
+            level,
+            what,
+            look_again(facts, "rollout.temperature=1.0" if cold else "rollout.temperature=1.2"),
+            1 - share,
+            [
+                f"{percent(fmean(d == 0 for d in distinct))} of the groups hold one text only; with all samples "
+                f"different this figure is 100%, and it is {percent(share)} here: (different texts - 1) / (samples - 1)"
+            ],
             rows_of(facts.groups[distinct.index(min(distinct))]),
-        )  # fmt: skip
+        )
     elif temperature > limit("hot"):
         yield Cause(
             "temperature_high",

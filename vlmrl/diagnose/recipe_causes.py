@@ -65,11 +65,15 @@ def clipped_ratio(facts: RunFacts) -> Iterator[Cause]:
     if shares and fmean(shares) >= limit("clip_share"):
         what = f"the ratio of {percent(fmean(shares))} of the tokens is clipped: they teach nothing (1 to 5% is usual)"
         algo = facts.recipe.algo if facts.recipe else None
-        bounds = [f"{key} = {value:g}" for key in ("clip_low", "clip_high")
-                if (value := getattr(algo, key, None)) is not None]  # fmt: skip
+        bounds = [
+            f"{key} = {value:g}" for key in ("clip_low", "clip_high") if (value := getattr(algo, key, None)) is not None
+        ]
         row = ALGORITHMS.get(algo.name) if algo and bounds else None  # bounds for a sequence's ratio are far narrower
-        usual = [f"algo.{key}={value:g}" for key in ("clip_low", "clip_high")
-                 if (value := getattr(row, key, None)) is not None]  # fmt: skip
+        usual = [
+            f"algo.{key}={value:g}"
+            for key in ("clip_low", "clip_high")
+            if (value := getattr(row, key, None)) is not None
+        ]
         command = again(facts, *(usual or ["train.updates_per_step=1"]))
         yield Cause("ratio_clipped", "warning", what, command, 0.8, [f"algo.{line}" for line in bounds])
     if weights and fmean(weights) <= limit("importance_weight"):
@@ -110,8 +114,15 @@ def overlong(facts: RunFacts) -> Iterator[Cause]:
     what = f"algo.overlong_tokens = {tokens} of {most} punishes {percent(share)} of the responses for their length"
     penalty_words = f"they lose {lost:.3g} on average; scores reach from {low:.3g} to {high:.3g}"
     level: Level = "error" if lost > high - low else "warning"
-    yield Cause("overlong", level, what, again(facts, f"algo.overlong_tokens={max(1, most // 5)}",
-                "algo.overlong_penalty=1.0"), 0.9, [penalty_words], rows_of(reached))  # fmt: skip
+    yield Cause(
+        "overlong",
+        level,
+        what,
+        again(facts, f"algo.overlong_tokens={max(1, most // 5)}", "algo.overlong_penalty=1.0"),
+        0.9,
+        [penalty_words],
+        rows_of(reached),
+    )
 
 
 def few_pixels(facts: RunFacts) -> Iterator[Cause]:

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from vlmrl.diagnose import failure_causes as failures
+from vlmrl.diagnose import layout_causes as layouts
 from vlmrl.diagnose import prompt_causes as prompts
 from vlmrl.diagnose import recipe_causes as settings
 from vlmrl.diagnose import score_causes as scores
@@ -25,20 +26,53 @@ from vlmrl.store.runs import Run
 
 Rule = Callable[[RunFacts], Iterator[Cause]]
 RULES: tuple[Rule, ...] = (
-    updates.stopped, failures.failing_reward, failures.service_down, prompts.chat_template, prompts.prefilled_tag,
+    updates.stopped,
+    failures.failing_reward,
+    failures.service_down,
+    prompts.chat_template,
+    prompts.prefilled_tag,
     prompts.stop_string,
-    prompts.cut_off, prompts.format_unmet, scores.other_layout, scores.constant_truth, settings.unpaid,
-    settings.few_pixels, settings.entropy_term, settings.kl_term, settings.overlong, settings.weight_decay,
-    settings.clipped_gradient, settings.clipped_ratio, updates.learning_rate, updates.gradients, updates.no_updates,
-    updates.engine_gap, updates.entropy, scores.pays_wrong, scores.pays_length, scores.constant_part,
-    scores.no_contrast, prompts.few_answers, updates.validation, signs.lasting_changes,
-)  # fmt: skip
+    prompts.cut_off,
+    prompts.format_unmet,
+    layouts.other_layout,
+    scores.constant_truth,
+    settings.unpaid,
+    settings.few_pixels,
+    settings.entropy_term,
+    settings.kl_term,
+    settings.overlong,
+    settings.weight_decay,
+    settings.clipped_gradient,
+    settings.clipped_ratio,
+    updates.learning_rate,
+    updates.gradients,
+    updates.no_updates,
+    updates.engine_gap,
+    updates.entropy,
+    scores.pays_wrong,
+    scores.pays_length,
+    scores.constant_part,
+    scores.no_contrast,
+    prompts.few_answers,
+    updates.validation,
+    signs.lasting_changes,
+)
 _NO_CONTRAST = ("all_wrong", "dead_groups", "constant_part", "no_updates", "zero_gradient", "pays_wrong", "no_signal")
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "failing_reward": ("failed", *_NO_CONTRAST),
     "service_down": ("failed", *_NO_CONTRAST),
-    "reward_without_accuracy": ("characters", "repetition", "one_response", "grown_length", "pays_length", "one_answer",
-                                "few_distinct", "entropy_collapse", "all_right", *_NO_CONTRAST),
+    "reward_without_accuracy": (
+        "characters",
+        "repetition",
+        "one_response",
+        "grown_length",
+        "pays_length",
+        "one_answer",
+        "few_distinct",
+        "entropy_collapse",
+        "all_right",
+        *_NO_CONTRAST,
+    ),
     "one_response": ("one_answer", "few_distinct", "entropy_collapse", "dead_groups", "no_signal", "no_updates"),
     "repetition": ("few_distinct", "entropy_collapse", "dead_groups", "no_signal", "no_updates"),
     "characters": ("few_distinct", "entropy_collapse", "dead_groups", "no_signal", "no_updates"),
@@ -48,8 +82,15 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "constant_reward": ("all_wrong", "all_right", "zero_gradient", *_NO_CONTRAST),
     "stop_string": ("format_unmet", "one_answer", "few_distinct", *_NO_CONTRAST),
     "cut_off": ("all_cut", "format_unmet", "one_answer", "few_distinct", *_NO_CONTRAST),
-    "entropy_coef": ("collapse", "cut_off", "format_unmet", "entropy_collapse", "few_distinct", "lr_large",
-                     *_NO_CONTRAST),
+    "entropy_coef": (
+        "collapse",
+        "cut_off",
+        "format_unmet",
+        "entropy_collapse",
+        "few_distinct",
+        "lr_large",
+        *_NO_CONTRAST,
+    ),
     "weight_decay": ("collapse", "cut_off", "format_unmet", "failed", *_NO_CONTRAST),
     "clipped_gradient": ("lr_small",),
     "kl_large": ("lr_small",),
@@ -58,8 +99,17 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "other_layout": ("one_answer", *_NO_CONTRAST),
     "constant_truth": ("one_answer", "all_right", *_NO_CONTRAST),
     "format_unmet": _NO_CONTRAST,
-    "lr_large": ("collapse", "cut_off", "format_unmet", "few_distinct", "entropy_collapse", "failed", "one_answer",
-                 "engine_gap", *_NO_CONTRAST),
+    "lr_large": (
+        "collapse",
+        "cut_off",
+        "format_unmet",
+        "few_distinct",
+        "entropy_collapse",
+        "failed",
+        "one_answer",
+        "engine_gap",
+        *_NO_CONTRAST,
+    ),
     "temperature_low": ("few_distinct", "dead_groups", "constant_part", "no_updates"),
     "few_distinct": ("dead_groups", "no_updates", "no_signal"),
     "entropy_collapse": ("few_distinct", "dead_groups", "no_signal"),
@@ -67,7 +117,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "all_right": ("dead_groups", "constant_part", "no_updates", "zero_gradient", "no_signal"),
     "constant_part": ("dead_groups", "no_updates", "no_signal"),
     "dead_groups": ("no_updates", "zero_gradient", "no_signal"),
-}  # fmt: skip
+}
 """Cause -> causes that may be no more than its consequences."""
 
 
@@ -101,10 +151,15 @@ class Diagnosis:
 
 
 FIGURES = {
-    "reward": "reward/mean", "loss": "loss/cross_entropy", "dead": "rollout/dead_group_share",
-    "cut": "rollout/truncated_share", "tokens": "rollout/response_tokens_mean", "entropy": "policy/entropy",
-    "gradient": "optim/grad_norm", "lr": "optim/lr",
-}  # fmt: skip
+    "reward": "reward/mean",
+    "loss": "loss/cross_entropy",
+    "dead": "rollout/dead_group_share",
+    "cut": "rollout/truncated_share",
+    "tokens": "rollout/response_tokens_mean",
+    "entropy": "policy/entropy",
+    "gradient": "optim/grad_norm",
+    "lr": "optim/lr",
+}
 """Name of a figure -> the metric that it summarizes."""
 
 
@@ -116,9 +171,10 @@ def diagnose(run: Run) -> Diagnosis:
     facts = read_facts(run)
     if not facts.train and not facts.responses and not run.manifest.error:
         raise StoreError(
-            f"run {run.id} has no steps yet: there is nothing to diagnose", where=str(run.dir),
+            f"run {run.id} has no steps yet: there is nothing to diagnose",
+            where=str(run.dir),
             hint="look again after a few steps (`vlmrl runs watch` shows them); before training: `vlmrl check RECIPE`",
-        )  # fmt: skip
+        )
     causes = ranked([cause for rule in RULES for cause in rule(facts)])
     series = {name: facts.series(metric) for name, metric in FIGURES.items()}
     third = {name: max(1, len(values) // 3) for name, values in series.items()}

@@ -26,9 +26,23 @@ from vlmrl.store.verify import damage_of, shortened
 from vlmrl.types import INAPPLICABLE, Status, name_row
 
 COLUMNS = (
-    "group", "source", "task", "prompt_id", "sample", "truth", "prompt_text", "text", "token_ids", "finish", "parts",
-    "score", "note", "error", "status", "images",
-)  # fmt: skip
+    "group",
+    "source",
+    "task",
+    "prompt_id",
+    "sample",
+    "truth",
+    "prompt_text",
+    "text",
+    "token_ids",
+    "finish",
+    "parts",
+    "score",
+    "note",
+    "error",
+    "status",
+    "images",
+)
 HASH = re.compile(r"[0-9a-f]{16}")
 """End of a prompt id that was made from the content of its row."""
 GRADIENT = "optim/grad_norm"
@@ -248,13 +262,25 @@ def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = M
     for row, tokens in zip(table.drop_columns(["token_ids"]).to_pylist(), lengths, strict=True):
         responses.append(
             Response(
-                step, first_group + row["group"], row["source"], row["prompt_id"], row["sample"],
-                parse_json(row["truth"]), row["prompt_text"], row["text"], tokens, row["finish"] == "length",
-                parse_json(row["parts"]), row["score"], row["note"], row["error"], row["status"],
+                step,
+                first_group + row["group"],
+                row["source"],
+                row["prompt_id"],
+                row["sample"],
+                parse_json(row["truth"]),
+                row["prompt_text"],
+                row["text"],
+                tokens,
+                row["finish"] == "length",
+                parse_json(row["parts"]),
+                row["score"],
+                row["note"],
+                row["error"],
+                row["status"],
                 tuple(image["sha256"] for image in row["images"]),
                 tuple(image["width"] * image["height"] for image in row["images"]),
             )
-        )  # fmt: skip
+        )
     return responses
 
 

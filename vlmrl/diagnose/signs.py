@@ -84,9 +84,13 @@ def _reward_without_accuracy(h: History) -> Iterator[Sign]:
     rewards = f"the reward rose from {_fixed(paid.before[place])} to {_fixed(paid.after[place])}"
     what = f"{rewards} while the accuracy {'fell' if fell else 'stayed'}: {_fixed(a)} before, {_fixed(b)} after"
     yield Sign(
-        "reward_without_accuracy", f"reward up, accuracy {'down' if fell else 'flat'}", what, h.number(place),
-        float(paid.before[place]), float(paid.after[place]),
-    )  # fmt: skip
+        "reward_without_accuracy",
+        f"reward up, accuracy {'down' if fell else 'flat'}",
+        what,
+        h.number(place),
+        float(paid.before[place]),
+        float(paid.after[place]),
+    )
 
 
 def _validated_without_accuracy(lines: Sequence[Mapping[str, Any]]) -> Iterator[Sign]:
@@ -110,10 +114,13 @@ def _validated_without_accuracy(lines: Sequence[Mapping[str, Any]]) -> Iterator[
         f"{_fixed(line['eval/reward'])} with an accuracy of {_fixed(line['eval/accuracy'])}" for line in (first, last)
     )
     yield Sign(
-        "reward_without_accuracy", f"validation: reward up, accuracy {'down' if fell else 'flat'}",
-        f"the validation reward rose from {a} (step {first['step']}) to {b} (step {last['step']})", None,
-        first["eval/reward"], last["eval/reward"],
-    )  # fmt: skip
+        "reward_without_accuracy",
+        f"validation: reward up, accuracy {'down' if fell else 'flat'}",
+        f"the validation reward rose from {a} (step {first['step']}) to {b} (step {last['step']})",
+        None,
+        first["eval/reward"],
+        last["eval/reward"],
+    )
 
 
 def _difference(first: Mapping[str, Any], last: Mapping[str, Any], name: str) -> tuple[float, float]:
@@ -204,18 +211,27 @@ def _length(h: History) -> Iterator[Sign]:
         a = float(length.before[place])
         what = f"responses grew from {a:.0f} to {length.last:.0f} tokens, and longer ones of a group are paid more"
         what += f" (correlation {follows:+.2f})"
-        yield Sign("grown_length", f"length {a:.0f} -> {length.last:.0f}, which pays", what, h.number(place), a,
-                   length.last)  # fmt: skip
+        yield Sign(
+            "grown_length", f"length {a:.0f} -> {length.last:.0f}, which pays", what, h.number(place), a, length.last
+        )
 
 
 def _streaks(h: History) -> Iterator[Sign]:
     """Yield a sign for each streak: the last steps all lack a signal, or all their responses were cut off."""
     for name, metric, words, what in (
-        ("no_signal", "rollout/dead_group_share", "all groups dead for {} steps",
-         "every group had equal scores, {} steps in a row: they taught nothing"),
-        ("all_cut", "rollout/truncated_share", "all responses cut off for {} steps",
-         "every response was cut off at the token limit, {} steps in a row"),
-    ):  # fmt: skip
+        (
+            "no_signal",
+            "rollout/dead_group_share",
+            "all groups dead for {} steps",
+            "every group had equal scores, {} steps in a row: they taught nothing",
+        ),
+        (
+            "all_cut",
+            "rollout/truncated_share",
+            "all responses cut off for {} steps",
+            "every response was cut off at the token limit, {} steps in a row",
+        ),
+    ):
         full = h.series(metric) == 1
         broken = np.flatnonzero(~full)
         length = len(full) - (int(broken[-1]) + 1 if len(broken) else 0)

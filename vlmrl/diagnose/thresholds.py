@@ -109,7 +109,7 @@ LIMITS: dict[str, Bound] = {
     "class_share": Bound(0.9, "share of the characters: code, tables and lists of numbers mix classes"),
     "length_growth": Bound(2.0, "times the length before; longer reasoning is common, and raises the accuracy"),
     "streak": Bound(10, "steps in a row: one step of few prompts may lack a signal, ten are no chance"),
-}  # fmt: skip
+}
 
 
 def limit(name: str) -> float:
@@ -145,11 +145,18 @@ class Cause:
 def rows_of(responses: Sequence[Response]) -> list[dict[str, Any]]:
     """Return the first few responses as evidence: where, text, score, parts, status, truth, note."""
     return [
-        {"where": r.where, "text": short(r.text), "tokens": r.tokens,
-         "score": r.score if r.error is None else None, "parts": dict(r.parts),
-         "status": "failed" if r.failed else r.status, "truth": dict(r.truth), "note": r.note}
+        {
+            "where": r.where,
+            "text": short(r.text),
+            "tokens": r.tokens,
+            "score": r.score if r.error is None else None,
+            "parts": dict(r.parts),
+            "status": "failed" if r.failed else r.status,
+            "truth": dict(r.truth),
+            "note": r.note,
+        }
         for r in responses[:MOST_ROWS]
-    ]  # fmt: skip
+    ]
 
 
 def short(text: str, most: int = MOST_TEXT_CHARS) -> str:

@@ -26,10 +26,14 @@ MOST_STEPS = 40
 EXAMPLES = 2
 """Number of responses that are shown from before a change, and from after it."""
 LEVELS: dict[str, tuple[Level, float]] = {
-    "reward_without_accuracy": ("error", 1.0), "one_response": ("error", 0.9), "repetition": ("error", 0.85),
-    "characters": ("error", 0.8), "grown_length": ("warning", 0.8), "no_signal": ("warning", 0.7),
+    "reward_without_accuracy": ("error", 1.0),
+    "one_response": ("error", 0.9),
+    "repetition": ("error", 0.85),
+    "characters": ("error", 0.8),
+    "grown_length": ("warning", 0.8),
+    "no_signal": ("warning", 0.7),
     "all_cut": ("error", 0.5),
-}  # fmt: skip
+}
 
 
 def lasting_changes(facts: RunFacts) -> Iterator[Cause]:

@@ -18,9 +18,13 @@ MOST_GAPS = 0.2
 """Share of the lines that may lack a metric; such a line takes the value of the line before."""
 
 WATCHED = (
-    "step", "reward/mean", "reward/accuracy", "rollout/dead_group_share", "rollout/truncated_share",
+    "step",
+    "reward/mean",
+    "reward/accuracy",
+    "rollout/dead_group_share",
+    "rollout/truncated_share",
     "rollout/response_tokens_mean",
-)  # fmt: skip
+)
 
 
 def is_watched(metric: str) -> bool:
@@ -145,9 +149,11 @@ class History:
         learning = (form.rise > limit("sign_format")) | (form.before < limit("sign_formed"))
         pick = lambda a, b: np.where(learning, b, a)  # noqa: E731
         return Contrast(
-            pick(plain.before, formed.before), pick(plain.after, formed.after), pick(plain.error, formed.error),
+            pick(plain.before, formed.before),
+            pick(plain.after, formed.after),
+            pick(plain.error, formed.error),
             plain.last,
-        )  # fmt: skip
+        )
 
     @cached_property
     def no_better(self) -> Any:

@@ -45,7 +45,8 @@ from vlmrl.store.evaluated_rows import (
 )
 from vlmrl.store.kept_recipe import newest_resolved
 from vlmrl.store.metrics import counted
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 from vlmrl.store.verify import damage_of, shortened
 from vlmrl.tasks.prompt_identity import same_prompt
 

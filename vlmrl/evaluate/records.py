@@ -25,11 +25,24 @@ from vlmrl.types import Group, ScoredSample
 from vlmrl.visible import encodable
 
 COLUMNS: Mapping[str, str] = {
-    "prompt_id": "string", "sample": "int32", "seed": "int64", "source": "string", "task": "string",
-    "truth": "string", "text": "string", "finish": "string", "num_tokens": "int32", "score": "double",
-    "parts": "string", "note": "string", "error": "string", "status": "string", "images": "list", "detail": "string",
+    "prompt_id": "string",
+    "sample": "int32",
+    "seed": "int64",
+    "source": "string",
+    "task": "string",
+    "truth": "string",
+    "text": "string",
+    "finish": "string",
+    "num_tokens": "int32",
+    "score": "double",
+    "parts": "string",
+    "note": "string",
+    "error": "string",
+    "status": "string",
+    "images": "list",
+    "detail": "string",
     "artifacts": "list",
-}  # fmt: skip
+}
 """Columns of the rows of an evaluation -> their Arrow types; "list" is a list of images."""
 JSON_COLUMNS = ("truth", "parts")
 REMARKS = ("note", "error")

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.checkpoint.merge import RECORD
-from vlmrl.data.dataset import INFO_FILE
+from vlmrl.data.prepared_dataset import INFO_FILE
 from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError, did_you_mean
 from vlmrl.inference.eval_rows import SeenRows, seen_by, trained_by
 from vlmrl.json_text import parse_json
 from vlmrl.recipe.files import find_recipe
-from vlmrl.recipe.load import AUTO_ORIGIN, load_recipe, recipe_from_resolved
+from vlmrl.recipe.key_place import AUTO_ORIGIN
+from vlmrl.recipe.load import load_recipe, recipe_from_resolved
 from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.paths import is_path_key, names_file
 from vlmrl.recipe.schema import Recipe
@@ -25,7 +26,7 @@ from vlmrl.store.evaluated_rows import read_summary
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
 from vlmrl.store.listing import list_runs
-from vlmrl.store.runs import open_run
+from vlmrl.store.open_run import open_run
 
 NEWEST = 200
 """Maximum number of newest runs whose names are compared with an unknown name, to suggest a similar one."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.dataset import open_dataset
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, StoreError, VlmrlError
 from vlmrl.json_text import parse_json
 from vlmrl.recipe.load import recipe_from_resolved

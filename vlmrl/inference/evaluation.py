@@ -33,8 +33,9 @@ from vlmrl.store import layout
 from vlmrl.store.clock import now
 from vlmrl.store.evaluated_rows import names_a_step, read_summary
 from vlmrl.store.metrics import encode
-from vlmrl.store.provenance import usable_cores
-from vlmrl.store.runs import Run, create_run
+from vlmrl.store.open_run import create_run
+from vlmrl.store.provenance import usable_threads
+from vlmrl.store.runs import Run
 from vlmrl.tasks.prompt_identity import same_prompt
 from vlmrl.types import SamplingParams
 
@@ -144,7 +145,7 @@ def create_eval_run(
         kind="eval",
         recipe_name=f"eval-{name}",
         argv=argv,
-        threads=usable_cores(),
+        threads=usable_threads(),
         resolved={"schema": 1, "recipe": recipe.model_dump(mode="json"), "origins": {}},
         datasets=[dataset_record(s) for s in sources],
         rewards=[{"source": s.name, **reward_record(s.reward, s.weights)} for s in sources],

@@ -52,16 +52,20 @@ class Tolerance:
 
 TOLERANCES = {
     torch.float32: Tolerance(
-        1e-4, 1e-5, 1e-4,
+        1e-4,
+        1e-5,
+        1e-4,
         "float32 keeps 24 bits: the same sums in another order differ by about 1e-6 per layer; a wrong position or"
         " mask makes a difference of 0.01 or more",
     ),
     torch.bfloat16: Tolerance(
-        0.5, 0.03, 0.1,
+        0.5,
+        0.03,
+        0.1,
         "bfloat16 keeps 8 bits: transformers' own forward changes by a few hundredths with the shape of its batch; for"
         " a decisive comparison add --set model.dtype=float32",
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from vlmrl.launch.rank_watch import Ending, Watch
 from vlmrl.process import patience
 
 JOIN_SECONDS = 900
-"""Time limit in seconds in which all machines must meet."""
+"""Time limit in seconds until all machines have joined the rendezvous."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Job:
         command: arguments of the Python interpreter of each rank.
         ranks: number of processes on this machine.
         nnodes, node_rank: number of machines, and the number of this one (machine 0 hosts the rendezvous).
-        endpoint: `host:port` where the machines meet; None for one machine.
-        job_id: the same on all machines of a job; machines of other jobs do not meet.
+        endpoint: `host:port` of the rendezvous of all machines; None for one machine.
+        job_id: name of the rendezvous: the same on all machines of a job, so that other jobs' machines do not join it.
         env: environment of the ranks, in addition to this process's.
         timeout_seconds: time limit in seconds of one phase of a rank.
-        argv: command line as the user typed it, for the record of the run; () = the record has the rank's own.
+        argv: command line as the user typed it, for the record of the run; () = record the rank's own command line.
     """
 
     command: tuple[str, ...]
@@ -52,7 +52,10 @@ class Job:
         if self.nnodes > 1 and not self.endpoint:
             raise LaunchError("--nnodes needs --rdzv-endpoint", hint="--rdzv-endpoint HOST:PORT, the same on all nodes")
         if not 0 <= self.node_rank < self.nnodes:
-            raise LaunchError(f"--node-rank {self.node_rank} of {self.nnodes} nodes", hint="nodes count from 0")
+            raise LaunchError(
+                f"--node-rank {self.node_rank} does not exist: there are {self.nnodes} nodes",
+                hint="nodes are numbered from 0",
+            )
 
 
 def torchrun_line(job: Job) -> str:
@@ -61,25 +64,31 @@ def torchrun_line(job: Job) -> str:
     if job.nnodes == 1:
         words.append("--standalone")
     else:
-        words += [f"--nnodes={job.nnodes}", f"--node-rank={job.node_rank}", "--rdzv-backend=c10d",
-                  f"--rdzv-endpoint={job.endpoint}", f"--rdzv-id={job.job_id}"]  # fmt: skip
+        words += [
+            f"--nnodes={job.nnodes}",
+            f"--node-rank={job.node_rank}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={job.endpoint}",
+            f"--rdzv-id={job.job_id}",
+        ]
     return " ".join([*words, f"--nproc-per-node={job.ranks}", shlex.join(job.command)])
 
 
 def launch_twice(job: Job, again: Callable[[Path], Job], say: Callable[[str], None]) -> tuple[Ending, Path | None]:
-    """Run `launch`; when memory ran out on a rank, start all once more on the same run with half the token budget.
+    """Run `launch`; if a rank ran out of memory, start all ranks once more on the same run with half the token budget.
 
-    One rank cannot go back alone while the others wait for it. On several machines the run ends, for each has a
-    launcher of its own, and these do not know each other.
+    One rank cannot resume alone while the others wait for it. On several machines the run ends: each machine has its
+    own launcher, and the launchers do not communicate.
 
     Args:
-        again: folder of the run -> the job that resumes it.     say: prints a line about the second start.
+        again: function (folder of the run) -> job that resumes the run.
+        say: function that prints a line about the second start.
     """
     ending, run_dir = launch(job)
     if not ending.halved or run_dir is None or job.nnodes > 1:
         return ending, run_dir
     budgets = ", ".join(f"{key} = {now} (was {before})" for key, (before, now) in ending.halved.items())
-    say(f"{ending.message}\nall processes are started once more, with {budgets}")
+    say(f"{ending.message}\nstarting all processes once more, with {budgets}")
     env = {**job.env, HALVED_VARIABLE: json.dumps(dict(ending.halved))}
     return launch(replace(again(run_dir), env=env))
 
@@ -87,21 +96,22 @@ def launch_twice(job: Job, again: Callable[[Path], Job], say: Callable[[str], No
 def launch(job: Job) -> tuple[Ending, Path | None]:
     """Run the job to its end.
 
-    No rank is left over: one that dies or hangs ends the others (launch/rank_watch.py), and the kernel ends all when
-    this process is killed.
-    Returns: (how it ended, the run's folder; None when no rank has named one).
-    Raises: LaunchError when the machines do not meet.
+    No rank keeps running: a rank that dies or hangs ends the others (launch/rank_watch.py), and the kernel ends all of
+    them when this process is killed.
+
+    Returns: (how the job ended, folder of the run; None if no rank has named a folder).
+    Raises: LaunchError if the machines do not find each other.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import launch_agent
 
-    # Else the agent would print its own report of a failure before ours.
+    # Otherwise the agent would print its own report of a failure before ours.
     logging.disable(logging.ERROR)
     folder = Path(tempfile.mkdtemp(prefix="vlmrl-launch-"))
-    own = {FOLDER_VARIABLE: str(folder), PARENT_VARIABLE: str(os.getpid())}
-    os.environ.update({**job.env, **own})
-    if job.argv:  # in a file of this user's alone, for it may hold a secret and be long
+    variables = {FOLDER_VARIABLE: str(folder), PARENT_VARIABLE: str(os.getpid())}
+    os.environ.update({**job.env, **variables})
+    if job.argv:  # in a file that only this user can read: the command line may contain a secret, and be long
         (folder / TYPED_FILE).write_text(json.dumps(job.argv), encoding="utf-8")
     watch = Watch(folder, patience(job.timeout_seconds))
     exit_codes: dict[int, int] = {}
@@ -114,7 +124,7 @@ def launch(job: Job) -> tuple[Ending, Path | None]:
                 exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             except RendezvousError as error:
                 where = job.endpoint or "this machine"
-                raise LaunchError(f"the nodes did not meet at {where}: {error}", hint="is node 0 up?") from error
+                raise LaunchError(f"the nodes did not connect at {where}: {error}", hint="does node 0 run?") from error
             finally:
                 watch.stop()
         return watch.ending(exit_codes), watch.run_dir
@@ -129,15 +139,20 @@ def _config(job: Job, folder: Path):
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
-    alone = job.nnodes == 1
-    meeting = {"timeout": JOIN_SECONDS, "read_timeout": JOIN_SECONDS, "is_host": str(job.node_rank == 0)}
+    one_machine = job.nnodes == 1
+    rendezvous = {"timeout": JOIN_SECONDS, "read_timeout": JOIN_SECONDS, "is_host": str(job.node_rank == 0)}
     return LaunchConfig(
-        min_nodes=job.nnodes, max_nodes=job.nnodes, nproc_per_node=job.ranks, max_restarts=0, role="rank",
-        run_id=uuid.uuid4().hex if alone else job.job_id, rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0" if alone else job.endpoint or "",
-        rdzv_configs=meeting,
-        local_addr="127.0.0.1" if alone else None,
+        min_nodes=job.nnodes,
+        max_nodes=job.nnodes,
+        nproc_per_node=job.ranks,
+        max_restarts=0,
+        role="rank",
+        run_id=uuid.uuid4().hex if one_machine else job.job_id,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0" if one_machine else job.endpoint or "",
+        rdzv_configs=rendezvous,
+        local_addr="127.0.0.1" if one_machine else None,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
-        # Our handler forwards SIGINT and SIGTERM: the ranks finish their step. The agent's would end them at once.
+        # Our handler forwards SIGINT and SIGTERM: the ranks finish their step. The agent's would kill them at once.
         signals_to_handle="SIGQUIT",
-    )  # fmt: skip
+    )

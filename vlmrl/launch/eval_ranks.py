@@ -1,4 +1,4 @@
-"""`--gpus` of `vlmrl eval`: one process per GPU, which run the same command without it, started and waited for."""
+"""`vlmrl eval --gpus`: start one process per GPU, with the same command without `--gpus`, and wait for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vlmrl.launch.train_ranks import describe_processes, describe_threads
 from vlmrl.recipe.schema import Recipe
 from vlmrl.store.manifest import settle
 
-NOTHING_KEPT = "nothing of an unfinished evaluation was written"
+NOTHING_KEPT = "the unfinished evaluation left no results"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class EvalEnding:
 
     Args:
         code: exit code, 0 = done.
-        run_dir: folder of the run that the results are in; None with code 0 = this process itself is to evaluate.
+        run_dir: folder of the run that has the results; None with code 0 = this process must evaluate itself.
     """
 
     code: int
@@ -35,12 +35,14 @@ class EvalEnding:
 def evaluate_on_ranks(
     gpus: str, request: EvalRequest, recipe: Recipe, run_dir: Path | None, root: Path, say: Callable[[str], None]
 ) -> EvalEnding:
-    """Evaluate in several processes; for `--gpus 1`, only prepare this one.
+    """Evaluate in several processes; for `--gpus 1`, only set the environment of this one.
 
     Args:
-        gpus: as `--gpus` says.     recipe: with nothing left open (setup/open_values.py).
-        run_dir: folder of the run that is evaluated; None = the processes make one.     root: folder of the runs.
-    Raises: LaunchError for GPUs that are not there; Interruption for Ctrl-C.
+        gpus: value of `--gpus`.
+        recipe: recipe without open values (setup/open_values.py).
+        run_dir: folder of the run that is evaluated; None = the processes create a run.
+        root: folder of the runs.
+    Raises: LaunchError for GPUs that do not exist; Interruption for Ctrl-C.
     """
     parts = recipe.rollout.tensor_parallel if recipe.rollout.engine == "vllm" else 1
     placement = place(gpus, 0, parts)
@@ -50,9 +52,12 @@ def evaluate_on_ranks(
         return EvalEnding(0, None)
     say(f"{describe_processes(placement)}, {describe_threads(placement)}")
     job = Job(
-        command=("-m", "vlmrl", *request.rank_words()), argv=("vlmrl", *request.argv), ranks=placement.ranks, env=env,
+        command=("-m", "vlmrl", *request.rank_words()),
+        argv=("vlmrl", *request.argv),
+        ranks=placement.ranks,
+        env=env,
         timeout_seconds=recipe.parallel.timeout_seconds,
-    )  # fmt: skip
+    )
     ending, new_run_dir = launch(job)
     if not ending.code:
         return EvalEnding(0, run_dir or new_run_dir)

@@ -1,4 +1,4 @@
-"""Assignment of GPUs to a run: `--gpus 4` or `--gpus 0,2,5`, of those this process may use, and that no other uses."""
+"""Assignment of GPUs to a run (`--gpus 4` or `--gpus 0,2,5`): this process may use them and no other process does."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from vlmrl.dist.rank_process import ENGINES_VARIABLE
 from vlmrl.errors import LaunchError
 from vlmrl.model.gpus import MachineGpu, machine_gpus, parse_gpus, visible_gpus
-from vlmrl.store.provenance import usable_cores
+from vlmrl.store.provenance import usable_threads
 
 BUSY_MIB = 1024
-"""A GPU with more memory in use counts as taken: on an idle one the driver holds a few hundred MiB at most."""
+"""Memory in use, in MiB, above which a GPU counts as busy. On an idle GPU the driver uses at most a few hundred MiB."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,10 @@ class Placement:
     """Processes of this machine, and the GPUs they use.
 
     Args:
-        ranks: number of processes.     devices: value of CUDA_VISIBLE_DEVICES; None = they run on the CPU.
+        ranks: number of processes that train or evaluate.
+        devices: value of CUDA_VISIBLE_DEVICES; None = the ranks run on the CPU.
         threads: CPU threads of each rank.
-        engines: GPUs (on the CPU: anything) of engines that have processes of their own.
+        engines: GPUs of the engines that have their own processes; on the CPU, one placeholder per engine.
     """
 
     ranks: int
@@ -46,12 +47,12 @@ def place(option: str, engines: int = 0, parts: int = 1) -> Placement:
     """Return the processes and GPUs that `--gpus` asks for.
 
     Args:
-        option: a number of GPUs (of processes, on a machine without a GPU), or their numbers: `0,2,5`; `3,` is
-            GPU 3 alone. With CUDA_VISIBLE_DEVICES, numbers count the GPUs that it lists, as everywhere in CUDA.
-        engines: number of GPUs, the last ones, that generate for the others in processes of their own.
-        parts: without such GPUs: number of processes that share an engine.
-    Raises: LaunchError when `option` is neither, there are too few GPUs, they are in use, or their number is no
-        multiple of `parts`.
+        option: the count of GPUs (of processes, on a machine without a GPU), or GPU numbers: `0,2,5`; `3,` is GPU 3
+            alone. With CUDA_VISIBLE_DEVICES, the numbers refer to the GPUs that it lists, as everywhere in CUDA.
+        engines: number of GPUs, the last ones, that generate for the others in their own processes.
+        parts: number of processes that share an engine, if `engines` is 0.
+    Raises: LaunchError if `option` is neither, there are too few GPUs, they are in use, or the number of ranks is not
+        a multiple of `parts`.
     """
     count, chosen = parse_gpus(option)
     gpus = visible_gpus(machine_gpus(), os.environ)
@@ -60,14 +61,14 @@ def place(option: str, engines: int = 0, parts: int = 1) -> Placement:
     if ranks < 1:
         raise LaunchError(
             f"--gpus {option}: rollout.engine_gpus = {engines} leaves no GPU for training",
-            hint=f"give at least {engines + 1}, or lower rollout.engine_gpus",
+            hint=f"give at least {engines + 1} GPUs, or lower rollout.engine_gpus",
         )
     if not engines and ranks % parts:
         raise LaunchError(
-            f"--gpus {option}: {ranks} is no multiple of rollout.tensor_parallel = {parts}",
+            f"--gpus {option}: {ranks} is not a multiple of rollout.tensor_parallel = {parts}",
             hint=f"give --gpus {parts * -(-ranks // parts)}, or change rollout.tensor_parallel",
         )
-    threads = max(1, usable_cores() // processes)
+    threads = max(1, usable_threads() // processes)
     if not gpus:
         if chosen:
             raise LaunchError(
@@ -106,4 +107,4 @@ def _busy(gpu: MachineGpu) -> bool:
 
 def _have(gpus: Sequence[MachineGpu]) -> str:
     states = [f"{n} {f'in use ({gpu.used_mib} MiB)' if _busy(gpu) else 'free'}" for n, gpu in enumerate(gpus)]
-    return f"GPUs: {', '.join(states)}; `nvidia-smi` says who uses them"
+    return f"GPUs: {', '.join(states)}; `nvidia-smi` shows which processes use them"

@@ -1,4 +1,4 @@
-"""Model and data that a recipe needs from the hub: which are here already, and the download of the others."""
+"""Model and datasets that a recipe needs from the hub: check which ones are on this machine, download the others."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from vlmrl.store.checkpoints import read_meta
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 """Environment in which the libraries send no request to the hub."""
 OPEN = "import sys; from vlmrl.data.tables import open_tables; open_tables(sys.argv[1])"
+"""Python program that opens the dataset named on its command line; it fails if the dataset cannot be opened."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Model or dataset that a recipe names. `on_hub`: whether it is on the hub, not a path or a run here."""
+    """Model or dataset that a recipe names. `on_hub`: whether it comes from the hub; else it is a local path or run."""
 
     kind: Literal["model", "data"]
     name: str
@@ -34,7 +35,7 @@ class Need:
             return True
         if self.kind == "model":
             return hub.is_cached(self.name, self.revision)
-        # In a process of its own: the library reads only once, when it is loaded, whether it may use the hub.
+        # In a separate process: the library reads the offline variables only once, when it is imported.
         command = [sys.executable, "-c", OPEN, self.name]
         return subprocess.run(command, env={**os.environ, **OFFLINE}, capture_output=True).returncode == 0
 
@@ -49,7 +50,7 @@ class Need:
 
 
 def needs_of(recipe: Recipe, runs_root: Path) -> list[Need]:
-    """Return the model (of an adapter's checkpoint: its base) and the datasets of a recipe, each once."""
+    """Return the model (for an adapter's checkpoint: its base model) and the datasets of a recipe, each once."""
     origin = find_model(recipe.model.path, runs_root)
     path, revision = origin.path, recipe.model.revision
     if origin.checkpoint is not None:
@@ -64,6 +65,6 @@ def needs_of(recipe: Recipe, runs_root: Path) -> list[Need]:
 
 
 def offline_environment(recipe: Recipe, runs_root: Path) -> dict[str, str]:
-    """Return the environment that keeps ranks off the hub when everything they need is here; else {}."""
+    """Return the environment that keeps the ranks off the hub if all they need from it is on this machine; else {}."""
     needs = needs_of(recipe, runs_root)
     return dict(OFFLINE) if any(n.on_hub for n in needs) and all(n.is_here() for n in needs) else {}

@@ -1,7 +1,8 @@
-"""Queue of runs over seeds and a grid of keys. Its state is read from the runs: after a kill the same command goes on.
+"""Queue of runs over seeds and a grid of recipe keys.
 
-Every member has a name that follows from the recipe and its values, and all share a tag. Started again, the queue
-skips the members whose run is done, resumes those whose run was interrupted, and starts the others.
+The queue keeps no state of its own: it reads the runs. Every member has a name that follows from the recipe and its
+values, and all share a tag. So the same command, given again after a kill, skips the members whose run is done, resumes
+those whose run was interrupted, and starts the others.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from vlmrl.process import die_with_parent
 from vlmrl.store import layout
 from vlmrl.store.listing import ListedRun, list_runs
 from vlmrl.store.log_pump import LogPump
-from vlmrl.store.provenance import usable_cores
+from vlmrl.store.provenance import usable_threads
 
 POLL_SECONDS = 0.2
 LOG_SECONDS = 5.0
-"""Time limit in seconds for the rest of a command's output, when the command itself has ended."""
+"""Time limit in seconds for the rest of a command's output after the command has ended."""
 MOST_MEMBERS = 1000
+"""Maximum number of runs of a queue."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One run of the queue. `values`: key -> value as typed, the seed (`train.seed`) among them."""
+    """One run of the queue. `values`: (key, value as typed) pairs, including the seed (`train.seed`)."""
 
     name: str
     values: tuple[tuple[str, str], ...]
@@ -48,7 +50,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Slot:
-    """GPUs for one run at a time, given as environment of its command."""
+    """GPUs or CPU threads for one run at a time. `env`: environment variables of the run's command."""
 
     env: Mapping[str, str]
 
@@ -59,9 +61,15 @@ class Queue:
 
     Args:
         command: words that start `vlmrl train` or `vlmrl sft`.
-        recipe: words that name what is trained: the recipe file and the overrides common to all.
-        options: words that every run gets, started or resumed (`--gpus`, `--runs`).
-        root: folder of the runs.     group: their tag.     say: prints a line.
+        recipe: words of a new run: the recipe file and the overrides common to all members.
+        options: words of every run, new or resumed (`--gpus`, `--runs`).
+        members: the runs, in the order in which they start.
+        slots: each runs one member at a time.
+        root: folder of the runs.
+        group: tag of the runs.
+        say: function that prints a line.
+        signals: numbers of the signals caught so far; each is forwarded once to every running command.
+        logs: writes the commands' output to log files.
     """
 
     command: Sequence[str]
@@ -81,12 +89,15 @@ class Queue:
         return {m.name: runs[m.name] for m in self.members if m.name in runs}
 
     def run(self) -> int:
-        """Run what is not done. Returns 0 when all are done, 130 when stopped by a signal, else 2."""
+        """Run the members that are not done.
+
+        Returns: 0 if all are done at the end, 130 if a signal stopped the queue, else 2.
+        """
         runs = self.found()
         done = {name for name, run in runs.items() if run.status == "done"}
         waiting = [m for m in self.members if m.name not in done]
         if done:
-            self.say(f"{len(done)} of {len(self.members)} runs are done already")
+            self.say(f"{len(done)} of {len(self.members)} runs are already done")
         free, running, failed = list(self.slots), dict[str, tuple[subprocess.Popen[bytes], Slot, int]](), False
         with self._catching_signals():
             while running or (waiting and not self.signals):
@@ -113,29 +124,34 @@ class Queue:
 
     def _start(self, member: Member, slot: Slot, before: ListedRun | None) -> subprocess.Popen[bytes]:
         if before is None:
-            what = [*self.recipe, *member.overrides, "--name", member.name, "--tag", self.group]
+            words = [*self.recipe, *member.overrides, "--name", member.name, "--tag", self.group]
         else:
-            what = ["--resume", before.id]
+            words = ["--resume", before.id]
         log = layout.queue_log(self.root, self.group, member.name)
         self.say(f"{'starting' if before is None else 'resuming'} {member.name}")
         reads, writes = os.pipe()
         self.logs.add(member.name, reads, log)
         with open(writes, "wb") as pipe:
-            # A session of its own: Ctrl-C reaches it through us, once. It dies with this process.
+            # A new session: Ctrl-C reaches the command only once, forwarded by us. It dies with this process.
             return subprocess.Popen(
-                [*self.command, *what, *self.options], env={**os.environ, **slot.env}, stdin=subprocess.DEVNULL,
-                stdout=pipe, stderr=pipe, start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()),
-            )  # fmt: skip
+                [*self.command, *words, *self.options],
+                env={**os.environ, **slot.env},
+                stdin=subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
 
     def _tell(self, name: str, code: int) -> None:
         self.logs.wait(name, LOG_SECONDS)
         if code in (0, 130):
-            self.say(f"{name}: {'done' if code == 0 else 'interrupted, saved'}")
+            self.say(f"{name}: {'done' if code == 0 else 'interrupted; a checkpoint was saved'}")
             return
         log = layout.queue_log(self.root, self.group, name)
         lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
         errors = [line for line in lines if line.startswith("error: ")]
-        self.say(f"{name}: failed: {errors[-1].removeprefix('error: ') if errors else f'exit code {code}'}; see {log}")
+        self.say(f"{name}: failed: {errors[-1].removeprefix('error: ') if errors else f'exit code {code}'}; log: {log}")
 
     @contextlib.contextmanager
     def _catching_signals(self) -> Iterator[None]:
@@ -152,9 +168,11 @@ def plan_members(stem: str, identity: str, seeds: str | None, grid: Sequence[str
     """Return the members of a queue: every seed for every point of the grid, the grid's points outermost.
 
     Args:
-        stem: first part of every name.     identity: text that tells this recipe, with its overrides, from others.
-        seeds: `1,2,3`.     grid: `key=value,value`, one per key.
-    Raises: LaunchError for what cannot be read, a key or value given twice, or more than 1000 members.
+        stem: first part of every name.
+        identity: text that differs between recipes and between overrides.
+        seeds: `1,2,3`; None = the recipe's seed.
+        grid: `key=value,value`, one text per key.
+    Raises: LaunchError for text that cannot be parsed, a key or value given twice, or more than 1000 members.
     """
     axes = [_axis(text) for text in grid]
     if seeds is not None:
@@ -172,20 +190,28 @@ def plan_members(stem: str, identity: str, seeds: str | None, grid: Sequence[str
 
 
 def make_slots(placement: Placement, per_run: int) -> list[Slot]:
-    """Deal the placement's GPUs, or CPU cores, into slots of `per_run` ranks. Raises: LaunchError for too few."""
+    """Return slots of `per_run` ranks each, made of the placement's GPUs or CPU threads.
+
+    GPUs that do not fill a slot stay unused.
+
+    Raises: LaunchError if there are too few for one slot.
+    """
     count = placement.ranks // per_run
     if count == 0:
-        raise LaunchError(f"--gpus-per-run {per_run} of {placement.ranks} GPU(s)", hint="give --gpus more of them")
+        raise LaunchError(
+            f"--gpus-per-run {per_run} needs more than the {placement.ranks} GPU(s) of --gpus",
+            hint="give a larger --gpus or a smaller --gpus-per-run",
+        )
     if placement.devices is None:
-        return [Slot({"OMP_NUM_THREADS": str(max(1, usable_cores() // count))})] * count
+        return [Slot({"OMP_NUM_THREADS": str(max(1, usable_threads() // count))})] * count
     names = placement.devices.split(",")
     order = {"CUDA_DEVICE_ORDER": placement.env["CUDA_DEVICE_ORDER"]}
-    dealt = [",".join(names[n * per_run : (n + 1) * per_run]) for n in range(count)]
-    return [Slot({"CUDA_VISIBLE_DEVICES": gpus, **order}) for gpus in dealt]
+    gpu_lists = [",".join(names[n * per_run : (n + 1) * per_run]) for n in range(count)]
+    return [Slot({"CUDA_VISIBLE_DEVICES": gpus, **order}) for gpus in gpu_lists]
 
 
 def group_of(stem: str, identity: str) -> str:
-    """Return the tag of a recipe's queue when none is given."""
+    """Return the default tag of a recipe's queue."""
     return f"{stem}-{_short_hash(identity)}"
 
 
@@ -195,12 +221,12 @@ def _axis(text: str) -> tuple[str, list[str]]:
     if not equals or not key.strip() or not choices or not all(choices):
         raise LaunchError(f"--grid cannot be `{text}`", hint="--grid optim.lr=1e-6,3e-6")
     if len(set(choices)) < len(choices):
-        raise LaunchError(f"`{key}` has a value twice: {values}")
+        raise LaunchError(f"a value of `{key}` is given twice: {values}")
     return key.strip(), choices
 
 
 def split_values(text: str) -> list[str]:
-    """Split at commas, but not inside brackets or quotes: a value may be a TOML list or string."""
+    """Split at commas, but not within brackets or quotes: a value may be a TOML list or string."""
     parts, depth, quote = [""], 0, ""
     for c in text:
         if quote:

@@ -1,7 +1,7 @@
-"""Watch over the ranks of a run: it forwards signals, ends all when one has died or hangs, and says which one it was.
+"""Watch over the ranks of a run: it forwards signals, ends all ranks if one dies or hangs, and names that rank.
 
-The agent starts the ranks and waits. This thread reads the files that they write (dist/rank_process.py) and asks the
-kernel which of them are alive.
+The agent starts the ranks and waits. This thread reads the files that the ranks write (dist/rank_process.py) and asks
+the kernel which of them are alive.
 """
 
 from __future__ import annotations
@@ -26,20 +26,26 @@ from vlmrl.visible import visible
 
 POLL_SECONDS = 0.2
 LAST_LINES = 20
+"""Maximum number of lines of a rank's output that an error quotes."""
 GRACE_SECONDS = 10.0
-"""Time in seconds in which the other ranks may end by themselves, and write how, when one has died."""
+"""Time limit in seconds until the other ranks are killed after one has died. Until then they may end and write why."""
 STACK_SECONDS = 1.0
-"""Time in seconds that a hung rank has to write its stacks."""
+"""Time limit in seconds for the ranks to write their stacks before they are killed because one hangs."""
 SYSTEM_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""Signals that make a rank the cause of a failure: the errors of the other ranks then follow from it. SIGABRT is not
-among them: a communication library aborts with it when another rank is gone."""
+"""Signals that make a rank the cause of a failure: the errors of the other ranks are consequences. SIGABRT does not
+belong here: a communication library aborts with it after another rank has died."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """End of a run of several ranks: the exit code, the one error to show, and that error in one sentence.
+    """End of a run of several ranks.
 
-    Args: halved: when memory ran out, the token budgets with which all may be started once more (dist/rank_process.py).
+    Args:
+        code: exit code.
+        message: the one error to show, formatted; "" = none.
+        reason: the same error in one sentence.
+        halved: after a rank ran out of memory, recipe key -> [token budget until now, budget of the next start]
+            (dist/rank_process.py).
     """
 
     code: int
@@ -50,7 +56,15 @@ class Ending:
 
 @dataclass
 class _Seen:
-    """State of one rank. `idle`: seconds of watching in which it entered no phase; a suspended machine adds none."""
+    """State of one rank.
+
+    Args:
+        start: start time of its process, which tells it from a later process of the same id; "" = it had ended already.
+        state: its last `beat` file.
+        idle: seconds of watching in which it entered no new phase. The time of a suspended machine does not count.
+        signals_sent: number of caught signals that were forwarded to it.
+        dead: whether its process has ended.
+    """
 
     start: str
     state: dict[str, Any]
@@ -60,9 +74,11 @@ class _Seen:
 
 
 class Watch(threading.Thread):
-    """Thread that watches the ranks whose files are in `folder`, from `start` to `stop`.
+    """Thread that watches the ranks of a run, from `start` to `stop`.
 
-    Args: timeout_seconds: time limit in seconds in which a rank enters no new phase.
+    Args:
+        folder: where the ranks write their files.
+        timeout_seconds: time limit in seconds for one phase of a rank; a rank that exceeds it hangs.
     """
 
     def __init__(self, folder: Path, timeout_seconds: float) -> None:
@@ -78,15 +94,15 @@ class Watch(threading.Thread):
 
     @property
     def run_dir(self) -> Path | None:
-        """Folder of the run; None until a rank knows it."""
+        """Folder of the run; None until a rank has written it."""
         return next((Path(s.state["run"]) for s in self.ranks.values() if s.state["run"]), None)
 
     @contextlib.contextmanager
     def catching_signals(self) -> Iterator[None]:
-        """Forward Ctrl-C and SIGTERM to the ranks, each once; before the first rank runs, raise KeyboardInterrupt."""
+        """Forward Ctrl-C and SIGTERM to the ranks, each once. Before the first rank runs, raise KeyboardInterrupt."""
 
         def on_signal(number: int, frame: FrameType | None) -> None:
-            if not self.ranks and not self._read("beat"):  # a rank may run that was not seen yet
+            if not self.ranks and not self._read("beat"):  # a rank may run already that the thread has not seen
                 raise KeyboardInterrupt
             self.signals.append(number)
 
@@ -101,12 +117,12 @@ class Watch(threading.Thread):
         last = time.monotonic()
         while not self._stopped.wait(POLL_SECONDS):
             now = time.monotonic()
-            # A suspended machine, or a stop of this process, must not look like ranks that hang.
+            # Limited: after a suspend of the machine, or a stop of this process, the ranks must not look hung.
             self._look(min(now - last, 5 * POLL_SECONDS))
             last = now
 
     def stop(self) -> None:
-        """End the watch, and whatever the ranks left running."""
+        """End the watch, and kill the processes that the ranks left running."""
         self._stopped.set()
         self.join()
         self._look(0.0)
@@ -115,28 +131,32 @@ class Watch(threading.Thread):
         self._logs.close()
 
     def ending(self, exit_codes: Mapping[int, int]) -> Ending:
-        """Return how the run ended. `exit_codes`: rank -> code, or minus the signal, of the ranks that failed."""
-        words = self._read("end")
-        failed = sorted((w["time"], rank) for rank, w in words.items() if w["code"] not in (0, 130))
-        stopped = any(w["code"] == 130 for w in words.values()) or not words
+        """Return how the run ended.
+
+        Args:
+            exit_codes: failed rank -> its exit code, or minus the number of the signal that killed it.
+        """
+        ends = self._read("end")
+        failed = sorted((w["time"], rank) for rank, w in ends.items() if w["code"] not in (0, 130))
+        stopped = any(w["code"] == 130 for w in ends.values()) or not ends
         if self.hang is not None:
             return Ending(2, self.hang, _sentence(self.hang))
-        if self.signals and stopped and not any(words[rank]["code"] == 2 for _, rank in failed):
+        if self.signals and stopped and not any(ends[rank]["code"] == 2 for _, rank in failed):
             return Ending(130)
         for rank, code in sorted(exit_codes.items()):
-            if -code in SYSTEM_SIGNALS and rank not in self.killed and rank not in words:
+            if -code in SYSTEM_SIGNALS and rank not in self.killed and rank not in ends:
                 return self._lost(rank, code)
-        # A rank whose debugger was left ends with a reason; the others then only see that it is gone.
-        left = sorted((w["time"], rank) for rank, w in words.items() if w["code"] == 130 and w["reason"])
-        came_first = bool(left) and not self.signals and (not failed or left[0] < failed[0])
-        if came_first and not any(words[rank]["code"] == 2 for _, rank in failed):
-            return Ending(130, words[left[0][1]]["message"])
+        # A rank whose debugger was quit ends with code 130 and a reason; the others only see that it has ended.
+        quit_debuggers = sorted((w["time"], rank) for rank, w in ends.items() if w["code"] == 130 and w["reason"])
+        came_first = bool(quit_debuggers) and not self.signals and (not failed or quit_debuggers[0] < failed[0])
+        if came_first and not any(ends[rank]["code"] == 2 for _, rank in failed):
+            return Ending(130, ends[quit_debuggers[0][1]]["message"])
         if failed:
             first = failed[0][1]
-            word = words[first]
-            place = self._with_place(word["message"], first)
-            return Ending(word["code"], place, word["reason"], word["halved"])
-        if any(w["code"] == 130 for w in words.values()):
+            end = ends[first]
+            message = self._with_place(end["message"], first)
+            return Ending(end["code"], message, end["reason"], end["halved"])
+        if any(w["code"] == 130 for w in ends.values()):
             return Ending(130)
         for rank, code in sorted(exit_codes.items()):
             return self._lost(rank, code)
@@ -163,7 +183,7 @@ class Watch(threading.Thread):
             self._end_hang()
 
     def _take_output(self) -> None:
-        """Open the pipes of ranks that have begun to print; name their logs when their run is known."""
+        """Open the pipes of ranks that have begun to print; set their log files once their run is known."""
         for pipe in self.folder.glob("rank-*.out"):
             if pipe.name not in self._logs:
                 self._logs.add(pipe.name, os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
@@ -178,10 +198,10 @@ class Watch(threading.Thread):
             seen.signals_sent += 1
 
     def _end_survivors(self) -> None:
-        """Kill what still runs some time after a rank failed: a collective may wait for a dead rank for ever."""
-        words = self._read("end")
-        fallen = [r for r, s in self.ranks.items() if s.dead and words.get(r, {"code": 1})["code"] not in (0, 130)]
-        if not fallen:
+        """Kill all ranks GRACE_SECONDS after one failed: a collective may wait forever for a dead rank."""
+        ends = self._read("end")
+        failed = [r for r, s in self.ranks.items() if s.dead and ends.get(r, {"code": 1})["code"] not in (0, 130)]
+        if not failed:
             return
         now = time.monotonic()
         self._first_death = self._first_death or now
@@ -190,12 +210,12 @@ class Watch(threading.Thread):
 
     def _end_hang(self) -> None:
         living = {rank: s for rank, s in self.ranks.items() if not s.dead}
-        # Of ranks in step, the one that entered fewest phases is the one the others wait for.
+        # All ranks enter the same phases: the others wait for the rank that has entered the fewest.
         behind = min(living, key=lambda rank: (living[rank].state["ticks"], rank))
-        s = living[behind].state
-        others = ", ".join(f"rank {r} in `{o.state['phase']}`" for r, o in sorted(living.items()) if r != behind)
+        state = living[behind].state
+        others = ", ".join(f"rank {r} in `{s.state['phase']}`" for r, s in sorted(living.items()) if r != behind)
         self.hang = format_error(
-            f"rank {behind} hangs: in phase `{s['phase']}` of step {s['step']} for more than "
+            f"rank {behind} hangs: in phase `{state['phase']}` of step {state['step']} for more than "
             f"{self.timeout_seconds:g} s" + (f" ({others})" if others else ""),
             self._log(behind),
             "the stacks of all ranks are at the end of their logs; if the phase is only slow, raise "
@@ -217,12 +237,12 @@ class Watch(threading.Thread):
             os.kill(self.ranks[rank].state["pid"], number)
 
     def _signal_group(self, rank: int, number: int) -> None:
-        """Signal the rank and the processes that it started: it leads a process group of its own."""
+        """Send a signal to the rank and the processes that it started: it leads its own process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.ranks[rank].state["pid"], number)
 
     def _lost(self, rank: int, code: int) -> Ending:
-        """Return the end of a run by a rank that did not write how it ended."""
+        """Return the end of a run caused by a rank that ended without writing why."""
         message = self._killed_by(rank, -code) if code < 0 else self._left(rank, code)
         return Ending(2, message, _sentence(message))
 
@@ -233,17 +253,17 @@ class Watch(threading.Thread):
         return format_error(message, self._log(rank), hint if self._log(rank) or number == signal.SIGKILL else None)
 
     def _left(self, rank: int, code: int) -> str:
-        message = f"rank {rank} ended with exit code {code} and no word{self._printed(rank)}"
+        message = f"rank {rank} ended with exit code {code} and without an error message{self._printed(rank)}"
         return format_error(message, self._log(rank))
 
     def _printed(self, rank: int) -> str:
-        """Return the last lines printed by a rank that never knew its run, and so has no log."""
+        """Return the last lines that a rank printed; "" if it has a log. A rank has none before its run is known."""
         lines = self._logs.held(f"rank-{rank}.out").splitlines() if self._log(rank) is None else []
         return "".join(f"\n    {visible(line)}" for line in lines[-LAST_LINES:])
 
     def _doing(self, rank: int) -> str:
         if rank not in self.ranks:
-            return "its start"
+            return "its start-up phase"
         state = self.ranks[rank].state
         return f"phase `{state['phase']}` of step {state['step']}"
 
@@ -256,7 +276,7 @@ class Watch(threading.Thread):
         return None if seen is None else seen.state["log"]
 
     def _read(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Return rank -> its `beat` or `end` file. A file that is just being written is read the next time."""
+        """Return rank -> content of its `beat` or `end` file. A file that is being written is read the next time."""
         states: dict[int, dict[str, Any]] = {}
         for path in self.folder.glob(f"rank-*.{kind}"):
             with contextlib.suppress(ValueError, FileNotFoundError):

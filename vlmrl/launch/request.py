@@ -1,6 +1,6 @@
-"""Requests to train or to evaluate, as the command line gives them, and the command line of the ranks built from them.
+"""Requests to train or evaluate, as the command line gives them, and the ranks' command lines built from them.
 
-A rank runs the same command without the launcher's own options (`Machines`). No torch.
+A rank runs the same command without the launcher's own options (`Machines`). No torch is imported.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ OptionValue = str | int | float | bool | Path | Sequence[str] | None
 
 @dataclass(frozen=True)
 class Machines:
-    """Options of `vlmrl train` and `vlmrl sft` that say where a run runs. They are the launcher's alone.
+    """Options of `vlmrl train` and `vlmrl sft` for GPUs and machines. Only the launcher reads them.
 
     Args:
-        gpus: GPUs of this machine as `--gpus` says: a number, or a list of them; None = this process trains alone.
-        nnodes, node_rank: number of machines, and the number of this one, from 0.
-        endpoint: HOST:PORT where the machines meet; None for one machine.
+        gpus: value of `--gpus`: a count of GPUs, or their numbers; None = this process trains alone.
+        nnodes, node_rank: count of machines, and the number of this one, from 0.
+        endpoint: HOST:PORT of the machines' rendezvous; None for one machine.
         debug_rank: rank that gets the terminal; None = no rank is debugged.
     """
 
@@ -34,7 +34,7 @@ class Machines:
 
     @property
     def words(self) -> list[str]:
-        """These options on a command line that resumes the run, thus without --debug-rank."""
+        """These options as words of a command that resumes the run: without --debug-rank."""
         gpus = option_words({"--gpus": self.gpus})
         if self.nnodes == 1:
             return gpus
@@ -44,18 +44,21 @@ class Machines:
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What `vlmrl train` or `vlmrl sft` was asked to do.
+    """Arguments of `vlmrl train` or `vlmrl sft`.
 
     Args:
         kind: "rl" for `train`, "sft" for `sft`.
         recipe: recipe file; None with `resume` or `fork` = the run's own recipe.
         overrides: `--set` values, each `key=value`.
-        resume: run to go on with.     fork: run, or RUN@STEP, that a new run goes on from.
+        resume: run to resume.
+        fork: run, or RUN@STEP, whose checkpoint a new run begins with.
         accept_changes: whether a resume may change what is learned.
         name, tags, note: labels of a new run.
-        runs: folder of the runs as given; None = the default.
-        dry_run: whether to check and to print the torchrun line only.
-        argv: the words that the user typed after `vlmrl`, for the record of the run.
+        runs: folder of the runs as typed; None = the default.
+        quiet: whether to print no line per step.
+        as_json: whether to print one JSON object on stdout.
+        dry_run: whether to only check and print the torchrun line.
+        argv: words that the user typed after `vlmrl`, for the record of the run.
     """
 
     kind: Literal["rl", "sft"]
@@ -80,18 +83,18 @@ class TrainRequest:
 
     @property
     def needs_launcher(self) -> bool:
-        """Whether there is more to do than to train in this process."""
+        """Whether the launcher has work to do: several processes, a choice of GPUs, or a dry run."""
         return self.machines.gpus is not None or self.machines.nnodes > 1 or self.dry_run
 
     def check(self) -> None:
-        """Refuse options that do not go together. Raises: RecipeError, LaunchError."""
+        """Check that the options go together. Raises: RecipeError, LaunchError if not."""
         if self.recipe is None and self.resume is None and self.fork is None:
             raise RecipeError(
                 "give a recipe, or --resume RUN, or --from RUN",
                 hint=f"vlmrl {self.command} recipes/digits_im.toml   or   vlmrl {self.command} --resume last",
             )
         if self.resume is not None and self.fork is not None:
-            raise RecipeError("--resume goes on with a run and --from begins a new one", hint="leave one of them out")
+            raise RecipeError("--resume continues a run and --from begins a new one", hint="leave one of them out")
         if self.resume is not None and (self.name or self.tags or self.note):
             raise RecipeError(
                 "--name, --tag and --note are for a new run: a resumed one keeps its own",
@@ -99,42 +102,52 @@ class TrainRequest:
             )
         if self.accept_changes and self.resume is None:
             raise RecipeError(
-                "--accept-changes goes with --resume: a new run has nothing to accept", hint="leave it out"
+                "--accept-changes needs --resume: a new run has no changes to accept", hint="leave it out"
             )
         self._check_debugging()
 
     def _check_debugging(self) -> None:
-        """Raise a LaunchError where the rank to debug cannot have the terminal."""
+        """Raise a LaunchError if the rank to debug cannot have the terminal."""
         rank = self.machines.debug_rank
         if rank is None:
             return
         if self.as_json:
             raise LaunchError(
-                "--debug-rank talks on the terminal, and --json wants nothing else there",
+                "--debug-rank uses the terminal, and --json prints one JSON object there and nothing else",
                 hint="leave one of them out",
             )
         if self.machines.nnodes > 1:
-            raise LaunchError("--debug-rank is for one machine", hint="leave out --nnodes")
+            raise LaunchError("--debug-rank works on one machine only", hint="leave out --nnodes")
         if self.machines.gpus is None and rank:
-            raise LaunchError(f"--debug-rank {rank} of one process", hint="--debug-rank 0, or give --gpus N")
+            raise LaunchError(
+                f"--debug-rank {rank} does not exist: there is one process", hint="--debug-rank 0, or give --gpus N"
+            )
 
     def rank_words(self) -> list[str]:
-        """Return the command of every rank, from `train` or `sft` on: this request without the launcher's options."""
+        """Return the words of every rank's command after `vlmrl`: this request without the launcher's options."""
         return command_words(
             self.command,
             None if self.recipe is None else str(self.recipe),
             {
-                "--set": self.overrides, "--resume": self.resume, "--accept-changes": self.accept_changes,
-                "--from": self.fork, "--name": self.name, "--tag": self.tags, "--note": self.note or None,
-                "--runs": self.runs, "--quiet": self.quiet, "--json": self.as_json,
+                "--set": self.overrides,
+                "--resume": self.resume,
+                "--accept-changes": self.accept_changes,
+                "--from": self.fork,
+                "--name": self.name,
+                "--tag": self.tags,
+                "--note": self.note or None,
+                "--runs": self.runs,
+                "--quiet": self.quiet,
+                "--json": self.as_json,
             },
-        )  # fmt: skip
+        )
 
     def resume_words(self, run: str, root: Path) -> list[str]:
-        """Return the command with which every rank resumes a run of this request, with the same output.
+        """Return the words of the command with which every rank resumes a run of this request; same output options.
 
         Args:
-            run: id of the run.     root: folder of the runs.
+            run: id of the run.
+            root: folder of the runs.
         """
         options = {"--resume": run, "--runs": root, "--quiet": self.quiet, "--json": self.as_json}
         return command_words(self.command, None, options)
@@ -142,12 +155,14 @@ class TrainRequest:
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What `vlmrl eval` was asked to do; see the options of that command.
+    """Arguments of `vlmrl eval`. A field without a line here is the command's option of that name.
 
     Args:
-        temperature: of sampling; None = greedy.     samples: responses per prompt.
-        compare: evaluation that the differences are to.     gpus: as `--gpus` says; None = this process alone.
-        argv: the words that the user typed after `vlmrl`, for the record of the evaluation.
+        temperature: sampling temperature; None = greedy.
+        samples: responses per prompt.
+        compare: evaluation to compute the differences to.
+        gpus: value of `--gpus`; None = this process evaluates alone.
+        argv: words that the user typed after `vlmrl`, for the record of the evaluation.
     """
 
     model: str
@@ -170,30 +185,41 @@ class EvalRequest:
     argv: tuple[str, ...] = ()
 
     def rank_words(self) -> list[str]:
-        """Return the command of every rank, from `eval` on: this request without --gpus."""
+        """Return the words of every rank's command after `vlmrl`: this request without --gpus."""
         return command_words(
             "eval",
             self.model,
             {
-                "--recipe": self.recipe, "--data": self.data, "--split": self.split, "--source": self.source,
-                "--checkpoint": self.checkpoint, "--sample": self.temperature, "--n": self.samples,
-                "--max-rows": self.max_rows, "--seed": self.seed, "--name": self.name, "--compare": self.compare,
-                "--set": self.overrides, "--force": self.force, "--runs": self.runs, "--json": self.as_json,
+                "--recipe": self.recipe,
+                "--data": self.data,
+                "--split": self.split,
+                "--source": self.source,
+                "--checkpoint": self.checkpoint,
+                "--sample": self.temperature,
+                "--n": self.samples,
+                "--max-rows": self.max_rows,
+                "--seed": self.seed,
+                "--name": self.name,
+                "--compare": self.compare,
+                "--set": self.overrides,
+                "--force": self.force,
+                "--runs": self.runs,
+                "--json": self.as_json,
             },
-        )  # fmt: skip
+        )
 
 
 def command_words(command: str, argument: str | None, options: Mapping[str, OptionValue]) -> list[str]:
-    """Return the words of a command with one argument, or none, and options; what is None or False is left out."""
+    """Return the words of a command with at most one argument, and options; None and False are left out."""
     if argument is None:
         return [command, *option_words(options)]
-    if argument.startswith("-"):  # it would be read as an option in front of the `--`
+    if argument.startswith("-"):  # before the `--` it would be parsed as an option
         return [command, *option_words(options), "--", argument]
     return [command, argument, *option_words(options)]
 
 
 def option_words(options: Mapping[str, OptionValue]) -> list[str]:
-    """Return options as words: True gives the bare option, a sequence repeats it, None and False leave it out."""
+    """Return options as words: True gives the bare option, a sequence repeats the option, None and False omit it."""
     words: list[str] = []
     for option, value in options.items():
         if value is None or value is False:

@@ -1,6 +1,6 @@
-"""Batch file for Slurm: one launcher per node, a meeting point on the first, a stop before the time limit, requeue.
+"""Batch file for Slurm: one launcher per node, rendezvous on the first, a stop before the time limit, a requeue.
 
-The file is complete: everything it does can be read in it, and changed.
+The file depends on no other script: users can read and change everything that it does.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 from vlmrl.errors import LaunchError
 
 TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d+(:\d{1,2}){0,2}")
-"""Slurm's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on."""
+"""Slurm's time formats: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on."""
 WAIT_SECONDS = 60
-"""Seconds after the end of the first launcher until srun ends the others: a lost node does not report its end."""
+"""Seconds from the end of the first launcher until srun ends the others: a lost node does not report its end."""
 
 TEMPLATE = """\
 #!/bin/bash
 {directives}
 
 # Written by `vlmrl launch slurm`. Submit it with: sbatch {file}
-# {stop_seconds} s before the time limit Slurm sends SIGTERM to the launchers: the step is finished, a checkpoint saved,
-# and the job goes back into the queue, where it resumes this very run.
+# {stop_seconds} s before the time limit Slurm sends SIGTERM to the launchers. They finish the step and save a
+# checkpoint, and the job goes back into the queue. When it starts again it resumes the same run.
 set -uo pipefail
 cd {folder} || exit 2
 run={name}-$SLURM_JOB_ID
@@ -32,7 +32,7 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 20000))
 
 if vlmrl runs show "$run"{runs} > /dev/null 2>&1; then
-  # A job has one incarnation at a time: whoever held this run is gone, on whichever node it was.
+  # Slurm runs a job once at a time: the process that locked this run has ended, whichever node it ran on.
   vlmrl runs unlock "$run"{runs}
   what=(--resume "$run")
 else
@@ -56,14 +56,18 @@ class SlurmJob:
     """Contents of the batch file.
 
     Args:
-        recipe: path as the job's folder sees it.     folder: where the job runs.     command: `train` or `sft`.
-        nodes, gpus: number of machines, and of GPUs on each.
+        recipe: absolute, or relative to `folder`.
+        folder: working directory of the job.
+        command: `train` or `sft`.
+        nodes, gpus: number of machines, and of GPUs on each machine.
         time: Slurm's time limit, such as 24:00:00; None = the partition's.
         stop_seconds: seconds before that limit at which the run is stopped and saved.
         cpus: CPU cores per node; None = Slurm's choice.
-        container: image for Slurm's container plugin (pyxis); None = none.
-        sbatch: further directives, such as `--account=me`.
-        overrides: `--set` values.     runs: folder of the runs, when it is not the default.
+        container: image for Slurm's container plugin (pyxis); None = no container.
+        sbatch: more directives, such as `--account=me`.
+        overrides: `--set` values.
+        runs: folder of the runs; None = the default.
+    Raises: LaunchError for a time or a directive that Slurm cannot parse.
     """
 
     recipe: Path
@@ -88,23 +92,40 @@ class SlurmJob:
 
 
 def batch_file(job: SlurmJob, file: str) -> str:
-    """Return the text of the batch file. `file`: its name, for the comment that says how to submit it."""
+    """Return the text of the batch file. `file`: its name, for the comment with the command that submits it."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", job.recipe.stem).strip("-.") or "run"
     directives = [
-        f"--job-name=vlmrl-{name}", f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--gpus-per-node={job.gpus}",
-        *([f"--cpus-per-task={job.cpus}"] if job.cpus else []), *([f"--time={job.time}"] if job.time else []),
-        "--requeue", "--open-mode=append", f"--signal=TERM@{job.stop_seconds}", f"--output=slurm-{name}-%j.log",
+        f"--job-name=vlmrl-{name}",
+        f"--nodes={job.nodes}",
+        "--ntasks-per-node=1",
+        f"--gpus-per-node={job.gpus}",
+        *([f"--cpus-per-task={job.cpus}"] if job.cpus else []),
+        *([f"--time={job.time}"] if job.time else []),
+        "--requeue",
+        "--open-mode=append",
+        f"--signal=TERM@{job.stop_seconds}",
+        f"--output=slurm-{name}-%j.log",
         *job.sbatch,
-    ]  # fmt: skip
+    ]
     here = shlex.quote(str(job.folder))
-    container = "" if job.container is None else (
-        f"--container-image={shlex.quote(job.container)} --container-mounts={here}:{here} --container-workdir={here} "
-    )  # fmt: skip
+    container = ""
+    if job.container is not None:
+        image = shlex.quote(job.container)
+        container = f"--container-image={image} --container-mounts={here}:{here} --container-workdir={here} "
     if job.cpus:
         container = f"--cpus-per-task={job.cpus} {container}"
     return TEMPLATE.format(
-        directives="\n".join(f"#SBATCH {d}" for d in directives), file=file, stop_seconds=job.stop_seconds,
-        folder=here, name=name, recipe=shlex.quote(str(job.recipe)), container=container, command=job.command,
-        options="".join(f" --set {shlex.quote(o)}" for o in job.overrides), gpus=job.gpus, nodes=job.nodes,
-        runs="" if job.runs is None else f" --runs {shlex.quote(str(job.runs))}", wait=WAIT_SECONDS,
-    )  # fmt: skip
+        directives="\n".join(f"#SBATCH {d}" for d in directives),
+        file=file,
+        stop_seconds=job.stop_seconds,
+        folder=here,
+        name=name,
+        recipe=shlex.quote(str(job.recipe)),
+        container=container,
+        command=job.command,
+        options="".join(f" --set {shlex.quote(o)}" for o in job.overrides),
+        gpus=job.gpus,
+        nodes=job.nodes,
+        runs="" if job.runs is None else f" --runs {shlex.quote(str(job.runs))}",
+        wait=WAIT_SECONDS,
+    )

@@ -1,4 +1,4 @@
-"""Runs of `vlmrl train --seeds` or `--grid` as a queue: its members checked, and how far each has come."""
+"""`vlmrl train` with `--seeds` or `--grid`: the queue of runs, checked, and the progress of its members."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from vlmrl.store.metrics import counted, read_tail
 
 @dataclass(frozen=True)
 class Sweep:
-    """Options that make many runs of one command.
+    """Options of `vlmrl train` that make many runs.
 
     Args:
-        seeds: `1,2,3`; None = the recipe's.     grid: `key=value,value`, one per key.
-        gpus_per_run: GPUs of each run.     group: tag of the runs; None = from the recipe.
+        seeds: `1,2,3`; None = the recipe's seed.
+        grid: `key=value,value`, one text per key.
+        gpus_per_run: number of GPUs of each run.
+        group: tag of the runs; None = derived from the recipe.
     """
 
     seeds: str | None = None
@@ -35,29 +37,30 @@ class Sweep:
 
     @property
     def has_runs(self) -> bool:
-        """Whether these options were given."""
+        """Whether one of these options was given."""
         return self.seeds is not None or bool(self.grid)
 
     def check(self, request: TrainRequest) -> None:
-        """Refuse options of one run. Raises: LaunchError."""
+        """Check that no option of a single run is given. Raises: LaunchError if one is, or without a recipe."""
         machines = request.machines
         one_run = request.resume, request.fork, request.name, machines.debug_rank
         if any(option is not None for option in one_run) or machines.nnodes > 1:
             raise LaunchError(
-                "--seeds and --grid begin their runs and name them themselves, on one machine",
+                "--seeds and --grid start new runs, choose their names, and use one machine",
                 hint="leave out --resume, --from, --name, --nnodes and --debug-rank",
             )
         if request.recipe is None:
-            raise LaunchError("--seeds and --grid need a recipe", hint="the same command again goes on with its queue")
+            raise LaunchError("--seeds and --grid need a recipe", hint="the same command again continues its queue")
 
 
 def plan_queue(
     request: TrainRequest, sweep: Sweep, root: Path, say: Callable[[str], None]
 ) -> tuple[Queue, list[Problem]]:
-    """Return the queue of a sweep, every recipe in it checked, and warnings. Nothing is started.
+    """Return the queue of a sweep, with the recipe of every member checked, and warnings. Nothing is started.
 
     Args:
-        root: folder of the runs.     say: prints a line.
+        root: folder of the runs.
+        say: function that prints a line.
     Raises: LaunchError, and the errors of the recipes.
     """
     assert request.recipe is not None
@@ -76,21 +79,31 @@ def plan_queue(
         command=[sys.executable, "-m", "vlmrl", "train"],
         recipe=[str(recipe), *option_words({"--set": [*overrides, *log_group]})],
         options=["--gpus", str(sweep.gpus_per_run), "--runs", str(root)],
-        members=members, slots=make_slots(placement, sweep.gpus_per_run), root=root, group=group, say=say,
-    )  # fmt: skip
+        members=members,
+        slots=make_slots(placement, sweep.gpus_per_run),
+        root=root,
+        group=group,
+        say=say,
+    )
     return queue, warnings
 
 
 def results(queue: Queue) -> list[dict[str, Any]]:
-    """Return one object per member: its values, and how far its run has come."""
+    """Return one table row per member: its values, and the progress of its run."""
     runs, lines = queue.found(), []
     for member in queue.members:
         run = runs.get(member.name)
         tail = read_tail(run.dir) if run else None
         best = (run.raw.get("best") if run else None) or {}
-        lines.append({
-            "run": member.name, **dict(member.values), "status": run.status if run else "waiting",
-            "steps": counted(tail["step"]) if tail else 0, "best": best.get("value"), "at step": best.get("step"),
-            "last reward": tail.get("reward/mean") if tail else None,
-        })  # fmt: skip
+        lines.append(
+            {
+                "run": member.name,
+                **dict(member.values),
+                "status": run.status if run else "waiting",
+                "steps": counted(tail["step"]) if tail else 0,
+                "best": best.get("value"),
+                "at step": best.get("step"),
+                "last reward": tail.get("reward/mean") if tail else None,
+            }
+        )
     return lines

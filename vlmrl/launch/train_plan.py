@@ -1,4 +1,4 @@
-"""From a request to a run that can train: a checked recipe, or the plan of a resume or fork; then the run's folder."""
+"""Preparation of a training run: check the recipe, or plan a resume or fork; then create or reopen the run's folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlmrl.errors import Problem
 from vlmrl.launch.request import TrainRequest
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.setup.checked_recipe import check_loaded, load_checked
-from vlmrl.train.resume import ResumePlan, ResumeRequest, notes_of, plan_fork, plan_resume, told
+from vlmrl.train.resume import ResumePlan, ResumeRequest, changes_in_words, notes_of, plan_fork, plan_resume
 
 if TYPE_CHECKING:
     from vlmrl.recipe.schema import Recipe
@@ -25,8 +25,9 @@ Plan = LoadedRecipe | ResumePlan
 def prepare(request: TrainRequest, root: Path) -> tuple[Plan, list[Problem]]:
     """Return what will be trained, checked, and warnings. Nothing is written.
 
-    Args: root: folder of the runs.
-    Raises: the errors of recipe, data, reward and model; StoreError for what a run may not become.
+    Args:
+        root: folder of the runs.
+    Raises: the errors of recipe, data, reward and model; StoreError for changes that the run does not allow.
     """
     ref, gpus = request.resume if request.resume is not None else request.fork, request.machines.gpus
     if ref is None:
@@ -42,10 +43,10 @@ def prepare(request: TrainRequest, root: Path) -> tuple[Plan, list[Problem]]:
 
 
 def describe_changes(plan: Plan) -> list[str]:
-    """Return lines on what a resume or fork does differently, and what follows from it; [] for a new run."""
+    """Return lines about the changes of a resume or fork, and notes on their consequences; [] for a new run."""
     if not isinstance(plan, ResumePlan) or not plan.changes:
         return []
-    return [f"changed:\n{told(plan.changes)}", *(f"note: {note}" for note in notes_of(plan))]
+    return [f"changed:\n{changes_in_words(plan.changes)}", *(f"note: {note}" for note in notes_of(plan))]
 
 
 def recipe_of(plan: Plan) -> Recipe:
@@ -56,18 +57,20 @@ def recipe_of(plan: Plan) -> Recipe:
 def begin_run(
     request: TrainRequest, plan: Plan, root: Path, argv: Sequence[str], say: Callable[[str], None]
 ) -> tuple[Run, Recipe, Path | None]:
-    """Create or reopen the run, say which one it is, and return (run, its recipe, checkpoint to go on from).
+    """Create or reopen the run, say which one it is, and lock it for this process.
 
     Args:
-        root: folder of the runs.     argv: command line for the record.     say: prints a line.
-    Returns: the run is taken by this process; the checkpoint is None at step 0.
+        root: folder of the runs.
+        argv: command line for the record.
+        say: function that prints a line.
+    Returns: (run, its recipe, checkpoint to start from; None at step 0).
     """
     from vlmrl.setup.model_origin import describe_origin
     from vlmrl.setup.new_run import Labels, start_run
     from vlmrl.store.printed_names import namesake_warning
     from vlmrl.train.resume import fork_run, reopen_run
 
-    if not launched():  # else the launcher has shown them
+    if not launched():  # otherwise the launcher has shown the changes
         for line in describe_changes(plan):
             say(line)
     labels = Labels(request.name, request.tags, request.note)
@@ -91,18 +94,18 @@ def begin_run(
 
 
 def describe_size(recipe: Recipe) -> str:
-    """Return how much a recipe samples and updates, in one line."""
+    """Return how many responses (examples, for supervised learning) and updates a recipe asks for, in one line."""
     t, r = recipe.train, recipe.rollout
     if recipe.kind == "sft":
         return f"{t.steps} steps x {t.rows_per_step} rows = {t.steps * t.rows_per_step:,} examples"
     responses = t.steps * r.prompts_per_step * r.samples_per_prompt
-    updates = f", {t.updates_per_step} update{'s' if t.updates_per_step > 1 else ''} a step"
+    updates = f", {t.updates_per_step} update{'s' if t.updates_per_step > 1 else ''} per step"
     shape = f"{t.steps} steps x {r.prompts_per_step} prompts x {r.samples_per_prompt} samples"
     return f"{shape} = {responses:,} responses{updates}"
 
 
 def describe_other_processes(run: Run) -> str:
-    """Return a note where a resumed run has another number of processes than before, which is allowed; else ""."""
+    """Return a note if a resumed run has another number of processes than before, which is allowed; else ""."""
     if len(run.manifest.attempts) < 2:
         return ""
     before, now = (attempt.processes for attempt in run.manifest.attempts[-2:])

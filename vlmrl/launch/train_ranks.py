@@ -1,4 +1,4 @@
-"""`--gpus` of `vlmrl train` and `vlmrl sft`: one process per GPU, started and waited for, and how the run ended."""
+"""`--gpus` of `vlmrl train` and `vlmrl sft`: start one process per GPU, wait for them, record how the run ended."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from vlmrl.store.printed_names import command_line
 
 @dataclass(frozen=True)
 class RankPlan:
-    """The processes of a run on this machine.
+    """Processes of a run on this machine.
 
     Args:
-        job: what is started.     placement: on which GPUs.
-        run_dir: folder of the run that is resumed; None for a new one.
+        job: the command that is started, and its environment.
+        placement: GPUs of the processes.
+        run_dir: folder of the run that is resumed; None for a new run.
     """
 
     job: Job
@@ -36,14 +37,14 @@ class RankPlan:
 
     @property
     def is_one_process(self) -> bool:
-        """Whether the run has one process only, on all machines together: then this one trains itself."""
+        """Whether the run has one process only, on all machines together: then this process trains itself."""
         return self.job.ranks * self.job.nnodes == 1
 
 
 def plan_ranks(request: TrainRequest, plan: Plan, root: Path) -> RankPlan:
-    """Choose GPUs and environment of the ranks; nothing is started.
+    """Choose GPUs and environment of the ranks. Nothing is started.
 
-    Raises: LaunchError for GPUs or machines that do not fit; StoreError for a run that another process writes.
+    Raises: LaunchError for GPUs or machines that do not fit; StoreError for a run that another process is writing.
     """
     machines, recipe, run_dir = request.machines, recipe_of(plan), None
     if request.resume is not None and not isinstance(plan, LoadedRecipe):
@@ -53,23 +54,28 @@ def plan_ranks(request: TrainRequest, plan: Plan, root: Path) -> RankPlan:
     rollout = recipe.rollout
     engines, parts = (rollout.engine_gpus, rollout.tensor_parallel) if request.kind == "rl" else (0, 1)
     if engines and machines.nnodes > 1:
-        message = f"rollout.engine_gpus = {engines} is for one machine"
-        raise LaunchError(message, hint="leave it out: each GPU does both")
+        message = f"rollout.engine_gpus = {engines} works on one machine only"
+        raise LaunchError(message, hint="leave it out: each GPU then trains and generates")
     placement = place(machines.gpus or "1", engines, parts)
     env = {**placement.env, **offline_environment(recipe, root)}
     choices = choices_of(plan if isinstance(plan, LoadedRecipe) else plan.loaded)
-    if choices and not request.dry_run:  # torchrun's processes choose for themselves, on the same machine
+    if choices and not request.dry_run:  # processes of a torchrun line make the same choices on the same machine
         env[CHOICES_VARIABLE] = json.dumps(choices)
     job = Job(
-        command=("-m", "vlmrl", *request.rank_words()), argv=("vlmrl", *request.argv), ranks=placement.ranks,
-        nnodes=machines.nnodes, node_rank=machines.node_rank, endpoint=machines.endpoint,
-        env=env | _debugging(machines.debug_rank, placement.ranks), timeout_seconds=recipe.parallel.timeout_seconds,
-    )  # fmt: skip
+        command=("-m", "vlmrl", *request.rank_words()),
+        argv=("vlmrl", *request.argv),
+        ranks=placement.ranks,
+        nnodes=machines.nnodes,
+        node_rank=machines.node_rank,
+        endpoint=machines.endpoint,
+        env=env | _debugging(machines.debug_rank, placement.ranks),
+        timeout_seconds=recipe.parallel.timeout_seconds,
+    )
     return RankPlan(job, placement, run_dir)
 
 
 def run_ranks(request: TrainRequest, ranks: RankPlan, root: Path, say: Callable[[str], None]) -> int:
-    """Start the ranks, wait for them, record how the run ended and say it. Returns the exit code."""
+    """Start the ranks, wait for them, record and print how the run ended, and return the exit code."""
     job = ranks.job
     say(_describe(request, ranks))
 
@@ -80,27 +86,27 @@ def run_ranks(request: TrainRequest, ranks: RankPlan, root: Path, say: Callable[
 
     ending, run_dir = launch_twice(job, again, say)
     if ending.code and run_dir is not None:
-        is_cause_known = ending.code == 2 or job.nnodes == 1  # else another machine may know better
+        is_cause_known = ending.code == 2 or job.nnodes == 1  # otherwise the cause may be on another machine
         status = "interrupted" if ending.code == 130 else "failed"
         settle(run_dir, status if job.node_rank == 0 else None, ending.reason if is_cause_known else "")
     run_dir = run_dir or ranks.run_dir
     if ending.message:
         say(ending.message)
     if ending.code == 1 and job.nnodes > 1:
-        say("another machine may have failed first, and this is what came of it here: see its terminal")
+        say("the cause may be an earlier failure on another machine: see the terminals of the other machines")
     if ending.code and run_dir is not None:
-        say(f"go on from the last checkpoint with: {resume_command(request, run_dir)}")
+        say(f"continue from the last checkpoint with: {resume_command(request, run_dir)}")
     return ending.code
 
 
 def resume_command(request: TrainRequest, run_dir: Path) -> str:
-    """Return the command that goes on with a run on the same machines."""
+    """Return the command that resumes a run on the same machines."""
     words = (request.command, "--resume")
     return command_line(words, run_dir, read_manifest(run_dir).name, *request.machines.words)
 
 
 def describe_processes(placement: Placement) -> str:
-    """Return how many processes run, on what, such as `2 GPUs, 8 threads each`."""
+    """Return the number of processes and what they run on, such as `2 GPUs` or `1 CPU process`."""
     on_cpu, several = placement.devices is None, placement.ranks != 1
     processes = f"CPU process{'es' if several else ''}" if on_cpu else f"GPU{'s' if several else ''}"
     return f"{placement.ranks} {processes}"
@@ -113,15 +119,20 @@ def describe_threads(placement: Placement) -> str:
 def _describe(request: TrainRequest, ranks: RankPlan) -> str:
     job, placement, debug_rank = ranks.job, ranks.placement, request.machines.debug_rank
     machine = f" on machine {job.node_rank} of {job.nnodes}" if job.nnodes > 1 else ""
-    engines = f", {len(placement.engines)} more generate" if placement.engines else ""
+    engines = f", {len(placement.engines)} more to generate" if placement.engines else ""
     terminal = f"; rank {debug_rank} has this terminal" if debug_rank is not None else ""
     return f"{describe_processes(placement)}{machine}, {describe_threads(placement)}{engines}{terminal}"
 
 
 def _debugging(rank: int | None, ranks: int) -> dict[str, str]:
-    """Return the variable that names the rank to debug; {} = none. Raises: LaunchError where there is no such rank."""
+    """Return the environment variable that names the rank to debug; {} for none.
+
+    Raises: LaunchError if there is no such rank.
+    """
     if rank is None:
         return {}
     if rank >= ranks:
-        raise LaunchError(f"--debug-rank {rank} of {ranks} processes", hint="from 0 on")
+        raise LaunchError(
+            f"--debug-rank {rank} does not exist: there are {ranks} processes", hint="ranks are numbered from 0"
+        )
     return {DEBUG_RANK: str(rank)}

@@ -53,13 +53,16 @@ class Widths:
         width = int(text.get("head_dim") or hidden // heads)
         experts = int(text.get("num_experts") or text.get("num_local_experts") or 0)
         return cls(
-            hidden, width * heads, width * int(text.get("num_key_value_heads") or heads),
-            int(text.get("intermediate_size") or 4 * hidden), int(text.get("moe_intermediate_size") or 0),
+            hidden,
+            width * heads,
+            width * int(text.get("num_key_value_heads") or heads),
+            int(text.get("intermediate_size") or 4 * hidden),
+            int(text.get("moe_intermediate_size") or 0),
             int(text.get("num_experts_per_tok") or 0) if experts else 0,
             int(text.get("linear_num_value_heads") or 0) * int(text.get("linear_value_head_dim") or 0),
             int(text.get("linear_num_key_heads") or 0) * int(text.get("linear_key_head_dim") or 0),
             str(text.get("model_type", "")).startswith(HEAD_NORMS),
-        )  # fmt: skip
+        )
 
 
 HEAD_NORMS = ("qwen3", "gemma3", "gemma4", "glm4")

@@ -15,17 +15,25 @@ from vlmrl.errors import Load, OutOfMemoryError, VlmrlError, gib
 from vlmrl.model.heap import return_freed_memory
 
 SAYINGS = (
-    "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "std::bad_alloc",
-    "CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "std::bad_alloc",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
     "Cannot allocate memory",  # the system's words, in errors of file and tensor libraries
-    "No available memory for the cache blocks", "is less than desired GPU memory utilization",  # vLLM's start
-)  # fmt: skip
+    "No available memory for the cache blocks",
+    "is less than desired GPU memory utilization",  # vLLM's start
+)
 """Phrases of errors without a type of their own that mean that memory ran out."""
 
 VAGUE_SAYINGS = (
-    "could not create a primitive", "could not create a memory object", "could not execute a primitive",  # oneDNN
+    "could not create a primitive",
+    "could not create a memory object",
+    "could not execute a primitive",  # oneDNN
     "PyObject pointer is null",  # safetensors
-)  # fmt: skip
+)
 """Phrases of errors that can mean a lack of memory among other things.
 
 They count as a lack of memory when the process is near its limit.
@@ -102,9 +110,11 @@ def asking_for(load: Callable[[], Load], device: torch.device) -> Iterator[None]
             raise
         current = load()
         raise OutOfMemoryError(
-            f"out of memory with {current} at once; {use_in_words(device)}", where="; ".join(current.rows),
-            hint=f"lower {current.budget}", load=current,
-        ) from error  # fmt: skip
+            f"out of memory with {current} at once; {use_in_words(device)}",
+            where="; ".join(current.rows),
+            hint=f"lower {current.budget}",
+            load=current,
+        ) from error
 
 
 def _is_near_limit() -> bool:

@@ -15,13 +15,18 @@ from vlmrl.errors import CheckpointError
 
 PART_NAMES = {
     "connector": (
-        "visual.merger.", "deepstack_merger_list.", "multi_modal_projector.", "connector.", "embed_vision.",
-        "vision_tower.merger.", "model.merger.",
+        "visual.merger.",
+        "deepstack_merger_list.",
+        "multi_modal_projector.",
+        "connector.",
+        "embed_vision.",
+        "vision_tower.merger.",
+        "model.merger.",
     ),
     "vision": ("visual.", "vision_tower.", "vision_model."),
     "embeddings": ("embed_tokens.", "lm_head.", "embed_tokens_per_layer."),
     "language": ("language_model.", "text_model."),
-}  # fmt: skip
+}
 """Name fragments of the parts that `model.freeze` names. A parameter belongs to the first part that matches.
 
 The connector (merger, projector) maps the vision tower's outputs to the language model's embeddings.

@@ -83,6 +83,9 @@ def download(path: str, revision: str | None = None) -> Path:
             f"`{path}` cannot be downloaded: {reason}", hint="run the same command again: the download continues"
         ) from error
     if not is_cached(path, revision):
-        raise CheckpointError(f"the hub model `{path}` is incomplete: configuration, tokenizer or weights are missing",
-                              where=folder, hint="its weights must be safetensors")  # fmt: skip
+        raise CheckpointError(
+            f"the hub model `{path}` is incomplete: configuration, tokenizer or weights are missing",
+            where=folder,
+            hint="its weights must be safetensors",
+        )
     return Path(folder)

@@ -26,8 +26,17 @@ if TYPE_CHECKING:  # the models load with torch and transformers alone
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DROPOUT_RATES = ("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 """Names of dropout rates in configs and on modules."""
-IMAGE_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "audio_token_id",
-                "image_token_index", "video_token_index", "boi_token_id", "eoi_token_id")  # fmt: skip
+IMAGE_TOKENS = (
+    "image_token_id",
+    "video_token_id",
+    "vision_start_token_id",
+    "vision_end_token_id",
+    "audio_token_id",
+    "image_token_index",
+    "video_token_index",
+    "boi_token_id",
+    "eoi_token_id",
+)
 
 
 def pick_device(device: str) -> torch.device:
@@ -69,9 +78,15 @@ def read_model(settings: Model, path: str | None = None) -> Any:
         config = AutoConfig.from_pretrained(source, **kwargs)
         _no_dropout(config)
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
-            source, config=config, dtype=DTYPES[settings.dtype], use_safetensors=True, output_loading_info=True,
-            ignore_mismatched_sizes=True, **quantized_arguments(settings, config), **kwargs,
-        )  # fmt: skip
+            source,
+            config=config,
+            dtype=DTYPES[settings.dtype],
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **quantized_arguments(settings, config),
+            **kwargs,
+        )
         model, report = loaded
         refuse_incomplete(report, source)
         refuse_non_finite(model, source)
@@ -101,9 +116,12 @@ def quantized_arguments(settings: Model, config: Any) -> dict[str, Any]:
     linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     whole = [name for name in linear if part_of(f"{name}.weight") != "language"]
     quantization = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=DTYPES[settings.dtype], llm_int8_skip_modules=whole,
-    )  # fmt: skip
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=DTYPES[settings.dtype],
+        llm_int8_skip_modules=whole,
+    )
     return {"quantization_config": quantization, "device_map": {"": pick_device(settings.device)}}
 
 

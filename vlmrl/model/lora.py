@@ -80,9 +80,14 @@ def attach_adapter(model: Any, lora: Lora, freeze: Sequence[str] = (), dtype: to
     """
     peft = _peft()
     config = peft.LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, use_rslora=lora.rslora, use_dora=lora.dora,
-        target_modules=target_names(linear_names(model), lora, freeze), bias="none",
-    )  # fmt: skip
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        use_rslora=lora.rslora,
+        use_dora=lora.dora,
+        target_modules=target_names(linear_names(model), lora, freeze),
+        bias="none",
+    )
     peft.inject_adapter_in_model(config, model)
     for layer in _layers(model):
         for name, module in layer.lora_dropout.items():
@@ -159,9 +164,12 @@ def load_adapter_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> Non
 
 
 def write_adapter(
-    folder: Path, model: nn.Module, base: str, revision: str | None = None,
+    folder: Path,
+    model: nn.Module,
+    base: str,
+    revision: str | None = None,
     tensors: Iterable[tuple[str, Tensor]] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write `adapter_config.json` and `adapter_model.safetensors` as PEFT does; nothing is pickled.
 
     Args:
@@ -171,8 +179,13 @@ def write_adapter(
     from safetensors.torch import save_file
 
     config = _config(model).to_dict()
-    config |= {"base_model_name_or_path": base, "revision": revision, "inference_mode": True, "auto_mapping": None,
-               "task_type": None}  # fmt: skip
+    config |= {
+        "base_model_name_or_path": base,
+        "revision": revision,
+        "inference_mode": True,
+        "auto_mapping": None,
+        "task_type": None,
+    }
     plain_config = {k: sorted(v) if isinstance(v, set) else getattr(v, "value", v) for k, v in sorted(config.items())}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ADAPTER_CONFIG).write_text(json.dumps(plain_config, indent=2) + "\n", "utf-8")

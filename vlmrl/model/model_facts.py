@@ -117,12 +117,18 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
     head = model.get_output_embeddings()
     sharing = family_of(model).sharing if settings.shared_prefix else "padded"
     return ModelFacts(
-        config.model_type, _by_part(shapes), _text_config(config), _vision_config(config), linear,
-        architecture=type(model).__name__, sharing=sharing,
+        config.model_type,
+        _by_part(shapes),
+        _text_config(config),
+        _vision_config(config),
+        linear,
+        architecture=type(model).__name__,
+        sharing=sharing,
         units=_unit_sizes(model, sharing),
-        head=0 if head is None else head.weight.numel(), largest=max(map(math.prod, shapes.values())),
+        head=0 if head is None else head.weight.numel(),
+        largest=max(map(math.prod, shapes.values())),
         experts=sum(math.prod(shape) for name, shape in shapes.items() if EXPERTS in name),
-    )  # fmt: skip
+    )
 
 
 def device_facts(device: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:

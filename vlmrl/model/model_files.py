@@ -18,13 +18,26 @@ CONFIG = "config.json"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PROCESSOR = ("processor_config.json", "preprocessor_config.json")
-TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
-             "sentencepiece.bpe.model")  # fmt: skip
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+    "sentencepiece.bpe.model",
+)
 """Names of the tokenizer's file, by the library that wrote it. One of them must exist."""
 JSON_FILES = (
-    CONFIG, "generation_config.json", *PROCESSOR, "video_preprocessor_config.json", "tokenizer_config.json",
-    "tokenizer.json", "special_tokens_map.json", WEIGHTS_INDEX,
-)  # fmt: skip
+    CONFIG,
+    "generation_config.json",
+    *PROCESSOR,
+    "video_preprocessor_config.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "special_tokens_map.json",
+    WEIGHTS_INDEX,
+)
 MAX_HEADER_BYTES = 100 << 20
 MAX_JSON_BYTES = 256 << 20
 MAX_LAYERS = 1000

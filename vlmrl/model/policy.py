@@ -52,9 +52,16 @@ class Policy(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, *, temperature: float = 1.0, banned_ids: Sequence[int] = (), shared_prefix: bool = True,
-        entropy_gradient: bool = False, backend: str = "auto", critic: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        *,
+        temperature: float = 1.0,
+        banned_ids: Sequence[int] = (),
+        shared_prefix: bool = True,
+        entropy_gradient: bool = False,
+        backend: str = "auto",
+        critic: bool = False,
+    ) -> None:
         super().__init__()
         self.model: Any = model
         first = next(model.parameters())
@@ -98,16 +105,26 @@ class Policy(nn.Module):
         if states_only:
             return hidden_KD
         logp_K, entropy_K = token_logprobs(
-            hidden_KD, row.target_K, self.head, temperature=self.temperature, banned_ids=self.banned_ids,
+            hidden_KD,
+            row.target_K,
+            self.head,
+            temperature=self.temperature,
+            banned_ids=self.banned_ids,
             entropy_gradient=self.entropy_gradient,
-        )  # fmt: skip
+        )
         value_K = (
             None if self.value_head is None else self.value_head(hidden_KD.float())[:, 0]
         )  # [K, D] -> [K, 1] -> [K]
-        kl_K = None if reference is None else full_kl(
-            hidden_KD, reference.hidden_KD, self.head, reference.head, temperature=self.temperature,
-            banned_ids=self.banned_ids,
-        )  # fmt: skip
+        kl_K = None
+        if reference is not None:
+            kl_K = full_kl(
+                hidden_KD,
+                reference.hidden_KD,
+                self.head,
+                reference.head,
+                temperature=self.temperature,
+                banned_ids=self.banned_ids,
+            )
         return TokenStats(logp_K, entropy_K, value_K, kl_K)
 
     def states(self, row: PackedRow) -> Tensor:
@@ -224,10 +241,14 @@ class Policy(nn.Module):
         cache = RecordedPrompt(self.model.config.get_text_config().num_hidden_layers)
         cache.num_tokens = _length(span)
         out = run_with_cache(
-            self.model.model, cache, input_ids=row.input_ids_N[None, cut], position_ids=self._batched(positions[None]),
+            self.model.model,
+            cache,
+            input_ids=row.input_ids_N[None, cut],
+            position_ids=self._batched(positions[None]),
             attention_mask=no_mask(row.input_ids_N.device),
-            row_plan=plan_row([Span(0, -1, 0, _length(span))], row.input_ids_N.device), **row.span_images[index],
-        )  # fmt: skip
+            row_plan=plan_row([Span(0, -1, 0, _length(span))], row.input_ids_N.device),
+            **row.span_images[index],
+        )
         return out.last_hidden_state[0], cache
 
     def _continue(
@@ -280,9 +301,12 @@ class Policy(nn.Module):
         ids, kinds = (torch.cat([x[c] for c in cuts])[None] for x in (row.input_ids_N, row.kinds_N))
         names = KINDS_NAMES & frozenset(inspect.signature(self.model.model.forward).parameters)
         return self.model.model(
-            input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False,
-            **_join(row, (prompt, response)), **dict.fromkeys(names, kinds.int()),
-        ).last_hidden_state[0]  # fmt: skip
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            use_cache=False,
+            **_join(row, (prompt, response)),
+            **dict.fromkeys(names, kinds.int()),
+        ).last_hidden_state[0]
 
 
 def _value_head(hidden_size: int, device: torch.device) -> nn.Linear:

@@ -61,9 +61,14 @@ def compare_stored(folder: Path, model: Any) -> None:
     shapes = {name: shape for path in files for name, shape in stored_shapes(path).items()}
     stored = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     report = type(model).from_pretrained(
-        None, config=model.config, state_dict=stored, device_map={"": "meta"}, dtype=torch.float32,
-        ignore_mismatched_sizes=True, output_loading_info=True,
-    )[1]  # fmt: skip
+        None,
+        config=model.config,
+        state_dict=stored,
+        device_map={"": "meta"},
+        dtype=torch.float32,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )[1]
     refuse_incomplete(report, str(folder))
 
 

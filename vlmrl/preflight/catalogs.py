@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from vlmrl.data.columns import TRAINING
 from vlmrl.recipe.checks import Catalogs
 from vlmrl.recipe.schema import Recipe
 
 
 def catalogs() -> Catalogs:
-    """Return the tasks and rewards of this installation, each with a one-line summary."""
+    """Return the tasks and rewards of this installation, each with a one-line summary, and the roles of columns."""
     from vlmrl.tasks import TASKS
     from vlmrl.tasks.builtin_rewards import REWARDS
 
@@ -18,6 +19,7 @@ def catalogs() -> Catalogs:
         rewards={name: builtin.summary for name, builtin in REWARDS.items()},
         variants={name: entry.variant_names for name, entry in TASKS.items()},
         profiles={name: entry.profiles for name, entry in TASKS.items()},
+        column_roles=tuple(TRAINING),
     )
 
 
@@ -39,9 +41,14 @@ def resolve_tasks(recipe: Recipe) -> list[dict[str, Any]]:
         entry = TASKS.get(data.task)  # None: a user's own task, whose file is not run here
         task = make_task(data.task, {}, data.variant) if entry is not None and entry.variants else None
         variant, own = (task.variant, task.profile(profile)[0]) if task else (None, None)
-        entries.append({
-            "path": data.path, "task": data.task, "variant": variant,
-            "by_default": variant is not None and data.variant is None,
-            "reward": named or own, "profile": profile if named in (None, own) else None,
-        })  # fmt: skip
+        entries.append(
+            {
+                "path": data.path,
+                "task": data.task,
+                "variant": variant,
+                "by_default": variant is not None and data.variant is None,
+                "reward": named or own,
+                "profile": profile if named in (None, own) else None,
+            }
+        )
     return entries

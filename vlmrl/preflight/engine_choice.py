@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vlmrl.errors import Problem, VlmrlError, first_line
 from vlmrl.preflight.gpu_models import Gpu
-from vlmrl.recipe.rules.engine import VLLM_INSTALL, vllm_refusal, what_vllm_cannot
+from vlmrl.recipe.rules.engine import VLLM_INSTALL, unsupported_by_vllm, vllm_refusal
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import Choice
 from vlmrl.rollout.vllm.known_models import VllmFacts
@@ -44,7 +44,7 @@ def choose_engine(recipe: Recipe, world: EngineWorld) -> Choice:
         return Choice(KEY, "torch", "`vlmrl sft` samples with the built-in engine")
     if world.gpu is None:
         return Choice(KEY, "torch", "no GPU is used")
-    refused = what_vllm_cannot(recipe)
+    refused = unsupported_by_vllm(recipe)
     if refused:
         return _built_in(recipe, world, refused[0].message, refused[0].hint)
     if world.is_elsewhere:
@@ -70,8 +70,15 @@ def choose_engine(recipe: Recipe, world: EngineWorld) -> Choice:
 def _built_in(recipe: Recipe, world: EngineWorld, why: str, hint: str | None) -> Choice:
     """Return the built-in engine on a GPU, with the warning; with an error if the recipe needs vLLM."""
     rollout = recipe.rollout
-    needs = [key for key, on in (("engine_gpus", rollout.engine_gpus > 0), ("overlap", rollout.overlap),
-                                 ("tensor_parallel", rollout.tensor_parallel > 1)) if on]  # fmt: skip
+    needs = [
+        key
+        for key, on in (
+            ("engine_gpus", rollout.engine_gpus > 0),
+            ("overlap", rollout.overlap),
+            ("tensor_parallel", rollout.tensor_parallel > 1),
+        )
+        if on
+    ]
     if needs:
         message = f"`rollout.{needs[0]}` needs vLLM: {why}"
         return Choice(KEY, "torch", why, Problem(message, world.where, hint))

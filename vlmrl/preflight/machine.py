@@ -90,8 +90,10 @@ def check_installed(loaded: LoadedRecipe) -> list[Problem]:
     if recipe.rollout.engine == "vllm" and recipe.kind == "rl" and importlib.util.find_spec("vllm") is None:
         message = 'rollout.engine = "vllm" needs vllm, which is not installed'
         return [Problem(message, loaded.where(("rollout", "engine")), VLLM_HINT)]
-    uses = [(("model", "quantize"), f'model.quantize = "{recipe.model.quantize}"', recipe.model.quantize is not None),
-              (("optim", "name"), 'optim.name = "adamw_8bit"', recipe.optim.name == "adamw_8bit")]  # fmt: skip
+    uses = [
+        (("model", "quantize"), f'model.quantize = "{recipe.model.quantize}"', recipe.model.quantize is not None),
+        (("optim", "name"), 'optim.name = "adamw_8bit"', recipe.optim.name == "adamw_8bit"),
+    ]
     if importlib.util.find_spec("bitsandbytes") is not None:
         return _check_quantized_device(loaded)
     hint = f"{install_line('bitsandbytes')}, or leave the key out"
@@ -131,8 +133,14 @@ def check_disk(
     rollouts = _rollout_steps_kept(loaded) * _rollout_bytes(loaded)
     existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(existing).free
-    facts = {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": checkpoint, "checkpoints_at_once": kept,
-             "rollouts_bytes_at_most": rollouts, "merged_bytes": merged}  # fmt: skip
+    facts = {
+        "folder": str(folder),
+        "free_bytes": free,
+        "checkpoint_bytes": checkpoint,
+        "checkpoints_at_once": kept,
+        "rollouts_bytes_at_most": rollouts,
+        "merged_bytes": merged,
+    }
     need = kept * checkpoint + rollouts + merged
     if not os.access(existing, os.W_OK):
         return [Problem(f"{existing} cannot be written: no run can be stored there", str(folder), "--runs DIR")], facts

@@ -92,9 +92,12 @@ def possible_changes(
     vllm = recipe.kind == "rl" and r.engine == "vllm"
     if recipe.model.gradient_checkpointing is not True:
         yield RecipeEdit(
-            "--set model.gradient_checkpointing=true", "an update takes about a third longer", 1.2,
-            "model.gradient_checkpointing", True,
-        )  # fmt: skip
+            "--set model.gradient_checkpointing=true",
+            "an update takes about a third longer",
+            1.2,
+            "model.gradient_checkpointing",
+            True,
+        )
     budget = train.tokens_per_row // 2
     while budget >= max(512, prompts.longest):
         factor = 1.0 + 0.03 * (train.tokens_per_row / budget)
@@ -128,9 +131,13 @@ def possible_changes(
 
 
 def _plan(
-    changes: tuple[RecipeEdit, ...], loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths,
+    changes: tuple[RecipeEdit, ...],
+    loaded: LoadedRecipe,
+    facts: ModelFacts,
+    cluster: Cluster,
+    prompts: PromptLengths,
     kernels: str,
-) -> MemoryPlan:  # fmt: skip
+) -> MemoryPlan:
     recipe = loaded.recipe
     for change in changes:
         if change.key == "gpus":

@@ -145,13 +145,22 @@ class MemoryPlan:
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
         return {
-            "device": self.cluster.name, "processes": self.cluster.processes, "trainers": self.trainers,
-            "engines": self.engines, "bytes_each": self.cluster.each_bytes, "peak": self.peak.total,
-            "peak_phase": self.peak.name, "fits": self.fits, "tight": self.is_tight,
-            "phases": [phase.as_dict() for phase in self.phases], "host": [phase.as_dict() for phase in self.host],
-            "host_bytes": self.cluster.host_bytes, "kv_cache": self.cache, "kv_cache_needed": self.cache_needed,
+            "device": self.cluster.name,
+            "processes": self.cluster.processes,
+            "trainers": self.trainers,
+            "engines": self.engines,
+            "bytes_each": self.cluster.each_bytes,
+            "peak": self.peak.total,
+            "peak_phase": self.peak.name,
+            "fits": self.fits,
+            "tight": self.is_tight,
+            "phases": [phase.as_dict() for phase in self.phases],
+            "host": [phase.as_dict() for phase in self.host],
+            "host_bytes": self.cluster.host_bytes,
+            "kv_cache": self.cache,
+            "kv_cache_needed": self.cache_needed,
             "notes": list(self.notes),
-        }  # fmt: skip
+        }
 
 
 def make_plan(
@@ -198,9 +207,16 @@ class _Planner:
                 phases.append(Phase("rollout", "engine", self._engine() | self.runtime))
         phases.append(Phase("save", "trainer", self._resting() | self.runtime))
         return MemoryPlan(
-            self.cluster, self.trainers, self.apart, tuple(phases), self._host(tuple(phases)), self.cache, self.needed,
-            self.elastic, tuple(self._notes()),
-        )  # fmt: skip
+            self.cluster,
+            self.trainers,
+            self.apart,
+            tuple(phases),
+            self._host(tuple(phases)),
+            self.cache,
+            self.needed,
+            self.elastic,
+            tuple(self._notes()),
+        )
 
     # -- phases of a GPU that trains
 
@@ -244,11 +260,14 @@ class _Planner:
         moments = [
             {"gathered": root + newest * (self.trainers > 1), "activations": kept, "logits": logits},  # forward, head
             {"gathered": root, "activations": kept, "logits": logits, MOVING: 2 * s.head_gradient},  # backward, head
-            {"gathered": s.gathered(), "activations": kept + s.layer_work(),
-             MOVING: s.head_gradient + s.layer_gradients()},  # backward, the last layer
+            {
+                "gathered": s.gathered(),
+                "activations": kept + s.layer_work(),
+                MOVING: s.head_gradient + s.layer_gradients(),
+            },  # backward, the last layer
             {"gathered": root, "activations": s.vision_kept() + s.vision_work(), MOVING: s.head_gradient},
             {MOVING: s.root_gradients()},  # its end
-        ]  # fmt: skip
+        ]
         if s.layer == 0 and self.trainers > 1:  # backward, the first layer: no gradient was scattered yet
             whole = int(s.root * s.trained_share * s.size)
             moments.append({"gathered": root, "activations": s.layer_work(), MOVING: whole})
@@ -332,8 +351,13 @@ class _Planner:
             return tuple(Phase(p.name, p.on, {k: v * count[p.on] for k, v in p.parts.items()}) for p in phases)
         model = self.facts.total * s.size
         unit = max(s.layer, s.root) * (4 - s.size) if self.trainers > 1 and s.trained_share else 0
-        host_phases = [Phase("load", "trainer", {"the whole model, in every process": self.trainers * model,
-                                           "a unit in float32": self.trainers * unit})]  # fmt: skip
+        host_phases = [
+            Phase(
+                "load",
+                "trainer",
+                {"the whole model, in every process": self.trainers * model, "a unit in float32": self.trainers * unit},
+            )
+        ]
         running: dict[str, int] = {}
         if self.offload:
             each = s.weights + s.masters + s.moments + s.gradients + s.reference
@@ -349,8 +373,10 @@ class _Planner:
         notes: list[str] = []
         s = self.sizes
         if self.trainers > 1 and s.layer == 0:
-            notes.append(f"`{self.facts.model_type}` is gathered as one unit: at the end of a backward pass every "
-                         "process has all gradients of the model")  # fmt: skip
+            notes.append(
+                f"`{self.facts.model_type}` is gathered as one unit: at the end of a backward pass every "
+                "process has all gradients of the model"
+            )
         if self.vllm and self.recipe.rollout.kv_cache_gib is None and self.cache < self.needed:
             share = self.cache / self.needed
             notes.append(f"the engine's cache holds {share:.0%} of a step's responses at once; the others wait")

@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmrl.errors import Problem, ProblemsError, VlmrlError
 from vlmrl.preflight.catalogs import catalogs, resolve_tasks
-from vlmrl.recipe.checks import check_made
+from vlmrl.recipe.checks import check_unprepared
 from vlmrl.recipe.load import load_recipe
 
 
@@ -20,7 +20,7 @@ def check_alone(recipe: str | Path, overrides: Sequence[str]) -> tuple[list[Prob
     """
     try:
         loaded = load_recipe(recipe, overrides=overrides)
-        problems = check_made(loaded, catalogs())
+        problems = check_unprepared(loaded, catalogs())
         is_sound = not any(p.level == "error" for p in problems)
         return problems, resolve_tasks(loaded.recipe) if is_sound else []
     except ProblemsError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.data.dataset_writer import content_hash
+from vlmrl.data.dataset import content_hash
 from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError, listed
 from vlmrl.metric import metric_facts
 from vlmrl.preflight.prompts import PromptScan, examples, named
@@ -323,7 +323,7 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFact
         message = (
             f"on `{source.name}` a correct response scores {facts.correct:.3g}, "
             f"an empty response earns {facts.empty:.3g}: "
-            "this reward does not pay for the right answer"
+            "with this reward the right answer earns no more than silence"
         )
         facts.problems.append(Problem(message, where, "see the parts: `vlmrl try RECIPE`", "warning"))
     return facts

@@ -1,7 +1,7 @@
 """`vlmrl check`: everything wrong with recipe, data and machine at once, and the plan of a run.
 
-`vlmrl train`, `vlmrl sft` and `vlmrl try` run `run_quick_checks` and then `check_model` before they begin; `preflight`
-runs all checks.
+`vlmrl train`, `vlmrl sft` and `vlmrl try` run `quick_look` and then `check_model` before they begin. `vlmrl check` runs
+`preflight`, which makes all checks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from vlmrl.preflight.model_path import check_location
 from vlmrl.preflight.prompt_lengths import estimate_prompts, longest_allowed
 from vlmrl.preflight.prompts import PromptScan
 from vlmrl.recipe.checks import check_recipe
-from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.key_place import AUTO_ORIGIN
+from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.engine import check_engine
 from vlmrl.recipe.rules.world import check_world
 from vlmrl.rewards.accuracy_part import accuracy_part
@@ -81,9 +82,13 @@ def quick_look(loaded: LoadedRecipe) -> tuple[list[Problem], PromptLengths | Non
 
 
 def check_model(
-    loaded: LoadedRecipe, model_files: str | None = None, runs_folder: Path | None = None, *,
-    target: Target = HERE, prompts: PromptLengths | None = None,
-) -> list[Problem]:  # fmt: skip
+    loaded: LoadedRecipe,
+    model_files: str | None = None,
+    runs_folder: Path | None = None,
+    *,
+    target: Target = HERE,
+    prompts: PromptLengths | None = None,
+) -> list[Problem]:
     """Check the recipe's words on the model's parts, layers and images against its configuration. No weight is read.
 
     `preflight` includes these checks.
@@ -118,9 +123,13 @@ def check_model(
 
 
 def preflight(
-    loaded: LoadedRecipe, *, runs_folder: Path, model_files: str | None = None, target: Target = HERE,
+    loaded: LoadedRecipe,
+    *,
+    runs_folder: Path,
+    model_files: str | None = None,
+    target: Target = HERE,
     missing: Sequence[Problem] = (),
-) -> Preflight:  # fmt: skip
+) -> Preflight:
     """Check everything. This takes seconds to minutes: every row is read once, and the model's processor is loaded.
 
     Args:
@@ -263,9 +272,13 @@ def _token_plan(facts: tokens.TokenFacts) -> Mapping[str, Any]:
 
 
 def _check_machine(
-    result: Preflight, loaded: LoadedRecipe, runs_folder: Path, model_files: str | None, longest: PromptLengths | None,
+    result: Preflight,
+    loaded: LoadedRecipe,
+    runs_folder: Path,
+    model_files: str | None,
+    longest: PromptLengths | None,
     target: Target,
-) -> None:  # fmt: skip
+) -> None:
     """Check the model, the memory and the disk of the machine.
 
     Args:

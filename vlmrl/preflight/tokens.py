@@ -76,10 +76,13 @@ def check_pixels(loaded: LoadedRecipe, encoder: Encoder) -> list[Problem]:
     return [
         Problem(
             f"`model.{key}` does nothing: the image processor of `{loaded.recipe.model.path}` has no bounds in pixels",
-            loaded.where(("model", key)), hint, "warning",
+            loaded.where(("model", key)),
+            hint,
+            "warning",
         )
-        for key in PIXEL_KEYS if loaded.is_set(("model", key))
-    ]  # fmt: skip
+        for key in PIXEL_KEYS
+        if loaded.is_set(("model", key))
+    ]
 
 
 def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where: str) -> TokenFacts:

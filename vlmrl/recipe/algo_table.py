@@ -17,14 +17,14 @@ from vlmrl.recipe.table import RecipeTable, bounds
 
 
 class AlgoRow(RecipeTable):
-    """The member of the GRPO family. `name` is a row of the table in algo/family.py; the other keys override cells."""
+    """Algorithm of the GRPO family. `name` is a row of the table in algo/family.py; other keys override its cells."""
 
     name: Annotated[str, KL, RL_ONLY] = "grpo"
-    """Row of the family table: `vlmrl recipe list --algos`, which also says where rows differ from others' code."""
+    """Row of the algorithm table; `vlmrl recipe list --algos` lists the rows, and how they differ from others' code."""
 
 
 def values_by_row(cell: str) -> dict[str, Any]:
-    """Return the value of a cell in each row, for a recipe that does not set it. Empty for a key that is no cell."""
+    """Return the value of a cell in each row, for a recipe that does not set it. Empty if the key is not a cell."""
     return {row: value_in_row(row, cell) for row in ALGORITHMS} if cell in CELLS else {}
 
 
@@ -44,8 +44,8 @@ def _default_words(cell: Cell) -> str:
 def _type(cell: Cell) -> Any:
     """Return the type of the key, with its bounds or names.
 
-    A name of an open list is any string to the reader of recipes: the recipe's check compares it. The JSON Schema has
-    the names all the same.
+    For an open list of names the type is any string: recipe/checks.py compares the name. The JSON Schema has the names
+    nevertheless.
     """
     if cell.range is not None:
         return Annotated[cell.type, bounds(cell.range)]
@@ -55,7 +55,7 @@ def _type(cell: Cell) -> Any:
 
 
 def _key(cell: Cell) -> tuple[Any, Any]:
-    """Return the type of the recipe key and its default: None, which means the row's, or the default of all rows."""
+    """Return the type of the recipe key and its default: None (the row's value holds), or the default of all rows."""
     text = f"{cell.description} {_default_words(cell)}".strip()
     value_type = _type(cell) | None if cell.of_row else _type(cell)
     default = None if cell.of_row else cell.default
@@ -73,6 +73,9 @@ if TYPE_CHECKING:
 
 else:
     Algo = create_model(
-        "Algo", __base__=AlgoRow, __module__=__name__, __doc__=AlgoRow.__doc__,
+        "Algo",
+        __base__=AlgoRow,
+        __module__=__name__,
+        __doc__=AlgoRow.__doc__,
         **{name: _key(cell) for name, cell in CELLS.items()},
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""Changes of a recipe against that of a run which is resumed.
+"""Differences between a recipe and the recipe of the run that is resumed with it.
 
 Each key declares in the schema what a resume may do with it (`key_facts.OnResume`).
 """
@@ -22,14 +22,15 @@ from vlmrl.recipe.toml_lines import Key, dotted
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that would be other than it was.
+    """Difference between the values of a run and those that it would be resumed with.
 
     Args:
-        what: a dotted key, or words for something behind the recipe (a reward file).
+        what: a dotted key, or words for something that the recipe only names (a reward file).
         old, new: JSON values; None = not set.
-        where: where the new value was written, when it was.
-        diff: a unified diff, when both texts are known.
-        unfit: why the checkpoint does not fit this very change, of a key whose changes it fits otherwise.
+        rule: what a resume may do with it.
+        where: place of the new value in a file; "" = it was not written.
+        diff: unified diff; "" unless both texts are known.
+        unfit: why the checkpoint does not fit this change, of a key whose other changes it fits; "" = it does.
     """
 
     what: str
@@ -49,9 +50,9 @@ class Change:
         return self.unfit or self.rule.reason
 
     def record(self) -> dict[str, Any]:
-        """As the manifest keeps it."""
-        told = {"what": self.what, "old": self.old, "new": self.new, "kind": self.kind, "why": self.reason}
-        return told | ({"restarts": list(self.rule.restarts)} if self.rule.restarts else {})
+        """Return the change as the manifest stores it."""
+        entry = {"what": self.what, "old": self.old, "new": self.new, "kind": self.kind, "why": self.reason}
+        return entry | ({"restarts": list(self.rule.restarts)} if self.rule.restarts else {})
 
 
 def rule_of(key: Key) -> OnResume:
@@ -66,18 +67,19 @@ def rule_of(key: Key) -> OnResume:
 
 
 def compare_recipes(old: Mapping[str, Any], loaded: LoadedRecipe, base: Path, hidden: str = "") -> list[Change]:
-    """What a recipe changes against a run's.
+    """Return the differences between the recipe of a run and a new one.
 
     Args:
         old: the values of the run's `resolved.json`; for keys that it lacks see `with_defaults`.
-        base: where relative paths of `old` began. A path that leads to the same place is no change.
-        hidden: what stands in `old`, or in a part of a text there, for a secret, which cannot be compared.
+        base: folder that relative paths of `old` start from. A path that leads to the same file is no change.
+        hidden: text that replaces a secret in `old`, as the whole value or as a part of it. What it replaces cannot be
+            compared; "" = nothing is replaced.
     """
     old, new = with_defaults(old), loaded.resolved["recipe"]
     before, after = dict(leaves(old)), dict(leaves(new))
     if len(old["data"]) != len(new["data"]):
-        was, is_now = ([source["path"] for source in values["data"]] for values in (old, new))
-        sources = [Change("data", was, is_now, SOURCES, loaded.where(("data",)))]
+        old_paths, new_paths = ([source["path"] for source in values["data"]] for values in (old, new))
+        sources = [Change("data", old_paths, new_paths, SOURCES, loaded.where(("data",)))]
         common = range(min(len(old["data"]), len(new["data"])))
     else:
         sources, common = [], range(len(new["data"]))
@@ -91,7 +93,7 @@ def compare_recipes(old: Mapping[str, Any], loaded: LoadedRecipe, base: Path, hi
 
 
 def _rule(key: Key, before: Mapping[Key, Any], after: Mapping[Key, Any]) -> OnResume:
-    """Return the rule of a change: a function whose file has moved is known by its source."""
+    """Return the rule of a change. A reward function whose file alone has another path counts as moved."""
     if key_name(key) not in ("reward.name", "data.reward"):
         return rule_of(key)
     (_, old), (_, new) = (_split(str(values.get(key))) for values in (before, after))
@@ -99,13 +101,13 @@ def _rule(key: Key, before: Mapping[Key, Any], after: Mapping[Key, Any]) -> OnRe
 
 
 def _keys(before: Mapping[Key, Any], after: Mapping[Key, Any]) -> Iterator[Key]:
-    """Every key of either, once, in the order of the newer."""
+    """Yield every key once: those of the newer recipe in its order, then those that only the older one has."""
     yield from after
     yield from (key for key in before if key not in after)
 
 
 def _same(key: Key, old: Any, new: Any, base: Path) -> bool:
-    """Whether two values mean the same. `{}` is a table of one's own with nothing in it: not set."""
+    """Return whether two values mean the same. `{}` is an empty table with names of the user's own: not set."""
     if old == new or {repr(old), repr(new)} == {"None", "{}"}:
         return True
     if not is_path_key(key) or not isinstance(old, str) or not isinstance(new, str):
@@ -115,7 +117,7 @@ def _same(key: Key, old: Any, new: Any, base: Path) -> bool:
 
 
 def hides(old: Any, new: Any, hidden: str) -> bool:
-    """Whether the old value has `hidden` in it, and is the new one but for what that hides."""
+    """Return whether the old value contains `hidden` and equals the new one except for what `hidden` replaces."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         return old != new and all(a == b or hides(a, b, hidden) for a, b in zip(old, new, strict=True))
     if old == hidden:
@@ -126,6 +128,6 @@ def hides(old: Any, new: Any, hidden: str) -> bool:
 
 
 def _split(value: str) -> tuple[str, str]:
-    """(file, function) of `file.py:function`; (value, "") of any other."""
+    """Return (file, function) of `file.py:function`, and (value, "") of any other value."""
     file, _, function = value.rpartition(":") if ".py:" in value else (value, "", "")
     return file, function

@@ -1,8 +1,8 @@
-"""Rules across keys: what each value allows alone but together makes no sense, and names that must exist somewhere.
+"""Rules across keys: values that are allowed one by one and make no sense together, and names that must exist.
 
-One small function a rule; each yields what is wrong and `check_recipe` runs them all. Nothing is opened here except
-small text files (prompt templates, reward sources), and no reward is imported. Rules about rows, tokens and memory
-are in preflight/run.py.
+One small function per rule; each yields problems, and `check_recipe` runs them all. Only small text files are opened
+here (prompt templates, reward sources), and no reward is imported. Rules about rows, tokens and memory are in
+preflight/run.py.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.algo import check_algo, overridden_row
 from vlmrl.recipe.rules.engine import check_engine
 from vlmrl.recipe.rules.eval import EVAL_RULES
-from vlmrl.recipe.rules.files import FILE_RULES, NOT_MADE_YET, is_file_reward
+from vlmrl.recipe.rules.files import FILE_RULES, MADE_ELSEWHERE_RULES, is_file_reward
 from vlmrl.recipe.rules.lora import LORA_RULES
 from vlmrl.recipe.rules.numbers import NUMBER_RULES
 from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.recipe.toml_lines import Key, dotted
 
-COLUMN_ROLES = ("prompt", "images", "answer", "response")
 SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Names that a data source may have."""
 
 
 @dataclass(frozen=True)
 class Catalogs:
-    """The names that a recipe may use and that packages above this one own. An empty one is not checked.
+    """Names that a recipe may use and that packages above this one define. An empty catalog is not checked.
 
     Args:
-        tasks, rewards: name -> one line about it.
-        tasks_without_reward: tasks that bring no reward of their own.
-        variants, profiles: task -> what `data.variant` and `reward.profile` may name for it.
+        tasks, rewards: name -> one-line summary.
+        tasks_without_reward: tasks that have no reward of their own.
+        variants, profiles: task -> names that `data.variant` and `reward.profile` may have for it.
+        column_roles: keys of `data.columns`.
     """
 
     tasks: Mapping[str, str] = field(default_factory=dict)
@@ -49,21 +50,22 @@ class Catalogs:
     tasks_without_reward: tuple[str, ...] = ("table",)
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     profiles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    column_roles: tuple[str, ...] = ()
 
 
 Rule = Callable[[LoadedRecipe, Catalogs], Iterator[Problem]]
 
 
 def check_recipe(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
-    """Every rule's findings, in the order of the rules."""
+    """Return the warnings of loading the recipe, then the problems of all rules, in the order of the rules."""
     return [*loaded.warnings, *(problem for rule in RULES for problem in rule(loaded, catalogs))]
 
 
-def check_made(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
-    """`check_recipe`, for a recipe whose data and model may not be there yet: what is missing of them is a warning."""
-    missing = {(p.message, p.where) for rule in NOT_MADE_YET for p in rule(loaded)}
-    found = check_recipe(loaded, catalogs)
-    return [replace(p, level="warning") if (p.message, p.where) in missing else p for p in found]
+def check_unprepared(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
+    """Check a recipe whose data and model may not exist yet, as `check_recipe` does; a missing one is a warning."""
+    missing = {(p.message, p.where) for rule in MADE_ELSEWHERE_RULES for p in rule(loaded)}
+    problems = check_recipe(loaded, catalogs)
+    return [replace(p, level="warning") if (p.message, p.where) in missing else p for p in problems]
 
 
 def _filtered_sampling(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -84,9 +86,9 @@ def _clip_bounds(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     low, high = loaded.recipe.algo.clip_low, loaded.recipe.algo.clip_high
     if low is not None and high is not None and high < low:
         message = (
-            f"`algo.clip_high` ({high}) is below `algo.clip_low` ({low}): good tokens are held back more than bad ones"
+            f"`algo.clip_high` ({high}) is below `algo.clip_low` ({low}): good tokens are limited more than bad ones"
         )
-        hint = "0.2 and 0.28 are the usual pair; swap them if that was meant"
+        hint = "clip_low = 0.2 and clip_high = 0.28 are usual; swap yours if you meant that"
         yield Problem(message, loaded.where(("algo", "clip_high"), ("algo", "clip_low")), hint, "warning")
 
 
@@ -110,8 +112,8 @@ def _schedule(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         message = f"`optim.min_lr_ratio` ({optim.min_lr_ratio}) does nothing with a constant schedule"
         yield Problem(message, loaded.where(("optim", "min_lr_ratio")), 'set optim.schedule = "cosine"', "warning")
     if optim.lr > 0.05:
-        message = f"`optim.lr` is {optim.lr}; AdamW on a transformer diverges there"
-        yield Problem(message, loaded.where(("optim", "lr")), "1e-6 is usual for all weights", "warning")
+        message = f"`optim.lr` is {optim.lr}; AdamW on a transformer diverges with it"
+        yield Problem(message, loaded.where(("optim", "lr")), "1e-6 is usual if all weights are trained", "warning")
 
 
 def _group_size(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -143,10 +145,10 @@ def _token_budgets(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem
     if loaded.recipe.kind == "rl" and rollout.max_new_tokens > train.tokens_per_row:
         message = (
             f"a response may have {rollout.max_new_tokens} tokens (`rollout.max_new_tokens`), more than "
-            f"`train.tokens_per_row` ({train.tokens_per_row}): such a response gets a row of its own"
+            f"`train.tokens_per_row` ({train.tokens_per_row}): such a response gets a packed row of its own"
         )
         where = loaded.where(("train", "tokens_per_row"), ("rollout", "max_new_tokens"))
-        yield Problem(message, where, "memory is then set by the longest response, not by the budget", "warning")
+        yield Problem(message, where, "the longest response then decides the memory, not this budget", "warning")
     if rollout.max_new_tokens >= rollout.batch_tokens:
         message = (
             f"`rollout.batch_tokens` ({rollout.batch_tokens}) cannot hold one prompt and a response of "
@@ -163,7 +165,10 @@ def _stop_strings(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]
 
 
 def _data_names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    """Names that are given twice; those a dataset brings itself are compared when it is opened (preflight/rows.py)."""
+    """Find source names that are used twice or have a character that is not allowed.
+
+    The names that datasets have themselves are compared when they are opened (preflight/rows.py).
+    """
     sources = [data.name or f"{data.path} ({data.split})" for data in loaded.recipe.data]
     for name, count in Counter(sources).items():
         if count > 1:
@@ -184,18 +189,19 @@ def _shares(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     for i, data in enumerate(recipe.data):
         if len(recipe.data) > 1 and rows * data.share / total < 0.5:
             name, part = data.name or data.path, data.share / total
-            message = f"`{name}` gets {part:.1%} of {rows} prompts: less than one every second step"
+            message = f"`{name}` gets {part:.1%} of {rows} prompts: less than one in two steps"
             yield Problem(
-                message, loaded.where(("data", i, "share")), "raise its share or the prompts of a step", "warning"
+                message, loaded.where(("data", i, "share")), "raise its share or the prompts per step", "warning"
             )
 
 
 def _columns(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    roles = catalogs.column_roles
     for i, data in enumerate(loaded.recipe.data):
         for role in data.columns:
-            if role not in COLUMN_ROLES:
+            if roles and role not in roles:
                 where = loaded.where(("data", i, "columns", role))
-                yield Problem(f"unknown key `data.{i}.columns.{role}`", where, listed(role, COLUMN_ROLES))
+                yield Problem(f"unknown key `data.{i}.columns.{role}`", where, listed(role, roles))
 
 
 def _weights(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -213,7 +219,7 @@ def _reward_used(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("reward", "name")), "remove one of the two", "warning")
     for i, data in enumerate(recipe.data):
         name = data.reward or recipe.reward.name
-        prepared = (Path(data.path) / "dataset.json").is_file()  # such a folder knows its task, and that its reward
+        prepared = (Path(data.path) / "dataset.json").is_file()  # such a folder names its task, which has a reward
         if name is None and not prepared and data.task in catalogs.tasks_without_reward and recipe.kind == "rl":
             hint = 'set [reward] name = "path/to/file.py:function", or a built-in (`vlmrl recipe list --rewards`)'
             message = f"the task `{data.task}` has no reward of its own and the recipe names none"
@@ -224,7 +230,7 @@ def _reward_used(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 
 def _variants(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    """A variant that the entry's task does not have, and a reward profile that no task here has or that is not used."""
+    """Find a variant or a reward profile that the entry's task does not have, and a profile that is not used."""
     profile, where = loaded.recipe.reward.profile, loaded.where(("reward", "profile"))
     tasks = [(data, _task_of(data)) for data in loaded.recipe.data]
     for i, (data, task) in enumerate(tasks):
@@ -236,24 +242,24 @@ def _variants(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         if known is not None and profile not in known and not (data.reward or loaded.recipe.reward.name):
             yield Problem(f"the task `{task}` has no reward profile `{profile}`", where, listed(profile, known))
     if profile != "default" and all(data.reward or loaded.recipe.reward.name for data in loaded.recipe.data):
-        message = f"`reward.profile` ({profile}) is never used: the recipe names the reward itself"
+        message = f"`reward.profile` ({profile}) is never used: the recipe names another reward"
         yield Problem(message, where, "leave `name` out to get the task's own reward, or remove the profile")
 
 
 def _task_of(data: Data) -> str:
-    """The task of an entry: the recipe's, or where that names none the prepared folder's own."""
+    """Return the task of an entry: the recipe's, or the prepared folder's own if the recipe names none."""
     file = Path(data.path) / "dataset.json"
     if data.task != "table" or not file.is_file():
         return data.task
     try:
         return str(parse_json(file.read_text(encoding="utf-8"))["task"])
     except (OSError, ValueError, KeyError, TypeError):
-        return data.task  # opening the dataset says what is wrong with it
+        return data.task  # opening the dataset reports what is wrong with it
 
 
 def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     recipe = loaded.recipe
-    asked: list[tuple[str, Key, str | None, tuple[str, ...] | Mapping[str, str], str]] = [
+    names_to_check: list[tuple[str, Key, str | None, tuple[str, ...] | Mapping[str, str], str]] = [
         ("algorithm", ("algo", "name"), recipe.algo.name, tuple(ALGORITHMS), "vlmrl recipe list --algos"),
         *(
             (cell.name, ("algo", cell.name), getattr(recipe.algo, cell.name), tuple(cell.choices), "")
@@ -263,12 +269,12 @@ def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     ]
     for i, data in enumerate(recipe.data):
         if not is_file_reward(data.task):
-            asked.append(("task", ("data", i, "task"), data.task, catalogs.tasks, "vlmrl recipe list --tasks"))
+            names_to_check.append(("task", ("data", i, "task"), data.task, catalogs.tasks, "vlmrl recipe list --tasks"))
     rewards = [(("data", i, "reward"), data.reward) for i, data in enumerate(recipe.data)]
     for key, name in [*rewards, (("reward", "name"), recipe.reward.name)]:
         if name and not is_file_reward(name):
-            asked.append(("reward", key, name, catalogs.rewards, "vlmrl recipe list --rewards"))
-    for what, key, name, known, command in asked:
+            names_to_check.append(("reward", key, name, catalogs.rewards, "vlmrl recipe list --rewards"))
+    for what, key, name, known, command in names_to_check:
         if name is None or not known or name in known:
             continue
         also = f"; a {what} of your own is path/to/file.py:function" if what in ("reward", "task") else ""
@@ -278,7 +284,7 @@ def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 
 def _other_kind(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    """Keys that this kind of run does not read, where the recipe itself (not its parent) sets them."""
+    """Find keys that this kind of run does not read, if the recipe itself (not its parent) or `--set` sets them."""
     for key, origin in loaded.origins.items():
         own = origin == "--set" or origin.rpartition(":")[0] == str(loaded.path)
         reader = mark_of(field_at(Recipe, tuple(key.split("."))), ReadBy) if own else None
@@ -300,15 +306,30 @@ def _odd_coefficients(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Prob
 
 def _paper(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     if loaded.recipe.paper.get("numbers") and not loaded.recipe.paper.get("source"):
-        message = "`[paper.numbers]` has numbers but `paper.source` does not say whose they are"
+        message = "`[paper.numbers]` has numbers, but `paper.source` does not name their source"
         yield Problem(message, loaded.where(("paper", "numbers")), 'source = "arXiv:..., Table 2"', "warning")
 
 
 PLAIN_RULES = (*NUMBER_RULES, *EVAL_RULES, *LORA_RULES, check_engine, *FILE_RULES, check_algo)
 """Rules that need no catalog."""
 RULES: tuple[Rule, ...] = (
-    _filtered_sampling, _clip_bounds, _pixels, _schedule, _group_size, _updates, _token_budgets, _stop_strings,
-    _data_names, _shares, _columns, _weights, _reward_used, _variants, _names, _other_kind,
-    _odd_coefficients, _paper,
+    _filtered_sampling,
+    _clip_bounds,
+    _pixels,
+    _schedule,
+    _group_size,
+    _updates,
+    _token_budgets,
+    _stop_strings,
+    _data_names,
+    _shares,
+    _columns,
+    _weights,
+    _reward_used,
+    _variants,
+    _names,
+    _other_kind,
+    _odd_coefficients,
+    _paper,
     *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in PLAIN_RULES),
-)  # fmt: skip
+)

@@ -1,4 +1,4 @@
-"""What can be written in a recipe and what others wrote: help of a key, the JSON Schema, the list of recipes."""
+"""Help of recipe keys, the JSON Schema, the list of recipes, and a loaded recipe as TOML."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FREE_TABLE = "table with names of your own"
 
 @dataclass(frozen=True)
 class Use:
-    """One place in a shipped recipe where a key is set."""
+    """Place in a shipped recipe that sets a key."""
 
     where: str
     value: Any
@@ -43,16 +43,21 @@ class Use:
 
 @dataclass(frozen=True)
 class Explained:
-    """A key of a recipe, or a table of them.
+    """Help of a recipe key, or of a table of keys.
 
     Args:
-        key: dotted name without list positions.    help: its documentation, one paragraph.
-        type: in words.    default: its default as JSON, None when it has none or it is "not set".
-        required: whether it must be written.    range: bounds in words, empty when there are none.
-        choices: the only values allowed; empty = any.    keys: for a table, its keys.    uses: in shipped recipes.
-        by_row: for a key of `[algo]` whose default is that of the row `algo.name`: row -> default; else empty.
+        key: dotted name without list positions.
+        help: its documentation, one paragraph.
+        type: in words.
+        default: its default as JSON; None = it has no default, or the default is "not set".
+        required: whether it must be written.
+        range: bounds in words; "" = none.
+        choices: the only values allowed; empty = any.
+        keys: of a table, its keys.
+        uses: where shipped recipes set it.
+        by_row: of a key of `[algo]` whose default depends on the row `algo.name`: row -> default; else empty.
         on_resume: what a resume may do with it, {"kind", "reason", "restarts"}; None for a table.
-        run_kind: "rl" or "sft", the kind of run that alone reads it; "" = both.
+        run_kind: "rl" or "sft", the only kind of run that reads it; "" = both.
     """
 
     key: str
@@ -70,7 +75,7 @@ class Explained:
 
 
 def explain(key: str) -> Explained:
-    """Help of one key (`algo.clip_high`), of a whole table (`algo`), or of a key whose table is left out (`clip_high`).
+    """Return the help of a key (`algo.clip_high`), of a table (`algo`), or of a key without its table (`clip_high`).
 
     Raises: RecipeError when there is no such key, or several tables have it; the hint names the nearest ones.
     """
@@ -83,6 +88,7 @@ def explain(key: str) -> Explained:
     model = table_class(Recipe, tuple(names[:-1]))
     field = model.model_fields.get(names[-1]) if model else None
     if field is None and len(names) > 1:
+        # A name of the user's own, as in `reward.args.x`: explain the key whose value is the table (`reward.args`).
         outer = table_class(Recipe, tuple(names[:-2]))
         field = outer.model_fields.get(names[-2]) if outer else None
         if field is None or not _is_free(field):
@@ -94,12 +100,12 @@ def explain(key: str) -> Explained:
 
 
 def all_keys() -> list[str]:
-    """Every key that a recipe may set, dotted, in the order of the schema."""
+    """Return every key that a recipe may set, dotted, in the order of the schema."""
     return [dotted(key) for key, _ in leaf_fields(Recipe)]
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of a recipe file (`extends` included), for editors."""
+    """Return the JSON Schema of a recipe file (`extends` included), for editors."""
     schema = Recipe.model_json_schema()
     extends = {"type": "string", "description": "One parent recipe, relative to this file's folder."}
     schema["properties"] = {"extends": extends, **schema["properties"]}
@@ -108,7 +114,14 @@ def json_schema() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ListedRecipe:
-    """A recipe in a list: the name to type, its file, what it is for, its first comment, or why it cannot be read."""
+    """Recipe in the list of recipes.
+
+    Args:
+        name: what a user types.
+        kind: "rl" or "sft"; "base" for a recipe that others extend; "?" if it cannot be read.
+        comment: its first comment.
+        error: why it cannot be read; "" = it can.
+    """
 
     name: str
     path: Path
@@ -118,7 +131,7 @@ class ListedRecipe:
 
 
 def list_recipes(folder: Path | None = None) -> list[ListedRecipe]:
-    """The shipped recipes, then those of `folder` and its `recipes` folder that are not shipped ones; bases last."""
+    """Return the shipped recipes, then others in `folder` and in its folder `recipes`; base recipes come last."""
     shipped = shipped_folder()
     files = {path.resolve(): str(path.relative_to(shipped).with_suffix("")) for path in sorted(shipped.rglob("*.toml"))}
     if folder is not None:
@@ -130,7 +143,7 @@ def list_recipes(folder: Path | None = None) -> list[ListedRecipe]:
 
 
 def first_comment(text: str) -> str:
-    """The comment block at the top of a recipe, as one paragraph; empty when there is none."""
+    """Return the comment block at the top of a recipe as one paragraph; "" if there is none."""
     lines = []
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -140,7 +153,7 @@ def first_comment(text: str) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a comment, for a list: up to a full stop, or a colon with what comes before it."""
+    """Return the first sentence of a comment without its full stop, for a list."""
     return re.split(r"(?<=[a-z0-9)%])\.(?:\s|$)", text, maxsplit=1)[0]
 
 
@@ -160,7 +173,7 @@ def _explained(names: tuple[str, ...], field: FieldInfo) -> Explained:
         default = None
     cell = CELLS.get(names[-1]) if names[0] == "algo" else None
     by_row = values_by_row(cell.name) if cell is not None and cell.of_row else {}
-    if len({repr(value) for value in by_row.values()}) == 1:
+    if len({repr(value) for value in by_row.values()}) == 1:  # equal in all rows: one default for all
         default, by_row = next(iter(by_row.values())), {}
     reader = mark_of(field, ReadBy)
     return Explained(
@@ -184,13 +197,13 @@ def _names(field: FieldInfo) -> tuple[Any, ...]:
 
 
 def _uses(names: tuple[str, ...]) -> Iterator[Use]:
-    """Where the shipped recipes set a key."""
+    """Yield the places in shipped recipes that set a key."""
     shipped = shipped_folder()
     for path in sorted(shipped.rglob("*.toml")):
         try:
             layer = read_layer(path)
         except RecipeError:
-            continue  # `vlmrl recipe list` shows it with its error
+            continue  # `vlmrl recipe list` shows the recipe with its error
         for key, line in sorted(layer.lines.items(), key=lambda item: item[1]):
             if tuple(p for p in key if isinstance(p, str)) == names and isinstance(key[-1], str):
                 yield Use(f"{path.relative_to(shipped.parent)}:{line}", _value_at(layer.raw, key))
@@ -203,15 +216,15 @@ def _value_at(raw: Any, key: Key) -> Any:
 
 
 def _full_name(name: str) -> list[str]:
-    found = [key for key in all_keys() if key.rpartition(".")[2] == name]
-    if len(found) > 1:
-        raise RecipeError(f"`{name}` is a key of several tables", hint=f"name one: {', '.join(found)}")
-    return found[0].split(".") if found else []
+    keys = [key for key in all_keys() if key.rpartition(".")[2] == name]
+    if len(keys) > 1:
+        raise RecipeError(f"`{name}` is a key of several tables", hint=f"give the full name: {', '.join(keys)}")
+    return keys[0].split(".") if keys else []
 
 
 def _unknown(key: str) -> RecipeError:
     if key in FOREIGN_KEYS:
-        return RecipeError(f"there is no key `{key}`", hint=f"here this is `{FOREIGN_KEYS[key]}`")
+        return RecipeError(f"there is no key `{key}`", hint=f"vlmrl's key is `{FOREIGN_KEYS[key]}`")
     known = all_keys()
     near = nearest(key, known) or nearest(key.rpartition(".")[2], (k.rpartition(".")[2] for k in known))
     tables = ", ".join(Recipe.model_fields)
@@ -264,7 +277,7 @@ def _bounds(field: FieldInfo) -> Iterator[str]:
 
 
 def _metadata(annotation: Any) -> Iterable[Any]:
-    """Constraints inside `Annotated`, however deep in unions."""
+    """Yield the constraints inside `Annotated`, at any depth of unions."""
     for item in getattr(annotation, "__metadata__", ()):
         yield item
         yield from getattr(item, "metadata", ())
@@ -274,7 +287,11 @@ def _metadata(annotation: Any) -> Iterable[Any]:
 
 
 def toml_lines(loaded: LoadedRecipe, *, origin: bool) -> list[str]:
-    """A loaded recipe as TOML that loads to the same values; with `origin`, defaults too and where each came from."""
+    """Return a loaded recipe as lines of TOML that load to the same values.
+
+    Args:
+        origin: whether to write defaults too, and behind each value where it came from.
+    """
     tables: dict[Key, list[str]] = {(): []}
     for key, value in leaves(loaded.resolved["recipe"]):
         source, name = loaded.origins[dotted(key)], dotted((key[-1],))
@@ -293,7 +310,7 @@ def toml_lines(loaded: LoadedRecipe, *, origin: bool) -> list[str]:
 
 
 def diff_recipes(left: LoadedRecipe, right: LoadedRecipe) -> list[dict[str, Any]]:
-    """Keys whose values differ: `{"key", "left", "right"}` each, None where a side has no such key."""
+    """Return the keys whose values differ: `{"key", "left", "right"}` each, None where a side has no such key."""
     values = [{dotted(key): value for key, value in leaves(side.resolved["recipe"])} for side in (left, right)]
     keys = [*values[0], *(key for key in values[1] if key not in values[0])]
     rows = [{"key": key, "left": values[0].get(key), "right": values[1].get(key)} for key in keys]
@@ -307,7 +324,7 @@ def _header(table: Key) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A recipe's value as it is written in TOML, in one line."""
+    """Return a recipe's value as TOML, in one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -1,13 +1,13 @@
-"""How optional packages are installed: one place for the words of every hint."""
+"""Command that installs optional packages, declared once for all hints."""
 
 from __future__ import annotations
 
 NEEDS_TORCH = {"flash-attn", "causal-conv1d"}
-"""Extras whose packages are compiled against the installed torch; pip hides it from them unless told otherwise."""
+"""Extras whose packages are compiled against the installed torch. By default pip hides torch from such a build."""
 
 
 def install_line(*extras: str) -> str:
-    """Return the command that installs optional dependencies of vlmrl, which is on no package index.
+    """Return the command that installs optional dependencies. It runs in a checkout: vlmrl is on no package index.
 
     Example: pip install '.[vllm]' (in vlmrl's checkout)
     """

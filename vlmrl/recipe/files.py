@@ -1,4 +1,4 @@
-"""Finding and reading recipe files: one layer a file, the file itself and at most one parent."""
+"""Search and reading of recipe files. Each file is a layer: the recipe itself and at most one parent."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 MAX_RECIPE_BYTES = 1 << 20
+"""Maximum size of a recipe file, in bytes."""
 
 _AT_LINE = re.compile(r" ?\(at line (\d+), column (\d+)\)")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The text's values. Raises ValueError on a syntax error, RecursionError when it nests too deeply."""
+    """Return the values of a TOML text. Raises: ValueError on a syntax error, RecursionError if nested too deeply."""
     return tomllib.loads(text)
 
 
 def shipped_folder() -> Path:
-    """The folder of the recipes that come with vlmrl: inside the installed package, or at the root of a checkout."""
+    """Return the folder of the shipped recipes: inside the installed package, or at the root of a checkout."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "shipped_recipes"
     return inside if inside.is_dir() else package.parent / "recipes"
 
 
 def find_recipe(path: str | Path) -> Path:
-    """The recipe file that a user's word means: a path, or the bare name of a shipped recipe.
+    """Return the recipe file that a user names: by a path, or by the bare name of a shipped recipe.
 
-    Raises: RecipeError when there is none, or it is a folder.
+    Raises: RecipeError when there is no such file, or it is a folder.
     """
     file = Path(path)
     if file.is_file():
@@ -51,15 +52,13 @@ def find_recipe(path: str | Path) -> Path:
         return shipped[str(file)]
     beside = [str(p) for p in file.parent.glob("*.toml")] if file.parent.is_dir() else []
     near = nearest(str(file), beside) or nearest(file.stem, shipped)
-    hint = (
-        f"did you mean {near}?" if near else "`vlmrl recipe list` shows the recipes that come with vlmrl and those here"
-    )
+    hint = f"did you mean {near}?" if near else "`vlmrl recipe list` shows the shipped recipes and those in this folder"
     raise RecipeError(f"there is no recipe {file}", hint=hint)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One recipe file as read: its values, and the line of each key."""
+    """Recipe file as read: its values, and the line of each key."""
 
     file: Path
     text: str
@@ -68,7 +67,7 @@ class Layer:
 
 
 def read_layer(file: Path) -> Layer:
-    """Read one file. Raises RecipeError when it is not UTF-8 text in TOML, empty or far too large."""
+    """Read one file. Raises: RecipeError when it is not UTF-8 text in TOML, empty or larger than `MAX_RECIPE_BYTES`."""
     text = _read_text(file)
     try:
         raw = parse_toml(text)
@@ -90,7 +89,7 @@ def _read_text(file: Path) -> str:
     if b"\0" in data:
         raise RecipeError("this is a binary file, not a recipe", where=str(file), hint="recipes are TOML text")
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")  # a byte order mark at the start is dropped
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         message = f"byte 0x{data[error.start]:02x} is not UTF-8"
@@ -103,23 +102,26 @@ def _read_text(file: Path) -> str:
 
 
 def _syntax_error(file: Path, text: str, message: str) -> RecipeError:
-    found = _AT_LINE.search(message)
+    match = _AT_LINE.search(message)
     lines = text.splitlines()
-    number = int(found.group(1)) if found else len(lines)
+    number = int(match.group(1)) if match else len(lines)
     words = _AT_LINE.sub("", message).replace(" (at end of document)", " at the end of the file")
     line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
     hint = f"the line is: {line[:100]}" if line else None
     value = line.partition("=")[2].strip()
     if words.startswith("Invalid value") and value[:1].isalpha():
-        known = {"True": "true", "False": "false"}
-        advice = f"write {known[value]}" if value in known else 'strings need quotes: "..."'
+        corrections = {"True": "true", "False": "false"}
+        advice = f"write {corrections[value]}" if value in corrections else 'strings need quotes: "..."'
         advice = "there is no null in TOML: leave the key out" if value.lower() in ("none", "null") else advice
         hint = f"{advice} (the line is: {line[:100]})"
     return RecipeError(f"not valid TOML: {words[:1].lower()}{words[1:]}", where=f"{file}:{number}", hint=hint)
 
 
 def parent_layer(own: Layer) -> list[Layer]:
-    """The layer named by `extends`, if any. The key is taken out of both."""
+    """Return the layer that `extends` names, in a list; empty without `extends`. The key is removed from `own`.
+
+    Raises: RecipeError when the parent does not exist, is the recipe itself, or has a parent too.
+    """
     if "extends" not in own.raw:
         return []
     name, where = own.raw.pop("extends"), f"{own.file}:{own.lines[('extends',)]}"
@@ -141,6 +143,6 @@ def parent_layer(own: Layer) -> list[Layer]:
     if "extends" in parent.raw:
         line = parent.lines[("extends",)]
         hint = f"copy what you need from {parent.raw['extends']} into {file}, or extend {parent.raw['extends']} itself"
-        message = f"{own.file} extends {file}, which itself extends {parent.raw['extends']}; a recipe has one parent"
+        message = f"{own.file} extends {file}, which itself extends {parent.raw['extends']}; only one level is allowed"
         raise RecipeError(message, where=f"{file}:{line}", hint=hint)
     return [parent]

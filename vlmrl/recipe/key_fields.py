@@ -1,4 +1,4 @@
-"""Fields of the recipe's classes by their place: the class of a table, the field of a key, its marks and choices."""
+"""Search in the recipe's classes: the class of a table, the field of a key, the marks and choices of a field."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def field_at(root: type[BaseModel], key: Key) -> FieldInfo | None:
 
 
 def leaf_fields(root: type[BaseModel], prefix: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:
-    """Yield every key that is no table of the schema, with its field, in the order of the schema."""
+    """Yield every key with its field, in the order of the schema; a table of the schema is not a key."""
     model = table_class(root, prefix)
     for name, field in model.model_fields.items() if model else ():
         if table_class(root, (*prefix, name)):
@@ -57,9 +57,9 @@ def mark_of(field: FieldInfo | None, kind: type[Mark]) -> Mark | None:
 
 
 def marked_keys(root: type[BaseModel], kind: type[Mark]) -> dict[str, Mark]:
-    """Return the dotted name of each key with a mark of this kind -> the mark."""
-    found = ((key_name(key), mark_of(field, kind)) for key, field in leaf_fields(root))
-    return {name: mark for name, mark in found if mark is not None}
+    """Return a mapping from the dotted name of each key that has a mark of this kind to its mark."""
+    marks = ((key_name(key), mark_of(field, kind)) for key, field in leaf_fields(root))
+    return {name: mark for name, mark in marks if mark is not None}
 
 
 def literal_choices(annotation: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a recipe key declares beside its type and help: may it change on resume, who reads it, does it name a file.
+"""Marks of recipe keys: the rule on resume, the kind of run that reads the key, and whether it names a file.
 
 A key carries them in its annotation: `lr: Annotated[Positive, UPDATE] = 1e-6`. Every key has exactly one `OnResume`.
 """
@@ -10,20 +10,20 @@ from typing import Literal
 
 from vlmrl.key_facts import OnResume
 
-LENGTH = OnResume("free", "how long the run goes on")
-CADENCE = OnResume("free", "when something is looked at or kept")
-DISPLAY = OnResume("free", "where the numbers are shown")
-SPEED = OnResume("free", "where and how fast the same numbers are computed")
+LENGTH = OnResume("free", "the length of the run")
+CADENCE = OnResume("free", "validation, output and saving")
+DISPLAY = OnResume("free", "the loggers that show the numbers")
+SPEED = OnResume("free", "the place and speed of the same computation")
 LIMIT = OnResume("free", "a bound that stops a run, or a permission")
-MOVED = OnResume("free", "where a file is; what is in it is compared by its hash")
+MOVED = OnResume("free", "the path of a file; its content is compared by its hash")
 ROWS = OnResume("asked", "the rows")
 SOURCES = OnResume("asked", "the sources")
 ORDER = OnResume("asked", "the order of the rows, and every sample")
 PROMPT = OnResume("asked", "the prompt and its images", ("best",))
 REWARD = OnResume("asked", "the reward", ("best",))
-MEASURE = OnResume("asked", "what validation measures", ("best",))
+MEASURE = OnResume("asked", "the validation and its metrics", ("best",))
 SAMPLING = OnResume("asked", "the sampling")
-ENDING = OnResume("asked", "where a sampled and a validated response ends", ("best",))
+ENDING = OnResume("asked", "the end of sampled and validated responses", ("best",))
 UPDATE = OnResume("asked", "the update")
 RUN_KIND = OnResume("refused", "sft and rl are different runs: start a new one from the weights, --set model.path=RUN")
 WEIGHTS = OnResume("refused", "the weights are the checkpoint's: start a new run from the other model")
@@ -33,12 +33,12 @@ WEIGHT_TYPE = OnResume(
 )
 TRAINED_PARTS = OnResume(
     "refused",
-    "the checkpoint holds the moments of what was trained, no others: start a new run from the weights, "
+    "the checkpoint holds the moments of the parts that were trained, and no others: start a new run from the weights, "
     "--set model.path=RUN",
 )
 ADAPTER = OnResume(
     "refused",
-    "the checkpoint holds this adapter and no other: fold it in with `vlmrl merge RUN --out FOLDER`, then start a new "
+    "the checkpoint holds this adapter and no other: merge it with `vlmrl merge RUN --out FOLDER`, then start a new "
     "run, --set model.path=FOLDER",
 )
 
@@ -57,8 +57,9 @@ RL_ONLY, SFT_ONLY = ReadBy("rl"), ReadBy("sft")
 class NamesFile:
     """Mark of a key whose value, or whose list of values, may name a file or folder.
 
-    Args: or_name: whether the value may also be a plain name (of a task, a split, a reward, a logger), which no folder
-        of that name replaces.
+    Args:
+        or_name: whether the value may also be a plain name (of a task, a split, a reward, a logger). A folder that is
+            called so does not replace it.
     """
 
     or_name: bool = False

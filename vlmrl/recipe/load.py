@@ -1,8 +1,8 @@
-"""From a TOML file to a checked `Recipe` that knows where each value came from. No torch.
+"""Loading of recipes: from a TOML file to a valid `Recipe`, with the origin of every value. No torch.
 
 A recipe may name one parent (`extends`), whose keys it overrides one by one; a table with names of the user's own
 (`reward.weights`, `reward.args`, `data.columns`, `paper`) or a list (`[[data]]`, `stop`) replaces the parent's.
-Then `--set` overrides both. Every problem is reported at once, with file and line.
+Then `--set` overrides both. All problems are reported at once, with file and line.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from vlmrl.errors import Problem, ProblemsError, RecipeError
 from vlmrl.recipe.files import Layer, find_recipe, parent_layer, read_layer
 from vlmrl.recipe.key_fields import table_class
+from vlmrl.recipe.key_place import AUTO_ORIGIN, KeyPlace
 from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.paths import candidates, file_part, is_path_key, locate, names_file
 from vlmrl.recipe.schema import Recipe
@@ -28,44 +29,25 @@ from vlmrl.recipe.validation_messages import problems_of
 
 MAX_TABLE_DEPTH = 2
 MAX_NAME_BYTES = 255
-"""Of a file or folder, on the file systems there are."""
+"""Maximum length of the name of a file or folder, in bytes, on usual file systems."""
 RESOLVED_SCHEMA = 1
 LORA_LR, LORA_LR_ORIGIN = 1e-5, "default with [lora]"
 """Learning rate of a recipe that has a `[lora]` table and names none."""
-AUTO_ORIGIN = "auto: "
-"""How the origin of a value begins that the recipe left open (recipe/settle.py); the reason follows."""
-
-
-@dataclass(frozen=True)
-class KeyPlace:
-    """Where a value was written: a line of a file, or a `--set`."""
-
-    file: Path | None
-    line: int = 0
-    override: str = ""
-
-    @property
-    def origin(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else "--set"
-
-    @property
-    def where(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else f"--set {self.override}"
 
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A valid recipe and its history.
+    """Valid recipe, with the origin of every value.
 
     Args:
-        recipe: the values, defaults filled in, paths found.
+        recipe: the values, with defaults filled in and paths resolved.
         text: the file as given.
         path: the file.
         origins: dotted key of every leaf -> "default", "file.toml:12", "--set", or "auto: " and the reason.
         resolved: what `resolved.json` holds: {"schema", "recipe": every value, "origins"}.
         parent: the file named by `extends`, or None.
         places: place -> where it was written; keys that were not written are absent.
-        warnings: what was decided while it was read and may not be what was meant.
+        warnings: choices made while it was read that the user may not have meant.
     """
 
     recipe: Recipe
@@ -78,29 +60,29 @@ class LoadedRecipe:
     warnings: tuple[Problem, ...] = ()
 
     def is_set(self, key: Key) -> bool:
-        """Whether somebody wrote this key (file, parent or `--set`)."""
+        """Return whether the file, its parent or a `--set` sets this key."""
         return key in self.places
 
     def where(self, *keys: Key) -> str:
-        """`file:line` of the first of the keys that was written, else of the nearest table around it, else the file."""
-        found = next((self.places[k] for k in keys if k in self.places), None) or (
+        """Return `file:line` of the first key that was written, else of the nearest table around one, else the file."""
+        place = next((self.places[k] for k in keys if k in self.places), None) or (
             _nearest_place(self.places, keys[0]) if keys else None
         )
-        return found.where if found else str(self.path)
+        return place.where if place else str(self.path)
 
     def paths_tried(self, key: Key, value: str) -> list[Path]:
-        """Where a relative path of the recipe is looked for: its recipe file's folder, then the current directory."""
+        """Return the places that a relative path is searched in: its recipe file's folder, then the current one."""
         return _tried(value, self.places.get(key), self.path.parent)
 
 
 def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | None = None) -> LoadedRecipe:
-    """Read, merge, override and validate a recipe. Opens no dataset and no model; see `recipe.checks` for those rules.
+    """Read, merge, override and validate a recipe. Open no dataset and no model: `recipe.checks` has those rules.
 
     Args:
         path: a TOML file, or the bare name of a shipped recipe.
-        overrides: `key=value` texts in the order of the command line; the last one of a key wins.
-        kind: what the caller runs ("rl" or "sft"); another kind of recipe is an error. None = any.
-    Raises: RecipeError when the file cannot be read; ProblemsError with everything wrong in it.
+        overrides: `key=value` texts in the order of the command line; the last one for a key counts.
+        kind: kind of run that the caller starts ("rl" or "sft"); another kind of recipe is an error. None = any.
+    Raises: RecipeError when the file cannot be read; ProblemsError with all problems in it.
     """
     file = find_recipe(path)
     own = read_layer(file)
@@ -126,22 +108,26 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | 
 
 
 def reload_recipe(
-    resolved: Mapping[str, Any], file: Path, text: str = "", *, overrides: Sequence[str] = (), kind: str | None = None,
+    resolved: Mapping[str, Any],
+    file: Path,
+    text: str = "",
+    *,
+    overrides: Sequence[str] = (),
+    kind: str | None = None,
     cwd: Path | None = None,
-) -> LoadedRecipe:  # fmt: skip
-    """The recipe of a `resolved.json` once more, with `--set` on top.
-
-    Every other value, and where it was written, stays; no default is filled in anew: a run keeps those it began with.
+) -> LoadedRecipe:
+    """Load the recipe of a `resolved.json` again, with `--set` on top. All other values and their origins stay.
 
     Args:
-        file: the resolved.json, for errors.    text: the recipe as it was given.
-        overrides, kind: as in `load_recipe`.
-        cwd: where the run was started; its relative paths are looked for there first.
+        file: the resolved.json, for errors.
+        text: the recipe as it was given.
+        overrides, kind: as in `load_recipe`. No default is filled in anew: a run keeps those that it began with.
+        cwd: folder in which the run was started; its relative paths are searched for there first.
     Raises: RecipeError or ProblemsError as `recipe_from_resolved` and `load_recipe`.
     """
     recipe_from_resolved(resolved, where=str(file))
-    raw, told = _copy(resolved["recipe"]), dict(resolved.get("origins") or {})
-    places = {key: p for key, _ in leaves(raw) if (p := _place_of(str(told.get(dotted(key), "default"))))}
+    raw, earlier = _copy(resolved["recipe"]), dict(resolved.get("origins") or {})
+    places = {key: p for key, _ in leaves(raw) if (p := _place_of(str(earlier.get(dotted(key), "default"))))}
     _drop_none(raw)
     problems: list[Problem] = []
     changed = [key for text_ in overrides if (key := _override(raw, places, text_, problems)) is not None]
@@ -149,7 +135,7 @@ def reload_recipe(
     recipe, _ = _finish(raw, places, file, problems, kind, cwd or Path())
     dump = recipe.model_dump(mode="json")
     origins = {
-        dotted(key): "--set" if any(key[: len(c)] == c for c in changed) else str(told.get(dotted(key), "default"))
+        dotted(key): "--set" if any(key[: len(c)] == c for c in changed) else str(earlier.get(dotted(key), "default"))
         for key, _ in leaves(dump)
     }
     new = {"schema": RESOLVED_SCHEMA, "recipe": dump, "origins": origins}
@@ -157,9 +143,13 @@ def reload_recipe(
 
 
 def _finish(
-    raw: dict[str, Any], places: dict[Key, KeyPlace], file: Path, problems: list[Problem], kind: str | None,
+    raw: dict[str, Any],
+    places: dict[Key, KeyPlace],
+    file: Path,
+    problems: list[Problem],
+    kind: str | None,
     first: Path | None = None,
-) -> tuple[Recipe, list[Problem]]:  # fmt: skip
+) -> tuple[Recipe, list[Problem]]:
     """Return the recipe of merged values, and warnings. Raises: ProblemsError with all problems."""
     problems += _odd_values(raw, places, file)
     warnings = _find_paths(raw, places, file.parent, first)
@@ -172,7 +162,7 @@ def _finish(
 
 
 def recipe_from_resolved(resolved: Mapping[str, Any], *, where: str) -> Recipe:
-    """The recipe inside a `resolved.json`.
+    """Return the recipe inside a `resolved.json`.
 
     Raises: RecipeError when it was written by another version of the format or does not fit the schema.
     """
@@ -190,9 +180,9 @@ def recipe_from_resolved(resolved: Mapping[str, Any], *, where: str) -> Recipe:
 def with_defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the values of a `resolved.json` with the defaults of the keys that it lacks.
 
-    Such a key was added after the file was written. Its default is what was done before there was the key, so a run
-    that has the default now has not changed. Values that do not fit the schema, as of a newer version, are returned as
-    they are.
+    Such a key was added after the file was written. Its default does the same as vlmrl did before the key existed, so
+    the default changes nothing in a run. Values that do not fit the schema, such as those of a newer version, are
+    returned as they are.
     """
     try:
         return Recipe.model_validate(values).model_dump(mode="json")
@@ -201,7 +191,7 @@ def with_defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def leaves(value: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Every leaf of a recipe's values: scalars, lists of scalars and empty tables, with their places."""
+    """Yield every leaf of a recipe's values with its place: scalars, lists of scalars, and empty tables."""
     for name, inner in value.items():
         key = (*prefix, name)
         if isinstance(inner, Mapping) and inner:
@@ -214,7 +204,7 @@ def leaves(value: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, An
 
 
 def _merge(raw: dict[str, Any], places: dict[Key, KeyPlace], layer: Layer, prefix: Key) -> None:
-    """Lay one layer's values over `raw` and forget the places of what it replaces."""
+    """Write the values of a layer over those of `raw`, and remove the places of the values that it replaces."""
     target, source = _at(raw, prefix), _at(layer.raw, prefix)
     for name, value in source.items():
         key = (*prefix, name)
@@ -226,7 +216,7 @@ def _merge(raw: dict[str, Any], places: dict[Key, KeyPlace], layer: Layer, prefi
 
 
 def _override(raw: dict[str, Any], places: dict[Key, KeyPlace], text: str, problems: list[Problem]) -> Key | None:
-    """Apply one `--set`. Returns the place it went to; None when it is a problem."""
+    """Apply one `--set`. Return the place of its value, or None if it is wrong (then added to `problems`)."""
     parsed = parse_override(text)
     applied = parsed if isinstance(parsed, Problem) else apply_override(raw, parsed)
     if isinstance(applied, Problem):
@@ -241,19 +231,19 @@ def _override(raw: dict[str, Any], places: dict[Key, KeyPlace], text: str, probl
 def _keep_one(
     raw: dict[str, Any], places: dict[Key, KeyPlace], written: Collection[Key], file: Path, problems: list[Problem]
 ) -> list[Key]:
-    """Let a number of steps, or what it is counted from, replace the other. Returns the keys that were replaced."""
+    """Let a number of steps, or the key that it is counted from, replace the other. Return the replaced keys."""
     tables = {str(key[0]): raw.get(str(key[0])) for key in written if len(key) == 1}
     where = lambda key: (_nearest_place(places, key) or KeyPlace(file, 1)).where  # noqa: E731
-    replaced, found = keep_one(raw, {*written, *written_in(tables)}, where)
-    problems += found
+    replaced, conflicts = keep_one(raw, {*written, *written_in(tables)}, where)
+    problems += conflicts
     for key in replaced:
         _forget(places, key)
     return replaced
 
 
 def _forget(places: dict[Key, KeyPlace], key: Key) -> None:
-    for gone in [k for k in places if k[: len(key)] == key]:
-        del places[gone]
+    for inner in [k for k in places if k[: len(key)] == key]:
+        del places[inner]
 
 
 def _at(raw: dict[str, Any], prefix: Key) -> dict[str, Any]:
@@ -270,7 +260,7 @@ def _copy(value: Any) -> Any:
 
 
 def _drop_none(value: Any) -> None:
-    """Take out what is not set, so that `--set` can make a table that was left out. TOML has no other way to say it."""
+    """Remove keys that are None, as TOML has no null. Then `--set` can add a table that was left out."""
     if isinstance(value, dict):
         for name in [n for n, inner in value.items() if inner is None]:
             del value[name]
@@ -279,7 +269,7 @@ def _drop_none(value: Any) -> None:
 
 
 def _place_of(origin: str) -> KeyPlace | None:
-    """The place that an origin tells; None for a default and for what nobody wrote."""
+    """Return the place that an origin names; None for a default and for a value that vlmrl chose."""
     if origin == "--set":
         return KeyPlace(None, 0, "")
     if origin.startswith(AUTO_ORIGIN):
@@ -289,17 +279,18 @@ def _place_of(origin: str) -> KeyPlace | None:
 
 
 def _odd_values(value: Any, places: Mapping[Key, KeyPlace], file: Path, key: Key = ()) -> list[Problem]:
-    """What TOML can write and a recipe cannot hold: dates, nan, inf, numbers beyond 64 bits, tables in tables, paths
-    that no file system takes.
+    """Find values that TOML allows and a recipe does not.
+
+    They are dates, nan, inf, numbers beyond 64 bits, tables in tables, and paths that no file system allows.
     """
     where = (_nearest_place(places, key) or KeyPlace(file, 1)).where
     if isinstance(value, dict):
-        tables = sum(isinstance(part, str) for part in key)
-        argument = key[:2] == ("reward", "args")  # which may be a table itself, such as aliases
-        if tables > MAX_TABLE_DEPTH + argument:
-            hint = "use a flat key" + (", or a string that your function parses" if argument else "")
-            deep = " inside a table" * (tables - 1)
-            return [Problem(f"`{dotted(key)}` is a table{deep}, too deep for a recipe", where, hint)]
+        depth = sum(isinstance(part, str) for part in key)
+        is_argument = key[:2] == ("reward", "args")  # an argument may be a table itself, such as aliases
+        if depth > MAX_TABLE_DEPTH + is_argument:
+            hint = "use a flat key" + (", or a string that your function parses" if is_argument else "")
+            within = " inside a table" * (depth - 1)
+            return [Problem(f"`{dotted(key)}` is a table{within}, too deep for a recipe", where, hint)]
         return [p for name, inner in value.items() for p in _odd_values(inner, places, file, (*key, name))]
     if isinstance(value, list):
         return [p for number, inner in enumerate(value) for p in _odd_values(inner, places, file, (*key, number))]
@@ -315,42 +306,41 @@ def _odd_values(value: Any, places: Mapping[Key, KeyPlace], file: Path, key: Key
         if longest > MAX_NAME_BYTES:
             return [
                 Problem(
-                    f"`{dotted(key)}` holds a name of {longest} bytes; a file's has {MAX_NAME_BYTES} at most", where
+                    f"`{dotted(key)}` holds a name of {longest} bytes; a file name has {MAX_NAME_BYTES} at most", where
                 )
             ]
         if "\0" in path:
-            return [Problem(f"`{dotted(key)}` holds a zero character, which no path can", where)]
+            return [Problem(f"`{dotted(key)}` holds a zero character; no path can hold one", where)]
     return []
 
 
 def _find_paths(raw: dict[str, Any], places: Mapping[Key, KeyPlace], folder: Path, first: Path | None) -> list[Problem]:
-    """Make relative paths lead to where the files are (recipe/paths.py).
+    """Replace relative paths by those of the files that exist (recipe/paths.py); `first` is searched before all.
 
-    Args: first: a folder to look in before all others.
-    Returns: a warning for each path that leads to two files.
+    Returns: a warning for each path that may mean two files.
     """
     warnings: list[Problem] = []
 
-    def found(key: Key, value: Any) -> Any:
+    def resolve(key: Key, value: Any) -> Any:
         if not isinstance(value, str) or not names_file(key, value):
             return value
-        taken, others = locate(value, _tried(value, places.get(key), folder, first))
+        chosen, others = locate(value, _tried(value, places.get(key), folder, first))
         if others:
-            message = f"`{dotted(key)}` is {value}, which is in two places: {taken} is taken, not {others[0]}"
-            hint = "a path is relative to the recipe that it is written in, one of --set to the current directory"
+            message = f"`{dotted(key)}` is {value}, which exists in two places: {chosen} is used, not {others[0]}"
+            hint = "a path is relative to the recipe that has it, a path in --set to the current directory"
             where = (_nearest_place(places, key) or KeyPlace(folder)).where
             warnings.append(Problem(message, where, hint, "warning"))
-        return taken
+        return chosen
 
     for key, value in list(leaves(raw)):
         if is_path_key(key):
             is_list = isinstance(value, list)
-            _at(raw, key[:-1])[str(key[-1])] = [found(key, v) for v in value] if is_list else found(key, value)
+            _at(raw, key[:-1])[str(key[-1])] = [resolve(key, v) for v in value] if is_list else resolve(key, value)
     return warnings
 
 
 def _tried(value: str, place: KeyPlace | None, folder: Path, first: Path | None = None) -> list[Path]:
-    """Where the file of a value is looked for, in order: for a `--set` the recipe's folder comes last."""
+    """Return the places to search for the file of a value, in order: for a `--set` the recipe's folder is last."""
     file = file_part(value)
     if place is not None and place.file is None:
         return list(dict.fromkeys([*candidates(file, None), *candidates(file, folder)]))
@@ -364,9 +354,9 @@ def _validated(
         return Recipe.model_validate(raw)
     except ValidationError as error:
         where = lambda key: (_nearest_place(places, key) or KeyPlace(file, 1)).where  # noqa: E731
-        told = {(p.where, p.message.split(" ")[0]) for p in problems}
-        found = problems_of(error.errors(), Recipe, where)
-        problems += [p for p in found if (p.where, p.message.split(" ")[0]) not in told]
+        reported = {(p.where, p.message.split(" ")[0]) for p in problems}  # (place, key in backticks)
+        new_problems = problems_of(error.errors(), Recipe, where)
+        problems += [p for p in new_problems if (p.where, p.message.split(" ")[0]) not in reported]
     return None
 
 
@@ -374,13 +364,13 @@ def _nearest_place(places: Mapping[Key, KeyPlace], key: Key) -> KeyPlace | None:
     return next((places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in places), None)
 
 
-def _wrong_kind(is_kind: str, wanted: str, places: Mapping[Key, KeyPlace], file: Path) -> Problem:
+def _wrong_kind(is_kind: str, required: str, places: Mapping[Key, KeyPlace], file: Path) -> Problem:
     command = {"rl": "train", "sft": "sft"}
     where = places[("kind",)].where if ("kind",) in places else str(file)
     return Problem(
-        f'this recipe is for `vlmrl {command[is_kind]}` (kind = "{is_kind}"), not for `vlmrl {command[wanted]}`',
+        f'this recipe is for `vlmrl {command[is_kind]}` (kind = "{is_kind}"), not for `vlmrl {command[required]}`',
         where,
-        f"run `vlmrl {command[is_kind]} {file}`, or add `--set kind={wanted}` if you mean it",
+        f"run `vlmrl {command[is_kind]} {file}`, or add `--set kind={required}` if you mean it",
     )
 
 

@@ -1,4 +1,4 @@
-"""`--set key=value`: one key of a recipe from the command line. TOML's own values; a bare word is a string."""
+"""`--set key=value`: one key of a recipe from the command line. Values are TOML; a bare word is a string."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LISTS_OF_TABLES = ("data",)
 """Top-level names that are lists: `data.0.path` reaches into the first element."""
 
 MOST_PARTS = 20
-"""Parts of a key. Readers of a recipe call themselves once a part, and Python stops them at about 1000."""
+"""Maximum number of parts of a key. Readers of a recipe recurse once per part; Python stops them at about 1000."""
 
 
 @dataclass(frozen=True)
 class Override:
-    """One parsed `--set`: the parts of its key, its value, and the text it came from."""
+    """Parsed `--set`: the parts of its key, its value, and the text it came from."""
 
     parts: tuple[str, ...]
     value: Any
@@ -29,8 +29,8 @@ class Override:
 def parse_override(text: str) -> Override | Problem:
     """Parse `algo.clip_high=0.3`.
 
-    The value is read as TOML (`0.3`, `true`, `[1, 2]`, `"quoted"`); what is not TOML and does not begin like a string,
-    list or table is taken as a string, so that `model.path=demo/model` needs no quotes.
+    The value is read as TOML (`0.3`, `true`, `[1, 2]`, `"quoted"`). A text that is not TOML and does not begin like a
+    string, list or table is used as a string, so that `model.path=demo/model` needs no quotes.
     """
     where = f"--set {text}"
     name, equals, value = text.partition("=")
@@ -39,9 +39,10 @@ def parse_override(text: str) -> Override | Problem:
     parts = parse_dotted(name.strip())
     if parts and len(parts) > MOST_PARTS:
         return Problem(
-            f"the key has {len(parts):,} parts; no key of a recipe has over {MOST_PARTS}",
-            f"--set {dotted(parts[:3])}...", "write --set table.key=value, such as algo.clip_high=0.3",
-        )  # fmt: skip
+            f"the key has {len(parts):,} parts; no key of a recipe has more than {MOST_PARTS}",
+            f"--set {dotted(parts[:3])}...",
+            "write --set table.key=value, such as algo.clip_high=0.3",
+        )
     if not parts:
         return Problem(
             f"`{name.strip()}` is not a key", where, "write --set table.key=value, such as algo.clip_high=0.3"
@@ -49,32 +50,32 @@ def parse_override(text: str) -> Override | Problem:
     parsed = _value(value.strip())
     if parsed is None:
         hint = """quote for the shell as well: --set 'rollout.stop=["a", "b"]'"""
-        return Problem(f"the value {value.strip()!r} is not a whole TOML string, list or table", where, hint)
+        return Problem(f"the value {value.strip()!r} is not a complete TOML string, list or table", where, hint)
     return Override(parts, parsed[0], text)
 
 
 def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
-    """Put the value into `raw`, making the tables on the way. Returns the place it went to."""
+    """Put the value into `raw`, and create missing tables. Return the place of the value, or what is wrong."""
     where = f"--set {override.text}"
     container: Any = raw
     key: Key = ()
     for i, part in enumerate(override.parts):
-        last = i == len(override.parts) - 1
+        is_last = i == len(override.parts) - 1
         if isinstance(container, list):
             index = _list_index(part, len(container))
             if index is None:
                 hint = f"positions count from 0; {dotted(key)} has {len(container)}: --set {dotted(key)}.0.path=..."
                 return Problem(f"`{part}` is not a position in the list `{dotted(key)}`", where, hint)
             key = (*key, index)
-            if last:
-                container[index : index + 1] = [override.value]
+            if is_last:
+                container[index : index + 1] = [override.value]  # replaces an element, or appends one at the end
                 return key
             if index == len(container):
                 container.append({})
             container = container[index]
         elif isinstance(container, dict):
             key = (*key, part)
-            if last:
+            if is_last:
                 container[part] = override.value
                 return key
             container = container.setdefault(part, [] if key in ((n,) for n in LISTS_OF_TABLES) else {})
@@ -84,12 +85,12 @@ def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
 
 
 def _list_index(part: str, length: int) -> int | None:
-    """The position that `part` names; `length` itself means a new element at the end."""
+    """Return the position that `part` names, None if it names none. `length` means a new element at the end."""
     return int(part) if part.isascii() and part.isdigit() and len(part) < 6 and int(part) <= length else None
 
 
 def _value(text: str) -> tuple[Any] | None:
-    """The value as a 1-tuple, or None when the text begins like a TOML string, list or table but is not one."""
+    """Return the value as a 1-tuple, or None if the text begins like a TOML string, list or table and is not one."""
     try:
         table = parse_toml(f"value = {text}")
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Where the files are that a recipe names: relative paths, and what they are relative to."""
+"""Search for the files that a recipe names: relative paths, and the folders that they are relative to."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def is_path_key(key: Key) -> bool:
 
 
 def names_file(key: Key, value: str) -> bool:
-    """Return whether this very value of a path key can name a file or folder, and is no plain name."""
+    """Return whether this value of a path key can name a file or folder, and is not a plain name."""
     mark = _MARKS.get(key_name(key), FILE)
     return bool(value) and (not mark.or_name or "/" in value or "." in value)
 
 
 def candidates(value: str, recipe_folder: Path | None, first: Path | None = None) -> list[Path]:
-    """Return where a path of a recipe may lead, the place to prefer first; one path if it is absolute.
+    """Return the places that a path of a recipe may mean, the preferred one first; one place if it is absolute.
 
     Args:
-        recipe_folder: of the file that it is written in; None for a `--set`: only the current directory.
-        first: a folder that goes before both: where the run was started that is opened again.
+        recipe_folder: folder of the recipe file that has the path; None for a `--set`: only the current directory.
+        first: folder that comes before both: the one in which the run was started that is opened again.
     """
     path = Path(value).expanduser()
     if path.is_absolute():
@@ -40,21 +40,21 @@ def candidates(value: str, recipe_folder: Path | None, first: Path | None = None
 
 
 def locate(value: str, tried: Iterable[Path]) -> tuple[str, list[Path]]:
-    """Return the first of the paths that exists, and the others that exist and are another file or folder.
+    """Return the first path that exists, and all others that exist and are another file or folder.
 
-    Nothing exists, or what is taken is what the value leads to from here: the value as it was written. `file.py:name`
-    keeps its name.
+    The value is returned as it was written if no path exists, or if it leads to the same file from the current
+    directory. `file.py:name` keeps its name.
     """
     file, colon, function = value.rpartition(":") if ".py:" in value else (value, "", "")
-    there = [path for path in tried if os.path.exists(path)]
-    if not there:
+    existing = [path for path in tried if os.path.exists(path)]
+    if not existing:
         return value, []
-    taken, others = there[0], [path for path in there[1:] if not os.path.samefile(path, there[0])]
-    if os.path.exists(file) and os.path.samefile(taken, file):
+    chosen, others = existing[0], [path for path in existing[1:] if not os.path.samefile(path, existing[0])]
+    if os.path.exists(file) and os.path.samefile(chosen, file):
         return value, others
-    return f"{taken}{colon}{function}", others
+    return f"{chosen}{colon}{function}", others
 
 
 def file_part(value: str) -> str:
-    """Return the file of `file.py:name`; any other value as it is."""
+    """Return the file of `file.py:name`, and any other value as it is."""
     return value.rpartition(":")[0] if ".py:" in value else value

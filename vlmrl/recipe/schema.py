@@ -1,4 +1,4 @@
-"""What a user may write in a recipe: one class a TOML table, strict. The string under a key is its help.
+"""Schema of a recipe: one class per TOML table, strict. The string under a key is its help.
 
 `vlmrl recipe explain KEY` prints that help with type, default and range; `vlmrl recipe schema` prints JSON Schema.
 """
@@ -54,7 +54,7 @@ from vlmrl.recipe.table import (
 
 
 class Model(RecipeTable):
-    """Which model is trained and how its inputs are made."""
+    """The model to train, and how its inputs are prepared."""
 
     path: Annotated[str, WEIGHTS, FILE] = Field(min_length=1)
     """A local Hugging Face folder, a hub name, or a run (`runs/<id>`, its name or `last`): its best or last
@@ -63,51 +63,52 @@ class Model(RecipeTable):
     """Hub revision (branch, tag or commit) when `path` is a hub name."""
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], WEIGHT_TYPE] = "auto"
     """Type of the forward and backward arithmetic; master weights and optimizer state are always float32. auto =
-    bfloat16 on a GPU, float32 on a CPU; chosen when a run begins, and kept when it goes on."""
+    bfloat16 on a GPU, float32 on a CPU; chosen when a run begins, and kept on resume."""
     device: Annotated[Literal["auto", "cpu", "cuda"], SPEED] = "auto"
-    """Where to run; auto = a GPU when there is one."""
+    """Device to run on; auto = a GPU if there is one."""
     min_pixels: Annotated[Pixels, PROMPT] = 3136
-    """Smallest image area after resizing, in pixels; smaller images are enlarged. Never silent: `check` counts them.
-    Processors without a grid of patches (Gemma, InternVL, Idefics, MiniCPM-V) have no such bounds: `check` says so."""
+    """Smallest image area after resizing, in pixels; smaller images are enlarged, and `check` counts them. Processors
+    without a grid of patches (Gemma, InternVL, Idefics, MiniCPM-V) have no such bounds: `check` says so."""
     max_pixels: Annotated[Pixels, PROMPT] = 1_003_520
-    """Largest image area after resizing, in pixels (about one megapixel); larger ones are shrunk and counted
-    by `check`. As `min_pixels`, for processors with a grid of patches."""
+    """Largest image area after resizing, in pixels (about one megapixel); larger images are shrunk, and `check` counts
+    them. Like `min_pixels`, only for processors with a grid of patches."""
     freeze: Annotated[list[Literal["vision", "connector", "language", "embeddings"]], TRAINED_PARTS] = []
     """Parts that are not trained: vision (the tower), connector (its merger or projector), language, embeddings (with
-    the head). A name that this model has no part for is an error."""
+    the head). A part that this model does not have is an error."""
     quantize: Annotated[Literal["4bit"] | None, ADAPTER] = None
     """Hold the language model's frozen weights in 4 bits (NF4, bitsandbytes): QLoRA. Needs a `[lora]` table."""
     thinking: Annotated[Literal["off", "on", "template"], PROMPT] = "template"
-    """The chat template's `enable_thinking`: off, on, or not passed to it (template)."""
+    """Value of `enable_thinking` for the chat template: on or off; template = it is not passed."""
     gradient_checkpointing: Annotated[bool | Literal["vision"], SPEED] = False
-    """Recompute activations in the backward pass: less memory, about a third more time. "vision" = of the vision tower
-    alone, which costs little where a prompt's images run once for all its responses."""
+    """Recompute activations in the backward pass: less memory, about a third more time. "vision" = only in the vision
+    tower, which costs little if a prompt's images run once for all its responses."""
     shared_prefix: Annotated[bool, SPEED] = True
-    """Run the prompt of a group once for all its responses, where the model's family can (exact; `check --deep` proves
-    it on your rows). false = each response behind its own copy of the prompt, the slow reference."""
+    """Run the prompt of a group once for all its responses, if the model's family supports it (exact; `check --deep`
+    proves it on your rows). false = each response has its own copy of the prompt: the slow reference."""
     trust_remote_code: Annotated[bool, LIMIT] = False
     """Run Python code that the model's repository ships. Only for repositories you trust."""
 
 
 class Lora(RecipeTable):
-    """Train a low-rank adapter (LoRA) and nothing else. Without this table the weights themselves are trained."""
+    """Low-rank adapter (LoRA): it alone is trained. Without this table the weights themselves are trained."""
 
     rank: Annotated[int, Field(gt=0, le=65_536), ADAPTER]
     """Rank of the adapter's two factors; 16 to 64 is usual. Memory and file size grow with it."""
     alpha: Annotated[PositiveInt, ADAPTER] = 32
     """The adapter's output is scaled by alpha / rank (with `rslora`: alpha / sqrt(rank))."""
     dropout: Annotated[float, Field(ge=0, lt=1), UPDATE] = 0.0
-    """Dropout before the adapter, in `vlmrl sft` only: sampling and training must be the same function in RL."""
+    """Dropout before the adapter, in `vlmrl sft` only: in RL, sampling and training must use the same function."""
     targets: Annotated[Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], ADAPTER] = "all-linear"
-    """Which linear layers get an adapter: "all-linear", or the last parts of their names (`["q_proj", "v_proj"]`)."""
+    """Linear layers that get an adapter: "all-linear", or the last parts of their names (`["q_proj", "v_proj"]`)."""
     exclude: Annotated[list[str], ADAPTER] = []
     """Layers left out, as shell patterns over full names (`["*.layers.0.*", "*.o_proj"]`); each must match one."""
     vision: Annotated[bool, ADAPTER] = False
-    """Also the linear layers of the vision tower and the connector; otherwise the language model's only."""
+    """Adapters also for the linear layers of the vision tower and the connector; false = only for the language
+    model."""
     rslora: Annotated[bool, ADAPTER] = False
     """Rank-stabilised scaling, alpha / sqrt(rank) (arXiv:2312.03732)."""
     dora: Annotated[bool, ADAPTER] = False
-    """Weight-decomposed adapter, DoRA (arXiv:2402.09353): a trained magnitude a row; slower."""
+    """Weight-decomposed adapter, DoRA (arXiv:2402.09353): one trained magnitude per row of a weight; slower."""
 
 
 class Data(RecipeTable):
@@ -119,17 +120,17 @@ class Data(RecipeTable):
     name: Annotated[str | None, ROWS] = None
     """Short name in metrics and rollouts; default: the last part of `path`."""
     task: Annotated[str, ROWS, FILE_OR_NAME] = "table"
-    """Which task renders and scores the rows: a name (`vlmrl recipe list --tasks`), or a function of your own that
-    returns a `vlmrl.Task`, as path/to/file.py:function. It runs in the trainer's process, as part of it."""
+    """Task that renders and scores the rows: a name (`vlmrl recipe list --tasks`), or a function of your own that
+    returns a `vlmrl.Task`, as path/to/file.py:function. Such a function runs in the trainer's process."""
     variant: Annotated[str | None, PROMPT] = None
-    """How much the task asks for (`vlmrl recipe list --tasks` names its variants; im = its main one with intermediate
-    steps); default: im, or baseline where the dataset lacks the truth for it."""
+    """Variant of the task: how much it asks of a response (`vlmrl recipe list --tasks` lists the variants; im = the
+    task's main one, with intermediate steps); default: im, or baseline if the dataset lacks the truth for im."""
     share: Annotated[Share, ROWS] = 1.0
     """Relative share of the prompts of each step that come from this source."""
     split: Annotated[str, ROWS] = "train"
     """Split that training draws from."""
     validation: Annotated[str | None, MEASURE, FILE_OR_NAME] = None
-    """Where validation rows are: a split name, or a file; default: the split `validation` when the source has one."""
+    """Validation rows: the name of a split, or a file; default: the split `validation` if the source has one."""
     prompt: Annotated[str | None, MOVED, FILE] = None
     """Jinja template file of the user message (columns are its variables, `<image>` marks an image); default:
     the task's."""
@@ -142,40 +143,42 @@ class Data(RecipeTable):
     """Folder that relative image paths are looked up in; paths that leave it are refused. Default: the table's
     folder."""
     columns: Annotated[dict[str, str], ROWS] = {}
-    """Names of this table's columns when not recognised: keys prompt, images, answer, response; values as in
-    the file."""
+    """Names of this table's columns that are not recognised: keys prompt, images, answer, response; values as in the
+    file."""
     max_rows: Annotated[PositiveInt | None, ROWS] = None
     """Use only the first rows of the split."""
 
 
 class Reward(RecipeTable):
-    """How a response becomes a number."""
+    """Scoring of responses."""
 
     name: Annotated[str | None, REWARD, FILE_OR_NAME] = None
     """A built-in reward or `path/to/file.py:function`; default: the task's own."""
     profile: Annotated[str, REWARD] = "default"
-    """Which of the task's own rewards, where `name` gives none: default, or another that the task has
-    (`vlmrl recipe list --tasks` names them)."""
+    """Profile of the task's own reward: default, or another that the task has (`vlmrl recipe list --tasks` lists them).
+    Used if `name` is not set."""
     style: Annotated[Literal["auto", "vlmrl", "trl", "verl", "easyr1"], REWARD] = "auto"
     """Calling convention of a `file.py:function`; auto reads it from the parameter names."""
     args: Annotated[dict[str, Any], REWARD] = {}
-    """Keyword arguments bound to the reward once, so that a misspelt one fails at load. They go over those that the
-    task binds to its own reward; a table, such as `aliases = {Silverbeck = "Silverback"}`, adds to the task's."""
+    """Keyword arguments that are bound to the reward once, so that a misspelt one fails at load. They replace those
+    that the task binds to its own reward; a table, such as `aliases = {Silverbeck = "Silverback"}`, is added to the
+    task's."""
     weights: Annotated[dict[str, Number], REWARD] = {}
     """Weight of each part, used as given (not normalised); default: the reward's own."""
     accuracy: Annotated[str | None, MEASURE] = None
-    """Which part says whether a response is right: the metric `accuracy`. It needs no weight. Default: the task's own
-    measure, else the part `accuracy`, `acc` or `correct`."""
+    """Part that says whether a response is right: it becomes the metric `accuracy` and needs no weight. Default: the
+    task's own measure, else the part `accuracy`, `acc` or `correct`."""
     timeout_seconds: Annotated[float, Field(ge=1e-3, le=3600), SPEED] = 10.0
-    """Wall clock for one call of a user's reward; it runs in a worker process that is ended when the time is over."""
+    """Maximum wall time of one call of a user's reward, in seconds. It runs in a worker process, which is ended after
+    that time."""
     memory_mb: Annotated[int, Field(ge=128, le=MOST), SPEED] = 4096
     """Address-space limit of one reward worker, in MiB."""
     workers: Annotated[int, Field(gt=0, le=4096), SPEED] = 1
     """Worker processes for a user's reward."""
     on_timeout: Annotated[dict[str, Number], REWARD] = {}
-    """Parts of the score of a response that hangs or kills a user's reward twice, the second time alone, such as
-    `{ answer = 0.0 }`. Left out = ON_TIMEOUT of the reward's file; without one, such a response has no score, like any
-    on which the reward fails."""
+    """Parts of the score of a response that hangs or kills a user's reward twice, the second time scored alone, such as
+    `{ answer = 0.0 }`. Left out = ON_TIMEOUT in the reward's file; without one, such a response has no score, like any
+    response on which the reward fails."""
     on_unavailable: Annotated[Literal["mask", "stop"], LIMIT] = "mask"
     """Action of training when a reward raises `vlmrl.RewardUnavailable`, because a service that it needs is down: mask
     = the samples are left out and counted in `reward/unavailable`; stop = a checkpoint is saved and the run ends. In
@@ -183,37 +186,38 @@ class Reward(RecipeTable):
 
 
 class Rollout(RecipeTable):
-    """How responses are sampled."""
+    """Sampling of responses."""
 
     engine: Annotated[Literal["auto", "torch", "vllm"], SAMPLING, RL_ONLY] = "auto"
-    """Which engine generates in `train` and `eval`: torch, the built-in one, or vllm, with weights of its own, synced
-    every step. auto = vllm on a GPU where it is installed and knows the model, else torch; chosen when a run begins,
-    and kept when it goes on. All else (`sft`, `try`, `check --deep`) uses the built-in one."""
+    """Engine that generates in `train` and `eval`. torch = the built-in one; vllm = vLLM, whose own weights are synced
+    every step; auto = vllm on a GPU where it is installed and supports the model, else torch; chosen when a run begins,
+    and kept on resume. `sft`, `try` and `check --deep` always use the built-in one."""
     kv_cache_gib: Annotated[Annotated[float, Field(ge=1e-3, le=1e6)] | None, SPEED, RL_ONLY] = None
-    """Memory of vLLM's key-value cache on each GPU that it is on, in GiB. Left out = what the responses of a step need
-    at once, as far as memory is free; `check` shows it."""
+    """Memory of vLLM's key-value cache on each GPU that it uses, in GiB. Left out = as much as all responses of a step
+    need at once, or as much as is free; `check` shows it."""
     engine_gpus: Annotated[Count, SPEED] = 0
-    """With vllm: so many of the GPUs of `--gpus`, the last ones, generate and the others train. 0 = each GPU does
-    both in turn, in the trainer's process."""
+    """With vllm: number of GPUs that only generate, the last ones of `--gpus`; the others train. 0 = each GPU does both
+    in turn, in the trainer's process."""
     tensor_parallel: Annotated[PositiveInt, SPEED, RL_ONLY] = 1
-    """With vllm: parts that every weight of an engine is cut into, each on a GPU of its own, for models that are too
-    large for one GPU. The engine then serves as many processes as it has parts, on their GPUs, or, with
-    `engine_gpus`, takes so many of those."""
+    """With vllm: number of parts that every weight of an engine is cut into, each on its own GPU; for models that are
+    too large for one GPU. An engine then serves that many processes, on their GPUs; with `engine_gpus` it takes that
+    many of the engine GPUs instead."""
     overlap: Annotated[bool, SAMPLING] = False
-    """With `engine_gpus`: the next step's rollouts are made while this step's update runs, so by weights that are one
-    step older. `algo.importance` makes up for it; as auto it takes the engine's log-probs for the old ones."""
+    """With `engine_gpus`: sample the next step's rollouts during this step's update, so with weights that are one step
+    older. `algo.importance` corrects for that; with auto it then uses the engine's log-probs as the old ones."""
     max_sync_gap: Annotated[Positive, LIMIT, RL_ONLY] = 0.1
     """After each weight sync the trainer re-scores a few responses of every vLLM engine. The run stops when the median
-    difference of the tokens' log-probs (nats) is above this, over all engines or of one that has 8 tokens or more. A
-    single token may differ by more. In float32 the median is below 1e-5, in bfloat16 about 0.01."""
+    difference of the tokens' log-probs (nats) is above this value, over all engines or for one engine with 8 tokens or
+    more. A single token may differ by more. In float32 the median is below 1e-5, in bfloat16 about 0.01."""
     prompts_per_step: Annotated[int, Field(gt=0, le=1_000_000), SAMPLING, RL_ONLY] = 32
-    """Different prompts in one step."""
+    """Number of different prompts per step."""
     samples_per_prompt: Annotated[int, Field(gt=0, le=1_000_000), SAMPLING, RL_ONLY] = 8
     """Responses per prompt (the group size n)."""
     max_new_tokens: Annotated[Tokens, ENDING] = 512
     """Token limit of one response, end token included."""
     max_prompt_tokens: Annotated[Tokens, LIMIT] = 4096
-    """Rows whose prompt is longer (image tokens counted) are an error in `check`; nothing is cut."""
+    """Token limit of a prompt, image tokens included. A row with a longer prompt is an error in `check`; nothing is
+    cut."""
     temperature: Annotated[float, Field(ge=1e-3, le=1e3), SAMPLING, RL_ONLY] = 1.0
     """Sampling temperature; it is part of the policy: log-probs are those of softmax(logits / temperature)."""
     top_p: Annotated[PositiveFraction, SAMPLING, RL_ONLY] = 1.0
@@ -223,47 +227,47 @@ class Rollout(RecipeTable):
     allow_filtered_sampling: Annotated[bool, LIMIT] = False
     """Allow training with top_p < 1 or top_k > 0."""
     batch_tokens: Annotated[Tokens, SPEED] = 65_536
-    """Most tokens (prompt and response) the built-in engine holds in its key-value cache at once."""
+    """Maximum number of tokens (prompt and response) that the built-in engine holds in its key-value cache at once."""
     stop: Annotated[list[str], ENDING] = []
     """Strings that end a response when they appear; kept in the text."""
 
 
 class Train(RecipeTable):
-    """The length and the batching of a run."""
+    """Length and batching of a run."""
 
     steps: Annotated[Count, LENGTH] = 100
-    """Training steps; one step = one new policy version. `epochs` may say it instead (then 0 stands here until a run
-    begins)."""
+    """Number of training steps; one step = one new policy version. `epochs` may be given instead; then this key is 0
+    until a run begins."""
     seed: Annotated[int, Field(ge=0, lt=2**63), ORDER] = 0
     """Seed of everything random: data order, sampling, initialisation."""
     rows_per_step: Annotated[int, Field(gt=0, le=1_000_000), UPDATE, SFT_ONLY] = 32
-    """Rows in one step of `vlmrl sft`."""
+    """Number of rows per step of `vlmrl sft`."""
     updates_per_step: Annotated[PositiveInt, UPDATE, RL_ONLY] = 1
-    """Optimizer updates made from one batch of rollouts."""
+    """Number of optimizer updates on the rollouts of one step."""
     tokens_per_row: Annotated[Tokens, SPEED] = 4096
     """Token budget of one packed row of a microbatch; memory grows with it, results do not depend on it."""
     rehearsal: Annotated[bool, SPEED] = True
     """Before the first step, run the largest row that the data can make forward and backward, and change nothing: a run
-    that does not fit in memory ends then, with the key to change. false = find out in the middle of the run."""
+    that does not fit in memory ends then and names the key to change. false = such a run fails later."""
     stop_above: Annotated[Number | None, LENGTH] = None
     """Stop early when the validation metric (`eval.metric`) reaches this value."""
     max_seconds: Annotated[PositiveInt | None, LENGTH] = None
     """Stop after this many seconds of training (a last checkpoint is saved)."""
     epochs: Annotated[Annotated[float, Field(gt=0, le=1e6)] | None, LENGTH] = None
-    """Passes over the data, in place of `steps`: a run has as many steps as it takes to draw that many times as many
-    rows as all sources have together. Counted when a run begins, and kept when it goes on. With one source every row is
-    drawn that often; `share` can make a pass over one source longer than over another. Prompts that a filter replaces
-    do not count."""
+    """Number of passes over the data, in place of `steps`: the run has as many steps as are needed to draw that many
+    times the rows of all sources together. The steps are counted when a run begins, and kept on resume. With one source
+    every row is drawn that often; `share` can make a pass over one source longer than over another. Prompts that a
+    filter replaces do not count."""
 
 
 class Optim(RecipeTable):
-    """AdamW."""
+    """AdamW, and its learning rate."""
 
     name: Annotated[Literal["adamw", "adamw_8bit", "adamw_bf16_kahan"], TRAINED_PARTS] = "adamw"
-    """adamw: float32 masters, fused; adamw_8bit: its moments in 8 bits (bitsandbytes); adamw_bf16_kahan:
-    bfloat16 weights without masters, what rounding loses carried to the next update (Kahan)."""
+    """adamw: float32 masters, fused; adamw_8bit: its moments in 8 bits (bitsandbytes); adamw_bf16_kahan: bfloat16
+    weights without masters, with the rounding error carried to the next update (Kahan)."""
     lr: Annotated[float, Field(ge=1e-12, le=1e3), UPDATE] = 1e-6
-    """Peak learning rate; where the recipe has a `[lora]` table and gives none, 1e-5."""
+    """Peak learning rate; 1e-5 if the recipe has a `[lora]` table and does not set it."""
     schedule: Annotated[Literal["constant", "linear", "cosine"], UPDATE] = "constant"
     """Shape after the warm-up; linear and cosine fall to `min_lr_ratio` at the last step."""
     warmup_steps: Annotated[Count, UPDATE] = 0
@@ -277,58 +281,61 @@ class Optim(RecipeTable):
     beta2: Annotated[float, Field(ge=0, lt=1), UPDATE] = 0.999
     """AdamW beta2."""
     max_grad_norm: Annotated[float, Field(ge=1e-9, le=1e12), UPDATE] = 1.0
-    """Gradients are scaled down to this norm."""
+    """Maximum norm of the gradients; larger ones are scaled down to it."""
     warmup_ratio: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, UPDATE] = None
     """Share of the steps that is warm-up, in place of `warmup_steps`, rounded up to whole steps. Counted when a run
-    begins, and kept when it goes on."""
+    begins, and kept on resume."""
 
 
 class Eval(RecipeTable):
-    """Validation during training. Greedy."""
+    """Validation during training, with greedy decoding."""
 
     every_steps: Annotated[Count, CADENCE] = 10
     """Steps between validations; 0 = only at the start and at the end."""
     max_rows: Annotated[PositiveInt | None, MEASURE] = None
     """Use the first rows of the validation split only."""
     metric: Annotated[str, MEASURE] = "reward"
-    """Metric that names the best checkpoint: reward, accuracy, or any key of the evaluation summary."""
+    """Metric that decides which checkpoint is the best: reward, accuracy, or any key of the evaluation summary."""
     goal: Annotated[Literal["max", "min"], MEASURE] = "max"
-    """Whether the metric should rise or fall."""
+    """Direction in which the metric improves: max = it rises, min = it falls."""
     patience: Annotated[PositiveInt | None, LENGTH] = None
     """Stop when the metric has not improved for this many validations."""
     max_new_tokens: Annotated[Tokens | None, MEASURE] = None
     """Token limit in validation; default: rollout.max_new_tokens."""
     allow_test_split: Annotated[bool, MEASURE] = False
-    """Validate on a split called test. The run is then labelled so in its manifest and in every report."""
+    """Allow a split called test for training or validation. The run's manifest and every report then say so."""
     enabled: Annotated[bool, CADENCE] = True
     """false = no validation, although there are rows for it: no best checkpoint, no early stop."""
     at_start: Annotated[bool, CADENCE] = True
-    """Validate before the first step too; false = the first validation is that of `every_steps`, or the last one."""
+    """Validate before the first step too; false = the first validation is that of `every_steps`, or the one at the
+    end."""
 
 
 class Checkpoint(RecipeTable):
-    """When to save and what to keep."""
+    """Saving and keeping of checkpoints."""
 
     every_steps: Annotated[Count, CADENCE] = 50
     """Steps between checkpoints; 0 = only the last (and one when interrupted)."""
     keep_last: Annotated[PositiveInt, CADENCE] = 2
-    """Newest checkpoints to keep; the best one is kept besides. Old ones go only after the new one is complete."""
+    """Number of newest checkpoints to keep, besides the best one. Old ones are deleted only after the new one is
+    complete."""
     keep_best: Annotated[bool, CADENCE] = True
     """Keep the checkpoint of the best validation."""
     asynchronous: Annotated[bool | None, CADENCE] = None
-    """Write checkpoints while training goes on, from a copy of weights and moments in main memory, which stays taken;
-    the step loop waits for the copying alone. One at a time. Left out = on a GPU."""
+    """Write checkpoints while training goes on, from a copy of weights and moments in main memory, which stays
+    allocated; the step loop waits only for the copy. One checkpoint at a time. Left out = only on a GPU."""
 
 
 class Parallel(RecipeTable):
-    """Several processes, started with `--gpus`."""
+    """Settings for several processes, started with `--gpus`."""
 
     timeout_seconds: Annotated[Seconds, SPEED] = 1800.0
-    """Longest time that a process may be in one phase of a step (sampling, updating, saving ...). After it the run is
-    ended, with the process and the phase named and the stacks of all in their logs."""
+    """Maximum time of a process in one phase of a step (sampling, updating, saving ...), in seconds. After it the run
+    ends, with an error that names the process and the phase, and with the stacks of all processes in their logs."""
     shard_size: Annotated[PositiveInt | None, SPEED] = None
-    """Processes that hold one whole copy of the model between them, a divisor of their number: 8 with 32 keeps the
-    gathering of weights within each machine of 8, and only gradients travel between them. Left out = all of them."""
+    """Number of processes that together hold one copy of the model; it must divide the number of all processes. With 8
+    for 32 processes, weights are gathered within each machine of 8, and only gradients travel between machines. Left
+    out = all processes."""
     offload: Annotated[bool, SPEED] = False
     """Keep parameters, gradients and moments in main memory between their uses: slower, for models that do not fit."""
 
@@ -337,7 +344,7 @@ class Recipe(RecipeTable):
     """A whole recipe: the arguments of one run."""
 
     kind: Annotated[Literal["rl", "sft"], RUN_KIND] = "rl"
-    """What the recipe is for: `vlmrl train` (rl) or `vlmrl sft` (sft)."""
+    """Kind of run: `vlmrl train` (rl) or `vlmrl sft` (sft)."""
     model: Model
     lora: Lora | None = None
     data: Annotated[list[Data], SOURCES] = Field(min_length=1)
@@ -351,4 +358,4 @@ class Recipe(RecipeTable):
     parallel: Parallel = Parallel()
     log: Log = Log()
     paper: Annotated[dict[str, Any], CADENCE] = {}
-    """Published numbers (`[paper.numbers]`) and their `source`, shown beside yours by eval and report."""
+    """Published numbers (`[paper.numbers]`) and their `source`; `eval` and `report` show them beside yours."""

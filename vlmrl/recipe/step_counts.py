@@ -1,4 +1,4 @@
-"""Numbers of steps that a recipe gives outright, or as something to count them from when a run begins."""
+"""Numbers of steps that a recipe gives directly, or by a key that they are counted from when a run begins."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ COUNTED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("train", "steps"): ("train", "epochs"),
     ("optim", "warmup_steps"): ("optim", "warmup_ratio"),
 }
-"""Key of a number of steps -> key that it is counted from. Where the second is set, 0 stands for the first until it is
-counted (recipe/settle.py)."""
+"""Key of a number of steps -> key that it is counted from. If the second is set, the first is 0 until it is counted
+(recipe/settle.py)."""
 
 
 def written_in(values: Mapping[Any, Any]) -> set[Key]:
-    """Return the keys of `COUNTED`, of both kinds, that stand in these values of a recipe."""
+    """Return the keys of both kinds in `COUNTED` that these values of a recipe contain."""
     keys = [*COUNTED, *COUNTED.values()]
     return {(table, name) for table, name in keys if isinstance(t := values.get(table), Mapping) and name in t}
 
@@ -25,10 +25,13 @@ def written_in(values: Mapping[Any, Any]) -> set[Key]:
 def keep_one(
     raw: dict[str, Any], written: Collection[Key], where: Callable[[Key], str]
 ) -> tuple[list[Key], list[Problem]]:
-    """Let what was written last replace the other of each pair, in `raw`.
+    """Keep one key of each pair of `COUNTED` in `raw`: the one written last replaces the other.
 
-    Args: written: the keys that a file, or all `--set` together, give.      where: place of a key, for messages.
-    Returns: keys that are no longer as they were written, and an error for each pair of which both are written.
+    Args:
+        raw: values of the recipe; changed in place.
+        written: the keys that a file, or all `--set` together, give.
+        where: place of a key, for messages.
+    Returns: keys that no longer have the value that was written, and an error for each pair of which both are written.
     """
     replaced: list[Key] = []
     problems: list[Problem] = []
@@ -36,8 +39,9 @@ def keep_one(
         table = raw.get(steps[0])
         if not isinstance(table, dict):
             continue
+        # 0 steps beside the other key are those of a recipe whose steps are not counted yet, and no contradiction.
         if source in written and steps in written and table.get(steps[1]) != 0:
-            message = f"`{dotted(steps)}` and `{dotted(source)}` are both set, and each alone says how many steps"
+            message = f"`{dotted(steps)}` and `{dotted(source)}` are both set, but each gives the number of steps alone"
             problems.append(Problem(message, where(source), "leave one of the two out"))
         elif source in written:
             table[steps[1]] = 0

@@ -1,8 +1,8 @@
-"""The base of every recipe table, and the kinds of values that their keys hold.
+"""Base class of every recipe table, and the types of values that their keys hold.
 
-Every number has a smallest and a largest value. The limits are far wider than any sensible run needs. They refuse what
-can only overflow: 4e12 prompts per step, a temperature of 1e-300, a weight of 1e308. `rules/numbers.py` has the rules
-about several numbers together.
+Every number has a smallest and a largest value. The limits are far wider than any sensible run needs. They refuse
+values that can only overflow: 4e12 prompts per step, a temperature of 1e-300, a weight of 1e308. `rules/numbers.py` has
+the rules about several numbers together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vlmrl.key_facts import Range
 from vlmrl.recipe.key_rules import CADENCE, DISPLAY, FILE_OR_NAME
 
 MAX_PIXELS = 100_000_000
-"""Area of the largest image that is decoded (data/images.py)."""
+"""Area of the largest image that is decoded, in pixels (data/images.py)."""
 
 
 def bounds(limits: Range) -> Any:
@@ -47,18 +47,19 @@ class RecipeTable(BaseModel):
 
 
 class Log(RecipeTable):
-    """What is shown and where it is sent."""
+    """Output of a run: what is shown, and the loggers that receive it."""
 
     sample_every_steps: Annotated[Count, CADENCE] = 10
-    """Print one sampled rollout, and send some with their images to the loggers, every so many steps; 0 = never."""
+    """Steps between two prints of a sampled rollout. Some rollouts then go to the loggers too, with their images. 0 =
+    never."""
     keep_rollouts: Annotated[PositiveInt | None, CADENCE] = None
-    """Newest steps whose rollouts are kept on the disk; those of older steps are deleted as the run goes. Left out =
-    all."""
+    """Number of newest steps whose rollouts are kept on disk; those of older steps are deleted during the run. Left out
+    = all steps."""
     keep_rollouts_every: Annotated[Count, CADENCE] = 0
-    """With `keep_rollouts`: of older steps, every so many-th is kept too; 0 = none."""
+    """With `keep_rollouts`: rollouts of older steps are kept too if the step is a multiple of this number; 0 = none."""
     sinks: Annotated[list[str], DISPLAY, FILE_OR_NAME] = []
     """Loggers besides metrics.jsonl, which is always written: "tensorboard", "wandb", "trackio", or a class of your own
-    as `path/to/file.py:Class` (vlmrl/sinks/base.py says what it has to offer). Keys and tokens come from the
+    as `path/to/file.py:Class` (vlmrl/sinks/base.py has the methods that it needs). Keys and tokens come from the
     environment alone."""
     project: Annotated[Text | None, DISPLAY] = None
     """Project of wandb and trackio. Left out = WANDB_PROJECT for wandb, else "vlmrl"."""

@@ -1,8 +1,9 @@
-"""Prompt templates as text: read, parsed, and sorted by what they can cost. Nothing is rendered here.
+"""Prompt templates as text: reading, parsing, and a test of what they can cost. Nothing is rendered here.
 
-A template is a stranger's program. Most only put a row's values into a text: these are `is_plain`, and cannot take more
-time or memory than the row and the template are long. Any other could run for ever or fill the memory in one expression
-(`{{ 'a' * 10 ** 10 }}`), where Python can stop nothing: template_worker.py renders it in a process with limits.
+A template is an untrusted program. Most templates only put a row's values into a text: `is_plain` is true for them, and
+their time and memory are bounded by the length of the row and of the template. Any other could run for ever or fill the
+memory in one expression (`{{ 'a' * 10 ** 10 }}`), which Python cannot interrupt: template_worker.py renders it in a
+process with limits.
 """
 
 from __future__ import annotations
@@ -20,20 +21,61 @@ if TYPE_CHECKING:
 
 MAX_TEMPLATE_BYTES = 1 << 18
 _FILTERS = (
-    "trim", "lower", "upper", "capitalize", "title", "length", "count", "first", "last", "default", "d", "string",
-    "int", "float", "list", "sort", "unique", "reverse",
-)  # fmt: skip
-"""Their result is no longer than what they are given, but for a constant factor."""
+    "trim",
+    "lower",
+    "upper",
+    "capitalize",
+    "title",
+    "length",
+    "count",
+    "first",
+    "last",
+    "default",
+    "d",
+    "string",
+    "int",
+    "float",
+    "list",
+    "sort",
+    "unique",
+    "reverse",
+)
+"""Filters whose result is at most a constant factor longer than their input."""
 _GROWING_FILTERS = ("join", "tojson")
-"""Each may make its argument longer by a factor, so that a chain of them grows without bound. Theirs are short
-constants."""
+"""Filters that may make their input longer by a factor, so that a chain of them grows without bound. Their arguments
+must be short constants."""
 _SHORT = 100
+"""Maximum length of such an argument, in characters."""
 _METHODS = (
-    "items", "keys", "values", "get", "strip", "lstrip", "rstrip", "lower", "upper", "title", "split", "splitlines",
-    "startswith", "endswith",
-)  # fmt: skip
-_READING = ("TemplateData", "Name", "Const", "Getattr", "Getitem", "Neg", "CondExpr", "Operand", "And", "Or", "Not",
-            "Keyword")  # fmt: skip
+    "items",
+    "keys",
+    "values",
+    "get",
+    "strip",
+    "lstrip",
+    "rstrip",
+    "lower",
+    "upper",
+    "title",
+    "split",
+    "splitlines",
+    "startswith",
+    "endswith",
+)
+_READING = (
+    "TemplateData",
+    "Name",
+    "Const",
+    "Getattr",
+    "Getitem",
+    "Neg",
+    "CondExpr",
+    "Operand",
+    "And",
+    "Or",
+    "Not",
+    "Keyword",
+)
 """Parts of an expression that read or choose a value."""
 _MAKING = ("List", "Tuple", "Add", "Sub", "Concat")
 """Parts of an expression whose value is as long as its operands together."""
@@ -41,7 +83,7 @@ _STEPS = ("Getattr", "Getitem", "Filter", "Call")
 
 
 def make_environment() -> Environment:
-    """The sandbox of every prompt template: unknown names are errors, blocks leave no empty lines."""
+    """Return the sandbox of every prompt template: unknown names are errors, blocks leave no empty lines."""
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -51,10 +93,10 @@ def make_environment() -> Environment:
 
 
 def make_chat_environment() -> Environment:
-    """The sandbox that chat templates of models are written for, to see what rendering one costs.
+    """Return a sandbox like the one that chat templates of models are written for, to measure what rendering one costs.
 
-    Not the one that makes prompts: that is transformers' own. Unknown names are empty, `{% break %}`, `{% continue %}`
-    and `{% generation %}` are known, `raise_exception` and `strftime_now` are there.
+    Prompts are made in another one, transformers' own. Unknown names are empty; `{% break %}`, `{% continue %}` and
+    `{% generation %}` are known, and so are `raise_exception` and `strftime_now`.
     """
     from datetime import datetime
 
@@ -63,7 +105,7 @@ def make_chat_environment() -> Environment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """A block around what the model writes; what is in it is rendered as if the block were not there."""
+        """Block around the text that the model writes. Its content is rendered as if the block were not there."""
 
         tags = {"generation"}
 
@@ -87,7 +129,7 @@ def make_chat_environment() -> Environment:
 
 
 def read_template(path: Path) -> str:
-    """The text of a prompt template. Raises: RecipeError when it is unreadable, empty, too large or no valid Jinja."""
+    """Read a prompt template. Raises: RecipeError when it is unreadable, empty, too large or not valid Jinja."""
     where = str(path)
     try:
         if problem := file_problem(path):
@@ -109,7 +151,7 @@ def read_template(path: Path) -> str:
 
 
 def parse_template(text: str, where: str) -> nodes.Template:
-    """The syntax tree of a template. Raises: RecipeError with file and line when it is not valid Jinja."""
+    """Return the syntax tree of a template. Raises: RecipeError with file and line when it is not valid Jinja."""
     from jinja2 import TemplateSyntaxError
 
     try:
@@ -122,22 +164,28 @@ def parse_template(text: str, where: str) -> nodes.Template:
 
 
 def is_plain(tree: nodes.Template) -> bool:
-    """Whether rendering is bounded by the row and the template: it reads values, chooses, and loops over the row once.
+    """Return whether the cost of rendering is bounded by the length of the row and of the template.
 
-    Not plain: arithmetic that makes long results (`*`, `**`, `%`), macros, loops in loops or over calls, assignments of
-    what was computed, chains of filters that grow, and every filter, method and statement that is not listed here.
+    A plain template reads values, chooses between them, and loops over the row once. Not plain are arithmetic with
+    long results (`*`, `**`, `%`), macros, loops in loops or over calls, assignments of computed values, chains of
+    filters that grow, and every filter, method and statement that is not listed in this file.
     """
     return _is_plain(tree, _Scope())
 
 
 class _Scope(NamedTuple):
-    """Where a part of a template stands: `loop`: the variables of the loop around it; `named`: in an assignment."""
+    """Surroundings of a part of a template.
+
+    Args:
+        loop: the variables of the loop around it; None = it is in no loop.
+        named: whether it is in an assignment.
+    """
 
     loop: frozenset[str] | None = None
     named: bool = False
 
     def is_of_loop(self, node: Any) -> bool:
-        """Whether a value belongs to the item that the loop is at, so that the whole loop sees each value once."""
+        """Return whether a value belongs to the loop's current item: then the whole loop reads each value once."""
         return self.loop is None or type(node).__name__ == "Const" or _root(node) in self.loop
 
 
@@ -149,25 +197,27 @@ def _is_plain(node: Any, scope: _Scope) -> bool:
         return scope.loop is None and type(node.target).__name__ == "Name" and _is_plain(node.node, _Scope(None, True))
     children = list(node.iter_child_nodes())
     if kind in ("Template", "Output", "If") or kind in _READING:
-        known = True
+        is_allowed = True
     elif kind == "Compare":
-        known = scope.loop is None or not any(operand.op in ("in", "notin") for operand in node.ops)
+        # `in` reads a whole value: in a loop it would be read once per item.
+        is_allowed = scope.loop is None or not any(operand.op in ("in", "notin") for operand in node.ops)
     elif kind == "Test":
-        known = node.name != "in"
+        is_allowed = node.name != "in"
     elif kind == "Slice":
-        known = scope.loop is None
+        is_allowed = scope.loop is None
     elif kind in _MAKING:
-        known = not scope.named and all(map(scope.is_of_loop, children))
+        # An assigned value could be built up, and in a loop a value from outside would be repeated per item.
+        is_allowed = not scope.named and all(map(scope.is_of_loop, children))
     elif kind == "Filter":
         grows = node.name in _GROWING_FILTERS and _has_growing_filter(node.node)
-        fixed = all(type(part).__name__ == "Const" and len(str(part.value)) <= _SHORT for part in node.args)
-        named = node.name in _FILTERS or (node.name in _GROWING_FILTERS and fixed)
-        known = named and not grows and not scope.named and scope.is_of_loop(node)
+        is_short = all(type(part).__name__ == "Const" and len(str(part.value)) <= _SHORT for part in node.args)
+        is_listed = node.name in _FILTERS or (node.name in _GROWING_FILTERS and is_short)
+        is_allowed = is_listed and not grows and not scope.named and scope.is_of_loop(node)
     elif kind == "Call":
-        known = getattr(node.node, "attr", None) in _METHODS and not scope.named and scope.is_of_loop(node)
+        is_allowed = getattr(node.node, "attr", None) in _METHODS and not scope.named and scope.is_of_loop(node)
     else:
-        known = False
-    return known and all(_is_plain(child, scope) for child in children)
+        is_allowed = False
+    return is_allowed and all(_is_plain(child, scope) for child in children)
 
 
 def _is_plain_loop(node: Any, scope: _Scope) -> bool:
@@ -183,11 +233,11 @@ def _is_plain_loop(node: Any, scope: _Scope) -> bool:
 def _has_growing_filter(node: Any) -> bool:
     from jinja2.nodes import Filter
 
-    return any(found.name in _GROWING_FILTERS for found in (node, *node.find_all(Filter)) if isinstance(found, Filter))
+    return any(part.name in _GROWING_FILTERS for part in (node, *node.find_all(Filter)) if isinstance(part, Filter))
 
 
 def _root(node: Any) -> str | None:
-    """The name that a chain of attributes, items, filters and calls begins with."""
+    """Return the name that a chain of attributes, items, filters and calls begins with; None if it is no name."""
     while type(node).__name__ in _STEPS:
         node = node.node
     return node.name if type(node).__name__ == "Name" else None

@@ -1,8 +1,8 @@
-"""A process of its own for templates that could run for ever or fill the memory, with limits that the system keeps.
+"""Process for templates that could run for ever or fill the memory, with limits that the operating system enforces.
 
-Started with the first such template, ended with the process that started it. Messages in both directions: 8 bytes of
-length, then that much JSON. A request is {"number", "source"} to compile, with "names" to render; an answer has its
-number.
+It is started with the first such template and ends with the process that started it. A message in either direction is
+8 bytes of length, then JSON of that length. A request is {"number", "source"} to compile, with "names" added to render;
+the answer has the request's number.
 """
 
 from __future__ import annotations
@@ -25,28 +25,30 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 MAX_CHARACTERS = 1 << 22
-"""Longest text that a template may make of a row: about a million tokens."""
+"""Maximum length of the text that a template makes from a row: about a million tokens."""
 CPU_SECONDS = 5
-"""Most time that a template may compute on a row; an ordinary one takes a thousandth of a second."""
+"""Maximum CPU time of a template on a row, in seconds. An ordinary template takes a thousandth of a second."""
 AVERAGE_CPU_SECONDS = 0.05
-"""Most time that a template may compute on a row on average, once its rows took CPU_SECONDS together."""
+"""Maximum CPU time of a template per row on average, in seconds, beyond CPU_SECONDS for all rows together."""
 MEMORY_MB = 1024
-"""Address space of the process."""
+"""Limit of the process's address space, in MiB."""
 ANSWER_SECONDS = 120.0
-"""Wall clock for an answer, start of the process included; reached on a machine that is all but stopped."""
+"""Maximum wall time until an answer, in seconds, start of the process included. An overloaded machine may reach it."""
 _LENGTH = struct.Struct(">Q")
+"""Length of a message, in bytes: 8 bytes, big-endian."""
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[5:]; from vlmrl.recipe.template_worker import serve; "
     "serve(*map(int, sys.argv[1:5]))"
 )
+"""Program of the process. Its arguments: those of `serve`, then the import path."""
 
 
 class TemplateLimitError(Exception):
-    """A template went over one of the limits; the text says which."""
+    """Template that exceeds one of the limits; the text says which."""
 
 
 class TemplateInvalidError(Exception):
-    """A template that cannot be compiled. `line`: of the template, where it is known."""
+    """Template that cannot be compiled. `line`: line of the template; None = unknown."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
@@ -54,7 +56,7 @@ class TemplateInvalidError(Exception):
 
 
 class TemplateFailedError(Exception):
-    """A template raised. `kind`: the exception's class; `missing`: whether it used a name that is not there."""
+    """Exception in a template. `kind`: its class; `missing`: whether the template used a name that does not exist."""
 
     def __init__(self, kind: str, message: str, missing: bool = False) -> None:
         super().__init__(message)
@@ -64,24 +66,31 @@ class TemplateFailedError(Exception):
         return self.message if self.missing or self.kind in _OF_JINJA else f"{self.kind}: {self.message}"
 
 
-_OF_JINJA = ("TemplateError", "TemplateRuntimeError", "UndefinedError", "SecurityError", "FilterArgumentError",
-             "TemplateNotFound", "TemplateAssertionError")  # fmt: skip
+_OF_JINJA = (
+    "TemplateError",
+    "TemplateRuntimeError",
+    "UndefinedError",
+    "SecurityError",
+    "FilterArgumentError",
+    "TemplateNotFound",
+    "TemplateAssertionError",
+)
 
 
 def compile_source(environment: Environment, source: str) -> Template:
-    """A template ready to render. Raises: TemplateInvalidError (unknown filters, too many blocks within each other)."""
+    """Compile a template. Raises: TemplateInvalidError (an unknown filter, blocks that are nested too deeply)."""
     from jinja2 import TemplateSyntaxError
 
     try:
         return environment.from_string(source)
     except TemplateSyntaxError as error:
         raise TemplateInvalidError(str(error.message), error.lineno) from error
-    except (SyntaxError, RecursionError, MemoryError) as error:  # of the Python that Jinja makes of it
+    except (SyntaxError, RecursionError, MemoryError) as error:  # from the Python code that Jinja generates
         raise TemplateInvalidError(f"too deep or too long ({type(error).__name__})") from error
 
 
 def render_bounded(template: Template, names: Mapping[str, Any]) -> str:
-    """The text of a compiled template. Raises: TemplateLimitError or TemplateFailedError, and nothing else."""
+    """Render a compiled template. Raises: TemplateLimitError or TemplateFailedError, and nothing else."""
     from jinja2 import UndefinedError
 
     pieces: list[str] = []
@@ -90,24 +99,25 @@ def render_bounded(template: Template, names: Mapping[str, Any]) -> str:
         for piece in template.generate(names):
             length += len(piece)
             if length > MAX_CHARACTERS:
-                raise TemplateLimitError(f"makes more than {MAX_CHARACTERS:,} characters of a row")
+                raise TemplateLimitError(f"makes more than {MAX_CHARACTERS:,} characters from a row")
             pieces.append(piece)
     except TemplateLimitError:
         raise
     except MemoryError as error:
-        raise TemplateLimitError("needs more memory for a row than a prompt can") from error
+        raise TemplateLimitError("needs more memory for a row than a prompt may use") from error
     except RecursionError as error:
         raise TemplateLimitError("calls itself without end") from error
-    except Exception as error:  # whatever an expression of the template can raise
+    except Exception as error:  # an expression of the template can raise anything
         raise TemplateFailedError(type(error).__name__, str(error), isinstance(error, UndefinedError)) from error
     return "".join(pieces)
 
 
 class TemplateWorker:
-    """The process, seen from the one that started it. Usable from several threads, one request at a time.
+    """Connection to the template process. Threads may share it; it handles one request at a time.
 
     Args:
-        cpu_seconds, memory_mb: its limits, for one row and for all of it.
+        cpu_seconds: limit of the CPU time for a row, in seconds.
+        memory_mb: limit of the whole process's address space, in MiB.
         chat: whether its templates are chat templates of models, which are written for another sandbox.
     """
 
@@ -120,11 +130,11 @@ class TemplateWorker:
         self._number = 0
 
     def compile(self, source: str) -> None:
-        """Raises: TemplateInvalidError or TemplateLimitError when the template cannot be compiled within the limits."""
+        """Check that the template compiles within the limits. Raises: TemplateInvalidError or TemplateLimitError."""
         self._ask({"source": source})
 
     def render(self, source: str, names: Mapping[str, Any]) -> str:
-        """Return the text of a template. Raises: TemplateLimitError or TemplateFailedError."""
+        """Render a template. Raises: TemplateLimitError, TemplateInvalidError or TemplateFailedError."""
         return self._ask({"source": source, "names": dict(names)})["text"]
 
     def close(self) -> None:
@@ -153,7 +163,7 @@ class TemplateWorker:
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         process = self._process
         if process is None or self._owner != os.getpid() or process.poll() is not None:
-            process = self._start()  # a fork must not read its parent's answers
+            process = self._start()  # also in a forked process, which must not read its parent's answers
         assert process.stdin is not None and process.stdout is not None
         deadline = time.monotonic() + ANSWER_SECONDS
         try:
@@ -185,21 +195,22 @@ class TemplateWorker:
 
 
 def serve(parent: int, cpu_seconds: int, memory_mb: int, chat: int) -> None:
-    """Answer requests until the pipe closes or the parent dies."""
+    """Answer requests until the pipe closes or the parent dies. This is the main function of the process."""
     import resource
 
     from vlmrl.process import die_with_parent
     from vlmrl.recipe.template import make_chat_environment, make_environment
 
     die_with_parent(parent)
+    # Answers go to a copy of the pipe, and what a template prints to nowhere: it cannot mix with an answer.
     out = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    for limit, most in ((resource.RLIMIT_AS, memory_mb << 20), (resource.RLIMIT_CORE, 0)):
-        with contextlib.suppress(ValueError, OSError):  # a lower hard limit of the system stays as it is
-            resource.setrlimit(limit, (most, most))
+    for limit, maximum in ((resource.RLIMIT_AS, memory_mb << 20), (resource.RLIMIT_CORE, 0)):
+        with contextlib.suppress(ValueError, OSError):  # a lower hard limit of the system stays
+            resource.setrlimit(limit, (maximum, maximum))
     environment = make_chat_environment() if chat else make_environment()
-    known: dict[str, Template] = {}
-    spent: dict[str, tuple[int, float]] = {}  # source -> (rows, CPU seconds)
+    templates: dict[str, Template] = {}
+    cpu_times: dict[str, tuple[int, float]] = {}  # source -> (rows, CPU seconds)
     while True:
         try:
             request = _receive(0, None)
@@ -208,15 +219,15 @@ def serve(parent: int, cpu_seconds: int, memory_mb: int, chat: int) -> None:
         _allow_cpu_seconds(cpu_seconds)
         source, answer = request["source"], {"number": request["number"]}
         try:
-            if source not in known:
-                known.clear()
-                known[source] = compile_source(environment, source)
+            if source not in templates:
+                templates.clear()  # only the latest template stays in memory
+                templates[source] = compile_source(environment, source)
             if "names" in request:
-                rows, before = spent.get(source, (0, 0.0))
+                rows, seconds_before = cpu_times.get(source, (0, 0.0))
                 start = time.process_time()
-                answer["text"] = render_bounded(known[source], request["names"])
-                rows, seconds = rows + 1, before + time.process_time() - start
-                spent[source] = rows, seconds
+                answer["text"] = render_bounded(templates[source], request["names"])
+                rows, seconds = rows + 1, seconds_before + time.process_time() - start
+                cpu_times[source] = rows, seconds
                 if seconds > cpu_seconds + AVERAGE_CPU_SECONDS * rows:
                     raise TemplateLimitError(f"took {seconds:.1f} seconds for {rows:,} rows")
         except TemplateInvalidError as error:
@@ -229,19 +240,19 @@ def serve(parent: int, cpu_seconds: int, memory_mb: int, chat: int) -> None:
 
 
 def _allow_cpu_seconds(seconds: int) -> None:
-    """Let the kernel end this process when it has computed for so much longer."""
+    """Let the kernel end this process after this many more seconds of CPU time."""
     import resource
 
-    soft = int(time.process_time()) + 1 + seconds
+    soft = int(time.process_time()) + 1 + seconds  # RLIMIT_CPU counts whole seconds from the start of the process
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
 def _send(pipe: int, message: Mapping[str, Any]) -> None:
     body = json.dumps(message, default=str).encode()
-    left = memoryview(_LENGTH.pack(len(body)) + body)
-    while left:
-        left = left[os.write(pipe, left) :]
+    rest = memoryview(_LENGTH.pack(len(body)) + body)
+    while rest:
+        rest = rest[os.write(pipe, rest) :]
 
 
 def _receive(pipe: int, deadline: float | None) -> dict[str, Any]:
@@ -250,7 +261,7 @@ def _receive(pipe: int, deadline: float | None) -> dict[str, Any]:
 
 
 def _read(pipe: int, size: int, deadline: float | None) -> bytes:
-    """Raises: EOFError when the pipe is closed, TimeoutError at the deadline (monotonic seconds)."""
+    """Read `size` bytes. Raises: EOFError when the pipe is closed, TimeoutError at the deadline (monotonic seconds)."""
     parts: list[bytes] = []
     while size:
         if deadline is not None and not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:

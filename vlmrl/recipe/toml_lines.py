@@ -1,6 +1,6 @@
-"""On which line each key of a TOML text stands. tomllib gives values without places; errors need both.
+"""Line number of each key of a TOML text. tomllib gives values without lines; errors need both.
 
-The text must already have been accepted by tomllib: the scanner here relies on that and checks nothing itself.
+The text must be valid for tomllib: the scanner here relies on that and checks nothing itself.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 Key = tuple["str | int", ...]
-"""A place in a recipe: table and key names, and positions in lists, such as ("data", 0, "path")."""
+"""Place in a recipe: table and key names, and positions in lists, such as ("data", 0, "path")."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
@@ -19,7 +19,7 @@ _ESCAPED = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\
 
 
 def key_lines(text: str) -> dict[Key, int]:
-    """Line (from 1) on which each table, key and list element of a TOML text first appears.
+    """Return the line (from 1) on which each table, key and list element of a TOML text first appears.
 
     Args:
         text: TOML that `tomllib.loads` accepts.
@@ -32,7 +32,7 @@ def key_lines(text: str) -> dict[Key, int]:
 
 
 def parse_dotted(text: str) -> tuple[str, ...] | None:
-    """The parts of a dotted TOML key (`a.b`, `a."b.c"`), or None when the text is not one."""
+    """Return the parts of a dotted TOML key (`a.b`, `a."b.c"`), or None if the text is not one."""
     scanner = _Scanner(text)
     try:
         parts = scanner.key()
@@ -42,12 +42,18 @@ def parse_dotted(text: str) -> tuple[str, ...] | None:
 
 
 def dotted(key: Key) -> str:
-    """A place as a user would type it: `data.0.path`; parts that are not bare keys are quoted."""
+    """Return a place as a user types it: `data.0.path`; parts that are not bare keys are quoted."""
     return ".".join(str(p) if isinstance(p, int) or _BARE_KEY.fullmatch(p) else f'"{p}"' for p in key)
 
 
 class _Scanner:
-    """One walk over the text; `at` is the position, `lines` what was found."""
+    """Scanner that walks over the text once.
+
+    Attributes:
+        at: the position in the text.
+        lines: place -> line, for all places so far.
+        counts: list of tables -> number of its elements so far.
+    """
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
@@ -68,7 +74,7 @@ class _Scanner:
             self._skip(_BLANK)
 
     def key(self) -> tuple[str, ...]:
-        """A dotted key at the position; raises IndexError at the end of the text."""
+        """Read a dotted key at the position. Raises: IndexError where there is none, as at the end of the text."""
         parts = []
         while True:
             self._skip(_SPACE)
@@ -76,19 +82,19 @@ class _Scanner:
             if quote in "\"'":
                 parts.append(self._string(quote))
             else:
-                found = _BARE_KEY.match(self.text, self.at)
-                if found is None:
+                match = _BARE_KEY.match(self.text, self.at)
+                if match is None:
                     raise IndexError(self.at)
-                parts.append(found.group())
-                self.at = found.end()
+                parts.append(match.group())
+                self.at = match.end()
             self._skip(_SPACE)
             if not self.text.startswith(".", self.at):
                 return tuple(parts)
             self.at += 1
 
     def _skip(self, pattern: re.Pattern[str]) -> None:
-        found = pattern.match(self.text, self.at)
-        self.at = found.end() if found else self.at
+        match = pattern.match(self.text, self.at)
+        self.at = match.end() if match else self.at
 
     def _line_here(self) -> int:
         self._line += self.text.count("\n", self._counted_at, self.at)
@@ -110,7 +116,7 @@ class _Scanner:
         return place
 
     def _indexed(self, parts: tuple[str, ...], *, last_too: bool) -> Key:
-        """A header's name with the newest element of every list of tables that it passes through."""
+        """Return a header's name with the newest position in every list of tables that it passes through."""
         place: Key = ()
         for i, part in enumerate(parts):
             place = (*place, part)
@@ -170,7 +176,7 @@ class _Scanner:
             self._pair(place)
 
     def _string(self, quote: str) -> str:
-        """Walk over a string of any of the four kinds; its value matters only for keys, which are on one line."""
+        """Read a string of any of the four kinds. Its value is used only for keys, which are on one line."""
         if self.text.startswith(quote * 3, self.at):
             return self._long_string(quote)
         start = self.at + 1
@@ -191,6 +197,6 @@ class _Scanner:
         return self.text[start:end]
 
 
-def _unescape(found: re.Match[str]) -> str:
-    code = found.group(1)
+def _unescape(match: re.Match[str]) -> str:
+    code = match.group(1)
     return chr(int(code[1:], 16)) if len(code) > 1 else _ESCAPED.get(code, code)

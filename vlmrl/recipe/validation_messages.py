@@ -1,4 +1,4 @@
-"""pydantic's findings in our words: the key as the user typed it, its value, where it stands, what to write instead."""
+"""Messages for pydantic's errors: the key as the user typed it, its value, its place, and what to write instead."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FOREIGN_KEYS = {
     "micro_batch_size": "train.tokens_per_row",
     "gradient_accumulation_steps": "train.tokens_per_row",
 }
-"""What other systems call a key -> what it is called here. Only for hints: no alias is accepted."""
+"""Name of a key in other systems -> its name here. Only for hints: no alias is accepted."""
 
 _LIMITS = {
     "greater_than": ("gt", "greater than"),
@@ -61,7 +61,8 @@ _LIMITS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
-_WANTED = {
+"""Kind of pydantic's error -> (name of the bound in the error's context, words before the bound)."""
+_EXPECTED_TYPES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -72,9 +73,9 @@ _WANTED = {
     "model_type": "a table",
     "model_attributes_type": "a table",
 }
-
-
+"""Kind of pydantic's error -> the type that was expected, in words."""
 _BRANCHES = ("[key]", "list[", "literal[")
+"""Starts of the names that pydantic gives to parts of a place: dict keys and the branches of a union."""
 
 
 def problems_of(
@@ -82,12 +83,12 @@ def problems_of(
     root: type[BaseModel],
     where: Callable[[Key], str | None],
 ) -> list[Problem]:
-    """Each of pydantic's error records as a `Problem`.
+    """Return each of pydantic's error records as a `Problem`.
 
     Args:
         findings: `ValidationError.errors()`.
         root: the class that was validated.
-        where: place -> `file:line`; for a key that is missing it is asked for the table around it.
+        where: function from a place to `file:line`; for a missing key it returns that of the table around it.
     """
     problems = []
     for finding in _without_other_branches(findings):
@@ -98,27 +99,30 @@ def problems_of(
 
 
 def _place(finding: Mapping[str, Any]) -> Key:
-    """Where a finding is, without pydantic's names for the branches of a union (`list[str]`)."""
+    """Return the place of a finding, without pydantic's names for the branches of a union (`list[str]`)."""
     return tuple(p for p in finding["loc"] if not (isinstance(p, str) and p.startswith(_BRANCHES)))
 
 
 def _without_other_branches(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A value that may be a word or a list is told once what is wrong: as a list, or as the word it is like."""
+    """Keep one finding for a value that may be a word or a list.
+
+    It is the finding about the word if the value is like that word, else the finding about the list.
+    """
     places = [_place(f) for f in findings]
-    kept = []
+    results = []
     for finding, place in zip(findings, places, strict=True):
         if places.count(place) > 1:
             word = next((f for f in findings if _place(f) == place and f["type"] == "literal_error"), None)
             value = finding.get("input")
-            like = word is not None and isinstance(value, str) and nearest(value, [word["ctx"]["expected"].strip("'")])
-            if word is not None and (finding is word) != bool(like):
+            near = word is not None and isinstance(value, str) and nearest(value, [word["ctx"]["expected"].strip("'")])
+            if word is not None and (finding is word) != bool(near):
                 continue
-        kept.append(finding)
-    return kept
+        results.append(finding)
+    return results
 
 
 def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple[str, str | None]:
-    """(message, hint) of one finding."""
+    """Return (message, hint) of one finding."""
     kind, value, name = finding["type"], finding.get("input"), dotted(key)
     if kind == "extra_forbidden":
         return _unknown(key, value, root)
@@ -134,27 +138,30 @@ def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple
         return f"`{name}` is {show(value)}; it must be {limit}", _help_hint(root, key)
     if kind in ("string_too_short", "too_short"):
         return f"`{name}` is empty", _help_hint(root, key)
-    if kind in _WANTED:
+    if kind in _EXPECTED_TYPES:
         return _wrong_type(kind, value, key, root)
     return f"`{name}` is {show(value)}: {finding['msg']}", _help_hint(root, key)
 
 
 def _unknown(key: Key, value: Any, root: type[BaseModel]) -> tuple[str, str]:
     table, name = key[:-1], str(key[-1])
-    here = fields_at(root, table)
+    keys = fields_at(root, table)
     message = f"unknown table `[{dotted(key)}]`" if isinstance(value, dict) else f"unknown key `{dotted(key)}`"
     shown = f"[[{table[0]}]]" if table and table[0] == "data" else f"[{dotted(table)}]"
-    listing = f"known keys in {shown}: {', '.join(here)}" if table else f"known: extends, {', '.join(here)}"
-    elsewhere = [f"{t}.{name}" for t in fields_at(root, ()) if name in fields_at(root, (t,)) and t not in table]
-    near = nearest(name, here)
+    listing = f"known keys in {shown}: {', '.join(keys)}" if table else f"known: extends, {', '.join(keys)}"
+    other_places = [f"{t}.{name}" for t in fields_at(root, ()) if name in fields_at(root, (t,)) and t not in table]
+    nearest_key = nearest(name, keys)
     if table and isinstance(value, dict) and name in fields_at(root, ()):
-        return message, f"what stands below {shown} belongs to it: write [{name}] on a line of its own\n{listing}"
-    if elsewhere:
-        return message, f"it belongs in another table: `{elsewhere[0]}`\n{listing}"
-    if near:
-        return message, f"did you mean `{near}`?  {listing}"
+        return message, f"the lines below {shown} belong to it: write [{name}] on a line of its own\n{listing}"
+    if other_places:
+        return message, f"it belongs in another table: `{other_places[0]}`\n{listing}"
+    if nearest_key:
+        return message, f"did you mean `{nearest_key}`?  {listing}"
     if name in FOREIGN_KEYS:
-        return message, f"here this is `{FOREIGN_KEYS[name]}` (`vlmrl recipe explain {FOREIGN_KEYS[name]}`)\n{listing}"
+        return (
+            message,
+            f"vlmrl's key is `{FOREIGN_KEYS[name]}` (`vlmrl recipe explain {FOREIGN_KEYS[name]}`)\n{listing}",
+        )
     return message, listing
 
 
@@ -167,7 +174,7 @@ def _missing(key: Key, root: type[BaseModel]) -> tuple[str, str | None]:
 
 
 def _wrong_type(kind: str, value: Any, key: Key, root: type[BaseModel]) -> tuple[str, str | None]:
-    name, wanted = dotted(key), _WANTED[kind]
+    name, expected = dotted(key), _EXPECTED_TYPES[kind]
     if kind == "list_type" and isinstance(value, dict):
         return (
             f"`{name}` is one table; it must be a list of tables",
@@ -185,7 +192,7 @@ def _wrong_type(kind: str, value: Any, key: Key, root: type[BaseModel]) -> tuple
         hint = f'strings have quotes: {name} = "{_toml(value)}"'
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
         hint = f"write a table: [{name}] on a line of its own, its keys below"
-    return f"`{name}` is {show(value)}; it must be {wanted}", hint
+    return f"`{name}` is {show(value)}; it must be {expected}", hint
 
 
 def shown_bound(value: float) -> str:
@@ -194,7 +201,7 @@ def shown_bound(value: float) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as it would stand in a recipe, with its kind where that is the point; long ones are cut."""
+    """Return a value as text for a message, with its type if it is a string, table or list; long ones are cut."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -207,7 +214,7 @@ def show(value: Any) -> str:
 
 
 def fields_at(root: type[BaseModel], table: Key) -> list[str]:
-    """Names of the keys of a table; empty for a free table or a place that is no table."""
+    """Return the keys of a table; empty for a table with names of the user's own and for a place that is no table."""
     model = table_class(root, table)
     return list(model.model_fields) if model else []
 
@@ -218,7 +225,7 @@ def _choices(root: type[BaseModel], key: Key) -> list[str]:
 
 
 def _help_hint(root: type[BaseModel], key: Key) -> str | None:
-    """First sentence of the key's own help."""
+    """Return the key's own help with its name; None if it has no help."""
     field = field_at(root, key)
     if field is None or not field.description:
         return None

@@ -48,12 +48,24 @@ TITLES = {
     **HEALTH_TITLES,
 }
 HEALTH = (
-    "rollout/dead_group_share", "rollout/truncated_share", "rollout/response_tokens_mean", "policy/entropy",
-    "optim/grad_norm", "policy/sampler_gap_max", "policy/clip_share", "reward/errors", "reward/unavailable",
-    "reward/timeouts", "loss/kl", "policy/kl_in_reward", "loss/value", "value/explained_variance", "optim/lr",
+    "rollout/dead_group_share",
+    "rollout/truncated_share",
+    "rollout/response_tokens_mean",
+    "policy/entropy",
+    "optim/grad_norm",
+    "policy/sampler_gap_max",
+    "policy/clip_share",
+    "reward/errors",
+    "reward/unavailable",
+    "reward/timeouts",
+    "loss/kl",
+    "policy/kl_in_reward",
+    "loss/value",
+    "value/explained_variance",
+    "optim/lr",
     "rollout/tokens_per_second",
     "time/step_seconds",
-)  # fmt: skip
+)
 VALIDATION_TITLES = {
     "reward": "Reward",
     "accuracy": "Accuracy",

@@ -118,12 +118,12 @@ def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[s
         wrong, right = disagreements["wrong"], disagreements["right"]
         if wrong["number"]:
             sentence = f"{wrong['paid']:,} of {wrong['number']:,} wrong answers earn more than the lowest score."
-            kinds.append(("Wrong, yet paid most", sentence, disagreements["wrong_but_paid"]))
+            kinds.append(("Wrong, yet earned most", sentence, disagreements["wrong_but_paid"]))
         if right["number"]:
             sentence = f"{right['unpaid']:,} of {right['number']:,} right answers earn less than the highest score."
-            kinds.append(("Right, yet paid least", sentence, disagreements["right_but_unpaid"]))
+            kinds.append(("Right, yet earned least", sentence, disagreements["right_but_unpaid"]))
     if extremes is not None:
-        both = (("Paid most", extremes["paid_most"]), ("Paid least", extremes["paid_least"]))
+        both = (("Earned most", extremes["paid_most"]), ("Earned least", extremes["paid_least"]))
         kinds += [(title, "", rows) for title, rows in both if rows]
     return kinds
 

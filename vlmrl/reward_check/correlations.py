@@ -1,4 +1,4 @@
-"""Correlations of the score with length, parts and step, and words that began to be paid."""
+"""Correlations of the score with length, parts and step, and words that became frequent and earn more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""N-grams that began to be paid: they spread over a run and correlate with the score. The work is bounded.
+"""N-grams that became frequent and earn more: they spread over a run and correlate with the score. The work is bounded.
 
 Text without spaces between words (Chinese, Thai, a long run of digits) is split into characters.
 """

@@ -16,7 +16,7 @@ from vlmrl.reward_check.table_truths import TruthRule
 
 
 def is_table(path: Path) -> bool:
-    """Whether a path is a table of responses: a text file, or Parquet that is not one of our rollout files."""
+    """Return whether a path is a table of responses: a text file, or Parquet that is no rollout file of vlmrl."""
     kind = path.suffix.lower()
     if kind == ".parquet":
         return path.is_file() and not _is_rollouts(path)
@@ -24,16 +24,21 @@ def is_table(path: Path) -> bool:
 
 
 def open_table(
-    path: Path, *, columns: Mapping[str, str] | None = None, task: str | None = None, variant: str | None = None,
+    path: Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    task: str | None = None,
+    variant: str | None = None,
     lenient: bool = False,
-) -> SavedResponses:  # fmt: skip
-    """A table of responses, ready to be scored.
+) -> SavedResponses:
+    """Open a table of responses for scoring.
 
     Args:
         columns: role -> column, for spellings that are not recognised; see data/columns.py.
-        task, variant: what the responses answer; gives the truth's form, the reward and the measure of right and wrong.
+        task, variant: task that the responses answer; it gives the truth's form, the reward and the measure of right
+            and wrong.
         lenient: see `TruthRule`.
-    Raises: DataError for a file without rows or responses, or a task whose truth the table does not have; RecipeError
+    Raises: DataError for a file without rows or responses, or when the table lacks the truth of the task; RecipeError
         for a task or variant that does not exist.
     """
     require_file(path, hint="name a table of responses, or a run")
@@ -43,9 +48,10 @@ def open_table(
     rule, ref = _task_rule(path, task, variant, lenient, names, first, roles)
     if "ground_truth" not in roles and not rule.fields_in(first) and ref is not None:
         raise DataError(
-            f"no column of ground truths; the table has: {', '.join(names)}", where=str(path),
-            hint="name it: --columns ground_truth=...; or give the fields of the truth as columns",
-        )  # fmt: skip
+            f"no column of ground truths; the table has: {', '.join(names)}",
+            where=str(path),
+            hint="name the column: --columns ground_truth=...; or give the fields of the truth as columns",
+        )
     decoder = TableDecoder(str(path), kind, path.stem, roles, rule, rule.fields_in(first))
     reader = TableReader(str(path), decoder, tuple(names))
     truth, _, _ = rule.read(first.get(roles.get("ground_truth", "")), first)
@@ -56,25 +62,30 @@ def open_table(
 
 
 def _task_rule(
-    path: Path, task: str | None, variant: str | None, lenient: bool, names: list[str], first: Mapping[str, Any],
+    path: Path,
+    task: str | None,
+    variant: str | None,
+    lenient: bool,
+    names: list[str],
+    first: Mapping[str, Any],
     roles: Mapping[str, str],
-) -> tuple[TruthRule, TaskRef | None]:  # fmt: skip
-    """How truths are read, and the task that is meant."""
+) -> tuple[TruthRule, TaskRef | None]:
+    """Return the rule for reading truths, and the task; None without a task."""
     from vlmrl.tasks import find_task, make_task
 
     if task is None:
         if variant is not None:
-            raise DataError(f"--variant {variant} without a task", hint="name it: --task NAME --variant ...")
+            raise DataError(f"--variant {variant} without a task", hint="name the task: --task NAME --variant ...")
         return TruthRule(), None
     cell = first.get(roles.get("ground_truth", ""))
     form = find_task(task).truth_form(TruthRule().read(cell, first)[0], [n for n in names if n not in roles.values()])
     rule = TruthRule(task, form, variant, lenient)
     truth, problem, _ = rule.read(cell, first)
-    # A text that holds none of the fields says nothing of the other rows.
+    # A truth that holds none of the fields does not show what the other rows hold.
     is_sure = not problem and (any(n in truth for n in form.fields[:1]) or not (variant is None or lenient))
     info = {"name": path.stem, **form.info(truth, is_sure)}
-    made = make_task(task, info, variant)
-    return rule, TaskRef(task, info, made.variant or None)
+    instance = make_task(task, info, variant)
+    return rule, TaskRef(task, info, instance.variant or None)
 
 
 def _is_rollouts(path: Path) -> bool:

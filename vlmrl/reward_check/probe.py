@@ -74,9 +74,15 @@ def probe_source(saved: SavedResponses, facts: ResponseColumns, source: str, cho
     more = task.attacks(inputs) if task is not None else ()
     echo = task.template if task is not None else ""
     return probe_reward(
-        choice.spec, choice.weights, inputs, play=kind.play, trace=_tracer(task, source), more=more, echo=echo,
+        choice.spec,
+        choice.weights,
+        inputs,
+        play=kind.play,
+        trace=_tracer(task, source),
+        more=more,
+        echo=echo,
         limits=saved.limits(),
-    )  # fmt: skip
+    )
 
 
 def _tracer(task: Task | None, source: str) -> Make | None:
@@ -91,10 +97,16 @@ def _tracer(task: Task | None, source: str) -> Make | None:
 
 
 def probe_reward(
-    spec: RewardSpec, weights: Mapping[str, float], inputs: Sequence[RewardInput], *,
-    play: Callable[[Stage], Play] | None = None, trace: Make | None = None, more: Sequence[Attack] = (),
-    echo: str = "", limits: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    spec: RewardSpec,
+    weights: Mapping[str, float],
+    inputs: Sequence[RewardInput],
+    *,
+    play: Callable[[Stage], Play] | None = None,
+    trace: Make | None = None,
+    more: Sequence[Attack] = (),
+    echo: str = "",
+    limits: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Try the tricks on up to 48 rows.
 
     Args:
@@ -138,8 +150,11 @@ def probe_reward(
     return {
         "rows": len(rows),
         "honest": {
-            "informed": honest.informed.mean, "wrong": honest.wrong.mean, "uninformed": honest.uninformed.mean,
-            "answer": honest.uninformed.attack.name, "all": dict(honest.all),
+            "informed": honest.informed.mean,
+            "wrong": honest.wrong.mean,
+            "uninformed": honest.uninformed.mean,
+            "answer": honest.uninformed.attack.name,
+            "all": dict(honest.all),
         },
         "skipped": skipped,
         "flagged": flagged,
@@ -147,7 +162,7 @@ def probe_reward(
         "probes": [{**vars(r), "flagged": r.flagged} for r in ranked(results)],
         "behaviour": facts,
         "unsteady": int(not all(steady)),
-    }  # fmt: skip
+    }
 
 
 def _all_tried(attempts: Attempts, attacks: Sequence[Attack]) -> tuple[list[Tried], int]:
@@ -251,8 +266,10 @@ def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play
     verdict = "blind" if informed <= max(wrong, blind if vary else wrong) + honest.tolerance else ""
     return replace(
         _result(honest.informed, verdict, honest.informed.values_R, rows, honest.tolerance),
-        name="the right answer", idea=f"which must earn most; {against}", paid=None,
-    )  # fmt: skip
+        name="the right answer",
+        idea=f"which must earn most; {against}",
+        paid=None,
+    )
 
 
 def _judge_all(tried: Sequence[Tried], honest: Honest, low_R: Floats, rows: Sequence[RewardInput]) -> list[ProbeResult]:
@@ -321,8 +338,7 @@ def _broken_truths(attempts: Attempts, honest: Honest, play: Play) -> list[Probe
     results = []
     for name, broken in {**ANY_TRUTHS, **play.broken_truths}.items():
         said = [honest.informed.attack.make(x) or "" for x in attempts.rows]
-        rows = [replace(x, truth=broken(x), response=text)
-                for x, text in zip(attempts.rows, said, strict=True)]  # fmt: skip
+        rows = [replace(x, truth=broken(x), response=text) for x, text in zip(attempts.rows, said, strict=True)]
         attack = Attack(name, "an honest answer to a row with such a truth", "broken", lambda x: x.response)
         tried = attempts.on(attack, rows=rows)
         scored = ~np.isnan(tried.values_R)

@@ -145,9 +145,13 @@ def parse_weights(text: str) -> dict[str, float]:
 
 
 def scan_saved(
-    saved: SavedResponses, sides: Sequence[Mapping[str, ChosenReward]], *, jobs: int = 1, keep_going: bool = False,
+    saved: SavedResponses,
+    sides: Sequence[Mapping[str, ChosenReward]],
+    *,
+    jobs: int = 1,
+    keep_going: bool = False,
     progress: Callable[[int], None] | None = None,
-) -> ScoredResponses:  # fmt: skip
+) -> ScoredResponses:
     """Score the saved responses with each of `sides` in one pass; see `scan`."""
     tasks = {source: ref for source in saved.sources if (ref := saved.task_ref(source)) is not None}
     plan = ScoringPlan(saved.reader.decoder, sides, tasks, keep_going, saved.limits(), image_reader(saved))
@@ -168,9 +172,10 @@ def image_reader(saved: SavedResponses) -> Callable[[Sequence[Media], str], list
 
         if saved.run is None:
             raise StoreError(
-                "the reward looks at images (NEEDS_IMAGES), which only the rollouts of a run have", where=where,
+                "the reward looks at images (NEEDS_IMAGES), which only the rollouts of a run have",
+                where=where,
                 hint="score a run; the images of a table are shown by --html, and no reward gets them",
-            )  # fmt: skip
+            )
         if "store" not in cache:
             cache["store"] = run_images(saved.run.dir)
         return [Image.open(io.BytesIO(cache["store"].read(m))).convert("RGB") for m in media]

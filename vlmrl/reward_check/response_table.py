@@ -1,4 +1,4 @@
-"""Any table of responses as pieces and inputs: JSONL, CSV, JSON or Parquet with a response and a ground truth a row.
+"""Tables of responses as chunks and reward inputs: JSONL, CSV, JSON or Parquet, one response and truth per row.
 
 Columns are recognised in the spellings of the trainers that write such files; see data/columns.py. Text files are read
 line by line and Parquet batch by batch, so memory does not grow with the file.
@@ -22,37 +22,50 @@ from vlmrl.json_text import parse_json
 from vlmrl.reward_check.response_columns import Broken, Chunk, Decoded, ResponseColumns
 from vlmrl.reward_check.scores import Coded, Ints, Scores
 from vlmrl.reward_check.table_cells import ArrowCells, Cells, RowCells
-from vlmrl.reward_check.table_truths import Found, TruthRule
+from vlmrl.reward_check.table_truths import TruthReading, TruthRule
 from vlmrl.types import RewardInput, hash64
 
 GIVEN = ("ground_truth", "prompt", "group", "token_ids")
-"""Roles whose columns a reward is given under their own names too, as in training: `solution`, `problem` ..."""
+"""Roles whose columns a reward also gets under their own names, as in training: `solution`, `problem` ..."""
 CUT = ("length", "max_tokens")
-"""What trainers and servers call the end at the token limit."""
+"""Names that trainers and servers give to the end at the token limit."""
 CHUNK_ROWS = 8192
+"""Largest number of rows of a chunk."""
 ROWS_FOR_COLUMNS = 100
-"""The columns of a text table are those of so many rows."""
+"""Number of rows from which the columns of a text table are collected."""
 CHUNK_BYTES = 8 << 20
+"""Size in bytes of JSONL lines at which a chunk ends."""
 
 
 def map_roles(columns: Sequence[str], named: Mapping[str, str], where: str) -> dict[str, str]:
-    """Return role -> column. `named` comes first. Raises: DataError when there is no response; see `match_columns`."""
+    """Return role -> column; the user's names come first.
+
+    Args:
+        columns: the table's columns.
+        named: role -> column as the user named them.
+        where: the table, for messages.
+    Raises: DataError when there is no column of responses; see `match_columns`.
+    """
     roles = match_columns(RESPONSES, columns, named, where=where, option="--columns")
     if "response" not in roles:
         raise DataError(
-            f"no column of responses; the table has: {', '.join(columns)}", where=where,
+            f"no column of responses; the table has: {', '.join(columns)}",
+            where=where,
             hint=f"recognised: {', '.join(RESPONSES['response'])}; name yours with --columns response=...",
-        )  # fmt: skip
+        )
     return roles
 
 
 @dataclass(frozen=True)
 class TableDecoder:
-    """Rows of a table as inputs.
+    """Decoder of a table's rows as reward inputs.
 
     Args:
-        file: as shown to people.     kind: the file's ending.
-        source: name of the table.    roles: see `map_roles`.    truth: how a ground truth is read.
+        file: the file's name for people.
+        kind: the file's ending.
+        source: name of the table.
+        roles: see `map_roles`.
+        truth: rule for reading a ground truth.
         typed: whether truth fields are columns of their own.
     """
 
@@ -66,15 +79,15 @@ class TableDecoder:
     def decode(
         self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
     ) -> Decoded:
-        """Rows that cannot be read are among `broken`, with their line."""
+        """Return the rows of a chunk; those that cannot be read are in `broken`, with their line."""
         cells = ArrowCells(chunk.data, chunk.place) if self.kind == ".parquet" else RowCells(chunk.data)
-        wanted = range(chunk.rows) if rows is None else sorted(rows)
+        indices = range(chunk.rows) if rows is None else sorted(rows)
         texts = cells.column(self.roles["response"])
         truths = self._truths(cells)
         broken: list[Broken] = []
         doubts: list[Broken] = []
-        kept: list[int] = []
-        for i in wanted:
+        readable: list[int] = []
+        for i in indices:
             _, problem, doubt = truths[i]
             if type(texts[i]) is not str:
                 cell, texts[i] = texts[i], text_of(texts[i])
@@ -85,11 +98,11 @@ class TableDecoder:
                 continue
             if doubt:
                 doubts.append(Broken(self.place(cells.places[i]), doubt))
-            kept.append(i)
-        inputs = self._inputs(cells, kept, texts, truths, ids)
+            readable.append(i)
+        inputs = self._inputs(cells, readable, texts, truths, ids)
         images = [()] * len(inputs) if media else ()
         return Decoded(
-            inputs, self._facts(chunk, cells, kept, inputs), self._stored(cells, kept), broken, images, doubts
+            inputs, self._facts(chunk, cells, readable, inputs), self._stored(cells, readable), broken, images, doubts
         )
 
     def where(self, facts: ResponseColumns, index: int) -> str:
@@ -98,26 +111,26 @@ class TableDecoder:
     def place(self, place: int) -> str:
         return place_of(self.file, place)
 
-    def _truths(self, cells: Cells) -> list[Found]:
-        """[N] the truth of every row; equal texts are read once."""
+    def _truths(self, cells: Cells) -> list[TruthReading]:
+        """Return the [N] truths of the rows; equal texts are read once."""
         name = self.roles.get("ground_truth")
         column = cells.column(name) if name is not None else [None] * len(cells.places)
         if self.typed:
             return [self.truth.read(cell, cells.row(i)) for i, cell in enumerate(column)]
-        known: dict[Any, Found] = {}
-        found: list[Found] = []
+        truth_by_cell: dict[Any, TruthReading] = {}
+        result: list[TruthReading] = []
         for cell in column:
             key = (type(cell), cell) if isinstance(cell, (str, int, float)) else None
-            one = known.get(key) if key is not None else None
-            if one is None:
-                one = self.truth.read(cell, {})
+            truth = truth_by_cell.get(key) if key is not None else None
+            if truth is None:
+                truth = self.truth.read(cell, {})
                 if key is not None:
-                    known[key] = one
-            found.append(one)
-        return found
+                    truth_by_cell[key] = truth
+            result.append(truth)
+        return result
 
     def _inputs(
-        self, cells: Cells, kept: Sequence[int], texts: Sequence[str], truths: Sequence[Found], ids: bool
+        self, cells: Cells, readable: Sequence[int], texts: Sequence[str], truths: Sequence[TruthReading], ids: bool
     ) -> list[RewardInput]:
         hidden = {name for role, name in self.roles.items() if role not in GIVEN}
         others = cells.others({*hidden, *IMAGES, *self.truth.form.fields})
@@ -125,31 +138,47 @@ class TableDecoder:
             cells.column(self.roles[role]) if role in self.roles else None
             for role in ("finish", "num_tokens", "prompt", "step", "token_ids")
         )
-        given = [None] * len(texts) if token_ids is None or not ids else [_ids(cell) for cell in token_ids]
+        completion_ids = [None] * len(texts) if token_ids is None or not ids else [_ids(cell) for cell in token_ids]
         steps = [0] * len(texts) if step is None else [_count(cell) for cell in step]
         lengths = [0] * len(texts) if tokens is None else [_count(cell) for cell in tokens]
         prompts = [""] * len(texts) if prompt is None else [text_of(p) or "" for p in prompt]
         ends = ["stop"] * len(texts) if finish is None else ["length" if f in CUT else "stop" for f in finish]
         return [
-            RewardInput(texts[i], truths[i][0], others[i], (), ends[i], lengths[i], prompts[i], given[i], steps[i])  # type: ignore[arg-type]
-            for i in kept
+            RewardInput(
+                texts[i],
+                truths[i][0],
+                others[i],
+                (),
+                ends[i],  # type: ignore[arg-type]
+                lengths[i],
+                prompts[i],
+                completion_ids[i],
+                steps[i],
+            )
+            for i in readable
         ]
 
-    def _facts(self, chunk: Chunk, cells: Cells, kept: Sequence[int], inputs: Sequence[RewardInput]) -> ResponseColumns:
-        size, at = len(kept), np.asarray(kept, dtype=np.int64)
+    def _facts(
+        self, chunk: Chunk, cells: Cells, readable: Sequence[int], inputs: Sequence[RewardInput]
+    ) -> ResponseColumns:
+        """Return the columns of the readable rows; N is their number here."""
+        size, at = len(readable), np.asarray(readable, dtype=np.int64)
         steps = np.zeros(size, np.int32)
         if (name := self.roles.get("step")) is not None:
             column = cells.column(name)
-            steps = np.asarray([_count(column[i]) for i in kept], dtype=np.int32)
+            steps = np.asarray([_count(column[i]) for i in readable], dtype=np.int32)
         prompts, groups_N = Coded(np.full(size, -1, np.int32), []), at + chunk.first
         if (name := self.roles.get("group")) is not None:
             column = cells.column(name)
-            named = np.asarray([column[i] is not None for i in kept], dtype=bool)  # a row without one is a group alone
-            prompts = Coded.of(None if column[i] is None else str(column[i]) for i in kept)
+            # A row without a group is one of its own.
+            has_group = np.asarray([column[i] is not None for i in readable], dtype=bool)
+            prompts = Coded.of(None if column[i] is None else str(column[i]) for i in readable)
+            # [N] one 64-bit key per row: the group's code above the step; the same group at another step is another one
             keys = prompts.codes_N.astype(np.int64) << 32 | steps.astype(np.int64) & 0xFFFFFFFF
-            distinct, inverse = np.unique(keys[named], return_inverse=True)
+            # [rows with a group] -> [G] distinct keys, and for each of the rows the index of its key
+            distinct, inverse = np.unique(keys[has_group], return_inverse=True)
             hashes = [hash64(prompts.words[key >> 32], key & 0xFFFFFFFF) for key in distinct.tolist()]
-            groups_N[named] = np.asarray(hashes, dtype=np.int64)[inverse].reshape(-1)
+            groups_N[has_group] = np.asarray(hashes, dtype=np.int64)[inverse].reshape(-1)
         return ResponseColumns(
             rows_N=at + chunk.first,
             places_N=np.asarray(cells.places, dtype=np.int64)[at],
@@ -165,17 +194,17 @@ class TableDecoder:
             advantages_N=np.full(size, math.nan),
         )
 
-    def _stored(self, cells: Cells, kept: Sequence[int]) -> Scores | None:
+    def _stored(self, cells: Cells, readable: Sequence[int]) -> Scores | None:
         if (name := self.roles.get("score")) is None:
             return None
         column = cells.column(name)
-        values = np.asarray([number_of(column[i]) for i in kept], dtype=np.float64)
+        values = np.asarray([number_of(column[i]) for i in readable], dtype=np.float64)
         errors = Coded.of("no score was saved" if math.isnan(v) else None for v in values.tolist())
-        return Scores(values, {}, Coded.of([""] * len(kept)), errors)
+        return Scores(values, {}, Coded.of([""] * len(readable)), errors)
 
 
 def _ids(cell: Any) -> tuple[int, ...] | None:
-    """A cell as token ids: a list of numbers, in CSV as JSON; None for anything else."""
+    """Return a cell as token ids: a list of numbers, in CSV as JSON; None for anything else."""
     if isinstance(cell, str):
         try:
             cell = parse_json(cell)
@@ -186,21 +215,26 @@ def _ids(cell: Any) -> tuple[int, ...] | None:
 
 
 def _count(cell: Any) -> int:
-    """A cell as a step or a number of tokens; 0 for what is none, or is no number that any run has."""
+    """Return a cell as a step or a number of tokens; 0 if it is no number, or one that no run has (2^31 or more)."""
     number = number_of(cell)
     return int(number) if abs(number) < 1 << 31 else 0
 
 
 @dataclass(frozen=True)
 class TableReader:
-    """A table of responses; see the module. `columns` are those of the file, `form` reads its rows."""
+    """Table of responses; see the module.
+
+    Args:
+        decoder: reads its rows.
+        columns: columns of the file.
+    """
 
     path: str
     decoder: TableDecoder
     columns: Sequence[str] = field(default_factory=tuple)
 
-    def chunks(self, wanted: Ints | None = None) -> Iterator[Chunk]:
-        """Raises: DataError for a file that cannot be read."""
+    def chunks(self, rows_N: Ints | None = None) -> Iterator[Chunk]:
+        """Yield all chunks, whatever `rows_N` is. Raises: DataError for a file that cannot be read."""
         first = 0
         if self.decoder.kind == ".parquet":
             left_out = {*IMAGES, self.decoder.roles.get("images")}
@@ -215,9 +249,9 @@ class TableReader:
 
 
 def first_row(path: str, kind: str) -> tuple[list[str], dict[str, Any]]:
-    """Return (columns, a row) of a table: those of the first row that can be read.
+    """Return (columns of a table, its first row that can be read).
 
-    Raises: DataError when there is none.
+    Raises: DataError when no row can be read.
     """
     return _first_of_parquet(path) if kind == ".parquet" else _first_of_text(path)
 

@@ -63,10 +63,15 @@ def advantages_of(saved: SavedResponses, facts: ResponseColumns, scores: Scores,
             finishes = ["length" if cut else "stop" for cut in facts.cut_N[group].tolist()]
             inputs.append(
                 scored_group(
-                    [scores[i] for i in group], finishes, lengths, estimate.algorithm, max_tokens=estimate.max_tokens,
-                    weights=record.get("weights") or {}, values=untrained_values(lengths) if needs_critic else (),
+                    [scores[i] for i in group],
+                    finishes,
+                    lengths,
+                    estimate.algorithm,
+                    max_tokens=estimate.max_tokens,
+                    weights=record.get("weights") or {},
+                    values=untrained_values(lengths) if needs_critic else (),
                 )
-            )  # fmt: skip
+            )
         for group, values in zip(groups, step_advantages(inputs, estimate.algorithm), strict=True):
             advantages[group] = [float(value.mean()) for value in values]
     return advantages
@@ -125,12 +130,13 @@ def diff_rewards(
             "correlation": correlation(old, new),
             "flipped_share": mean(old * new < 0),
             "moved": mean(moved),
-        } if saved.grouped else None,
+        }
+        if saved.grouped
+        else None,
         "changed": [
-            row_of(facts, i, second, old=score_json(first[i]), advantage=[float(old[i]), float(new[i])])
-            for i in order
+            row_of(facts, i, second, old=score_json(first[i]), advantage=[float(old[i]), float(new[i])]) for i in order
         ],
-    }  # fmt: skip
+    }
 
 
 def _groups(facts: ResponseColumns, first: Scores, second: Scores, old: Floats, new: Floats) -> dict[str, Any]:

@@ -15,14 +15,34 @@ from vlmrl.json_text import parse_json
 from vlmrl.reward_check.response_columns import Chunk, Decoded, Head, ResponseColumns
 from vlmrl.reward_check.scores import Coded, Ints, Scores
 from vlmrl.store.metrics import counted
-from vlmrl.store.rollouts import count_rows, read_batches, read_turns, seen_of
+from vlmrl.store.rollout_columns import read_turns, seen_of
+from vlmrl.store.rollouts import count_rows, read_batches
 from vlmrl.types import Media, RewardInput, Score, Size, name_row
 
 COLUMNS = (
-    "step", "group", "source", "task", "prompt_id", "sample", "truth", "columns", "prompt_text", "text", "token_ids",
-    "finish", "parts", "score", "note", "error", "advantage", "images", "num_row_images", "segments", "status",
+    "step",
+    "group",
+    "source",
+    "task",
+    "prompt_id",
+    "sample",
+    "truth",
+    "columns",
+    "prompt_text",
+    "text",
+    "token_ids",
+    "finish",
+    "parts",
+    "score",
+    "note",
+    "error",
+    "advantage",
+    "images",
+    "num_row_images",
+    "segments",
+    "status",
     "turns",
-)  # fmt: skip
+)
 REPEATED = ("source", "task", "prompt_id", "truth", "columns", "prompt_text", "finish", "note", "error", "status")
 """Columns with one value for many rows: each value becomes a Python object once."""
 CHUNK_ROWS = 8192
@@ -115,10 +135,22 @@ class RolloutDecoder:
         inputs = [
             RewardInput(*fields)
             for fields in zip(
-                texts, truths, columns, itertools.repeat((), len(texts)), finishes, tokens_N.tolist(), prompts,
-                token_ids, steps_N.tolist(), prompt_ids, samples, *zip(*pictures, strict=True), turns, strict=True,
+                texts,
+                truths,
+                columns,
+                itertools.repeat((), len(texts)),
+                finishes,
+                tokens_N.tolist(),
+                prompts,
+                token_ids,
+                steps_N.tolist(),
+                prompt_ids,
+                samples,
+                *zip(*pictures, strict=True),
+                turns,
+                strict=True,
             )
-        ]  # fmt: skip
+        ]
         facts = ResponseColumns(
             rows_N=at + chunk.first,
             places_N=at + chunk.place,
@@ -138,11 +170,8 @@ class RolloutDecoder:
         notes, errors = (_repeated(batch.column(name)) for name in ("note", "error"))
         statuses = _repeated(batch.column("status"))
         stored = Scores.of(
-            [
-                Score(*row, status=status)
-                for *row, status in zip(values, parts, notes, errors, statuses, strict=True)
-            ]
-        )  # fmt: skip
+            [Score(*row, status=status) for *row, status in zip(values, parts, notes, errors, statuses, strict=True)]
+        )
         return Decoded(inputs, facts, stored, media=[x.media for x in inputs] if media else ())
 
     def where(self, facts: ResponseColumns, index: int) -> str:

@@ -228,10 +228,12 @@ def _tell_broken(saved: SavedResponses, result: ScoredResponses, keep_going: boo
 def _tell_doubts(saved: SavedResponses, result: ScoredResponses) -> None:
     """Note how many truths were scored unchanged although they contradict themselves, or break the task's form."""
     kinds = {
-        True: ("ground truth contradicts itself, and was scored as it is",
-               "ground truths contradict themselves, and were scored as they are"),
+        True: (
+            "ground truth contradicts itself, and was scored as it is",
+            "ground truths contradict themselves, and were scored as they are",
+        ),
         False: ("ground truth is not in the task's form", "ground truths are not in the task's form"),
-    }  # fmt: skip
+    }
     counts = {True: result.num_contradictions, False: result.num_doubts - result.num_contradictions}
     for contradicts, words in kinds.items():
         if counts[contradicts]:

@@ -17,7 +17,8 @@ from vlmrl.reward_check.scoring import TaskRef
 from vlmrl.store import layout
 from vlmrl.store.kept_recipe import newest_resolved
 from vlmrl.store.metrics import counted, newest
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 from vlmrl.store.verify import damage_of, shortened
 from vlmrl.tasks.own_task import is_own, read_own
 from vlmrl.types import Media, RewardInput, Score
@@ -128,9 +129,14 @@ class SavedResponses:
             facts = decoded.facts
             for i, x in enumerate(decoded.inputs):
                 samples[int(facts.rows_N[i])] = SavedSample(
-                    decoder.where(facts, i), facts.sources[i] or "", facts.prompts[i] or "", int(facts.steps_N[i]), x,
-                    decoded.media[i], decoded.stored[i] if decoded.stored is not None else None,
-                )  # fmt: skip
+                    decoder.where(facts, i),
+                    facts.sources[i] or "",
+                    facts.prompts[i] or "",
+                    int(facts.steps_N[i]),
+                    x,
+                    decoded.media[i],
+                    decoded.stored[i] if decoded.stored is not None else None,
+                )
         return samples
 
 

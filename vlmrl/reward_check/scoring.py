@@ -239,11 +239,18 @@ class ScoringWork:
         chosen = np.flatnonzero(hashes(decoded.facts.groups_N) < limit)
         texts = {int(decoded.facts.rows_N[i]): decoded.inputs[i].response for i in chosen.tolist()}
         return ScoredResponses(
-            decoded.facts, decoded.stored, sides, [seconds for _, seconds in results],
-            self._right(decoded, sides, scored), texts,
-            list(decoded.broken[:100]), list(decoded.doubts[:100]), len(decoded.broken), len(decoded.doubts),
+            decoded.facts,
+            decoded.stored,
+            sides,
+            [seconds for _, seconds in results],
+            self._right(decoded, sides, scored),
+            texts,
+            list(decoded.broken[:100]),
+            list(decoded.doubts[:100]),
+            len(decoded.broken),
+            len(decoded.doubts),
             sum(CONTRADICTS in doubt.why for doubt in decoded.doubts),
-        )  # fmt: skip
+        )
 
     def _score(self, decoded: Decoded, side: Mapping[str, Scorer]) -> tuple[list[Score], Floats]:
         size = len(decoded.inputs)

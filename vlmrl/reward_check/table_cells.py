@@ -1,4 +1,4 @@
-"""The cells of a piece of a table, column by column, whatever the file was."""
+"""Cells of a chunk of a table, column by column, for every kind of file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from vlmrl.data.table_files import TextRow, parsed_row
 
 
 class Cells(Protocol):
-    """A piece of a table. N rows.
+    """Chunk of a table with N rows.
 
     Attributes:
-        places: line or row of each in its file.    bad: rows that are none -> why.
+        places: line or row of each row in its file.
+        bad: index of a row that cannot be read -> reason.
     """
 
     @property
@@ -27,7 +28,7 @@ class Cells(Protocol):
         ...
 
     def others(self, taken: set[str]) -> list[Mapping[str, Any]]:
-        """Return the [N] cells of all columns but the taken ones, as JSON values."""
+        """Return, for each of the [N] rows, the cells of all columns but the taken ones, as JSON values."""
         ...
 
     def row(self, index: int) -> Mapping[str, Any]:
@@ -36,7 +37,7 @@ class Cells(Protocol):
 
 
 class ArrowCells:
-    """The rows of an Arrow batch."""
+    """Rows of an Arrow batch."""
 
     def __init__(self, batch: Any, place: int) -> None:
         self._batch = batch
@@ -51,10 +52,11 @@ class ArrowCells:
                 return column.to_pylist()
             except UNREADABLE as error:
                 raise unreadable_cell(self._batch.select([name]), self._place) from error
-        # A text that repeats, such as the truth of a group, is made a Python object once.
+        # A text that repeats, such as the truth of a group, becomes one Python object for all its rows.
         coded = column.dictionary_encode() if name not in _LONG else column
         if not hasattr(coded, "dictionary") or len(coded.dictionary) * 2 > len(column):
             return column.to_pylist()
+        # The last word, None, is that of the empty cells.
         words = [*coded.dictionary.to_pylist(), None]
         return [words[i] for i in coded.indices.fill_null(len(words) - 1).to_pylist()]
 
@@ -92,7 +94,7 @@ class RowCells:
 
 
 _LONG = ("response", "completion", "output")
-"""Columns of texts that hardly repeat: looking for repeats would cost more than it saves."""
+"""Columns of texts that hardly repeat: a search for repeats would cost more than it saves."""
 
 
 def clean(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Images of those rows of a table that are shown. Whoever wrote the table is not trusted: see `read_image`."""
+"""Images of the rows of a table that are shown. A table is untrusted input: see `read_image`."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from vlmrl.reward_check.scores import Ints
 from vlmrl.reward_check.table_cells import RowCells
 
 MOST_A_ROW = 16
+"""Largest number of images that are read per row."""
 BATCH_ROWS = 16
-"""Of a Parquet column of images, which are large, so many rows are in memory at a time."""
+"""Number of rows of a Parquet column of images that are in memory at a time; images are large."""
 
 
 def row_images(reader: TableReader, rows: Iterable[int]) -> Iterator[tuple[int, list[bytes | str]]]:
     """Yield (row, its images) of these rows, in their order in the table; nothing for a table without images.
 
-    An image is the bytes of its file, unchecked, or a text that says why it cannot be had.
+    An image is the bytes of its file, unchecked, or a text that says why it cannot be read. A path must stay in the
+    table's folder, links resolved, and nothing is fetched from the network. At most MOST_A_ROW images of a row are
+    read; a text then gives the number of the others.
 
-    A path must stay in the table's folder, links resolved, and nothing is fetched from the network. At most MOST_A_ROW
-    images of a row are read.
     Raises: DataError when the table can no longer be read.
     """
     column = reader.decoder.roles.get("images")
-    wanted = np.unique(np.asarray(list(rows), dtype=np.int64))
-    if column is None or not len(wanted):
+    row_numbers = np.unique(np.asarray(list(rows), dtype=np.int64))
+    if column is None or not len(row_numbers):
         return
     root = Path(reader.path).absolute().parent
     cells = _parquet_cells if reader.decoder.kind == ".parquet" else _text_cells
-    for row, cell in cells(reader, column, wanted):
+    for row, cell in cells(reader, column, row_numbers):
         values = split_images(cell)
-        found = [_file(value, root) for value in values[:MOST_A_ROW]]
-        more = len(values) - len(found)
-        yield row, [*found, f"{more:,} more images"] if more > 0 else found
+        files = [_file(value, root) for value in values[:MOST_A_ROW]]
+        more = len(values) - len(files)
+        yield row, [*files, f"{more:,} more images"] if more > 0 else files
 
 
 def _file(value: Any, root: Path) -> bytes | str:
@@ -49,13 +50,13 @@ def _file(value: Any, root: Path) -> bytes | str:
         return error.message
 
 
-def _parquet_cells(reader: TableReader, column: str, wanted: Ints) -> Iterator[tuple[int, Any]]:
+def _parquet_cells(reader: TableReader, column: str, row_numbers: Ints) -> Iterator[tuple[int, Any]]:
     first = 0
     for group, rows in enumerate(parquet_groups(reader.path)):
-        if np.any((wanted >= first) & (wanted < first + rows)):
+        if np.any((row_numbers >= first) & (row_numbers < first + rows)):
             place = first
             for batch in parquet_batches(reader.path, [column], BATCH_ROWS, group):
-                for row in wanted[(wanted >= place) & (wanted < place + batch.num_rows)].tolist():
+                for row in row_numbers[(row_numbers >= place) & (row_numbers < place + batch.num_rows)].tolist():
                     yield row, _cell(batch, row - place, reader.decoder.place(row))
                 place += batch.num_rows
         first += rows
@@ -68,8 +69,8 @@ def _cell(batch: Any, index: int, place: str) -> Any:
         raise unreadable_cell(batch.slice(index, 1), lambda _: place) from error
 
 
-def _text_cells(reader: TableReader, column: str, wanted: Ints) -> Iterator[tuple[int, Any]]:
-    for chunk in reader.chunks(wanted):
-        here = wanted[(wanted >= chunk.first) & (wanted < chunk.first + chunk.rows)]
+def _text_cells(reader: TableReader, column: str, row_numbers: Ints) -> Iterator[tuple[int, Any]]:
+    for chunk in reader.chunks(row_numbers):
+        here = row_numbers[(row_numbers >= chunk.first) & (row_numbers < chunk.first + chunk.rows)]
         lines = RowCells([chunk.data[row - chunk.first] for row in here.tolist()])
         yield from zip(here.tolist(), lines.column(column), strict=True)

@@ -1,4 +1,4 @@
-"""A table's ground truth as a task's truth: typed fields, or a text in the form of the task."""
+"""Ground truths of a table as truths of a task: typed fields, or a text in the form of the task."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from vlmrl.tasks.own_task import is_own
 from vlmrl.tasks.truth_kinds import CONTRADICTS, TruthForm
 
 PLAIN_FIELDS = ("answer", "ground_truth")
-"""Where a reward finds a truth that is one value: under the first in training on a table, under both in a check."""
-Found = tuple[Mapping[str, Any], str, str]
+"""Fields of a truth that is one value: in training on a table a reward finds it in the first, in a check in both."""
+TruthReading = tuple[Mapping[str, Any], str, str]
 """(truth, why it cannot be used or "", what is doubtful about it or "")."""
 
 
 @dataclass(frozen=True)
 class TruthRule:
-    """How the ground truths of a table are read.
+    """Rule for reading the ground truths of a table.
 
     Args:
         task: name of the task; "" = none: the cell is the truth's fields PLAIN_FIELDS, a mapping is the whole truth.
-        form: how the task's truths stand in a table.    variant: of the task.
-        lenient: a truth that breaks its form is kept as it is, told as a doubt, for a reward that takes any text.
+        form: form of the task's truths in a table.
+        variant: variant of the task.
+        lenient: a truth that breaks its form is kept unchanged and reported as a doubt, for a reward that takes any
+            text.
     """
 
     task: str = ""
@@ -36,22 +38,22 @@ class TruthRule:
     lenient: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Send a rule to another process; that of a task of one's own is made again there, from the file."""
+        """Pickle a rule for another process; that of a user's task is made again there, from the task's file."""
         if is_own(self.task):
             return _own_rule, (self.task, self.variant, self.lenient)
         return TruthRule, (self.task, self.form, self.variant, self.lenient)
 
     def fields_in(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row has truth fields as columns."""
+        """Return whether a row has truth fields as columns."""
         return any(row.get(name) is not None for name in self.form.fields)
 
-    def read(self, cell: Any, row: Mapping[str, Any]) -> Found:
-        """The truth of a row from its ground-truth cell and, under a task, from columns named as truth fields."""
+    def read(self, cell: Any, row: Mapping[str, Any]) -> TruthReading:
+        """Return the truth of a row from its ground-truth cell and, with a task, from columns named as truth fields."""
         if isinstance(cell, str) and cell.lstrip()[:1] == "{":
             try:
                 cell = parse_json(cell)
             except ValueError as error:
-                if self.task:  # without one it may be any text: {1, 2} is a set
+                if self.task:  # without a task it may be any text: {1, 2} is a set
                     return {}, f"the ground truth looks like JSON and is not: {error}", ""
         if isinstance(cell, Mapping):
             cell = plain(cell)
@@ -70,7 +72,8 @@ class TruthRule:
             return {}, f"the ground truth is {cell!r:.60}, not a mapping of truth fields", ""
         return ({} if cell is None else dict.fromkeys(PLAIN_FIELDS, plain(cell))), "", ""
 
-    def _from_text(self, cell: Any, read: Callable[[str], Mapping[str, Any]]) -> Found:
+    def _from_text(self, cell: Any, read: Callable[[str], Mapping[str, Any]]) -> TruthReading:
+        """Return the truth that a text in the task's form states; `read` is the form's reader."""
         text = str(int(cell)) if isinstance(cell, bool) else str(cell)
         try:
             if cell is None:
@@ -80,18 +83,19 @@ class TruthRule:
             why = error.message + (f" ({error.hint})" if error.hint else "")
             return ({"ground_truth": cell}, "", why) if self.lenient else ({}, why, "")
 
-    def _checked(self, truth: Mapping[str, Any]) -> Found:
-        """A typed truth, held against the task's schema."""
+    def _checked(self, truth: Mapping[str, Any]) -> TruthReading:
+        """Check a typed truth against the task's schema, and return it."""
         if self.task:
             validate = _validator(self.task, json.dumps(self.form.settings), self.variant)
-            if validate is not None and (wrong := validate(truth)):
-                problem = f"the ground truth breaks the task `{self.task}`: {'; '.join(wrong)}"
+            if validate is not None and (faults := validate(truth)):
+                problem = f"the ground truth breaks the task `{self.task}`: {'; '.join(faults)}"
                 return self._as_text(truth, problem) if self.lenient else ({}, problem, "")
         return truth, "", ""
 
-    def _as_text(self, truth: Mapping[str, Any], problem: str) -> Found:
-        """An unsound typed truth beside its text in the task's form, which lenient rewards score; the problem where it
-        cannot be written.
+    def _as_text(self, truth: Mapping[str, Any], problem: str) -> TruthReading:
+        """Return an unsound typed truth with its text in the task's form, which lenient rewards score.
+
+        If the truth cannot be written as a text, the problem is returned instead.
         """
         if self.form.write is None or self.form.read is None:
             return {}, problem, ""
@@ -116,12 +120,12 @@ def _own_rule(task: str, variant: str | None, lenient: bool) -> TruthRule:
 def _validator(task: str, settings: str, variant: str | None) -> Callable[[Mapping[str, Any]], list[str]] | None:
     from vlmrl.reward_check.scoring import TaskRef
 
-    made = TaskRef(task, {"name": task, **parse_json(settings)}, variant).make()
-    return made.validate if made is not None else None
+    instance = TaskRef(task, {"name": task, **parse_json(settings)}, variant).make()
+    return instance.validate if instance is not None else None
 
 
 def _typed(cell: Any) -> Any:
-    """A cell of a typed column; what CSV holds as text is read as what it is: true, 0, ["a", "b"], `a; b`."""
+    """Return a cell of a typed column; a text of CSV becomes the value that it spells: true, 0, ["a", "b"], `a; b`."""
     if not isinstance(cell, str):
         return plain(cell)
     text = cell.strip()

@@ -71,22 +71,32 @@ def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
         Attack("infinite", "a number beyond all bounds", "guess", holds("1e999")),
         Attack("all numbers", "0 to 199", "guess", holds(numbers)),
         Attack("placeholder", "the word None", "guess", holds("None")),
-    ]  # fmt: skip
+    ]
     if len(known) < 2:
         return attacks
     return [
         *attacks,
         Attack("every answer", "all answers of the dataset in one", "guess", holds(every)),
         Attack("every answer, bare", "the same without tags", "guess", says(every)),
-        both("two answers", "the right one and a wrong one, each in its tag",
-             "<think>x</think><answer>%s</answer><answer>%s</answer>"),
-        both("answer in think", "one answer inside think, one outside",
-             "<think><answer>%s</answer></think><answer>%s</answer>"),
+        both(
+            "two answers",
+            "the right one and a wrong one, each in its tag",
+            "<think>x</think><answer>%s</answer><answer>%s</answer>",
+        ),
+        both(
+            "answer in think",
+            "one answer inside think, one outside",
+            "<think><answer>%s</answer></think><answer>%s</answer>",
+        ),
         both("two boxes", "the right one and a wrong one", "\\boxed{%s} or \\boxed{%s}"),
         both("or", "both in one answer", "<think>x</think><answer>%s or %s</answer>"),
-        Attack("denied", "not the right answer", "broken",
-               lambda x: f"<think>x</think><answer>not {right_text(x)}</answer>"),
-    ]  # fmt: skip
+        Attack(
+            "denied",
+            "not the right answer",
+            "broken",
+            lambda x: f"<think>x</think><answer>not {right_text(x)}</answer>",
+        ),
+    ]
 
 
 def text_misses(form: str, right: Callable[[RewardInput], str]) -> list[Attack]:
@@ -110,11 +120,14 @@ def text_misses(form: str, right: Callable[[RewardInput], str]) -> list[Attack]:
         miss("longer at the front", "the right answer with 9 before it", lambda t: f"9{t}"),
         miss("first half", "the first half of the right answer", lambda t: t[: len(t) // 2] or None),
         miss("last half", "the last half of the right answer", lambda t: t[(len(t) + 1) // 2 :] or None),
-        miss("minus", "the right number, negative",
-             lambda t: f"-{t}" if t.strip("0.") and t.replace(".", "").isdigit() else None),
+        miss(
+            "minus",
+            "the right number, negative",
+            lambda t: f"-{t}" if t.strip("0.") and t.replace(".", "").isdigit() else None,
+        ),
         miss("in a list", "the right answer among others", lambda t: f"{t}, {t}9, 9{t}"),
         miss("last of a list", "the right answer after others", lambda t: f"{t}9, 9{t}, {t}"),
-    ]  # fmt: skip
+    ]
 
 
 def _alike(one: str, other: str) -> bool:

@@ -92,11 +92,14 @@ def measure_texts(texts: Sequence[str], groups: Sequence[int]) -> TextMeasures:
     alike, in_group = _alike_shares(texts, np.asarray(groups))
     prefixes = np.unique([text.lstrip()[:PREFIX_CHARS] for text in texts], return_counts=True)[1]
     return TextMeasures(
-        alike, in_group, float(prefixes.max() / len(texts)),
+        alike,
+        in_group,
+        float(prefixes.max() / len(texts)),
         float(np.mean(_repeating(code_N, text_N, size_D))),
         dict(zip(CLASSES, class_DC.mean(0).tolist(), strict=True)),
-        float(np.mean(character_DA.max(1) / some_D)), float(np.mean([len(text) for text in texts])),
-    )  # fmt: skip
+        float(np.mean(character_DA.max(1) / some_D)),
+        float(np.mean([len(text) for text in texts])),
+    )
 
 
 def repeats_itself(text: str) -> bool:

@@ -16,8 +16,11 @@ from typing import Any
 from vlmrl.errors import RewardError, did_you_mean
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
-}  # fmt: skip
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 CONDITION = re.compile(r"\s*([a-z_0-9]+)(?:\(([^()\s]+)\))?\s*(?:(>=|<=|>|<)\s*([-+.\dA-Za-z]+)%?)?\s*")
 Report = Mapping[str, Any]
 
@@ -80,7 +83,9 @@ MEASURES: dict[str, Measure] = {
     "corr": Measure(
         "correlation of the score with `length`, `tokens`, `step` (by ranks) or a part", _correlation, of="NAME"
     ),
-    "ngrams": Measure("n-grams that began to be paid", lambda r: float(len(r["correlations"]["ngrams"]["found"]))),
+    "ngrams": Measure(
+        "n-grams that became frequent and earn more", lambda r: float(len(r["correlations"]["ngrams"]["found"]))
+    ),
     "accuracy": Measure("the task's accuracy", lambda r: _go(r, "disagreements", "accuracy")),
     "agreement": Measure(
         "share of (right, wrong) pairs in the right order", lambda r: _go(r, "disagreements", "agreement")

@@ -1,7 +1,7 @@
-"""A recipe after the quick part of `vlmrl check`, with nothing left open: what every command that runs one begins with.
+"""Recipe that passed the quick part of `vlmrl check`, with no open value: every command that runs one begins here.
 
-Nothing is printed here: warnings go back to the command. The imports stand in the functions, so that a wrong model path
-is found before a large library is loaded.
+Nothing is printed here: warnings are returned to the command. The imports stand in the functions, so that a wrong model
+path is reported before a large library is loaded.
 """
 
 from __future__ import annotations
@@ -19,13 +19,19 @@ if TYPE_CHECKING:
 
 
 def load_checked(
-    recipe: str | Path, overrides: Sequence[str], kind: str | None, root: Path, *, trains: bool = True,
+    recipe: str | Path,
+    overrides: Sequence[str],
+    kind: str | None,
+    root: Path,
+    *,
+    trains: bool = True,
     gpus: str | None = None,
-) -> tuple[LoadedRecipe, list[Problem]]:  # fmt: skip
+) -> tuple[LoadedRecipe, list[Problem]]:
     """Load a recipe and check it as `check_loaded` does.
 
     Args:
-        kind: "rl" or "sft": the kind that the recipe must be of; None = any.     root: folder of the runs.
+        kind: "rl" or "sft": the kind that the recipe must be of; None = any.
+        root: folder of the runs.
         trains, gpus: as for `check_loaded`.
     """
     from vlmrl.recipe.load import load_recipe
@@ -40,10 +46,10 @@ def check_loaded(
 
     Args:
         root: folder of the runs.
-        trains: whether a run follows, for which disk and memory must have room.
+        trains: whether a run follows; disk and memory must then have room for it.
         files: folder with the model's files; None = the one that `model.path` leads to.
-        gpus: as `--gpus` says; None = one process.
-    Returns: (recipe with nothing left open (recipe/settle.py), warnings).
+        gpus: value of `--gpus`; None = one process.
+    Returns: (recipe with no open value (recipe/settle.py), warnings).
     Raises: ProblemsError with all errors; LaunchError for a `gpus` that cannot be read.
     """
     from vlmrl.preflight.run import check_model, quick_look
@@ -70,7 +76,7 @@ def check_loaded(
 
 
 def parse_target(gpus: str | None, gpu_memory: str | None = None) -> Target:
-    """Return where a run is to run, as `--gpus` and `--gpu-memory` say. Raises: LaunchError, RecipeError."""
+    """Return the GPUs for a run, as `--gpus` and `--gpu-memory` name them. Raises: LaunchError, RecipeError."""
     from vlmrl.model.gpus import parse_gpus
     from vlmrl.preflight.gpu_models import parse_gpu
     from vlmrl.preflight.memory import Target
@@ -83,7 +89,9 @@ def find_model_files(path: str, root: Path, where: str) -> tuple[str | None, lis
     """Return (folder with the configuration and processor of the recipe's model, problems).
 
     Args:
-        path: the recipe's `model.path`.     root: folder of the runs.     where: place of that key, for the problem.
+        path: the recipe's `model.path`.
+        root: folder of the runs.
+        where: place of that key, for the problem.
     """
     from vlmrl.setup.model_origin import find_model
 

@@ -1,4 +1,4 @@
-"""Which engine generates."""
+"""Choice of the engine that generates."""
 
 from __future__ import annotations
 
@@ -32,39 +32,55 @@ GIB = 1 << 30
 
 
 def make_generator(
-    recipe: Recipe, policy: Policy, encoder: Encoder, files: str, say: Callable[[str], None], *, world: World = ALONE,
-    log: Callable[[str], Path] | None = None, pending_bytes: int = 0,
-) -> Generator:  # fmt: skip
-    """The engine that the recipe names, for this policy: in this process; in processes of its own when it is in parts
-    (`rollout.tensor_parallel`) or, while training (`log` is given), on the GPUs that the launcher set aside.
+    recipe: Recipe,
+    policy: Policy,
+    encoder: Encoder,
+    files: str,
+    say: Callable[[str], None],
+    *,
+    world: World = ALONE,
+    log: Callable[[str], Path] | None = None,
+    pending_bytes: int = 0,
+) -> Generator:
+    """Return the engine that the recipe names, for this policy.
+
+    The engine runs in this process. It has processes of its own when it is split over GPUs (`rollout.tensor_parallel`)
+    or when, in training (`log` is given), it runs on GPUs that the launcher reserved.
 
     Args:
         files: folder or hub name with the model's configuration and processor.
-        say: told what is unusual, once.      log: name of a process -> its log.
-        pending_bytes: memory that the trainer will take besides, and has not taken yet.
-    Raises: EngineError when it is not installed or does not start; LaunchError when its parts do not fit the GPUs.
+        say: is called with each unusual event, once.
+        log: name of a process -> path of its log; None outside training.
+        pending_bytes: memory in bytes that the trainer will need and has not allocated yet.
+    Raises: EngineError when the engine is not installed or does not start; LaunchError when its parts do not fit the
+        GPUs.
     """
     r = recipe.rollout
     if r.engine == "torch":
         return TorchEngine(policy, encoder.tokenizer, batch_tokens=r.batch_tokens, on_halved=partial(_tell_halved, say))
-    from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
+    from vlmrl.rollout.vllm.engine import VllmEngine
+    from vlmrl.rollout.vllm.settings import EngineSettings
 
     settings = EngineSettings(
-        folder=files, dtype=recipe.model.dtype, device=policy.device.type,
+        folder=files,
+        dtype=recipe.model.dtype,
+        device=policy.device.type,
         max_tokens=r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.max_new_tokens or 0),
         kv_cache_bytes=cache_bytes(recipe, policy, world, log is not None, pending_bytes),
         image_arguments=encoder.image_arguments,
-        lora_rank=adapter_rank(policy.model), lora_vision=not adapted_parts(policy.model) <= {"language"},
-        tensor_parallel=r.tensor_parallel, revision=recipe.model.revision,
+        lora_rank=adapter_rank(policy.model),
+        lora_vision=not adapted_parts(policy.model) <= {"language"},
+        tensor_parallel=r.tensor_parallel,
+        revision=recipe.model.revision,
         trust_remote_code=recipe.model.trust_remote_code,
-    )  # fmt: skip
+    )
     weights = PolicyWeights(policy.model, DTYPES[recipe.model.dtype], files)
     if log is not None and r.engine_gpus:
         gpus = reserved_gpus()
         if len(gpus) != r.engine_gpus:
             raise EngineError(
-                f"rollout.engine_gpus = {r.engine_gpus}, and the launcher set {len(gpus)} GPUs aside for engines",
-                hint="start the run with --gpus N, N the GPUs that train and those that generate together",
+                f"rollout.engine_gpus = {r.engine_gpus}, but the launcher reserved {len(gpus)} GPUs for engines",
+                hint="start the run with --gpus N, where N counts the GPUs that train and those that generate",
             )
         return HostedEngine(weights, settings, world, places_apart(gpus, world, r.tensor_parallel), log=log)
     if r.tensor_parallel == 1:
@@ -77,10 +93,14 @@ def make_generator(
 
 
 def cache_bytes(recipe: Recipe, policy: Policy, world: World, trains: bool, pending_bytes: int) -> int:
-    """Return the size of vLLM's cache on each of its GPUs: the recipe's, else what a step's responses need, as far as
-    memory is free beside the trainer's sleeping states and the engine's weights.
+    """Return the size in bytes of vLLM's cache on each of its GPUs.
 
-    Args: trains: whether a trainer shares the machine; else the engine answers whole splits (`vlmrl eval`).
+    It is the recipe's `kv_cache_gib`, else what the responses of a step need, as far as memory is free beside the
+    trainer's sleeping states and the engine's weights.
+
+    Args:
+        trains: whether a trainer shares the machine; else the engine answers whole splits (`vlmrl eval`).
+        pending_bytes: as for `make_generator`.
     """
     r = recipe.rollout
     if r.kv_cache_gib is not None:
@@ -88,17 +108,20 @@ def cache_bytes(recipe: Recipe, policy: Policy, world: World, trains: bool, pend
     text = dict(policy.model.config.get_text_config().to_dict())
     longest = r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.max_new_tokens or 0)
     engines = max(1, (r.engine_gpus or world.size) // r.tensor_parallel)
+    # -(-a // b) rounds up: prompts of a step per engine.
     groups, samples = (-(-r.prompts_per_step // engines), r.samples_per_prompt) if trains else (MAX_SEQUENCES, 1)
     demand = Demand(groups, samples, r.max_prompt_tokens, r.max_new_tokens, longest)
     device = policy.device
     if device.type == "cuda":
         weights = sum(p.numel() for p in policy.model.parameters()) * DTYPES[recipe.model.dtype].itemsize
         size = DTYPES[recipe.model.dtype].itemsize
-        taken = weights // r.tensor_parallel + engine_work(text, size, longest, demand.sequences, r.tensor_parallel)
+        engine_bytes = weights // r.tensor_parallel + engine_work(
+            text, size, longest, demand.sequences, r.tensor_parallel
+        )
         total = memory_use(device)[1]
-        # GPUs of their own are taken to be like this one, and empty.
+        # Reserved GPUs are assumed to be like this one, and empty.
         free = total if trains and r.engine_gpus else (free_bytes(device) or 0) - pending_bytes
-        free -= taken + int(RESERVE_SHARE * total)
+        free -= engine_bytes + int(RESERVE_SHARE * total)
     else:
         free = usable_memory() // world.local_size
     shape = text_cache_shape(text, recipe.model.dtype)
@@ -106,4 +129,4 @@ def cache_bytes(recipe: Recipe, policy: Policy, world: World, trains: bool, pend
 
 
 def _tell_halved(say: Callable[[str], None], load: Load) -> None:
-    say(f"out of memory with {load} at once: again with less; {load.budget} is too large for this machine")
+    say(f"out of memory with {load} at once; trying again with less: {load.budget} is too large for this machine")

@@ -20,9 +20,9 @@ from vlmrl.types import SamplingParams
 
 
 def load_origin(settings: Model, origin: ModelOrigin, lora: Lora | None = None) -> tuple[Any, Any]:
-    """(model, processor) of an origin, on the device and in the dtype of the settings; an adapter is left attached."""
+    """Return (model, processor) of an origin, on the settings' device and in their dtype; an adapter stays attached."""
     if origin.checkpoint is not None:
-        check_files(origin.checkpoint, HF)  # a changed chat template would be another model
+        check_files(origin.checkpoint, HF)  # with a changed chat template it would be another model
     processor = load_processor(settings, path=origin.files)
     if origin.checkpoint is None:
         return load_model(settings, path=origin.path), processor
@@ -30,16 +30,20 @@ def load_origin(settings: Model, origin: ModelOrigin, lora: Lora | None = None) 
 
 
 def load_for_training(recipe: Recipe, origin: ModelOrigin) -> tuple[Any, Any, dict[str, Any]]:
-    """(model, processor, what the adapter sits on) at the start of a run; the last is path and revision without one.
+    """Return (model, processor, base of the adapter) at the start of a run.
 
-    An adapter goes on as the adapter it was; with no `[lora]` table it is folded in and all weights are trained.
+    The base names the weights below the adapter; without an adapter it has path and revision alone. An adapter of the
+    origin is trained further as it is; without a `[lora]` table it is folded in, and all weights are trained.
+
     Raises: CheckpointError as `load_origin`, or when the recipe's `[lora]` table is not that of the origin's adapter.
     """
     base: dict[str, Any] = {"path": origin.path, "revision": recipe.model.revision}
     before = None if origin.checkpoint is None else saved_lora(origin.checkpoint)
     if recipe.model.quantize and before is None and origin.checkpoint is not None:
-        raise CheckpointError(f"model.quantize needs a Hugging Face folder or hub name, and `{origin.path}` is a run",
-                              hint=f"vlmrl merge {origin.path} --out FOLDER, then --set model.path=FOLDER")  # fmt: skip
+        raise CheckpointError(
+            f"model.quantize needs a Hugging Face folder or hub name, but `{origin.path}` is a run",
+            hint=f"vlmrl merge {origin.path} --out FOLDER, then --set model.path=FOLDER",
+        )
     if before is not None and recipe.lora is not None:
         _same_adapter(before, recipe.lora, origin)
     model, processor = load_origin(recipe.model, origin, recipe.lora)
@@ -58,7 +62,7 @@ def load_for_training(recipe: Recipe, origin: ModelOrigin) -> tuple[Any, Any, di
 
 
 def _same_adapter(before: Lora, now: Lora, origin: ModelOrigin) -> None:
-    """Raise unless an adapter can go on under this `[lora]` table; dropout is no property of its weights."""
+    """Raise unless an adapter can be trained under this `[lora]` table; dropout is no property of its weights."""
     pairs = [(k, v, getattr(now, k)) for k, v in before.model_dump().items() if k != "dropout"]
     for name, was, is_now in pairs:
         if was != getattr(now, name):
@@ -69,15 +73,23 @@ def _same_adapter(before: Lora, now: Lora, origin: ModelOrigin) -> None:
 
 
 def make_policy(
-    settings: Model, model: Any, processor: Any, temperature: float, entropy_gradient: bool = False,
+    settings: Model,
+    model: Any,
+    processor: Any,
+    temperature: float,
+    entropy_gradient: bool = False,
     critic: bool = False,
-) -> Policy:  # fmt: skip
-    """The policy of a recipe: this model at this temperature, with image, video and padding ids banned."""
+) -> Policy:
+    """Return the policy of a recipe: this model at this temperature, with image, video and padding ids banned."""
     banned = banned_ids_of(model, processor.tokenizer)
     return Policy(
-        model, temperature=temperature, banned_ids=banned, entropy_gradient=entropy_gradient,
-        shared_prefix=settings.shared_prefix, critic=critic,
-    )  # fmt: skip
+        model,
+        temperature=temperature,
+        banned_ids=banned,
+        entropy_gradient=entropy_gradient,
+        shared_prefix=settings.shared_prefix,
+        critic=critic,
+    )
 
 
 def make_encoder(settings: Model, processor: Any) -> Encoder:
@@ -87,16 +99,21 @@ def make_encoder(settings: Model, processor: Any) -> Encoder:
 
 
 def sampling_params(recipe: Recipe, policy: Policy, tokenizer: Any) -> SamplingParams:
-    """How training samples."""
+    """Return the sampling parameters of training."""
     r = recipe.rollout
     return SamplingParams(
-        temperature=r.temperature, top_p=r.top_p, top_k=r.top_k, max_new_tokens=r.max_new_tokens,
-        stop_ids=stop_ids_of(policy.model, tokenizer), stop=tuple(r.stop), banned_ids=policy.banned_ids,
-    )  # fmt: skip
+        temperature=r.temperature,
+        top_p=r.top_p,
+        top_k=r.top_k,
+        max_new_tokens=r.max_new_tokens,
+        stop_ids=stop_ids_of(policy.model, tokenizer),
+        stop=tuple(r.stop),
+        banned_ids=policy.banned_ids,
+    )
 
 
 def greedy_params(recipe: Recipe, policy: Policy, tokenizer: Any) -> SamplingParams:
-    """How validation and `eval` sample by default."""
+    """Return the default sampling parameters of validation and `eval`: greedy."""
     limit = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
     params = sampling_params(recipe, policy, tokenizer)
     return replace(params, temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=limit)

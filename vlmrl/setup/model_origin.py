@@ -1,4 +1,4 @@
-"""Where a run's first weights come from: what `model.path` names."""
+"""Origin of a run's first weights, which `model.path` names."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from vlmrl.model.model_files import ADAPTER_CONFIG
 from vlmrl.store.checkpoints import AS_ASKED, choose_checkpoint, read_meta
 from vlmrl.store.layout import CHECKPOINTS, COMPLETE, MANIFEST, complete_checkpoints
 from vlmrl.store.listing import run_ids
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 
 
 @dataclass(frozen=True)
 class ModelOrigin:
-    """Where a run's first weights come from: a Hugging Face folder or name, or a checkpoint of another run.
+    """Origin of a run's first weights: a Hugging Face folder or name, or a checkpoint of another run.
 
     Args:
-        path: as the recipe or the command names it.    checkpoint: its folder.
-        parent: as `Manifest.parent`: the run, the checkpoint's name, and why it is that one.
+        path: as the recipe or the command names it.
+        checkpoint: folder of the checkpoint; None = the origin is none.
+        parent: as `Manifest.parent`: the run, the checkpoint's name, and why this checkpoint was chosen.
     """
 
     path: str
@@ -32,43 +34,49 @@ class ModelOrigin:
 
     @property
     def files(self) -> str:
-        """Where config and processor are loaded from."""
+        """Folder or hub name from which configuration and processor are loaded."""
         return str(self.checkpoint / HF) if self.checkpoint else self.path
 
     @property
     def run_dir(self) -> Path | None:
-        """The run folder that the checkpoint lies in; None for a model, and for a checkpoint taken out of its run."""
+        """Run folder of the checkpoint; None for a model, and for a checkpoint that was taken out of its run."""
         folder = self.checkpoint.parent.parent if self.checkpoint else None
         return folder if folder is not None and (folder / MANIFEST).is_file() else None
 
     @property
     def step(self) -> int | None:
-        """The step of the checkpoint; None for a model that is no checkpoint."""
+        """Step of the checkpoint; None for a model that is no checkpoint."""
         return None if self.checkpoint is None else read_meta(self.checkpoint)["step"]
 
 
 def describe_origin(path: str, parent: Mapping[str, Any] | None) -> str:
-    """Return which checkpoint of which run `path` stands for, and why it is that one; "" where it is no run's.
+    """Return which checkpoint of which run `path` stands for, and why; "" if it is no checkpoint of a run.
 
-    Args: parent: as `ModelOrigin.parent`.
+    Args:
+        parent: as `ModelOrigin.parent`.
     """
     if parent is None or not parent.get("why"):
         return ""
-    taken = f"{parent['checkpoint']} of run {parent['run']}"
-    return f"model: {taken}" if parent["why"] == AS_ASKED else f"model: {path} is {taken}: {parent['why']}"
+    origin = f"{parent['checkpoint']} of run {parent['run']}"
+    return f"model: {origin}" if parent["why"] == AS_ASKED else f"model: {path} is {origin}: {parent['why']}"
 
 
 def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOrigin:
-    """What `model.path` names: a local folder, a checkpoint folder, a run (one of its checkpoints), else a hub name.
+    """Return what `model.path` names: a local folder, a checkpoint folder, a run (one of its checkpoints), a hub name.
 
-    Args: which: checkpoint of a run: "best", "last", or a step.
-    Raises: StoreError or CheckpointError when it names a run that has no complete checkpoint, or a checkpoint whose
-        folder is not what was saved (names alone are looked at; files are compared when they are loaded).
+    A path that is none of the others is taken for a hub name.
+
+    Args:
+        runs_root: folder of the runs.
+        which: checkpoint of a run: "best", "last", or a step.
+    Raises: StoreError or CheckpointError when `path` names a run that has no complete checkpoint, or a checkpoint whose
+        folder differs from what was saved (only the names of its files are checked; their content is compared when they
+        are loaded).
     """
     if not path.strip():
         raise CheckpointError("the model's name is empty", hint="name a run, a model folder or a hub name")
     folder = Path(path)
-    if os.path.isfile(folder / "config.json"):  # a name that is too long for a path is no path
+    if os.path.isfile(folder / "config.json"):  # False for a name that is too long for a path
         return ModelOrigin(path)
     if os.path.isfile(folder / COMPLETE):
         read_meta(folder)
@@ -83,15 +91,21 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
         read_meta(checkpoint)
         return ModelOrigin(path, checkpoint, {"run": run.id, "checkpoint": checkpoint.name, "why": why})
     if os.path.isfile(folder / ADAPTER_CONFIG):
-        raise CheckpointError(f"{path} holds an adapter without its base model", where=path,
-                              hint="name the run that made it, or fold it in: vlmrl merge RUN")  # fmt: skip
+        raise CheckpointError(
+            f"{path} holds an adapter without its base model",
+            where=path,
+            hint="name the run that made it, or fold it in: vlmrl merge RUN",
+        )
     if os.path.isdir(folder):
-        raise CheckpointError(f"{path} holds no model: there is no config.json, and it is no run", where=path)
+        raise CheckpointError(f"{path} holds no model: it has no config.json and is no run", where=path)
     return ModelOrigin(path)
 
 
 def _last_trained(runs_root: Path) -> Run | None:
-    """The newest run that has a checkpoint: `last` as a model must not stop at a `vlmrl try` or an evaluation."""
+    """Return the newest run that has a checkpoint; None if no run has one.
+
+    As a model, `last` must skip a `vlmrl try` or an evaluation.
+    """
     for name in run_ids(runs_root):
         if complete_checkpoints(runs_root / name):
             return open_run(runs_root, name)
@@ -99,7 +113,7 @@ def _last_trained(runs_root: Path) -> Run | None:
 
 
 def _run_named(path: str, runs_root: Path) -> Run | None:
-    """The run that `path` names, or None: then it is taken for a hub name, and the hub says whether it is one."""
+    """Return the run that `path` names, or None: it may then be a hub name, which the hub knows or not."""
     try:
         return open_run(runs_root, path)
     except StoreError as error:
@@ -109,13 +123,14 @@ def _run_named(path: str, runs_root: Path) -> Run | None:
 
 
 def origin_of(run: Run, path: str, runs_root: Path) -> ModelOrigin:
-    """Where this run's first weights come from, as its manifest recorded it: `last`, and a run's best checkpoint, mean
-    something else by now.
+    """Return the origin of this run's first weights, as its manifest recorded it.
+
+    `last`, or the best checkpoint of a run, may have another meaning by now.
     """
     parent = run.manifest.first_weights
     if parent is None or (Path(path) / COMPLETE).is_file():
         return find_model(path, runs_root)
-    folder = Path(path)  # a run of another runs folder is named by its own
+    folder = Path(path)  # a run in another runs folder is named by its path
     is_named = os.path.isfile(folder / MANIFEST) and folder.resolve().name == parent["run"]
     run_dir = folder if is_named else runs_root / parent["run"]
     return ModelOrigin(path, run_dir / CHECKPOINTS / parent["checkpoint"], parent)

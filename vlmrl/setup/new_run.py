@@ -1,4 +1,4 @@
-"""A new run folder for a checked recipe."""
+"""New run folder for a checked recipe."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.settle import require_settled
 from vlmrl.setup.run_records import records_of, texts_of
-from vlmrl.store.provenance import usable_cores
-from vlmrl.store.runs import Run, create_run
+from vlmrl.store.open_run import create_run
+from vlmrl.store.provenance import usable_threads
+from vlmrl.store.runs import Run
 
 
 @dataclass(frozen=True)
 class Labels:
-    """How a person tells runs apart."""
+    """Labels by which a person tells runs apart."""
 
     name: str | None = None
     tags: tuple[str, ...] = ()
@@ -23,9 +24,10 @@ class Labels:
 
 
 def start_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Labels, *, kind: str | None = None) -> Run:
-    """A new run folder for this recipe, taken by this process. Its parent is the run that the model comes from.
+    """Create a run folder for this recipe, locked by this process. Its parent is the run that the model comes from.
 
-    Args: kind: what the run is, when it is not what the recipe is for (a trial).
+    Args:
+        kind: kind of the run where it is not the recipe's (a trial).
     """
     from vlmrl.setup.model_origin import find_model
     from vlmrl.setup.sources import open_sources
@@ -35,7 +37,18 @@ def start_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Lab
     sources, validation = open_sources(recipe)
     origin = find_model(recipe.model.path, root)
     return create_run(
-        root, kind=kind or recipe.kind, recipe_name=loaded.path.stem, recipe_text=loaded.text, resolved=loaded.resolved,
-        argv=argv, seeds={"run": recipe.train.seed}, name=labels.name, tags=labels.tags, note=labels.note,
-        parent=origin.parent, threads=usable_cores(), texts=texts_of(sources), **records_of(sources, validation),
-    )  # fmt: skip
+        root,
+        kind=kind or recipe.kind,
+        recipe_name=loaded.path.stem,
+        recipe_text=loaded.text,
+        resolved=loaded.resolved,
+        argv=argv,
+        seeds={"run": recipe.train.seed},
+        name=labels.name,
+        tags=labels.tags,
+        note=labels.note,
+        parent=origin.parent,
+        threads=usable_threads(),
+        texts=texts_of(sources),
+        **records_of(sources, validation),
+    )

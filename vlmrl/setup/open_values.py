@@ -1,4 +1,4 @@
-"""What a run settles before it begins: a value for every key that its recipe leaves open (recipe/settle.py)."""
+"""Choice of a value for every key that a recipe leaves open, before the run begins (recipe/settle.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from vlmrl.errors import Problem, VlmrlError, first_line
 from vlmrl.key_facts import MOST
 from vlmrl.preflight.gpu_models import Gpu, known_gpu
 from vlmrl.preflight.memory import HERE, Target
-from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.key_place import AUTO_ORIGIN
+from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Model, Recipe, Train
 from vlmrl.recipe.settle import OPEN, Choice, Chooser, choose, open_keys, settle, with_values
 
@@ -22,8 +23,10 @@ def choosers(settings: Model, files: Callable[[], str], where: str, target: Targ
     """Return, for each key of `OPEN`, the function that chooses its value.
 
     Args:
-        settings, files: the recipe's table `model`, and where the model's configuration is, asked for only if needed.
-        where: of what is chosen, for messages.      target: where the run is to run.
+        settings: the recipe's table `model`.
+        files: returns where the model's configuration is; it is called only if needed.
+        where: place of the chosen keys in the recipe, for messages.
+        target: GPUs on which the run is to run.
     """
     from vlmrl.model.model_facts import ModelFacts, device_facts, model_facts
     from vlmrl.preflight.engine_choice import EngineWorld, choose_engine
@@ -42,18 +45,23 @@ def choosers(settings: Model, files: Callable[[], str], where: str, target: Targ
     def dtype(recipe: Recipe) -> Choice:
         if recipe.optim.name == "adamw_bf16_kahan":
             return Choice("model.dtype", "bfloat16", f"optim.name = {recipe.optim.name} holds bfloat16 weights")
-        wanted = recipe.model.device
-        if target.gpu is not None or (wanted != "cpu" and device_facts(wanted)[0]["kind"] == "cuda"):
+        device_name = recipe.model.device
+        if target.gpu is not None or (device_name != "cpu" and device_facts(device_name)[0]["kind"] == "cuda"):
             return Choice("model.dtype", "bfloat16", "a GPU is used")
         return Choice("model.dtype", "float32", "no GPU is used")
 
-    return {"train.steps": count_steps, "optim.warmup_steps": count_warmup, "model.dtype": dtype,
-            "rollout.engine": engine}  # fmt: skip
+    return {
+        "train.steps": count_steps,
+        "optim.warmup_steps": count_warmup,
+        "model.dtype": dtype,
+        "rollout.engine": engine,
+    }
 
 
 def count_steps(recipe: Recipe) -> Choice:
-    """Count `train.steps` from `train.epochs`: so many that all rows could be drawn that often."""
-    from vlmrl.data.dataset import open_dataset, require_split
+    """Count `train.steps` from `train.epochs`: as many steps as draw that many times the number of rows."""
+    from vlmrl.data.dataset import require_split
+    from vlmrl.data.open_dataset import open_dataset
 
     is_rl, rows = recipe.kind == "rl", 0
     per_step = recipe.rollout.prompts_per_step if is_rl else recipe.train.rows_per_step
@@ -62,7 +70,7 @@ def count_steps(recipe: Recipe) -> Choice:
             dataset = open_dataset(data)
             require_split(dataset, data.split)
             rows += min(dataset.splits[data.split], data.max_rows or MOST)
-    except VlmrlError as error:  # the check of the data says the same as an error
+    except VlmrlError as error:  # the check of the data reports the same as an error
         return Choice("train.steps", Train().steps, f"the rows cannot be counted: {first_line(error)}")
     epochs = Fraction(str(recipe.train.epochs))
     steps = min(max(1, math.ceil(epochs * rows / per_step)), MOST)
@@ -77,22 +85,24 @@ def count_warmup(recipe: Recipe) -> Choice:
 
 
 def _one_step(key: str) -> Chooser:
-    """Return a chooser for a number of steps of which none will be made."""
+    """Return a chooser for a number of steps that has no effect, as nothing is trained."""
     return lambda recipe: Choice(key, 1, "nothing is trained")
 
 
 def settle_for_run(loaded: LoadedRecipe, root: Path, target: Target = HERE) -> tuple[LoadedRecipe, list[Problem]]:
-    """Choose what the recipe leaves open. Processes that a launcher started take what it chose.
+    """Choose the values that the recipe leaves open. Ranks take the choices of their launcher.
 
-    Args: root: folder of the runs, one of which `model.path` may name.      target: where the run is to run.
-    Returns: the recipe with nothing left open, and warnings about what was chosen.
+    Args:
+        root: folder of the runs, one of which `model.path` may name.
+        target: GPUs on which the run is to run.
+    Returns: the recipe with no open value, and warnings about the choices.
     """
-    still = open_keys(loaded.recipe)
-    if not still:
+    keys = open_keys(loaded.recipe)
+    if not keys:
         return loaded, []
-    told = {c["key"]: Choice(**c) for c in rank_process.choices()}
-    if all(key in told for key in still):
-        return settle(loaded, [told[key] for key in still]), []
+    launcher_choices = {c["key"]: Choice(**c) for c in rank_process.choices()}
+    if all(key in launcher_choices for key in keys):
+        return settle(loaded, [launcher_choices[key] for key in keys]), []
 
     def files() -> str:
         from vlmrl.setup.model_origin import find_model
@@ -105,9 +115,10 @@ def settle_for_run(loaded: LoadedRecipe, root: Path, target: Target = HERE) -> t
 
 
 def settle_for_answers(recipe: Recipe, files: str) -> tuple[Recipe, list[Problem]]:
-    """Choose what is open in a recipe that is only to answer prompts, on this machine (`vlmrl eval`).
+    """Choose the open values of a recipe that only answers prompts, on this machine (`vlmrl eval`).
 
-    Args: files: where the model's configuration is.
+    Args:
+        files: folder or hub name with the model's configuration.
     """
     untrained = {key: _one_step(key) for key in ("train.steps", "optim.warmup_steps")}
     choices = choose(recipe, {**choosers(recipe.model, lambda: files, "rollout.engine"), **untrained})
@@ -115,12 +126,12 @@ def settle_for_answers(recipe: Recipe, files: str) -> tuple[Recipe, list[Problem
 
 
 def choices_of(loaded: LoadedRecipe) -> list[dict[str, Any]]:
-    """Return what was chosen for this recipe, as JSON values: a launcher tells it to its processes."""
-    found: list[dict[str, Any]] = []
+    """Return the choices for this recipe, as JSON values: a launcher passes them to its ranks."""
+    choices: list[dict[str, Any]] = []
     for key in OPEN:
         origin = loaded.origins.get(key, "")
         if origin.startswith(AUTO_ORIGIN):
             table, _, name = key.partition(".")
             value = loaded.resolved["recipe"][table][name]
-            found.append({"key": key, "value": value, "reason": origin.removeprefix(AUTO_ORIGIN)})
-    return found
+            choices.append({"key": key, "value": value, "reason": origin.removeprefix(AUTO_ORIGIN)})
+    return choices

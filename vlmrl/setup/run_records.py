@@ -1,4 +1,4 @@
-"""What a run's manifest says of its data, rewards and prompts, and how that differs from what is there now."""
+"""Records of data, rewards and prompts in a run's manifest, and how they differ from the present ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vlmrl.tasks.source import Source
 
 
 class Records(TypedDict):
-    """What a manifest says of the sources of a recipe."""
+    """Entries of a manifest for the sources of a recipe."""
 
     datasets: list[dict[str, Any]]
     rewards: list[dict[str, Any]]
@@ -29,7 +29,7 @@ class Records(TypedDict):
 
 
 VALIDATION_SUFFIX = " (validation)"
-"""Ends the name of a dataset record whose rows are a validation file's."""
+"""Suffix of the name of a dataset record whose rows are from a validation file."""
 ROWS = OnResume("asked", "the rows themselves", ("best",))
 REWARD = OnResume("asked", "what earns a reward", ("best",))
 TASK = OnResume("asked", "what is asked and measured", ("best",))
@@ -37,7 +37,7 @@ PROMPT = OnResume("asked", "what the model is asked", ("best",))
 
 
 def records_of(sources: Sequence[Source], validation: Sequence[Source] = ()) -> Records:
-    """The manifest's `datasets`, `rewards` and `prompts`, one mapping a source each.
+    """Return the manifest's `datasets`, `rewards` and `prompts`, one mapping per source each.
 
     Validation rows that are in a file of their own count as a dataset of their own.
     """
@@ -55,60 +55,69 @@ def records_of(sources: Sequence[Source], validation: Sequence[Source] = ()) -> 
 
 
 def dataset_record(source: Source, name: str | None = None) -> dict[str, Any]:
-    """What a manifest keeps of a source's rows, under `name` (default: the source's)."""
+    """Return the manifest's record of a source's rows, under `name` (default: the source's)."""
     return {
-        "name": name or source.name, "path": source.dataset.path, "split": source.split, "task": source.task.name,
-        "variant": source.task.variant, "rows": len(source.rows), "fingerprint": source.dataset.fingerprint,
+        "name": name or source.name,
+        "path": source.dataset.path,
+        "split": source.split,
+        "task": source.task.name,
+        "variant": source.task.variant,
+        "rows": len(source.rows),
+        "fingerprint": source.dataset.fingerprint,
         **({"task_sha256": source.task.own.sha256} if source.task.own else {}),
-    }  # fmt: skip
+    }
 
 
 def texts_of(sources: Sequence[Source]) -> Texts:
-    """The task files, reward files and prompt templates of the sources, by the hashes of their records."""
+    """Return the task files, reward files and prompt templates of the sources, by the hashes of their records."""
     tasks = {("task", s.task.own.sha256): s.task.own.text for s in sources if s.task.own}
     rewards = {("reward", s.reward.source_sha256): s.reward.user.source for s in sources if s.reward.user}
     return tasks | rewards | {("prompt", s.prompt_sha256): s.template for s in sources if s.template}
 
 
 def content_changes(run: Run, now: Records, texts: Texts, recipe: Sequence[Change] = ()) -> list[Change]:
-    """What of a run's datasets, rewards and prompts is other than its manifest says, of the sources that both have.
+    """Return the changes of datasets, rewards and prompts since a run's manifest, for sources that both have.
 
-    Args: recipe: what the recipe changes; other arguments of a reward that follow from it are not said again.
+    Args:
+        run: its manifest has the old records.
+        now: the present records.
+        texts: present texts, from `texts_of`, for the diffs.
+        recipe: changes of the recipe; changed arguments of a reward that follow from them are not reported again.
     """
-    was, found = run.manifest, []
-    before, after = len(was.rewards), len(now["rewards"])  # one a source; datasets of validation files come behind
-    trained = _pairs(was.datasets[:before], now["datasets"][:after], "name")
-    for old, new in trained + _pairs(was.datasets[before:], now["datasets"][after:], "name"):
+    manifest, changes = run.manifest, []
+    before, after = len(manifest.rewards), len(now["rewards"])  # one per source; datasets of validation files follow
+    trained = _pairs(manifest.datasets[:before], now["datasets"][:after], "name")
+    for old, new in trained + _pairs(manifest.datasets[before:], now["datasets"][after:], "name"):
         if old.get("fingerprint") != new["fingerprint"]:
-            found.append(Change(f"rows of {new['name']}", old, new, ROWS))
+            changes.append(Change(f"rows of {new['name']}", old, new, ROWS))
         if old.get("task_sha256") != new.get("task_sha256"):
             hashes = {"sha256": old.get("task_sha256")}, {"sha256": new.get("task_sha256")}
             name = f"task {new['task']}"
             diff = _diff(run, "task", name, *hashes, texts)
-            found.append(Change(name, hashes[0]["sha256"], hashes[1]["sha256"], TASK, diff=diff))
+            changes.append(Change(name, hashes[0]["sha256"], hashes[1]["sha256"], TASK, diff=diff))
     recipe_says = any(c.kind != "free" and c.what.startswith(("reward.", "data")) for c in recipe)
-    for old, new in _pairs(was.rewards, now["rewards"], "source"):
+    for old, new in _pairs(manifest.rewards, now["rewards"], "source"):
         if change := _reward_change(run, old, new, texts, recipe_says):
-            found.append(change)
-    for old, new in _pairs(was.prompts, now["prompts"], "source"):
+            changes.append(change)
+    for old, new in _pairs(manifest.prompts, now["prompts"], "source"):
         if not same_prompt(old, new):
             name = f"prompt of {new['source']}"
             diff = _diff(run, "prompt", name, old, new, texts)
-            found.append(Change(name, old.get("sha256"), new["sha256"], PROMPT, diff=diff))
-    once = {change.what: change for change in found}  # a reward of several sources once
-    return _each_diff_once(list(once.values()))
+            changes.append(Change(name, old.get("sha256"), new["sha256"], PROMPT, diff=diff))
+    distinct = {change.what: change for change in changes}  # a reward of several sources is reported once
+    return _each_diff_once(list(distinct.values()))
 
 
 def _each_diff_once(changes: Sequence[Change]) -> list[Change]:
-    """Return the changes, with the diff of a file that is both task and reward at the first of them alone."""
+    """Return the changes; if a file is both task and reward, only the first of the two has the diff."""
     shown: set[tuple[Any, Any]] = set()
-    found = []
+    result = []
     for change in changes:
         pair = (change.old, change.new)
-        found.append(replace(change, diff="") if change.diff and pair in shown else change)
+        result.append(replace(change, diff="") if change.diff and pair in shown else change)
         if change.diff:
             shown.add(pair)
-    return found
+    return result
 
 
 def changed_since(run: Run, sources: Sequence[Source]) -> list[str]:
@@ -133,9 +142,11 @@ def _reward_change(
 
 
 def _with_hidden(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the new arguments, with the old one wherever that has a secret hidden in it and is the same otherwise."""
-    kept = {key: value for key, value in old.items() if key in new and hides(_text(value), _text(new[key]), HIDDEN)}
-    return {**new, **kept}
+    """Return the new arguments; where an old one differs only in that a secret is hidden in it, the old one."""
+    unchanged = {
+        key: value for key, value in old.items() if key in new and hides(_text(value), _text(new[key]), HIDDEN)
+    }
+    return {**new, **unchanged}
 
 
 def _text(value: Any) -> str:
@@ -145,7 +156,10 @@ def _text(value: Any) -> str:
 def _pairs(
     old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], key: str
 ) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Which record was which: by position, since a table that moved may have another name; else by name."""
+    """Return pairs (old, new) of records: by position if their numbers are equal, else by name.
+
+    Position comes first because a table that moved may have another name.
+    """
     if len(old) == len(new):
         return list(zip(old, new, strict=True))
     by_name = {str(record.get(key)): record for record in old}
@@ -153,7 +167,7 @@ def _pairs(
 
 
 def _diff(run: Run, kind: str, name: str, old: Mapping[str, Any], new: Mapping[str, Any], texts: Texts) -> str:
-    """A unified diff of the kept text and the one there now, secrets hidden in both; "" when either is not known."""
+    """Return a unified diff of the kept text and the present one, secrets hidden in both; "" if either is not known."""
     before, after = kept_text(run.dir, kind, str(old.get("sha256"))), texts.get((kind, new["sha256"]))
     if before is None or after is None:
         return ""

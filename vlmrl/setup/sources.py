@@ -9,24 +9,24 @@ from vlmrl.tasks.source import Source, open_source, open_validation, scores_resp
 
 
 def open_sources(recipe: Recipe) -> tuple[list[Source], list[Source]]:
-    """(training sources, validation sources) of a recipe; of the latter none where it does not validate.
+    """Return (training sources, validation sources) of a recipe; the latter are empty if it does not validate.
 
     Raises: DataError and others as `open_source`; DataError when validation is on the test split without permission.
     """
     sources = [open_source(d, recipe.reward, scored=scores_responses(recipe)) for d in recipe.data]
     validates = recipe.data if recipe.eval.enabled else []
-    found = [v for v in (open_validation(d, recipe.reward) for d in validates) if v is not None]
-    for v in found:
+    validation = [v for v in (open_validation(d, recipe.reward) for d in validates) if v is not None]
+    for v in validation:
         if v.split == "test" and not recipe.eval.allow_test_split:
             raise DataError(
                 f"source `{v.name}` validates on its test split: choosing a checkpoint by it would spoil the test",
                 hint="use a validation split, or set eval.allow_test_split = true (the run is then labelled)",
             )
-    return sources, found
+    return sources, validation
 
 
 def make_scorer(source: Source, recipe: Recipe) -> Scorer:
-    """The scorer of a source, with the recipe's limits."""
+    """Return the scorer of a source, with the recipe's limits."""
     r = recipe.reward
     return Scorer(
         source.reward, source.weights, timeout_seconds=r.timeout_seconds, memory_mb=r.memory_mb, workers=r.workers

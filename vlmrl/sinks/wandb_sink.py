@@ -21,9 +21,13 @@ INIT_SECONDS = 40.0
 """Time limit for wandb to begin a run online; then an offline one is begun. WANDB_INIT_TIMEOUT overrides it."""
 EXIT_CODES: dict[Ending, int] = {"done": 0, "interrupted": 130, "failed": 1}
 SETTINGS: dict[str, Any] = {
-    "console": "off", "disable_git": True, "disable_code": True, "save_code": False, "x_disable_meta": True,
+    "console": "off",
+    "disable_git": True,
+    "disable_code": True,
+    "save_code": False,
+    "x_disable_meta": True,
     "x_save_requirements": False,
-}  # fmt: skip
+}
 """Settings with which wandb keeps no command line, code, git remote or terminal output.
 
 They may hold secrets, and the run's folder keeps them with the secrets hidden.

@@ -15,14 +15,38 @@ from vlmrl.store.secrets.redact import redact_text
 
 MAX_DIFF_BYTES = 1_000_000
 PACKAGES = (
-    "torch", "torchvision", "transformers", "tokenizers", "peft", "accelerate", "vllm", "flash-attn", "triton",
-    "datasets", "pyarrow", "numpy", "scipy", "scikit-learn", "safetensors", "pillow", "pydantic", "jinja2",
+    "torch",
+    "torchvision",
+    "transformers",
+    "tokenizers",
+    "peft",
+    "accelerate",
+    "vllm",
+    "flash-attn",
+    "triton",
+    "datasets",
+    "pyarrow",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "safetensors",
+    "pillow",
+    "pydantic",
+    "jinja2",
     "huggingface-hub",
-)  # fmt: skip
+)
 ENVIRONMENT = (
-    "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "HF_HUB_OFFLINE",
-    "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED", "SLURM_JOB_ID", "TOKENIZERS_PARALLELISM",
-)  # fmt: skip
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "HF_HUB_OFFLINE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "PYTHONHASHSEED",
+    "SLURM_JOB_ID",
+    "TOKENIZERS_PARALLELISM",
+)
 """Environment variables that change a result; no other is recorded."""
 
 
@@ -80,20 +104,20 @@ def source_sha256() -> str:
     return total.hexdigest()
 
 
-def usable_cores() -> int:
+def usable_threads() -> int:
     """Return the number of threads that this process may use.
 
     It is OMP_NUM_THREADS, but at most one thread per core that the process may run on. If the variable is not set, it
     is the share of these cores among the processes that torchrun started on this machine.
     """
-    cores = _cores()
+    cores = usable_cores()
     num_threads = os.environ.get("OMP_NUM_THREADS", "")
     if num_threads.isdigit() and int(num_threads):
         return min(cores, int(num_threads))
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     """Return the number of CPU cores that this process may run on: its affinity if the system has one, else all."""
     try:
         return max(1, len(os.sched_getaffinity(0)))
@@ -110,7 +134,7 @@ def hardware() -> dict[str, Any]:
     return {
         "machine": platform.machine(),
         "cpu": _cpu_name(),
-        "cpu_cores": _cores(),
+        "cpu_cores": usable_cores(),
         "memory_bytes": memory,
         "gpus": _gpus(),
     }

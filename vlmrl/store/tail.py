@@ -12,7 +12,8 @@ from vlmrl.store import layout
 from vlmrl.store.clock import seconds_between
 from vlmrl.store.kept_recipe import newest_resolved
 from vlmrl.store.metrics import current, parse_line
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import Run
 
 STEPS_FOR_SPEED = 20
 """Number of last steps from which the time to the end is estimated."""

@@ -1,92 +1,37 @@
-"""Table of tasks. A task is made for a dataset: `make_task(name, dataset.info, variant)`."""
+"""Table of tasks. A task is made for a dataset: `make_task(name, dataset.info, variant)`.
+
+A folder beside this file registers tasks with a module `entries.py`: its `TASKS` (name -> TaskEntry) and, if it has
+them, its `KINDS` (kinds of rows) are read when this package is imported. builtin_rewards.py reads the `REWARDS` of a
+folder's `rewards.py` in the same way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from vlmrl.data.dataset import Dataset
 from vlmrl.errors import RecipeError, unknown
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.digits import PREP as DIGITS_PREP
-from vlmrl.tasks.digits import SUMMARY as DIGITS_SUMMARY
-from vlmrl.tasks.digits import digits_task
-from vlmrl.tasks.options import PrepCommand
+from vlmrl.tasks.entry import TaskEntry
+from vlmrl.tasks.folders import modules_of_folders
 from vlmrl.tasks.own_task import is_own, load_own
-from vlmrl.tasks.pairs.command import PREP as PAIRS_PREP
-from vlmrl.tasks.pairs.task import SUMMARY as PAIRS_SUMMARY
-from vlmrl.tasks.pairs.task import pair_task
-from vlmrl.tasks.pairs.truth_kind import PAIRS
-from vlmrl.tasks.pairs.truth_kind import truth_form as pair_truth_form
-from vlmrl.tasks.table import SUMMARY as TABLE_SUMMARY
-from vlmrl.tasks.table import table_task
-from vlmrl.tasks.taxonrl.command import prep_command
-from vlmrl.tasks.taxonrl.domain import MAIN
-from vlmrl.tasks.taxonrl.domain_task import PROFILES, domain_task
-from vlmrl.tasks.taxonrl.domains import DOMAINS
-from vlmrl.tasks.taxonrl.truth_kind import SPECIES_PAIRS
-from vlmrl.tasks.taxonrl.truth_kind import truth_form as domain_truth_form
 from vlmrl.tasks.truth_kinds import TEXTS, RowKind, Truth, TruthForm
 
-
-@dataclass(frozen=True)
-class TaskEntry:
-    """Task in the table.
-
-    Args:
-        make: dataset.json of a dataset, and for a task with variants the requested one or None -> the task.
-        summary: its line in `vlmrl recipe list --tasks`.
-        variants: what `[[data]] variant` may name.
-        main: the variant that `im` names, and the default where the dataset has the truth for it.
-        profiles: what `[reward] profile` may name.
-        truth_form: (truth of the first row, unparsed, columns of the table) -> how a table of responses holds the
-            task's truths.
-        prep: `vlmrl prep` of the task; None = there is none.
-    """
-
-    make: Callable[..., Task]
-    summary: str
-    variants: tuple[str, ...] = ()
-    main: str | None = None
-    profiles: tuple[str, ...] = ("default",)
-    truth_form: Callable[[Truth, Sequence[str]], TruthForm] = lambda truth, columns: TruthForm()
-    prep: PrepCommand | None = None
-
-    @property
-    def variant_names(self) -> tuple[str, ...]:
-        """Every name of a variant, `im` included."""
-        return (*self.variants, *((MAIN,) if self.main not in (None, MAIN) else ()))
-
-
-TASKS: dict[str, TaskEntry] = {
-    "digits": TaskEntry(digits_task, DIGITS_SUMMARY, truth_form=pair_truth_form, prep=DIGITS_PREP),
-    "pairs": TaskEntry(pair_task, PAIRS_SUMMARY, truth_form=pair_truth_form, prep=PAIRS_PREP),
-    "table": TaskEntry(table_task, TABLE_SUMMARY),
-    **{
-        name: TaskEntry(
-            partial(domain_task, domain),
-            domain.summary,
-            domain.variant_names,
-            domain.main,
-            PROFILES,
-            partial(domain_truth_form, name),
-            prep_command(domain),
-        )
-        for name, domain in DOMAINS.items()
-    },
-}
-
-
+_ENTRIES = modules_of_folders("entries")
+TASKS: dict[str, TaskEntry] = {name: entry for module in _ENTRIES for name, entry in module.TASKS.items()}
+KINDS: tuple[RowKind, ...] = (
+    *sorted((kind for module in _ENTRIES for kind in getattr(module, "KINDS", ())), key=lambda kind: -kind.specificity),
+    TEXTS,
+)
+"""Kinds of rows that their truth identifies, the most specific first. `TEXTS` matches every truth."""
 DEFAULT = "table"
 """Task where none is named: the rows have their own prompt, and the user provides the reward."""
-KINDS = (SPECIES_PAIRS, PAIRS, TEXTS)
-"""Kinds of rows that their truth identifies; the first that matches is used."""
 
 
 def kind_of(truth: Truth) -> RowKind:
-    """Return the kind of rows with such a truth, whatever task they come from."""
+    """Return the kind of rows with such a truth, whatever task they come from: the most specific one that matches."""
     return next(kind for kind in KINDS if kind.matches(truth))
 
 

@@ -1,4 +1,7 @@
-"""Table of all built-in rewards by name: the general ones (vlmrl/rewards) and those of the shipped tasks."""
+"""Table of all built-in rewards by name: the general ones (vlmrl/rewards) and those of the shipped tasks.
+
+A folder of tasks registers its rewards as `REWARDS` in a module `rewards.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from functools import partial
 
 from vlmrl import rewards
 from vlmrl.rewards import GENERAL, Builtin
-from vlmrl.tasks.pairs.rewards import REWARDS as PAIR_REWARDS
-from vlmrl.tasks.taxonrl.rewards import REWARDS as TAXONRL_REWARDS
+from vlmrl.tasks.folders import modules_of_folders
 
-REWARDS: Mapping[str, Builtin] = {**PAIR_REWARDS, **TAXONRL_REWARDS, **GENERAL}
+_OF_TASKS = {name: reward for module in modules_of_folders("rewards") for name, reward in module.REWARDS.items()}
+REWARDS: Mapping[str, Builtin] = {**_OF_TASKS, **GENERAL}
 
 load_reward = partial(rewards.load_reward, builtins=REWARDS)
 """`vlmrl.rewards.load_reward` over all of them."""

@@ -14,13 +14,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
-from vlmrl.data.dataset import read_info
 from vlmrl.data.dataset_writer import DROPPED_FILE, Build
 from vlmrl.data.doctor import DatasetFacts, RowFacts, Verdict, examine_dataset
 from vlmrl.data.image_scan import shrink_images
 from vlmrl.data.image_shards import Examined, ShardReader, Stored, write_shards
 from vlmrl.data.measurements import PATCH_PIXELS, estimate_image_tokens, estimate_text_tokens
 from vlmrl.data.parallel_parts import Progress
+from vlmrl.data.prepared_dataset import read_info
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.prompt_template import IMAGE, place_images, render_user
@@ -135,7 +135,7 @@ def assemble(
         "doctor": report,
     }
     outcome = build.finish(whole, force=force)
-    return Prepared(build.target, outcome, read_info(build.target), build.found)
+    return Prepared(build.target, outcome, read_info(build.target), build.leftovers)
 
 
 def fit_prompts(build: Build, parts: Assembly, limits: Limits) -> dict[int, int]:

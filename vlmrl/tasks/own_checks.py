@@ -52,9 +52,8 @@ def _named(value: Any, is_sound: Callable[[Any], bool]) -> bool:
 
 def _is_profile(value: Any) -> bool:
     return (
-        isinstance(value, (tuple, list)) and len(value) == 2 and _is_text(value[0])
-        and _named(value[1], lambda _: True)
-    )  # fmt: skip
+        isinstance(value, (tuple, list)) and len(value) == 2 and _is_text(value[0]) and _named(value[1], lambda _: True)
+    )
 
 
 FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -64,7 +63,8 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "variables": (lambda v: _named(v, lambda _: True), 'names with values: variables={"most": 9}'),
     "profiles": (lambda v: _named(v, _is_profile), 'rewards with arguments: profiles={"default": (":score", {})}'),
     "metrics": (
-        lambda v: _named(v, lambda m: isinstance(m, Metric)), 'metrics={"error": vlmrl.Metric("lower", (0.0, 1.0))}'
+        lambda v: _named(v, lambda m: isinstance(m, Metric)),
+        'metrics={"error": vlmrl.Metric("lower", (0.0, 1.0))}',
     ),
     "replicates": (lambda v: type(v) is int and v >= 0, "a number of resamples, 0 = no intervals"),
     "by": (_are_texts, 'names of fields of the truth: by=("count",)'),
@@ -72,7 +72,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "variants": (_are_texts, "leave it out: a user's own task has no variants"),
     "truths": (lambda v: v is None or isinstance(v, TruthForm), "a vlmrl.tasks.truth_kinds.TruthForm, or None"),
     "kind": (lambda v: v is None or isinstance(v, RowKind), "a vlmrl.tasks.truth_kinds.RowKind, or None"),
-}  # fmt: skip
+}
 
 
 def _measures(returned: Any) -> Outcome:

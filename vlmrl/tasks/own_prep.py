@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from vlmrl.data.dataset_writer import Build, building, content_hash, refuse_other
+from vlmrl.data.dataset import content_hash
+from vlmrl.data.dataset_writer import Build, building, refuse_other
 from vlmrl.data.doctor import RowFacts
 from vlmrl.data.image_scan import FileReader
 from vlmrl.data.image_shards import Examined, examine
@@ -29,9 +30,7 @@ SPLIT = re.compile(r"[A-Za-z0-9_-]{1,100}", re.ASCII)
 COLUMNS = ("prompt_id", "truth", "images")
 """Columns of every dataset, which no row may have as its own."""
 MOST_ID_CHARS = 200
-TAKEN = {
-    "out", "name", "limits", "force", "as_json", "json", "help", "max_prompt_tokens", "on_overlong", "workers"
-}  # fmt: skip
+TAKEN = {"out", "name", "limits", "force", "as_json", "json", "help", "max_prompt_tokens", "on_overlong", "workers"}
 """Options of every `vlmrl prep`."""
 
 
@@ -128,28 +127,39 @@ def own_command(name: str) -> PrepCommand:
     Raises: RecipeError for a file, function or parameter that cannot be used; DataError for a task without `prep`.
     """
     task = load_own(name, {})
+    path = Path(_path_of(task))
+    return rows_command(task, named=name, default=path.parent.resolve().name if path.stem == "task" else path.stem)
+
+
+def rows_command(task: Task, *, named: str | None = None, default: str | None = None) -> PrepCommand:
+    """Return the command `vlmrl prep NAME` of a task that has a `prep`: the options are its parameters.
+
+    Args:
+        named: the task as it is typed behind `vlmrl prep`; None = its name.
+        default: name of the dataset if no option gives one; None = the task's name.
+    Raises: RecipeError for a parameter that cannot be used; DataError for a task without `prep`.
+    """
+    named, default = named or task.name, default or task.name
     if task.prep is None:
-        raise no_prep(name)
-    parameters_of(task.prep, name)
+        raise no_prep(named)
+    parameters_of(task.prep, named)
     if taken := sorted(TAKEN & inspect.signature(task.prep).parameters.keys()):
         raise RecipeError(
-            f"`prep` of `{name}` has the parameter `{taken[0]}`, which every `vlmrl prep` has", where=name
+            f"`prep` of `{named}` has the parameter `{taken[0]}`, which every `vlmrl prep` has", where=named
         )
 
     def run(
         out: Annotated[Path | None, Option("Dataset folder to make; default: data/NAME.")] = None,
-        name: Annotated[str | None, Option("Name of the dataset; default: the file's.")] = None,
+        name: Annotated[str | None, Option("Name of the dataset; default: the task's.")] = None,
         *,
         limits: Limits,
         force: bool = False,
         **options: Any,
     ) -> Prepared:
-        called = name or (out.name if out is not None else default)
-        return prepare_own(task, options, out or Path("data") / called, limits, name=called, force=force)
+        dataset_name = name or (out.name if out is not None else default)
+        return prepare_own(task, options, out or Path("data") / dataset_name, limits, name=dataset_name, force=force)
 
-    path = Path(_path_of(task))
-    default = path.parent.resolve().name if path.stem == "task" else path.stem
-    return PrepCommand(_with_parameters(run, task.prep), _help(task, name), keeps=lambda options: False)
+    return PrepCommand(_with_parameters(run, task.prep), _help(task, named), keeps=lambda options: False)
 
 
 def _with_parameters(run: Callable[..., Prepared], prep: Callable[..., Any]) -> Callable[..., Prepared]:

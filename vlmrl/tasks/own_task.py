@@ -66,17 +66,19 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
     function = getattr(module, function_name, None)
     if not callable(function):
         raise RecipeError(
-            f"{path_text} has no function `{function_name}`", where=path_text,
+            f"{path_text} has no function `{function_name}`",
+            where=path_text,
             hint=f"it defines: {', '.join(_functions(module)) or 'no function'}",
-        )  # fmt: skip
+        )
     make: Callable[[Mapping[str, Any]], Any] = function
     task = guarded(f"`{name}`", path_text, lambda: make(info), hint=INFO)
     line = getattr(getattr(function, "__code__", None), "co_firstlineno", 1)
     if not isinstance(task, Task):
         raise RecipeError(
-            f"`{name}` returned {type(task).__name__}, not a Task", where=f"{path_text}:{line}",
+            f"`{name}` returned {type(task).__name__}, not a Task",
+            where=f"{path_text}:{line}",
             hint="return vlmrl.Task(...); `vlmrl init --task NAME` writes an example",
-        )  # fmt: skip
+        )
     check_fields(task, f"{path_text}:{line}")
     profiles = {key: (_beside(path_text, reward), args) for key, (reward, args) in task.profiles.items()}
     watched = {
@@ -91,9 +93,13 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
             measure_for(spec), f"`outcome` of `{name}`", path_text, RETURNS["outcome"]
         )
     return replace(
-        task, name=name, profiles=profiles, own=file,
-        template_file=task.template_file or f"template of {path_text}", **watched,
-    )  # fmt: skip
+        task,
+        name=name,
+        profiles=profiles,
+        own=file,
+        template_file=task.template_file or f"template of {path_text}",
+        **watched,
+    )
 
 
 def read_own(path_text: str) -> OwnFile:
@@ -106,9 +112,10 @@ def read_own(path_text: str) -> OwnFile:
         return OwnFile(path_text, data.decode(), hashlib.sha256(data).hexdigest())
     except OSError as error:
         raise RecipeError(
-            f"the task file {path_text} cannot be read: {error.strerror}", where=str(Path.cwd()),
+            f"the task file {path_text} cannot be read: {error.strerror}",
+            where=str(Path.cwd()),
             hint='name it from here, or in the recipe: [[data]] task = "path/to/file.py:function"',
-        ) from error  # fmt: skip
+        ) from error
     except UnicodeDecodeError as error:
         raise RecipeError("the task file is not UTF-8 text", where=path_text) from error
 

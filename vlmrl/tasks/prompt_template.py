@@ -83,8 +83,9 @@ def place_images(messages: tuple[Message, ...], row: Row) -> tuple[tuple[Message
         raise DataError(
             f"the row has {len(row.media)} image{plural(len(row.media))} but its prompt has {marks} {IMAGE} "
             f"mark{plural(marks)}",
-            where=row.place, hint=f"write {IMAGE} once for each image, or not at all (then the images come first)",
-        )  # fmt: skip
+            where=row.place,
+            hint=f"write {IMAGE} once for each image, or not at all (then the images come first)",
+        )
     first = next((i for i, message in enumerate(messages) if message.role == "user"), None)
     if first is None:
         raise DataError("the row has images but no user message", where=row.place)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.data.dataset import Dataset, Rows, open_dataset, require_split
+from vlmrl.data.dataset import Dataset, Rows, require_split
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RecipeError, listed
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.recipe.template import read_template
@@ -127,10 +128,21 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None, scored:
     print_now = prompt_print(template, data.system, task.variables, task.name)
     earlier = earlier_prints(print_now, task.name, template, data.system, task.variables)
     return Source(
-        name=dataset.name, task=task, dataset=dataset, split=split, rows=rows, share=data.share, reward=spec,
-        weights=weights, template=template, template_path=path, system=data.system,
-        prompt_sha256=print_now, prompt_earlier=earlier, notes=list(dataset.notes),
-    )  # fmt: skip
+        name=dataset.name,
+        task=task,
+        dataset=dataset,
+        split=split,
+        rows=rows,
+        share=data.share,
+        reward=spec,
+        weights=weights,
+        template=template,
+        template_path=path,
+        system=data.system,
+        prompt_sha256=print_now,
+        prompt_earlier=earlier,
+        notes=list(dataset.notes),
+    )
 
 
 def open_validation(data: Data, reward: Reward) -> Source | None:
@@ -189,10 +201,11 @@ def _reward(data: Data, reward: Reward, task: Task, scored: bool = True) -> tupl
         return NO_REWARD, {}
     if name is None:
         raise RecipeError(
-            f"task `{task.name}` has no reward of its own", where=data.path,
+            f"task `{task.name}` has no reward of its own",
+            where=data.path,
             hint='name one: [reward] name = "path/to/file.py:function" (or a built-in: `vlmrl recipe list --rewards`); '
             "a supervised start needs none with eval.enabled = false",
-        )  # fmt: skip
+        )
     meant = data.reward is None or reward.name in (None, data.reward)
     args = dict(reward.args) if meant else {}
     if name == own:

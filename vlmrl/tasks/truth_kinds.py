@@ -30,6 +30,7 @@ class RowKind:
         is_right: (truth, the text of an answer) -> whether it is right, None where it decides nothing; None = the
             answer is compared as a text.
         labels: what the data doctor counts.
+        specificity: of the kinds that match a truth, the one with the largest number counts.
     """
 
     matches: Callable[[Truth], bool]
@@ -37,6 +38,7 @@ class RowKind:
     play: Callable[[Stage], Play] | None = None
     is_right: Callable[[Truth, str], bool | None] | None = None
     labels: Callable[[Row], RowLabels] = answer_labels
+    specificity: int = 0
 
 
 TEXTS = RowKind(lambda truth: True)

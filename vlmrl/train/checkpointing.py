@@ -1,6 +1,6 @@
-"""Checkpoints of a run that trains: what goes into one and comes back, who writes it, what follows when it is complete.
+"""Checkpoints of a training run: collecting their content, writing them, and restoring a run from one.
 
-The training itself writes it, or a thread of it writes it from copies while training goes on.
+The training writes a checkpoint itself, or a thread writes it from copies while training goes on.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from vlmrl.train.session import Session
 
 PROOF_ROLLOUTS = 8
-"""Rollouts whose log-probs go into each checkpoint."""
+"""Number of rollouts whose log-probs each checkpoint holds as its proof."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """Complete checkpoint on the disk.
+    """Complete checkpoint on disk.
 
     Args:
         step: its step.
         folder: its folder.
-        keep: steps of other checkpoints that were not to be removed when it was begun.
+        keep: steps of other checkpoints that must not be removed (the best one), when this one was begun.
     """
 
     step: int
@@ -55,11 +55,11 @@ class Saver:
     """Writer of a run's checkpoints, one at a time.
 
     Args:
-        world: the processes, in the group that their writers use.
-        copies: where tensors are copied before a thread writes them; None = no thread, nothing is copied.
+        world: the ranks, in the process group that the writing threads use.
+        copies: memory that tensors are copied to before a thread writes them; None = no thread and no copies.
         on_complete: called with each checkpoint when it is complete and `finish_save` has waited for it.
-        saved_step: step of the newest checkpoint, which may still be on its way to the disk; None = there is none.
-        proof_items: trajectories of the newest step, whose log-probs the next checkpoint holds as a proof.
+        saved_step: step of the newest checkpoint, which may not be complete yet; None = there is none.
+        proof_items: trajectories of the newest step; the next checkpoint holds log-probs of some as its proof.
     """
 
     world: World = ALONE
@@ -71,10 +71,16 @@ class Saver:
 
     @classmethod
     def of(
-        cls, asynchronous: bool | None, device: torch.device, world: World,
+        cls,
+        asynchronous: bool | None,
+        device: torch.device,
+        world: World,
         on_complete: Callable[[Written], None] = lambda written: None,
-    ) -> Saver:  # fmt: skip
-        """Return the saver of a recipe's `checkpoint.asynchronous`. All processes call it together."""
+    ) -> Saver:
+        """Return the saver for a recipe's `checkpoint.asynchronous`; None = asynchronous on a GPU, else not.
+
+        All ranks call it together.
+        """
         on_gpu = device.type == "cuda"
         if not (on_gpu if asynchronous is None else asynchronous):
             return cls(world, None, on_complete)
@@ -82,7 +88,7 @@ class Saver:
 
     @property
     def under_way(self) -> bool:
-        """Whether a checkpoint was begun and `result` not called since. The same on all processes."""
+        """Whether a checkpoint was begun and `result` has not been called since. The same on all ranks."""
         return self._under_way is not None
 
     @property
@@ -91,15 +97,15 @@ class Saver:
         return self._under_way is None or self._under_way.done()
 
     def begin(self, write: Callable[[], Written]) -> None:
-        """Run `write`: to its end before this returns or, with copies, in a thread beside the training."""
+        """Run `write`: with copies in a thread beside the training, else to its end before this returns."""
         assert self._under_way is None, "one checkpoint at a time"
-        done = self._under_way = Future[Written]()
+        future = self._under_way = Future[Written]()
 
         def work() -> None:
             try:
-                done.set_result(write())
+                future.set_result(write())
             except BaseException as error:
-                done.set_exception(error)
+                future.set_exception(error)
 
         if self.copies is None:
             work()
@@ -107,10 +113,13 @@ class Saver:
             Thread(target=work, name="checkpoint", daemon=True).start()
 
     def result(self) -> Written:
-        """Wait for the checkpoint that was begun and return it, complete on the disk. Raises: what `write` raised."""
+        """Wait for the checkpoint that was begun, and return it, complete on disk.
+
+        Raises: the errors of `write`.
+        """
         assert self._under_way is not None
-        done, self._under_way = self._under_way, None
-        return done.result()
+        future, self._under_way = self._under_way, None
+        return future.result()
 
 
 def keep_newest(run: Run, keep_last: int, written: Written) -> None:
@@ -120,48 +129,59 @@ def keep_newest(run: Run, keep_last: int, written: Written) -> None:
 
 
 def save(session: Session, *, wait: bool = False) -> None:
-    """Save a checkpoint of the session as it is; one that is on its way to the disk is waited for first.
+    """Save a checkpoint of the session. Wait first for an earlier one that is still being written.
 
     Args:
-        session: what is saved.
-        wait: return when it is complete, although the run's checkpoints are written while training goes on.
-
+        session: the session to save.
+        wait: return only when the checkpoint is complete, even if a thread writes it.
     Raises: CheckpointError when this one or the one before could not be written.
     """
     recipe, learner, journal, saver = session.recipe, session.learner, session.journal, session.saver
     policy, progress = learner.policy, journal.progress
     rank_process.phase("saving", progress.step)
-    journal.rollouts.finish()
+    journal.rollouts.finish()  # a complete checkpoint has the rollouts and metrics of its steps beside it
     finish_save(saver)
     meta = {
-        "kind": recipe.kind, "dtype": recipe.model.dtype, "model_type": policy.model.config.model_type,
+        "kind": recipe.kind,
+        "dtype": recipe.model.dtype,
+        "model_type": policy.model.config.model_type,
         "base": dict(session.base),
         "policy": {"temperature": policy.temperature, "banned_ids": list(policy.banned_ids)},
         "encoder": {k: getattr(recipe.model, k) for k in ("min_pixels", "max_pixels", "thinking")},
         "optimizer_updates": learner.optimizer.updates,
-    }  # fmt: skip
+    }
     if recipe.lora is not None:
-        meta |= {"lora": recipe.lora.model_dump(mode="json"), "freeze": list(recipe.model.freeze),
-                 "quantize": recipe.model.quantize}  # fmt: skip
+        meta |= {
+            "lora": recipe.lora.model_dump(mode="json"),
+            "freeze": list(recipe.model.freeze),
+            "quantize": recipe.model.quantize,
+        }
     data = {
         "progress": asdict(replace(progress, seconds=journal.seconds)),
         "stream": session.feed.position,
     }
     value_head = {} if policy.value_head is None else policy.value_head.state_dict()
-    saved = io.CheckpointContent(progress.step, meta, data, _proof(learner, saver.proof_items), value_head)
+    content = io.CheckpointContent(progress.step, meta, data, _proof(learner, saver.proof_items), value_head)
+    # Tensors are copied here, if there are copies: training may change them while the thread writes.
     staged = io.stage(
-        journal.run.dir, saved, policy.model, session.feed.encoder.processor, learner.optimizer.state_tensors(),
-        learner.world, policy.saved_dtypes, saver.copies,
-    )  # fmt: skip
+        journal.run.dir,
+        content,
+        policy.model,
+        session.feed.encoder.processor,
+        learner.optimizer.state_tensors(),
+        learner.world,
+        policy.saved_dtypes,
+        saver.copies,
+    )
     keep = [progress.best_step] if recipe.checkpoint.keep_best and progress.best_step is not None else []
-    saver.begin(lambda: Written(saved.step, io.write_staged(staged, saver.world), keep))
+    saver.begin(lambda: Written(content.step, io.write_staged(staged, saver.world), keep))
     saver.saved_step = progress.step
     if wait or saver.copies is None:
         finish_save(saver)
 
 
 def finish_save(saver: Saver) -> None:
-    """Wait for the checkpoint that is on its way to the disk, if there is one, and do what follows it.
+    """Wait for the checkpoint that is being written, if there is one, and call `on_complete` with it.
 
     Raises: CheckpointError when it could not be written.
     """
@@ -170,18 +190,18 @@ def finish_save(saver: Saver) -> None:
 
 
 def look_after_save(saver: Saver, world: World) -> None:
-    """Do what `finish_save` does, between two steps, when no process would have to wait.
+    """Call `finish_save` between two steps, if no rank would have to wait in it.
 
     Args:
-        saver: the saver of this process.
-        world: the processes, in the group that the training uses.
+        saver: the saver of this rank.
+        world: the ranks, in the process group that the training uses.
     """
     if saver.under_way and all(world.gather(saver.written)):
         finish_save(saver)
 
 
 def finish_failed(saver: Saver, run: Run) -> None:
-    """Do what `finish_save` does in a run that ends with an error already: another error is a line of its log."""
+    """Call `finish_save` in a run that has already failed. A further error is only a line in the run's log."""
     try:
         finish_save(saver)
     except VlmrlError as error:
@@ -189,8 +209,8 @@ def finish_failed(saver: Saver, run: Run) -> None:
 
 
 def _proof(learner: Learner, trajectories: Sequence[TrainItem]) -> dict[str, torch.Tensor]:
-    """Return log-probs of some of the last rollouts of rank 0 under the weights as they are."""
-    # One rollout of each prompt: more prompts prove more.
+    """Return log-probs of some of rank 0's last rollouts under the current weights; {} on other ranks."""
+    # One rollout per prompt: more prompts prove more. The other ranks have no items, but run the forward passes too.
     items = list({item.group: item for item in trajectories}.values())[:PROOF_ROLLOUTS] if learner.world.is_main else []
     batch, logps = StepBatch(items, [], [], world=learner.world, filler=learner.filler), {}
     fill_logps(learner.policy, batch, logps, tokens_per_row=1)  # each in a packed row of its own
@@ -198,13 +218,13 @@ def _proof(learner: Learner, trajectories: Sequence[TrainItem]) -> dict[str, tor
 
 
 def load_progress(folder: Path, run: Run, goal: Literal["max", "min"]) -> Progress:
-    """Return the counters with which a run goes on from a checkpoint.
+    """Return the counters with which a run continues from a checkpoint.
 
-    The validation that ends a run comes after the checkpoint of its step was saved: it is counted here.
+    The last validation of a run may come after the checkpoint of its step was saved: then it is counted here.
 
     Args:
         folder: the checkpoint.
-        run: the run that goes on.
+        run: the run that continues.
         goal: the recipe's `eval.goal`.
     """
     progress = Progress(**io.load_data(folder)["progress"]).begun_anew(run.manifest)
@@ -216,8 +236,9 @@ def load_progress(folder: Path, run: Run, goal: Literal["max", "min"]) -> Progre
 
 
 def restore(session: Session, folder: Path) -> None:
-    """Load a checkpoint's optimizer, data position and random state into a session that has the checkpoint's weights
-    and counters already.
+    """Load a checkpoint's optimizer state, data position and random state into a session.
+
+    The session already has the checkpoint's weights and counters.
     """
     optimizer = session.learner.optimizer
     tensors = io.load_optimizer_tensors(folder, optimizer.masters)

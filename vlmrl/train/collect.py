@@ -1,4 +1,4 @@
-"""The first part of a step of reinforcement learning: prompts -> rollouts -> scores."""
+"""First part of a step of reinforcement learning: prompts -> rollouts -> scores."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from vlmrl.types import Group, Row, ScoredSample
 
 @dataclass
 class Collected:
-    """Scored groups of a step, of all processes; each process has encoded only the prompts that it sampled.
+    """Scored groups of a step, of all ranks. Each rank has encoded only the prompts that it sampled.
 
     Args:
-        encode: encodes the prompt of a row (and its occurrence) that another process has sampled.
+        encode: encodes the prompt of a row (with its occurrence) that another rank has sampled.
         encode_tail: encodes the images within a response.
         groups: the groups of the step, with their advantages once these are known.
-        prompts: the prompt of each group; None = another process has it.
-        owners: the process that sampled each group.
+        prompts: the prompt of each group; None = only another rank has encoded it.
+        owners: the rank that sampled each group.
         greedy: the score of one greedy answer to each prompt, None where its reward failed; None = not sampled.
-        metrics: numbers that only sampling knows.
-        seconds: the seconds of sampling.
+        metrics: metrics that only sampling can measure.
+        seconds: duration of sampling, in seconds.
     """
 
     encode: Callable[[Row, int], Prompt]
@@ -51,11 +51,11 @@ class Collected:
     seconds: float = 0.0
 
     def sampled(self) -> list[tuple[int, Prompt]]:
-        """Return (index of its group, prompt) of the prompts that this process has encoded."""
+        """Return (index of the group, prompt) of the prompts that this rank has encoded."""
         return [(i, prompt) for i, prompt in enumerate(self.prompts) if prompt is not None]
 
     def prompt_of(self, index: int) -> PromptTokens:
-        """Return the prompt of a group, encoded here when another process has sampled it."""
+        """Return the prompt of a group; encode it now if another rank sampled it."""
         prompt = self.prompts[index]
         if prompt is None:
             group = self.groups[index]
@@ -65,15 +65,15 @@ class Collected:
 
 @dataclass
 class Ahead:
-    """Prompts of the next step, which engines on GPUs of their own answer while this step's update runs.
+    """Prompts of the next step, which the engine GPUs answer during this step's update.
 
     Args:
         engine: the engines.
         drawn: all rows of the draw.
-        own: this process's prompts among them, in their places.
-        cursor: position of the stream before the draw: a checkpoint saves it, since a resumed run draws them again.
+        own: one entry per drawn row: this rank's prompt, or None where another rank answers.
+        cursor: position of the stream before the draw. A checkpoint saves it, since a resumed run draws the rows again.
         version: policy version of the weights that answer.
-        started: when the engines began, in seconds of `time.perf_counter`.
+        started: start of sampling, in seconds of `time.perf_counter`.
         rollouts: the answers; [] until `finish`.
     """
 
@@ -86,14 +86,14 @@ class Ahead:
     rollouts: list[Rollout] = field(default_factory=list)
 
     def finish(self) -> None:
-        """Wait for the answers."""
+        """Wait for the answers and keep them in `rollouts`."""
         prompts = [p for p in self.own if p is not None]
         answers = self.engine.answers()
         self.rollouts = rollouts_of(prompts, answers, time.perf_counter() - self.started, self.version)
 
 
 def look_ahead(feed: PromptFeed, engine: HostedEngine, clock: Clock, step: int) -> Ahead:
-    """Draw the prompts of a coming step and let the engines begin on them with the weights they have."""
+    """Draw the prompts of the next step and let the engines begin to answer them with their current weights."""
     recipe = feed.recipe
     cursor = feed.stream.state_dict()
     drawn, own = _draw(feed, recipe.rollout.prompts_per_step, clock)
@@ -103,28 +103,37 @@ def look_ahead(feed: PromptFeed, engine: HostedEngine, clock: Clock, step: int) 
 
 
 def collect(
-    feed: PromptFeed, generator: Generator, algorithm: Algorithm, clock: Clock, *, step: int, strict: bool,
-    ahead: Ahead | None = None, show: Callable[[int, int], None] = lambda done, total: None,
-) -> Collected:  # fmt: skip
-    """Sample and score the prompts of a step. Prompt i of a draw is answered by process i modulo their number; the
-    scored groups, without pixels, go to all processes.
+    feed: PromptFeed,
+    generator: Generator,
+    algorithm: Algorithm,
+    clock: Clock,
+    *,
+    step: int,
+    strict: bool,
+    ahead: Ahead | None = None,
+    show: Callable[[int, int], None] = lambda done, total: None,
+) -> Collected:
+    """Sample and score the prompts of a step.
+
+    Rank i modulo the number of ranks answers prompt i of a draw. The scored groups, without pixels, go to all ranks.
 
     With the filter "spread", prompts whose scores are too close are replaced by new ones, in at most `filter_tries`
-    draws; the refused groups stay among the results, are recorded and counted in the metrics, and get zero advantage.
+    draws. The refused groups stay among the results: they are recorded, counted in the metrics, and get zero advantage.
 
     Args:
-        feed: where the prompts come from.
+        feed: the source of the prompts.
         generator: the engine.
         algorithm: the row of the algorithm table.
         clock: the clock of the step.
-        step: the step, which is the policy version that samples.
+        step: the step; equal to the policy version that samples, unless `ahead` has the answers.
         strict: whether a bug in a reward raises, see `score_rollouts`.
-        ahead: answers that were sampled during the step before.
+        ahead: answers that were sampled during the previous step; None = sample now.
         show: called with (responses sampled so far, their total).
     """
     count, limit = feed.recipe.rollout.prompts_per_step, feed.recipe.rollout.max_new_tokens
     collected = Collected(feed.encode_again, feed.encode_tail)
     draws = passed = 0
+    # One draw without a filter. With one, each further draw has as many prompts as are still missing.
     while passed < count and draws < (algorithm.filter_tries if algorithm.filter != "none" else 1):
         if ahead is not None:
             drawn, own, rollouts = ahead.drawn, ahead.own, ahead.rollouts
@@ -134,6 +143,7 @@ def collect(
             with clock("rollout"):
                 rollouts = _sample(feed, generator, [p for p in own if p is not None], len(drawn), step, show)
         with clock("reward"):
+            # This rank's groups -> the groups of all ranks, in the order of the draw.
             groups = feed.world.interleave(score_rollouts(rollouts, feed.scorers, strict=strict))
         collected.groups += groups
         collected.prompts += own
@@ -151,7 +161,7 @@ def collect(
 
 
 def _draw(feed: PromptFeed, count: int, clock: Clock) -> tuple[Sequence[Drawn], list[Prompt | None]]:
-    """Return the next rows of the stream and, in their places, the encoded prompts that this process answers."""
+    """Return the next rows of the stream, and for each of them the encoded prompt, or None if another rank answers."""
     drawn = feed.draw(count)
     own: list[Prompt | None] = [None] * len(drawn)
     with clock("encode"):
@@ -161,23 +171,32 @@ def _draw(feed: PromptFeed, count: int, clock: Clock) -> tuple[Sequence[Drawn], 
 
 
 def _sample(
-    feed: PromptFeed, generator: Generator, prompts: Sequence[Prompt], total: int, step: int,
+    feed: PromptFeed,
+    generator: Generator,
+    prompts: Sequence[Prompt],
+    total: int,
+    step: int,
     show: Callable[[int, int], None],
-) -> list[Rollout]:  # fmt: skip
-    """Answer this process's prompts, of `total` prompts of all processes."""
+) -> list[Rollout]:
+    """Sample the responses to this rank's prompts. `total`: number of prompts on all ranks, for the progress."""
     recipe = feed.recipe
     count = recipe.rollout.samples_per_prompt
     done, responses = 0, total * count
 
     def finished(newly: int) -> None:
         nonlocal done
-        done += newly * feed.world.size  # the other processes are taken to be as fast as this one
+        done += newly * feed.world.size  # assumes that the other ranks are as fast as this one
         show(min(done, responses), responses)
 
     return sample_rollouts(
-        generator, prompts, feed.sampling, num_samples=count, run_seed=recipe.train.seed, version=step,
+        generator,
+        prompts,
+        feed.sampling,
+        num_samples=count,
+        run_seed=recipe.train.seed,
+        version=step,
         progress=finished,
-    )  # fmt: skip
+    )
 
 
 def _greedy_scores(
@@ -191,14 +210,18 @@ def _greedy_scores(
     sampled = collected.sampled()
     with clock("rollout"):
         answers = sample_rollouts(
-            generator, [prompt for _, prompt in sampled], params, num_samples=1, run_seed=feed.recipe.train.seed,
+            generator,
+            [prompt for _, prompt in sampled],
+            params,
+            num_samples=1,
+            run_seed=feed.recipe.train.seed,
             version=step,
-        )  # fmt: skip
+        )
     with clock("reward"):
         scores = [g.samples[0].score for g in score_rollouts(answers, feed.scorers, strict=strict)]
-        own = {
-            i: None if score.error is not None else score.value
-            for (i, _), score in zip(sampled, scores, strict=True)
-        }  # fmt: skip
-        of_all = {i: value for theirs in feed.world.gather(own) for i, value in theirs.items()}
-    return [of_all[i] for i in range(len(collected.groups))]
+        own_scores = {
+            i: None if score.error is not None else score.value for (i, _), score in zip(sampled, scores, strict=True)
+        }
+        # {group: score} of this rank -> of all ranks
+        score_of_group = {i: value for of_rank in feed.world.gather(own_scores) for i, value in of_rank.items()}
+    return [score_of_group[i] for i in range(len(collected.groups))]

@@ -17,7 +17,11 @@ from vlmrl.train.step_batch import FILLER, StepBatch
 def fill_logps(
     policy: Policy | ReferencePolicy, batch: StepBatch, into: dict[int, Tensor], tokens_per_row: int
 ) -> None:
-    """Log-probs of every trajectory under `policy` as it is now, with the batching that `update` uses."""
+    """Compute the log-probs of every trajectory under the current `policy`, in the packed rows that `update` has.
+
+    Args:
+        into: receives trajectory -> its log-probs in nats, [trained tokens].
+    """
     fill_stats(policy, batch, {"logp": into}, tokens_per_row)
 
 
@@ -25,25 +29,31 @@ def fill_logps(
 def fill_stats(
     policy: Policy | ReferencePolicy, batch: StepBatch, into: Mapping[str, dict[int, Tensor]], tokens_per_row: int
 ) -> None:
-    """As `fill_logps`, several things from one pass. Args: into: field of TokenStats -> trajectory -> its tokens'."""
+    """Compute several token statistics of every trajectory in one pass, like `fill_logps`.
+
+    Args:
+        into: field of TokenStats -> trajectory -> receives its values, [trained tokens].
+    """
     for items in batch.rows(tokens_per_row):
         with batch.naming(items, policy.device):
             row = make_row(items, policy.device)
             stats = policy(row, batch.reference_of(items, policy) if "kl" in into else None)
-        for name, found in into.items():
-            found |= _by_trajectory(items, batch, getattr(stats, name))
+        for name, values_by_trajectory in into.items():
+            values_by_trajectory |= _by_trajectory(items, batch, getattr(stats, name))
 
 
 @torch.no_grad()
 def fill_reference(reference: Policy | ReferencePolicy, batch: StepBatch, tokens_per_row: int) -> None:
-    """Keep of the reference what the full KL of the batch needs."""
+    """Store in the batch what its full KL needs: the reference's hidden states and its head."""
     batch.ref_head = reference.head
     for items in batch.rows(tokens_per_row):
         with batch.naming(items, reference.device):
             row = make_row(items, reference.device)
+            # [K, D] -> [trained tokens, D] per trajectory, in main memory.
             batch.ref_hidden |= _by_trajectory(items, batch, reference.states(row).cpu())
 
 
 def _by_trajectory(items: Sequence[TrainItem], batch: StepBatch, values_K: Tensor) -> dict[int, Tensor]:
+    # [K] (or [K, D]) -> one tensor per trajectory; a filler's values are dropped.
     pieces = values_K.split([batch.num_trained(i) for i in items])
     return {i.trajectory: x for i, x in zip(items, pieces, strict=True) if i.trajectory != FILLER}

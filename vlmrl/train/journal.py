@@ -1,4 +1,4 @@
-"""The journal of a run: where its numbers and rollouts are written, whom it tells, and what its steps warn of."""
+"""Journal of a run: writes metrics and rollouts, informs the console and the loggers, and measures the run's health."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vlmrl.types import Group
 
 
 class Watcher(Protocol):
-    """Console of a run: its methods return at once and never raise."""
+    """Console of a run. Its methods return at once and never raise."""
 
     def message(self, text: str) -> None: ...
     def generated(self, done: int, total: int) -> None: ...
@@ -31,19 +31,20 @@ class Watcher(Protocol):
 
 @dataclass
 class Journal:
-    """Record of what a run does: its folder, its counters, and everybody who is told.
+    """Record of a training run: its folder, counters, console and loggers.
 
     Args:
         run: the run's folder.
         watcher: the console.
-        progress: the counters, all of which a checkpoint keeps.
+        progress: the counters; a checkpoint saves all of them.
         loggers: the loggers of `log.sinks`.
         rollouts: writes the rollouts of each step, and its metrics after them.
-        world: the processes of the run; that of rank 0 writes.
+        world: the ranks of the run; rank 0 writes.
+
     Attributes:
-        health: what the numbers so far warn of.
-        counted_before: samples and failed rewards of earlier attempts: a mended reward does not answer for them.
-        started: when this attempt began, in seconds of `time.perf_counter`.
+        health: the run's metrics so far, and their warnings.
+        counted_before: (samples, failed rewards) of earlier attempts; they do not count against a repaired reward.
+        started: start of this attempt, in seconds of `time.perf_counter`.
     """
 
     run: Run
@@ -66,12 +67,14 @@ class Journal:
         return self.progress.seconds + time.perf_counter() - self.started
 
     def log(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
-        """Write the numbers of a step to metrics.jsonl (of training: after its rollouts) and send them to the loggers.
+        """Write the metrics of a step to metrics.jsonl and send them to the loggers.
+
+        Training metrics are written after the rollouts of their step.
 
         Args:
-            step: the step that they belong to.
-            kind: train or validation.
-            metrics: the numbers by name.
+            step: the step that the metrics belong to.
+            kind: "train" or "validation".
+            metrics: the metrics by name.
         """
         if kind == "validation":
             self.health.note_validation(step, metrics)
@@ -82,7 +85,10 @@ class Journal:
 
 
 class Health:
-    """Train lines of a run so far, those of earlier attempts too. Only the process that writes the run measures."""
+    """Health of a run, measured on its metrics so far, those of earlier attempts included.
+
+    Only the rank that writes the run measures it.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -94,14 +100,16 @@ class Health:
         return measure_health(list(samples_of(groups))) if self._run.writable else {}
 
     def note_validation(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Note a validation of the run."""
+        """Remember the metrics of a validation."""
         self._validation.append({"step": step, **metrics})
 
     def warn(self, step: int, metrics: Mapping[str, Any]) -> dict[str, str]:
-        """Note the line of a step. Return its warning in words, as a metric; {} without one."""
+        """Remember the metrics of a step. Return a warning in words as a metric, or {} without one."""
         if not self._run.writable:
             return {}
         if self._lines is None:
+            # First step of this attempt: read what earlier attempts have logged. The validations in the file include
+            # those of this attempt.
             self._lines = [_watched(line) for line in self._run.metrics("train")]
             self._validation = [*self._run.metrics("validation")] if self._lines else self._validation
         self._lines.append(_watched({"step": step, **metrics}))
@@ -110,18 +118,25 @@ class Health:
 
 
 def samples_of(groups: Sequence[Group]) -> Iterator[Sampled]:
-    """Yield the responses of groups as `measure_health` takes them."""
+    """Yield the responses of the groups in the form that `measure_health` takes."""
     for number, group in enumerate(groups):
         truth = json.dumps(dict(group.row.truth), sort_keys=True, default=str) if group.row.truth else ""
         for s in group.samples:
+            # Well formed: no part of the score with "format" in its name is 0.
             formed = all(value != 0 for name, value in s.score.parts.items() if "format" in name.lower())
             score = s.score.value if s.score.error is None else None
             yield Sampled(
-                number, group.row.prompt_id, truth, s.text, s.trajectory.num_sampled_tokens,
-                s.trajectory.finish == "length", score, formed,
-            )  # fmt: skip
+                number,
+                group.row.prompt_id,
+                truth,
+                s.text,
+                s.trajectory.num_sampled_tokens,
+                s.trajectory.finish == "length",
+                score,
+                formed,
+            )
 
 
 def _watched(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of a line that signs are found in; a long run keeps no more of it in memory."""
+    """Return the metrics of a line that the search for signs reads; a long run keeps only these in memory."""
     return {name: value for name, value in line.items() if is_watched(name)}

@@ -1,4 +1,4 @@
-"""The policy in training and everything else that an update needs."""
+"""Learner: the policy in training and everything else that an update needs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ T = TypeVar("T")
 
 @dataclass
 class Learner:
-    """Trained policy of a run with its optimizer and reference.
+    """Policy in training, with its optimizer, reference and token budgets.
 
     Args:
         recipe: the run's recipe.
         policy: the policy in training.
         optimizer: the optimizer of its weights.
-        budgets: the token budgets, which halve when memory runs out.
-        reference: the policy that a KL term refers to; None = there is no KL term.
-        world: the processes that share each update.
-        filler: an item that counts for nothing (see `StepBatch`); None where there is one process.
+        budgets: the token budgets; one is halved when memory runs out.
+        reference: the policy that a KL term compares with; None = there is no KL term.
+        world: the ranks that share each update.
+        filler: trajectory without loss (see `StepBatch`); None with a single rank.
     """
 
     recipe: Recipe
@@ -42,13 +42,13 @@ class Learner:
     filler: TrainItem | None = None
 
     def in_rows(self, work: Callable[..., T]) -> T:
-        """Return `work(tokens_per_row=...)`; when a packed row runs out of memory, try once more with half the tokens.
+        """Return `work(tokens_per_row=...)`. If a packed row runs out of memory, try once more with half the tokens.
 
-        The half is the run's budget from then on. Gradients are cleared in between; `work` must not have changed
+        The run keeps the halved budget. Gradients are cleared before the second try; `work` must not have changed
         weights.
 
-        Raises: OutOfMemoryError when there is nothing (left) to halve. One of several processes cannot go back alone:
-            its error says with what all of them may be started again.
+        Raises: OutOfMemoryError when the budget cannot be halved, or not once more. With several ranks, one rank cannot
+            repeat its work alone: it raises, and `error.halved` has the budget to start all ranks again with.
         """
         budget = self.budgets.of(ROWS)
         try:

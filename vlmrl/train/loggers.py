@@ -1,7 +1,7 @@
-"""What a run sends to its loggers (`log.sinks`): the numbers of every step, some of its rollouts, how it ended.
+"""Data that a run sends to its loggers (`log.sinks`): the metrics of every step, some rollouts, and its ending.
 
-Nothing here waits for a logger or fails because of one (sinks/feed.py). Of several processes the one that writes the
-run has loggers, the others have none.
+No function here waits for a logger or fails because of one (sinks/feed.py). Only the rank that writes the run has
+loggers.
 """
 
 from __future__ import annotations
@@ -29,17 +29,21 @@ from vlmrl.tasks.source import Source
 from vlmrl.types import NO_SCORE, Group, Score
 
 MOST_PROMPTS = 4
-"""Prompts of a step that are sent, the first ones drawn."""
+"""Maximum number of prompts per step that are sent: the first ones drawn."""
 MOST_SAMPLES = 4
-"""Responses to each of them, the first ones sampled."""
+"""Maximum number of responses that are sent per prompt: the first ones sampled."""
 
 
 @dataclass
 class Loggers:
-    """The loggers of one attempt. Without any, every method does nothing.
+    """Loggers of one attempt. Without any, no method does anything.
 
-    Args: run: that they log.    feeds: one a logger.    files: where they print.    number: of the next line.
-        ending: how the attempt ends, as far as is known.
+    Args:
+        run: the run to log.
+        feeds: the connections, one per logger.
+        files: the log files that the loggers' processes print to.
+        number: number of the next line.
+        ending: ending of the attempt, as far as it is known.
     """
 
     run: Run
@@ -50,7 +54,7 @@ class Loggers:
     _line: Line | None = None
 
     def log(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
-        """Send the numbers of a step: `kind` is train or validation."""
+        """Send the metrics of a step. `kind`: "train" or "validation"."""
         if self.feeds:
             self._line = Line(step, self.run.attempt, kind, self.number, dict(metrics))
             self.number += 1
@@ -74,21 +78,25 @@ class Loggers:
         self._put({"op": "samples", "line": asdict(self._line), "samples": items}, blobs)
 
     def news(self) -> list[str]:
-        """What the user should read of the loggers and has not read yet; what they want kept is kept."""
-        found: list[str] = []
+        """Return the loggers' new messages for the user, and save the values that the loggers want to keep."""
+        messages: list[str] = []
         for feed in self.feeds:
             opened, feed.opened = feed.opened, None
             try:
                 if opened:
                     write_remote(self.run.dir, feed.name, opened)
             except (StoreError, TypeError) as error:
-                found.append(f"logger {feed.name}: what it wants to be kept was not: {error}")
-            found += feed.notes()
-        return found
+                messages.append(f"logger {feed.name}: the values that it wants to keep were not saved: {error}")
+            messages += feed.notes()
+        return messages
 
     def close(self, seconds: float) -> list[str]:
-        """Let all loggers send what is left, for at most so long. Returns what the user should read. Lines that were
-        not taken are an event of the run.
+        """Let all loggers send their remaining lines. Return the messages for the user.
+
+        Lines that a logger did not take are an event of the run.
+
+        Args:
+            seconds: time limit for all loggers together.
         """
         deadline = time.monotonic() + seconds
         for feed in self.feeds:
@@ -97,13 +105,13 @@ class Loggers:
             feed.end(deadline)
         for file in self.files:
             file.close()
-        told = self.news()
+        messages = self.news()
         for feed in self.feeds:
             if lost := feed.sent - feed.taken:
                 step = self._line.step if self._line else self.run.start_step
                 self.run.event(step, "logger lost lines", logger=feed.name, lost=lost, sent=feed.sent)
-                told.append(f"logger {feed.name} took {feed.taken} of {feed.sent} lines; metrics.jsonl holds all")
-        return told
+                messages.append(f"logger {feed.name} took {feed.taken} of {feed.sent} lines; metrics.jsonl holds all")
+        return messages
 
     def _put(self, header: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> None:
         frame = pack(header, blobs)
@@ -113,9 +121,13 @@ class Loggers:
 
 @contextmanager
 def loggers_of(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None]) -> Iterator[Loggers]:
-    """The loggers of a recipe, opened. At the end they are closed with `Loggers.ending`; after an error in a hurry.
+    """Open the loggers of a recipe for a `with` block, and close them with `Loggers.ending` at its end.
 
-    Args: root: the runs folder.    say: told what the user should read.
+    They have `CLOSE_SECONDS` to close; after an error `HURRY_SECONDS`.
+
+    Args:
+        root: the runs folder.
+        say: shows a message to the user.
     """
     loggers = open_loggers(run, recipe, root, say) if run.writable and recipe.log.sinks else Loggers(run)
     seconds = HURRY_SECONDS
@@ -131,59 +143,84 @@ def loggers_of(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None])
 
 
 def open_loggers(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None]) -> Loggers:
-    """Start the process of each logger. What keeps one from starting is said."""
+    """Start the process of each logger. If one cannot start, the user is told why and the run goes on without it."""
     manifest, loggers = run.manifest, Loggers(run)
     try:
         remote = read_remote(run.dir)
     except StoreError as error:
-        say(f"loggers begin anew: {error.message} ({error.where})")
+        say(f"the loggers begin anew, without the ids of earlier attempts: {error.message} ({error.where})")
         remote = {}
-    above, lines = _parent_of(manifest, root), read_file(run.dir)
+    parent_ids, lines = _parent_of(manifest, root), read_file(run.dir)
     loggers.number = len(lines.lines) + len(lines.torn)
     standing = [n for n in run.metrics("validation") if n["step"] == run.start_step and n["attempt"] < run.attempt]
     for sink in recipe.log.sinks:
         name = short_name(sink)
-        about = SinkRun(
-            id=run.id, label=recipe.log.name or manifest.name or run.id, folder=str(run.dir.resolve()),
-            kind=recipe.kind, attempt=run.attempt, from_step=run.start_step, config=config_of(run, recipe),
-            project=recipe.log.project, entity=recipe.log.entity, group=recipe.log.group, tags=list(manifest.tags),
-            note=manifest.note, parent={**manifest.parent, "remote": above.get(name)} if manifest.parent else None,
-            remembered=remote.get(name, {}), standing=[_line_of(n) for n in standing],
-        )  # fmt: skip
+        sink_run = SinkRun(
+            id=run.id,
+            label=recipe.log.name or manifest.name or run.id,
+            folder=str(run.dir.resolve()),
+            kind=recipe.kind,
+            attempt=run.attempt,
+            from_step=run.start_step,
+            config=config_of(run, recipe),
+            project=recipe.log.project,
+            entity=recipe.log.entity,
+            group=recipe.log.group,
+            tags=list(manifest.tags),
+            note=manifest.note,
+            parent={**manifest.parent, "remote": parent_ids.get(name)} if manifest.parent else None,
+            remembered=remote.get(name, {}),
+            standing=[_line_of(n) for n in standing],
+        )
         try:
             log = open(run.process_log(name), "a", encoding="utf-8")  # noqa: SIM115 (closed with the loggers)
             loggers.files.append(log)
-            loggers.feeds.append(Feed(name, sink, asdict(about), log))
+            loggers.feeds.append(Feed(name, sink, asdict(sink_run), log))
         except OSError as error:
             say(f"logger {name} could not begin, and the run goes on without it: {error.strerror or error}")
     return loggers
 
 
 def config_of(run: Run, recipe: Recipe) -> dict[str, Any]:
-    """The resolved recipe by table, and under `run` what made it, secrets hidden."""
+    """Return the resolved recipe by table, and under `run` the origin of the run. Secrets are hidden."""
     manifest = run.manifest
-    about = {
-        "id": run.id, "attempt": run.attempt, "recipe": manifest.recipe, "vlmrl": manifest.vlmrl,
-        "git": manifest.git, "hardware": manifest.hardware, "datasets": list(manifest.datasets),
-        "parent": manifest.parent, "processes": manifest.attempts[-1].processes,
-    }  # fmt: skip
-    return redact_value(recipe.model_dump(mode="json") | {"run": about})
+    provenance = {
+        "id": run.id,
+        "attempt": run.attempt,
+        "recipe": manifest.recipe,
+        "vlmrl": manifest.vlmrl,
+        "git": manifest.git,
+        "hardware": manifest.hardware,
+        "datasets": list(manifest.datasets),
+        "parent": manifest.parent,
+        "processes": manifest.attempts[-1].processes,
+    }
+    return redact_value(recipe.model_dump(mode="json") | {"run": provenance})
 
 
 def sampled(group: Group) -> list[SampledRollout]:
-    """The first responses of a group, without images."""
+    """Return the first responses of a group, without images."""
     row = group.row
     return [
         SampledRollout(
-            row.source, row.prompt_id, group.prompt_text, s.text, row.truth, s.score.value, s.score.parts, s.advantage,
-            s.score.note, _no_score(s.score), s.trajectory.finish,
+            row.source,
+            row.prompt_id,
+            group.prompt_text,
+            s.text,
+            row.truth,
+            s.score.value,
+            s.score.parts,
+            s.advantage,
+            s.score.note,
+            _no_score(s.score),
+            s.trajectory.finish,
         )
         for s in group.samples[:MOST_SAMPLES]
-    ]  # fmt: skip
+    ]
 
 
 def _no_score(score: Score) -> str | None:
-    """Return why there is no score, in words; None where there is one."""
+    """Return in words why there is no score, or None if there is one."""
     if score.error is None or score.status == "ok":
         return score.error
     return f"{NO_SCORE[score.status]}: {score.error}"
@@ -195,7 +232,7 @@ def _line_of(line: Mapping[str, Any]) -> Line:
 
 
 def _parent_of(manifest: Manifest, root: Path) -> dict[str, dict[str, Any]]:
-    """What the loggers of the run's parent kept; {} when it has none, or is gone."""
+    """Return the values that the loggers of the run's parent kept; {} if there is no parent, or it is gone."""
     folder = root / str((manifest.parent or {}).get("run"))
     if not manifest.parent or not (folder / layout.MANIFEST).is_file():
         return {}

@@ -27,36 +27,39 @@ from vlmrl.train.session import Session
 
 @dataclass
 class StopRequest:
-    """Wish to stop after the step. Set by the first Ctrl-C (or SIGTERM); the run is saved and ends as interrupted."""
+    """Request to stop after the current step.
 
-    asked: bool = False
+    The first Ctrl-C (SIGINT) or SIGTERM sets it. The run is then saved and ends as interrupted.
+    """
+
+    is_set: bool = False
 
 
 @contextmanager
 def catch_interrupt(say: Callable[[str], None]) -> Iterator[StopRequest]:
-    """Catch signals while training: the first one asks for a stop after the step, the second one stops at once.
+    """Catch SIGINT and SIGTERM during training: the first requests a stop after the step, the second stops at once.
 
     Args:
-        say: tells the user what the first signal does.
+        say: shows a message to the user; called at the first signal.
     """
     request = StopRequest()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if request.asked:
+        if request.is_set:
             raise KeyboardInterrupt
-        request.asked = True
+        request.is_set = True
         say("stopping after this step, then saving a checkpoint (again: stop at once, without saving)")
 
-    before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield request
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def validate(session: Session, generator: Generator) -> None:
-    """Validate the current policy, greedily, on every validation source, unless it has been."""
+    """Validate the current policy with greedy answers on every validation source, once per step at most."""
     feed, journal = session.feed, session.journal
     step = journal.progress.step
     if not feed.validation or journal.progress.validated == step:
@@ -67,27 +70,39 @@ def validate(session: Session, generator: Generator) -> None:
 
 
 def answer(feed: PromptFeed, generator: Generator, step: int, source: Source) -> Evaluation:
-    """Answer and score the validation rows of a source. A service that is down fails the first step alone."""
+    """Answer and score the validation rows of a source.
+
+    A reward service that is down for all rows is an error at step 0, and later unless `reward.on_unavailable` is
+    "mask".
+    """
     recipe = feed.recipe
     return evaluate(
-        generator, feed.encoder, source, feed.scorers[source.name], params=feed.greedy, seed=recipe.train.seed,
-        max_rows=recipe.eval.max_rows, world=feed.world, artifact_bytes=KEPT_BYTES // 8,
+        generator,
+        feed.encoder,
+        source,
+        feed.scorers[source.name],
+        params=feed.greedy,
+        seed=recipe.train.seed,
+        max_rows=recipe.eval.max_rows,
+        world=feed.world,
+        artifact_bytes=KEPT_BYTES // 8,
         patient=step > 0 and recipe.reward.on_unavailable == "mask",
-    )  # fmt: skip
+    )
 
 
 def write_validation(
     journal: Journal, sources: Sequence[Source], settings: Eval, evaluation_of: Callable[[Source], Evaluation]
 ) -> None:
-    """Write the evaluation of each source, and note whether the policy is the best so far.
+    """Write the evaluation of each source, and record whether the policy is the best so far.
 
     Args:
-        journal: where it is written.
+        journal: writes the results and counts the validation.
         sources: the validation sources.
         settings: the recipe's `[eval]` table.
-        evaluation_of: answers and scores the rows of a source; called once for each, and its result written at once.
+        evaluation_of: answers and scores the rows of a source; called once per source, and its result is written at
+            once.
     """
-    values, flat, step = [], {}, journal.progress.step
+    values, metrics, step = [], {}, journal.progress.step
     for source in sources:
         evaluation = evaluation_of(source)
         summary = evaluation.summary
@@ -95,37 +110,49 @@ def write_validation(
             journal.watcher.message(f"validation on {source.name}: {problem}")
         values.append(metric_value(summary, settings.metric))
         prefix = "eval" if len(sources) == 1 else f"eval/{source.name}"
-        flat |= {f"{prefix}/{name}": m["value"] for name, m in summary["metrics"].items()}
-        flat |= {f"{prefix}/{name}_{end}": m[end] for name, m in summary["metrics"].items() for end in ("low", "high")}
+        metrics |= {f"{prefix}/{name}": m["value"] for name, m in summary["metrics"].items()}
+        metrics |= {
+            f"{prefix}/{name}_{end}": m[end] for name, m in summary["metrics"].items() for end in ("low", "high")
+        }
         if journal.world.is_main:
             folder = training_folder(journal.run.dir, source.split, source.name, step)
             write_evaluation(folder, evaluation, _validation_meta(source, step, settings.max_rows))
     if all(math.isnan(v) for v in values):
         journal.watcher.message(f"validation has no metric `{settings.metric}` (eval.metric): no step can be the best")
+    # The mean over the sources decides which step is the best; NaN (no such metric) is never the best.
     value = sum(values) / len(values)
     best = journal.progress.count_validation(value, settings.goal)
     if best:
         journal.run.set_best(step, settings.metric, value)
-    journal.log(step, "validation", flat | {"eval/metric": value, "eval/is_best": best})
-    journal.watcher.validation(step, flat, best)
+    journal.log(step, "validation", metrics | {"eval/metric": value, "eval/is_best": best})
+    journal.watcher.validation(step, metrics, best)
 
 
 def validate_at_start(session: Session, generator: Generator) -> None:
-    """Validate the model that a run begins with, unless it has been, or the recipe leaves that out."""
+    """Validate the start weights, if the recipe asks for it and the run has no validation yet."""
     if session.journal.progress.validated < 0 and session.recipe.eval.at_start:
         validate(session, generator)
 
 
 def _validation_meta(source: Source, step: int, max_rows: int | None) -> dict[str, Any]:
     return {
-        "step": step, "greedy": True, "checkpoint": None, "during": "training", "split": source.split,
-        "source": source.name, "role": "validation", "max_rows": max_rows,
+        "step": step,
+        "greedy": True,
+        "checkpoint": None,
+        "during": "training",
+        "split": source.split,
+        "source": source.name,
+        "role": "validation",
+        "max_rows": max_rows,
         "dataset": {"path": source.dataset.path, "fingerprint": source.dataset.fingerprint, "rows": len(source.rows)},
-    }  # fmt: skip
+    }
 
 
 def after_step(session: Session, generator: Generator) -> None:
-    """Validate and save where the recipe wants it after this step. A new best is always saved."""
+    """Validate and save if the recipe asks for it after this step.
+
+    With `checkpoint.keep_best`, a new best policy is always saved.
+    """
     settings, progress = session.recipe, session.journal.progress
     rank_process.phase("after the update", progress.step)
     look_after_save(session.saver, session.journal.world)
@@ -138,19 +165,19 @@ def after_step(session: Session, generator: Generator) -> None:
 
 
 def stop_reason(journal: Journal, recipe: Recipe, request: StopRequest) -> str | None:
-    """Return why the loop ends now; None = it goes on.
+    """Return why the loop ends now, or None if it goes on.
 
-    The answer is the same on all processes: one that is asked to stop asks all, and the clock is that of rank 0.
+    The result is the same on all ranks: a stop request to one rank counts for all, and the time is rank 0's.
     """
     progress, target = journal.progress, recipe.train.stop_above
-    requests = journal.world.gather((request.asked, journal.seconds))
+    requests = journal.world.gather((request.is_set, journal.seconds))
     stop_requested, seconds = any(a for a, _ in requests), requests[0][1]
     if progress.step >= recipe.train.steps:
         return ALL_DONE
     if stop_requested:
         return "interrupted"
     if recipe.train.max_seconds and seconds >= recipe.train.max_seconds:
-        return f"train.max_seconds = {recipe.train.max_seconds} is over"
+        return f"the time limit is reached (train.max_seconds = {recipe.train.max_seconds})"
     best = progress.best_value
     is_newest = best is not None and progress.best_step == progress.step
     if target is not None and best is not None and is_newest and _reached(recipe.eval, best, target):
@@ -165,7 +192,7 @@ def _reached(settings: Eval, best: float, target: float) -> bool:
 
 
 def end(session: Session, generator: Generator, reason: str) -> str:
-    """Validate and save for the last time. Return the run's status."""
+    """Validate (unless the run was interrupted) and save for the last time. Return the run's status."""
     journal, saver = session.journal, session.saver
     journal.rollouts.finish()
     interrupted = reason == "interrupted"

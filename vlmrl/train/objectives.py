@@ -1,4 +1,4 @@
-"""What an update minimises: the GRPO family's policy gradient, and cross-entropy."""
+"""Objectives that an update minimises: the GRPO family's policy gradient, and cross-entropy."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ from vlmrl.train.tally import on_cpu
 
 @dataclass(frozen=True)
 class TokenData:
-    """What an objective knows of a row's trained tokens besides the policy's own log-probs. All [K].
+    """Data of a packed row's trained tokens that an objective needs besides the policy's statistics. All [K].
 
     Args:
-        advantage: float32.      sampler_logp: what the engine said, NaN where nobody sampled.
-        old_logp, ref_logp: None when the objective does not need them.
-        trajectory: index in the step.      response: the same, dense within the row.
-        response_tokens: trained tokens of the response each token belongs to.
+        advantage: float32.
+        sampler_logp: the engine's log-probs in nats, float32; NaN where no token was sampled.
+        old_logp, ref_logp: log-probs before the updates, and of the reference, in nats; None if not needed.
+        trajectory: index of the token's trajectory in the step, int64; `FILLER` for a filler.
+        response: index of the token's response, int64, 0-based and dense within the row.
+        response_tokens: number of trained tokens in the token's response, int64.
         selected: bool, tokens that the surrogate treats differently; None = none.
-        old_value, value_target: what the critic said before the updates and should have said; None without a critic.
+        old_value, value_target: the critic's value before the updates, and its target; None without a critic.
     """
 
     advantage: Tensor
@@ -53,32 +55,39 @@ class TokenData:
 
 
 class Objective(Protocol):
-    """What is minimised: per-token losses, and per-token numbers worth logging."""
+    """Objective of an update: losses and metrics per token."""
 
     @property
     def aggregation(self) -> str: ...
 
     def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
-        """Tokens that this update treats differently, by trajectory; picked before the first backward. {} = none."""
+        """Return the tokens that this update treats differently: trajectory -> [trained tokens]; {} = none.
+
+        Called once, before the first backward.
+        """
         ...
 
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss_K with gradient, metric name -> values_K averaged over the step's tokens)."""
+        """Return (loss_K with gradient, metric name -> values_K).
+
+        The metrics are averaged over the step's tokens.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class PolicyGradient:
-    """The GRPO family: the row's surrogate, weighted for the engine's log-probs, plus KL, entropy and value terms.
+    """Objective of the GRPO family: the algorithm's surrogate, plus KL, entropy and value terms.
 
-    All terms are per token and share the one denominator.
+    All terms are per token and share one denominator.
 
     Args:
-        algorithm: the row.
-        kl_coef: weight of the KL to the reference in the loss (0 where it is in the reward); an adaptive one changes.
+        algorithm: the row of the algorithm table.
+        kl_coef: weight of the KL to the reference in the loss (0 where it is in the reward); an adaptive one changes
+            from step to step.
         entropy_coef: weight of the entropy bonus.
-        importance: "truncate" or "mask": weigh the loss for the engine's log-probs. "ratio": take them for the old
-            ones. "none": neither.
+        importance: use of the engine's log-probs. "truncate" or "mask": multiply the loss by importance weights.
+            "ratio": take them as the old log-probs. "none": neither.
     """
 
     algorithm: Algorithm
@@ -91,63 +100,80 @@ class PolicyGradient:
         return self.algorithm.aggregation
 
     def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
-        """For Clip-Cov and KL-Cov: one more forward pass, since the choice needs all of the update's log-probs."""
+        """Select the tokens of Clip-Cov and KL-Cov, with one more forward pass.
+
+        The choice needs the log-probs of all tokens of the update, on all ranks.
+        """
         if not self.algorithm.selects:
             return {}
         logps: dict[int, Tensor] = {}
         fill_logps(policy, batch, logps, tokens_per_row)
-        said = {i.trajectory: batch.sampler_logp_of(i).to(policy.device) for i in batch.items}
-        own = {
-            i: [logp, self._old(logp, batch.old_logp.get(i), said[i]), batch.advantage_of(i, len(logp)).to(logp.device)]
+        sampler_logps = {i.trajectory: batch.sampler_logp_of(i).to(policy.device) for i in batch.items}
+        # trajectory -> (logp, old log-prob, advantage), [trained tokens] each
+        own_tokens = {
+            i: [
+                logp,
+                self._old(logp, batch.old_logp.get(i), sampler_logps[i]),
+                batch.advantage_of(i, len(logp)).to(logp.device),
+            ]
             for i, logp in logps.items()
         }
-        columns = [on_cpu({i: found[k] for i, found in own.items()}) for k in range(3)]
-        own = {i: [column[i] for column in columns] for i in own}
-        all_of_them = {i: x for theirs in batch.world.gather(own) for i, x in theirs.items()}
-        if not all_of_them:
+        columns = [on_cpu({i: values[k] for i, values in own_tokens.items()}) for k in range(3)]
+        own_tokens = {i: [column[i] for column in columns] for i in own_tokens}
+        all_tokens = {i: x for of_rank in batch.world.gather(own_tokens) for i, x in of_rank.items()}
+        if not all_tokens:
             return {}
-        order = sorted(all_of_them)
-        logp, old, advantage = zip(*(all_of_them[i] for i in order), strict=True)
-        found = select_tokens(self.algorithm, logp, old, advantage, batch.seed)
-        return {i: chosen for i, chosen in zip(order, found, strict=True) if i in own}
+        # Sorted: the choice must not depend on which rank has which trajectory.
+        trajectories = sorted(all_tokens)
+        logp, old, advantage = zip(*(all_tokens[i] for i in trajectories), strict=True)
+        selected = select_tokens(self.algorithm, logp, old, advantage, batch.seed)
+        return {i: is_selected for i, is_selected in zip(trajectories, selected, strict=True) if i in own_tokens}
 
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
+        # Every tensor here is [K]: one number per trained token of the packed row.
         old = self._old(stats.logp, data.old_logp, data.sampler_logp)
         tokens = Tokens(stats.logp, old, data.advantage, data.response, data.selected)
         loss, clipped = policy_loss(self.algorithm, tokens)
-        shown = {"policy/clip_share": clipped, "policy/entropy": stats.entropy}
+        metrics = {"policy/clip_share": clipped, "policy/entropy": stats.entropy}
         if self.importance in ("truncate", "mask"):
             weight = importance_weight(
-                old, data.sampler_logp, data.response, mode=self.importance, level=self.algorithm.importance_level,
+                old,
+                data.sampler_logp,
+                data.response,
+                mode=self.importance,
+                level=self.algorithm.importance_level,
                 cap=self.algorithm.importance_cap,
-            )  # fmt: skip
+            )
             weight = applied_weight(self.algorithm, weight, data.response)
-            loss = loss * weight
-            shown["policy/importance_weight"] = weight
-        shown["loss/policy"] = loss.detach()
+            loss = loss * weight  # the weight has no gradient
+            metrics["policy/importance_weight"] = weight
+        metrics["loss/policy"] = loss.detach()
         if self.entropy_coef:
             loss = loss - self.entropy_coef * stats.entropy
         if self.kl_coef > 0:
             kl = self._kl(stats, data)
             loss = loss + self.kl_coef * kl
-            shown["loss/kl"] = kl.detach()
+            metrics["loss/kl"] = kl.detach()
         if self.algorithm.needs_critic:
             assert stats.value is not None and data.old_value is not None and data.value_target is not None
             value = clipped_value_loss(
                 stats.value, data.old_value, data.value_target, clip_range=self.algorithm.value_clip
             )
             loss = loss + self.algorithm.value_coef * value
-            shown["loss/value"] = value.detach()
-        return loss, shown
+            metrics["loss/value"] = value.detach()
+        return loss, metrics
 
-    def _old(self, logp: Tensor, before: Tensor | None, said: Tensor) -> Tensor:
-        """The old log-probs of the ratio: what the policy said before the updates, or what the engine did.
+    def _old(self, logp: Tensor, before: Tensor | None, sampler_logp: Tensor) -> Tensor:
+        """Return the old log-probs of the ratio [K]: those of the policy before the updates, or the engine's.
 
-        With one update a batch the policy before it IS this one: its old log-prob is the detached new one.
-        Args: before: None = there is one update. said: the engine's, NaN where nobody sampled.
+        With a single update per batch, the policy before it IS this one: its old log-prob is the new one, detached.
+
+        Args:
+            before: log-probs before the updates; None = there is a single update.
+            sampler_logp: the engine's log-probs; NaN where no token was sampled.
         """
         old = logp.detach() if before is None else before
-        return old if self.importance != "ratio" else torch.where(torch.isnan(said), old, said)
+        return old if self.importance != "ratio" else torch.where(torch.isnan(sampler_logp), old, sampler_logp)
 
     def _kl(self, stats: TokenStats, data: TokenData) -> Tensor:
         if self.algorithm.kl == "full":
@@ -172,12 +198,13 @@ class CrossEntropy:
 
 
 def objective_of(recipe: Recipe, algorithm: Algorithm, kl_coef: float) -> PolicyGradient:
-    """What a step minimises."""
+    """Return the objective of a step."""
     r = recipe.rollout
     importance = algorithm.importance_of(
         own_engine=r.engine != "vllm", filtered=r.top_p < 1 or r.top_k > 0, stale=r.overlap
     )
     if importance == "ratio" and algorithm.dual_clip is None:
-        # Of a bad token the clip bounds no ratio from above, and an engine may have found unlikely what is likely.
+        # The clip does not bound the ratio of a token with a negative advantage from above, and the ratio is huge where
+        # the engine gave a likely token a low probability.
         algorithm = replace(algorithm, dual_clip=algorithm.importance_cap)
     return PolicyGradient(algorithm, kl_coef, recipe.algo.entropy_coef, importance)

@@ -1,4 +1,4 @@
-"""AdamW in its forms, its learning-rate schedule, and the one place where weights change."""
+"""AdamW in its variants, its learning-rate schedule, and the only code that updates weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vlmrl.model.families import part_of
 from vlmrl.recipe.extras import install_line
 from vlmrl.train.kahan_adamw import KahanAdamW
 
-if TYPE_CHECKING:  # weights are updated with torch alone
+if TYPE_CHECKING:  # an update of weights needs torch only, not the recipe's library
     from vlmrl.recipe.schema import Optim
 
 STATE_DTYPES = {
@@ -24,17 +24,27 @@ STATE_DTYPES = {
     "adamw_8bit": (torch.uint8, torch.uint8),
     "adamw_bf16_kahan": (torch.bfloat16, torch.bfloat16, torch.float32),
 }
-"""What an optimizer keeps of each trained number."""
+"""Dtypes of an optimizer's state per trained number, by `optim.name`."""
 STATE_KEYS = (
-    "step", "exp_avg", "exp_avg_sq", "compensation",  # AdamW, KahanAdamW
-    "state1", "state2", "qmap1", "qmap2", "absmax1", "absmax2",  # AdamW8bit
-)  # fmt: skip
-"""What the optimizers keep of a parameter, by their own names; all of it goes into a checkpoint."""
+    "step",
+    "exp_avg",
+    "exp_avg_sq",
+    "compensation",  # AdamW, KahanAdamW
+    "state1",
+    "state2",
+    "qmap1",
+    "qmap2",
+    "absmax1",
+    "absmax2",  # AdamW8bit
+)
+"""State entries per parameter, as the optimizers name them. A checkpoint saves all of them."""
 
 
 def learning_rate(settings: Optim, step: int, total_steps: int) -> float:
-    """Learning rate of step `step` (0-based): linear warm-up that never gives 0, then the schedule. A pure function.
+    """Return the learning rate of a step: linear warm-up that is never 0, then the schedule. A pure function.
 
+    Args:
+        step: 0-based.
     Example: lr 1.0, warmup_steps 4 -> 0.25, 0.5, 0.75, 1.0, then constant, or down to lr * min_lr_ratio at the end.
     """
     if step < settings.warmup_steps:
@@ -51,12 +61,12 @@ class Optimizer:
     """AdamW on the trainable parameters of a policy.
 
     Parameters in bfloat16 get float32 masters, and float32 gradient sums over the microbatches: the small updates of
-    reinforcement learning would vanish in bfloat16's 8 bits. float32 parameters are their own masters, and so are
-    bfloat16 ones under `adamw_bf16_kahan`, whose gradients are summed in float32 all the same.
+    reinforcement learning would be rounded away in bfloat16's 8 bits. float32 parameters are their own masters. So are
+    bfloat16 parameters under `adamw_bf16_kahan`, but their gradients are summed in float32, too.
 
     Args:
-        value_head: of a policy with a critic: trained with the rest, at the same learning rate.
-        widened: parameters, sharded ones, that were made float32 to be their own masters.
+        value_head: the critic of the policy, trained at the same learning rate; None without a critic.
+        widened: names of sharded parameters that were converted to float32 and are their own masters.
     """
 
     def __init__(
@@ -68,30 +78,35 @@ class Optimizer:
             raise TrainError("nothing is trained: every part of the model is frozen", hint="shorten model.freeze")
         if value_head is not None:
             self.parameters |= {f"value_head.{n}": p for n, p in value_head.named_parameters()}
-        own = settings.name == "adamw_bf16_kahan"
+        is_kahan = settings.name == "adamw_bf16_kahan"
         self.masters = {
-            n: p if own or p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            n: p if is_kahan or p.dtype == torch.float32 else nn.Parameter(p.detach().float())
             for n, p in self.parameters.items()
         }
+        # The backward of each microbatch adds float32 gradients: to the master, or to the parameter's own `grad`.
         for name, p in self.parameters.items():
             if self.masters[name] is not p:
                 p.register_post_accumulate_grad_hook(_add_to_master(self.masters[name]))
             elif p.dtype != torch.float32:
                 p.grad_dtype = torch.float32
+        # Matrices decay; biases and norms (one axis) do not.
         decayed = [m for m in self.masters.values() if m.ndim >= 2]
-        others = [m for m in self.masters.values() if m.ndim < 2]
-        groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        undecayed = [m for m in self.masters.values() if m.ndim < 2]
+        groups = [
+            {"params": decayed, "weight_decay": settings.weight_decay},
+            {"params": undecayed, "weight_decay": 0.0},
+        ]
         self.adamw = _adamw(settings, [g for g in groups if g["params"]])
         self.updates = 0
 
     def clip(self) -> float:
-        """Scale the gradients down to `max_grad_norm`. Returns their norm before that (may be non-finite)."""
+        """Scale the gradients down to `max_grad_norm`. Return their norm before that, which may be non-finite."""
         return float(whole(nn.utils.clip_grad_norm_(list(self.masters.values()), self.settings.max_grad_norm)))
 
     def part_norms(self) -> dict[str, float]:
-        """Norm of the gradient of each trained part (vision, connector, language ...), before `clip` scales it.
+        """Return the gradient norm of each trained part (vision, connector, language ...), before `clip` scales it.
 
-        All processes of a run ask at the same point, for the same parts: one without a gradient counts as zero.
+        All ranks call this at the same point, for the same parts: a missing gradient counts as zero.
         """
         parts: dict[str, list[Tensor]] = {}
         for name, master in self.masters.items():
@@ -99,56 +114,56 @@ class Optimizer:
             parts.setdefault("value_head" if name.startswith("value_head.") else part_of(name) or "other", []).append(
                 gradient
             )
-        norms = [whole(nn.utils.get_total_norm(found)) for found in parts.values()]
+        norms = [whole(nn.utils.get_total_norm(gradients)) for gradients in parts.values()]
         return dict(zip(parts, torch.stack(norms).tolist(), strict=True))
 
     def step(self, lr: float) -> None:
-        """One update with this learning rate; gradients are cleared."""
+        """Update all weights once with this learning rate, and clear the gradients."""
         for group in self.adamw.param_groups:
             group["lr"] = lr
         self.adamw.step()
         self.clear()
         self.updates += 1
-        with torch.no_grad():
+        with torch.no_grad():  # the updated float32 masters -> the model's parameters, rounded to their dtype
             for name, p in self.parameters.items():
                 if self.masters[name] is not p:
                     p.copy_(self.masters[name])
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
-        """Inside, all memory that updates ever take is taken: every gradient, and the state that is not there yet.
+        """Allocate, in a `with` block, all memory that updates will use: every gradient, and the missing state.
 
-        For gradients that nobody will use: there are none afterwards, and nothing else has changed.
+        The gradients of the block are not used: they are cleared at its end, and nothing else has changed.
         """
         dtypes = STATE_DTYPES[self.settings.name]
         try:
             missing = [m for m in self.masters.values() if not self.adamw.state.get(m)]
-            held = [torch.zeros_like(m, dtype=dtype) for m in missing for dtype in dtypes]
+            missing_state = [torch.zeros_like(m, dtype=dtype) for m in missing for dtype in dtypes]
             for master in self.masters.values():
                 master.grad = torch.zeros_like(master, dtype=torch.float32)
             yield
-            del held
+            del missing_state
         finally:
             self.clear()
 
     @property
     def pending_bytes(self) -> int:
-        """Memory that this process's share of the moments will take and has not taken yet: before the first update."""
+        """Bytes that this rank's share of the moments will take at the first update, and has not taken yet."""
         each = sum(dtype.itemsize for dtype in STATE_DTYPES[self.settings.name])
         return sum(own_part(m).numel() * each for m in self.masters.values() if not self.adamw.state.get(m))
 
     def clear(self) -> None:
-        """Forget all gradients."""
+        """Remove all gradients."""
         self.adamw.zero_grad(set_to_none=True)
         for p in self.parameters.values():
             p.grad = None
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Moments (and masters, where they are not the weights) as `<kind>.<parameter name>`, for a checkpoint."""
+        """Return the moments (and masters that are not the weights) as `<kind>.<parameter name>`, for a checkpoint."""
         return dict(self._tensors())
 
     def load_state_tensors(self, tensors: dict[str, Tensor], updates: int) -> None:
-        """Put back what `state_tensors` gave. Moments that are missing are taken as never updated."""
+        """Load the tensors that `state_tensors` returned. A parameter without moments counts as never updated."""
         self.updates = updates
         for name, master in self.masters.items():
             saved = {key: tensors[f"{key}.{name}"].clone() for key in STATE_KEYS if f"{key}.{name}" in tensors}
@@ -173,7 +188,7 @@ class Optimizer:
 
 
 def _adamw(settings: Optim, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """The update rule that `optim.name` asks for. Raises: TrainError when it is not there."""
+    """Return the update rule of `optim.name`. Raises: TrainError when its library is not installed."""
     options: dict[str, Any] = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2)}
     if settings.name == "adamw_bf16_kahan":
         return KahanAdamW(groups, **options)
@@ -189,6 +204,8 @@ def _adamw(settings: Optim, groups: list[dict[str, Any]]) -> torch.optim.Optimiz
 
 
 def _add_to_master(master: nn.Parameter):
+    """Return a hook that moves a parameter's gradient to its float32 master, added to those of other microbatches."""
+
     def hook(parameter: Tensor) -> None:
         assert parameter.grad is not None
         gradient = parameter.grad.float()

@@ -1,4 +1,4 @@
-"""Memory that runs out: one more try with half the token budget, then an error that says what to change first."""
+"""Handling of memory that runs out: one more try with half the token budget, then an error with the key to change."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     import torch
 
 ROWS, BATCHES = "train.tokens_per_row", "rollout.batch_tokens"
-"""The keys that may be halved, once each in a run."""
+"""Recipe keys of the budgets that may be halved, each once per run."""
 VLLM_PHASES = ("engine start", "rollout", "validation", "sync")
 """Phases in which vLLM's own memory can be lowered."""
 
 
 @dataclass
 class TokenBudgets:
-    """Token budgets of a run: the recipe's, or the halves that it fell back to when memory ran out.
+    """Token budgets of a run: the recipe's, or half of it after memory ran out.
 
     Args:
         recipe: holds each budget under its key (`train.tokens_per_row`, `rollout.batch_tokens`).
-        progress: keeps the halves, from one attempt to the next.
+        progress: keeps the halved budgets from one attempt to the next.
         report: called with (what did not fit, budget in the recipe, budget from now on) after a budget was halved.
     """
 
@@ -41,17 +41,17 @@ class TokenBudgets:
     report: Callable[[Load, int, int], None]
 
     def of(self, key: str) -> int:
-        """Return a budget in tokens. A half counts no more once the recipe's value was changed."""
+        """Return a budget in tokens. A halved value is ignored after the recipe's value was changed."""
         in_recipe = _in_recipe(self.recipe, key)
         before, now = self.progress.halved.get(key, (in_recipe, in_recipe))
         return now if before == in_recipe else in_recipe
 
     def may_halve(self, key: str) -> bool:
-        """Return whether the run still has its one try with half of this budget."""
+        """Return whether this budget has not been halved yet: a run has one try with half of it."""
         return self.of(key) == _in_recipe(self.recipe, key)
 
     def halve(self, load: Load) -> None:
-        """Halve the budget of what did not fit, for the rest of the run, and report it."""
+        """Halve the budget of a load that did not fit, for the rest of the run, and report it."""
         key = load.budget
         before, now = _in_recipe(self.recipe, key), load.half(self.of(key))
         self.progress.halved[key] = [before, now]
@@ -63,22 +63,30 @@ class TokenBudgets:
 
 
 def report_halved(journal: Journal, device: torch.device, load: Load, before: int, now: int) -> None:
-    """Tell the user of a halved budget and write the event with the memory in use."""
+    """Tell the user about a halved budget, and write an event with the memory in use."""
     key = load.budget
     peak, limit = memory_use(device)
     journal.watcher.message(
-        f"out of memory in {rank_process.doing()} with {load} at once: again with {key} = {now},"
-        " and so to the run's end"
+        f"out of memory in {rank_process.doing()} with {load} at once: trying again with {key} = {now},"
+        " which stays until the run's end"
     )
     journal.run.event(
-        journal.progress.step, "out of memory: budget halved", key=key, was=before, now=now, tokens=load.tokens,
-        image_tokens=load.image_tokens, responses=load.responses, rows=list(load.rows), peak_bytes=peak,
+        journal.progress.step,
+        "out of memory: budget halved",
+        key=key,
+        was=before,
+        now=now,
+        tokens=load.tokens,
+        image_tokens=load.image_tokens,
+        responses=load.responses,
+        rows=list(load.rows),
+        peak_bytes=peak,
         limit_bytes=limit,
-    )  # fmt: skip
+    )
 
 
 def keep_batches(budgets: TokenBudgets, engine: Generator) -> None:
-    """Give the built-in engine the run's own batch budget, and keep the half when the engine has to halve it."""
+    """Give the built-in engine the run's batch budget. If the engine has to halve it, the run keeps the half."""
     if isinstance(engine, TorchEngine):
         engine.batch_tokens, engine.may_halve = budgets.of(BATCHES), budgets.may_halve(BATCHES)
         engine.on_halved = budgets.halve
@@ -86,23 +94,23 @@ def keep_batches(budgets: TokenBudgets, engine: Generator) -> None:
 
 @contextmanager
 def explaining(recipe: Recipe) -> Iterator[None]:
-    """Turn whatever runs out of memory inside into an OutOfMemoryError with phase, rank and the key to change first."""
+    """Turn a lack of memory in a `with` block into an OutOfMemoryError with phase, rank and the key to change first."""
     try:
         yield
-    except BaseException as error:  # a library in Rust panics with what is no Exception
+    except BaseException as error:  # not Exception: a panic of a library in Rust is a BaseException
         if not ran_out(error):
             raise
         raise explain(recipe, error) from error
 
 
 def explain(recipe: Recipe, error: BaseException) -> OutOfMemoryError:
-    """Return the error for a person: phase, rank, what was in memory, peak and limit, and what to change first."""
+    """Return the error for the user: phase, rank, the load, peak and limit of memory, and the key to change first."""
     raw = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError("", where=getattr(error, "where", None))
     load = raw.load
-    what = f" with {load} at once" if load else ""
-    message = f"out of memory in {rank_process.doing()}{what}; {use_in_words(pick_device(recipe.model.device))}"
+    load_text = f" with {load} at once" if load else ""
+    message = f"out of memory in {rank_process.doing()}{load_text}; {use_in_words(pick_device(recipe.model.device))}"
     if load and raw.fits:
-        hint = f"set {load.budget} = {raw.fits}: tried, it fits"
+        hint = f"set {load.budget} = {raw.fits}: this value was tried and fits"
     else:
         hint = f"set {first_change(recipe, load)}"
     if load and load.responses == 1:
@@ -113,7 +121,11 @@ def explain(recipe: Recipe, error: BaseException) -> OutOfMemoryError:
 
 
 def first_change(recipe: Recipe, load: Load | None) -> str:
-    """Return the one key to change first, with a value."""
+    """Return the one key to change first, with a proposed value.
+
+    Args:
+        load: the packed row or batch that did not fit; None = not known, then the phase of the run decides.
+    """
     model, rollout = recipe.model, recipe.rollout
     phase = rank_process.doing().split("`")[1]
     if load and load.responses > 1:
@@ -121,19 +133,19 @@ def first_change(recipe: Recipe, load: Load | None) -> str:
     if load:
         if load.budget == ROWS and model.gradient_checkpointing is not True:
             return "model.gradient_checkpointing = true"
-        if 2 * load.image_tokens > load.tokens:
+        if 2 * load.image_tokens > load.tokens:  # mostly images
             return f"model.max_pixels = {model.max_pixels // 2} (images of half the area)"
         return f"rollout.max_new_tokens = {max(1, rollout.max_new_tokens // 2)}"
     if recipe.kind == "rl" and rollout.engine == "vllm" and phase in VLLM_PHASES:
         if rollout.kv_cache_gib is None:
-            return "rollout.kv_cache_gib = 1, in place of what seemed to be free"
+            return "rollout.kv_cache_gib = 1, instead of the automatic size"
         return f"rollout.kv_cache_gib = {rollout.kv_cache_gib / 2:g}"
     if phase in ("rollout", "validation"):
         return f"{BATCHES} = {rollout.batch_tokens // 2}"
     if phase == "encode":
         return f"model.max_pixels = {model.max_pixels // 2} (images of half the area)"
     if recipe.lora is None:
-        return "lora.rank = 16 (an adapter: no gradient, master or moment of the weights themselves)"
+        return "lora.rank = 16 (with an adapter, the base weights need no gradients, masters or moments)"
     if model.quantize is None and pick_device(model.device).type == "cuda":
         return 'model.quantize = "4bit"'
     return "model.path to a smaller model, or use a machine with more memory"

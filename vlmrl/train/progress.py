@@ -1,4 +1,4 @@
-"""What a run has to remember besides weights, and what of it begins anew in a fork or after a change."""
+"""Progress of a run: the counters that a checkpoint saves, and those that start anew in a fork or after a change."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from vlmrl.store.manifest import Manifest
 
 @dataclass
 class Progress:
-    """What a run has to remember besides weights: all of it goes into a checkpoint's data.json.
+    """Counters of a run. A checkpoint saves all of them in its data.json.
 
     Args:
-        step: policy version = steps taken.
-        best_step, best_value: of the validation metric; None before the first validation.
-        stale: validations since the best.
+        step: number of steps done, which is the policy version.
+        best_step, best_value: step and value of the best validation metric; None before the first validation.
+        stale: number of validations since the best.
         validated: step of the last validation; -1 before the first.
-        samples, reward_errors: since the run began.
-        seconds: of training, over all attempts.
-        halved: token budgets that memory had no room for: recipe key -> [its value in the recipe, what it is now].
-        kl_coef: the KL coefficient as steered so far; None = the recipe's, untouched.
+        samples, reward_errors: number of samples and of failed rewards since the run began.
+        seconds: seconds of training, over all attempts.
+        halved: token budgets that were halved because memory ran out: recipe key -> [its value in the recipe, its value
+            now].
+        kl_coef: current value of an adaptive KL coefficient; None = the recipe's.
     """
 
     step: int = 0
@@ -36,7 +37,7 @@ class Progress:
     halved: dict[str, list[int]] = field(default_factory=dict)
 
     def count_validation(self, value: float, goal: Literal["max", "min"]) -> bool:
-        """Note a validation of this step. Returns whether it is the best so far."""
+        """Count a validation of this step. Return whether it is the best so far."""
         best = self._is_best(value, goal)
         self.validated = self.step
         self.stale = 0 if best else self.stale + 1
@@ -45,23 +46,26 @@ class Progress:
         return best
 
     def begun_anew(self, manifest: Manifest) -> Progress:
-        """The counters of a checkpoint as a run with this manifest goes on with them.
+        """Return the counters of a checkpoint with which a run with this manifest continues.
 
-        A fork counts its own validations and seconds; so does a run whose validation measures another thing now. A
-        steered KL coefficient begins anew when the recipe's was changed.
+        The best validation and its count start anew in a fork, and when validation measures something else now. The
+        seconds start anew in a fork. An adaptive KL coefficient starts anew when the recipe's was changed.
         """
         forked, restarts = manifest.forked_at == self.step, manifest.restarts_since(self.step)
         names = ["best_step", "best_value", "stale", "validated"] if forked or "best" in restarts else []
         names += ["seconds"] if forked else []
         names += ["kl_coef"] if "kl" in restarts else []
-        first = Progress()
-        return replace(self, **{name: getattr(first, name) for name in names})
+        fresh = Progress()
+        return replace(self, **{name: getattr(fresh, name) for name in names})
 
     def _is_best(self, value: float, goal: Literal["max", "min"]) -> bool:
-        """A tie with the model the run started from goes to the trained one, which is a checkpoint of the run."""
-        before = self.best_value
+        """Return whether a validation is the best so far.
+
+        In a tie with the start weights (step 0), the trained model is the best: it is a checkpoint of the run.
+        """
+        best_so_far = self.best_value
         if math.isnan(value):
             return False
-        if before is None or (value == before and self.best_step == 0):
+        if best_so_far is None or (value == best_so_far and self.best_step == 0):
             return True
-        return value > before if goal == "max" else value < before
+        return value > best_so_far if goal == "max" else value < best_so_far

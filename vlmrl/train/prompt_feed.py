@@ -1,4 +1,4 @@
-"""The prompts of a run: the mixed stream of dataset rows, how a row is encoded and sampled, who scores its answers."""
+"""Prompts of a run: the mixed stream of dataset rows, their encoding and sampling, and the scorers of their answers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from vlmrl.train.step_batch import Tail
 from vlmrl.types import Row, SamplingParams, ScoredSample
 
 Drawn = tuple[Source, Row, int]
-"""A row of the stream: its source, itself, how often it was drawn before."""
+"""Drawn dataset row: its source, the row, its occurrence (number of earlier draws)."""
 
 
 @dataclass
 class PromptFeed:
-    """Source of a run's prompts, and of the scores of their answers.
+    """Prompts of a run, and the scorers of their answers.
 
     Args:
         recipe: the run's recipe.
@@ -32,10 +32,10 @@ class PromptFeed:
         stream: draws from the training sources in the recipe's shares.
         encoder: renders and tokenizes a row.
         scorers: the scorer of each source, by its name.
-        sampling: how training samples.
-        greedy: how validation samples.
-        world: the processes, which share the prompts of a draw.
-        cursor: position of the stream that a checkpoint saves when rows were drawn ahead; None = where the stream is.
+        sampling: sampling parameters of training.
+        greedy: sampling parameters of validation.
+        world: the ranks, which share the prompts of a draw.
+        cursor: position of the stream to save in a checkpoint when rows were drawn ahead; None = its current position.
     """
 
     recipe: Recipe
@@ -51,12 +51,12 @@ class PromptFeed:
 
     @property
     def position(self) -> dict[str, Any]:
-        """The position of the stream at which a resumed run goes on."""
+        """Position of the stream at which a resumed run continues."""
         return dict(self.cursor or self.stream.state_dict())
 
     @property
     def weights(self) -> dict[str, Mapping[str, float]]:
-        """The weights of the reward's parts, by the source's name."""
+        """Weights of the reward's parts: source -> part -> weight."""
         return {source.name: source.weights for source in self.sources}
 
     def draw(self, count: int) -> list[Drawn]:
@@ -71,11 +71,11 @@ class PromptFeed:
         return encode_prompt(source, row, occurrence, self.encoder, self.recipe.rollout.max_prompt_tokens)
 
     def encode_again(self, row: Row, occurrence: int) -> Prompt:
-        """Encode a prompt that another process has sampled: rows travel between processes, pixels do not."""
+        """Encode a prompt that another rank has sampled: ranks exchange rows, but not pixels."""
         return self.encode(next(x for x in self.sources if x.name == row.source), row, occurrence)
 
     def encode_tail(self, sample: ScoredSample) -> Tail:
-        """Encode the images within a response."""
+        """Encode the images within a response (those of tools' answers)."""
         media = [m for segment in sample.trajectory.segments for m in segment.media]
         images = [decode_image(sample.files[m.sha256]) for m in media]
         place = f"the response to {sample.trajectory.prompt_id}, sample {sample.trajectory.sample}"

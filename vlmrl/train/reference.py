@@ -1,4 +1,4 @@
-"""The policy that a KL term refers to, made of the trained one's own weights where these are under an adapter."""
+"""Reference of a KL term for a policy with an adapter: the policy's own model with other adapter weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from vlmrl.packed import PackedRow, RowReference, TokenStats
 
 
 class ReferencePolicy:
-    """The reference of a policy with an adapter: never a second copy of the model.
+    """Reference of a policy with an adapter, without a second copy of the model.
 
     Args:
-        policy: the trained one; its model has an adapter, and may be sharded.
-        first: adapter tensors that the run began with; None when it began with the base (the adapter is switched off).
+        policy: the policy in training; its model has an adapter, and may be sharded.
+        first: adapter tensors that the run began with; None when it began with the base model: the adapter is then
+            switched off.
     """
 
     def __init__(self, policy: Policy, first: Mapping[str, Tensor] | None = None) -> None:
@@ -40,20 +41,21 @@ class ReferencePolicy:
 
     @torch.no_grad()
     def __call__(self, row: PackedRow, reference: RowReference | None = None) -> TokenStats:
-        """As `Policy.forward`, under the reference and without gradient."""
+        """Return the token statistics as `Policy.forward` does, under the reference and without gradient."""
         with self._first_weights():
             return self.policy(row, reference)
 
     @torch.no_grad()
     def states(self, row: PackedRow) -> Tensor:
-        """As `Policy.states`, under the reference and without gradient."""
+        """Return the hidden states [K, D] as `Policy.states` does, under the reference and without gradient."""
         with self._first_weights():
             return self.policy.states(row)
 
     @torch.no_grad()
     def head(self, hidden: Tensor) -> Tensor:
-        """As `Policy.head`. An adapter on the head itself is the reference's too; a head that has none is not worth
-        going through all layers for each chunk.
+        """Return the logits [.., V] of hidden states [.., D] as `Policy.head` does, under the reference.
+
+        Only an adapter on the head itself is swapped: swapping goes through all layers, for each chunk of tokens.
         """
         if not has_adapted_head(self.policy.model):
             return self.policy.head(hidden)
@@ -66,19 +68,19 @@ class ReferencePolicy:
 
 @contextmanager
 def _swapped(policy: Policy, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, the adapter has these weights."""
-    own = adapter_parameters(policy.model)
-    # `.data`: a graph that holds these weights (the full KL asks for the head within one) must not see them change.
-    parts = {name: own_part(own[name].detach()).data for name in tensors}
-    kept = {name: part.clone() for name, part in parts.items()}
+    """Give the adapter these weights in a `with` block."""
+    parameters = adapter_parameters(policy.model)
+    # `.data` hides the change from autograd: the full KL calls the head while a graph holds these weights.
+    parts = {name: own_part(parameters[name].detach()).data for name in tensors}
+    old_values = {name: part.clone() for name, part in parts.items()}
 
-    def put(given: Mapping[str, Tensor]) -> None:
+    def put(values: Mapping[str, Tensor]) -> None:
         for name, part in parts.items():
-            part.copy_(given[name])
+            part.copy_(values[name])
         regather(policy)
 
     try:
-        put({name: own_part(value, own[name]) for name, value in tensors.items()})
+        put({name: own_part(value, parameters[name]) for name, value in tensors.items()})
         yield
     finally:
-        put(kept)
+        put(old_values)

@@ -1,13 +1,16 @@
-"""Before the first step: the largest packed row that the data can make runs forward and backward, and changes nothing.
+"""Rehearsal before the first step: the largest packed row of the data runs forward and backward, and changes nothing.
 
 A run that cannot fit then ends in its first minute, with the key to change, and not in its third hour.
 
-What is exact: the row is built and run as an update would, every response as long as `rollout.max_new_tokens` (in
-`sft`: as the row's own), with the reference, old log-probs and values where the objective has them, and with all
-gradients and optimizer state in memory. What is estimated: which prompts are the heaviest. The rows that the run will
-draw are looked at for at most `SCAN_SECONDS`, ranked by the size of their images and the length of their text; the
-first few are encoded and measured. What is not covered: rows of much shorter responses hold more prompts, and so more
-images, in as many tokens; and the built-in engine's cache (`rollout.batch_tokens`).
+Exact: the packed row is built and run as an update does it. Every response is as long as `rollout.max_new_tokens` (in
+`sft`: as the dataset row's own). The reference, old log-probs and values are computed if the objective has them. All
+gradients and optimizer state are in memory.
+
+Estimated: the heaviest prompts. The dataset rows that the run will draw are scanned for at most `SCAN_SECONDS`, and
+ranked by the size of their images and the length of their text; the first few are encoded and measured.
+
+Not covered: packed rows of much shorter responses, which hold more prompts, and so more images, in as many tokens; and
+the built-in engine's cache (`rollout.batch_tokens`).
 """
 
 from __future__ import annotations
@@ -42,26 +45,26 @@ from vlmrl.train.update import add_gradients
 from vlmrl.types import Row, Segment, name_row
 
 SCAN_SECONDS = 10.0
-"""Seconds for which rows are looked at."""
+"""Time limit in seconds for the scan of the dataset rows."""
 ENCODED_ROWS = 4
-"""Number of the longest rows, and of those with most image tokens, are encoded."""
+"""Number of dataset rows that are encoded of each kind: the longest ones, and those with the most image tokens."""
 
 MakeItem = Callable[[Source, Row, int, int], TrainItem]
-"""(source, row, occurrence, index) -> the longest trajectory that training may make of the row."""
+"""(source, row, occurrence, index of the group) -> the longest trajectory that training may make of the row."""
 ResponseText = Callable[[Source, Row], str]
-"""The response that a row brings along."""
+"""Text of the response that a dataset row brings along; "" if it has none."""
 
 
 @dataclass(frozen=True)
 class ComingRow:
-    """Dataset row that the run will draw, by its place, with an estimate of its tokens.
+    """Dataset row that the run will draw, with an estimate of its tokens.
 
     Args:
         source: index of its source.
         row: index within the source.
-        occurrence: how often it was drawn before.
-        text_tokens: the tokens of its text, estimated.
-        image_tokens: the tokens of its images, estimated.
+        occurrence: how often it had been drawn before.
+        text_tokens: estimated number of text tokens.
+        image_tokens: estimated number of image tokens.
     """
 
     source: int
@@ -72,24 +75,34 @@ class ComingRow:
 
     @property
     def tokens(self) -> int:
-        """All tokens, estimated."""
+        """Estimated number of all tokens."""
         return self.text_tokens + self.image_tokens
 
 
 @dataclass(frozen=True)
 class ComingRows:
-    """Dataset rows to come, as far as they were looked at. `complete`: whether the run draws no others."""
+    """Dataset rows that the run will draw, as far as they were scanned.
+
+    Args:
+        complete: whether the run draws no other rows.
+    """
 
     rows: tuple[ComingRow, ...]
     complete: bool
 
     def __str__(self) -> str:
-        return f"{'all' if self.complete else 'the first'} {len(self.rows):,} rows to come were looked at"
+        return f"{'all' if self.complete else 'the first'} {len(self.rows):,} rows to come were scanned"
 
 
 @dataclass(frozen=True)
 class HeaviestRows:
-    """Candidates for the largest packed row: the trajectory of each row, and its name in an error."""
+    """Candidates for the largest packed row.
+
+    Args:
+        scan: the rows from which they were chosen.
+        items: the trajectory of each candidate.
+        names: its name in an error.
+    """
 
     scan: ComingRows
     items: Sequence[TrainItem]
@@ -98,7 +111,7 @@ class HeaviestRows:
 
 @dataclass(frozen=True)
 class _Finite:
-    """An objective whose loss is finite whatever the model says of responses that nobody sampled."""
+    """Objective whose loss is always finite, even where the model finds a made-up response impossible."""
 
     objective: Objective
 
@@ -110,33 +123,36 @@ class _Finite:
         return self.objective.select(policy, batch, tokens_per_row)
 
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, shown = self.objective.loss(stats, data)
-        return torch.nan_to_num(loss, 0.0, 0.0, 0.0), shown
+        loss, metrics = self.objective.loss(stats, data)
+        return torch.nan_to_num(loss, 0.0, 0.0, 0.0), metrics
 
 
 def rehearse(
-    learner: Learner, objective: Objective, scan: Callable[[], HeaviestRows], step: int, run: Run,
+    learner: Learner,
+    objective: Objective,
+    scan: Callable[[], HeaviestRows],
+    step: int,
+    run: Run,
     say: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Run the largest packed row and say in one line what it took.
+) -> None:
+    """Run the largest packed row, and report its size, memory and time in one line.
 
-    No weight, moment, random state or data position changes. A row that does not fit is tried once more with half the
-    budget, which is the run's from then on.
+    No weight, moment, random state or data position changes. A packed row that does not fit is tried once more with
+    half the budget; the run then keeps the half.
 
     Args:
-        learner: runs the row.
-        objective: what the run minimises.
-        scan: looks at the rows to come, see `heaviest_rows`; called first.
+        learner: the policy and optimizer that run the packed row.
+        objective: the objective of the run.
+        scan: scans the dataset rows to come, see `heaviest_rows`; called before anything runs.
         step: the step that the run begins with.
-        run: where the event is written.
-        say: tells the user.
-
-    Raises: OutOfMemoryError when half the budget does not fit either; smaller budgets are tried first, to say which
-        one would. DataError when a row to come cannot be encoded, as the step that draws it would, or has an image of
-        a size that the model does not take.
+        run: the run that gets the event.
+        say: shows a message to the user.
+    Raises: OutOfMemoryError when half the budget does not fit either; smaller budgets are tried first, so that the
+        error can name one that fits. DataError when a dataset row to come cannot be encoded (its step would raise the
+        same), or has an image of a size that the model does not take.
     """
     if not learner.recipe.train.rehearsal:
-        run.write_log("the largest row is not rehearsed: train.rehearsal = false")
+        run.write_log("the largest packed row is not rehearsed: train.rehearsal = false")
         return
     rank_process.phase("rehearsal", step)
     start = time.perf_counter()
@@ -148,14 +164,22 @@ def rehearse(
     peak, limit = memory_use(device)
     seconds = time.perf_counter() - start
     say(
-        f"the largest row fits: {largest}, {largest.rows[0]}; peak {gib(peak)} of {gib(limit)}; {seconds:.1f} s"
+        f"the largest packed row fits: {largest}, {largest.rows[0]}; peak {gib(peak)} of {gib(limit)}; {seconds:.1f} s"
         f" ({heaviest.scan})"
     )
     run.event(
-        step, "largest row rehearsed", tokens=largest.tokens, image_tokens=largest.image_tokens,
-        responses=largest.responses, rows=list(largest.rows), peak_bytes=peak, limit_bytes=limit, seconds=seconds,
-        rows_looked_at=len(heaviest.scan.rows), complete=heaviest.scan.complete,
-    )  # fmt: skip
+        step,
+        "largest row rehearsed",
+        tokens=largest.tokens,
+        image_tokens=largest.image_tokens,
+        responses=largest.responses,
+        rows=list(largest.rows),
+        peak_bytes=peak,
+        limit_bytes=limit,
+        seconds=seconds,
+        rows_looked_at=len(heaviest.scan.rows),
+        complete=heaviest.scan.complete,
+    )
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -163,26 +187,26 @@ def rehearse(
 def heaviest_rows(
     feed: PromptFeed, step: int, make_item: MakeItem, response_text: ResponseText = lambda source, row: ""
 ) -> HeaviestRows:
-    """Look at the rows to come and encode those that may be the heaviest. All processes get the same rows.
+    """Scan the dataset rows to come, and encode those that may be the heaviest. All ranks get the same rows.
 
     Args:
-        feed: where the rows come from; its stream does not move.
+        feed: the source of the rows; its stream does not move.
         step: the step that the run begins with.
         make_item: makes the longest trajectory of a row.
-        response_text: gives the response that a row brings along.
+        response_text: returns the response that a row brings along.
     """
-    scan = feed.world.gather(coming_rows(feed, step, response_text))[0]  # what rank 0 had time to look at
+    scan = feed.world.gather(coming_rows(feed, step, response_text))[0]  # rank 0's: each scans as far as it has time
     drawn = [(feed.sources[d.source], feed.sources[d.source].rows[d.row], d.occurrence) for d in heaviest(scan)]
-    items = [make_item(*place, 0) for place in drawn]
+    items = [make_item(*drawn_row, 0) for drawn_row in drawn]
     return HeaviestRows(scan, items, [name_row(source.name, row.prompt_id) for source, row, _ in drawn])
 
 
 def coming_rows(feed: PromptFeed, step: int, response_text: ResponseText, seconds: float = SCAN_SECONDS) -> ComingRows:
-    """Return the different rows that the run will draw from `step` on (under a filter: may draw), in that order."""
+    """Return the distinct rows that the run will draw from `step` on (with a filter: may draw), in that order."""
     recipe, start = feed.recipe, time.perf_counter()
     stream, rows = copy.deepcopy(feed.stream), {}
     per_step = recipe.rollout.prompts_per_step if recipe.kind == "rl" else recipe.train.rows_per_step
-    for _ in range((recipe.train.steps - step) * _draws_a_step(recipe)):
+    for _ in range((recipe.train.steps - step) * _draws_per_step(recipe)):
         for draw in stream.next(per_step):
             if draw[:2] not in rows:
                 rows[draw[:2]] = _estimate(feed, *draw, response_text)
@@ -193,37 +217,37 @@ def coming_rows(feed: PromptFeed, step: int, response_text: ResponseText, second
     return ComingRows(tuple(rows.values()), True)
 
 
-def _draws_a_step(recipe: Recipe) -> int:
-    """Return how often a step may draw its prompts anew."""
+def _draws_per_step(recipe: Recipe) -> int:
+    """Return the maximum number of draws per step: 1 without a filter."""
     algorithm = algorithm_of(recipe.algo) if recipe.kind == "rl" else None
     return algorithm.filter_tries if algorithm is not None and algorithm.filter != "none" else 1
 
 
 def _estimate(feed: PromptFeed, source: int, row: int, occurrence: int, response_text: ResponseText) -> ComingRow:
-    owner, model = feed.sources[source], feed.recipe.model
-    content = owner.rows[row]
-    feed.encoder.require_sizes(content)
-    characters = sum(len(m.content) for m in owner.messages(content)) + len(response_text(owner, content))
-    images = sum(estimate_image_tokens(media, model.min_pixels, model.max_pixels) for media in content.media)
-    return ComingRow(source, row, occurrence, characters // CHARACTERS_PER_TOKEN, images)
+    data_source, model = feed.sources[source], feed.recipe.model
+    example = data_source.rows[row]
+    feed.encoder.require_sizes(example)
+    characters = sum(len(m.content) for m in data_source.messages(example)) + len(response_text(data_source, example))
+    image_tokens = sum(estimate_image_tokens(media, model.min_pixels, model.max_pixels) for media in example.media)
+    return ComingRow(source, row, occurrence, characters // CHARACTERS_PER_TOKEN, image_tokens)
 
 
 def heaviest(scan: ComingRows) -> list[ComingRow]:
-    """Return the longest rows and those with most image tokens, by estimate: at most twice `ENCODED_ROWS`."""
+    """Return the longest rows and those with the most image tokens, by estimate: at most twice `ENCODED_ROWS`."""
     longest = heapq.nlargest(ENCODED_ROWS, scan.rows, key=lambda d: d.tokens)
-    pictured = heapq.nlargest(ENCODED_ROWS, scan.rows, key=lambda d: d.image_tokens)
-    return list(dict.fromkeys([*longest, *pictured]))
+    most_images = heapq.nlargest(ENCODED_ROWS, scan.rows, key=lambda d: d.image_tokens)
+    return list(dict.fromkeys([*longest, *most_images]))
 
 
 def full_row(item: TrainItem, *, responses: int, groups: int, tokens_per_row: int) -> list[TrainItem]:
-    """Return a packed row of copies of this trajectory, as full as `pack` makes packed rows of its prompt.
+    """Return a packed row of copies of a trajectory, as full as `pack` fills packed rows with its prompt.
 
-    The last response is shorter where that fills the row: responses are of all lengths.
+    The last response is cut to fill the packed row: in training, responses have all lengths.
 
     Args:
-        item: its prompt's longest trajectory, of text.
-        responses: the responses of each prompt.
-        groups: the prompts of a step.
+        item: the longest trajectory of its prompt, with a response of text alone.
+        responses: number of responses per prompt.
+        groups: number of prompts per step.
         tokens_per_row: the budget, in tokens.
     """
     full: list[TrainItem] = []
@@ -241,25 +265,29 @@ def full_row(item: TrainItem, *, responses: int, groups: int, tokens_per_row: in
 
 
 def _find_room(learner: Learner, objective: Objective, items: Sequence[TrainItem], names: Sequence[str]) -> Load:
-    """Return the largest packed row under the run's budget, which has room, or has room after the budget was halved."""
+    """Return the largest packed row under the run's budget. If it does not fit, halve the budget once and try again.
+
+    Raises: OutOfMemoryError as `rehearse`.
+    """
     budgets, budget = learner.budgets, learner.budgets.of(ROWS)
-    largest, first = _try(learner, objective, items, names, budget)
-    if first is None:
+    largest, unfit = _try(learner, objective, items, names, budget)
+    if unfit is None:
         return largest
-    divisible = first.responses > 1 and budgets.may_halve(ROWS)
-    if learner.world.size > 1:
-        error = _too_large(first)
-        error.halved = {ROWS: [budget, first.half(budget)]} if divisible else {}
+    divisible = unfit.responses > 1 and budgets.may_halve(ROWS)
+    if learner.world.size > 1:  # one rank cannot try again alone: the launcher starts all again with half the budget
+        error = _too_large(unfit)
+        error.halved = {ROWS: [budget, unfit.half(budget)]} if divisible else {}
         raise error
-    smaller, left = budget, first
-    while left is not None and left.responses > 1:
-        smaller = left.half(smaller)
-        largest, left = _try(learner, objective, items, names, smaller)
-    if left is None and divisible and smaller == first.half(budget):
-        budgets.halve(first)
+    # Halve until it fits. The run may use the first half; a smaller budget that fits is only named in the error.
+    smaller, still_unfit = budget, unfit
+    while still_unfit is not None and still_unfit.responses > 1:
+        smaller = still_unfit.half(smaller)
+        largest, still_unfit = _try(learner, objective, items, names, smaller)
+    if still_unfit is None and divisible and smaller == unfit.half(budget):
+        budgets.halve(unfit)
         return largest
-    error = _too_large(first if left is None else left)
-    error.fits = smaller if left is None else None
+    error = _too_large(unfit if still_unfit is None else still_unfit)
+    error.fits = smaller if still_unfit is None else None
     raise error
 
 
@@ -272,7 +300,7 @@ def _try(
 ) -> tuple[Load, Load | None]:
     """Return (the largest packed row under this budget, the packed row that did not fit or None).
 
-    Two packed rows run: that with most tokens, and that with most image tokens, where it is another one.
+    Two packed rows run: the one with the most tokens, and the one with the most image tokens if it is another.
     """
     recipe, rollout = learner.recipe, learner.recipe.rollout
     is_rl = recipe.kind == "rl"
@@ -284,27 +312,28 @@ def _try(
         batch = StepBatch(full, [1.0] * len(full), [name] * len(full), world=learner.world)
         rows.append((row_load(full, batch.names_S), batch))
     longest = max(rows, key=lambda row: (row[0].tokens, row[0].image_tokens))
-    pictured = max(rows, key=lambda row: (row[0].image_tokens, row[0].tokens))
-    for _, batch in [longest] if pictured[0] == longest[0] else [pictured, longest]:
+    most_images = max(rows, key=lambda row: (row[0].image_tokens, row[0].tokens))
+    for _, batch in [longest] if most_images[0] == longest[0] else [most_images, longest]:
         try:
             _run(learner, objective, batch, budget)
         except OutOfMemoryError as error:
             if error.load is None:
                 raise
-            missing = error.load
+            unfit = error.load
         else:
-            missing = None
+            unfit = None
         learner.optimizer.clear()
         give_back(learner.policy.device)
-        if missing is not None:
-            return longest[0], missing
+        if unfit is not None:
+            return longest[0], unfit
     return longest[0], None
 
 
 def _run(learner: Learner, objective: Objective, batch: StepBatch, budget: int) -> None:
-    """Do everything that training does with a packed row, except for the step of the optimizer."""
+    """Do everything that training does with a packed row, except for the optimizer step."""
     policy, reference, optimizer, device = learner.policy, learner.reference, learner.optimizer, learner.policy.device
     algorithm = objective.algorithm if isinstance(objective, PolicyGradient) else None
+    # Afterwards the random state is as before (dropout draws from it), and no gradient is left.
     with torch.random.fork_rng([device] if device.type == "cuda" else []), optimizer.reserved():
         into = {"logp": batch.old_logp}
         if reference is not None and algorithm is not None and algorithm.kl == "full":
@@ -316,7 +345,7 @@ def _run(learner: Learner, objective: Objective, batch: StepBatch, budget: int) 
             into["value"] = batch.old_value
         if len(into) > 1 or learner.recipe.train.updates_per_step > 1:
             fill_stats(policy, batch, into, budget)
-        batch.value_target = batch.old_value
-        most = learner.recipe.rollout.max_new_tokens
-        add_gradients(policy, optimizer, batch, _Finite(objective), tokens_per_row=budget, max_tokens=most)
+        batch.value_target = batch.old_value  # any target will do: the gradients are not used
+        max_tokens = learner.recipe.rollout.max_new_tokens
+        add_gradients(policy, optimizer, batch, _Finite(objective), tokens_per_row=budget, max_tokens=max_tokens)
         optimizer.clip()

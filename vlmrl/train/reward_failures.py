@@ -1,4 +1,4 @@
-"""Rewards that fail while a run trains: they are counted, and stop the run when they are more than a few."""
+"""Failed rewards of a training run: they are counted, and stop the run when they are more than 1% of the samples."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from vlmrl.train.journal import Journal
 from vlmrl.types import Group
 
 MAX_ERROR_SHARE = 0.01
-"""Share of all samples of an attempt whose reward may fail before the run saves and stops."""
+"""Maximum share of an attempt's samples whose reward may fail. Above it the run saves and stops."""
 MOST_REASON_CHARS = 500
 MIN_SAMPLES_FOR_SHARE = 200
-"""Below this many samples the share is taken of this number: one failure must not end a young run."""
+"""Minimum number of samples that the share is taken of: a single failure must not end a young run."""
 
 
 def count_failures(journal: Journal, groups: Sequence[Group], settings: Reward, save: Callable[[], None]) -> None:
-    """Count the failed rewards of a step and tell the user of them and of services that were down.
+    """Count the failed rewards of a step, and tell the user about them and about services that were down.
 
     Args:
-        journal: keeps the counts and tells the user.
+        journal: keeps the counts and shows the messages.
         groups: the scored groups of the step.
         settings: the recipe's `[reward]` table; `on_unavailable` says whether a service that is down stops the run.
         save: saves a checkpoint and returns when it is complete; called before anything is raised.
-
-    Raises: RewardError when over 1% of this attempt's samples failed; RewardUnavailable.
+    Raises: RewardError when over 1% of this attempt's samples failed; RewardUnavailable when a service was down and
+        `on_unavailable` is "stop".
     """
     progress, run, say = journal.progress, journal.run, journal.watcher.message
-    down = [x for g in groups for x in g.samples if x.score.status == "unavailable"]
-    if down:
-        reasons = "; ".join(dict.fromkeys(_last_line(x.score.error) for x in down))[:MOST_REASON_CHARS]
-        message = f"the reward was unavailable for {len(down)} sample(s), which were left out: {reasons}"
+    unavailable = [x for g in groups for x in g.samples if x.score.status == "unavailable"]
+    if unavailable:
+        reasons = "; ".join(dict.fromkeys(_last_line(x.score.error) for x in unavailable))[:MOST_REASON_CHARS]
+        message = f"the reward was unavailable for {len(unavailable)} sample(s), which were left out: {reasons}"
         say(message)
         if settings.on_unavailable == "stop":
             save()
-            hint = "a checkpoint was saved; when the service is back: --resume"
+            hint = "a checkpoint was saved; when the service is back, continue with --resume"
             raise RewardUnavailable(message, where=str(run.dir), hint=hint)
     failed = [x for g in groups for x in g.samples if x.score.failed]
     progress.samples += sum(len(g.samples) for g in groups)
@@ -51,8 +51,8 @@ def count_failures(journal: Journal, groups: Sequence[Group], settings: Reward, 
         raise RewardError(
             f"the reward failed for {errors} of {samples} samples: the run stops",
             where=str(run.dir),
-            hint="a checkpoint was saved; mend the reward"
-            f" (`vlmrl reward-check {run.id}` shows the rows), then --resume",
+            hint="a checkpoint was saved; fix the reward"
+            f" (`vlmrl reward-check {run.id}` shows the rows), then continue with --resume",
         )
 
 

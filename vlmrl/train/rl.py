@@ -1,4 +1,8 @@
-"""Reinforcement learning: the step loop of the GRPO family. One pass of the loop makes one new policy version."""
+"""Reinforcement learning: the step loop of the GRPO family. One pass of the loop makes one new policy version.
+
+A step: `collect` (prompts -> rollouts -> scores), `assign_credit` (scores -> advantages), `learn` (updates of the
+weights), sync of the engine, metrics; then a validation and a checkpoint if they are due.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +44,18 @@ from vlmrl.train.update import update
 from vlmrl.types import Group, Row, Segment, hash64
 
 STRICT_STEPS = 3
-"""Steps of an attempt in which a failing reward stops the run with the row; later the sample is masked and counted."""
+"""Number of first steps of an attempt in which a failing reward stops the run and names the row.
+
+Later the sample is masked and counted.
+"""
 PROOF_CHOICE = 64
-"""Trajectories of a step that the proof of a checkpoint is chosen from."""
+"""Number of trajectories of a step from which the proof of a checkpoint is chosen."""
 
 
 def train_rl(session: Session) -> str:
-    """Train until the recipe's end: one pass of the loop is one step.
+    """Train until there is a reason to stop: one pass of the loop is one step.
 
-    Returns: the run's status, done or interrupted.
+    Returns: the run's status, "done" or "interrupted".
     """
     recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
     algorithm, progress, optimizer = algorithm_of(recipe.algo), journal.progress, learner.optimizer
@@ -58,24 +65,27 @@ def train_rl(session: Session) -> str:
         validate_at_start(session, generator)
         while (reason := stop_reason(journal, recipe, request)) is None:
             step, clock = progress.step, Clock()
+            # The KL to the reference is a term of the loss or of the reward; the other coefficient is 0.
             kl_coef = algorithm.kl_coef if progress.kl_coef is None else progress.kl_coef
             in_loss, in_reward = (kl_coef, 0.0) if algorithm.kl_in == "loss" else (0.0, kl_coef)
 
             # Prompts -> rollouts -> scores -> advantages.
             strict, show = step < first_step + STRICT_STEPS, journal.watcher.generated
             collected = collect(feed, generator, algorithm, clock, step=step, strict=strict, ahead=ahead, show=show)
+            # `before`: old log-probs, values and KL of all trajectories; empty if the algorithm does not need them now.
             before = assign_credit(learner, collected, algorithm, in_reward, clock, feed.weights)
-            ahead, feed.cursor = None, None
+            ahead, feed.cursor = None, None  # used up: a checkpoint saves the stream's own position again
             journal.rollouts.write(step, collected.groups)
             if step == first_step and (note := accuracy_text(collected.groups, feed.sources)):
                 journal.watcher.message(note)
-            generator.sleep()
+            generator.sleep()  # frees its caches for the update
+            # With overlap, the engine GPUs sample the next step during this update, with the weights of this step.
             if isinstance(generator, HostedEngine) and recipe.rollout.overlap and step + 1 < recipe.train.steps:
                 ahead = look_ahead(feed, generator, clock, step + 1)
                 feed.cursor = ahead.cursor
 
-            # The updates of the step: a new policy version.
-            updates = optimizer.updates
+            # The updates of the step make a new policy version.
+            updates_before = optimizer.updates
             with clock("update"):
                 objective = objective_of(recipe, algorithm, in_loss)
                 stats, session.saver.proof_items = learn(learner, collected, objective, before, step)
@@ -87,46 +97,58 @@ def train_rl(session: Session) -> str:
                 steer_kl(progress, algorithm, kl_coef, collected.metrics | stats, samples)
             progress.step += 1
 
-            # The engine gets the new weights, and is checked against the trainer.
+            # The engine gets the new weights. Its log-probs are then compared with the trainer's.
             with clock("sync"):
-                changed = optimizer.updates > updates
+                changed = optimizer.updates > updates_before
                 generator.load_weights(progress.step, changed=changed)
                 prompts = [prompt for _, prompt in collected.sampled()]
                 sync = check_sync(learner, generator, prompts, feed.sampling, progress.step) if changed else {}
 
             metrics = (
                 _rollout_metrics(collected.groups, feed.sources, feed.scorers, journal.health)
-                | collected.metrics | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {}) | stats | sync
-                | rollout_speed(collected.groups, collected.seconds) | clock.metrics()
-                | memory_metrics(learner.policy.device, learner.world) | learner.budgets.metrics()
-            )  # fmt: skip
+                | collected.metrics
+                | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
+                | stats
+                | sync
+                | rollout_speed(collected.groups, collected.seconds)
+                | clock.metrics()
+                | memory_metrics(learner.policy.device, learner.world)
+                | learner.budgets.metrics()
+            )
             metrics |= journal.health.warn(step, metrics)
             journal.log(step, "train", metrics)
             journal.watcher.step(step, recipe.train.steps, metrics)
             if recipe.log.sample_every_steps and step % recipe.log.sample_every_steps == 0:
                 journal.watcher.sample(step, collected.groups[0])
                 journal.loggers.samples(collected.groups, feed.sources)
+            # After the step is logged, since it may save a checkpoint and raise.
             count_failures(journal, collected.groups, recipe.reward, partial(save, session, wait=True))
             after_step(session, generator)
         return end(session, generator, reason)
 
 
 def _open_engine(session: Session, algorithm: Algorithm) -> Generator:
-    """Start the engine, run the largest packed row while it sleeps, and return it with the weights of this step."""
+    """Start the engine, rehearse the largest packed row while it sleeps, and return it with this step's weights."""
     recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
     run, say, step = journal.run, journal.watcher.message, journal.progress.step
     rank_process.phase("engine start", step)
     generator = make_generator(
-        recipe, learner.policy, feed.encoder, session.origin.files, say, world=learner.world, log=run.process_log,
+        recipe,
+        learner.policy,
+        feed.encoder,
+        session.origin.files,
+        say,
+        world=learner.world,
+        log=run.process_log,
         pending_bytes=learner.optimizer.pending_bytes,
-    )  # fmt: skip
+    )
     session.stack.callback(generator.close)
     if (settings := getattr(generator, "settings", None)) is not None:
         automatic = recipe.rollout.kv_cache_gib is None
         run.event(step, "engine cache", bytes=settings.kv_cache_bytes, automatic=automatic)
     keep_batches(learner.budgets, generator)
     generator.load_weights(step)
-    generator.sleep()  # as during updates
+    generator.sleep()  # the rehearsal then has as much memory as an update
     in_loss = algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0
     scan = partial(heaviest_rows, feed, step, partial(longest_item, feed))
     rehearse(learner, objective_of(recipe, algorithm, in_loss), scan, step, run, say)
@@ -135,7 +157,10 @@ def _open_engine(session: Session, algorithm: Algorithm) -> Generator:
 
 
 def longest_item(feed: PromptFeed, source: Source, row: Row, occurrence: int, index: int) -> TrainItem:
-    """Return a row's prompt with a response of `rollout.max_new_tokens` tokens, made of the prompt's own words."""
+    """Return a dataset row's prompt with a response of `rollout.max_new_tokens` tokens, for the rehearsal.
+
+    The response repeats the prompt's text tokens, without banned ids.
+    """
     prompt = PromptTokens.of(feed.encode(source, row, occurrence).encoded)
     banned = feed.sampling.banned_ids
     words = [i for i, kind in zip(prompt.ids, prompt.kinds, strict=True) if not kind and i not in banned]
@@ -149,17 +174,16 @@ def learn(
     """Do all updates of a step.
 
     Args:
-        learner: what is updated.
+        learner: the policy to update, with its optimizer and reference.
         collected: the step's groups with their advantages.
-        objective: what is minimised.
+        objective: the loss to minimise.
         before: token statistics from before the first update.
-        step: the step, for its learning rate and seeds.
-
+        step: the step; its learning rate and seeds depend on it.
     Returns: (metrics averaged over the updates, trajectories for the proof of the next checkpoint). The batch and its
-        tensors are freed.
+        tensors are freed on return.
     """
     batch = _batch_to_learn(learner, collected, objective, before, step)
-    # In a step of dead groups alone the batch is empty.
+    # If all groups of the step are dead, the batch is empty; the proof then takes its trajectories from them.
     items = batch.items or batch_of(learner, collected, collected.groups, keep_dead=True).items
     return _update_all(learner, batch, objective, before, step), items[:PROOF_CHOICE]
 
@@ -167,18 +191,22 @@ def learn(
 def _batch_to_learn(
     learner: Learner, collected: Collected, objective: PolicyGradient, before: Before, step: int
 ) -> StepBatch:
-    """Return the batch of a step's updates, from which dead groups are left out.
+    """Return the batch of a step's updates, without dead groups.
 
-    A KL or entropy term acts on dead groups, too, and a critic learns from them: then they stay in.
+    Dead groups stay in where a KL or entropy term acts on them, or where a critic learns from them.
     """
     recipe, algorithm = learner.recipe, objective.algorithm
-    # A filter's refused groups stay out, whatever else acts on all.
+    # Groups that a filter refused stay out in any case.
     acts_on_all = algorithm.needs_critic or bool(objective.kl_coef or objective.entropy_coef)
     keep_dead = acts_on_all and algorithm.filter == "none"
     batch = batch_of(
-        learner, collected, collected.groups, keep_dead=keep_dead, count_dead=algorithm.counts_dead,
+        learner,
+        collected,
+        collected.groups,
+        keep_dead=keep_dead,
+        count_dead=algorithm.counts_dead,
         updates=recipe.train.updates_per_step,
-    )  # fmt: skip
+    )
     batch.seed = hash64(recipe.train.seed, step, "tokens")
     batch.old_value = before.value
     return batch
@@ -189,13 +217,14 @@ def _update_all(
 ) -> dict[str, float]:
     """Do all updates of a step and return their metrics, averaged over the updates.
 
-    A step of dead groups alone makes no update. With `updates_per_step` > 1 the groups are dealt into that many
+    A step with only dead groups makes no update. With `updates_per_step` > 1 the groups are dealt into that many
     minibatches of whole groups, and the old log-probs are computed once, before the first update.
     """
     recipe, policy, optimizer, reference = learner.recipe, learner.policy, learner.optimizer, learner.reference
+    # in_rows: if a packed row runs out of memory, try once more with half the tokens per packed row.
     algorithm, in_rows = objective.algorithm, learner.in_rows
     lr = learning_rate(recipe.optim, step, recipe.train.steps)
-    if not batch.updates:  # the schedule goes on: a rate of 0 would read as a dip of it
+    if not batch.updates:  # log the schedule's rate all the same: a 0 would look like a dip of the schedule
         return {"optim/updates": optimizer.updates, "optim/lr": lr}
     if objective.kl_coef > 0 and reference is not None:
         if algorithm.kl == "full":
@@ -203,16 +232,17 @@ def _update_all(
         else:
             in_rows(partial(fill_logps, reference, batch, batch.ref_logp))
     minibatches = split_updates(batch)
+    # A single update needs no old log-probs: they are its own, detached.
     if len(minibatches) > 1 and algorithm.needs_critic:
         batch.old_logp |= before.logp
     elif len(minibatches) > 1 and not (objective.importance == "ratio" and batch.all_sampled):
         # Packed as `update` will pack them: the first update then has ratios of exactly 1, in bfloat16 too.
         for minibatch in minibatches:
             in_rows(partial(fill_logps, policy, minibatch, batch.old_logp))
-    rest = {"lr": lr, "max_tokens": recipe.rollout.max_new_tokens}
-    updates = [in_rows(partial(update, policy, optimizer, m, objective, **rest)) for m in minibatches]
+    options = {"lr": lr, "max_tokens": recipe.rollout.max_new_tokens}
+    updates = [in_rows(partial(update, policy, optimizer, m, objective, **options)) for m in minibatches]
     stats = {name: fmean(m[name] for m in updates) for name in updates[0]}
-    # Only the first update sees the weights that sampled.
+    # The difference to the engine is the first update's: only there the policy has the weights that sampled.
     stats |= {name: value for name, value in updates[0].items() if name.startswith("policy/sampler_")}
     return stats | {"optim/updates": optimizer.updates}
 
@@ -231,5 +261,5 @@ def steer_kl(
 def _rollout_metrics(
     groups: Sequence[Group], sources: Sequence[Source], scorers: Mapping[str, Scorer], health: Health
 ) -> dict[str, Any]:
-    """Return the numbers of a step's rewards and rollouts, the accuracy of its answers and the run's health."""
+    """Return the metrics of a step's rewards and rollouts, the accuracy of its answers and the run's health."""
     return group_metrics(groups, scorers) | accuracy_metrics(groups, sources) | health.measure(groups)

@@ -1,4 +1,4 @@
-"""Rollouts of a step are written by a thread while training goes on. What counts on them waits for them."""
+"""Writer of rollouts: a thread writes them while training goes on; a step's metrics wait for its rollouts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from vlmrl.store.runs import Run
 from vlmrl.types import Group
 
 MOST_UNDER_WAY = 2
-"""Steps whose rollouts may be on their way to the disk at once; they are held in memory until then."""
+"""Maximum number of steps whose rollouts are being written at once; they are held in memory until then."""
 
 
 @dataclass
 class _Step:
-    """A step on its way. Args: written: done when its rollouts are on the disk. line: writes its metrics when known."""
+    """Step whose rollouts are being written.
+
+    Args:
+        written: done when its rollouts are on disk.
+        line: writes its metrics; None until they are known.
+    """
 
     step: int
     written: Future[None]
@@ -27,12 +32,13 @@ class _Step:
 
 
 class RolloutWriter:
-    """Writes the rollouts of a run, one step after the other, and the metrics of each step after its rollouts.
+    """Writer of a run's rollouts, one step after the other, and of the metrics of each step after its rollouts.
 
-    A step that has metrics on the disk has its rollouts there too, whenever the run is killed. What a write fails with
-    is raised by the next call that meets it; nothing is written after it.
+    A step that has metrics on disk has its rollouts there too, whenever the run is killed. The next call after a failed
+    write raises its error; nothing is written after it.
 
-    Args: rule: which old rollouts are deleted after each write; None = none.
+    Args:
+        rule: rule for deleting old rollouts after each write; None = all are kept.
     """
 
     def __init__(self, run: Run, rule: RolloutRule | None = None) -> None:
@@ -42,9 +48,9 @@ class RolloutWriter:
         self._failed = False
 
     def write(self, step: int, groups: Sequence[Group]) -> None:
-        """Begin to write the rollouts of a step. Waits while `MOST_UNDER_WAY` others are under way.
+        """Begin to write the rollouts of a step. Wait while those of `MOST_UNDER_WAY` steps are being written.
 
-        Raises: StoreError when those of an earlier step could not be written.
+        Raises: StoreError when the rollouts of an earlier step could not be written.
         """
         self._settle(waiting=len(self._steps) >= MOST_UNDER_WAY, at_most=1)
         if self._thread is None:
@@ -52,8 +58,12 @@ class RolloutWriter:
         self._steps.append(_Step(step, self._thread.submit(self._write, step, groups)))
 
     def log(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
-        """Write a line of metrics: that of training when the step's rollouts are on the disk, others at once, after all
-        that came before them. Raises: StoreError as `write`.
+        """Write a line of metrics.
+
+        A line of training waits until the step's rollouts are on disk. Any other line is written at once, after all
+        earlier rollouts and lines.
+
+        Raises: StoreError as `write`.
         """
         if kind == "train" and self._steps and self._steps[-1].step == step:
             self._steps[-1].line = lambda: self.run.log(step, kind, metrics)
@@ -67,7 +77,7 @@ class RolloutWriter:
         self._settle(waiting=True)
 
     def close(self) -> None:
-        """As `finish`, for a run that may have failed already: another failure is a line of its log."""
+        """Finish in a run that may already have failed: a further failure is only a line in its log."""
         try:
             self.finish()
         except StoreError as error:
@@ -78,7 +88,7 @@ class RolloutWriter:
 
     def _write(self, step: int, groups: Sequence[Group]) -> None:
         if self._failed:
-            raise StoreError(f"the rollouts of step {step} were not written: those of an earlier step could not be")
+            raise StoreError(f"the rollouts of step {step} were not written, since an earlier write failed")
         try:
             self.run.write_rollouts(step, groups)
             if self.rule is not None:
@@ -88,7 +98,12 @@ class RolloutWriter:
             raise
 
     def _settle(self, *, waiting: bool, at_most: int | None = None) -> None:
-        """Let go of the first steps: of those that are written, or of all (`at_most` of them), waiting for each."""
+        """Write the metrics of the oldest steps whose rollouts are on disk, and forget these steps.
+
+        Args:
+            waiting: wait for the steps whose rollouts are still being written.
+            at_most: maximum number of steps; None = no limit.
+        """
         while self._steps and (waiting or self._steps[0].written.done()):
             first = self._steps.popleft()
             first.written.result()

@@ -1,4 +1,4 @@
-"""A run that trains: its parts, and how they are put together at its start."""
+"""Session of a training run: its parts, and the code that builds them at its start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vlmrl.recipe.settle import require_settled
 from vlmrl.setup.model import greedy_params, load_for_training, make_encoder, make_policy, sampling_params
 from vlmrl.setup.model_origin import ModelOrigin, origin_of
 from vlmrl.setup.sources import make_scorer, open_sources
-from vlmrl.store.provenance import usable_cores
+from vlmrl.store.provenance import usable_threads
 from vlmrl.store.prune import RolloutRule
 from vlmrl.store.runs import Run
 from vlmrl.train.checkpointing import Saver, keep_newest, load_progress, restore
@@ -45,16 +45,19 @@ from vlmrl.types import hash64
 
 @dataclass(frozen=True)
 class Session:
-    """A run that trains, by its parts. Only the loops and what opens, saves and restores it take it as a whole.
+    """All parts of a training run.
+
+    Only the two loops and the functions that open, save and restore a run take the whole session. All others take the
+    part that they use.
 
     Args:
         recipe: the run's recipe.
-        learner: what an update needs.
-        feed: where prompts come from and how their answers are scored.
-        journal: what is written and who is told.
+        learner: everything that an update needs: policy, optimizer, reference, token budgets.
+        feed: the prompts and the scorers of their answers.
+        journal: the records: metrics, rollouts, counters, messages to the user.
         saver: the writer of its checkpoints.
-        origin: where the first weights come from.
-        base: path and revision of the first weights; with an adapter, those of the model that it sits on, with its
+        origin: the place that the first weights come from.
+        base: path and revision of the first weights; with an adapter, those of the model below the adapter, with its
             checksum.
         stack: closes the reward workers and the engine.
     """
@@ -75,12 +78,18 @@ class Session:
 
 
 def open_session(
-    recipe: Recipe, run: Run, runs_root: Path, watcher: Watcher, loggers: Loggers, *, resume: Path | None = None,
+    recipe: Recipe,
+    run: Run,
+    runs_root: Path,
+    watcher: Watcher,
+    loggers: Loggers,
+    *,
+    resume: Path | None = None,
     world: World = ALONE,
-) -> Session:  # fmt: skip
-    """Load everything that a run needs; with `resume`, continue exactly where that checkpoint was saved.
+) -> Session:
+    """Load everything that a run needs. With `resume`, continue exactly where that checkpoint was saved.
 
-    With several processes each loads the whole model into main memory, then keeps its shard on its device.
+    With several ranks, each loads the whole model into main memory and then keeps its shards on its device.
 
     Raises: the errors of data, rewards, model and checkpoint; LaunchError for what cannot be sharded.
     """
@@ -88,12 +97,13 @@ def open_session(
     check_sharing(recipe, world)
     torch.manual_seed(recipe.train.seed)
     if pick_device(recipe.model.device).type == "cpu":
-        torch.set_num_threads(usable_cores())
+        torch.set_num_threads(usable_threads())
+    # Data and model.
     sources, validation = open_sources(recipe)
     if any(v.split == "test" for v in validation):
         run.add_label("validated on the test split")
     origin = origin_of(run, recipe.model.path, runs_root)
-    # Resumed, nothing but the checkpoint is read, unless it holds an adapter: that needs its base model.
+    # On resume the weights come from the checkpoint alone, unless it holds an adapter: that needs its base model, too.
     start = origin if resume is None else replace(origin, checkpoint=resume)
     model, processor, base = load_for_training(recipe if world.size == 1 else on_cpu(recipe), start)
     algorithm = algorithm_of(recipe.algo) if recipe.kind == "rl" else None
@@ -106,35 +116,47 @@ def open_session(
     watcher.message(f"{parts}{'; and a value head' if critic else ''}")
     if world.size > 1:
         watcher.message(shard_policy(policy, recipe, world))
-    run.write_log(f"rows are run by: {policy.path}")
+    run.write_log(f"packed rows are run by: {policy.path}")
     if policy.sharing == "padded" and recipe.model.shared_prefix:
         watcher.message(f"no shared prefix: {policy.path}")
+    # The parts of the session: journal, learner, saver, feed.
     encoder = make_encoder(recipe.model, processor)
     progress = Progress() if resume is None else load_progress(resume, run, recipe.eval.goal)
     keep, every = recipe.log.keep_rollouts, recipe.log.keep_rollouts_every
     rollouts = RolloutWriter(run, None if keep is None else RolloutRule(keep, every))
     journal = Journal(run, watcher, progress, loggers, rollouts, world)
     learner = Learner(
-        recipe, policy, Optimizer(policy.model, recipe.optim, policy.value_head, policy.saved_dtypes),
-        TokenBudgets(recipe, progress, partial(report_halved, journal, policy.device)), world=world,
-    )  # fmt: skip
+        recipe,
+        policy,
+        Optimizer(policy.model, recipe.optim, policy.value_head, policy.saved_dtypes),
+        TokenBudgets(recipe, progress, partial(report_halved, journal, policy.device)),
+        world=world,
+    )
     stream = PromptStream([len(s.rows) for s in sources], [s.share for s in sources], recipe.train.seed)
-    if world.size > 1:
+    if world.size > 1:  # ranks with fewer packed rows than others run the filler, so that all run the same number
         learner.filler = make_filler(encoder, stop_ids_of(policy.model, processor.tokenizer)[0])
     saver = Saver.of(
         recipe.checkpoint.asynchronous, policy.device, world, partial(keep_newest, run, recipe.checkpoint.keep_last)
     )
     scorers, stack = {}, ExitStack()
-    for source in [*sources, *validation]:
+    for source in [*sources, *validation]:  # one scorer per name, for training and validation
         if source.name not in scorers:
             scorers[source.name] = stack.enter_context(make_scorer(source, recipe))
     feed = PromptFeed(
-        recipe, sources, validation, stream, encoder, scorers, sampling_params(recipe, policy, processor.tokenizer),
-        greedy_params(recipe, policy, processor.tokenizer), world,
-    )  # fmt: skip
+        recipe,
+        sources,
+        validation,
+        stream,
+        encoder,
+        scorers,
+        sampling_params(recipe, policy, processor.tokenizer),
+        greedy_params(recipe, policy, processor.tokenizer),
+        world,
+    )
     if algorithm is not None and algorithm.kl_coef > 0:
         learner.reference = _load_reference(recipe, policy, origin, world)
-    if world.size > 1:  # adapters and heads were the same on all until here; dropout is every process's own
+    if world.size > 1:
+        # One seed until here: adapters and value heads start equal on all ranks. From here each has its own dropout.
         torch.manual_seed(hash64(recipe.train.seed, "rank", world.rank))
     session = Session(recipe, learner, feed, journal, saver, origin, base, stack)
     if resume is not None:
@@ -144,7 +166,10 @@ def open_session(
 
 
 def _load_reference(recipe: Recipe, policy: Policy, origin: ModelOrigin, world: World) -> Policy | ReferencePolicy:
-    """Return the first weights, frozen, for the KL term: a copy; with an adapter, the policy's own model."""
+    """Return the reference of the KL term: the weights that the run began with, frozen.
+
+    It is a second model. With an adapter it is the policy's own model, with the first adapter or with none.
+    """
     if recipe.lora is None:
         several = world.size > 1
         model, processor, _ = load_for_training(on_cpu(recipe) if several else recipe, origin)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the same `update()` as reinforcement learning, cross-entropy on the rows' own responses."""
+"""Supervised fine-tuning: the same `update()` as reinforcement learning, with cross-entropy on the rows' responses."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ RESPONSE_COLUMN = "response"
 
 
 def train_sft(session: Session) -> str:
-    """Train until the recipe's end: one pass of the loop is one optimizer step.
+    """Train until there is a reason to stop: one pass of the loop is one optimizer step.
 
-    Returns: the run's status, done or interrupted.
+    Returns: the run's status, "done" or "interrupted".
     """
     recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
     policy, optimizer, progress = learner.policy, learner.optimizer, journal.progress
@@ -44,20 +44,29 @@ def train_sft(session: Session) -> str:
                 drawn = feed.draw(recipe.train.rows_per_step)
                 items = [_item(feed, *drawn[index], index) for index in feed.world.mine(len(drawn))]
             names = [name_row(source.name, row.prompt_id) for source, row, _ in drawn]
+            # Cross-entropy does not use the advantages: they are 0.
             batch = StepBatch(items, [0.0] * len(drawn), names, world=learner.world, filler=learner.filler)
             with clock("update"):
                 lr = learning_rate(recipe.optim, step, recipe.train.steps)
-                rest = {"lr": lr, "max_tokens": recipe.rollout.max_new_tokens}
-                stats = learner.in_rows(partial(update, policy, optimizer, batch, CrossEntropy(), **rest))
+                options = {"lr": lr, "max_tokens": recipe.rollout.max_new_tokens}
+                stats = learner.in_rows(partial(update, policy, optimizer, batch, CrossEntropy(), **options))
             session.saver.proof_items = items
             progress.step += 1
             progress.samples += len(drawn)
             generator.load_weights(progress.step)
             tokens = sum(learner.world.gather(sum(batch.num_trained(i) for i in items)))
-            metrics = stats | {
-                "optim/updates": optimizer.updates, "data/rows": len(drawn), "data/trained_tokens": tokens,
-                "rollout/tokens_per_second": tokens / clock.metrics()["time/step_seconds"],
-            } | clock.metrics() | memory_metrics(policy.device, learner.world) | learner.budgets.metrics()  # fmt: skip
+            metrics = (
+                stats
+                | {
+                    "optim/updates": optimizer.updates,
+                    "data/rows": len(drawn),
+                    "data/trained_tokens": tokens,
+                    "rollout/tokens_per_second": tokens / clock.metrics()["time/step_seconds"],
+                }
+                | clock.metrics()
+                | memory_metrics(policy.device, learner.world)
+                | learner.budgets.metrics()
+            )
             journal.log(step, "train", metrics)
             journal.watcher.step(step, recipe.train.steps, metrics)
             after_step(session, generator)
@@ -65,7 +74,7 @@ def train_sft(session: Session) -> str:
 
 
 def _item(feed: PromptFeed, source: Source, row: Row, occurrence: int, index: int) -> TrainItem:
-    """Return a row's prompt with the response to learn."""
+    """Return a dataset row's prompt with the response to learn."""
     prompt = feed.encode(source, row, occurrence)
     text = target_text(source, row, random.Random(hash64(feed.recipe.train.seed, row.prompt_id, occurrence)))
     return TrainItem(
@@ -74,18 +83,20 @@ def _item(feed: PromptFeed, source: Source, row: Row, occurrence: int, index: in
 
 
 def _trace(source: Source, row: Row) -> str:
-    """Return one of the responses that a row may be trained on."""
+    """Return one of the responses that a row may be trained on, to estimate its length."""
     return target_text(source, row, random.Random(0))
 
 
 def target_text(source: Source, row: Row, rng: random.Random) -> str:
-    """Return the response to learn: the row's `response` column where it has one, else the task's own trace.
+    """Return the response to learn: the row's `response` column if it has one, else a templated trace of the task.
 
+    Args:
+        rng: chooses among the task's templates.
     Raises: DataError when there is neither.
     """
-    given = row.columns.get(RESPONSE_COLUMN)
-    if isinstance(given, str) and given:
-        return given
+    response = row.columns.get(RESPONSE_COLUMN)
+    if isinstance(response, str) and response:
+        return response
     if source.task.trace is None:
         raise DataError(
             f"task `{source.task.name}` has no templated traces and the row has no `{RESPONSE_COLUMN}` column",
@@ -96,9 +107,9 @@ def target_text(source: Source, row: Row, rng: random.Random) -> str:
 
 
 def response_ids(feed: PromptFeed, text: str) -> tuple[int, ...]:
-    """Return the token ids of a response and its end token, the last that is trained.
+    """Return the token ids of a response, with its end token as the last trained token.
 
-    Control tokens typed in the text are letters.
+    Control tokens that are typed in the text are encoded as plain letters.
     """
     end_id = feed.encoder.tokenizer.eos_token_id
     return (*feed.encoder.encode_text(text), end_id if end_id is not None else feed.sampling.stop_ids[0])

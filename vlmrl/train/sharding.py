@@ -1,4 +1,4 @@
-"""What several processes of a run need besides their policy: what can be sharded, and a row that counts for nothing."""
+"""Runs with several ranks: the check of what can be sharded, the sharding of the policy, and the filler."""
 
 from __future__ import annotations
 
@@ -20,41 +20,47 @@ from vlmrl.train.step_batch import FILLER
 from vlmrl.types import Media, Message, Row, Segment
 
 FILLER_SIDE = 56
-"""Pixels of the filler's square image, before the processor makes it as large as it must be."""
+"""Side of the filler's square image in pixels, before the processor resizes it."""
 
 
 def check_sharing(recipe: Recipe, world: World) -> None:
-    """Raise a LaunchError for what one process can train and several cannot."""
+    """Raise a LaunchError if one rank can train this recipe but several cannot."""
     for unfit in check_trainers(recipe, world.size):
         raise LaunchError(unfit.message, hint=unfit.hint)
 
 
 def on_cpu(recipe: Recipe) -> Recipe:
-    """The recipe with a model that loads into main memory: its shards go to the device, the whole never does."""
+    """Return the recipe with a model that loads into main memory: only its shards go to the device."""
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"device": "cpu"})})
 
 
 def shard_policy(policy: Policy, recipe: Recipe, world: World) -> str:
-    """Shard a policy that was loaded into main memory. Returns how, in words."""
+    """Shard a policy that was loaded into main memory. Return a description of the sharding, for the user."""
     device, dtype = pick_device(recipe.model.device), DTYPES[recipe.model.dtype]
     settings = recipe.parallel
+    # Sharded parameters that are trained become float32; a checkpoint saves them in the dtype that they had.
     policy.saved_dtypes = {
         n: p.dtype for n, p in policy.model.named_parameters() if p.requires_grad and p.dtype != torch.float32
-    }  # fmt: skip
+    }
     layers = sharded_units(policy.model, policy.sharing)
     shard(
-        policy, layers, world, device, compute_dtype=None if recipe.model.dtype == "float32" else dtype,
-        group_size=settings.shard_size, offload=settings.offload,
+        policy,
+        layers,
+        world,
+        device,
+        compute_dtype=None if recipe.model.dtype == "float32" else dtype,
+        group_size=settings.shard_size,
+        offload=settings.offload,
         exact=[] if policy.value_head is None else [policy.value_head],
-    )  # fmt: skip
+    )
     policy.device, policy.dtype = device, dtype
     size = settings.shard_size or world.size
-    copies = f", {world.size // size} copies of it" if size < world.size else ""
+    copies = f", {world.size // size} copies of the model" if size < world.size else ""
     return f"sharded over {size} processes{copies}{', in main memory between uses' if settings.offload else ''}"
 
 
 def make_filler(encoder: Encoder, stop_id: int) -> TrainItem:
-    """A trajectory that counts for nothing: a blank image, and a response that ends at once."""
+    """Return a trajectory without loss: a blank image, and a response that ends at once."""
     picture = Image.new("RGB", (FILLER_SIDE, FILLER_SIDE))
     row = Row("filler", "filler", "filler", {}, (Media("filler", FILLER_SIDE, FILLER_SIDE),))
     prompt = encoder.encode(row, [Message("user", IMAGE_SLOT)], [picture])

@@ -1,6 +1,6 @@
-"""The course of one attempt of a run: its processes agree on the run folder, it trains, and its ending is written.
+"""Course of one attempt of a run: its ranks agree on the run folder, train, and record how the attempt ended.
 
-Light to import: the launching process imports it, too, and needs no torch.
+Importing this module does not import torch: the launching process imports it, too, and needs no torch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 
 def share_run(world: World, make: Callable[[], tuple[Run, Recipe, Path | None]]) -> tuple[Run, Recipe, Path | None]:
-    """Let rank 0 make a run, and return it to all processes: (run, recipe, checkpoint to go on from or None).
+    """Let rank 0 make a run, and return it on all ranks.
 
-    Rank 0 writes the run; the others follow it.
+    Rank 0 writes the run. On the other ranks it is a `FollowedRun`, which only reads.
+
+    Returns: (run, recipe, checkpoint to continue from or None).
     """
     own: list[tuple[Run, Recipe, Path | None]] = []
 
@@ -39,6 +41,7 @@ def run_session(
     run: Run, recipe: Recipe, root: Path, watcher: Watcher, resume: Path | None, world: World = ALONE
 ) -> str:
     """Train a run to its end and return how it ended: "done" or "interrupted". An error ends it as failed."""
+    # Imported here, since these modules import torch.
     from vlmrl.checkpoint.checked_files import compared_once
     from vlmrl.train.checkpointing import finish_failed
     from vlmrl.train.loggers import loggers_of
@@ -53,6 +56,7 @@ def run_session(
         with loggers_of(run, recipe, root, watcher.message) as loggers:
             with compared_once(resume, world):
                 session = open_session(recipe, run, root, watcher, loggers, resume=resume, world=world)
+            # Budgets that the launcher halved before it started all ranks again.
             session.journal.progress.halved |= rank_process.halved()
             try:
                 status = (train_rl if recipe.kind == "rl" else train_sft)(session)

@@ -1,6 +1,6 @@
-"""The batch of a step: which samples are trained on, dealt in whole groups into updates and over the processes.
+"""Batch of a step: the samples that are trained on, dealt in whole groups into updates and over the ranks.
 
-Its packed rows are run by all processes together.
+All ranks run its packed rows together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vlmrl.train.reference import ReferencePolicy
 from vlmrl.types import Group, ScoredSample, name_row
 
 FILLER = -1
-"""The `trajectory` of an item that counts for nothing."""
+"""Value of `trajectory` of a filler: an item without loss."""
 
 
 Tail = tuple[tuple[int, ...], Mapping[str, Tensor]]
@@ -33,24 +33,27 @@ Tail = tuple[tuple[int, ...], Mapping[str, Tensor]]
 
 @dataclass
 class StepBatch:
-    """All that one step trains on.
+    """Everything that one step trains on, or one update of it.
 
     Args:
-        items: trajectories to train on; `item.trajectory` indexes the lists below.
-        advantage_S: one number a trajectory.
-        names_S: how to call a trajectory in an error ("digits row 17 sample 3").
-        old_logp, ref_logp, old_value: per trajectory, one value a trained token; filled by `fill_stats` when needed.
-        ref_hidden: per trajectory, the reference's hidden states that predict its trained tokens, [tokens, D] on the
-            CPU in the model's dtype: 2 D bytes a token in bfloat16 (7 KiB at D = 3584: 6.7 GiB for a million tokens).
-            Filled by `fill_reference` for the full KL alone.      ref_head: makes logits of them, a chunk at a time.
-        token_advantages: per trajectory, one advantage a trained token, in place of `advantage_S`'s.
-        value_target: per trajectory, what the critic should have said before each trained token.
-        dead_tokens: group -> trained tokens of its responses, of groups that are left out but count in the denominator.
-        updates: the groups of each update, in order. This and `dead_tokens` are of all processes.
-        seed: of the surrogate's random choices.
-        world: the processes that share the step, each with its own items, of whole groups.
-        filler: a trajectory that counts for nothing (its `trajectory` is `FILLER`), with an image where the model has
-            a vision tower: for processes that have fewer rows than others, or rows without images beside rows with.
+        items: this rank's trajectories to train on; `item.trajectory` is the index into the lists below.
+        advantage_S: one advantage per trajectory.
+        names_S: names of the trajectories in errors ("digits row 17 sample 3").
+        old_logp, ref_logp, old_value: trajectory -> [trained tokens]; filled by `fill_stats` when needed.
+        ref_hidden: trajectory -> hidden states of the reference that predict its trained tokens, [tokens, D] on the CPU
+            in the model's dtype: 2 D bytes per token in bfloat16 (7 KiB at D = 3584: 6.7 GiB for a million tokens).
+            Filled by `fill_reference`, for the full KL only.
+        ref_head: makes logits of these hidden states, one chunk at a time.
+        token_advantages: trajectory -> one advantage per trained token, instead of that of `advantage_S`.
+        value_target: trajectory -> target of the critic's value before each trained token.
+        dead_tokens: group -> number of trained tokens of each response, for groups that are left out but count in the
+            denominator. On all ranks the same.
+        updates: the groups of each update, in order. On all ranks the same.
+        seed: seed of the surrogate's random choices.
+        world: the ranks that share the step, each with its own items, in whole groups.
+        filler: trajectory without loss (its `trajectory` is `FILLER`), with an image if the model has a vision tower:
+            for ranks that have fewer packed rows than others, or a packed row without images where another rank has
+            images.
     """
 
     items: list[TrainItem]
@@ -70,16 +73,19 @@ class StepBatch:
     filler: TrainItem | None = None
 
     def advantage_of(self, trajectory: int, num_tokens: int) -> Tensor:
-        """One advantage a trained token of a trajectory. float32 [tokens]."""
+        """Return the advantage of each trained token of a trajectory: float32 [tokens]; 0 for a filler."""
         if trajectory == FILLER:
             return torch.zeros(num_tokens)
-        found = self.token_advantages.get(trajectory)
-        return torch.full((num_tokens,), self.advantage_S[trajectory]) if found is None else found.float()
+        advantages = self.token_advantages.get(trajectory)
+        return torch.full((num_tokens,), self.advantage_S[trajectory]) if advantages is None else advantages.float()
 
     def sampler_logp_of(self, item: TrainItem) -> Tensor:
-        """What the engine said of a trajectory's trained tokens. float32 [tokens], NaN where nobody sampled."""
-        said = [s.sampler_logp or (math.nan,) * len(s.ids) for s in item.segments if s.trained]
-        return torch.tensor([x for logps in said for x in logps], dtype=torch.float32)
+        """Return the engine's log-probs of a trajectory's trained tokens.
+
+        Returns: float32 [tokens], in nats; NaN where no token was sampled (demonstrations).
+        """
+        logps_of_segments = [s.sampler_logp or (math.nan,) * len(s.ids) for s in item.segments if s.trained]
+        return torch.tensor([x for logps in logps_of_segments for x in logps], dtype=torch.float32)
 
     @property
     def all_sampled(self) -> bool:
@@ -90,34 +96,37 @@ class StepBatch:
         return sum(len(s.ids) for s in item.segments if s.trained)
 
     def rows(self, tokens_per_row: int) -> list[list[TrainItem]]:
-        """This process's rows. Every process gets as many, and with images in the same ones: the layers of a sharded
-        policy are gathered by all processes together.
+        """Return this rank's packed rows.
+
+        Every rank gets the same number of rows, and has images in the same ones, since all ranks gather the layers of a
+        sharded policy together.
         """
         rows = pack(self.items, tokens_per_row)
         pictured = [any(i.prompt.images or i.images for i in row) for row in rows]
-        others = self.world.gather(pictured)
-        for at in range(max(map(len, others))):
-            # A process without a row here runs the filler, image and all.
-            needs_image = any(at >= len(theirs) or theirs[at] for theirs in others)
-            own = rows[at] if at < len(rows) else []
-            if not own or (needs_image and not pictured[at]):
+        pictured_of_ranks = self.world.gather(pictured)
+        for index in range(max(map(len, pictured_of_ranks))):
+            # A rank without a row here runs the filler. That has an image, so all ranks need one here.
+            needs_image = any(index >= len(of_rank) or of_rank[index] for of_rank in pictured_of_ranks)
+            own = rows[index] if index < len(rows) else []
+            if not own or (needs_image and not pictured[index]):
                 assert self.filler is not None
                 own = [*own, self.filler]
-            if at < len(rows):
-                rows[at] = own
+            if index < len(rows):
+                rows[index] = own
             else:
                 rows.append(own)
         return rows
 
     def naming(self, items: Sequence[TrainItem], device: torch.device) -> AbstractContextManager[None]:
-        """Inside, running out of memory is an OutOfMemoryError with these items, which make up a row."""
+        """Raise an OutOfMemoryError with these items (those of a packed row) if a `with` block runs out of memory."""
         own = [i for i in items if i.trajectory != FILLER]
         return asking_for(partial(row_load, own, self.names_S), device)
 
     def reference_of(self, items: Sequence[TrainItem], policy: Policy | ReferencePolicy) -> RowReference | None:
-        """What the full KL of a row of these items needs; None where it was not asked for."""
+        """Return the reference's part of the full KL for a packed row of these items; None without a full KL."""
         if self.ref_head is None:
             return None
+        # [tokens, D] per trajectory -> [K, D] of the packed row; a filler has zeros.
         hidden = [
             torch.zeros(self.num_trained(i), policy.hidden_size, dtype=policy.dtype)
             if i.trajectory == FILLER
@@ -128,28 +137,39 @@ class StepBatch:
 
 
 def all_text(sample: ScoredSample) -> Tail:
-    """The tail of a response without images."""
+    """Return the tail of a response without images."""
     return (), {}
 
 
 def step_batch(
-    groups: Sequence[Group], prompt_of: Callable[[int], PromptTokens], *, keep_dead: bool, count_dead: bool = False,
-    tail_of: Callable[[ScoredSample], Tail] = all_text, updates: int = 1, owners: Sequence[int] = (),
-    world: World = ALONE, filler: TrainItem | None = None,
-) -> StepBatch:  # fmt: skip
-    """What this process trains on: every sample that is not masked and has a token to train on, of its groups that
-    are not dead.
+    groups: Sequence[Group],
+    prompt_of: Callable[[int], PromptTokens],
+    *,
+    keep_dead: bool,
+    count_dead: bool = False,
+    tail_of: Callable[[ScoredSample], Tail] = all_text,
+    updates: int = 1,
+    owners: Sequence[int] = (),
+    world: World = ALONE,
+    filler: TrainItem | None = None,
+) -> StepBatch:
+    """Return the batch that this rank trains on.
+
+    It has every sample that is not masked and has a token to train on, from groups that are not dead.
 
     Args:
-        groups: of all processes.      prompt_of: index of a group -> its prompt; asked for this process's groups.
-        tail_of: the images within a response; asked for this process's samples.
-        keep_dead: dead groups too.    count_dead: those that are left out count in the denominator.
-        updates: into how many updates the groups are dealt at most; each is balanced over the processes by itself.
-        owners: which process sampled each group; () = this one did.      world, filler: as in `StepBatch`.
+        groups: the groups of all ranks.
+        prompt_of: index of a group -> its prompt; called for the groups that this rank trains.
+        tail_of: returns the images within a response; called for the samples that this rank trains.
+        keep_dead: whether dead groups are trained on, too.
+        count_dead: whether dead groups that are left out count in the denominator.
+        updates: maximum number of updates that the groups are dealt into; each is balanced over the ranks by itself.
+        owners: the rank that sampled each group; () = this rank.
+        world, filler: as in `StepBatch`.
     """
     batch = StepBatch([], [], [], world=world, filler=filler)
-    starts: list[int] = []
-    costs: dict[int, int] = {}
+    starts: list[int] = []  # index of each group's first trajectory in the step
+    costs: dict[int, int] = {}  # group -> its tokens: the prompt once, and the responses that are trained
     for index, group in enumerate(groups):
         starts.append(len(batch.names_S))
         use = keep_dead or not is_dead_group(group)
@@ -161,6 +181,7 @@ def step_batch(
                 batch.dead_tokens.setdefault(index, []).append(sample.trajectory.num_trained_tokens)
             batch.advantage_S.append(sample.advantage)
             batch.names_S.append(f"{name_row(group.row.source, group.row.prompt_id)} sample {sample.trajectory.sample}")
+    # Groups with something to train, in their order, dealt in turn into at most `updates` parts.
     order = list(costs)
     number = min(updates, len(order))
     batch.updates = [order[k::number] for k in range(number)]
@@ -179,9 +200,13 @@ def _is_trained(sample: ScoredSample) -> bool:
 
 
 def _add(
-    batch: StepBatch, group: Group, index: int, prompt: PromptTokens, start: int,
+    batch: StepBatch,
+    group: Group,
+    index: int,
+    prompt: PromptTokens,
+    start: int,
     tail_of: Callable[[ScoredSample], Tail],
-) -> None:  # fmt: skip
+) -> None:
     for trajectory, sample in enumerate(group.samples, start):
         if not _is_trained(sample):
             continue
@@ -193,28 +218,39 @@ def _add(
 
 
 def balance(costs: Sequence[int], owners: Sequence[int], size: int) -> list[int]:
-    """Which process trains each group, of `size` processes: one that has few tokens yet, the heaviest groups first.
+    """Return the rank that trains each group: the heaviest groups first, each to a rank with few tokens so far.
 
-    A group stays with its owner, who has its pixels at hand, while that keeps the owner at a fair share. No process
-    gets more than a fair share and the heaviest group together.
+    A group stays with its owner, which has its pixels already, as long as the owner stays within a fair share. No rank
+    gets more than a fair share plus the heaviest group.
+
+    Args:
+        costs: tokens of each group.
+        owners: the rank that sampled each group.
+        size: number of ranks.
     """
-    load, found = [0] * size, [0] * len(costs)
+    load, ranks = [0] * size, [0] * len(costs)
     share = max(-(-sum(costs) // size), max(costs, default=0))
     for i in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
-        found[i] = owners[i] if load[owners[i]] + costs[i] <= share else min(range(size), key=lambda r: (load[r], r))
-        load[found[i]] += costs[i]
-    return found
+        ranks[i] = owners[i] if load[owners[i]] + costs[i] <= share else min(range(size), key=lambda r: (load[r], r))
+        load[ranks[i]] += costs[i]
+    return ranks
 
 
 def split_updates(batch: StepBatch) -> list[StepBatch]:
-    """The batch as the updates it was dealt into, each of whole groups; what is filled in later is shared by all."""
+    """Return the batches of the updates that a batch was dealt into, each of whole groups.
+
+    They share all other fields: log-probs that are filled in later are visible in all of them.
+    """
     if len(batch.updates) <= 1:
         return [batch]
+    # Each update's denominator gets its share of the dead groups' tokens.
     dead = list(batch.dead_tokens.items())
     return [
         replace(
-            batch, items=[i for i in batch.items if i.group in part], updates=[part],
+            batch,
+            items=[i for i in batch.items if i.group in part],
+            updates=[part],
             dead_tokens=dict(dead[k :: len(batch.updates)]),
         )
         for k, part in enumerate(batch.updates)
-    ]  # fmt: skip
+    ]

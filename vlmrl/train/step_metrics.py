@@ -22,13 +22,13 @@ from vlmrl.types import Group
 
 
 def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None = None) -> dict[str, Any]:
-    """Return the numbers of a step's rollouts: rewards and their parts, shares, lengths in tokens.
+    """Return the metrics of a step's rollouts: rewards and their parts, shares, lengths in tokens.
 
-    The mean reward has its 95% interval over prompts; a single prompt has none.
+    The mean reward comes with its 95% interval over prompts; a single prompt has no interval.
 
     Args:
         groups: the scored groups of the step.
-        scorers: the scorers by source name; they declare the range that the interval stays in.
+        scorers: the scorers by source name; the interval stays within the range that they declare.
     """
     samples = [x for g in groups for x in g.samples]
     scored = [x for x in samples if x.score.error is None]
@@ -72,7 +72,7 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None 
 def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> Interval:
     """Return the mean reward of all samples with its interval.
 
-    Samples of one prompt, or of prompts that share an image, are dependent.
+    Samples of one prompt, or of prompts that share their images, are dependent: they form one cluster.
     """
     scored = [(g, x.score) for g in groups for x in g.samples if x.score.error is None]
     clusters = [tuple(m.sha256 for m in g.row.media) or (g.row.source, g.row.prompt_id) for g, _ in scored]
@@ -81,9 +81,13 @@ def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> 
         for name, scorer in scorers.items()
         if any(g.row.source == name for g, _ in scored)
     ]
-    known = [r for r in ranges if r is not None]
-    declared = (min(low for low, _ in known), max(high for _, high in known)) if known == ranges and known else None
-    return mean_interval([score.value for _, score in scored], clusters, declared)
+    declared_ranges = [r for r in ranges if r is not None]
+    whole_range = (
+        (min(low for low, _ in declared_ranges), max(high for _, high in declared_ranges))
+        if declared_ranges == ranges and declared_ranges
+        else None
+    )
+    return mean_interval([score.value for _, score in scored], clusters, whole_range)
 
 
 def rollout_speed(groups: Sequence[Group], seconds: float) -> dict[str, float]:
@@ -115,19 +119,21 @@ class Clock:
 
 
 def memory_metrics(device: torch.device, world: World) -> dict[str, float]:
-    """Return `memory/peak_bytes`, in bytes: the memory allocated on a CUDA device, else the resident memory of the
-    process; of the process with the most. Where FlexAttention is used, `policy/attention_compilations` counts the
-    shapes that it was compiled for.
+    """Return `memory/peak_bytes`, in bytes: the largest peak of all ranks.
+
+    On a CUDA device it is the peak of the allocated memory, else that of the process's resident memory. If
+    FlexAttention is used, `policy/attention_compilations` is the number of shapes that it was compiled for.
     """
     if device.type == "cuda":
         from vlmrl.model.attention.flex import compiled_shapes
 
         peak = float(torch.cuda.max_memory_allocated())
-        more = {"policy/attention_compilations": float(len(compiled_shapes))} if compiled_shapes else {}
+        other_metrics = {"policy/attention_compilations": float(len(compiled_shapes))} if compiled_shapes else {}
     else:
         import resource
         import sys
 
-        peak, more = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), {}
+        peak, other_metrics = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), {}
+        # ru_maxrss is in bytes on macOS, in KiB elsewhere.
         peak *= 1 if sys.platform == "darwin" else 1024
-    return {"memory/peak_bytes": max(world.gather(peak))} | more
+    return {"memory/peak_bytes": max(world.gather(peak))} | other_metrics

@@ -1,6 +1,6 @@
-"""Sums and maxima of an update, and among them the distance between the sampling engine and the trained policy.
+"""Sums and maxima of an update, among them the difference between the sampling engine and the trained policy.
 
-They stay on the device that computes them and are read once, because each reading makes the CPU wait.
+They stay on the device and are copied to the CPU once, because each copy makes the CPU wait for the device.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from vlmrl.algo.kl import k3
 from vlmrl.algo.losses import LOG_RATIO_LIMIT
 
 PREFIX = "mismatch/"
-"""Of the names in a tally."""
+"""Prefix of the names in a tally that belong to `Mismatch`."""
 
 
 class Tally:
-    """Sums and maxima over the rows of an update, by name. All float64."""
+    """Sums and maxima over the packed rows of an update, by name. All are float64 scalars on the device."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -31,18 +31,18 @@ class Tally:
         self._sums[name] = value if name not in self._sums else self._sums[name] + value
 
     def top(self, name: str, value: Tensor) -> None:
-        """Raise a maximum to a number."""
+        """Raise a maximum to a number, if that is larger."""
         value = value.detach().double()
         self._most[name] = value if name not in self._most else torch.maximum(self._most[name], value)
 
     def read(self) -> dict[str, float]:
-        """All sums and maxima, in the order of their first numbers; one copy from the device."""
-        every = self._sums | self._most
-        return dict(zip(every, torch.stack(list(every.values())).tolist(), strict=True)) if every else {}
+        """Return all sums, then all maxima, in the order in which they began, with one copy from the device."""
+        numbers = self._sums | self._most
+        return dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True)) if numbers else {}
 
 
 def on_cpu(by: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Tensors of one device and dtype, [tokens] each, on the CPU; one copy of them all."""
+    """Return tensors of one device and dtype, [tokens] each, on the CPU, with one copy for all of them."""
     if not by:
         return {}
     lengths = [len(x) for x in by.values()]
@@ -51,18 +51,26 @@ def on_cpu(by: Mapping[int, Tensor]) -> dict[int, Tensor]:
 
 @torch.no_grad()
 def tally_mismatch(tally: Tally, logp_K: Tensor, sampler_logp_K: Tensor) -> None:
-    """Count these tokens, for `Mismatch.of`.
+    """Add these tokens to the sums that `Mismatch.of` reads.
 
-    Args: logp_K: the trainer's. sampler_logp_K: the engine's; NaN where nobody sampled.
+    Args:
+        logp_K: the trainer's log-probs, in nats.
+        sampler_logp_K: the engine's log-probs, in nats; NaN where no token was sampled: not counted.
     """
     if not len(logp_K):
         return
     sampled = ~torch.isnan(sampler_logp_K)
-    theirs = sampler_logp_K.double()
-    d = torch.where(sampled, logp_K.double() - theirs, 0.0)
+    sampler_logp_64 = sampler_logp_K.double()
+    d = torch.where(sampled, logp_K.double() - sampler_logp_64, 0.0)
     weight = torch.where(sampled, d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp(), 0.0)
-    sums = {"tokens": sampled, "gap": d.abs(), "k3": k3(-d, torch.zeros_like(d)), "weight": weight,
-            "square": weight.square()}  # fmt: skip
+    # [K] -> one scalar per sum. Tokens that were not sampled have d = 0 and weight = 0.
+    sums = {
+        "tokens": sampled,
+        "gap": d.abs(),
+        "k3": k3(-d, torch.zeros_like(d)),
+        "weight": weight,
+        "square": weight.square(),
+    }
     for name, values in sums.items():
         tally.add(f"{PREFIX}{name}", values.sum())
     tally.top(f"{PREFIX}gap_max", d.abs().max())
@@ -72,7 +80,10 @@ def tally_mismatch(tally: Tally, logp_K: Tensor, sampler_logp_K: Tensor) -> None
 class Mismatch:
     """Sums over sampled tokens, with d = trainer - engine log-prob in nats and w = exp(d), the importance weight.
 
-    Args: tokens: how many. gap, k3, weight, square: sums of |d|, w - 1 - d, w and w^2. gap_max: largest |d|.
+    Args:
+        tokens: number of sampled tokens.
+        gap, k3, weight, square: sums of |d|, w - 1 - d, w and w^2.
+        gap_max: largest |d|.
     Example: d = 0 and d = ln 2: gap_mean 0.3466, k3 0.1534, effective share (1 + 2)^2 / (2 * (1 + 4)) = 0.9.
     """
 
@@ -85,20 +96,20 @@ class Mismatch:
 
     @classmethod
     def of(cls, numbers: Mapping[str, float]) -> Mismatch:
-        """What `tally_mismatch` gathered, once it is read."""
-        found = {f.name: numbers.get(f"{PREFIX}{f.name}", 0.0) for f in fields(cls)}
-        tokens = int(found.pop("tokens"))
-        return cls(tokens, **found)
+        """Return the sums of `tally_mismatch` from the numbers of a tally."""
+        sums = {f.name: numbers.get(f"{PREFIX}{f.name}", 0.0) for f in fields(cls)}
+        tokens = int(sums.pop("tokens"))
+        return cls(tokens, **sums)
 
     @classmethod
     def joined(cls, parts: Sequence[Mismatch]) -> Mismatch:
-        """Of several processes: that of all their tokens."""
-        whole = cls()
+        """Merge the sums of several ranks."""
+        merged = cls()
         for part in parts:
             for name in ("tokens", "gap", "k3", "weight", "square"):
-                setattr(whole, name, getattr(whole, name) + getattr(part, name))
-            whole.gap_max = max(whole.gap_max, part.gap_max)
-        return whole
+                setattr(merged, name, getattr(merged, name) + getattr(part, name))
+            merged.gap_max = max(merged.gap_max, part.gap_max)
+        return merged
 
     @property
     def gap_mean(self) -> float:
@@ -106,13 +117,18 @@ class Mismatch:
         return self.gap / max(1, self.tokens)
 
     def metrics(self) -> dict[str, float]:
-        """`policy/sampler_gap_mean` and `_max` (|d|), `policy/sampler_k3` (an estimate of KL(engine || trainer), nats),
-        `policy/sampler_ess`: effective sample size as a share of the tokens, (sum w)^2 / (tokens * sum w^2), in (0, 1].
+        """Return the metrics of the difference, over all sampled tokens.
+
+        `policy/sampler_gap_mean` and `_max`: mean and largest |d|, in nats. `policy/sampler_k3`: an estimate of
+        KL(engine || trainer), in nats. `policy/sampler_ess`: effective sample size as a share of the tokens,
+        (sum w)^2 / (tokens * sum w^2), in (0, 1].
 
         Source: k3: J. Schulman, "Approximating KL divergence" (2020). Effective sample size: A. Kong (1992).
         """
         effective = self.weight**2 / (self.tokens * self.square) if self.tokens else 1.0
         return {
-            "policy/sampler_gap_mean": self.gap_mean, "policy/sampler_gap_max": self.gap_max,
-            "policy/sampler_k3": self.k3 / max(1, self.tokens), "policy/sampler_ess": effective,
-        }  # fmt: skip
+            "policy/sampler_gap_mean": self.gap_mean,
+            "policy/sampler_gap_max": self.gap_max,
+            "policy/sampler_k3": self.k3 / max(1, self.tokens),
+            "policy/sampler_ess": effective,
+        }

@@ -16,27 +16,79 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 NAMES = (
-    "Passeriformes", "Piciformes", "Boletales", "Corvidae", "Picidae", "Boletaceae", "Corvus", "Pica", "Boletus",
-    "Order Passeriformes", "Corvus.", "CORVUS", "nan", "", "  ", "x", "\u0130x", "Stra\u00dfe", "\u01c5",
-)  # fmt: skip
+    "Passeriformes",
+    "Piciformes",
+    "Boletales",
+    "Corvidae",
+    "Picidae",
+    "Boletaceae",
+    "Corvus",
+    "Pica",
+    "Boletus",
+    "Order Passeriformes",
+    "Corvus.",
+    "CORVUS",
+    "nan",
+    "",
+    "  ",
+    "x",
+    "\u0130x",
+    "Stra\u00dfe",
+    "\u01c5",
+)
 LABELS = {
     "chimp": ("Adult", "SubAdult", "Sub-Adult", "Sub Adult", "sub_adult", "Juvenile", "Infant", "Elderly", "", "Teen"),
     "gorilla": ("Silverback", "Adult female", "adult-female", "Blackback", "Juvenil", "Juvenile", "Infant", "", "M"),
     "sea_star": (
-        "Asru", "Anau", "asru.", "ANAU", "Asterias rubens", "Anthenea australiae", "A. rubens", "rubens", "",
-        "not Asterias but Anthenea", "x  .rubens", "Asterias<b>rubens",
+        "Asru",
+        "Anau",
+        "asru.",
+        "ANAU",
+        "Asterias rubens",
+        "Anthenea australiae",
+        "A. rubens",
+        "rubens",
+        "",
+        "not Asterias but Anthenea",
+        "x  .rubens",
+        "Asterias<b>rubens",
     ),
-}  # fmt: skip
+}
 TAGS = {"fungi": "", "bird": "", "chimp": "age-group", "gorilla": "type", "sea_star": "species", "answer": ""}
 RANKS = {"fungi": {"order": 3, "family": 1, "genus": 2}, "bird": {"order": 4, "family": 3, "genus": 2}}
 STEP = {"fungi": 4, "bird": 3}
 WORDS = ("Same", "Different", "Uncertain", "same", "DIFFERENT", "\u017fame", "D\u0131fferent", "Diff", "")
 DISTANCES = ("sameSpecies", "sameGenus", "sameFamily", "sameOrder", "sameClass", "SAMEORDER", "samegenera", "")
 ANSWERS = (
-    "1.0000", "0.0000", "0.5000", "0.9000", "0.3679", "0.3678", "0.4999", "1", "0", "1e0", "0_1", "7.0000", "-1", "nan",
-    "inf", "1e400", "True", "None", "\u0661.\u0660\u0660\u0660\u0660", "\uff11.\uff10\uff10\uff10\uff10", "0.12345",
-    "00.5000", "1/2", "", "x", "\n0.5", "0.5\n0", " 1.0000 ",
-)  # fmt: skip
+    "1.0000",
+    "0.0000",
+    "0.5000",
+    "0.9000",
+    "0.3679",
+    "0.3678",
+    "0.4999",
+    "1",
+    "0",
+    "1e0",
+    "0_1",
+    "7.0000",
+    "-1",
+    "nan",
+    "inf",
+    "1e400",
+    "True",
+    "None",
+    "\u0661.\u0660\u0660\u0660\u0660",
+    "\uff11.\uff10\uff10\uff10\uff10",
+    "0.12345",
+    "00.5000",
+    "1/2",
+    "",
+    "x",
+    "\n0.5",
+    "0.5\n0",
+    " 1.0000 ",
+)
 TRUE_ANSWERS = (
     "1",
     "0",
@@ -60,14 +112,47 @@ TRUE_ANSWERS = (
 ODD_TRUTHS = (None, True, False, 1, 0, 0.3, 1.0, 2, -1, float("nan"), float("inf"), "", ";", "1", "0")
 BLANKS = ("", "", "", " ", "\n", "\t", " \n ", "\u00a0", "\u2003", "\x1c", "\u200b", "\x85")
 TALK = (
-    "", "", "they look alike", "a < b / c", "\n\n", "# line\n", "x;y", "\u00fcn\u00ef\u2028", "e.g. <order>",
-    "</think>", "<answer>0.5</answer>", "\\<order\\>", "Image1=a; Image2=b",
-)  # fmt: skip
+    "",
+    "",
+    "they look alike",
+    "a < b / c",
+    "\n\n",
+    "# line\n",
+    "x;y",
+    "\u00fcn\u00ef\u2028",
+    "e.g. <order>",
+    "</think>",
+    "<answer>0.5</answer>",
+    "\\<order\\>",
+    "Image1=a; Image2=b",
+)
 SOUP = (
-    "<think>", "</think>", "<answer>", "</answer>", "1.0000", "0.5", "\n", " ", ";", "<species>", "</species>",
-    "<order>", "</order>", "<type>", "</type>", "<age-group>", "</age-group>", "Image1=", "Image2=", "Adult", "Same",
-    "asterias", "/", "<", ">",
-)  # fmt: skip
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    "1.0000",
+    "0.5",
+    "\n",
+    " ",
+    ";",
+    "<species>",
+    "</species>",
+    "<order>",
+    "</order>",
+    "<type>",
+    "</type>",
+    "<age-group>",
+    "</age-group>",
+    "Image1=",
+    "Image2=",
+    "Adult",
+    "Same",
+    "asterias",
+    "/",
+    "<",
+    ">",
+)
 
 Random = random.Random
 

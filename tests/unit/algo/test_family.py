@@ -123,8 +123,15 @@ def test_what_the_correction_for_the_engine_comes_to():
     assert of(grpo) == "truncate" and of(grpo, own_engine=True) == of(grpo, filtered=True) == "none"
     stale = {name: of(row, stale=True) for name, row in ALGORITHMS.items()}
     assert {name for name, how in stale.items() if how == "mask"} == {
-        "kl_cov", "rloo", "opo", "gpg", "reinforce", "remax", "gspo", "gspo_token",
-    }  # fmt: skip
+        "kl_cov",
+        "rloo",
+        "opo",
+        "gpg",
+        "reinforce",
+        "remax",
+        "gspo",
+        "gspo_token",
+    }
     assert set(stale.values()) == {"mask", "ratio"}
     assert of(resolve("grpo", importance="truncate"), stale=True) == "truncate"
 

@@ -53,10 +53,13 @@ def settings(folder: Path | str = "x", **more) -> Model:
 def save(run: Path, base: str, made, items, processor, lora: Lora) -> Path:
     policy, optimizer, checksum = made
     meta = {
-        "dtype": "float32", "policy": {"temperature": 0.7, "banned_ids": list(policy.banned_ids)}, "freeze": [],
-        "lora": lora.model_dump(mode="json"), "quantize": None,
+        "dtype": "float32",
+        "policy": {"temperature": 0.7, "banned_ids": list(policy.banned_ids)},
+        "freeze": [],
+        "lora": lora.model_dump(mode="json"),
+        "quantize": None,
         "base": {"path": base, "revision": None, "fingerprint": checksum},
-    }  # fmt: skip
+    }
     what = io.CheckpointContent(2, meta, {}, prove_items(policy, items))
     return io.save_checkpoint(run, what, policy.model, processor, optimizer.state_tensors())
 
@@ -278,9 +281,11 @@ def test_a_base_that_is_the_checkpoint_of_a_run_is_streamed_too(
     base = tmp_path / "runs" / "sft" / "checkpoints" / "step-000007"
     saved = io.save_checkpoint(
         tmp_path / "runs" / "sft",
-        io.CheckpointContent(7, {"dtype": "float32"}, {}), load_model(settings(small_folder)),
-        tiny_processor, {},
-    )  # fmt: skip
+        io.CheckpointContent(7, {"dtype": "float32"}, {}),
+        load_model(settings(small_folder)),
+        tiny_processor,
+        {},
+    )
     assert saved == base
     checkpoint = save(tmp_path / "runs" / "rl", str(base), made, items, tiny_processor, lora)
     done = merge(checkpoint, tmp_path / "out")

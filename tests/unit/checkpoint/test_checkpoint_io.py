@@ -15,7 +15,7 @@ import torch
 from checkpoint_files import contents_of, prove_items, seal
 
 from vlmrl.algo.family import ALGORITHMS
-from vlmrl.checkpoint import checked_files, io
+from vlmrl.checkpoint import checked_files, io, tensor_files
 from vlmrl.checkpoint.format import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG
 from vlmrl.checkpoint.load import load_checkpoint_model
 from vlmrl.checkpoint.proof import proof_gap
@@ -79,15 +79,15 @@ def settings(dtype: str = "float32") -> Model:
 def test_many_files_hold_the_same(trained, tiny_processor, tmp_path, monkeypatch):
     """No file is much larger than the limit, and all together are the model and its moments."""
     policy, optimizer = trained
-    monkeypatch.setattr(io, "MIN_FILE_BYTES", 100_000)
+    monkeypatch.setattr(tensor_files, "MIN_FILE_BYTES", 100_000)
     folder = io.save_checkpoint(
         tmp_path, io.CheckpointContent(3, meta_of(policy), {}), policy.model, tiny_processor, optimizer.state_tensors()
     )
     largest = max(t.nbytes for t in policy.model.state_dict().values())
     for part in (MODEL, OPTIMIZER):
         sizes = [p.stat().st_size for p in (folder / part).glob("*.safetensors")]
-        assert 3 < len(sizes) <= 2 * io.MAX_FILES
-        assert max(sizes) < max(largest, sum(sizes) // io.MAX_FILES, 100_000) + 20_000  # and its header
+        assert 3 < len(sizes) <= 2 * tensor_files.MAX_FILES
+        assert max(sizes) < max(largest, sum(sizes) // tensor_files.MAX_FILES, 100_000) + 20_000  # and its header
     own = policy.model.state_dict()
     model = load_checkpoint_model(folder, settings())
     assert all(torch.equal(v, own[k]) for k, v in model.state_dict().items())
@@ -201,9 +201,15 @@ def test_without_complete_a_checkpoint_does_not_exist(saved, tiny_model):
 
 
 NAMES = [
-    f"{MODEL}/model-00001-of-00001.safetensors", f"{OPTIMIZER}/model-00001-of-00001.safetensors", f"{HF}/config.json",
-    f"{HF}/tokenizer.json", DATA, RNG, PROOF, META,
-]  # fmt: skip
+    f"{MODEL}/model-00001-of-00001.safetensors",
+    f"{OPTIMIZER}/model-00001-of-00001.safetensors",
+    f"{HF}/config.json",
+    f"{HF}/tokenizer.json",
+    DATA,
+    RNG,
+    PROOF,
+    META,
+]
 
 
 @pytest.mark.slow
@@ -277,7 +283,7 @@ def test_saving_a_step_again_replaces_it(trained, saved, tiny_processor):
 SCRIPT = """
 import sys
 from pathlib import Path
-from vlmrl.checkpoint import io
+from vlmrl.checkpoint import io, tensor_files
 from vlmrl.model.load import load_model, load_processor
 from vlmrl.recipe.schema import Model
 settings = Model(path=sys.argv[1], dtype="float32", device="cpu")

@@ -17,13 +17,15 @@ from vlmrl.checkpoint.merge import CARD, RECORD, merge
 from vlmrl.checkpoint.model_card import model_card
 from vlmrl.checkpoint.proof import Proof
 from vlmrl.model.policy import Policy
-from vlmrl.store.runs import create_run
+from vlmrl.store.open_run import create_run
 
 PROVEN = Proof(3.2e-6, 40, 8, 1e-4)
 META = {
-    "kind": "rl", "dtype": "float32", "policy": {"temperature": 0.7, "banned_ids": []},
+    "kind": "rl",
+    "dtype": "float32",
+    "policy": {"temperature": 0.7, "banned_ids": []},
     "base": {"path": "org/base-3B", "revision": "abc123", "fingerprint": "f"},
-}  # fmt: skip
+}
 
 
 def evaluation(run_dir: Path, name: str, step: int, metrics: dict, during: bool = False) -> None:
@@ -35,15 +37,34 @@ def evaluation(run_dir: Path, name: str, step: int, metrics: dict, during: bool 
 
 @pytest.fixture
 def checkpoint(tmp_path, frozen_tiny_model, tiny_processor, tiny_banned, items) -> Path:
-    datasets = [{"name": "digits", "path": str(tmp_path / "data"), "task": "digits", "split": "train", "rows": 900,
-                 "fingerprint": "0123456789abcdef"}]  # fmt: skip
-    recipe = {"kind": "rl", "algo": {"name": "dapo"}, "train": {"steps": 50, "seed": 3}, "optim": {"lr": 1e-6},
-              "rollout": {"prompts_per_step": 32, "samples_per_prompt": 8, "temperature": 1.0}}  # fmt: skip
+    datasets = [
+        {
+            "name": "digits",
+            "path": str(tmp_path / "data"),
+            "task": "digits",
+            "split": "train",
+            "rows": 900,
+            "fingerprint": "0123456789abcdef",
+        }
+    ]
+    recipe = {
+        "kind": "rl",
+        "algo": {"name": "dapo"},
+        "train": {"steps": 50, "seed": 3},
+        "optim": {"lr": 1e-6},
+        "rollout": {"prompts_per_step": 32, "samples_per_prompt": 8, "temperature": 1.0},
+    }
     run = create_run(
-        tmp_path / "runs", kind="rl", recipe_name="digits_im", recipe_text="x = 1", resolved={"recipe": recipe},
-        name="im", datasets=datasets, rewards=[{"source": "digits", "name": "same | digit", "sha256": "beef" * 16}],
+        tmp_path / "runs",
+        kind="rl",
+        recipe_name="digits_im",
+        recipe_text="x = 1",
+        resolved={"recipe": recipe},
+        name="im",
+        datasets=datasets,
+        rewards=[{"source": "digits", "name": "same | digit", "sha256": "beef" * 16}],
         labels=["validated on the test split"],
-    )  # fmt: skip
+    )
     proof = prove_items(Policy(frozen_tiny_model, temperature=0.7, banned_ids=tiny_banned), items)
     meta = META | {"policy": {"temperature": 0.7, "banned_ids": list(tiny_banned)}}
     folder = io.save_checkpoint(
@@ -64,15 +85,19 @@ def test_the_card_says_where_the_weights_come_from_and_how_good_they_are(checkpo
     assert head[:3] == ["library_name: transformers", "pipeline_tag: image-text-to-text", "base_model: org/base-3B"]
     assert head[3:] == ["tags:", "- vlmrl", "- dapo"]
     for told in (
-        "# im, step 50", "| base model | org/base-3B (revision abc123) |", f"| run | {run_dir.name} |",
+        "# im, step 50",
+        "| base model | org/base-3B (revision abc123) |",
+        f"| run | {run_dir.name} |",
         "dapo, 32 prompts x 8 samples per step, temperature 1.0, 50 steps planned, seed 3, learning rate 1e-06",
         "digits: task digits, split train, 900 rows, fingerprint 0123456789ab",
         r"digits: same \| digit source beefbeefbeef",
-        "| note | validated on the test split |", "| test-50 | digits/test | accuracy | 0.913 | [0.89, 0.934] | 600 |",
+        "| note | validated on the test split |",
+        "| test-50 | digits/test | accuracy | 0.913 | [0.89, 0.934] | 600 |",
         "| validation-50 | validation in training | reward | 0.913 | [0.89, 0.934] | 600 |",
-        "| test-50 | digits/test | auc | 0.913 |  | 600 |", "difference 3.2e-06 nats over 40 tokens of 8 rollouts",
+        "| test-50 | digits/test | auc | 0.913 |  | 600 |",
+        "difference 3.2e-06 nats over 40 tokens of 8 rollouts",
         "vllm serve org/im",
-    ):  # fmt: skip
+    ):
         assert told in card, told
     assert "0.5" not in card.split("## Evaluation")[1].split("## Proof")[0]  # another step's
     assert "part/format" not in card and str(tmp_path) not in card
@@ -141,8 +166,13 @@ def push_in_a_process(address: str, folder: Path, repo: str, how: str = "private
     """The hub's address is read when its client is imported."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     environment |= {"HF_ENDPOINT": address, "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder.parent)}
-    done = subprocess.run([sys.executable, "-c", PUSH, str(folder), repo, how], capture_output=True, text=True,
-                          timeout=120, env=environment)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", PUSH, str(folder), repo, how],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip().splitlines()[-1]
 

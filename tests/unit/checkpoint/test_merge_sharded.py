@@ -39,8 +39,9 @@ def parts(small_folder, tmp_path_factory) -> tuple[Path, Path]:
         str(RANKS),
         str(SCRIPT),
     ]
-    done = subprocess.run([*command, str(small_folder), str(first), "1.05", str(other)], capture_output=True, text=True,
-                          timeout=200)  # fmt: skip
+    done = subprocess.run(
+        [*command, str(small_folder), str(first), "1.05", str(other)], capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr[-8000:]
     for folder in (first, other):
         assert sorted(p.name for p in folder.glob("*.safetensors")) == [

@@ -226,9 +226,12 @@ def test_shards_hold_everything_in_order_and_none_is_too_large(sizes, limit):
 
 def test_files_are_what_safetensors_reads_with_every_tensor_at_a_multiple_of_its_width(tmp_path):
     tensors = {
-        "odd": torch.arange(3, dtype=torch.bfloat16), "scalar": torch.tensor(2.5), "empty": torch.empty(0, 4),
-        "wide": torch.arange(6, dtype=torch.int64).view(2, 3), "flags": torch.tensor([True, False, True]),
-    }  # fmt: skip
+        "odd": torch.arange(3, dtype=torch.bfloat16),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 4),
+        "wide": torch.arange(6, dtype=torch.int64).view(2, 3),
+        "flags": torch.tensor([True, False, True]),
+    }
     specs = [TensorSpec(k, v.dtype, tuple(v.shape)) for k, v in tensors.items()]
     weight_map = write_shards(tmp_path, specs, lambda name: iter([tensors[name]]), 10**6)
     assert set(weight_map.values()) == {"model-00001-of-00001.safetensors"}

@@ -21,7 +21,7 @@ BOMBS = {
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "more than 1 seconds",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "calls itself without end",
     "{% for i in range(99999) %}{{ 'x'|center(50) }}{% endfor %}": "4,194,304 characters",
-}  # fmt: skip
+}
 RICH = (
     "{{ strftime_now('')  }}{{ bos_token if bos_token is defined }}{%- for m in messages %}{% if loop.index > 9 %}"
     "{% break %}{% endif %}<|{{ m.role }}|>\n    {% generation %}{% for c in m.content %}{{ c | tojson }}"

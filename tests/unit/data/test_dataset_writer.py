@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.data.dataset import PreparedDataset, open_dataset
 from vlmrl.data.dataset_writer import building, old_folder
 from vlmrl.data.images import encode_png, image_hash
+from vlmrl.data.open_dataset import open_dataset
+from vlmrl.data.prepared_dataset import PreparedDataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.types import Media
@@ -168,7 +169,7 @@ def test_a_killed_run_leaves_the_old_dataset_or_none_and_the_next_one_says_what_
         "seed": 0
     }
     with building(target) as build:
-        assert any("interrupted" in line for line in build.found)
+        assert any("interrupted" in line for line in build.leftovers)
     assert PreparedDataset(target).info["args"] == {"seed": 0}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
     assert make(target) == "up to date"

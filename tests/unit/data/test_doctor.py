@@ -101,7 +101,7 @@ def test_near_copies_within_a_split_are_told_and_are_no_matter() -> None:
     ]  # image 3 looks like image 2, both in train
     report = examine_dataset(facts)
     assert report["near_copies"]["between"] == {} and report["near_copies"]["within"] == 2
-    assert findings(report)["near copies (by look)"] == "2 look like another of their split"
+    assert findings(report)["near copies (by look)"] == "2 look like another image of their split"
     assert verdicts(report)["near copies (by look)"] == "ok"
 
 

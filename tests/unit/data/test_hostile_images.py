@@ -56,15 +56,17 @@ HANDLED: dict[str, tuple[Callable[[], bytes], str]] = {
     "CMYK TIFF": (lambda: file_of(RGB.convert("CMYK"), "TIFF"), "CMYK"),
     "palette PNG": (lambda: file_of(RGB.convert("P"), "PNG"), "palette"),
     "animated GIF": (
-        lambda: file_of(RGB.convert("P"), "GIF", save_all=True, append_images=[OTHER]), "first of several frames"
+        lambda: file_of(RGB.convert("P"), "GIF", save_all=True, append_images=[OTHER]),
+        "first of several frames",
     ),
     "animated WebP": (
-        lambda: file_of(RGB, "WEBP", save_all=True, append_images=[OTHER], lossless=True), "first of several frames"
+        lambda: file_of(RGB, "WEBP", save_all=True, append_images=[OTHER], lossless=True),
+        "first of several frames",
     ),
     "animated PNG": (lambda: file_of(RGB, "PNG", save_all=True, append_images=[OTHER]), "first of several frames"),
     "EXIF-rotated JPEG": (turned, "turned upright (EXIF)"),
     "transparent PNG": (lambda: file_of(RGB.convert("RGBA"), "PNG"), "transparency"),
-}  # fmt: skip
+}
 DROPPED: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty": (lambda: b"", "an empty file (0 bytes)"),
     "truncated JPEG": (lambda: file_of(RGB, "JPEG")[:-200], "broken image: image file is truncated"),

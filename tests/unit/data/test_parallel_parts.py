@@ -79,7 +79,7 @@ def test_a_killed_process_is_told_as_lost_memory_and_the_work_is_kept_for_the_ne
     assert "--workers" in str(caught.value.hint)
     with building(target, key=["a"]) as build:
         kept = list(build.work.glob("*.jsonl"))
-        assert kept and build.found == (
+        assert kept and build.leftovers == (
             f"an interrupted run had made {len(kept)} parts of this dataset; they were not made again",
         )
     assert not list(tmp_path.iterdir())
@@ -92,7 +92,7 @@ def test_work_of_another_source_is_not_gone_on_with(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     with building(tmp_path / "out", key=["b"]) as build:
         assert not list(build.work.glob("*.jsonl")) and not list(build.folder.glob("*.arrow"))
-        assert "removed" in build.found[0]
+        assert "removed" in build.leftovers[0]
 
 
 def test_a_mistake_of_the_user_leaves_nothing_to_go_on_with(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vlmrl.data.dataset import open_dataset
 from vlmrl.data.images import decode_image, encode_png
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.data.run_images import run_images
 from vlmrl.recipe.schema import Data
 from vlmrl.store import layout
-from vlmrl.store.runs import Run, create_run
+from vlmrl.store.open_run import create_run
+from vlmrl.store.runs import Run
 from vlmrl.types import Media
 
 
@@ -28,8 +29,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     (work / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.chdir(work)
     data = Data(path="table.jsonl")
-    made = create_run(tmp_path / "runs", kind="rl", recipe_name="t", resolved={"recipe": {"data": [data.model_dump()]}},
-                      datasets=[{"name": "table", "path": "table.jsonl"}])  # fmt: skip
+    made = create_run(
+        tmp_path / "runs",
+        kind="rl",
+        recipe_name="t",
+        resolved={"recipe": {"data": [data.model_dump()]}},
+        datasets=[{"name": "table", "path": "table.jsonl"}],
+    )
     made.finish()
     monkeypatch.chdir(tmp_path)
     return made

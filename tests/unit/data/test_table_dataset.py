@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from vlmrl.data import tables
-from vlmrl.data.dataset import open_dataset
 from vlmrl.data.images import encode_png, image_hash
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.tasks import make_task
@@ -67,15 +67,18 @@ SPELLINGS = {
     },
     "openai parts": {
         "messages": [
-            {"role": "user", "content": [
-                {"type": "image_url", "image_url": {"url": "data:image/png;base64," + TEXT64}},
-                {"type": "text", "text": "Which?"},
-            ]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64," + TEXT64}},
+                    {"type": "text", "text": "Which?"},
+                ],
+            },
         ],
         "answer": "red",
     },
     "sharegpt": {"conversations": [{"from": "human", "value": "<image>Which?"}], "image": TEXT64, "answer": "red"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
@@ -101,10 +104,10 @@ def test_verl_columns_reach_the_reward_and_ms_swift_answers_are_traces(tmp_path:
 
 
 ROWS = [
-    {"problem": "a, \"quoted\"\nline", "images": [RED], "answer": "1"},
+    {"problem": 'a, "quoted"\nline', "images": [RED], "answer": "1"},
     {"problem": "two", "images": [BLUE, RED], "answer": "2"},
     {"problem": "none", "images": [], "answer": "3"},
-]  # fmt: skip
+]
 
 
 def as_text(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -244,7 +247,7 @@ BAD = {
     "image is a number": ({"prompt": "?", "image": 7}, "an image is 7", "rows.jsonl:1, column `image`"),
     "image is no image": ({"prompt": "?", "image": {"bytes": "aGVsbG8="}}, "no image file", "column `image`"),
     "image is missing": ({"prompt": "?", "image": "gone.png"}, "no image file 'gone.png'", "rows.jsonl:1"),
-    "data uri is no image": ({"prompt": "?", "image": "data:text/html,hello"}, "no image in base64", "column `image`"),
+    "data uri is no image": ({"prompt": "?", "image": "data:text/html,hello"}, "not an image in", "column `image`"),
     "data uri is broken": ({"prompt": "?", "image": "data:image/png;base64,@@"}, "not base64", "column `image`"),
     "prompt is a number": ({"prompt": 5}, "the prompt is 5", "rows.jsonl:1, column `prompt`"),
     "prompt is null": ({"prompt": None}, "the prompt is None", "column `prompt`"),
@@ -260,6 +263,22 @@ def test_a_bad_cell_is_named_with_file_row_and_column(tmp_path: Path, name: str)
     with pytest.raises(DataError, match=message) as caught:
         open_rows(write_jsonl(tmp_path / "rows.jsonl", [row]))
     assert where in str(caught.value.where)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ("big.png", "'big.png' has 1,001 bytes; the limit is 1,000"),
+        ("A" * 1434, "the image has 1,434 base64 characters; the limit is 1,433"),  # 1000 * 4 // 3 + 100
+    ],
+)
+def test_an_image_over_the_limit_is_refused_with_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, message: str
+) -> None:
+    monkeypatch.setattr("vlmrl.data.cells.MAX_FILE_BYTES", 1000)
+    (tmp_path / "big.png").write_bytes(bytes(1001))
+    with pytest.raises(DataError, match=message):
+        open_rows(write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "?", "image": image}]))
 
 
 def test_a_named_column_that_is_not_there_gets_the_nearest_name(tmp_path: Path) -> None:

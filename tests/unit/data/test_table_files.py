@@ -15,7 +15,7 @@ from vlmrl.data.table_files import in_portions, parsed_row, sound_rows, text_row
 from vlmrl.data.table_pieces import locate_rows, open_row_files, read_piece
 from vlmrl.data.tables import open_tables
 from vlmrl.errors import DataError
-from vlmrl.recipe.checks import COLUMN_ROLES
+from vlmrl.recipe.explain import explain
 from vlmrl.reward_check.open_table import open_table
 from vlmrl.reward_check.table_cells import ArrowCells
 
@@ -62,7 +62,7 @@ BROKEN = {
     "not UTF-8": ("a.jsonl", A.encode() + b'\n{"response": "\xff"}', "not UTF-8 text", ":2", "save the file as UTF-8"),
     "CSV that is not UTF-8": ("a.csv", b"response\na\n\xe9\n", "not UTF-8 text", ":3", "save the file as UTF-8"),
     "JSON that is not UTF-8": ("a.json", b'[\n"\xff"]', "not UTF-8 text", ":2", "save the file as UTF-8"),
-    "half a line": ("a.jsonl", A.encode() + b"\n{", "not JSON", ":2", "JSONL has one JSON object a line"),
+    "half a line": ("a.jsonl", A.encode() + b"\n{", "not JSON", ":2", "JSONL has one JSON object per line"),
     "a number": ("a.json", f"[{A}, 3]".encode(), "a row is 3, not an object", " row 1", None),
     "an open quote": ("a.csv", b'response,n\na,1\n"b,2\n', "not CSV: unexpected end", ":3", None),
     "too many cells": ("a.csv", b'response,n\n"a\nb",1\nc,1,2\n', "3 cells, the header has 2", ":4", None),
@@ -103,7 +103,7 @@ def test_a_table_of_responses_that_is_an_lfs_pointer_or_no_table_says_so(tmp_pat
     with pytest.raises(DataError, match="run git lfs pull"):
         open_table(tmp_path / "a.jsonl")
     (tmp_path / "a.txt").write_text(A)
-    with pytest.raises(DataError, match="not a kind of table that is read"):
+    with pytest.raises(DataError, match="not a kind of table that can be read"):
         next(sound_rows(tmp_path / "a.txt"))
 
 
@@ -132,8 +132,8 @@ def test_no_spelling_stands_for_two_roles(spellings) -> None:
     assert len(names) == len(set(names))
 
 
-def test_the_roles_of_a_training_table_are_those_that_a_recipe_may_name() -> None:
-    assert tuple(TRAINING) == COLUMN_ROLES
+def test_the_help_of_the_recipe_names_the_roles_of_a_training_table() -> None:
+    assert f"keys {', '.join(TRAINING)};" in explain("data.columns").help
 
 
 @given(st.lists(st.sampled_from([name for role in RESPONSES.values() for name in role]), unique=True), st.data())

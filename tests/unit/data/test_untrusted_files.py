@@ -108,10 +108,11 @@ def test_images_that_do_not_fit_are_refused_by_their_size_alone():
     processor = SimpleNamespace(
         tokenizer=None,
         image_processor=SimpleNamespace(
-            merge_size=2, size={"shortest_edge": 1, "longest_edge": 2},
+            merge_size=2,
+            size={"shortest_edge": 1, "longest_edge": 2},
             get_number_of_image_patches=lambda height, width, arguments: arguments["size"]["shortest_edge"] // 196,
         ),
-    )  # fmt: skip
+    )
     row = Row("id", "rows", "", {}, (Media("0" * 64, 56, 56),))
     Encoder(processor, min_pixels=784 * 9, max_pixels=10**8).require_fit(row, 9)
     with pytest.raises(DataError, match="images alone have 10 tokens"):

@@ -9,8 +9,11 @@ from played_runs import Play
 
 WORDS = """look at the left edge first then count how many rings there are and see whether both shapes close before the
 answer is given because a gap near the top changes it while shade or size does not matter here at all""".split()  # noqa: SIM905
-LONG = ["def area(width, height):", "    # the side that is longer comes first",
-        "    return max(width, height) * min(width, height)"]  # fmt: skip
+LONG = [
+    "def area(width, height):",
+    "    # the side that is longer comes first",
+    "    return max(width, height) * min(width, height)",
+]
 
 
 def prose(rng: random.Random, words: int) -> str:
@@ -176,7 +179,8 @@ HEALTHY = {
     ),
     "one right answer, nothing says which": Play(
         lambda p, t, rng: "I see nothing." if rng.random() < skill(p, 0.1, 1.0) else prose(rng, 9),
-        lambda text, t: {"score": float(text[0] == "I")}, truth=lambda rng: "",
+        lambda text, t: {"score": float(text[0] == "I")},
+        truth=lambda rng: "",
     ),
     "numbers after prose": Play(verbose_then_short, answered, truth=number),
     "templated traces": Play(traced, with_format),
@@ -193,26 +197,26 @@ HEALTHY = {
     "noise of small steps": Play(
         lambda p, t, rng: f"{prose(rng, 12)} {said(0.4, t, rng)}", answered, steps=150, prompts=4, samples=2
     ),
-}  # fmt: skip
+}
 
 SICK = {
-    "digits": (
-        Play(hacked(0.3, digits), pays(is_digits), truth=number), {"reward_without_accuracy", "characters"}
-    ),
+    "digits": (Play(hacked(0.3, digits), pays(is_digits), truth=number), {"reward_without_accuracy", "characters"}),
     "digits from the start": (
-        Play(hacked(0.0, digits), pays(is_digits), truth=number, steps=100), {"reward_without_accuracy", "characters"}
+        Play(hacked(0.0, digits), pays(is_digits), truth=number, steps=100),
+        {"reward_without_accuracy", "characters"},
     ),
     "digits after honest learning": (
-        Play(after_learning, in_part, truth=number, steps=100), {"reward_without_accuracy"}
+        Play(after_learning, in_part, truth=number, steps=100),
+        {"reward_without_accuracy"},
     ),
-    "digits, no accuracy": (
-        Play(either(0.5, digits), without_accuracy(is_digits)), {"characters"}
-    ),
+    "digits, no accuracy": (Play(either(0.5, digits), without_accuracy(is_digits)), {"characters"}),
     "one text before the answer": (
-        Play(hacked(0.4, flattery), pays(lambda t: t[0] == "C")), {"reward_without_accuracy"}
+        Play(hacked(0.4, flattery), pays(lambda t: t[0] == "C")),
+        {"reward_without_accuracy"},
     ),
     "one text for all, no accuracy": (
-        Play(either(0.5, flattery), without_accuracy(lambda t: t[0] == "C"), truth=number), {"one_response"}
+        Play(either(0.5, flattery), without_accuracy(lambda t: t[0] == "C"), truth=number),
+        {"one_response"},
     ),
     "words in a loop": (
         Play(hacked(0.4, lambda rng: "very good and " * 30), pays(lambda t: t.startswith("very")), truth=number),
@@ -225,5 +229,5 @@ SICK = {
     "longer and longer": (Play(rambling, by_length, truth=number), {"reward_without_accuracy", "grown_length"}),
     "nothing is ever paid": (Play(lambda p, t, rng: prose(rng, 20), nothing, steps=14), {"no_signal"}),
     "all cut off": (Play(lambda p, t, rng: prose(rng, 40), by_chance, cut=lambda t: True, steps=14), {"all_cut"}),
-}  # fmt: skip
+}
 """Name -> (the run, names of signs that must be seen)."""

@@ -46,17 +46,20 @@ def lines_of(play: Play, seed: int = 0) -> list[dict[str, Any]]:
                 one = play.reward(text, truth)
                 formed = one.get("format", 1) > 0
                 sampled.append(
-                    Sampled(group, f"{step}-{group}", truth, text, len(text) // 3 + 1, play.cut(text), one["score"],
-                            formed)
-                )  # fmt: skip
+                    Sampled(
+                        group, f"{step}-{group}", truth, text, len(text) // 3 + 1, play.cut(text), one["score"], formed
+                    )
+                )
                 scores.append(one)
                 of_group.append(one["score"])
             groups.append(max(of_group) == min(of_group))
         line: dict[str, Any] = {
-            "step": step, "reward/mean": fmean(s["score"] for s in scores), "rollout/dead_group_share": fmean(groups),
+            "step": step,
+            "reward/mean": fmean(s["score"] for s in scores),
+            "rollout/dead_group_share": fmean(groups),
             "rollout/truncated_share": fmean(s.cut for s in sampled),
             "rollout/response_tokens_mean": fmean(s.tokens for s in sampled),
-        }  # fmt: skip
+        }
         if "accuracy" in scores[0]:
             line["reward/accuracy"] = fmean(s["accuracy"] for s in scores)
         line |= {f"reward/part/{p}": fmean(s[p] for s in scores) for p in play.parts if p in scores[0]}

@@ -16,7 +16,8 @@ from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.store.runs import Run, create_run
+from vlmrl.store.open_run import create_run
+from vlmrl.store.runs import Run
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.task import write_trace
 from vlmrl.types import Group, Media, RewardInput, Row, Score, ScoredSample, Segment, Trajectory
@@ -80,9 +81,16 @@ def make_run(root: Path, plan: Plan, *, prompts: int = 6, samples: int = 6) -> R
     loaded = load_recipe(root / "r.toml", overrides=["optim.lr=1e-4", *plan.settings])
     record = {"source": "digits", **reward_record(plan.spec, plan.spec.weights)}
     run = create_run(
-        root / "runs", kind="rl", recipe_name="r", recipe_text=loaded.text, resolved=loaded.resolved,
-        argv=["vlmrl", "train", "r.toml", "--name", "ill"], rewards=[record], name="ill", datasets=plan.datasets,
-    )  # fmt: skip
+        root / "runs",
+        kind="rl",
+        recipe_name="r",
+        recipe_text=loaded.text,
+        resolved=loaded.resolved,
+        argv=["vlmrl", "train", "r.toml", "--name", "ill"],
+        rewards=[record],
+        name="ill",
+        datasets=plan.datasets,
+    )
     run.event(0, "parts", trained=dict(plan.trained), frozen=dict(plan.frozen))
     rng = random.Random(0)
     with Scorer(plan.spec) as scorer:
@@ -129,17 +137,21 @@ def _metrics(groups: Sequence[Group], step: int) -> dict[str, Any]:
     learned = not all(dead)
     norms = {"": 1.0, "/vision": 0.3, "/language": 0.9} if learned else {}
     return {
-        "reward/errors": sum(s.score.failed for s in samples), "rollout/samples": len(samples),
+        "reward/errors": sum(s.score.failed for s in samples),
+        "rollout/samples": len(samples),
         "reward/unavailable": sum(s.score.status == "unavailable" for s in samples),
         "reward/mean": fmean(s.value for s in values) if values else 0.0,
         "rollout/dead_group_share": fmean(dead),
         "rollout/truncated_share": fmean(s.trajectory.finish == "length" for s in samples),
         "rollout/response_tokens_mean": fmean(len(s.trajectory.response_ids) for s in samples),
         "policy/entropy": 0.8,
-        "policy/sampler_gap_mean": 1e-6, "policy/sampler_gap_max": 5e-6, "policy/sampler_ess": 1.0,
+        "policy/sampler_gap_mean": 1e-6,
+        "policy/sampler_gap_max": 5e-6,
+        "policy/sampler_ess": 1.0,
         **{f"optim/grad_norm{part}": norm for part, norm in norms.items()},
-        "optim/lr": 1e-4, "optim/updates": (step + 1) * learned,
-    }  # fmt: skip
+        "optim/lr": 1e-4,
+        "optim/updates": (step + 1) * learned,
+    }
 
 
 def _write_validation(run_dir: Path, prompt_ids: Sequence[str]) -> None:

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from reward_runs import LEVELS
 from sick_runs import PROMPT, make_run, mixed, plan
 
+from vlmrl.diagnose.layout_causes import FIELD, agrees
 from vlmrl.diagnose.prompt_causes import OPEN_TAG, ROLE_MARK, TURN_END
 from vlmrl.diagnose.run import EXPLAINS, Diagnosis, diagnose, ranked
 from vlmrl.diagnose.run_facts import identity, read_facts
-from vlmrl.diagnose.score_causes import FIELD, agrees, truly_right
+from vlmrl.diagnose.score_causes import truly_right
 from vlmrl.diagnose.thresholds import (
     LIMITS,
     Cause,
@@ -36,7 +37,7 @@ from vlmrl.diagnose.thresholds import (
 from vlmrl.errors import RewardUnavailable, StoreError
 from vlmrl.reward_check.texts import answer_of
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.store.runs import create_run, open_run
+from vlmrl.store.open_run import create_run, open_run
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.task import write_trace
 
@@ -207,7 +208,7 @@ FAULTS = {
         error="reward `r.py:f` raised KeyError: 'x' (digits row digits-1 sample 0)", steps=0
     ),
     "failed": plan(error="the gradient is not finite (inf) although the loss is; the weights were not changed"),
-}  # fmt: skip
+}
 
 
 def look(run) -> Diagnosis:
@@ -323,7 +324,7 @@ def test_the_command_shows_causes_rows_and_what_to_type(tmp_path):
     told = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, cwd=tmp_path)
     assert told.code == 0 and told.err == ""
     assert "1. error: labels are right and earn nothing" in told.out and "Image1=" in told.out
-    assert f"next: vlmrl reward-check {run.manifest.name}" in told.out and "explained by the above" in told.out
+    assert f"next: vlmrl reward-check {run.manifest.name}" in told.out and "explained by a cause above" in told.out
     found = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, "--json", cwd=tmp_path).json
     assert found["causes"][0]["name"] == "other_layout" and not found["healthy"]
     well = make_run(tmp_path / "well", plan())
@@ -367,13 +368,18 @@ def test_a_response_cannot_write_to_the_terminal(tmp_path):
 @pytest.mark.parametrize(
     ("text", "truth", "right"),
     [
-        ("<answer>0.9</answer>", {"same": True}, True), ("<answer>0.9</answer>", {"same": False}, False),
-        ("<answer>0.5</answer>", {"same": True}, None), ("<answer>yes</answer>", {"same": True}, None),
-        ("<answer>7</answer>", {"same": True}, None), ("no tag, and far too long to be an answer as a whole", {}, None),
-        ("<answer>4</answer>", {"answer": 4}, True), ("<answer>paris</answer>", {"label": "Paris."}, True),
-        ("\\boxed{5}", {"solution": "4"}, False), ("<answer>4</answer>", {"level": 4}, None),
+        ("<answer>0.9</answer>", {"same": True}, True),
+        ("<answer>0.9</answer>", {"same": False}, False),
+        ("<answer>0.5</answer>", {"same": True}, None),
+        ("<answer>yes</answer>", {"same": True}, None),
+        ("<answer>7</answer>", {"same": True}, None),
+        ("no tag, and far too long to be an answer as a whole", {}, None),
+        ("<answer>4</answer>", {"answer": 4}, True),
+        ("<answer>paris</answer>", {"label": "Paris."}, True),
+        ("\\boxed{5}", {"solution": "4"}, False),
+        ("<answer>4</answer>", {"level": 4}, None),
     ],
-)  # fmt: skip
+)
 def test_what_is_right_by_the_truth_alone(text, truth, right, tmp_path):
     facts = read_facts(make_run(tmp_path, plan(steps=1)))
     assert truly_right(replace(facts.responses[0], text=text, truth=truth)) is right

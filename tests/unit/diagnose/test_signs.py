@@ -49,10 +49,13 @@ def flat(rng: random.Random, steps: int, rise: float, noise: float, right: float
     """Reward that rises in the middle by `rise`, accuracy by `right`, both with noise."""
     late = [float(step >= steps // 2) for step in range(steps)]
     return [
-        {"step": s, "reward/mean": 0.3 + rise * x + rng.gauss(0, noise),
-         "reward/accuracy": 0.3 + right * x + rng.gauss(0, noise)}
+        {
+            "step": s,
+            "reward/mean": 0.3 + rise * x + rng.gauss(0, noise),
+            "reward/accuracy": 0.3 + right * x + rng.gauss(0, noise),
+        }
         for s, x in enumerate(late)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(
@@ -128,8 +131,11 @@ def sampled(group, text, *, tokens=10, score: float | None = 0.0, truth="t", cut
 
 
 def test_the_metrics_of_a_step_by_hand():
-    samples = [sampled(g, f"{'AB' if k else 'ab'} {g}1", tokens=k, score=float(k), truth=str(g % 2)) for g in range(4)
-               for k in range(2)]  # fmt: skip
+    samples = [
+        sampled(g, f"{'AB' if k else 'ab'} {g}1", tokens=k, score=float(k), truth=str(g % 2))
+        for g in range(4)
+        for k in range(2)
+    ]
     found = measure_health(samples)
     assert found.keys() <= TITLES.keys() and all(is_watched(name) for name in found)
     expected = {"alike_share": 0.25, "alike_in_group_share": 1.0, "same_truth_share": 0.5, "same_prefix_share": 0.125,
@@ -144,8 +150,11 @@ def test_the_metrics_of_a_step_by_hand():
 
 def test_cut_failed_and_malformed_responses_say_nothing_of_what_length_earns():
     good = [sampled(0, "a", tokens=n, score=1.0 - n) for n in range(3)]
-    odd = [sampled(0, "a", tokens=99, score=9.0, cut=True), sampled(0, "a", tokens=99, score=None),
-           sampled(0, "a", tokens=99, score=9.0, formed=False)]  # fmt: skip
+    odd = [
+        sampled(0, "a", tokens=99, score=9.0, cut=True),
+        sampled(0, "a", tokens=99, score=None),
+        sampled(0, "a", tokens=99, score=9.0, formed=False),
+    ]
     assert measure_health(good + odd)["health/length_score_correlation"] == pytest.approx(-1.0)
     assert "health/length_score_correlation" not in measure_health(odd)
 

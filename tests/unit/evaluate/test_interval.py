@@ -52,9 +52,7 @@ def test_the_robust_variance_is_that_of_a_slow_loop_whatever_the_blocks(rows: li
     units = Units(rows, len(rows))
     influence = np.random.default_rng(seed).normal(size=len(rows))
     shares = lambda p, q: p == q or bool(set(rows[p]) & set(rows[q]))  # noqa: E731
-    together = sum(
-        influence[p] * influence[q] for p in range(len(rows)) for q in range(len(rows)) if shares(p, q)
-    )  # fmt: skip
+    together = sum(influence[p] * influence[q] for p in range(len(rows)) for q in range(len(rows)) if shares(p, q))
     for block in (1, 5, 10**6):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(interval, "BLOCK_NUMBERS", block)

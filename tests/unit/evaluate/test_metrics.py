@@ -101,8 +101,13 @@ def test_auc_is_left_out_when_all_pairs_are_of_one_kind():
 def test_a_summary_is_json_even_for_one_row():
     text = json.dumps(summarise(FOUR[:1]), allow_nan=False)
     assert json.loads(text)["metrics"]["reward"] == {
-        "value": 1.0, "low": None, "high": None, "n": 1, "clusters": 1, "range": None,
-    }  # fmt: skip
+        "value": 1.0,
+        "low": None,
+        "high": None,
+        "n": 1,
+        "clusters": 1,
+        "range": None,
+    }
 
 
 def test_rows_without_outcomes_still_have_reward_parts_and_length():
@@ -149,8 +154,15 @@ def test_paired_differences_use_the_rows_that_both_have():
 def test_rows_in_which_one_side_has_no_number_are_not_compared():
     found = paired_differences([row("p0", level=None), row("p1", level=1.0)], [row("p0"), row("p1", level=0.0)])
     assert found["accuracy/digit"] == {
-        "value": 1.0, "low": None, "high": None, "n": 1, "clusters": 1, "range": [0.0, 1.0], "a": 0.0, "b": 1.0,
-    }  # fmt: skip
+        "value": 1.0,
+        "low": None,
+        "high": None,
+        "n": 1,
+        "clusters": 1,
+        "range": [0.0, 1.0],
+        "a": 0.0,
+        "b": 1.0,
+    }
     assert found["accuracy"]["n"] == 2
 
 

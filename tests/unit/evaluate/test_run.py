@@ -208,16 +208,23 @@ def test_a_figure_that_fails_is_noted_and_ends_nothing():
 def test_what_a_task_declares_of_its_metrics_is_in_the_summary():
     source = ListSource(rows(4))
     source.task = replace(
-        source.task, outcome=lambda x, score: {"accuracy": 1.0, "miss": 1.0, "miss/far": None},
+        source.task,
+        outcome=lambda x, score: {"accuracy": 1.0, "miss": 1.0, "miss/far": None},
         set_metrics=lambda verdicts: {"spread": 1.0, "gain": 1.0},
         metrics={"miss": Metric("lower", (0.0, 4.0)), "gain": Metric("higher")},
-    )  # fmt: skip
+    )
     metrics = run(source, ScriptedEngine()).summary["metrics"]
     ways = {name: m["better"] for name, m in metrics.items()}
     assert ways == {
-        "reward": "higher", "accuracy": "higher", "miss": "lower", "spread": None, "gain": "higher",
-        "part/reward": "higher", "response_tokens": "neither", "truncated": "neither",
-    }  # fmt: skip
+        "reward": "higher",
+        "accuracy": "higher",
+        "miss": "lower",
+        "spread": None,
+        "gain": "higher",
+        "part/reward": "higher",
+        "response_tokens": "neither",
+        "truncated": "neither",
+    }
     assert metrics["miss"]["range"] == [0.0, 4.0]
 
 

@@ -57,8 +57,13 @@ def test_the_replicates_of_a_mean_spread_as_theory_says():
     metric = found["metrics"]["pooled"]
     low, high = np.quantile(drawn, (0.025, 0.975))
     assert metric == {
-        "value": fmean(values), "low": low, "high": high, "n": 60, "clusters": 60, "range": None,
-    }  # fmt: skip
+        "value": fmean(values),
+        "low": low,
+        "high": high,
+        "n": 60,
+        "clusters": 60,
+        "range": None,
+    }
 
 
 def test_rows_that_are_repeated_within_their_units_are_no_evidence():

@@ -66,13 +66,29 @@ def test_the_sentence_says_first_that_the_rewards_differ():
 def evaluation(name: str, role: str = "test", *, scored_alike: bool = True, **metrics: tuple[float, str]):
     rows = [
         {
-            "metric": metric, "a": 0.5, "b": 0.5 + value, "difference": value, "low": value - 0.1, "high": value + 0.1,
-            "verdict": told, "n": 8, "clusters": 4,
+            "metric": metric,
+            "a": 0.5,
+            "b": 0.5 + value,
+            "difference": value,
+            "low": value - 0.1,
+            "high": value + 0.1,
+            "verdict": told,
+            "n": 8,
+            "clusters": 4,
         }
         for metric, (value, told) in metrics.items()
-    ]  # fmt: skip
-    return {"name": name, "a": "x", "b": "y", "role": role, "label": LABELS[role], "scored_alike": scored_alike,
-            "accuracy_of_reward": False, "rows_paired": 8, "metrics": rows}  # fmt: skip
+    ]
+    return {
+        "name": name,
+        "a": "x",
+        "b": "y",
+        "role": role,
+        "label": LABELS[role],
+        "scored_alike": scored_alike,
+        "accuracy_of_reward": False,
+        "rows_paired": 8,
+        "metrics": rows,
+    }
 
 
 def test_the_sentence_has_the_answer_the_interval_and_the_rows():

@@ -141,8 +141,10 @@ def test_each_of_several_sources_by_itself(place: Path):
     data = entry("all") + entry("train.jsonl", 'validation = "val.jsonl"') + entry("fresh.jsonl")
     run = run_of(data)
     assert facts(evaluated(run)) == [
-        ("all", "test", "test", 5), ("train", "validation", "validation", 6), ("fresh", "train", "training", 3),
-    ]  # fmt: skip
+        ("all", "test", "test", 5),
+        ("train", "validation", "validation", 6),
+        ("fresh", "train", "training", 3),
+    ]
     assert not only_training_rows(run.dir)
     with pytest.raises(DataError, match=r"no split `test` in train\.jsonl"):
         evaluated(run, "test")
@@ -288,9 +290,23 @@ def planned(run: Run, split: str | None = None, **settings) -> list[str]:
 
 
 def write(folder: Path, **meta) -> None:
-    row = {"prompt_id": "p", "sample": 0, "seed": 0, "source": "s", "task": "t", "truth": {}, "text": "",
-           "finish": "stop", "num_tokens": 1, "score": 1.0, "parts": {}, "note": "", "error": None, "images": [],
-           "outcome": {}}  # fmt: skip
+    row = {
+        "prompt_id": "p",
+        "sample": 0,
+        "seed": 0,
+        "source": "s",
+        "task": "t",
+        "truth": {},
+        "text": "",
+        "finish": "stop",
+        "num_tokens": 1,
+        "score": 1.0,
+        "parts": {},
+        "note": "",
+        "error": None,
+        "images": [],
+        "outcome": {},
+    }
     write_evaluation(folder, Evaluation([row], summarise([row])), meta)
 
 
@@ -355,11 +371,16 @@ def test_training_does_not_replace_what_a_person_evaluated(place: Path):
 @pytest.mark.parametrize(
     ("meta", "role"),
     [
-        ({"split": "test"}, "test"), ({"split": "train"}, "training"), ({"split": "validation"}, "validation"),
-        ({"split": "dev"}, "held out"), ({"step": 4, "during": "training"}, "validation"), ({}, "held out"),
-        ({"split": "train", "role": "held out"}, "held out"), ({"split": "test", "role": "nonsense"}, "test"),
+        ({"split": "test"}, "test"),
+        ({"split": "train"}, "training"),
+        ({"split": "validation"}, "validation"),
+        ({"split": "dev"}, "held out"),
+        ({"step": 4, "during": "training"}, "validation"),
+        ({}, "held out"),
+        ({"split": "train", "role": "held out"}, "held out"),
+        ({"split": "test", "role": "nonsense"}, "test"),
     ],
-)  # fmt: skip
+)
 def test_evaluations_of_older_versions_are_labelled_too(meta: dict, role: str):
     assert role_of(meta) == role
     assert bool(role_label(meta)) == (role in ("validation", "training"))

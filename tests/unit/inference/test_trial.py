@@ -24,7 +24,7 @@ from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards.base import RewardSpec, UserReward
 from vlmrl.rollout.sample import is_dead_group
 from vlmrl.setup.open_values import settle_for_run
-from vlmrl.store.runs import open_run
+from vlmrl.store.open_run import open_run
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.source import open_source
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
@@ -70,16 +70,25 @@ max_new_tokens = 6
 
 
 def tried(
-    *, prompts: int | None, samples: int = 4, keep: Keep | None = None, overrides: tuple[str, ...] = (),
+    *,
+    prompts: int | None,
+    samples: int = 4,
+    keep: Keep | None = None,
+    overrides: tuple[str, ...] = (),
     solved: str | None = None,
-):  # fmt: skip
+):
     root = Path("runs")
     loaded, _ = settle_for_run(load_recipe("recipe.toml", overrides=overrides), root)
     with trial_run(loaded, root, ["vlmrl", "try"]) as run:
         trial = run_trial(
-            loaded.recipe, run, root, prompts=prompts, samples=samples, keep=keep,
+            loaded.recipe,
+            run,
+            root,
+            prompts=prompts,
+            samples=samples,
+            keep=keep,
             solved=parse_solved(solved) if solved else None,
-        )  # fmt: skip
+        )
     return open_run(root, run.id), trial
 
 
@@ -211,8 +220,9 @@ def test_kept_rows_of_a_prepared_folder_are_a_prepared_folder(world):
     make_pairs(world / "pairs")
     sets = ("data.0.path=pairs", "data.0.columns={}", "data.0.task=pairs", "reward.weights={}")
     Path("reward.py").write_text("def score(x):\n    return float(x.truth['same'])\n")
-    _, trial = tried(prompts=None, samples=2, keep=Keep(0.5, 1.0, {"pairs": Path("kept")}), overrides=sets,
-                     solved="reward>=1")  # fmt: skip
+    _, trial = tried(
+        prompts=None, samples=2, keep=Keep(0.5, 1.0, {"pairs": Path("kept")}), overrides=sets, solved="reward>=1"
+    )
     assert trial.kept == {"pairs": (Path("kept"), 4)}
     recipe = load_recipe("recipe.toml", overrides=[*sets, "data.0.path=kept"]).recipe
     kept, before = (

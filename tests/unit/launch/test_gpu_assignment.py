@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vlmrl.errors import LaunchError
 from vlmrl.launch.gpu_assignment import MachineGpu, machine_gpus, place, visible_gpus
 from vlmrl.model.gpus import parse_gpus
-from vlmrl.store.provenance import usable_cores
+from vlmrl.store.provenance import usable_threads
 
 GPUS = [MachineGpu(n, f"GPU-{n}abc", 10) for n in range(4)]
 
@@ -86,7 +86,7 @@ def test_without_a_gpu_processes_run_on_the_cpu_and_share_its_cores(machine, mon
     machine()
     placement = place("3")
     assert placement.devices is None and placement.ranks == 3
-    assert placement.threads == max(1, usable_cores() // 3)
+    assert placement.threads == max(1, usable_threads() // 3)
     assert placement.env == {"OMP_NUM_THREADS": str(placement.threads)}
     with pytest.raises(LaunchError, match="this machine has no GPU") as found:
         place("0,2,5")
@@ -125,7 +125,7 @@ def test_any_list_of_different_numbers_is_read_back(numbers: list[int]) -> None:
 def test_processes_that_share_engines_come_in_whole_groups(machine) -> None:
     machine(10, 10, 10, 10)
     assert place("4", parts=2).ranks == 4 and place("4", parts=4).ranks == 4
-    with pytest.raises(LaunchError, match=r"3 is no multiple of rollout.tensor_parallel = 2") as refused:
+    with pytest.raises(LaunchError, match=r"3 is not a multiple of rollout.tensor_parallel = 2") as refused:
         place("3", parts=2)
     assert "give --gpus 4" in (refused.value.hint or "")
     # Engines on GPUs of their own ask nothing of those that train.

@@ -60,9 +60,15 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         members = [Member(name, (("train.seed", str(n)),)) for n, name in enumerate(names)]
         command = [sys.executable, str(tmp_path / "stub.py")]
         return Queue(
-            command, ["recipe.toml"], ["--runs", str(root)], members, [Slot({"SLOT": str(n)}) for n in range(slots)],
-            root, "group", said.append,
-        ), said  # fmt: skip
+            command,
+            ["recipe.toml"],
+            ["--runs", str(root)],
+            members,
+            [Slot({"SLOT": str(n)}) for n in range(slots)],
+            root,
+            "group",
+            said.append,
+        ), said
 
     return make
 
@@ -78,7 +84,7 @@ def test_every_member_runs_once_and_a_second_queue_has_nothing_to_do(queue) -> N
     assert [line[:2] for line in order(first)] == [["a", "1"], ["b", "1"], ["c", "1"]]
     assert list_runs(first.root, tag="group")[0].raw["tags"] == ["group"]
     again, said = queue("a", "b", "c")
-    assert again.run() == 0 and len(order(again)) == 3 and "3 of 3 runs are done already" in said
+    assert again.run() == 0 and len(order(again)) == 3 and "3 of 3 runs are already done" in said
 
 
 @pytest.mark.slow
@@ -103,7 +109,7 @@ def test_a_failed_run_does_not_stop_the_others_and_is_told(queue) -> None:
     mixed, said = queue("a", "fails", "c")
     assert mixed.run() == 2
     assert [line[0] for line in order(mixed)] == ["a", "fails", "c"]
-    assert any("fails: failed: the reward is wrong; see " in text for text in said)
+    assert any("fails: failed: the reward is wrong; log: " in text for text in said)
     retried, _ = queue("a", "fails", "c")
     assert retried.run() == 2 and order(retried)[-1][:2] == ["fails", "2"]
 
@@ -151,10 +157,20 @@ def test_members_are_all_pairs_of_seeds_and_values_with_names_of_their_own() -> 
     assert not {m.name for m in members} & {m.name for m in plan_members("im", "other", "1,2", ["optim.lr=1e-6,3e-6"])}
 
 
-@pytest.mark.parametrize(("seeds", "grid"), [
-    ("1,x", []), ("", []), ("1,1", []), (None, ["optim.lr"]), (None, ["=1"]), (None, ["a.b=1,,2"]),
-    ("1", ["train.seed=2"]), (None, ["a=1", "a=2"]), (",".join(map(str, range(1001))), []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seeds", "grid"),
+    [
+        ("1,x", []),
+        ("", []),
+        ("1,1", []),
+        (None, ["optim.lr"]),
+        (None, ["=1"]),
+        (None, ["a.b=1,,2"]),
+        ("1", ["train.seed=2"]),
+        (None, ["a=1", "a=2"]),
+        (",".join(map(str, range(1001))), []),
+    ],
+)
 def test_what_is_no_grid_is_refused(seeds: str | None, grid: list[str]) -> None:
     with pytest.raises(LaunchError):
         plan_members("im", "text", seeds, grid)
@@ -173,5 +189,5 @@ def test_gpus_are_dealt_into_slots() -> None:
     slots = make_slots(Placement(5, "0,2,3,5,7", 1), 2)
     assert [s.env["CUDA_VISIBLE_DEVICES"] for s in slots] == ["0,2", "3,5"]
     assert len(make_slots(Placement(4, None, 1), 2)) == 2
-    with pytest.raises(LaunchError, match="--gpus-per-run 3 of 2"):
+    with pytest.raises(LaunchError, match="--gpus-per-run 3 needs more than the 2 GPU"):
         make_slots(Placement(2, "0,1", 1), 3)

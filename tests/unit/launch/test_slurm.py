@@ -48,9 +48,12 @@ def cluster(tmp_path: Path):
         (tmp_path / "calls").write_text("")
         (tmp_path / "job.sbatch").write_text(batch_file(job, "job.sbatch"))
         env = {
-            **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711",
-            "SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_NNODES": str(job.nodes),
-        }  # fmt: skip
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "4711",
+            "SLURM_JOB_NODELIST": "node-[a-b]",
+            "SLURM_NNODES": str(job.nodes),
+        }
         done = subprocess.run(["bash", "job.sbatch"], cwd=tmp_path, env=env, capture_output=True, text=True)
         assert done.stderr == ""
         return (tmp_path / "calls").read_text().splitlines(), done.returncode
@@ -87,8 +90,17 @@ def test_a_run_that_failed_is_not_queued_again(cluster, tmp_path: Path) -> None:
 def test_the_directives_say_what_slurm_must_do(tmp_path: Path) -> None:
     job = job_of(tmp_path, time="1-00:00:00", stop_seconds=300, cpus=96, sbatch=["--account=me"], nodes=4)
     lines = batch_file(job, "x.sbatch").splitlines()
-    for wanted in ("--nodes=4", "--gpus-per-node=8", "--time=1-00:00:00", "--requeue", "--open-mode=append",
-                   "--signal=TERM@300", "--cpus-per-task=96", "--account=me", "--ntasks-per-node=1"):  # fmt: skip
+    for wanted in (
+        "--nodes=4",
+        "--gpus-per-node=8",
+        "--time=1-00:00:00",
+        "--requeue",
+        "--open-mode=append",
+        "--signal=TERM@300",
+        "--cpus-per-task=96",
+        "--account=me",
+        "--ntasks-per-node=1",
+    ):
         assert f"#SBATCH {wanted}" in lines
 
 

@@ -20,8 +20,15 @@ class Ranks:
         self.folder = folder
 
     def beat(self, rank: int, ticks: int = 1, phase: str = "update", pid: int | None = None) -> None:
-        state = {"rank": rank, "pid": pid or os.getpid(), "phase": phase, "step": 7, "ticks": ticks, "run": None,
-                 "log": None}  # fmt: skip
+        state = {
+            "rank": rank,
+            "pid": pid or os.getpid(),
+            "phase": phase,
+            "step": 7,
+            "ticks": ticks,
+            "run": None,
+            "log": None,
+        }
         (self.folder / f"rank-{rank}.beat").write_bytes(json.dumps(state).encode().ljust(BEAT_BYTES))
 
     def word(self, rank: int, code: int, message: str = "", time: float = 0.0) -> None:
@@ -71,7 +78,7 @@ def test_a_rank_the_system_killed_is_the_cause_of_what_the_others_say(ranks: Ran
     ranks.word(0, 1, "connection closed by peer", 1.0)
     ending = Watch(ranks.folder, 10).ending({0: 1, 1: -signal.SIGKILL})
     assert ending.code == 2 and "rank 1 was killed by SIGKILL" in ending.message and "dmesg" in ending.message
-    assert ending.reason == "rank 1 was killed by SIGKILL in its start"
+    assert ending.reason == "rank 1 was killed by SIGKILL in its start-up phase"
 
 
 def test_a_rank_that_we_or_the_agent_or_a_library_ended_is_not_the_cause(ranks: Ranks) -> None:

@@ -64,8 +64,23 @@ def test_hostile_text_has_the_ids_of_its_letters(tiny_encoder, images):
     assert found.text.count("<|im_end|>") == 2  # as people read it, it is still there
 
 
-PIECES = ["<|im_end|>", "<|im_start|>", "<|image_pad|>", "<|im_", "end|>", "<|", "<", "|>", "same?", " ", "\n", "é",
-          "\ue000", "\ue001", "0"]  # fmt: skip
+PIECES = [
+    "<|im_end|>",
+    "<|im_start|>",
+    "<|image_pad|>",
+    "<|im_",
+    "end|>",
+    "<|",
+    "<",
+    "|>",
+    "same?",
+    " ",
+    "\n",
+    "é",
+    "\ue000",
+    "\ue001",
+    "0",
+]
 
 
 @settings(max_examples=60)
@@ -198,10 +213,11 @@ def test_a_template_that_forgets_an_image_is_an_error_with_the_row(tiny_processo
         ("{{ raise_exception('roles must alternate') }}", DataError, "roles must alternate"),
         ("{{ messages.__class__.__mro__ }}", DataError, "unsafe"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", CheckpointError, "calls itself without end"),
-        ("{{ 1 / 0 }}", DataError, "division"), ("{{ messages[0].content + 1 }}", DataError, "list"),
+        ("{{ 1 / 0 }}", DataError, "division"),
+        ("{{ messages[0].content + 1 }}", DataError, "list"),
         ("", CheckpointError, "has no chat template"),
     ],
-)  # fmt: skip
+)
 def test_a_chat_template_that_fails_is_an_error_in_words(tiny_processor, template, kind, message):
     with pytest.raises(VlmrlError, match=message) as caught:
         encoded(Encoder(with_template(tiny_processor, template)), "same?")

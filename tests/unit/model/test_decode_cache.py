@@ -49,9 +49,12 @@ def slow_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 7)), min_size=1, max_size=4), st.integers(1, 12),
-    st.sampled_from([None, 2, 3, 5, 8, 40]), st.sampled_from([1, 3, 64]), st.randoms(use_true_random=False),
-)  # fmt: skip
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 7)), min_size=1, max_size=4),
+    st.integers(1, 12),
+    st.sampled_from([None, 2, 3, 5, 8, 40]),
+    st.sampled_from([1, 3, 64]),
+    st.randoms(use_true_random=False),
+)
 def test_a_step_equals_attention_over_prompt_and_own_response_row_by_row(prompts, steps, window, growth, rng):
     """Ragged copies, padded prompts, grouped heads, a window in the second layer, and rows that leave half-way."""
     torch.manual_seed(rng.randrange(1000))

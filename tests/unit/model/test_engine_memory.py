@@ -8,14 +8,26 @@ from vlmrl.model.engine_memory import Demand, cache_shape, size_cache
 
 SEVEN_B = {"num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4}
 HYBRID = {
-    "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256,
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
     "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 8,
-    "linear_num_value_heads": 32, "linear_num_key_heads": 16, "linear_value_head_dim": 128, "linear_key_head_dim": 128,
-}  # fmt: skip
+    "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16,
+    "linear_value_head_dim": 128,
+    "linear_key_head_dim": 128,
+}
 SLIDING = {
-    "num_hidden_layers": 6, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64,
-    "layer_types": ["sliding_attention"] * 5 + ["full_attention"], "sliding_window": 1024,
-}  # fmt: skip
+    "num_hidden_layers": 6,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    "sliding_window": 1024,
+}
 GIB = 1 << 30
 
 
@@ -47,9 +59,13 @@ def test_a_sliding_window_holds_no_more_than_it_sees():
 @pytest.mark.parametrize(
     ("free", "chosen"),
     [
-        (None, "needed"), (100 * GIB, "needed"), (6 * GIB, 6 * GIB), (0, "least"), (-5 * GIB, "least"),
+        (None, "needed"),
+        (100 * GIB, "needed"),
+        (6 * GIB, 6 * GIB),
+        (0, "least"),
+        (-5 * GIB, "least"),
     ],
-)  # fmt: skip
+)
 def test_a_cache_takes_what_is_needed_as_far_as_memory_is_free(free, chosen):
     demand = Demand(groups=8, samples=16, prompt=2000, response=2048, longest=6144)
     size = size_cache(cache_shape(SEVEN_B, 2), demand, free, "cuda")

@@ -24,16 +24,28 @@ from vlmrl.recipe.schema import Lora, Optim
 from vlmrl.train.optim import Optimizer
 from vlmrl.types import Segment
 
-PATHS = dict.fromkeys(BUILDERS, "packed") | dict.fromkeys(("qwen3_5", "qwen3_5_moe", "minicpmv4_6"), "forked") | {
-    "llava": "padded"
-}  # fmt: skip
+PATHS = (
+    dict.fromkeys(BUILDERS, "packed")
+    | dict.fromkeys(("qwen3_5", "qwen3_5_moe", "minicpmv4_6"), "forked")
+    | {"llava": "padded"}
+)
 """How each family shares a prompt."""
 POOLING = [
     f"model.vision_tower.head.{name}"
-    for name in ("attention.in_proj_bias", "attention.in_proj_weight", "attention.out_proj.bias",
-                 "attention.out_proj.weight", "layernorm.bias", "layernorm.weight", "mlp.fc1.bias", "mlp.fc1.weight",
-                 "mlp.fc2.bias", "mlp.fc2.weight", "probe")
-]  # fmt: skip
+    for name in (
+        "attention.in_proj_bias",
+        "attention.in_proj_weight",
+        "attention.out_proj.bias",
+        "attention.out_proj.weight",
+        "layernorm.bias",
+        "layernorm.weight",
+        "mlp.fc1.bias",
+        "mlp.fc1.weight",
+        "mlp.fc2.bias",
+        "mlp.fc2.weight",
+        "probe",
+    )
+]
 WHOLE = 10_000
 """Tokens of a row that holds everything."""
 FIXED_TOKENS = ("gemma3", "gemma4", "gemma4_shared_kv", "idefics3", "smolvlm", "llava")
@@ -42,12 +54,11 @@ NO_GRADIENT = {
     ("gemma3", "full"): POOLING,
     ("gemma3", "lora on vision"): [
         f"model.vision_tower.head.{layer}.lora_{factor}.default.weight"
-        for layer in ("attention.out_proj", "mlp.fc1", "mlp.fc2") for factor in "AB"
+        for layer in ("attention.out_proj", "mlp.fc1", "mlp.fc2")
+        for factor in "AB"
     ],
-    ("llava", "full"): [
-        *POOLING, "model.vision_tower.post_layernorm.bias", "model.vision_tower.post_layernorm.weight"
-    ],
-}  # fmt: skip
+    ("llava", "full"): [*POOLING, "model.vision_tower.post_layernorm.bias", "model.vision_tower.post_layernorm.weight"],
+}
 """Parameters without a gradient in the stock forward: SigLIP's pooling head, whose output these families do not use."""
 
 
@@ -150,8 +161,12 @@ def test_the_world_of_the_matrix_holds_what_breaks_packing(name):
     assert lengths[0] == [5, 1, 9] and len(lengths[3]) == 1  # ragged, a single token; a group of one sample
     agent = next(i for i in items if i.images)
     assert [(s.trained, IMAGE in s.ids) for s in agent.segments] == [
-        (False, False), (True, False), (False, True), (True, False), (False, False)
-    ]  # fmt: skip
+        (False, False),
+        (True, False),
+        (False, True),
+        (True, False),
+        (False, False),
+    ]
     assert len(pack(items, WHOLE)) == 1
     rows = pack(items, split(items))
     assert sum(any(i.group == 0 for i in row) for row in rows) == 2  # its prompt is repeated
@@ -189,9 +204,10 @@ def unseen_prompt(patch: pytest.MonkeyPatch) -> None:
 def seen_future(patch: pytest.MonkeyPatch) -> None:
     """A forked response sees one token of its own future."""
     patch.setattr(
-        policy_module, "fork_plan",
+        policy_module,
+        "fork_plan",
         lambda p, r, device: ForkPlan(torch.ones(r, p + r, dtype=torch.bool, device=device).tril(p + 1)),
-    )  # fmt: skip
+    )
 
 
 def moved_boundary(patch: pytest.MonkeyPatch) -> None:
@@ -246,21 +262,35 @@ def detached_state(patch: pytest.MonkeyPatch) -> None:
     """No gradient flows from the responses into the prompt's recurrent state."""
     right = forked_cache.RecordedPrompt.update_recurrent_state
     patch.setattr(
-        forked_cache.RecordedPrompt, "update_recurrent_state",
+        forked_cache.RecordedPrompt,
+        "update_recurrent_state",
         lambda self, states, layer_idx, *a, **k: right(self, states.detach(), layer_idx, *a, **k),
-    )  # fmt: skip
+    )
 
 
 MUTATIONS = [
-    ("qwen2_5_vl", moved_positions), ("qwen2_5_vl", seen_siblings), ("qwen2_5_vl", unseen_prompt),
+    ("qwen2_5_vl", moved_positions),
+    ("qwen2_5_vl", seen_siblings),
+    ("qwen2_5_vl", unseen_prompt),
     ("qwen2_5_vl", moved_boundary),
-    ("qwen3_vl", moved_positions), ("qwen3_vl", seen_siblings), ("qwen3_vl", moved_boundary),
-    ("internvl", moved_positions), ("smolvlm", seen_siblings), ("glm4v", moved_positions),
-    ("qwen3_5", moved_positions), ("qwen3_5", seen_future), ("qwen3_5", moved_boundary), ("qwen3_5", no_tail),
-    ("qwen3_5", detached_state), ("minicpmv4_6", moved_positions),
+    ("qwen3_vl", moved_positions),
+    ("qwen3_vl", seen_siblings),
+    ("qwen3_vl", moved_boundary),
+    ("internvl", moved_positions),
+    ("smolvlm", seen_siblings),
+    ("glm4v", moved_positions),
+    ("qwen3_5", moved_positions),
+    ("qwen3_5", seen_future),
+    ("qwen3_5", moved_boundary),
+    ("qwen3_5", no_tail),
+    ("qwen3_5", detached_state),
+    ("minicpmv4_6", moved_positions),
     *((name, other_image_order) for name in ("qwen2_5_vl", "gemma3", "smolvlm", "qwen3_5", "minicpmv4_6")),
-    ("gemma3", no_window), ("gemma3", one_way_images), ("gemma4", no_window), ("gemma4", one_way_images),
-]  # fmt: skip
+    ("gemma3", no_window),
+    ("gemma3", one_way_images),
+    ("gemma4", no_window),
+    ("gemma4", one_way_images),
+]
 
 
 @pytest.mark.slow

@@ -55,11 +55,14 @@ def test_models_have_the_published_number_of_parameters(name):
 def test_the_hybrid_is_what_transformers_calls_its_default():
     ours, default = make_config("Qwen3.5-9B", smoke=False), Qwen3_5Config()
     for part, names in (
-        ("text_config", "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
-         " head_dim vocab_size linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim"
-         " layer_types"),
+        (
+            "text_config",
+            "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
+            " head_dim vocab_size linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim"
+            " layer_types",
+        ),
         ("vision_config", "depth hidden_size intermediate_size num_heads patch_size"),
-    ):  # fmt: skip
+    ):
         for name in names.split():
             assert getattr(getattr(ours, part), name) == getattr(getattr(default, part), name), name
     assert ours.vision_config.out_hidden_size == ours.text_config.hidden_size
@@ -199,8 +202,11 @@ def test_a_run_goes_on_where_the_last_one_stopped(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(sys, "argv", [*command, "--minutes", "30"])
     capsys.readouterr()
     gpu.main()
-    names = [c.name for c in gpu.plan(False) if c.kind == "update" and c.work == "taxon" and c.optimizer == "adamw"
-             and not c.rank]  # fmt: skip
+    names = [
+        c.name
+        for c in gpu.plan(False)
+        if c.kind == "update" and c.work == "taxon" and c.optimizer == "adamw" and not c.rank
+    ]
     assert ran == [*names[:3], *names[2:]]
     assert [r["case"] for r in json.loads(capsys.readouterr().out)["results"]] == names
 

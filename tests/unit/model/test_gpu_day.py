@@ -90,9 +90,15 @@ def test_one_failing_measurement_stops_no_other(fake, monkeypatch, capsys):
     out = fake / "day.jsonl"
     assert run_parts(["a", "b"], out, 9, False)
     assert outcomes(out) == [
-        ("before", "done"), ("broken", "failed, exit code 1"), ("first", "done"), ("second", "done"),
-        ("before", "done"), ("killed", "failed, exit code -9"), ("first", "done"), ("second", "done"),
-    ]  # fmt: skip
+        ("before", "done"),
+        ("broken", "failed, exit code 1"),
+        ("first", "done"),
+        ("second", "done"),
+        ("before", "done"),
+        ("killed", "failed, exit code -9"),
+        ("first", "done"),
+        ("second", "done"),
+    ]
     [failed] = [r for r in read_lines(out, False) if r["outcome"] == "failed, exit code 1"]
     assert failed["note"] == "ValueError: no kernel for this" and failed["device"] == "Fake 1"
     assert "talk" in out.with_suffix(".log").read_text() and "a/second: done NOT OK" in capsys.readouterr().err
@@ -138,8 +144,17 @@ def test_time_that_is_left_over_goes_to_who_needs_it(fake, monkeypatch):
     def apart(part, measures, smoke, seconds, log):
         limits.append(round(seconds))
         now[0] += 20
-        return [{"part": part, "measure": measures[0].name, "case": "x", "outcome": "done", "ok": None, "note": "",
-                 "smoke": smoke}]  # fmt: skip
+        return [
+            {
+                "part": part,
+                "measure": measures[0].name,
+                "case": "x",
+                "outcome": "done",
+                "ok": None,
+                "note": "",
+                "smoke": smoke,
+            }
+        ]
 
     monkeypatch.setattr(gpu_day, "run_apart", apart)
     monkeypatch.setattr(gpu_day.time, "monotonic", lambda: now[0])
@@ -179,12 +194,15 @@ def test_the_table_names_the_device_and_leaves_out_empty_columns(fake, monkeypat
     out = fake / "day.jsonl"
     run_parts(["a"], out, 9, False)
     assert tables(read_lines(out, False)).splitlines() == [
-        "**a** (Fake 1): a test. Ok: it is so.", "",
-        "| case | outcome | ok | figure | note |", "| --- | --- | --- | --- | --- |",
-        "| first | done | yes | 1.5 |  |", "| second | done | **no** | 2.5 | a / b |",
+        "**a** (Fake 1): a test. Ok: it is so.",
+        "",
+        "| case | outcome | ok | figure | note |",
+        "| --- | --- | --- | --- | --- |",
+        "| first | done | yes | 1.5 |  |",
+        "| second | done | **no** | 2.5 | a / b |",
         "| before | done | - | 1.0 |  |",
         "| killed | failed, exit code -9 | - | - | it printed nothing |",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.slow
@@ -201,18 +219,22 @@ def test_wheels_are_imported_from_their_folder(tmp_path):
 
     with zipfile.ZipFile(tmp_path / "carried_thing-1.0-py3-none-any.whl", "w") as file:
         file.writestr("carried_thing.py", "WORD = 'here'")
-    code = (f"import sys; sys.path.insert(0, {str(BENCH)!r}); import gpu_day; from pathlib import Path\n"
-            f"gpu_day.use_wheels(Path({str(tmp_path)!r})); gpu_day.use_wheels(Path({str(tmp_path)!r}))\n"
-            "import os, carried_thing; print(carried_thing.WORD, 'unpacked' in os.environ['PYTHONPATH'])")  # fmt: skip
+    code = (
+        f"import sys; sys.path.insert(0, {str(BENCH)!r}); import gpu_day; from pathlib import Path\n"
+        f"gpu_day.use_wheels(Path({str(tmp_path)!r})); gpu_day.use_wheels(Path({str(tmp_path)!r}))\n"
+        "import os, carried_thing; print(carried_thing.WORD, 'unpacked' in os.environ['PYTHONPATH'])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "here True\n"
 
 
 @pytest.mark.slow
 def test_no_gpu_is_an_error_with_words(tmp_path):
     done = subprocess.run(
-        [ROOT / "scripts" / "gpu-day", "--out", tmp_path / "day.jsonl", "--part", "kernels"], capture_output=True,
-        text=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable},
-    )  # fmt: skip
+        [ROOT / "scripts" / "gpu-day", "--out", tmp_path / "day.jsonl", "--part", "kernels"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable},
+    )
     assert done.returncode == 1 and "torch sees no GPU" in done.stderr and not (tmp_path / "day.jsonl").exists()
 
 
@@ -257,8 +279,9 @@ def test_a_wrong_mask_is_not_ok(rows, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", [["kernels", "speed", "updates", "parity"], ["profile", "sharding", "transport"],
-                                   ["checkpoints", "runs"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "parts", [["kernels", "speed", "updates", "parity"], ["profile", "sharding", "transport"], ["checkpoints", "runs"]]
+)
 def test_every_part_runs_at_a_toy_size(tmp_path, parts):
     out = tmp_path / "day.jsonl"
     command = [ROOT / "scripts" / "gpu-day", "--smoke", "--out", out, "--part", *parts]

@@ -22,9 +22,9 @@ from vlmrl.types import Segment
 
 def row_of(family: TinyFamily, responses: int) -> PackedRow:
     prompt: PromptTokens = world(family)[0].prompt
-    return make_row([
-        TrainItem(prompt, 0, (Segment("assistant", (30, 40 + k, 50), True),), k) for k in range(responses)
-    ])  # fmt: skip
+    return make_row(
+        [TrainItem(prompt, 0, (Segment("assistant", (30, 40 + k, 50), True),), k) for k in range(responses)]
+    )
 
 
 def waits(policy: Policy, row: PackedRow) -> Counter[str]:

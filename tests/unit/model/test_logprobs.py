@@ -36,9 +36,13 @@ def test_a_banned_target_has_log_prob_minus_infinity():
 def test_gradients_are_finite_although_banned_logits_are_not(entropy_gradient):
     hidden = torch.tensor([[0.3, -0.2, 60.0, 1.0]] * 5, requires_grad=True)
     logp, entropy = token_logprobs(
-        hidden, torch.tensor([0, 1, 3, 0, 1]), lambda h: h * 5, temperature=0.5, banned_ids=[2],
+        hidden,
+        torch.tensor([0, 1, 3, 0, 1]),
+        lambda h: h * 5,
+        temperature=0.5,
+        banned_ids=[2],
         entropy_gradient=entropy_gradient,
-    )  # fmt: skip
+    )
     (logp.sum() + (entropy.sum() if entropy_gradient else 0)).backward()
     assert torch.isfinite(hidden.grad).all() and (hidden.grad[:, 2] == 0).all()
     assert entropy.requires_grad == entropy_gradient
@@ -69,8 +73,20 @@ def test_chunks_give_the_same_values_and_gradients(monkeypatch, entropy_gradient
 class Launches(TorchDispatchMode):
     """Counts what would be launched on a GPU: operations that make or change numbers, not views of them."""
 
-    VIEWS = ("alias", "detach", "empty", "empty_like", "expand", "select", "slice", "split", "t", "unsqueeze", "view",
-             "_unsafe_view")  # fmt: skip
+    VIEWS = (
+        "alias",
+        "detach",
+        "empty",
+        "empty_like",
+        "expand",
+        "select",
+        "slice",
+        "split",
+        "t",
+        "unsqueeze",
+        "view",
+        "_unsafe_view",
+    )
 
     def __init__(self) -> None:
         super().__init__()

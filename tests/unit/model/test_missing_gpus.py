@@ -41,14 +41,19 @@ def test_without_gpus_a_run_is_on_the_cpu(tmp_path, monkeypatch):
     assert pick_device("auto").type == "cpu" and device_facts("auto")[1] == []
 
 
-@pytest.mark.parametrize(("variables", "said"), [
-    ({"CUDA_VISIBLE_DEVICES": "0,1"}, "CUDA_VISIBLE_DEVICES=0,1"),
-    ({"CUDA_VISIBLE_DEVICES": "GPU-1a"}, "CUDA_VISIBLE_DEVICES=GPU-1a"),
-    ({"SLURM_JOB_GPUS": "3"}, "SLURM_JOB_GPUS=3"),
-    ({}, "nvidia-smi lists 2"),
-    ({"CUDA_VISIBLE_DEVICES": ""}, ""), ({"CUDA_VISIBLE_DEVICES": "-1"}, ""), ({"CUDA_VISIBLE_DEVICES": "-1,0"}, ""),
-    ({"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "3"}, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, "CUDA_VISIBLE_DEVICES=0,1"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1a"}, "CUDA_VISIBLE_DEVICES=GPU-1a"),
+        ({"SLURM_JOB_GPUS": "3"}, "SLURM_JOB_GPUS=3"),
+        ({}, "nvidia-smi lists 2"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "-1,0"}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "3"}, ""),
+    ],
+)
 def test_what_says_that_there_are_gpus(tmp_path, monkeypatch, variables, said):
     install_smi(tmp_path, monkeypatch, "printf '0, GPU-0a, 10\\n1, GPU-1a, 10\\n'")
     assert assigned_gpus(variables) == said
@@ -81,11 +86,14 @@ def test_a_torch_without_cuda_is_named(monkeypatch):
     assert found is not None and "built without CUDA" in found[0] and "install a torch with CUDA" in found[1]
 
 
-@pytest.mark.parametrize(("body", "gpus"), [
-    ("echo 'No devices were found'; exit 6", 0),
-    ("echo 'could not communicate with the NVIDIA driver'; exit 9", 0),
-    ("printf '0, GPU-0a, 10\\n'", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "gpus"),
+    [
+        ("echo 'No devices were found'; exit 6", 0),
+        ("echo 'could not communicate with the NVIDIA driver'; exit 9", 0),
+        ("printf '0, GPU-0a, 10\\n'", 1),
+    ],
+)
 def test_a_machine_without_a_driver_has_no_gpus(tmp_path, monkeypatch, body, gpus):
     install_smi(tmp_path, monkeypatch, body)
     assert len(machine_gpus()) == gpus
@@ -106,9 +114,12 @@ def test_no_command_runs_on_the_cpu_in_silence(tmp_path, tiny_folder, monkeypatc
     recipe.write_text(recipe.read_text().replace('model.device = "cpu"\n', ""))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     for words in (
-        ("check", recipe), ("train", recipe), ("try", recipe),
-        ("sft", recipe, *settings("kind=sft")), ("eval", tiny_folder, "--recipe", recipe),
-    ):  # fmt: skip
+        ("check", recipe),
+        ("train", recipe),
+        ("try", recipe),
+        ("sft", recipe, *settings("kind=sft")),
+        ("eval", tiny_folder, "--recipe", recipe),
+    ):
         done = this_process(*words, cwd=place)
         assert done.code == 2, (words, done.err)
         assert "this process has GPUs (CUDA_VISIBLE_DEVICES=0,1)" in done.out + done.err, words

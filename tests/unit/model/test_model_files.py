@@ -67,7 +67,8 @@ CASES: dict[str, tuple[Damage, str]] = {
     "weights for llama.cpp": (other_weights("model.gguf"), "are in model.gguf, a format that vlmrl does not read"),
     "weights of another name": (other_weights("mine.safetensors"), "under a name that is not loaded: mine.safetensors"),
     "a shard gone": (
-        lambda f: sharded(f, {"x": SHARDS[1], tensors(f)[0]: SHARDS[0]}), f"1 of 2 weight files .*: {SHARDS[1]}"
+        lambda f: sharded(f, {"x": SHARDS[1], tensors(f)[0]: SHARDS[0]}),
+        f"1 of 2 weight files .*: {SHARDS[1]}",
     ),
     "a tensor gone": (lambda f: sharded(f, {"x.weight": SHARDS[0]}), "lacks 1 tensors .* such as x.weight"),
     "an index of nothing": (lambda f: sharded(f, ["x"]), "no `weight_map` that can be read"),
@@ -77,7 +78,7 @@ CASES: dict[str, tuple[Damage, str]] = {
     "no processor": (lambda f: (f / "processor_config.json").unlink(), "holds no image processor"),
     "broken processor": (lambda f: (f / "processor_config.json").write_text("{"), "processor_config.json of the model"),
     "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("[]"), "tokenizer.json of the model is not a"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -114,9 +114,14 @@ def test_where_split_is_used(monkeypatch):
     )
     longest = 9  # of any sequence: prompt 5 and response 3 are 8 tokens, so 8 is no window
     for window, bidirectional, expected in [
-        (None, "never", 1), (longest, "never", 1), (longest - 1, "never", 1), (longest - 2, "never", 0),
-        (None, "sliding", 1), (longest, "sliding", 0), (None, "always", 0),
-    ]:  # fmt: skip
+        (None, "never", 1),
+        (longest, "never", 1),
+        (longest - 1, "never", 1),
+        (longest - 2, "never", 0),
+        (None, "sliding", 1),
+        (longest, "sliding", 0),
+        (None, "always", 0),
+    ]:
         used.clear()
         attention(plan("split", bidirectional), window, backward=False)
         assert len(used) == expected, (window, bidirectional)

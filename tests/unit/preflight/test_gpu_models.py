@@ -22,11 +22,18 @@ def test_what_gpu_memory_may_say(text, gib):
 @pytest.mark.parametrize(
     ("name", "known"),
     [
-        ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H100 PCIe", "H100-PCIE"), ("NVIDIA A100-SXM4-40GB", "A100-40"),
-        ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA A10G", None), ("NVIDIA A10", "A10"), ("NVIDIA H200", "H200"),
-        ("NVIDIA GeForce RTX 4090", "4090"), ("NVIDIA L40S", "L40S"), ("Tesla V100-SXM2-32GB", "V100-32"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100-PCIE"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A10G", None),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("NVIDIA L40S", "L40S"),
+        ("Tesla V100-SXM2-32GB", "V100-32"),
     ],
-)  # fmt: skip
+)
 def test_names_that_cuda_gives(name, known):
     found = known_gpu(name)
     assert (found and found.name) == known

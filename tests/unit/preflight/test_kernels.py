@@ -43,16 +43,19 @@ def facts(model_type: str = "qwen2_5_vl", sharing: str = "packed", **text) -> Mo
     return ModelFacts(model_type, {"language": 1}, {"num_hidden_layers": 4, **text}, {}, sharing=sharing)
 
 
-@pytest.mark.parametrize(("model", "dtype", "installed", "text", "images", "missing"), [
-    (facts(), "bfloat16", (), OWN, OWN, INSTALL),
-    (facts(), "bfloat16", ("flash_attn",), "flash-attn", "flash-attn", None),
-    (facts(), "float32", (), "FlexAttention", PLAIN_ATTENTION, None),
-    # Images of Gemma 3 see each other both ways, and its tower runs one image at a time.
-    (facts("gemma3"), "bfloat16", (), "FlexAttention", PLAIN_ATTENTION, None),
-    (facts("qwen3_5", "forked", layer_types=HYBRID), "bfloat16", (), PLAIN_ATTENTION, OWN, INSTALL),
-    (facts(sharing="padded"), "bfloat16", (), PLAIN_ATTENTION, PLAIN_ATTENTION, None),
-    (facts("internvl"), "bfloat16", (), OWN, PLAIN_ATTENTION, INSTALL),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "dtype", "installed", "text", "images", "missing"),
+    [
+        (facts(), "bfloat16", (), OWN, OWN, INSTALL),
+        (facts(), "bfloat16", ("flash_attn",), "flash-attn", "flash-attn", None),
+        (facts(), "float32", (), "FlexAttention", PLAIN_ATTENTION, None),
+        # Images of Gemma 3 see each other both ways, and its tower runs one image at a time.
+        (facts("gemma3"), "bfloat16", (), "FlexAttention", PLAIN_ATTENTION, None),
+        (facts("qwen3_5", "forked", layer_types=HYBRID), "bfloat16", (), PLAIN_ATTENTION, OWN, INSTALL),
+        (facts(sharing="padded"), "bfloat16", (), PLAIN_ATTENTION, PLAIN_ATTENTION, None),
+        (facts("internvl"), "bfloat16", (), OWN, PLAIN_ATTENTION, INSTALL),
+    ],
+)
 def test_what_computes_attention(tmp_path, environment, model, dtype, installed, text, images, missing):
     environment(*installed)
     found = attention_kernel(recipe(tmp_path, f"model.dtype={dtype}"), model)
@@ -69,10 +72,14 @@ def test_nothing_is_said_of_kernels_without_a_gpu_or_of_another_machine(tmp_path
     assert attention_kernel(loaded, hybrid, elsewhere) is None and check_kernels(loaded, hybrid, elsewhere) == []
 
 
-@pytest.mark.parametrize(("installed", "named"), [
-    ((), ["flash-linear-attention", "causal-conv1d"]), (("fla",), ["causal-conv1d"]),
-    (("fla", "causal_conv1d"), []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("installed", "named"),
+    [
+        ((), ["flash-linear-attention", "causal-conv1d"]),
+        (("fla",), ["causal-conv1d"]),
+        (("fla", "causal_conv1d"), []),
+    ],
+)
 def test_a_hybrid_is_warned_of_each_kernel_that_it_lacks(tmp_path, environment, installed, named):
     environment(*installed)
     found = check_kernels(recipe(tmp_path), facts("qwen3_5", "forked", layer_types=HYBRID))

@@ -42,14 +42,18 @@ TEXT = {
 VISION = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 128}
 CONFIGS = {
     "qwen2_5_vl": lambda: Qwen2_5_VLConfig(
-        text_config=TEXT | {"rope_parameters": ROPE}, vision_config=VISION | {"fullatt_block_indexes": [1]},
-        tie_word_embeddings=False, **IDS,
+        text_config=TEXT | {"rope_parameters": ROPE},
+        vision_config=VISION | {"fullatt_block_indexes": [1]},
+        tie_word_embeddings=False,
+        **IDS,
     ),
     "qwen3_vl": lambda: Qwen3VLConfig(
         text_config=TEXT | {"rope_parameters": ROPE | {"mrope_interleaved": True}},
-        vision_config=VISION | {"deepstack_visual_indexes": [0]}, tie_word_embeddings=False, **IDS,
+        vision_config=VISION | {"deepstack_visual_indexes": [0]},
+        tie_word_embeddings=False,
+        **IDS,
     ),
-}  # fmt: skip
+}
 
 
 def items() -> list[TrainItem]:

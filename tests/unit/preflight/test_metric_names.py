@@ -29,8 +29,16 @@ def test_metrics_of_rows_of_the_whole_split_and_of_the_reward(tmp_path):
         set_metrics=lambda verdicts: {"ap": None, "recall": float(len(verdicts))},
     )
     assert metric_names(replace(source, task=task)) == [
-        "reward", "accuracy", "steps", "ap", "recall", "part/answer", "part/format", "response_tokens", "truncated",
-    ]  # fmt: skip
+        "reward",
+        "accuracy",
+        "steps",
+        "ap",
+        "recall",
+        "part/answer",
+        "part/format",
+        "response_tokens",
+        "truncated",
+    ]
 
 
 def test_a_recipe_gives_the_price_of_hanging_to_the_reward_that_it_names(tmp_path):

@@ -126,17 +126,30 @@ def test_a_sound_recipe_has_a_plan_and_no_error(world, tiny_encoder):
     found = world()
     assert errors(found) == []
     assert found.plan["data"]["rows"] | {"prompt": ""} == {
-        "path": "rows.jsonl", "task": "table", "variant": None, "split": "train", "rows": 6, "rows_read": 6,
-        "images": 6, "other_splits": {"validation": {"rows": 2, "images": 2}}, "prompt": "",
-    }  # fmt: skip
+        "path": "rows.jsonl",
+        "task": "table",
+        "variant": None,
+        "split": "train",
+        "rows": 6,
+        "rows_read": 6,
+        "images": 6,
+        "other_splits": {"validation": {"rows": 2, "images": 2}},
+        "prompt": "",
+    }
     tokens = found.plan["prompts"]["rows"]
     # 56 x 56 pixels are 4 x 4 patches of 14, merged two by two: 4 image tokens
     assert (tokens["sampled_rows"], tokens["image_tokens_mean"], tokens["image_sizes"]) == (6, 4.0, ["56 x 56"])
     assert sum(count for *_, count in tokens["histogram"]) == 6
     assert found.plan["reward"]["rows"] | {"name": ""} == {
-        "name": "", "profile": None, "weights": {"right": 1.0}, "parts": ["right", "tag"], "largest": None,
-        "correct_response": 1.0, "empty_response": 0.0, "accuracy": None,
-    }  # fmt: skip
+        "name": "",
+        "profile": None,
+        "weights": {"right": 1.0},
+        "parts": ["right", "tag"],
+        "largest": None,
+        "correct_response": 1.0,
+        "empty_response": 0.0,
+        "accuracy": None,
+    }
     assert found.plan["run"]["responses"] == 100 * 32 * 8
     assert found.plan["run"]["epochs"]["rows"] == 100 * 32 / 6
     assert json.loads(json.dumps(found.plan)) is not None
@@ -244,7 +257,8 @@ def test_a_reward_that_hangs_on_correct_responses_is_an_error_whatever_on_timeou
 
 def test_a_reward_that_asks_for_nothing_is_a_warning(world):
     problem = the(
-        world("reward.name=rewards.py:generous", "reward.weights={}").problems, "does not pay for the right answer"
+        world("reward.name=rewards.py:generous", "reward.weights={}").problems,
+        "the right answer earns no more than silence",
     )
     assert problem.level == "warning"
 
@@ -548,7 +562,7 @@ def test_pixel_bounds_that_work_and_bounds_nobody_wrote_are_not_mentioned(world,
         (['lora.exclude=["*.layers.9.q_proj"]'], "matches no layer", "model.language_model.layers.0.self_attn.q_proj"),
         (['model.freeze=["language"]', "lora.vision=true", 'lora.targets=["v_prj"]'], "names `v_prj`", "`v_proj`"),
     ],
-)  # fmt: skip
+)
 def test_names_of_layers_are_checked_before_weights_are_read(world, fixed_size_folder, words, told, hint):
     loaded = load_recipe("recipe.toml", overrides=[f'model.path="{fixed_size_folder}"', "lora.rank=4", *words])
     for problems in (check_model(loaded), preflight(loaded, runs_folder=fixed_size_folder / "runs").problems):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from vlmrl.data.columns import TRAINING
 from vlmrl.errors import Problem, ProblemsError, RecipeError
 from vlmrl.preflight.catalogs import catalogs
 from vlmrl.recipe.checks import check_recipe
@@ -52,6 +53,12 @@ def problems_of(
 
 def test_the_sound_recipe_has_no_problem(tmp_path, monkeypatch):
     assert problems_of(tmp_path, SOUND, monkeypatch) == []
+
+
+def test_a_recipe_may_name_the_column_of_every_role_of_a_training_table(tmp_path, monkeypatch):
+    columns = ", ".join(f'{role} = "{role}"' for role in TRAINING)
+    named = SOUND.replace('path = "rows.jsonl"', f'path = "rows.jsonl"\ncolumns = {{{columns}}}')
+    assert problems_of(tmp_path, named, monkeypatch) == []
 
 
 # name; what follows the sound recipe, from its line 9 on (or, behind "=", a whole recipe); message; line or place; hint
@@ -231,7 +238,7 @@ BROKEN = [
     (
         "a reward and a profile",
         'profile = "taxonrl"\n',
-        "`reward.profile` (taxonrl) is never used: the recipe names the reward itself",
+        "`reward.profile` (taxonrl) is never used: the recipe names another reward",
         9,
         "leave `name` out",
     ),
@@ -300,7 +307,7 @@ BROKEN = [
     ("a folder without a model", '=[model]\npath = "prompts"\n' + REST, "prompts holds no model", 2, "config.json"),
     ("a file as a model", '=[model]\npath = "model/config.json"\n' + REST, "must be a folder", 2, 'path = "model"'),
     ("a folder that is no dataset", '[[data]]\npath = "prompts"\n', "has no dataset.json", 10, "vlmrl prep"),
-    ("a picture as data", '[[data]]\npath = "reward.py"\n', "not a kind of table", 10, ".parquet"),
+    ("a picture as data", '[[data]]\npath = "reward.py"\n', "this kind of table cannot be read", 10, ".parquet"),
     (
         "no reward",
         '=[model]\npath = "model"\n[[data]]\npath = "rows.jsonl"\n',
@@ -338,7 +345,7 @@ BROKEN = [
     (
         "a KL in parts",
         '[algo]\nname = "gdpo"\nkl_in = "reward"\nkl_coef = 0.1\n',
-        "each part of it is normalised on its own",
+        "each part is normalised alone",
         11,
         "loss",
     ),
@@ -346,7 +353,7 @@ BROKEN = [
     (
         "a length rule on parts",
         '[algo]\nname = "gdpo"\noverlong_tokens = 9\n',
-        "looks at the reward's parts",
+        "uses the reward's parts",
         11,
         "part",
     ),
@@ -365,7 +372,7 @@ BROKEN = [
     (
         "a correction of filtered sampling",
         '[algo]\nimportance = "mask"\n[rollout]\ntop_p = 0.9\nallow_filtered_sampling = true\n',
-        "cannot hold with top_p",
+        "is not valid with top_p",
         10,
         "leave top_p",
     ),
@@ -424,7 +431,7 @@ BROKEN = [
     (
         "adapters asked for and forbidden",
         '=[model]\npath = "model"\nfreeze = ["vision", "connector"]\n[lora]\nrank = 8\nvision = true\n' + REST,
-        "`lora.vision` asks for adapters",
+        "`lora.vision` adds adapters",
         6,
         "remove one of the two",
     ),
@@ -432,12 +439,12 @@ BROKEN = [
     ("an adapter without a rank", "[lora]\nalpha = 8\n", "`lora.rank` is missing", 9, "`rank`"),
     ("no targets", "[lora]\nrank = 8\ntargets = []\n", "`lora.targets` is empty", 11, "all-linear"),
     ("targets as one word", '[lora]\nrank = 8\ntargets = "q_proj"\n', "`lora.targets` is", 11, 'targets = ["q_proj"]'),
-    ("a word in the list", '[lora]\nrank = 8\ntargets = ["all-linear"]\n', "no name of a layer", 11, '"all-linear"'),
-    ("the rate of whole weights", "[lora]\nrank = 8\n[optim]\nlr = 1e-6\n", "an adapter hardly moves", 12, "1e-5"),
+    ("a word in the list", '[lora]\nrank = 8\ntargets = ["all-linear"]\n', "is not the name of a", 11, '"all-linear"'),
+    ("the rate of whole weights", "[lora]\nrank = 8\n[optim]\nlr = 1e-6\n", "an adapter hardly changes", 12, "1e-5"),
     (
         "frozen twice",
         '=[model]\npath = "model"\nfreeze = ["vision"]\n[lora]\nrank = 8\n' + REST,
-        "naming vision changes nothing",
+        "of vision changes nothing",
         3,
         "remove it",
     ),
@@ -493,7 +500,7 @@ BROKEN = [
     (
         "patience without validation",
         "[eval]\nevery_steps = 0\npatience = 3\n",
-        "there is nothing to wait for",
+        "no validation is counted",
         11,
         "eval.every_steps",
     ),
@@ -513,7 +520,7 @@ BROKEN = [
         10,
         "remove it",
     ),
-    ("numbers without a source", "[paper.numbers]\naccuracy = 0.9\n", "does not say whose they are", 9, "source"),
+    ("numbers without a source", "[paper.numbers]\naccuracy = 0.9\n", "does not name their source", 9, "source"),
     # Parents
     (
         "a parent that is not there",
@@ -591,14 +598,14 @@ def test_a_byte_order_mark_and_windows_line_ends_are_fine(tmp_path, monkeypatch)
         ("train.steps", "needs a key and a value"),
         ("=3", "`` is not a key"),
         ("train..steps=3", "`train..steps` is not a key"),
-        ("train.steps=many", "`train.steps` is the string \"many\"; it must be a whole number"),
+        ("train.steps=many", '`train.steps` is the string "many"; it must be a whole number'),
         ("data.7.path=x", "`7` is not a position in the list `data`"),
         ("data.path=x", "`path` is not a position in the list `data`"),
         ("model.path.x=1", "`model.path` is a single value, not a table"),
-        ("rollout.stop=[\"a\"", "is not a whole TOML string, list or table"),
+        ('rollout.stop=["a"', "is not a complete TOML string, list or table"),
         ("train.steps=1\ntrain.seed=2", "it must be a whole number"),
     ],
-)  # fmt: skip
+)
 def test_a_broken_override_names_itself(tmp_path, monkeypatch, override, message):
     (found,) = problems_of(tmp_path, SOUND, monkeypatch, (override,))
     assert message in found.message

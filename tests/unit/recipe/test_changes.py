@@ -68,15 +68,30 @@ def test_a_rule_holds_for_what_is_inside_a_table_of_ones_own():
 @pytest.mark.parametrize(
     ("key", "kind"),
     [
-        ("train.steps", "free"), ("train.max_seconds", "free"), ("checkpoint.every_steps", "free"),
-        ("eval.every_steps", "free"), ("log.keep_rollouts", "free"), ("rollout.batch_tokens", "free"),
-        ("rollout.kv_cache_gib", "free"), ("parallel.timeout_seconds", "free"), ("model.device", "free"),
-        ("optim.lr", "asked"), ("algo.name", "asked"), ("reward.name", "asked"), ("data.share", "asked"),
-        ("rollout.temperature", "asked"), ("train.seed", "asked"), ("eval.metric", "asked"),
-        ("model.path", "refused"), ("model.dtype", "refused"), ("lora.rank", "refused"), ("optim.name", "refused"),
-        ("model.freeze", "refused"), ("kind", "refused"),
+        ("train.steps", "free"),
+        ("train.max_seconds", "free"),
+        ("checkpoint.every_steps", "free"),
+        ("eval.every_steps", "free"),
+        ("log.keep_rollouts", "free"),
+        ("rollout.batch_tokens", "free"),
+        ("rollout.kv_cache_gib", "free"),
+        ("parallel.timeout_seconds", "free"),
+        ("model.device", "free"),
+        ("optim.lr", "asked"),
+        ("algo.name", "asked"),
+        ("reward.name", "asked"),
+        ("data.share", "asked"),
+        ("rollout.temperature", "asked"),
+        ("train.seed", "asked"),
+        ("eval.metric", "asked"),
+        ("model.path", "refused"),
+        ("model.dtype", "refused"),
+        ("lora.rank", "refused"),
+        ("optim.name", "refused"),
+        ("model.freeze", "refused"),
+        ("kind", "refused"),
     ],
-)  # fmt: skip
+)
 def test_keys_that_everybody_asks_about(key, kind):
     assert rule_of(tuple(key.split("."))).kind == kind
 
@@ -99,9 +114,11 @@ def test_a_key_that_was_added_since_has_not_changed_unless_it_is_set(recipe):
 def test_changes_say_old_new_and_rule(recipe):
     found = changed(recipe, "train.steps=200", "optim.lr=1e-6", "model.path=other", "rollout.stop=[]")
     assert found == {
-        "train.steps": (100, 200, "free"), "optim.lr": (1e-5, 1e-6, "asked"),
-        "model.path": ("models/base", "other", "refused"), "rollout.stop": (["a", "b"], [], "asked"),
-    }  # fmt: skip
+        "train.steps": (100, 200, "free"),
+        "optim.lr": (1e-5, 1e-6, "asked"),
+        "model.path": ("models/base", "other", "refused"),
+        "rollout.stop": (["a", "b"], [], "asked"),
+    }
 
 
 def test_a_table_that_was_left_out_can_be_asked_for_and_is_told_key_by_key(recipe):
@@ -111,8 +128,9 @@ def test_a_table_that_was_left_out_can_be_asked_for_and_is_told_key_by_key(recip
 
 def test_tables_of_ones_own_are_compared_entry_by_entry(recipe):
     assert changed(recipe, "reward.args.scale=3", "reward.args.more=true") == {
-        "reward.args.scale": (2, 3, "asked"), "reward.args.more": (None, True, "asked"),
-    }  # fmt: skip
+        "reward.args.scale": (2, 3, "asked"),
+        "reward.args.more": (None, True, "asked"),
+    }
     assert changed(recipe, "reward.args={}") == {"reward.args.scale": (2, None, "asked")}
 
 
@@ -124,8 +142,11 @@ def test_another_number_of_sources_is_one_change(recipe):
 
 
 def test_another_spelling_of_the_same_place_is_no_change(recipe, tmp_path):
-    same = (f'data.0.path="{tmp_path}/rows.jsonl"', f'reward.name="./{tmp_path.name}/../score.py:fn"',
-            f'model.path="{tmp_path}/models/../models/base"')  # fmt: skip
+    same = (
+        f'data.0.path="{tmp_path}/rows.jsonl"',
+        f'reward.name="./{tmp_path.name}/../score.py:fn"',
+        f'model.path="{tmp_path}/models/../models/base"',
+    )
     assert changed(recipe, *same) == {}
     assert changed(recipe, 'reward.name="./score.py:other"')["reward.name"][2] == "asked"
     assert changed(recipe, 'reward.name="moved/mine.py:fn"')["reward.name"][2] == "free", "its source is compared"

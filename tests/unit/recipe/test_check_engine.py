@@ -36,7 +36,7 @@ def test_what_vllm_cannot_do_is_refused_for_vllm_alone(tmp_path, text, key):
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["engine=vllm", "tensor_parallel=2", "engine_gpus=3"], "no whole engines"),
+        (["engine=vllm", "tensor_parallel=2", "engine_gpus=3"], "not a multiple of"),
         (["engine=torch", "tensor_parallel=2"], "`rollout.tensor_parallel` is for the engine vllm"),
         (["engine=vllm", "tensor_parallel=2", "engine_gpus=4"], None),
         (["engine=vllm", "tensor_parallel=2"], None),
@@ -45,7 +45,7 @@ def test_what_vllm_cannot_do_is_refused_for_vllm_alone(tmp_path, text, key):
 def test_gpus_must_hold_whole_engines(tmp_path, overrides, told):
     found = list(check_engine(loaded(tmp_path, *(f"rollout.{o}" for o in overrides))))
     assert [told in p.message for p in found] == ([] if told is None else [True])
-    if told == "no whole engines":
+    if told == "not a multiple of":
         assert found[0].hint == "rollout.engine_gpus = 4"
 
 

@@ -41,8 +41,8 @@ def test_no_validation_is_no_mistake(tmp_path, settings, overrides):
         ("eval.patience = 3\neval.every_steps = 5", ("eval.enabled=false",), "error", "`eval.patience` is 3"),
         ("eval.enabled = false\neval.at_start = true", (), "warning", "`eval.at_start` does nothing"),
         ("eval.enabled = false\ncheckpoint.keep_best = false", (), "warning", "`checkpoint.keep_best` does nothing"),
-        ("eval.every_steps = 0\ntrain.stop_above = 0.9", (), "warning", "no step is looked at"),
-        ("eval.every_steps = 0\neval.patience = 3", (), "error", "there is nothing to wait for"),
+        ("eval.every_steps = 0\ntrain.stop_above = 0.9", (), "warning", "no step is validated"),
+        ("eval.every_steps = 0\neval.patience = 3", (), "error", "no validation is counted"),
     ],
 )
 def test_what_waits_for_a_validation_that_never_comes_is_named(tmp_path, settings, overrides, level, message):

@@ -44,7 +44,7 @@ def test_the_table_may_be_left_out_when_one_table_has_the_key():
     assert explain("clip_high").key == "algo.clip_high"
     with pytest.raises(RecipeError, match="several tables") as caught:
         explain("every_steps")
-    assert caught.value.hint == "name one: eval.every_steps, checkpoint.every_steps"
+    assert caught.value.hint == "give the full name: eval.every_steps, checkpoint.every_steps"
 
 
 def test_a_table_lists_its_keys():

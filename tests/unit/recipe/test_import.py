@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vlmrl.errors import VlmrlError
 from vlmrl.preflight.catalogs import catalogs
-from vlmrl.recipe.checks import check_made
+from vlmrl.recipe.checks import check_unprepared
 from vlmrl.recipe.imports.read import plain_value, read_foreign
 from vlmrl.recipe.imports.run import import_recipe
 from vlmrl.recipe.load import load_recipe
@@ -254,8 +254,9 @@ python3 -m verl.trainer.main_ppo data.train_batch_size=$size actor_rollout_ref.a
     assert foreign.values["actor_rollout_ref.rollout.tensor_model_parallel_size"] == 1
     assert foreign.values["actor_rollout_ref.actor.optim.lr"] == 2e-6  # outside of any condition the last one counts
     told = [note for note in foreign.notes if "depends on a condition" in note]
-    assert told == [f"`{n}` depends on a condition: its first value `{v}` was taken" for n, v in
-                    (("size", "512"), ("tp", "1"))]  # fmt: skip
+    assert told == [
+        f"`{n}` depends on a condition: its first value `{v}` was taken" for n, v in (("size", "512"), ("tp", "1"))
+    ]
 
 
 def test_a_supervised_recipe_counts_rows_and_a_batch_of_none_is_named(tmp_path):
@@ -362,8 +363,15 @@ def test_what_trl_says_of_the_prompt_is_taken_over(tmp_path):
 
 
 def test_trl_arguments_as_json_and_as_flags_are_the_same(tmp_path):
-    arguments = {"learning_rate": 3e-6, "num_generations": 4, "per_device_train_batch_size": 4, "max_steps": 50,
-                 "loss_type": "grpo", "model_name_or_path": "a/b", "reward_funcs": "r.py:score"}  # fmt: skip
+    arguments = {
+        "learning_rate": 3e-6,
+        "num_generations": 4,
+        "per_device_train_batch_size": 4,
+        "max_steps": 50,
+        "loss_type": "grpo",
+        "model_name_or_path": "a/b",
+        "reward_funcs": "r.py:score",
+    }
     flags = "trl grpo " + " ".join(f"--{k} {v}" for k, v in arguments.items())
     one, _ = recipe_of(tmp_path, json.dumps(arguments), "args.json")
     other, _ = recipe_of(tmp_path, f"#!/bin/sh\naccelerate launch x.py\n{flags}\n", "run.sh")
@@ -378,45 +386,72 @@ def test_defaults_of_trl_that_are_not_ours_are_written_down(tmp_path):
     assert r.train.seed == 42
 
 
-@pytest.mark.parametrize(("written", "parts", "left"), [
-    ("worker: {rollout: {n: 4, tensor_parallel_size: 4}}", 4, ""),
-    ("worker: {rollout: {n: 4, tensor_parallel_size: 1}}", 1, ""),
-    ("worker: {rollout: {n: 4}}", 1, ""),  # 2 there, but the machine is another one
-    ("worker: {rollout: {name: hf, tensor_parallel_size: 4}}", 1, "worker.rollout.tensor_parallel_size"),
-    ("actor_rollout_ref: {rollout: {name: vllm, tensor_model_parallel_size: 2}}", 2, ""),
-    ("actor_rollout_ref: {rollout: {name: sglang, tensor_model_parallel_size: 2}}", 1,
-     "actor_rollout_ref.rollout.tensor_model_parallel_size"),
-    ("{beta: 0.1, num_generations: 2, use_vllm: true, vllm_tensor_parallel_size: 2}", 2, ""),
-    ("{beta: 0.1, num_generations: 2, use_vllm: true, vllm_mode: server, vllm_tensor_parallel_size: 2}", 1,
-     "vllm_tensor_parallel_size"),
-    ("{beta: 0.1, num_generations: 2, vllm_tensor_parallel_size: 2}", 1, "vllm_tensor_parallel_size"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "parts", "left"),
+    [
+        ("worker: {rollout: {n: 4, tensor_parallel_size: 4}}", 4, ""),
+        ("worker: {rollout: {n: 4, tensor_parallel_size: 1}}", 1, ""),
+        ("worker: {rollout: {n: 4}}", 1, ""),  # 2 there, but the machine is another one
+        ("worker: {rollout: {name: hf, tensor_parallel_size: 4}}", 1, "worker.rollout.tensor_parallel_size"),
+        ("actor_rollout_ref: {rollout: {name: vllm, tensor_model_parallel_size: 2}}", 2, ""),
+        (
+            "actor_rollout_ref: {rollout: {name: sglang, tensor_model_parallel_size: 2}}",
+            1,
+            "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        ),
+        ("{beta: 0.1, num_generations: 2, use_vllm: true, vllm_tensor_parallel_size: 2}", 2, ""),
+        (
+            "{beta: 0.1, num_generations: 2, use_vllm: true, vllm_mode: server, vllm_tensor_parallel_size: 2}",
+            1,
+            "vllm_tensor_parallel_size",
+        ),
+        ("{beta: 0.1, num_generations: 2, vllm_tensor_parallel_size: 2}", 1, "vllm_tensor_parallel_size"),
+    ],
+)
 def test_engines_of_several_gpus(tmp_path, written, parts, left):
     loaded, report = recipe_of(tmp_path, written, "a.yaml")
     assert loaded.recipe.rollout.tensor_parallel == parts
     told = {key for key in keys(report["left_out"]) if "tensor" in key}
     assert told == ({left} if left else set())
-    assert not [p for p in check_made(loaded, catalogs()) if "tensor_parallel" in p.message]
+    assert not [p for p in check_unprepared(loaded, catalogs()) if "tensor_parallel" in p.message]
 
 
-@pytest.mark.parametrize(("written", "values"), [
-    ("worker: {reward: {reward_function: r.py:f, reward_function_kwargs: {weight: 0.2, names: [a, b]}}}",
-     {"reward.args": {"weight": 0.2, "names": ["a", "b"]}}),
-    ("actor_rollout_ref: {model: {path: a}}\ncustom_reward_function: {path: r.py, reward_kwargs: {weight: 0.2}}",
-     {"reward.name": "r.py:compute_score", "reward.args": {"weight": 0.2}}),
-    ("actor_rollout_ref: {model: {path: a}}\nreward: {custom_reward_function: {path: r.py, name: f,"
-     " reward_kwargs: {weight: 0.2}}}", {"reward.name": "r.py:f", "reward.args": {"weight": 0.2}}),
-    ("worker: {actor: {model: {lora: {rank: 8, target_modules: 'q_proj, v_proj'}}}}",
-     {"lora.rank": 8, "lora.alpha": 64, "lora.targets": ["q_proj", "v_proj"]}),
-    ("actor_rollout_ref: {model: {lora_rank: 8, target_modules: all-linear}}",
-     {"lora.rank": 8, "lora.alpha": 16, "lora.targets": "all-linear"}),
-    ("worker: {actor: {fsdp: {fsdp_size: 4, enable_cpu_offload: true, mp_param_dtype: fp32}}}",
-     {"parallel.shard_size": 4, "parallel.offload": True, "model.dtype": "float32"}),
-    ("actor_rollout_ref: {actor: {fsdp_config: {fsdp_size: 4, offload_policy: true, dtype: bfloat16}}}",
-     {"parallel.shard_size": 4, "parallel.offload": True, "model.dtype": "bfloat16"}),
-    ("worker: {rollout: {top_k: 20}}", {"rollout.top_k": 20, "rollout.allow_filtered_sampling": True}),
-    ("actor_rollout_ref: {actor: {optim: {betas: [0.9, 0.95]}}}", {"optim.beta1": 0.9, "optim.beta2": 0.95}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "values"),
+    [
+        (
+            "worker: {reward: {reward_function: r.py:f, reward_function_kwargs: {weight: 0.2, names: [a, b]}}}",
+            {"reward.args": {"weight": 0.2, "names": ["a", "b"]}},
+        ),
+        (
+            "actor_rollout_ref: {model: {path: a}}\ncustom_reward_function: {path: r.py, reward_kwargs: {weight: 0.2}}",
+            {"reward.name": "r.py:compute_score", "reward.args": {"weight": 0.2}},
+        ),
+        (
+            "actor_rollout_ref: {model: {path: a}}\nreward: {custom_reward_function: {path: r.py, name: f,"
+            " reward_kwargs: {weight: 0.2}}}",
+            {"reward.name": "r.py:f", "reward.args": {"weight": 0.2}},
+        ),
+        (
+            "worker: {actor: {model: {lora: {rank: 8, target_modules: 'q_proj, v_proj'}}}}",
+            {"lora.rank": 8, "lora.alpha": 64, "lora.targets": ["q_proj", "v_proj"]},
+        ),
+        (
+            "actor_rollout_ref: {model: {lora_rank: 8, target_modules: all-linear}}",
+            {"lora.rank": 8, "lora.alpha": 16, "lora.targets": "all-linear"},
+        ),
+        (
+            "worker: {actor: {fsdp: {fsdp_size: 4, enable_cpu_offload: true, mp_param_dtype: fp32}}}",
+            {"parallel.shard_size": 4, "parallel.offload": True, "model.dtype": "float32"},
+        ),
+        (
+            "actor_rollout_ref: {actor: {fsdp_config: {fsdp_size: 4, offload_policy: true, dtype: bfloat16}}}",
+            {"parallel.shard_size": 4, "parallel.offload": True, "model.dtype": "bfloat16"},
+        ),
+        ("worker: {rollout: {top_k: 20}}", {"rollout.top_k": 20, "rollout.allow_filtered_sampling": True}),
+        ("actor_rollout_ref: {actor: {optim: {betas: [0.9, 0.95]}}}", {"optim.beta1": 0.9, "optim.beta2": 0.95}),
+    ],
+)
 def test_settings_that_two_systems_share(tmp_path, written, values):
     _is_taken_over(tmp_path, written, values)
 
@@ -424,45 +459,80 @@ def test_settings_that_two_systems_share(tmp_path, written, values):
 ACTOR = "actor_rollout_ref.actor"
 OFF = "algorithm.rollout_correction"
 VERL_SETTINGS = [
-    (f"{ACTOR}.policy_loss.loss_mode=gspo {ACTOR}.clip_ratio_low=3e-4 {ACTOR}.clip_ratio_high=4e-4",
-     {"algo.ratio": "sequence_token", "algo.aggregation": "sequence_mean", "algo.clip_low": 3e-4,
-      "algo.clip_high": 4e-4}),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=gspo {ACTOR}.clip_ratio_low=3e-4 {ACTOR}.clip_ratio_high=4e-4",
+        {
+            "algo.ratio": "sequence_token",
+            "algo.aggregation": "sequence_mean",
+            "algo.clip_low": 3e-4,
+            "algo.clip_high": 4e-4,
+        },
+    ),
     (f"{ACTOR}.policy_loss.loss_mode=geo_mean", {"algo.surrogate": "gmpo", "algo.aggregation": "sequence_mean"}),
-    (f"{ACTOR}.policy_loss.loss_mode=sapo {ACTOR}.tau_neg=1.1",
-     {"algo.surrogate": "sapo", "algo.aggregation": "sequence_mean", "algo.tau_positive": 1.0,
-      "algo.tau_negative": 1.1}),
-    (f"{ACTOR}.policy_loss.loss_mode=clip_cov {ACTOR}.policy_loss.clip_cov_ub=4",
-     {"algo.cov_share": 2e-4, "algo.cov_low": 1.0, "algo.cov_high": 4.0, "algo.aggregation": "token_mean"}),
-    (f"{ACTOR}.policy_loss.loss_mode=kl_cov {ACTOR}.policy_loss.kl_cov_ratio=0.02",
-     {"algo.surrogate": "kl_cov", "algo.cov_share": 0.02, "algo.cov_kl_coef": 0.1}),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=sapo {ACTOR}.tau_neg=1.1",
+        {
+            "algo.surrogate": "sapo",
+            "algo.aggregation": "sequence_mean",
+            "algo.tau_positive": 1.0,
+            "algo.tau_negative": 1.1,
+        },
+    ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=clip_cov {ACTOR}.policy_loss.clip_cov_ub=4",
+        {"algo.cov_share": 2e-4, "algo.cov_low": 1.0, "algo.cov_high": 4.0, "algo.aggregation": "token_mean"},
+    ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=kl_cov {ACTOR}.policy_loss.kl_cov_ratio=0.02",
+        {"algo.surrogate": "kl_cov", "algo.cov_share": 0.02, "algo.cov_kl_coef": 0.1},
+    ),
     (f"{ACTOR}.optim.clip_grad=0.5", {"optim.max_grad_norm": 0.5}),
     (f"{ACTOR}.grad_clip=0.5", {"optim.max_grad_norm": 0.5}),
     (f"{ACTOR}.optim.optimizer=AdamW8bit", {"optim.name": "adamw_8bit"}),
     ("algorithm.adv_estimator=rloo_vectorized", {"algo.advantage": "leave_one_out"}),
-    ("algorithm.adv_estimator=grpo_vectorized algorithm.norm_adv_by_std_in_grpo=False",
-     {"algo.advantage": "group_mean"}),
-    ("algorithm.adv_estimator=gdpo algorithm.gdpo_reward_keys=[a,b] algorithm.gdpo_reward_weights=[1,0.5]",
-     {"algo.advantage": "part_by_part", "algo.scale": "tokens", "reward.weights": {"a": 1.0, "b": 0.5}}),
+    (
+        "algorithm.adv_estimator=grpo_vectorized algorithm.norm_adv_by_std_in_grpo=False",
+        {"algo.advantage": "group_mean"},
+    ),
+    (
+        "algorithm.adv_estimator=gdpo algorithm.gdpo_reward_keys=[a,b] algorithm.gdpo_reward_weights=[1,0.5]",
+        {"algo.advantage": "part_by_part", "algo.scale": "tokens", "reward.weights": {"a": 1.0, "b": 0.5}},
+    ),
     ("algorithm.adv_estimator=gdpo algorithm.gdpo_reward_keys=[a,b]", {"reward.weights": {"a": 1.0, "b": 1.0}}),
-    (f"{OFF}.rollout_is=token {OFF}.rollout_is_threshold=4.0",
-     {"algo.importance": "truncate", "algo.importance_level": "token", "algo.importance_cap": 4.0}),
+    (
+        f"{OFF}.rollout_is=token {OFF}.rollout_is_threshold=4.0",
+        {"algo.importance": "truncate", "algo.importance_level": "token", "algo.importance_cap": 4.0},
+    ),
     (f"{OFF}.bypass_mode=True", {"algo.importance": "ratio", "algo.dual_clip": 3.0}),
     (f"{OFF}.rollout_is=sequence", {"algo.importance_level": "sequence", "algo.importance_cap": 2.0}),
-    (f"{OFF}.rollout_is=token {OFF}.rollout_is_threshold='0.5_5.0'",
-     {"algo.importance": "mask", "algo.importance_cap": 5.0}),
-    *((f"+{table}.enable=True +{table}.len=512 +{table}.penalty_factor=0.5",
-       {"algo.overlong_tokens": 512, "algo.overlong_penalty": 0.5})
-      for table in ("reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg",
-                    "reward.reward_kwargs.overlong_buffer_cfg")),
-    ("data.prompt_key=question data.image_key=pictures",
-     {"data.columns": {"prompt": "question", "images": "pictures"}}),
+    (
+        f"{OFF}.rollout_is=token {OFF}.rollout_is_threshold='0.5_5.0'",
+        {"algo.importance": "mask", "algo.importance_cap": 5.0},
+    ),
+    *(
+        (
+            f"+{table}.enable=True +{table}.len=512 +{table}.penalty_factor=0.5",
+            {"algo.overlong_tokens": 512, "algo.overlong_penalty": 0.5},
+        )
+        for table in (
+            "reward_model.overlong_buffer",
+            "reward_model.reward_kwargs.overlong_buffer_cfg",
+            "reward.reward_kwargs.overlong_buffer_cfg",
+        )
+    ),
+    (
+        "data.prompt_key=question data.image_key=pictures",
+        {"data.columns": {"prompt": "question", "images": "pictures"}},
+    ),
     ("data.prompt_key=messages data.image_key=pictures", {"data.columns": {"images": "pictures"}}),
-    (f"{ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=10 {ACTOR}.clip_ratio_high=0.2",
-     {"algo.name": "cispo", "algo.surrogate": "cispo", "algo.clip_high": 0.2, "algo.aggregation": "token_mean"}),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=10 {ACTOR}.clip_ratio_high=0.2",
+        {"algo.name": "cispo", "algo.surrogate": "cispo", "algo.clip_high": 0.2, "algo.aggregation": "token_mean"},
+    ),
     ("data.max_response_length=$((1024 * 2))", {"rollout.max_new_tokens": 2048}),
     ("data.train_max_samples=100 data.val_max_samples=10", {"data.max_rows": 100, "eval.max_rows": 10}),
     ("+data.apply_chat_template_kwargs.enable_thinking=False", {"model.thinking": "off"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("written", "values"), VERL_SETTINGS)
@@ -488,14 +558,16 @@ TRL_SETTINGS = [
     ("{dtype: bfloat16}", {"model.dtype": "bfloat16"}),
     ("{dtype: float32, bf16: false}", {"model.dtype": "float32"}),
     ("{bf16: false}", {"model.dtype": "float32"}),  # TRL's default for the weights
-    ("{lr_scheduler_type: cosine_with_min_lr, lr_scheduler_kwargs: {min_lr_rate: 0.1}}",
-     {"optim.schedule": "cosine", "optim.min_lr_ratio": 0.1}),
+    (
+        "{lr_scheduler_type: cosine_with_min_lr, lr_scheduler_kwargs: {min_lr_rate: 0.1}}",
+        {"optim.schedule": "cosine", "optim.min_lr_ratio": 0.1},
+    ),
     ("{warmup_steps: 0.1, max_steps: 50}", {"optim.warmup_steps": 5}),  # a share of the steps in transformers 5
     ("{warmup_steps: 7, max_steps: 50}", {"optim.warmup_steps": 7}),
     ("{warmup_ratio: 0.1, max_steps: 50}", {"optim.warmup_steps": 5}),
     ("{chat_template_kwargs: {enable_thinking: true}}", {"model.thinking": "on"}),
     ("{loss_type: sapo}", {"algo.tau_positive": 1.0, "algo.tau_negative": 1.05, "algo.aggregation": "sequence_mean"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("written", "values"), TRL_SETTINGS)
@@ -521,11 +593,16 @@ def test_verls_one_clip_ratio_does_nothing_there(tmp_path):
     assert f"{ACTOR}.clip_ratio" in keys(report["left_out"])
 
 
-@pytest.mark.parametrize("setting", [
-    f"{ACTOR}.loss_agg_mode=token-sum", f"{ACTOR}.optim.optimizer=SGD",
-    f"{ACTOR}.policy_loss.loss_mode=gspo {ACTOR}.loss_agg_mode=token-mean",
-    f"{ACTOR}.policy_loss.loss_mode=dro", "algorithm.adv_estimator=optimal_token_baseline",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "setting",
+    [
+        f"{ACTOR}.loss_agg_mode=token-sum",
+        f"{ACTOR}.optim.optimizer=SGD",
+        f"{ACTOR}.policy_loss.loss_mode=gspo {ACTOR}.loss_agg_mode=token-mean",
+        f"{ACTOR}.policy_loss.loss_mode=dro",
+        "algorithm.adv_estimator=optimal_token_baseline",
+    ],
+)
 def test_a_choice_of_verl_without_counterpart_is_left_out(tmp_path, setting):
     _, report = recipe_of(tmp_path, f"python3 -m verl.trainer.main_ppo data.seed=1 {setting}", "run.sh", rows=9)
     assert keys(report["left_out"]) == {setting.split()[-1].partition("=")[0]}
@@ -579,16 +656,21 @@ def test_a_list_of_hydra_overrides(tmp_path):
     assert loaded.recipe.rollout.prompts_per_step == 64
 
 
-@pytest.mark.parametrize(("text", "name", "options"), [
-    (EASYR1_YAML, "a.yaml", {"rows": 1000}), (LAUNCH, "b.sh", {}), (VERL, "c.sh", {}),
-    (TRL_YAML, "d.yaml", {"rows": 100}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "name", "options"),
+    [
+        (EASYR1_YAML, "a.yaml", {"rows": 1000}),
+        (LAUNCH, "b.sh", {}),
+        (VERL, "c.sh", {}),
+        (TRL_YAML, "d.yaml", {"rows": 100}),
+    ],
+)
 def test_what_is_imported_passes_the_rules_but_for_files_and_rewards(tmp_path, monkeypatch, text, name, options):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reward.py").write_text("def compute_score(reward_inputs): ...\n")
     (tmp_path / "my_reward.py").write_text("def score(data_source, solution_str, ground_truth, extra_info=None): ...\n")
     loaded, _ = recipe_of(tmp_path, text, name, **options)
-    errors = [p.message for p in check_made(loaded, catalogs()) if p.level == "error"]
+    errors = [p.message for p in check_unprepared(loaded, catalogs()) if p.level == "error"]
     assert all("no reward of its own" in e for e in errors), errors
 
 
@@ -642,8 +724,10 @@ def test_a_yaml_file_that_grows_when_it_is_read_is_refused(tmp_path):
 
 
 def test_names_that_are_written_twice_are_told(tmp_path):
-    for name, text in (("a.json", '{"num_generations": 4, "num_generations": 8, "beta": 0.1}'),
-                       ("a.yaml", "num_generations: 4\nbeta: 0.1\nnum_generations: 8\n")):  # fmt: skip
+    for name, text in (
+        ("a.json", '{"num_generations": 4, "num_generations": 8, "beta": 0.1}'),
+        ("a.yaml", "num_generations: 4\nbeta: 0.1\nnum_generations: 8\n"),
+    ):
         loaded, report = recipe_of(tmp_path, text, name)
         assert loaded.recipe.rollout.samples_per_prompt == 8
         assert report["notes"] == [f"`num_generations` is written twice in {name}: the last one was taken"]
@@ -699,11 +783,14 @@ def test_the_lower_bound_of_easyr1s_cispo(tmp_path):
     assert 0 < (loaded.recipe.algo.clip_low or 0) < 1e-5 and "algo.clip_low" in keys(report["changed"])
 
 
-@pytest.mark.parametrize(("written", "args"), [
-    ('{"weight":0.5,"names":["a","b"]}', {"weight": 0.5, "names": ["a", "b"]}),
-    ("{weight:0.5, strict:true}", {"weight": 0.5, "strict": True}),
-    ('{"inner":{"x":1}}', {"inner": {"x": 1}}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "args"),
+    [
+        ('{"weight":0.5,"names":["a","b"]}', {"weight": 0.5, "names": ["a", "b"]}),
+        ("{weight:0.5, strict:true}", {"weight": 0.5, "strict": True}),
+        ('{"inner":{"x":1}}', {"inner": {"x": 1}}),
+    ],
+)
 def test_a_table_written_on_the_command_line(tmp_path, written, args):
     words = f"worker.reward.reward_function=r.py:f worker.reward.reward_function_kwargs='{written}'"
     loaded, report = recipe_of(tmp_path, f"python3 -m verl.trainer.main worker.rollout.n=4 {words}\n", "run.sh")
@@ -716,11 +803,17 @@ def test_braces_that_are_no_table_are_text(tmp_path):
         assert read_foreign(tmp_path / "run.sh").values["data.seed"] == written
 
 
-@pytest.mark.parametrize(("written", "value"), [
-    ("${data.max_prompt_length}", 77), ("${oc.select:data.max_prompt_length,5}", 77),
-    ("${oc.select:data.nothing,5}", 5), ("${oc.select:other.name}", 77),
-    ("${data.nothing}", "${data.nothing}"), ("${x.loop}", "${x.loop}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("${data.max_prompt_length}", 77),
+        ("${oc.select:data.max_prompt_length,5}", 77),
+        ("${oc.select:data.nothing,5}", 5),
+        ("${oc.select:other.name}", 77),
+        ("${data.nothing}", "${data.nothing}"),
+        ("${x.loop}", "${x.loop}"),
+    ],
+)
 def test_references_of_hydra(tmp_path, written, value):
     (tmp_path / "a.yaml").write_text(
         f"actor_rollout_ref: {{rollout: {{prompt_length: '{written}'}}}}\ndata: {{max_prompt_length: 77}}\n"
@@ -749,12 +842,23 @@ def test_a_comment_of_the_recipe_cannot_be_broken_out_of(tmp_path):
     assert loaded.recipe.model.path == "path/to/model" and any("set `model.path`" in todo for todo in report["todo"])
 
 
-@pytest.mark.parametrize(("text", "value"), [
-    ("1e-6", 1e-6), ("1.0e-2", 0.01), ("16", 16), ("-1", -1), ("null", None), ("True", True),
-    ("a/b@train", "a/b@train"),
-    ("[console,wandb]", ["console", "wandb"]), ('["a","b"]', ["a", "b"]), ("'x y'", "x y"), (".5", 0.5),
-    ("1_000", 1000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-6", 1e-6),
+        ("1.0e-2", 0.01),
+        ("16", 16),
+        ("-1", -1),
+        ("null", None),
+        ("True", True),
+        ("a/b@train", "a/b@train"),
+        ("[console,wandb]", ["console", "wandb"]),
+        ('["a","b"]', ["a", "b"]),
+        ("'x y'", "x y"),
+        (".5", 0.5),
+        ("1_000", 1000),
+    ],
+)
 def test_values(text, value):
     assert plain_value(text) == value
 

@@ -9,7 +9,7 @@ import pytest
 
 from vlmrl.errors import VlmrlError
 from vlmrl.preflight.catalogs import catalogs
-from vlmrl.recipe.checks import check_made
+from vlmrl.recipe.checks import check_unprepared
 from vlmrl.recipe.imports.run import import_recipe
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
 
@@ -139,29 +139,44 @@ ADVANTAGES = [
     ("algorithm.adv_estimator=grpo_passk", {"advantage": "best_of_group", "scale": "group"}),
     ("algorithm.adv_estimator=remax", {"advantage": "greedy"}),
     ("algorithm.adv_estimator=opo", {"advantage": "length_weighted"}),
-    ("algorithm.adv_estimator=gpg actor.policy_loss.loss_mode=gpg",
-     {"advantage": "group_mean", "scale": "alive", "surrogate": "reinforce"}),
-    ("algorithm.adv_estimator=reinforce_plus_plus algorithm.gamma=0.99",
-     {"advantage": "none", "scale": "tokens", "gamma": 0.99}),
+    (
+        "algorithm.adv_estimator=gpg actor.policy_loss.loss_mode=gpg",
+        {"advantage": "group_mean", "scale": "alive", "surrogate": "reinforce"},
+    ),
+    (
+        "algorithm.adv_estimator=reinforce_plus_plus algorithm.gamma=0.99",
+        {"advantage": "none", "scale": "tokens", "gamma": 0.99},
+    ),
     ("algorithm.adv_estimator=reinforce_plus_plus_baseline", {"advantage": "group_mean", "scale": "tokens"}),
     ("algorithm.adv_estimator=gae algorithm.lam=0.9", {"advantage": "gae", "scale": "tokens", "gae_lambda": 0.9}),
-    ("actor.policy_loss.loss_mode=gspo actor.clip_ratio_low=0.0003",
-     {"ratio": "sequence_token", "aggregation": "sequence_mean", "clip_low": 0.0003}),
+    (
+        "actor.policy_loss.loss_mode=gspo actor.clip_ratio_low=0.0003",
+        {"ratio": "sequence_token", "aggregation": "sequence_mean", "clip_low": 0.0003},
+    ),
     ("actor.policy_loss.loss_mode=geo_mean", {"surrogate": "gmpo", "aggregation": "sequence_mean"}),
-    ("actor.policy_loss.loss_mode=kl_cov actor.policy_loss.kl_cov_ratio=0.002 actor.policy_loss.ppo_kl_coef=1.0",
-     {"surrogate": "kl_cov", "cov_share": 0.002, "cov_kl_coef": 1.0}),
-    ("actor.policy_loss.loss_mode=clip_cov actor.clip_ratio_low=1.0 actor.clip_ratio_high=1.0",
-     {"name": "clip_cov", "surrogate": "clip_cov", "cov_share": 2e-4, "clip_low": None, "clip_high": 1.0}),
+    (
+        "actor.policy_loss.loss_mode=kl_cov actor.policy_loss.kl_cov_ratio=0.002 actor.policy_loss.ppo_kl_coef=1.0",
+        {"surrogate": "kl_cov", "cov_share": 0.002, "cov_kl_coef": 1.0},
+    ),
+    (
+        "actor.policy_loss.loss_mode=clip_cov actor.clip_ratio_low=1.0 actor.clip_ratio_high=1.0",
+        {"name": "clip_cov", "surrogate": "clip_cov", "cov_share": 2e-4, "clip_low": None, "clip_high": 1.0},
+    ),
     ("actor.clip_ratio_low=1.5", {"clip_low": 1 - 1e-6}),
     ("actor.loss_agg_mode=seq-mean-token-sum-norm", {"aggregation": "constant"}),
     ("actor.loss_agg_mode=seq-mean-token-mean", {"aggregation": "sequence_mean"}),
-    ("algorithm.use_kl_loss=false algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0.004",
-     {"kl_in": "reward", "kl": "k1", "kl_coef": 0.004}),
-    ("algorithm.use_kl_loss=false algorithm.use_kl_in_reward=true algorithm.kl_ctrl.type=adaptive "
-     "algorithm.kl_ctrl.target_kl=0.05", {"kl_target": 0.05, "kl_horizon": 10_000.0}),
+    (
+        "algorithm.use_kl_loss=false algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0.004",
+        {"kl_in": "reward", "kl": "k1", "kl_coef": 0.004},
+    ),
+    (
+        "algorithm.use_kl_loss=false algorithm.use_kl_in_reward=true algorithm.kl_ctrl.type=adaptive "
+        "algorithm.kl_ctrl.target_kl=0.05",
+        {"kl_target": 0.05, "kl_horizon": 10_000.0},
+    ),
     ("actor.kl_loss_type=k3+", {"kl": "low_var_kl"}),
     ("actor.entropy_coeff=0.002", {"entropy_coef": 0.002}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("words", "cells"), ADVANTAGES)
@@ -293,9 +308,13 @@ deepspeed --include localhost:0,1 --master_port 29501 rllava/train/train.py \\
 
 @pytest.mark.parametrize(
     ("tuned", "freeze", "rank", "quantize"),
-    [("frozen", ["language", "vision"], None, None), ("full", ["vision"], None, None), ("lora", [], 8, None),
-     ("qlora_int4", [], 8, "4bit")],
-)  # fmt: skip
+    [
+        ("frozen", ["language", "vision"], None, None),
+        ("full", ["vision"], None, None),
+        ("lora", [], 8, None),
+        ("qlora_int4", [], 8, "4bit"),
+    ],
+)
 def test_a_script_of_tinyllava_is_a_supervised_recipe(tmp_path, tuned, freeze, rank, quantize):
     loaded, report = imported(tmp_path, TINY.replace("TUNED", tuned), "t.sh", rows=600, processes=2)
     r = loaded.recipe
@@ -326,7 +345,7 @@ def test_what_is_imported_passes_the_rules(tmp_path, monkeypatch, text, name):
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts" / "shapes.jinja").write_text("{{ problem }}")
     loaded, _ = imported(tmp_path, text, name)
-    wrong = [p.message for p in check_made(loaded, catalogs()) if p.level == "error"]
+    wrong = [p.message for p in check_unprepared(loaded, catalogs()) if p.level == "error"]
     alone = ["`rollout.samples_per_prompt` is 1"] if text == MINIMAL else []  # its default, which no script leaves
     assert [m[: len(a)] for m, a in zip(wrong, alone, strict=True)] == alone
 
@@ -346,16 +365,31 @@ def test_nothing_of_a_file_is_run(tmp_path):
 @pytest.mark.parametrize(
     ("text", "name", "sinks", "project", "entity"),
     [
-        ("worker: {rollout: {n: 4}}\ntrainer: {logger: [console, wandb], project_name: p, entity_name: e}", "e.yaml",
-         ["wandb"], "p", "e"),
-        ("actor_rollout_ref: {rollout: {n: 4}}\ntrainer: {logger: [console, tensorboard], project_name: p}", "v.yaml",
-         ["tensorboard"], None, None),
+        (
+            "worker: {rollout: {n: 4}}\ntrainer: {logger: [console, wandb], project_name: p, entity_name: e}",
+            "e.yaml",
+            ["wandb"],
+            "p",
+            "e",
+        ),
+        (
+            "actor_rollout_ref: {rollout: {n: 4}}\ntrainer: {logger: [console, tensorboard], project_name: p}",
+            "v.yaml",
+            ["tensorboard"],
+            None,
+            None,
+        ),
         (MINIMAL + "trainer: {logger: trackio, project_name: p}", "r.yaml", ["trackio"], "p", None),
-        ("num_generations: 8\nbeta: 0.0\nreport_to: wandb\nwandb_project: p\nwandb_entity: e\n", "t.yaml", ["wandb"],
-         "p", "e"),
+        (
+            "num_generations: 8\nbeta: 0.0\nreport_to: wandb\nwandb_project: p\nwandb_entity: e\n",
+            "t.yaml",
+            ["wandb"],
+            "p",
+            "e",
+        ),
         ("num_generations: 8\nbeta: 0.0\nreport_to: [none]\nproject: p\n", "t.yaml", [], None, None),
     ],
-)  # fmt: skip
+)
 def test_loggers_are_taken_over(tmp_path, text, name, sinks, project, entity):
     loaded, report = imported(tmp_path, text, name)
     log = loaded.recipe.log

@@ -117,7 +117,7 @@ def test_a_resolved_recipe_of_another_format_is_refused(child):
 def test_a_grandparent_is_an_error_at_the_parents_line(child):
     parent = child.parent / "base" / "parent.toml"
     parent.write_text('extends = "other.toml"\n' + PARENT)
-    with pytest.raises(RecipeError, match="has one parent") as caught:
+    with pytest.raises(RecipeError, match="only one level is allowed") as caught:
         load_recipe(child)
     assert caught.value.where == f"{parent}:1"
 
@@ -146,7 +146,7 @@ def test_paths_beside_the_recipe_are_found_from_anywhere(child, monkeypatch, tmp
     loaded = load_recipe(child)  # what is beside the recipe comes first, and it is said that there is another
     assert loaded.recipe.data[0].path == str(child.parent / "d")
     (warning,) = loaded.warnings
-    assert f"in two places: {child.parent / 'd'} is taken, not d" in warning.message and warning.level == "warning"
+    assert f"in two places: {child.parent / 'd'} is used, not d" in warning.message and warning.level == "warning"
     assert warning.where == f"{child}:4"
     by_hand = load_recipe(child, overrides=["data.0.path=d"])  # a --set is relative to the current directory
     assert by_hand.recipe.data[0].path == "d" and len(by_hand.warnings) == 1

@@ -54,14 +54,19 @@ def test_a_number_beyond_all_sense_is_refused_with_its_limit(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("overrides", "message", "hint"),
     [
-        (("rollout.prompts_per_step=100000", "rollout.samples_per_prompt=1000"),
-         "one step is 100,000 prompts x 1,000 samples = 100,000,000 responses", "at most 10,000,000"),
-        (("rollout.prompts_per_step=10000", "rollout.samples_per_prompt=1000", "rollout.max_new_tokens=30000"),
-         "one step is 10,000 prompts x 1,000 samples = 10,000,000 responses of up to 30,000 tokens",
-         "lower rollout.max_new_tokens"),
-        (("optim.lr=0.02", "optim.weight_decay=50"), "every update would take all of the weights away", "0.01 to 0.1"),
+        (
+            ("rollout.prompts_per_step=100000", "rollout.samples_per_prompt=1000"),
+            "one step is 100,000 prompts x 1,000 samples = 100,000,000 responses",
+            "at most 10,000,000",
+        ),
+        (
+            ("rollout.prompts_per_step=10000", "rollout.samples_per_prompt=1000", "rollout.max_new_tokens=30000"),
+            "one step is 10,000 prompts x 1,000 samples = 10,000,000 responses of up to 30,000 tokens",
+            "lower rollout.max_new_tokens",
+        ),
+        (("optim.lr=0.02", "optim.weight_decay=50"), "every update would remove the weights entirely", "0.01 to 0.1"),
     ],
-)  # fmt: skip
+)
 def test_numbers_that_make_no_sense_together_are_errors(tmp_path, monkeypatch, overrides, message, hint):
     problems = [p for p in problems_of(tmp_path, SOUND, monkeypatch, overrides) if p.level == "error"]
     (problem,) = [p for p in problems if message in p.message]
@@ -69,6 +74,11 @@ def test_numbers_that_make_no_sense_together_are_errors(tmp_path, monkeypatch, o
 
 
 def test_a_large_but_possible_step_is_allowed(tmp_path, monkeypatch):
-    large = ("rollout.prompts_per_step=16384", "rollout.samples_per_prompt=64", "rollout.max_new_tokens=32768",
-             "rollout.batch_tokens=1000000", "train.tokens_per_row=40000")  # fmt: skip
+    large = (
+        "rollout.prompts_per_step=16384",
+        "rollout.samples_per_prompt=64",
+        "rollout.max_new_tokens=32768",
+        "rollout.batch_tokens=1000000",
+        "train.tokens_per_row=40000",
+    )
     assert problems_of(tmp_path, SOUND, monkeypatch, large) == []

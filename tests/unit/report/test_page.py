@@ -17,7 +17,8 @@ from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.report.evaluations import eval_columns, eval_tables
 from vlmrl.report.page import render_report, run_labels, write_report
 from vlmrl.store import layout
-from vlmrl.store.runs import Run, create_run, open_run, resume_run
+from vlmrl.store.open_run import create_run, open_run, resume_run
+from vlmrl.store.runs import Run
 from vlmrl.store.verify import shortened
 from vlmrl.tasks.figure import Lines, Table, figures_to_json
 from vlmrl.tasks.pairs.outcome import confidence_figures
@@ -97,16 +98,30 @@ def test_the_page_asks_for_nothing(tmp_path: Path):
 
 def test_text_of_model_data_and_recipe_is_never_markup(tmp_path: Path):
     run = make_run(
-        tmp_path, text=HOSTILE, name="x", note=HOSTILE, tags=["<script>tag</script>"], recipe_text=HOSTILE,
-        argv=["vlmrl", HOSTILE], labels=[HOSTILE], seeds={HOSTILE: 1}, datasets=[{"name": HOSTILE, "path": HOSTILE}],
+        tmp_path,
+        text=HOSTILE,
+        name="x",
+        note=HOSTILE,
+        tags=["<script>tag</script>"],
+        recipe_text=HOSTILE,
+        argv=["vlmrl", HOSTILE],
+        labels=[HOSTILE],
+        seeds={HOSTILE: 1},
+        datasets=[{"name": HOSTILE, "path": HOSTILE}],
         resolved={"schema": 1, "recipe": {HOSTILE: {HOSTILE: HOSTILE}}, "origins": {}},
-    )  # fmt: skip
+    )
     hostile = evaluation_row(HOSTILE, 0.5, text=HOSTILE, note=HOSTILE, truth={HOSTILE: HOSTILE})
     hostile |= {"parts": {HOSTILE: 1.0}, "outcome": {HOSTILE: 1.0, "accuracy": 1.0}}
     summary = summarise([hostile])
-    write_evaluation(layout.eval_dir(run.dir, "hostile"), Evaluation([hostile], summary), {
-        "split": HOSTILE, "source": HOSTILE, "paper": {"numbers": {"accuracy": HOSTILE}, "source": HOSTILE},
-    })  # fmt: skip
+    write_evaluation(
+        layout.eval_dir(run.dir, "hostile"),
+        Evaluation([hostile], summary),
+        {
+            "split": HOSTILE,
+            "source": HOSTILE,
+            "paper": {"numbers": {"accuracy": HOSTILE}, "source": HOSTILE},
+        },
+    )
     shown = page(run)
     assert shown.named("script") == []
     assert not any("evil" in (attrs.get("src") or "") for attrs in shown.named("img"))
@@ -387,9 +402,11 @@ def test_files_that_are_lost_are_named_on_the_page_and_by_whoever_writes_it(tmp_
     damage = write_report([run], tmp_path / "r.html")[run.id]
     named = "\n".join(damage)
     told = (
-        "step(s) have metrics but no rollouts: 1", "rollouts/step-000002.parquet: the rollout file is damaged",
-        "eval/test: this evaluation has no summary.json", "metrics.jsonl:1: a line of metrics is damaged",
-    )  # fmt: skip
+        "step(s) have metrics but no rollouts: 1",
+        "rollouts/step-000002.parquet: the rollout file is damaged",
+        "eval/test: this evaluation has no summary.json",
+        "metrics.jsonl:1: a line of metrics is damaged",
+    )
     assert [what for what in told if what not in named] == []
     text = Page((tmp_path / "r.html").read_text("utf-8")).text
     assert "what they held is not on this page" in text and all(line in text for line in damage)

@@ -20,7 +20,7 @@ from vlmrl.reward_check.saved_responses import open_saved
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.store.media import write_shard
-from vlmrl.store.runs import create_run
+from vlmrl.store.open_run import create_run
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import Media, Row
 
@@ -181,8 +181,19 @@ def test_no_path_out_of_the_tables_folder_is_followed(folder, cell):
 def test_what_is_no_image_leaves_a_note_and_nothing_is_fetched(folder):
     (folder / "pics" / "text.png").write_text("<svg onload=alert(1)>")
     bomb = png(1, (9000, 12000))
-    cells = ["http://127.0.0.1:9/x.png", "gone.png", "pics/text.png", "pics", "a\0b", 7, {"x": 1}, [[["deep"]]],
-             "<script>alert(1)</script>", "data:image/png;base64,!!", ""]  # fmt: skip
+    cells = [
+        "http://127.0.0.1:9/x.png",
+        "gone.png",
+        "pics/text.png",
+        "pics",
+        "a\0b",
+        7,
+        {"x": 1},
+        [[["deep"]]],
+        "<script>alert(1)</script>",
+        "data:image/png;base64,!!",
+        "",
+    ]
     page = page_of(jsonl(folder / "t.jsonl", cells))
     assert reds(page) == [] and page.count('class="missing"') == 10 and "<script" not in page and "onload" not in page
     assert "nothing is fetched from the network" in page and "no image file" in page and "known format" in page
@@ -195,7 +206,7 @@ def test_what_is_no_image_leaves_a_note_and_nothing_is_fetched(folder):
 def test_a_page_of_one_reward_shows_what_it_pays_most_and_least(folder):
     page = page_of(jsonl(folder / "t.jsonl", [None] * 12))
     assert "r.py:score · vlmrl reward-check</title>" in page and "This page shows what the reward pays." in page
-    assert re.findall("<h2>(.*?)</h2>", page) == ["All responses", "Paid most", "Paid least"]
+    assert re.findall("<h2>(.*?)</h2>", page) == ["All responses", "Earned most", "Earned least"]
     assert page.count("<article") == 12, "each response once"
 
 
@@ -207,7 +218,7 @@ def test_a_page_of_a_run_that_earns_nothing_still_shows_responses(tmp_path):
     table = open_saved("last", tmp_path / "runs")
     table.has_scores = False
     page = render_reward_page(table, check_rewards(table, RewardQuestion(f"{tmp_path}/none.py:score", most=4)))
-    titles = ["All responses", "Wrong, yet paid most", "Right, yet paid least", "Paid most", "Paid least"]
+    titles = ["All responses", "Wrong, yet earned most", "Right, yet earned least", "Earned most", "Earned least"]
     assert re.findall("<h2>(.*?)</h2>", page) == titles and page.count("<article") == 8
 
 
@@ -218,7 +229,7 @@ def test_a_page_of_a_run_shows_wrong_and_paid_beside_right_and_unpaid(tmp_path):
     (tmp_path / "all.py").write_text("def score(x): return 1.0\n")
     run = open_saved("last", tmp_path / "runs")
     page = render_reward_page(run, check_rewards(run, RewardQuestion(most=99)))
-    assert re.findall("<h2>(.*?)</h2>", page) == ["All responses", "Wrong, yet paid most", "Right, yet paid least"]
+    assert re.findall("<h2>(.*?)</h2>", page) == ["All responses", "Wrong, yet earned most", "Right, yet earned least"]
     assert "0 of 25 wrong answers earn more" in page and "15 of 23 right answers earn less" in page
     assert page.count("<article") == 15 and "contradicts the names" in page
 

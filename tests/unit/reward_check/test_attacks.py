@@ -31,11 +31,14 @@ TRUTHS = {
     "sea_star": ["1;Asru;Asru", "0;Asru;Anau", "0;Anau;Anau", "1;Anau;Anau"],
     "chimp": ["1;Adult;M;Adult;M", "0;SubAdult;F;Adult;M", "0;Infant;F;Juvenile;F", "1;SubAdult;F;SubAdult;F"],
     "gorilla": [
-        "1;Silverback;Silverback", "0;Adult female;Infant", "0;Blackback;Blackback", "1;Adult female;Adult female",
+        "1;Silverback;Silverback",
+        "0;Adult female;Infant",
+        "0;Blackback;Blackback",
+        "1;Adult female;Adult female",
     ],
     "human": ["1", "0", "1", "0"],
     "whale": ["1", "0", "0", "1"],
-}  # fmt: skip
+}
 VARIANTS = [(name, variant) for name in DOMAINS for variant in DOMAINS[name].variant_names]
 
 
@@ -87,15 +90,18 @@ WITH_NAMES = {
 }
 ONLY = {
     ("fungi", "im_concrete"): {
-        "nothing": "leak", "thought only": "leak",  # R11: silence about a level that differs
-        "rank words": "unfair", "full stops": "unfair",  # R13
-        "names repeated": "hole", "surplus names": "hole",  # R14
+        "nothing": "leak",
+        "thought only": "leak",  # R11: silence about a level that differs
+        "rank words": "unfair",
+        "full stops": "unfair",  # R13
+        "names repeated": "hole",
+        "surplus names": "hole",  # R14
     },
     ("bird", "im_concrete"): {"nothing": "leak", "rank words": "unfair", "surplus names": "hole"},
     ("bird", "im_basic"): {"nothing": "leak", "empty fields": "leak"},
     ("sea_star", "im"): {"labels denied": "hole", "every label": "hole", "escaped tags": "leak"},  # R19
     ("chimp", "im"): {"hyphens": "unfair"},  # R18
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

@@ -45,9 +45,19 @@ def made(
         values.append(value)
     zeros, names = np.zeros(n, np.int32), Coded(np.zeros(n, np.int32), ["s"])
     facts = ResponseColumns(
-        np.arange(n), np.arange(n), zeros, step, group.astype(np.int64), zeros, names, names, zeros > 0, zeros, zeros,
+        np.arange(n),
+        np.arange(n),
+        zeros,
+        step,
+        group.astype(np.int64),
+        zeros,
+        names,
+        names,
+        zeros > 0,
+        zeros,
+        zeros,
         np.zeros(n),
-    )  # fmt: skip
+    )
     return facts, Scores(np.asarray(values), {}, Coded(zeros, [""]), Coded(zeros - 1, [])), texts
 
 
@@ -62,10 +72,11 @@ def test_a_phrase_that_came_to_be_paid_is_found_with_its_price(groups, size):
     ("phrase", "words"),
     [
         ("\u6211\u5f88\u786e\u5b9a", "\u7684\u4e00\u662f\u5728\u4e0d\u4e86\u6709\u548c\u4eba\u8fd9\u4e2d\u5927"),
-        ("3134133", "0256789"), ("\u0e2a\u0e27\u0e22", "\u0e01\u0e02\u0e04\u0e07\u0e08\u0e09\u0e0a\u0e0b"),
+        ("3134133", "0256789"),
+        ("\u0e2a\u0e27\u0e22", "\u0e01\u0e02\u0e04\u0e07\u0e08\u0e09\u0e0a\u0e0b"),
     ],
     ids=["chinese", "digits", "thai"],
-)  # fmt: skip
+)
 def test_characters_that_came_to_be_paid_are_found_where_text_has_no_spaces(phrase, words):
     found = paid_ngrams(*made(150, 8, plant=True, pay=0.2, phrase=phrase, words=words, join=""))["found"]
     assert phrase in [f["ngram"] for f in found], found
@@ -85,9 +96,14 @@ def test_words_stay_words_beside_text_without_spaces():
 
 
 @pytest.mark.parametrize(
-    "what", [{"plant": False, "pay": 0.0}, {"plant": True, "pay": 0.0}, {"plant": True, "pay": -0.2},
-             {"plant": True, "pay": 0.2, "rise": False}]
-)  # fmt: skip
+    "what",
+    [
+        {"plant": False, "pay": 0.0},
+        {"plant": True, "pay": 0.0},
+        {"plant": True, "pay": -0.2},
+        {"plant": True, "pay": 0.2, "rise": False},
+    ],
+)
 @pytest.mark.parametrize(("groups", "size"), [(150, 8), (1200, 1)])
 def test_names_of_prompts_a_rising_score_and_words_without_rise_or_pay_are_not(groups, size, what):
     told = paid_ngrams(*made(groups, size, **what))

@@ -210,11 +210,23 @@ def reward(x):
     ("right", "found"),
     [
         ("names == true", set()),
-        ("all(t in n for t, n in zip(true, names))", {"longer names", "one of several", "either or", "names denied",
-                                                      "every name", "every name, or", "every name, listed"}),
+        (
+            "all(t in n for t, n in zip(true, names))",
+            {
+                "longer names",
+                "one of several",
+                "either or",
+                "names denied",
+                "every name",
+                "every name, or",
+                "every name, listed",
+            },
+        ),
         ("all(n in t for t, n in zip(true, names))", {"cut names"}),
-        ("all(n[:2] == t[:2] for t, n in zip(true, names))",
-         {"longer names", "cut names", "one of several", "either or"}),
+        (
+            "all(n[:2] == t[:2] for t, n in zip(true, names))",
+            {"longer names", "cut names", "one of several", "either or"},
+        ),
         ("set(names) == set(true)", {"swapped"}),
         ("names[0] == true[0]", {"only the first"}),
         ("names[1] == true[1]", {"only the second"}),
@@ -224,7 +236,7 @@ def reward(x):
         ("all(t in n.split(' / ') for t, n in zip(true, names))", {"one of several"}),
         ("True", {"false names", "every name", "every name, or", "every name, listed"}),
     ],
-)  # fmt: skip
+)
 def test_what_a_comparison_of_names_does_not_see_is_named(tmp_path, right, found):
     truths = [
         ("none none", "three three"),
@@ -250,8 +262,16 @@ def test_what_a_comparison_of_names_does_not_see_is_named(tmp_path, right, found
     [
         ("tag == true", {}),
         ("tag.startswith(true)", {"longer at the end": "blind", "in a list": "blind", "last of a list": "blind"}),
-        ("tag.endswith(true)", {"longer at the front": "blind", "minus": "blind", "denied": "hole",
-                                "in a list": "blind", "last of a list": "blind"}),
+        (
+            "tag.endswith(true)",
+            {
+                "longer at the front": "blind",
+                "minus": "blind",
+                "denied": "hole",
+                "in a list": "blind",
+                "last of a list": "blind",
+            },
+        ),
         ("true in tag.split(',')", {"in a list": "blind"}),
         ("not abs(float(tag) - float(true)) > 0", {"not a number": "hole"}),
         ("1 - abs(float(tag) - float(true))", {"not a number": "breaks", "infinite": "breaks"}),
@@ -259,7 +279,7 @@ def test_what_a_comparison_of_names_does_not_see_is_named(tmp_path, right, found
         ("1", {"the right answer": "blind"}),
         ("tag != true", {"the right answer": "blind"}),
     ],
-)  # fmt: skip
+)
 def test_what_a_comparison_of_texts_does_not_see_is_named(tmp_path, right, found):
     source = """
     import re
@@ -358,8 +378,15 @@ def test_of_one_kind_what_pays_most_comes_first():
     def result(name: str, verdict: str, mean: float | None) -> ProbeResult:
         return ProbeResult(name, "", "void", mean, mean, None, 0, "", verdict, "")
 
-    results = [result("a", "unfair", 1.0), result("b", "leak", 0.2), result("c", "", 0.9), result("d", "leak", 0.7),
-               result("e", "breaks", None), result("f", "hole", 0.1), result("g", "leak", None)]  # fmt: skip
+    results = [
+        result("a", "unfair", 1.0),
+        result("b", "leak", 0.2),
+        result("c", "", 0.9),
+        result("d", "leak", 0.7),
+        result("e", "breaks", None),
+        result("f", "hole", 0.1),
+        result("g", "leak", None),
+    ]
     assert [r.name for r in ranked(results)] == ["f", "d", "b", "g", "e", "a", "c"]
 
 

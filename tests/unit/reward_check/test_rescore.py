@@ -22,7 +22,7 @@ from vlmrl.reward_check.scores import Coded, Scores
 from vlmrl.reward_check.statistics import compare_stored, disagreements, mean, part_table, reasons
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.store.runs import create_run
+from vlmrl.store.open_run import create_run
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import Row, Score
 
@@ -180,8 +180,14 @@ def test_part_table_by_hand():
     # a = (1, 0, 1), value = (1, 0, .5): cov = 1/6, sd = sqrt(2/9), sqrt(1/6) -> (1/6) / sqrt(1/27) = 0.8660
     assert table["a"]["correlation"] == pytest.approx(math.sqrt(0.75), abs=1e-12)
     assert table["b"] == {
-        "mean": 0.5, "min": 0.5, "max": 0.5, "share_at_min": 1.0, "share_at_max": 1.0, "correlation": None, "none": 1,
-    }  # fmt: skip
+        "mean": 0.5,
+        "min": 0.5,
+        "max": 0.5,
+        "share_at_min": 1.0,
+        "share_at_max": 1.0,
+        "correlation": None,
+        "none": 1,
+    }
     assert part_table(Scores.of([]))["value"]["mean"] is None
 
 
@@ -214,9 +220,10 @@ def disagreeing(values, right, sources=None):
     """`disagreements` of one group, or of rows of these sources; right is 1, 0 or NaN."""
     made = [Score(v, {}, error="failed" if math.isnan(v) else None) for v in values]
     facts = SimpleNamespace(
-        groups_N=np.zeros(len(values), np.int64), rows_N=np.arange(len(values)),
+        groups_N=np.zeros(len(values), np.int64),
+        rows_N=np.arange(len(values)),
         sources=Coded.of(sources or ["s"] * len(values)),
-    )  # fmt: skip
+    )
     found = disagreements(facts, Scores.of(made), np.asarray(right, np.float64), most=9)  # type: ignore[arg-type]
     assert found is not None
     paid, unpaid = ([r["row"] for r in found[k]] for k in ("wrong_but_paid", "right_but_unpaid"))
@@ -320,7 +327,7 @@ def test_a_reward_that_looks_at_images_gets_those_of_the_run(tmp_path):
 
     from vlmrl.rewards import reward_record
     from vlmrl.store.media import write_shard
-    from vlmrl.store.runs import create_run
+    from vlmrl.store.open_run import create_run
     from vlmrl.tasks.builtin_rewards import load_reward
     from vlmrl.types import Group, Media, Row, ScoredSample, Segment, Trajectory
 

@@ -85,7 +85,7 @@ def test_every_kind_of_file_gives_the_same_inputs_in_order(kind, tmp_path):
         ({"prompt": "p", "completion": "r", "solution": "1", "reward": 1}, "completion solution reward prompt"),
         ({"data_source": "d", "solution_str": "r", "reward_model": {"ground_truth": "1"}}, "solution_str reward_model"),
     ],
-)  # fmt: skip
+)
 def test_the_spellings_of_verl_easyr1_and_trl_are_recognised(row, roles, tmp_path):
     found = response_table.map_roles(list(row), {}, "here")
     assert set(found.values()) == set(roles.split())
@@ -203,18 +203,25 @@ def test_truths_that_contradict_themselves_are_scored_by_the_published_reward_an
         text, same, distance, genera = CONTRADICTORY[at]
         truth = {"ground_truth": text}
         if typed:
-            truth = {"same": same, "distance": distance, "genus": genera, "family": ["Paridae"] * 2,
-                     "order": ["Passeriformes"] * 2}  # fmt: skip
+            truth = {
+                "same": same,
+                "distance": distance,
+                "genus": genera,
+                "family": ["Paridae"] * 2,
+                "order": ["Passeriformes"] * 2,
+            }
         rows.append({"response": "<think>a</think><answer>0.9</answer>", **truth})
     path = write(tmp_path / "rows.jsonl", rows)
     table = open_table(path, task="bird", variant=variant, lenient=True)
     checked = check_rewards(table, RewardQuestion(reward="profile:taxonrl"))
     published = load_reward("taxonrl", args={"function": checked.report["rewards"]["rows"]["args"]["function"]})
     expected = [
-        combine(split_note(published.fn(RewardInput(row["response"], {"ground_truth": CONTRADICTORY[at][0]})))[0],
-                published.weights)[0]
+        combine(
+            split_note(published.fn(RewardInput(row["response"], {"ground_truth": CONTRADICTORY[at][0]})))[0],
+            published.weights,
+        )[0]
         for row, at in zip(rows, order, strict=True)
-    ]  # fmt: skip
+    ]
     assert checked.scores.values_N.tolist() == expected and len({*expected}) > 1
     assert checked.report["doubts"] == {"number": 2, "contradictions": 2}
     (note,) = checked.report["notes"]

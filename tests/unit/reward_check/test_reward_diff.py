@@ -21,9 +21,19 @@ def saved_groups(*sizes: int, finish: str = "stop") -> tuple[SavedResponses, Res
     n = len(groups)
     zeros, names = np.zeros(n, np.int32), Coded(np.zeros(n, np.int32), ["s"])
     facts = ResponseColumns(
-        np.arange(n), np.arange(n), zeros, zeros, groups, zeros, names, names, np.full(n, finish == "length"), zeros,
-        zeros, np.zeros(n),
-    )  # fmt: skip
+        np.arange(n),
+        np.arange(n),
+        zeros,
+        zeros,
+        groups,
+        zeros,
+        names,
+        names,
+        np.full(n, finish == "length"),
+        zeros,
+        zeros,
+        np.zeros(n),
+    )
     return SavedResponses(Path("x"), None, {}), facts  # type: ignore[arg-type]
 
 
@@ -49,9 +59,15 @@ def test_dead_and_revived_groups_and_best_samples_by_hand():
     second = scores(0, 1, 1, 0, 1, 1, 0, 0)  # turned, revived, died, dead
     groups = diff_rewards(*saved, first, second)["groups"]
     assert groups == {
-        "number": 4, "dead_first": 2, "dead_second": 2, "died": 1, "revived": 1, "alive_in_both": 1,
-        "best_changes": 1, "same_order": pytest.approx(-1.0, abs=1e-12),
-    }  # fmt: skip
+        "number": 4,
+        "dead_first": 2,
+        "dead_second": 2,
+        "died": 1,
+        "revived": 1,
+        "alive_in_both": 1,
+        "best_changes": 1,
+        "same_order": pytest.approx(-1.0, abs=1e-12),
+    }
 
 
 def test_advantages_by_hand():

@@ -28,9 +28,19 @@ WANTED = [
 def facts(rows):
     zeros, names = np.zeros(len(rows), np.int32), Coded(np.zeros(len(rows), np.int32), ["s"])
     return ResponseColumns(
-        np.array(rows), np.array(rows), zeros, zeros, np.array(rows), zeros, names, names, zeros > 0, zeros, zeros,
+        np.array(rows),
+        np.array(rows),
+        zeros,
+        zeros,
+        np.array(rows),
+        zeros,
+        names,
+        names,
+        zeros > 0,
+        zeros,
+        zeros,
         np.zeros(len(rows)),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])

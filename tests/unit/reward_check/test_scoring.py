@@ -112,9 +112,11 @@ def test_a_run_is_read_in_pieces_as_a_whole(tmp_path, monkeypatch):
 
 def test_columns_and_scores_round_trip():
     scores = [
-        Score(1.0, {"a": 1.0, "b": None}, "fine"), Score(float("nan"), {}, error="broke"), Score(0.5, {"c": 0.25}, ""),
+        Score(1.0, {"a": 1.0, "b": None}, "fine"),
+        Score(float("nan"), {}, error="broke"),
+        Score(0.5, {"c": 0.25}, ""),
         Score(float("nan"), {}, error="down", status="unavailable"),
-    ]  # fmt: skip
+    ]
     table = Scores.concat([Scores.of(scores[:2]), Scores.of([]), Scores.of(scores[2:])])
     assert [s.status for s in table] == ["ok", "failed", "ok", "unavailable"]
     assert table.unavailable_N.tolist() == [False, False, False, True]

@@ -14,13 +14,16 @@ TOKEN = bytes(range(16))
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 2**64 - 1), st.integers(-1, 2**31 - 1), st.integers(0, 2**32 - 1), st.text(max_size=20),
+            st.integers(0, 2**64 - 1),
+            st.integers(-1, 2**31 - 1),
+            st.integers(0, 2**32 - 1),
+            st.text(max_size=20),
             st.lists(st.binary(max_size=20), max_size=3),
         ),
         max_size=4,
     ),
     st.integers(1, 9),
-)  # fmt: skip
+)
 def test_frames_arrive_whole_however_the_bytes_are_cut(frames, size):
     data = b"".join(pack_frame(TOKEN, n, item, pid, {"text": text}, blobs) for n, item, pid, text, blobs in frames)
     buffer, found = FrameBuffer(TOKEN), []
@@ -45,12 +48,19 @@ GOOD = pack_frame(TOKEN, 3, 4, 5, {"parts": {"reward": 1.0}})
 @pytest.mark.parametrize(
     "data",
     [
-        b"x", b"\n" + GOOD, GOOD[1:], pack_frame(TOKEN[::-1], 3, 4, 5, {}), GOOD[:-1] + b"!", b"{}" * 50,
-        GOOD.replace(b'"parts"', b'"parts '), pack_frame(TOKEN, 3, 4, 5, {"n": "x" * 2000}),
-        pack_frame(TOKEN, 3, 4, 5, {}, [b"x" * 2000]), pack_frame(TOKEN, 3, 4, 5, {"blobs": [9]}),
+        b"x",
+        b"\n" + GOOD,
+        GOOD[1:],
+        pack_frame(TOKEN[::-1], 3, 4, 5, {}),
+        GOOD[:-1] + b"!",
+        b"{}" * 50,
+        GOOD.replace(b'"parts"', b'"parts '),
+        pack_frame(TOKEN, 3, 4, 5, {"n": "x" * 2000}),
+        pack_frame(TOKEN, 3, 4, 5, {}, [b"x" * 2000]),
+        pack_frame(TOKEN, 3, 4, 5, {"blobs": [9]}),
         pack_frame(TOKEN, 3, 4, 5, {}).replace(b"{}", b"[]"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_frame_is_refused_after_the_frames_before_it(data):
     buffer = FrameBuffer(TOKEN, most=(1000, 1000))
     buffer.feed(GOOD + data)
@@ -72,8 +82,14 @@ def test_stray_bytes_are_refused_at_once_and_never_waited_for(data):
 def test_what_json_is_made_of_may_be_replaced(monkeypatch):
     import json
 
-    for owner, name in ((json, "dumps"), (json, "loads"), (json.JSONEncoder, "encode"), (json.JSONDecoder, "decode"),
-                        (json.JSONEncoder, "iterencode"), (json.JSONEncoder, "default")):  # fmt: skip
+    for owner, name in (
+        (json, "dumps"),
+        (json, "loads"),
+        (json.JSONEncoder, "encode"),
+        (json.JSONDecoder, "decode"),
+        (json.JSONEncoder, "iterencode"),
+        (json.JSONEncoder, "default"),
+    ):
         monkeypatch.setattr(owner, name, None)
     buffer = FrameBuffer(TOKEN)
     buffer.feed(pack_frame(TOKEN, 0, 0, 0, {"a": 0.1, "b": object}))

@@ -36,16 +36,18 @@ ATTACKS = {
     ),
     "a program in the background": ("subprocess.Popen(['sleep', '60'], start_new_session=True)", RIGHT),
     "a pool of processes": (
-        "with multiprocessing.get_context('fork').Pool(2) as pool: assert pool.map(abs, [-1, -2]) == [1, 2]", RIGHT,
+        "with multiprocessing.get_context('fork').Pool(2) as pool: assert pool.map(abs, [-1, -2]) == [1, 2]",
+        RIGHT,
     ),
     "threads that print": (
-        "for _ in range(4): threading.Thread(target=lambda: [print('x' * 999) for _ in range(99)]).start()", RIGHT,
+        "for _ in range(4): threading.Thread(target=lambda: [print('x' * 999) for _ in range(99)]).start()",
+        RIGHT,
     ),
     "a thread that writes to all descriptors": ("threading.Thread(target=scribble, daemon=True).start()", None),
     "garbage to all low descriptors": ("scribble(range(65))", RIGHT),
     "garbage to all descriptors": ("scribble()", "its worker's pipe had a wrong message"),
     "an answer forged": (
-        "scribble(what=b'{\"parts\": {\"reward\": 9}, \"note\": \"\", \"seconds\": 0.1}')",
+        'scribble(what=b\'{"parts": {"reward": 9}, "note": "", "seconds": 0.1}\')',
         "its worker's pipe had a wrong message",
     ),
     "all descriptors closed": ("os.closerange(0, 4096)", "closed or took over the pipes"),
@@ -72,7 +74,8 @@ ATTACKS = {
     "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "no answer within 2 s"),
     "an alarm left behind": ("signal.setitimer(signal.ITIMER_REAL, 0.02)", RIGHT),
     "an alarm with a handler": (
-        "signal.signal(signal.SIGALRM, later); signal.setitimer(signal.ITIMER_REAL, 0.02)", RIGHT
+        "signal.signal(signal.SIGALRM, later); signal.setitimer(signal.ITIMER_REAL, 0.02)",
+        RIGHT,
     ),
     "an exit left behind": ("threading.Timer(0.02, really_exit, [5]).start()", RIGHT),
     "something to do at exit": ("atexit.register(time.sleep, 60)", RIGHT),
@@ -90,12 +93,14 @@ ATTACKS = {
     "a result whose detail exits": ("return RewardResult(0.25, detail=Items())", "SystemExit: 6"),
     "a note that is none": ("return RewardResult(0.25, note=7)", "the note of the reward is a int, not a text"),
     "a detail that holds itself": (
-        "detail = []; detail.append(detail)\nreturn RewardResult(0.25, detail=detail)", "contains itself, or is"
+        "detail = []; detail.append(detail)\nreturn RewardResult(0.25, detail=detail)",
+        "contains itself, or is",
     ),
     "a detail without an end": ("return RewardResult(0.25, detail=deep(10 ** 5))", "bytes of JSON; the cap is"),
     "a detail deeper than files may be": ("return RewardResult(0.25, detail=deep(300))", "not a JSON value"),
     "an enormous detail": (
-        "return RewardResult(0.25, detail='d' * 10 ** 7)", "10,000,002 bytes of JSON; the cap is 65,536"
+        "return RewardResult(0.25, detail='d' * 10 ** 7)",
+        "10,000,002 bytes of JSON; the cap is 65,536",
     ),
     "a detail that is no JSON": ("return RewardResult(0.25, detail={1, 2})", "it holds a set"),
     "a detail of half a pair": ("return RewardResult(0.25, detail={'\\ud800': '\\udfff'})", RIGHT),
@@ -107,7 +112,8 @@ ATTACKS = {
         "returned 9 artifacts; the cap is 8",
     ),
     "an artifact too large": (
-        "return RewardResult(0.25, artifacts={'a': Image.new('1', (9000, 9000))})", "9,000 x 9,000 pixels; the cap is"
+        "return RewardResult(0.25, artifacts={'a': Image.new('1', (9000, 9000))})",
+        "9,000 x 9,000 pixels; the cap is",
     ),
     "artifacts of many bytes": (
         "noise = Image.frombytes('RGB', (1400, 1400), os.urandom(1400 * 1400 * 3))\n"
@@ -115,19 +121,23 @@ ATTACKS = {
         "bytes of PNG; the cap is 8,388,608",
     ),
     "an image that saves what it likes": (
-        "return RewardResult(0.25, artifacts={'a': Liar(b'garbage')})", "not a readable PNG image"
+        "return RewardResult(0.25, artifacts={'a': Liar(b'garbage')})",
+        "not a readable PNG image",
     ),
     "an image that saves a bomb": (
-        "return RewardResult(0.25, artifacts={'a': Liar(bomb(60000))})", "not a readable PNG image"
+        "return RewardResult(0.25, artifacts={'a': Liar(bomb(60000))})",
+        "not a readable PNG image",
     ),
     "an image that saves a smaller bomb": (
-        "return RewardResult(0.25, artifacts={'a': Liar(bomb(9000))})", "9,000 x 9,000 pixels; the cap is"
+        "return RewardResult(0.25, artifacts={'a': Liar(bomb(9000))})",
+        "9,000 x 9,000 pixels; the cap is",
     ),
     "an image cut off": ("return RewardResult(0.25, artifacts={'a': Liar(bomb(9)[:20])})", "not a readable PNG image"),
     "an image that saves a gigabyte": (
-        "return RewardResult(0.25, artifacts={'a': Liar(bytes(10 ** 9))})", "bytes of PNG; the cap is 8,388,608"
+        "return RewardResult(0.25, artifacts={'a': Liar(bytes(10 ** 9))})",
+        "bytes of PNG; the cap is 8,388,608",
     ),
-}  # fmt: skip
+}
 FILE = """
 import atexit, builtins, json, multiprocessing, os, signal, struct, subprocess, sys, threading, time, traceback, zlib
 from PIL import Image

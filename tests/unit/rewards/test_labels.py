@@ -154,12 +154,14 @@ CHAINS = [["Same"] * n + ["Different"] * (n < 3) for n in range(4)]
 @given(st.lists(st.integers(0, 1000), min_size=4, max_size=4).filter(any))
 def test_no_belief_is_paid_best_for_another_word_than_the_likelier_one(belief):
     """The belief: how likely the pair differs from order on, from family on, from genus on, not at all."""
-    truths = [{"same": n == 3, **{level: ["A", "B" if i >= n else "A"] for i, level in enumerate(LEVELS)}}
-              for n in range(4)]  # fmt: skip
+    truths = [
+        {"same": n == 3, **{level: ["A", "B" if i >= n else "A"] for i, level in enumerate(LEVELS)}} for n in range(4)
+    ]
 
     def expected(chain):
-        return sum(p * relations(chain, t, "0.5", levels_decide="different")[2]
-                   for p, t in zip(belief, truths, strict=True))  # fmt: skip
+        return sum(
+            p * relations(chain, t, "0.5", levels_decide="different")[2] for p, t in zip(belief, truths, strict=True)
+        )
 
     # at level i the pair differs with what was believed of the truths 0 to i; "Same" down to where that is over half
     likelier = next((n for n in range(3) if 2 * sum(belief[: n + 1]) > sum(belief)), 3)

@@ -27,12 +27,24 @@ class Half:
 @pytest.mark.parametrize(
     "value",
     [
-        0.5, Half(), Decimal("0.5"), Fraction(1, 2), np.float16(0.5), np.float32(0.5), np.float64(0.5),
-        np.longdouble(0.5), np.array(0.5), np.array([0.5]), np.array([[0.5]]), torch.tensor(0.5), torch.tensor([0.5]),
-        torch.tensor(0.5, dtype=torch.bfloat16), torch.tensor(0.5, requires_grad=True),
+        0.5,
+        Half(),
+        Decimal("0.5"),
+        Fraction(1, 2),
+        np.float16(0.5),
+        np.float32(0.5),
+        np.float64(0.5),
+        np.longdouble(0.5),
+        np.array(0.5),
+        np.array([0.5]),
+        np.array([[0.5]]),
+        torch.tensor(0.5),
+        torch.tensor([0.5]),
+        torch.tensor(0.5, dtype=torch.bfloat16),
+        torch.tensor(0.5, requires_grad=True),
     ],
     ids=lambda value: type(value).__name__,
-)  # fmt: skip
+)
 def test_whatever_says_that_it_is_one_real_number_is_a_part(value):
     assert check_parts({"p": value}, {}) == {"p": 0.5}
 
@@ -45,14 +57,39 @@ def test_whole_numbers_and_truths_are_numbers(value):
 @pytest.mark.parametrize(
     "value",
     [
-        "0.5", b"1", bytearray(b"1"), memoryview(b"1"), np.str_("1"), [1.0], (1.0,), {"a": 1.0}, object(),
-        1j, complex(1, 0), np.complex64(1), np.complex128(1 + 2j), np.array(1 + 0j), np.array([1 + 0j]),
-        torch.tensor(1 + 2j), torch.tensor(1 + 0j), np.array([1.0, 2.0]), torch.tensor([1.0, 2.0]), np.array([]),
-        np.datetime64("2020-01-01"), np.timedelta64(3, "s"), math.nan, math.inf, -math.inf, np.float32("nan"),
-        torch.tensor(math.nan), Decimal("NaN"), Decimal("1e400"), 10**400,
+        "0.5",
+        b"1",
+        bytearray(b"1"),
+        memoryview(b"1"),
+        np.str_("1"),
+        [1.0],
+        (1.0,),
+        {"a": 1.0},
+        object(),
+        1j,
+        complex(1, 0),
+        np.complex64(1),
+        np.complex128(1 + 2j),
+        np.array(1 + 0j),
+        np.array([1 + 0j]),
+        torch.tensor(1 + 2j),
+        torch.tensor(1 + 0j),
+        np.array([1.0, 2.0]),
+        torch.tensor([1.0, 2.0]),
+        np.array([]),
+        np.datetime64("2020-01-01"),
+        np.timedelta64(3, "s"),
+        math.nan,
+        math.inf,
+        -math.inf,
+        np.float32("nan"),
+        torch.tensor(math.nan),
+        Decimal("NaN"),
+        Decimal("1e400"),
+        10**400,
     ],
     ids=lambda value: type(value).__name__,
-)  # fmt: skip
+)
 def test_what_is_no_finite_real_number_is_refused(value):
     with pytest.raises(RewardError, match=r"part `p` is .*not a finite number"):
         check_parts({"p": value}, {})
@@ -78,9 +115,10 @@ def test_a_weight_that_is_absurd_is_refused_before_anything_is_scored(weight):
 @given(
     st.dictionaries(
         st.sampled_from("abc"),
-        st.tuples(st.floats(-LARGEST, LARGEST), st.none() | st.floats(-LARGEST, LARGEST)), min_size=1,
+        st.tuples(st.floats(-LARGEST, LARGEST), st.none() | st.floats(-LARGEST, LARGEST)),
+        min_size=1,
     )
-)  # fmt: skip
+)
 def test_a_score_is_a_number_within_the_bound_or_an_error(parts):
     try:
         value, _ = combine({k: v for k, (_, v) in parts.items()}, {k: w for k, (w, _) in parts.items()})

@@ -277,8 +277,10 @@ def test_a_batch_of_the_wrong_length_is_an_error_for_all(scorer, inputs):
 
 @pytest.mark.slow
 def test_workers_end_when_their_parent_is_killed(tmp_path):
-    (tmp_path / "r.py").write_text(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
-                                   "def reward(x): time.sleep(60)\n")  # fmt: skip
+    (tmp_path / "r.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "def reward(x): time.sleep(60)\n"
+    )
     code = (
         "from vlmrl.tasks.builtin_rewards import load_reward\n"
         "from vlmrl.rewards.scorer import Scorer\n"

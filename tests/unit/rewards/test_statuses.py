@@ -32,8 +32,11 @@ def test_a_service_that_is_down_is_no_score_and_no_bug(scorer):
         up, down, bug = s.score([RewardInput(text) for text in ("up", "down", "bug")])
     assert (up.value, up.status, up.failed) == (1.0, "ok", False)
     assert (down.status, down.failed, down.error, dict(down.parts)) == (
-        "unavailable", False, "no answer from judge:8000", {},
-    )  # fmt: skip
+        "unavailable",
+        False,
+        "no answer from judge:8000",
+        {},
+    )
     assert math.isnan(down.value)
     assert (bug.status, bug.failed) == ("failed", True)
     assert s.failures == 1, "the bug alone"

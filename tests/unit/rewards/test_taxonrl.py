@@ -206,11 +206,23 @@ def test_r24_an_unknown_distance_counts_as_same_class():
 
 def test_r25_the_parts_keep_their_published_names():
     assert set(one(LFW, "", "1")) == {
-        "overall", "format", "accuracy", "precision", "f1", "acutal_accuracy", "macro_accuracy"
-    }  # fmt: skip
+        "overall",
+        "format",
+        "accuracy",
+        "precision",
+        "f1",
+        "acutal_accuracy",
+        "macro_accuracy",
+    }
     assert set(one(GORILLA, "", "1")) == {
-        "overall", "format", "accuracy", "age_group", "precision", "f1", "acutal_accuracy"
-    }  # fmt: skip
+        "overall",
+        "format",
+        "accuracy",
+        "age_group",
+        "precision",
+        "f1",
+        "acutal_accuracy",
+    }
 
 
 def test_tags_are_read_in_any_case_and_white_space_around_them_is_gone():

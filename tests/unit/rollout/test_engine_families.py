@@ -77,8 +77,9 @@ def trainer_gap(name: str, answers: list[list[Sample]]) -> float:
     """Largest difference between what the engine said of its samples and the trainer's log-probs of them."""
     items = [
         TrainItem(prompts_of(name)[k], k, (Segment("assistant", s.token_ids, True),), 100 * k + n)
-        for k, group in enumerate(answers) for n, s in enumerate(group)
-    ]  # fmt: skip
+        for k, group in enumerate(answers)
+        for n, s in enumerate(group)
+    ]
     with torch.no_grad():
         said = policy_of(name)(make_row(items)).logp
     return float((said - torch.tensor([x for g in answers for s in g for x in s.sampler_logp])).abs().max())
@@ -161,9 +162,10 @@ def wider_prompt(patch: pytest.MonkeyPatch) -> None:
     """A sliding layer sees one prompt token more than its window has."""
     right = SplitLayer.prompt_seen.fget
     patch.setattr(
-        SplitLayer, "prompt_seen",
+        SplitLayer,
+        "prompt_seen",
         property(lambda self: min(right(self) + 1, self.prompt_keys.shape[-2]) if self.window else right(self)),
-    )  # fmt: skip
+    )
 
 
 def wider_response(patch: pytest.MonkeyPatch) -> None:
@@ -198,11 +200,18 @@ def late(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTATIONS = [
-    ("gemma3", wider_prompt), ("gemma4", wider_prompt), ("gemma3", wider_response),
+    ("gemma3", wider_prompt),
+    ("gemma4", wider_prompt),
+    ("gemma3", wider_response),
     ("gemma4_shared_kv", wider_response),
-    ("qwen2_5_vl", seen_padding), ("gemma3", seen_padding), ("qwen3_5", seen_padding),
-    ("qwen3_5", mixed_states), ("minicpmv4_6", mixed_states), ("qwen3_5", late), ("gemma3", late),
-]  # fmt: skip
+    ("qwen2_5_vl", seen_padding),
+    ("gemma3", seen_padding),
+    ("qwen3_5", seen_padding),
+    ("qwen3_5", mixed_states),
+    ("minicpmv4_6", mixed_states),
+    ("qwen3_5", late),
+    ("gemma3", late),
+]
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from torch import Tensor
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import EngineError, LaunchError
 from vlmrl.rollout.vllm import host, hosted_engine, weight_transport, wire
-from vlmrl.rollout.vllm.engine import EngineSettings
 from vlmrl.rollout.vllm.hosted_engine import (
     EnginePlace,
     HostedEngine,
@@ -23,6 +22,7 @@ from vlmrl.rollout.vllm.hosted_engine import (
     places_shared,
     visible_gpus,
 )
+from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.vllm.weight_transport import ToWorkers, take_weights
 
 SIX = World(rank=2, size=6, local_rank=2, local_size=6)
@@ -32,8 +32,9 @@ NODES = World(rank=5, size=8, local_rank=1, local_size=4)
 def test_gpus_that_only_generate_make_whole_engines_for_all() -> None:
     everybody = (0, 1, 2, 3, 4, 5)
     assert places_apart(["4", "5", "6", "7"], SIX, 2) == [
-        EnginePlace(("4", "5"), everybody, 0), EnginePlace(("6", "7"), everybody, 1),
-    ]  # fmt: skip
+        EnginePlace(("4", "5"), everybody, 0),
+        EnginePlace(("6", "7"), everybody, 1),
+    ]
     with pytest.raises(LaunchError, match=r"3 GPU.* takes 2 per engine"):
         places_apart(["5", "6", "7"], SIX, 2)
 
@@ -132,9 +133,13 @@ def test_weights_that_sleep_threw_away_are_sent_though_nothing_changed(engine) -
     assert [what for what, _ in place.engine.done[-2:]] == ["sleep", "wake"]
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    (None, "engine 1 has died"), (["no room for the cache", None, None], "no room for the cache"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (None, "engine 1 has died"),
+        (["no room for the cache", None, None], "no room for the cache"),
+    ],
+)
 def test_an_engine_that_goes_while_it_is_spoken_to_is_named_in_its_own_words(monkeypatch, words, told) -> None:
     ends = [socket.socketpair() for _ in range(2)]
     ours = iter([end[0] for end in ends])

@@ -72,9 +72,7 @@ def prompts(tiny_encoder):
 
 
 def rollouts_of(prompts, engine=None, version: int = 4):
-    return sample_rollouts(
-        engine or Echo(), prompts, SamplingParams(), num_samples=2, run_seed=9, version=version
-    )  # fmt: skip
+    return sample_rollouts(engine or Echo(), prompts, SamplingParams(), num_samples=2, run_seed=9, version=version)
 
 
 def test_a_seed_depends_on_run_step_prompt_and_occurrence_alone(prompts):

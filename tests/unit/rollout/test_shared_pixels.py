@@ -119,7 +119,7 @@ class Files:
         return self.bytes
 
     def image(self, media: Any) -> Any:
-        return dataset.decode_at(self, media)  # type: ignore[arg-type]
+        return dataset.decode_cached(self, media)  # type: ignore[arg-type]
 
 
 class Source:

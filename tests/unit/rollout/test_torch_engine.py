@@ -213,11 +213,16 @@ def test_greedy_equals_transformers_own_generate(engine, frozen_tiny_model, prom
     for prompt in prompts:
         ours = engine.generate([SamplingRequest(prompt, 1, 0)], replace(params, temperature=0.0))[0][0]
         theirs = frozen_tiny_model.generate(
-            input_ids=torch.tensor([prompt.prompt_ids]), attention_mask=torch.ones(1, len(prompt.prompt_ids)).long(),
-            mm_token_type_ids=torch.tensor([prompt.kinds]).int(), **prompt.images, do_sample=False,
-            max_new_tokens=params.max_new_tokens, eos_token_id=list(params.stop_ids), pad_token_id=0,
+            input_ids=torch.tensor([prompt.prompt_ids]),
+            attention_mask=torch.ones(1, len(prompt.prompt_ids)).long(),
+            mm_token_type_ids=torch.tensor([prompt.kinds]).int(),
+            **prompt.images,
+            do_sample=False,
+            max_new_tokens=params.max_new_tokens,
+            eos_token_id=list(params.stop_ids),
+            pad_token_id=0,
             suppress_tokens=list(params.banned_ids),
-        )[0, len(prompt.prompt_ids) :]  # fmt: skip
+        )[0, len(prompt.prompt_ids) :]
         assert ours.token_ids == tuple(theirs.tolist())
 
 

@@ -23,7 +23,8 @@ from vlmrl.rollout import weight_sync
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.rollout.vllm import engine as vllm_engine
-from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
+from vlmrl.rollout.vllm.engine import VllmEngine
+from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.types import SamplingParams
 
@@ -66,9 +67,11 @@ def _engine(policy, tiny_folder, encoder, said):
     before = random.getstate(), np.random.get_state()[1].copy(), torch.random.get_rng_state(), torch.get_num_threads()
     os.environ["RANK"] = "3"
     engine = VllmEngine(
-        PolicyWeights(policy.model, torch.float32, str(tiny_folder)), encoder.tokenizer,
-        EngineSettings(str(tiny_folder), "float32", "cpu", 700, 2**28, encoder.image_arguments), say=said.append,
-    )  # fmt: skip
+        PolicyWeights(policy.model, torch.float32, str(tiny_folder)),
+        encoder.tokenizer,
+        EngineSettings(str(tiny_folder), "float32", "cpu", 700, 2**28, encoder.image_arguments),
+        say=said.append,
+    )
     engine.before = before
     yield engine
     engine.close()
@@ -263,9 +266,15 @@ def adapted(request, _tiny_model, tiny_banned):
 @pytest.fixture(scope="module")
 def lora_engine(adapted, tiny_folder, encoder):
     settings = EngineSettings(
-        str(tiny_folder), "float32", "cpu", 700, 2**28, encoder.image_arguments,
-        lora_rank=adapter_rank(adapted.model), lora_vision="vision" in adapted_parts(adapted.model),
-    )  # fmt: skip
+        str(tiny_folder),
+        "float32",
+        "cpu",
+        700,
+        2**28,
+        encoder.image_arguments,
+        lora_rank=adapter_rank(adapted.model),
+        lora_vision="vision" in adapted_parts(adapted.model),
+    )
     weights = PolicyWeights(adapted.model, torch.float32, str(tiny_folder))
     engine = VllmEngine(weights, encoder.tokenizer, settings, say=str)
     yield engine

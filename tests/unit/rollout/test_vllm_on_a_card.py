@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from vlmrl.rollout.vllm import engine as vllm_engine
-from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
+from vlmrl.rollout.vllm.engine import VllmEngine
+from vlmrl.rollout.vllm.settings import EngineSettings
 
 SETTINGS = EngineSettings("folder", "bfloat16", "cuda", 100, 4 << 30)
 

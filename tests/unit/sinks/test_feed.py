@@ -86,8 +86,9 @@ def test_a_logger_gets_everything_in_order_and_what_it_returns_is_kept(tmp_path)
     picture = encode_png(image(0, 2 * MAX_SIDE, 8))
     samples = [SampledRollout("s", "p", "prompt", text, {}, 1.0, {"a": None}, 0.0) for text in ("x", "\ud800")]
     items = [{**asdict(sample), "images": [0, 1]} for sample in samples]
-    one.put(pack({"op": "samples", "line": asdict(Line(0, 1, "train", 0, {})), "samples": items},
-                       [picture, b"no image"]))  # fmt: skip
+    one.put(
+        pack({"op": "samples", "line": asdict(Line(0, 1, "train", 0, {})), "samples": items}, [picture, b"no image"])
+    )
     told = finish(one)
     assert told == ["logger Logger: https://there/x; look"]
     assert (one.sent, one.taken) == (2, 2)
@@ -129,19 +130,25 @@ def test_what_a_logger_raises_is_counted_and_said_once(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (('return {"id"', 'raise OSError("no network")\n        return {"id"'), "could not begin, and the run goes on "
-         "without it: OSError: no network"),
-        (('return {"id"', 'sys.exit("not logged in")\n        return {"id"'), "could not begin, and the run goes on "
-         "without it: SystemExit: not logged in"),
+        (
+            ('return {"id"', 'raise OSError("no network")\n        return {"id"'),
+            "could not begin, and the run goes on without it: OSError: no network",
+        ),
+        (
+            ('return {"id"', 'sys.exit("not logged in")\n        return {"id"'),
+            "could not begin, and the run goes on without it: SystemExit: not logged in",
+        ),
         (("class Logger", "class Loger"), "could not begin, and the run goes on without it: there is no `Logger`"),
-        (("import json, sys", "import not_there"), "could not begin, and the run goes on without it: "
-         "ModuleNotFoundError: No module named 'not_there'"),
+        (
+            ("import json, sys", "import not_there"),
+            "could not begin, and the run goes on without it: ModuleNotFoundError: No module named 'not_there'",
+        ),
         (("import json, sys", "import json,"), "could not begin, and the run goes on without it: SyntaxError: "),
         (('self.say("log"', 'import os; os._exit(3); self.say("log"'), "ended with exit code 3"),
         (('self.say("log"', 'import os; os.kill(os.getpid(), 11); self.say("log"'), "ended by SIGSEGV"),
         (('self.say("close"', '1 / 0; self.say("close"'), "failed, and the run goes on: ZeroDivisionError"),
     ],
-)  # fmt: skip
+)
 def test_a_logger_that_cannot_go_on_is_said_once_and_left(tmp_path, change, said):
     one = feed(tmp_path, logger(tmp_path, change))
     for step in range(50):
@@ -164,8 +171,9 @@ def test_a_logger_that_hangs_takes_no_time_and_is_ended(tmp_path):
         one.put(big)
     told = finish(one, seconds=1.0)
     assert [text.removeprefix("logger Logger ") for text in told if "there/x" not in text] == [
-        "is too slow: lines are dropped until it has caught up", "did not finish in time, and was ended",
-    ]  # fmt: skip
+        "is too slow: lines are dropped until it has caught up",
+        "did not finish in time, and was ended",
+    ]
     assert (one.sent, one.taken) == (100, 0)
 
 

@@ -34,9 +34,13 @@ class Wandb:
             raise Error("no network\nand more")
         offline = options.get("mode") == "offline"
         return SimpleNamespace(
-            entity="" if offline else "me", offline=offline, url=None if offline else "https://w/x", dir="/r/w/o/files",
-            define_metric=lambda *a, **k: None, log=lambda *a, **k: None,
-        )  # fmt: skip
+            entity="" if offline else "me",
+            offline=offline,
+            url=None if offline else "https://w/x",
+            dir="/r/w/o/files",
+            define_metric=lambda *a, **k: None,
+            log=lambda *a, **k: None,
+        )
 
 
 @pytest.fixture(autouse=True)

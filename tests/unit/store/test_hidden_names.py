@@ -21,10 +21,25 @@ def test_a_name_that_is_a_secret_reaches_no_file(tmp_path: Path) -> None:
     kept = group.samples[0].score
     assert kept.detail == {"judge": {"<redacted>": 1, "axis": 2}} and list(kept.artifacts) == ["<redacted>"]
     row = {
-        "prompt_id": "p", "sample": 0, "seed": 0, "source": "s", "task": "t", "truth": {}, "text": "x",
-        "finish": "stop", "num_tokens": 1, "score": 1.0, "parts": {}, "note": "", "error": None, "status": "ok",
-        "images": [], "detail": score.detail, "artifacts": [{"name": TOKEN, **MEDIA.fields()}], "outcome": {},
-    }  # fmt: skip
+        "prompt_id": "p",
+        "sample": 0,
+        "seed": 0,
+        "source": "s",
+        "task": "t",
+        "truth": {},
+        "text": "x",
+        "finish": "stop",
+        "num_tokens": 1,
+        "score": 1.0,
+        "parts": {},
+        "note": "",
+        "error": None,
+        "status": "ok",
+        "images": [],
+        "detail": score.detail,
+        "artifacts": [{"name": TOKEN, **MEDIA.fields()}],
+        "outcome": {},
+    }
     write_evaluation(tmp_path / "e", Evaluation([row], {"metrics": {}}), {})
     [back] = read_evaluation(tmp_path / "e").rows
     assert back["detail"] == kept.detail and back["artifacts"] == [{"name": "<redacted>", **MEDIA.fields()}]

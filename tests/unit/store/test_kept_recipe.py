@@ -11,7 +11,7 @@ import pytest
 from vlmrl.errors import StoreError
 from vlmrl.store import kept_recipe
 from vlmrl.store.files import link_tree
-from vlmrl.store.runs import create_run, open_run, resume_run
+from vlmrl.store.open_run import create_run, open_run, resume_run
 
 SHA = "ab" * 32
 CHANGE = {"what": "train.steps", "old": 1, "new": 2, "kind": "free", "why": "length"}
@@ -20,10 +20,15 @@ CHANGE = {"what": "train.steps", "old": 1, "new": 2, "kind": "free", "why": "len
 @pytest.fixture
 def run(tmp_path):
     made = create_run(
-        tmp_path, kind="rl", recipe_name="r", recipe_text="a = 1\n", resolved={"recipe": {"a": 1}},
-        rewards=[{"source": "s", "sha256": "old"}], texts={("reward", SHA): "def f(x):\n    return 1\n"},
+        tmp_path,
+        kind="rl",
+        recipe_name="r",
+        recipe_text="a = 1\n",
+        resolved={"recipe": {"a": 1}},
+        rewards=[{"source": "s", "sha256": "old"}],
+        texts={("reward", SHA): "def f(x):\n    return 1\n"},
         seeds={"run": 0},
-    )  # fmt: skip
+    )
     made.finish()
     return made
 

@@ -6,7 +6,7 @@ import pytest
 
 from vlmrl.errors import StoreError
 from vlmrl.store.logger_ids import read_remote, write_remote
-from vlmrl.store.runs import create_run
+from vlmrl.store.open_run import create_run
 from vlmrl.store.verify import verify_run
 
 
@@ -24,8 +24,9 @@ def test_secrets_are_not_kept(tmp_path):
     assert "hf_" not in str(read_remote(tmp_path))
 
 
-@pytest.mark.parametrize("content", ['{"schema": 1, "sinks": {"a"', "[]", '{"schema": 2, "sinks": {}}',
-                                     '{"schema": 1, "sinks": {"a": 3}}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "content", ['{"schema": 1, "sinks": {"a"', "[]", '{"schema": 2, "sinks": {}}', '{"schema": 1, "sinks": {"a": 3}}']
+)
 def test_a_damaged_file_is_named_by_verify_and_replaced_by_the_next_write(tmp_path, content):
     run = create_run(tmp_path, kind="rl", recipe_name="r")
     run.finish()

@@ -12,8 +12,9 @@ from vlmrl.setup.model_origin import describe_origin, find_model
 from vlmrl.store.checkpoints import choose_checkpoint
 from vlmrl.store.listing import find
 from vlmrl.store.manifest import edit
+from vlmrl.store.open_run import open_run
 from vlmrl.store.printed_names import command_line, namesake_warning, reference
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.runs import Run
 from vlmrl.store.summary import describe
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from secret_texts import ASSIGNMENTS, HEX, INNOCENT, PARTS, PASSWORD, PEM, SECRETS, SERVICES, VALUE
 from store_builders import make_group, make_run
 
-from vlmrl.store.runs import open_run
+from vlmrl.store.open_run import open_run
 from vlmrl.store.secrets import redact
 from vlmrl.store.secrets.names import kind_of_name
 from vlmrl.store.secrets.redact import (
@@ -96,14 +96,37 @@ def test_our_own_code_stays_as_it_is():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
-    ["a" * 100_000 + " key" * 5_000 + "eyJ" * 20_000, "key=[" * 12_000, 'api_key = "' * 5_000, "://a:" * 12_000,
-     "-----BEGIN PRIVATE KEY-----" * 3_000, "password: " * 5_000, "key=('" * 6_000, "token='''" * 5_000,
-     "AKIA" * 20_000, "<password>" * 5_000, "&token=" * 9_000, "sk-" * 20_000, "authorization: x " * 4_000,
-     "mysql -" * 9_000, "password = x or " * 5_000, "key=a+" * 3_000, "login(" * 9_000, "name: x\n" * 9_000 + "value",
-     "token=%s " * 9_000, "\n" * 60_000 + "password ", "cookie: a=" * 9_000, "password=a," * 9_000,
-     "a/" * 20_000 + "@//",
-     "docker login" * 6_000, "7z " * 20_000, "password " * 9_000, "x=" * 40_000, "key \\\n" * 9_000],
-)  # fmt: skip
+    [
+        "a" * 100_000 + " key" * 5_000 + "eyJ" * 20_000,
+        "key=[" * 12_000,
+        'api_key = "' * 5_000,
+        "://a:" * 12_000,
+        "-----BEGIN PRIVATE KEY-----" * 3_000,
+        "password: " * 5_000,
+        "key=('" * 6_000,
+        "token='''" * 5_000,
+        "AKIA" * 20_000,
+        "<password>" * 5_000,
+        "&token=" * 9_000,
+        "sk-" * 20_000,
+        "authorization: x " * 4_000,
+        "mysql -" * 9_000,
+        "password = x or " * 5_000,
+        "key=a+" * 3_000,
+        "login(" * 9_000,
+        "name: x\n" * 9_000 + "value",
+        "token=%s " * 9_000,
+        "\n" * 60_000 + "password ",
+        "cookie: a=" * 9_000,
+        "password=a," * 9_000,
+        "a/" * 20_000 + "@//",
+        "docker login" * 6_000,
+        "7z " * 20_000,
+        "password " * 9_000,
+        "x=" * 40_000,
+        "key \\\n" * 9_000,
+    ],
+)
 def test_the_time_is_linear_in_long_texts(text: str):
     """A quadratic search would take minutes, not a part of a second."""
     redact_text(text)
@@ -112,25 +135,64 @@ def test_the_time_is_linear_in_long_texts(text: str):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("OPENAI_API_KEY", "sure"), ("apiKey", "sure"), ("x-api-key", "sure"), ("clientSecret", "sure"),
-        ("db_password2", "sure"), ("PASSWORD_PROD", "sure"), ("api_keys", "sure"), ("reward.args.api_key", "sure"),
-        ("key", "maybe"), ("HF_TOKEN", "maybe"), ("login", "maybe"), ("API_KEY_OPENAI", "maybe"), ("auth", "maybe"),
-        ("monkey", "none"), ("author", "none"), ("stop_token", "none"), ("cache_key", "none"), ("key_id", "none"),
-        ("PGPASSWORD", "sure"), ("dbpass", "sure"), ("DB_PASS", "sure"), ("SMTP_PASSWD", "sure"), ("authtoken", "sure"),
-        ("APITOKEN", "sure"), ("clientsecret", "sure"), ("masterkey", "sure"), ("client-key-data", "maybe"),
-        ("githubtoken", "maybe"), ("sshkey", "maybe"), ("compass", "none"), ("bypass", "none"), ("padtoken", "none"),
-        ("turkey", "none"), ("pass_at_k", "none"), ("tokenizer", "none"), ("dbpassword_hash", "none"),
-        ("secret_name", "none"), ("max_new_tokens", "none"), ("tokens_per_row", "none"), ("keyboard", "none"),
+        ("OPENAI_API_KEY", "sure"),
+        ("apiKey", "sure"),
+        ("x-api-key", "sure"),
+        ("clientSecret", "sure"),
+        ("db_password2", "sure"),
+        ("PASSWORD_PROD", "sure"),
+        ("api_keys", "sure"),
+        ("reward.args.api_key", "sure"),
+        ("key", "maybe"),
+        ("HF_TOKEN", "maybe"),
+        ("login", "maybe"),
+        ("API_KEY_OPENAI", "maybe"),
+        ("auth", "maybe"),
+        ("monkey", "none"),
+        ("author", "none"),
+        ("stop_token", "none"),
+        ("cache_key", "none"),
+        ("key_id", "none"),
+        ("PGPASSWORD", "sure"),
+        ("dbpass", "sure"),
+        ("DB_PASS", "sure"),
+        ("SMTP_PASSWD", "sure"),
+        ("authtoken", "sure"),
+        ("APITOKEN", "sure"),
+        ("clientsecret", "sure"),
+        ("masterkey", "sure"),
+        ("client-key-data", "maybe"),
+        ("githubtoken", "maybe"),
+        ("sshkey", "maybe"),
+        ("compass", "none"),
+        ("bypass", "none"),
+        ("padtoken", "none"),
+        ("turkey", "none"),
+        ("pass_at_k", "none"),
+        ("tokenizer", "none"),
+        ("dbpassword_hash", "none"),
+        ("secret_name", "none"),
+        ("max_new_tokens", "none"),
+        ("tokens_per_row", "none"),
+        ("keyboard", "none"),
     ],
-)  # fmt: skip
+)
 def test_names_of_secrets_are_told_from_others(name: str, kind: str):
     assert kind_of_name(name) == kind
 
 
 def test_drawn_characters_are_told_from_words_dates_and_versions():
     drawn = [VALUE, HEX, "a1b2c3d4e5f6g7", "s3cr3tvalue99", "550e8400-e29b-41d4-a716-446655440000"]
-    others = ["Qwen2.5-VL-3B-Instruct", "step-000010-best", "20261122T093000Z", "digits_im_2024", "abcdefghijklmnop",
-              "model-00001-of-00001.safetensors", "short1", "2026-11-22 09:30:00.123"]  # fmt: skip
+    others = [
+        "Qwen2.5-VL-3B-Instruct",
+        "step-000010-best",
+        "20261122T093000Z",
+        "digits_im_2024",
+        "abcdefghijklmnop",
+        "model-00001-of-00001.safetensors",
+        "short1",
+        "2026-11-22 09:30:00.123",
+    ]
     assert [looks_random(text) for text in drawn + others] == [True] * len(drawn) + [False] * len(others)
 
 
@@ -142,9 +204,14 @@ def test_a_value_is_hidden_by_its_key_and_by_its_look():
 
 
 ENVIRONMENT = {
-    "X_API_KEY": "v4lue-of-x", "DB_URL": "postgres://me:pw-0f-db@h/x", "SHORT_TOKEN": "a1", "WORD_SECRET": "swordfish",
-    "SSH_AUTH_SOCK": "/", "QUOTED_SECRET": 'q"uo\\te1', "OMP_NUM_THREADS": "12345678",
-}  # fmt: skip
+    "X_API_KEY": "v4lue-of-x",
+    "DB_URL": "postgres://me:pw-0f-db@h/x",
+    "SHORT_TOKEN": "a1",
+    "WORD_SECRET": "swordfish",
+    "SSH_AUTH_SOCK": "/",
+    "QUOTED_SECRET": 'q"uo\\te1',
+    "OMP_NUM_THREADS": "12345678",
+}
 RIDDLE = 'The password is "swordfish", the key: it is not here'
 
 
@@ -180,8 +247,10 @@ def test_what_is_said_on_the_terminal_loses_secrets_and_keeps_riddles(monkeypatc
     assert redact_said(said) == f"{RIDDLE} password = swordfish1 {HIDDEN} {HIDDEN} https://{HIDDEN}@h"
     result = {"text": "password = swordfish1", "note": "password = swordfish1", "n": [1.5, None, ("Qq7-Zz9-Xx5",)]}
     assert redact_result(result) == {
-        "text": "password = swordfish1", "note": f"password = {HIDDEN}", "n": [1.5, None, [HIDDEN]],
-    }  # fmt: skip
+        "text": "password = swordfish1",
+        "note": f"password = {HIDDEN}",
+        "n": [1.5, None, [HIDDEN]],
+    }
 
 
 @given(st.text(max_size=40))
@@ -213,10 +282,15 @@ def test_rollouts_keep_their_texts_and_ids_and_lose_what_is_ours(monkeypatch: py
 
 def test_the_manifest_lets_nothing_through(tmp_path: Path):
     run = make_run(
-        tmp_path, name="n", note=SERVICES[0], tags=[SERVICES[1]], argv=["vlmrl", "--token", VALUE],
-        datasets=[{"name": "d", "path": SECRETS[len(SERVICES)]}], labels=[PEM],
+        tmp_path,
+        name="n",
+        note=SERVICES[0],
+        tags=[SERVICES[1]],
+        argv=["vlmrl", "--token", VALUE],
+        datasets=[{"name": "d", "path": SECRETS[len(SERVICES)]}],
+        labels=[PEM],
         rewards=[{"source": "s", "args": {"judge": {"api_key": VALUE}}}],
-    )  # fmt: skip
+    )
     run.event(0, "said", url=SERVICES[2])
     run.finish("failed", f"RuntimeError: {ASSIGNMENTS[0]}")
     for path in run.dir.rglob("*"):

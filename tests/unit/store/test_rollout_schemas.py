@@ -29,8 +29,10 @@ def test_an_old_file_has_the_defaults_of_the_new_fields():
     assert (first.score.value, first.score.parts, first.score.note) == (1.0, {"answer": 1.0, "format": None}, "good")
     assert first.score.status == "ok" and first.score.detail is None and first.advantage == 0.75
     assert tool.trajectory.segments == (
-        said, Segment("tool", (7, 8, 9), False, author="environment"), Segment("assistant", (4,), True, (-1.0,)),
-    )  # fmt: skip
+        said,
+        Segment("tool", (7, 8, 9), False, author="environment"),
+        Segment("assistant", (4,), True, (-1.0,)),
+    )
     assert tool.trajectory.num_sampled_tokens == 3 and len(tool.trajectory.response_ids) == 6
     assert bug.score.status == "failed" and bug.score.failed and math.isnan(bug.score.value)
     assert unfit.score.error == INAPPLICABLE and unfit.score.status == "ok" and not unfit.score.failed

@@ -11,7 +11,7 @@ from store_builders import make_run
 from vlmrl.errors import CheckpointError, StoreError, exit_of
 from vlmrl.store import files
 from vlmrl.store.manifest import MAX_ERROR_CHARS, read_manifest, settle
-from vlmrl.store.runs import open_run
+from vlmrl.store.open_run import open_run
 
 
 def test_a_disk_too_full_for_the_manifest_does_not_hide_what_happened(tmp_path: Path, monkeypatch) -> None:
@@ -62,8 +62,11 @@ def test_the_launcher_corrects_why_a_run_failed_and_nothing_else(tmp_path: Path)
     assert after.error is not None and after.error.startswith("rank 1 was killed by SIGKILL")
     assert len(after.error) <= MAX_ERROR_CHARS and "s3cr3t" not in after.error
     assert (after.status, after.end, after.attempts, after.name) == (
-        before.status, before.end, before.attempts, before.name,
-    )  # fmt: skip
+        before.status,
+        before.end,
+        before.attempts,
+        before.name,
+    )
 
 
 def test_the_launcher_ends_a_run_whose_writer_was_killed_before_it_could(tmp_path: Path) -> None:

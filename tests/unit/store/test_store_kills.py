@@ -14,7 +14,7 @@ from vlmrl.store import layout
 from vlmrl.store.files import EXIT_CODE, VARIABLE, leftovers
 from vlmrl.store.listing import list_runs
 from vlmrl.store.manifest import read_manifest
-from vlmrl.store.runs import open_run, resume_run
+from vlmrl.store.open_run import open_run, resume_run
 from vlmrl.store.verify import verify_run
 
 BUILDERS = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom store_builders import *\n"

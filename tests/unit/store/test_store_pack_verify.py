@@ -21,8 +21,9 @@ from store_builders import make_checkpoint, make_group, make_run
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.media import RunImages, ShardFolder, write_shard
+from vlmrl.store.open_run import open_run
 from vlmrl.store.pack import pack_run
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.runs import Run
 from vlmrl.store.verify import verify_run
 from vlmrl.store.verify_metrics import _gaps
 from vlmrl.types import Media
@@ -42,10 +43,13 @@ def finished_run(root: Path, dataset: Path) -> Run:
     datasets = [{"name": "digits", "path": str(dataset), "fingerprint": "f" * 64}]
     sha256 = hashlib.sha256(REWARD.encode()).hexdigest()
     run = make_run(
-        root, datasets=datasets, recipe_text="x = 1\n", resolved={"recipe": {"train": {"steps": 2}}},
+        root,
+        datasets=datasets,
+        recipe_text="x = 1\n",
+        resolved={"recipe": {"train": {"steps": 2}}},
         texts={("reward", sha256): REWARD},
         rewards=[{"source": "digits", "name": "reward.py:score", "sha256": sha256}],
-    )  # fmt: skip
+    )
     for step in range(2):
         run.write_rollouts(step, [make_group(step, media=(MEDIA[step],))])
         run.log(step, "train", {"rollout/samples": 2, "reward/mean": 0.05})
@@ -156,24 +160,32 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     "kept changed": ("this file was changed", lambda r: kept(r).write_text("def score(x):\n    return 2\n")),
     "code.diff gone": ("a file that the manifest names is missing", lambda r: (r.dir / layout.CODE_DIFF).unlink()),
     "metrics cut inside": (
-        "a line of metrics is damaged", lambda r: rewrite(metrics(r), lambda lines: ['{"step": 0\n', *lines]),
+        "a line of metrics is damaged",
+        lambda r: rewrite(metrics(r), lambda lines: ['{"step": 0\n', *lines]),
     ),
     "garbage first": (
-        "a line of metrics is damaged", lambda r: rewrite(metrics(r), lambda lines: ["garbage\n", *lines]),
+        "a line of metrics is damaged",
+        lambda r: rewrite(metrics(r), lambda lines: ["garbage\n", *lines]),
     ),
     "garbage last": ("a line of metrics is damaged", lambda r: rewrite(metrics(r), lambda lines: [*lines, "garbage"])),
-    "garbage between": ("a line of metrics is damaged",
-                        lambda r: rewrite(metrics(r), lambda lines: [lines[0], "\x00\x01\n", lines[1]])),
-    "whole JSON, no line": ("a line of metrics is damaged",
-                            lambda r: rewrite(metrics(r), lambda lines: ['{"step": 0}\n', *lines])),
+    "garbage between": (
+        "a line of metrics is damaged",
+        lambda r: rewrite(metrics(r), lambda lines: [lines[0], "\x00\x01\n", lines[1]]),
+    ),
+    "whole JSON, no line": (
+        "a line of metrics is damaged",
+        lambda r: rewrite(metrics(r), lambda lines: ['{"step": 0}\n', *lines]),
+    ),
     "a metrics line gone": ("1 step(s) have no line of metrics: 0", lambda r: rewrite(metrics(r), lambda n: n[1:])),
     "metrics cut short": ("1 step(s) have no line of metrics: 1", lambda r: rewrite(metrics(r), lambda n: n[:1])),
     "metrics gone": ("2 step(s) have no line of metrics: 0, 1", lambda r: metrics(r).unlink()),
     "unknown attempt": (
-        "which is not in the manifest", lambda r: append(r, {"step": 0, "attempt": 7, "kind": "train"}),
+        "which is not in the manifest",
+        lambda r: append(r, {"step": 0, "attempt": 7, "kind": "train"}),
     ),
     "rollouts damaged": (
-        "the rollout file is damaged", lambda r: (r.dir / "rollouts/step-000000.parquet").write_bytes(b"PAR1 no"),
+        "the rollout file is damaged",
+        lambda r: (r.dir / "rollouts/step-000000.parquet").write_bytes(b"PAR1 no"),
     ),
     "rollouts cut": ("the rollout file is damaged", lambda r: halve(r.dir / "rollouts/step-000000.parquet")),
     "rollouts gone": ("have metrics but no rollouts: 1", lambda r: (r.dir / "rollouts/step-000001.parquet").unlink()),
@@ -189,16 +201,21 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
         lambda r: damage_byte(checkpoint(r) / "model/a.safetensors"),
     ),
     "shard gone": (
-        "model/a.safetensors is missing", lambda r: (checkpoint(r) / "model/a.safetensors").unlink(),
+        "model/a.safetensors is missing",
+        lambda r: (checkpoint(r) / "model/a.safetensors").unlink(),
     ),
     "shard too many": (
-        "meta.json does not list it", lambda r: (checkpoint(r) / "model/zz-extra.safetensors").write_bytes(b"x"),
+        "meta.json does not list it",
+        lambda r: (checkpoint(r) / "model/zz-extra.safetensors").write_bytes(b"x"),
     ),
-    "folder renamed": ("meta.json says step 2, the folder's name says step 9",
-                       lambda r: checkpoint(r).rename(checkpoint(r).with_name("step-000009"))),
+    "folder renamed": (
+        "meta.json says step 2, the folder's name says step 9",
+        lambda r: checkpoint(r).rename(checkpoint(r).with_name("step-000009")),
+    ),
     "file outside": ("or one for a file outside of the checkpoint", describe_outside),
     "no summary": (
-        "this evaluation has no summary.json", lambda r: (layout.eval_dir(r.dir, "test") / "summary.json").unlink(),
+        "this evaluation has no summary.json",
+        lambda r: (layout.eval_dir(r.dir, "test") / "summary.json").unlink(),
     ),
     "no evaluated rows": (
         "the rows of this evaluation cannot be read",
@@ -216,7 +233,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     "the last step trained twice": ("step 2 is beyond the run, which has 2 steps", lambda r: append(r, line_of(2))),
     "line below 0": ("step -1 is below 0", lambda r: append(r, line_of(-1, "validation"))),
     "rollouts beyond the run": (
-        BEYOND, lambda r: shutil.copy(r.dir / "rollouts/step-000000.parquet", layout.rollout_path(r.dir, FAR)),
+        BEYOND,
+        lambda r: shutil.copy(r.dir / "rollouts/step-000000.parquet", layout.rollout_path(r.dir, FAR)),
     ),
     "metrics deep": ("a line of metrics is damaged", lambda r: rewrite(metrics(r), lambda n: [DEEP_JSON + "\n", *n])),
     "metrics deep within": (
@@ -225,12 +243,18 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     ),
     "manifest deep": ("manifest.json is cut off or damaged", lambda r: (r.dir / "manifest.json").write_text(DEEP_JSON)),
     "resolved deep": ("is not a complete JSON value", lambda r: (r.dir / "resolved.json").write_text(DEEP_JSON)),
-    "metrics doubled": ("2 line(s) of metrics are repeated or out of order; the first is of step 0",
-                        lambda r: rewrite(metrics(r), lambda lines: lines * 2)),
-    "metrics reversed": ("1 line(s) of metrics are repeated or out of order; the first is of step 0",
-                         lambda r: rewrite(metrics(r), lambda lines: lines[::-1])),
-    "another mean": ("step 0: metrics say a mean reward of 0.999, but the scores of the rollouts have the mean 0.05",
-                     lambda r: rewrite(metrics(r), lambda lines: [n.replace("0.05", "0.999") for n in lines])),
+    "metrics doubled": (
+        "2 line(s) of metrics are repeated or out of order; the first is of step 0",
+        lambda r: rewrite(metrics(r), lambda lines: lines * 2),
+    ),
+    "metrics reversed": (
+        "1 line(s) of metrics are repeated or out of order; the first is of step 0",
+        lambda r: rewrite(metrics(r), lambda lines: lines[::-1]),
+    ),
+    "another mean": (
+        "step 0: metrics say a mean reward of 0.999, but the scores of the rollouts have the mean 0.05",
+        lambda r: rewrite(metrics(r), lambda lines: [n.replace("0.05", "0.999") for n in lines]),
+    ),
     "checkpoint is a file": (NO_FOLDER, lambda r: replace_with_file(checkpoint(r))),
     "checkpoints is a file": (NO_FOLDER, lambda r: replace_with_file(r.dir / "checkpoints")),
     "logs is a file": (NO_FOLDER, lambda r: replace_with_file(r.dir / "logs")),
@@ -239,13 +263,14 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     "copy of a checkpoint": (NO_STEP, lambda r: copy_checkpoint(r, "step-000002 (copy)")),
     "copy of rollouts": (NO_STEP, lambda r: (r.dir / "rollouts/step-000001 (copy).parquet").write_bytes(b"")),
     "rollouts of fewer rows": (
-        "metrics say 2 samples, but the rollouts have 1", lambda r: change_rollouts(r, lambda table: table.slice(0, 1)),
+        "metrics say 2 samples, but the rollouts have 1",
+        lambda r: change_rollouts(r, lambda table: table.slice(0, 1)),
     ),
     "rollouts without columns": (
         "the rollouts lack the column(s) text, score",
         lambda r: change_rollouts(r, lambda table: table.drop_columns(["text", "score"])),
     ),
-}  # fmt: skip
+}
 """What was done to a run -> what `verify` says of it."""
 DEEP = {
     "shard changed": "a byte of a weight file",

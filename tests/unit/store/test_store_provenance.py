@@ -106,9 +106,9 @@ def test_hardware_and_packages_are_told_without_importing_torch():
 
 @pytest.mark.parametrize(("asked", "limit"), [("1", 1), ("", None), ("0", None), ("two", None), ("100000", None)])
 def test_threads_are_the_cores_of_this_process_and_at_most_what_omp_num_threads_asks(monkeypatch, asked, limit):
-    from vlmrl.store.provenance import usable_cores
+    from vlmrl.store.provenance import usable_threads
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    cores = usable_cores()
+    cores = usable_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    assert usable_cores() == (limit or cores) >= 1
+    assert usable_threads() == (limit or cores) >= 1

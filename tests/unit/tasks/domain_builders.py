@@ -11,13 +11,20 @@ from pair_tables import add_square
 from vlmrl.data.dataset_writer import building
 
 FUNGI = {
-    "same": False, "distance": 2, "order": ["Boletales", "Boletales"], "family": ["Boletaceae", "Boletaceae"],
-    "genus": ["Boletus", "Suillus"], "species": ["Boletus edulis", "Suillus luteus"],
-}  # fmt: skip
+    "same": False,
+    "distance": 2,
+    "order": ["Boletales", "Boletales"],
+    "family": ["Boletaceae", "Boletaceae"],
+    "genus": ["Boletus", "Suillus"],
+    "species": ["Boletus edulis", "Suillus luteus"],
+}
 BIRD = {
-    "same": False, "distance": 4, "order": ["Passeriformes", "Piciformes"], "family": ["Corvidae", "Picidae"],
+    "same": False,
+    "distance": 4,
+    "order": ["Passeriformes", "Piciformes"],
+    "family": ["Corvidae", "Picidae"],
     "genus": ["Pica", "Picus"],
-}  # fmt: skip
+}
 TRUTHS: dict[str, dict[str, Any]] = {
     "fungi": FUNGI,
     "bird": BIRD,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vlmrl.data.dataset import open_dataset
 from vlmrl.data.images import encode_png
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks.pairs.collect import parse_shares, prepare_folder

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vlmrl.data.dataset import open_dataset
 from vlmrl.data.images import decode_image
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks import make_task

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pair_tables import photo, write_parquet
 
-from vlmrl.data.dataset import open_dataset
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.tasks.dataset_assembly import Limits
@@ -92,7 +92,7 @@ def test_wrong_rows_of_a_table_are_listed_and_too_many_of_them_are_an_error(tmp_
         prepare(tmp_path / "out", "fungi", source)
     made = prepare(tmp_path / "out", "fungi", source, max_bad=0.05)
     listed = {one["origin"]: one["reason"] for one in made.info["dropped"]}
-    assert listed["meta.csv:5"] == "no species" and "a second time" in listed["meta.csv:7"]
+    assert listed["meta.csv:5"] == "no species" and "is in the table twice" in listed["meta.csv:7"]
     assert "no image file" in listed["photos/none.jpg"] and "leaves" in listed["../outside.jpg"]
     assert "truncated" in listed["photos/0-11.jpg"]
 
@@ -297,8 +297,10 @@ def test_the_ten_folds_of_lfw_are_eight_to_train_one_to_validate_one_to_test(tmp
     (tmp_path / "in" / "pairs.txt").write_text("\n".join(lines))
     made = prepare(tmp_path / "out", "human", tmp_path / "in")
     assert {split: fields["rows"] for split, fields in made.info["splits"].items()} == {
-        "train": 32, "validation": 4, "test": 4
-    }  # fmt: skip
+        "train": 32,
+        "validation": 4,
+        "test": 4,
+    }
     found = rows_of(tmp_path / "out")
     assert {name for row in found["test"] for name in row.columns["individuals"]} == {"P36", "P37", "P38", "P39"}
     assert [row.truth["same"] for row in found["test"]] == [True, True, False, False]

@@ -29,20 +29,35 @@ def answer(p: str, **tags: str) -> str:
 
 def test_a_baseline_has_the_numbers_of_its_probability_and_no_others() -> None:
     assert outcome("whale", "baseline", answer("0.25")) == {
-        "accuracy": 1.0, "brier": 0.0625, "confidence": 0.25, "label": 0.0, "parse_failure": 0.0,
-    }  # fmt: skip
+        "accuracy": 1.0,
+        "brier": 0.0625,
+        "confidence": 0.25,
+        "label": 0.0,
+        "parse_failure": 0.0,
+    }
     assert outcome("human", "baseline", answer("0.5"))["accuracy"] == 0.0
     assert outcome("human", "baseline", answer("7")) == {
-        "accuracy": 0.0, "brier": 1.0, "confidence": None, "label": 1.0, "parse_failure": 1.0,
-    }  # fmt: skip
+        "accuracy": 0.0,
+        "brier": 1.0,
+        "confidence": None,
+        "label": 1.0,
+        "parse_failure": 1.0,
+    }
 
 
 def test_levels_count_down_to_the_first_that_truly_differs() -> None:
     text = answer("0.1", order="boletales; Boletales", family="Boletaceae; Suillaceae", genus="A; B")
     assert outcome("fungi", "im", text) == {
-        "accuracy": 1.0, "brier": pytest.approx(0.01), "confidence": 0.1, "label": 0.0, "parse_failure": 0.0,
-        "accuracy/order": 1.0, "accuracy/family": 0.0, "accuracy/genus": 0.0, "consistent": 1.0,
-    }  # fmt: skip
+        "accuracy": 1.0,
+        "brier": pytest.approx(0.01),
+        "confidence": 0.1,
+        "label": 0.0,
+        "parse_failure": 0.0,
+        "accuracy/order": 1.0,
+        "accuracy/family": 0.0,
+        "accuracy/genus": 0.0,
+        "consistent": 1.0,
+    }
     text = answer("0.1", order="Passeriformes; Piciformes", family="A; B")
     found = outcome("bird", "im_concrete", text)
     assert (found["accuracy/order"], found["accuracy/family"], found["accuracy/genus"]) == (1.0, None, None)
@@ -131,9 +146,15 @@ def test_responses_are_read_as_the_reward_that_scores_them_reads_them(tmp_path: 
     ):
         task = opened(tmp_path, reward).task
         assert task.outcome(RewardInput(UNCLOSED, truth), UNSCORED) == {
-            "accuracy": 1.0, "brier": pytest.approx(0.01), "confidence": 0.9, "label": 1.0, "parse_failure": 0.0,
-            "accuracy/type": 1.0, "label_accuracy/type": 1.0, "repaired": 1.0,
-        }  # fmt: skip
+            "accuracy": 1.0,
+            "brier": pytest.approx(0.01),
+            "confidence": 0.9,
+            "label": 1.0,
+            "parse_failure": 0.0,
+            "accuracy/type": 1.0,
+            "label_accuracy/type": 1.0,
+            "repaired": 1.0,
+        }
         assert task.outcome(RewardInput(answer("0.9"), truth), UNSCORED)["repaired"] == 0.0
     named = Reward(args={"aliases": {"Silverbeck": "Silverback"}})
     misspelt = answer("0.9", type="Blackback; Silverbeck")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pair_tables import composite, photo, table_rows, write_parquet
 
-from vlmrl.data.dataset import open_dataset
 from vlmrl.data.images import decode_image
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks.dataset_assembly import Limits, OnOverlong
@@ -96,7 +96,7 @@ def spoilt(rows: list[dict[str, Any]]) -> dict[int, str]:
         2: "called the same in one row and different in another", 35: "called the same in one row and different",
         3: "has 8 fields, not 9", 5: "has the answer '7'", 8: "1 image, not 2", 11: "2 images, but 1 <image> mark in",
         14: "image 2: broken image: image file is truncated", 17: "image 1: an empty file (0 bytes)",
-        20: "`answer_im` says the other", 23: "nothing is fetched from the network", 26: "leaves",
+        20: "`answer_im` says the opposite", 23: "nothing is fetched from the network", 26: "leaves",
         29: "contradicts itself", 32: "`problem` is None, not a text",
     }  # fmt: skip
 
@@ -164,9 +164,12 @@ def test_rows_over_the_limit_fail_or_are_dropped_or_made_smaller_and_counted(tmp
 
     def made(name: str, how: OnOverlong):
         return prepare(
-            tmp_path / name, "human", source, replace(ONE, max_prompt_tokens=1000, on_overlong=how),
+            tmp_path / name,
+            "human",
+            source,
+            replace(ONE, max_prompt_tokens=1000, on_overlong=how),
             num_pairs=NO_VALIDATION,
-        )  # fmt: skip
+        )
 
     with pytest.raises(DataError, match=r"5 rows are over --max-prompt-tokens 1,000.*nothing was written") as caught:
         made("a", "fail")

@@ -41,7 +41,7 @@ def test_a_row_that_is_wrong_is_told_what_would_be_right(tmp_path: Path) -> None
     assert "the reward `taxonrl` scores such rows as they are" in listed["train row 3"]
     assert listed["train row 4"] == "3 images, not 2"
     assert listed["train row 6"].startswith(r"image 2: 'found/on\x1b[31m.jpg': not an image in a known format")
-    assert listed["train row 7"] == "image 1: the data URI 'data:text/html,hello' is no image in base64"
+    assert listed["train row 7"] == "image 1: the data URI 'data:text/html,hello' is not an image in base64"
 
 
 def test_names_that_only_some_rows_know_are_counted(tmp_path: Path) -> None:

@@ -124,8 +124,10 @@ def test_a_recipe_names_variant_and_profile(tmp_path: Path) -> None:
     published = open_source(Data(path=path), Reward(profile="taxonrl", args={"format_weight": 0.1}))
     assert published.reward.name == "taxonrl"
     assert published.reward.args == {
-        "function": "lfw_fungi_im:compute_score_gemini", "layout": "fungi", "format_weight": 0.1,
-    }  # fmt: skip
+        "function": "lfw_fungi_im:compute_score_gemini",
+        "layout": "fungi",
+        "format_weight": 0.1,
+    }
     with pytest.raises(RecipeError, match="unknown reward profile `taxon`"):
         open_source(Data(path=path), Reward(profile="taxon"))
     lacking = make_task("pairs", {"levels": ["a"]})

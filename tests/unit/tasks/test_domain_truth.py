@@ -46,10 +46,13 @@ def test_a_sound_truth_has_no_problem(name: str) -> None:
         ("fungi", {"distance": 0}, "`distance` is 0 (sameSpecies); `same` and the names make it 2 (sameFamily)"),
         ("fungi", {"distance": 7}, "`distance` is 7, not a whole number from 0 to 4"),
         ("fungi", {"distance": True}, "`distance` is True, not a whole number"),
-        ("bird", {"order": None, "distance": 2},
-         "`distance` is 2 (sameFamily); `same` and the names make it 3 (sameOrder) to 4 (sameClass)"),
+        (
+            "bird",
+            {"order": None, "distance": 2},
+            "`distance` is 2 (sameFamily); `same` and the names make it 3 (sameOrder) to 4 (sameClass)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_mistake_is_named(name: str, change: dict[str, Any], problem: str) -> None:
     found = truth_problems(DOMAINS[name], TRUTHS[name] | change)
     assert [words for words in found if words.startswith(problem)], found

@@ -56,11 +56,20 @@ def test_what_a_report_cannot_show_is_refused(figure, said):
 
 @pytest.mark.parametrize(
     "kept",
-    [None, {}, [1], [{}], [{"kind": "lines"}], [{"kind": "table", "title": 1}], [{"kind": "script", "title": "x"}],
-     [{"kind": "table", "title": "x", "header": ["a"], "rows": [], "note": 3}],
-     [{"kind": "histogram", "title": "x", "groups": {"a": [-1]}, "axis": "", "range": [0, 1], "note": ""}],
-     [{"kind": "table", "title": "x", "header": ["a"], "rows": [], "note": "", "more": 1}], [{}] * 9],
-)  # fmt: skip
+    [
+        None,
+        {},
+        [1],
+        [{}],
+        [{"kind": "lines"}],
+        [{"kind": "table", "title": 1}],
+        [{"kind": "script", "title": "x"}],
+        [{"kind": "table", "title": "x", "header": ["a"], "rows": [], "note": 3}],
+        [{"kind": "histogram", "title": "x", "groups": {"a": [-1]}, "axis": "", "range": [0, 1], "note": ""}],
+        [{"kind": "table", "title": "x", "header": ["a"], "rows": [], "note": "", "more": 1}],
+        [{}] * 9,
+    ],
+)
 def test_damage_in_a_summary_is_a_sentence(kept):
     with pytest.raises(DataError):
         figures_from_json(kept)

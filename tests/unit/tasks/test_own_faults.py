@@ -79,7 +79,7 @@ def test_sound_results_come_through_as_plain_numbers(tmp_path: Path) -> None:
         ('"guess"', '"gess"', lambda t: t.attacks([X]), "the attack `one` has the kind 'gess'", 23),
         ('"1")', "x.nothing)", lambda t: t.attacks([X])[0].make(X), "`attacks` of .* raised AttributeError", 24),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_result_is_named_with_the_function_and_its_line(
     tmp_path: Path, old: str, new: str, call: Any, message: str, line: int
 ) -> None:
@@ -104,15 +104,15 @@ def test_check_asks_a_set_metric_for_a_resample_that_holds_a_response_twice(tmp_
 @pytest.mark.parametrize(
     ("old", "new", "message", "where"),
     [
-        ('images=[picture]', 'images=picture', "`images` of a row of `prep` is <PIL.*, not a list", "train row 0"),
-        ('images=[picture]', 'images="a.png"', "`images` of a row of `prep` is 'a.png', not a list", "train row 0"),
+        ("images=[picture]", "images=picture", "`images` of a row of `prep` is <PIL.*, not a list", "train row 0"),
+        ("images=[picture]", 'images="a.png"', "`images` of a row of `prep` is 'a.png', not a list", "train row 0"),
         ('truth={"answer": 1}', 'truth="A1"', "`truth` of a row of `prep` is 'A1', not a mapping", "train row 0"),
         ('columns={"a": "b"}', 'columns=["a"]', "`columns` of a row of `prep` is .*, not a mapping", "train row 0"),
-        ('images=[picture]', 'images=[picture] * 2', "the row has 2 images but its prompt has 1", "train row 0"),
+        ("images=[picture]", "images=[picture] * 2", "the row has 2 images but its prompt has 1", "train row 0"),
         ('columns={"a": "b"}', "columns={}", "the prompt template fails: 'a' is undefined", "train row 0"),
         ("{{ a }}", "\\n{{ a }", "the prompt template is not valid Jinja", "template of {file}:2"),
     ],
-)  # fmt: skip
+)
 def test_a_row_that_cannot_be_used_is_named_by_its_place(
     tmp_path: Path, old: str, new: str, message: str, where: str
 ) -> None:

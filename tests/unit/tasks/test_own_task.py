@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from command_line import this_process
 
-from vlmrl.data.dataset import open_dataset
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.reward_check.scoring import TaskRef
@@ -212,8 +212,11 @@ def test_a_recipe_that_names_a_wrong_file_is_wrong(here: Path) -> None:
 def test_the_written_task_folder_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert [path.name for path in write_task(tmp_path / "squares", whole=True)] == [
-        "prompt.jinja", "recipe.toml", "task.py", "test_squares.py",
-    ]  # fmt: skip
+        "prompt.jinja",
+        "recipe.toml",
+        "task.py",
+        "test_squares.py",
+    ]
     done = this_process("prep", "squares/task.py:task", "--out", "squares/data", "--rows", 8, "--json", cwd=tmp_path)
     assert done.code == 0 and json.loads(done.out)["info"]["splits"]["validation"]["rows"] == 8
     with pytest.raises(DataError, match="in vlmrl's style"):
@@ -266,13 +269,28 @@ def test_the_example_of_the_documentation_makes_data_and_pays(tmp_path: Path, mo
 @pytest.mark.parametrize(
     "field",
     [
-        "profiles=5", "profiles={'default': 5}", "profiles={'default': (':score',)}", "profiles={'default': (5, {})}",
-        "profiles={'default': (':score', 5)}", "profiles={5: (':score', {})}", "outcome=None", "validate=None",
-        "figures=None", "variables=5", "variables={1: 2}", "summary=None", "metrics={5: Metric('higher')}",
-        "metrics={'a': Metric('higher', (0, 1, 2))}", "metrics={'a': Metric(range=('0', '1'))}", "truths=5", "kind=5",
-        "template_file=5", "variants=5", "trace='x'",
+        "profiles=5",
+        "profiles={'default': 5}",
+        "profiles={'default': (':score',)}",
+        "profiles={'default': (5, {})}",
+        "profiles={'default': (':score', 5)}",
+        "profiles={5: (':score', {})}",
+        "outcome=None",
+        "validate=None",
+        "figures=None",
+        "variables=5",
+        "variables={1: 2}",
+        "summary=None",
+        "metrics={5: Metric('higher')}",
+        "metrics={'a': Metric('higher', (0, 1, 2))}",
+        "metrics={'a': Metric(range=('0', '1'))}",
+        "truths=5",
+        "kind=5",
+        "template_file=5",
+        "variants=5",
+        "trace='x'",
     ],
-)  # fmt: skip
+)
 def test_a_field_of_another_kind_is_named_when_the_task_is_made(here: Path, field: str) -> None:
     key = field.partition("=")[0]
     (here / "own.py").write_text(
@@ -287,10 +305,12 @@ def test_a_field_of_another_kind_is_named_when_the_task_is_made(here: Path, fiel
 @pytest.mark.parametrize(
     ("function", "given", "told"),
     [
-        ("validate", ({},), "not a list of texts"), ("attacks", ([],), "not a list of vlmrl.Attack"),
-        ("trace", (None, None), "not the text of a response"), ("messages", (None,), "not a tuple of"),
+        ("validate", ({},), "not a list of texts"),
+        ("attacks", ([],), "not a list of vlmrl.Attack"),
+        ("trace", (None, None), "not the text of a response"),
+        ("messages", (None,), "not a tuple of"),
     ],
-)  # fmt: skip
+)
 def test_what_a_function_returns_is_checked_where_it_is_called(
     here: Path, function: str, given: Any, told: str
 ) -> None:
@@ -327,7 +347,7 @@ def prep_of(here: Path, function: str) -> None:
         ("*n", "cannot be an option"),
         *((f"{name}: int = 3", f"the parameter `{name}`, which every") for name in ("force", "limits", "workers")),
     ],
-)  # fmt: skip
+)
 def test_a_parameter_that_cannot_be_an_option_is_named(here: Path, parameters: str, told: str) -> None:
     prep_of(here, f"def prep({parameters}):\n    return {{'train': rows(2)}}")
     source = (here / "own.py").read_text()

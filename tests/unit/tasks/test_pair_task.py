@@ -71,10 +71,16 @@ def test_the_outcome_of_a_wrong_a_half_right_and_an_undecided_answer() -> None:
 
     right = outcome(COUSINS, answer("0.2"))
     assert right == {
-        "accuracy": 1.0, "brier": pytest.approx(0.04), "confidence": 0.2, "label": 0.0, "parse_failure": 0.0,
-        "accuracy/order": 1.0, "accuracy/family": 1.0, "accuracy/genus": None,
+        "accuracy": 1.0,
+        "brier": pytest.approx(0.04),
+        "confidence": 0.2,
+        "label": 0.0,
+        "parse_failure": 0.0,
+        "accuracy/order": 1.0,
+        "accuracy/family": 1.0,
+        "accuracy/genus": None,
         "consistent": 1.0,
-    }  # fmt: skip
+    }
     assert outcome(COUSINS, answer("0.8"))["accuracy"] == 0.0
     assert outcome(COUSINS, answer("0.5"))["accuracy"] == 0.0 == outcome(SAME, answer("0.5"))["accuracy"]
     assert outcome(COUSINS, answer("0.2", family="C; E"))["accuracy/family"] == 0.0

@@ -73,12 +73,17 @@ def test_settings_count_by_their_values_where_a_loop_over_the_row_reads_them():
 @pytest.mark.parametrize(
     "other",
     [
-        "<image><image>Say Adult,  Infant.", "<image><image>Say Infant, Adult.", "<image>Say <image>Adult, Infant.",
-        "Say Adult, Infant.", "<image><image>Say adult, Infant.", "<image><image>Say {{ labels }}.",
-        "<image><image>Say {{ problem }}.", "<image><image>Say {{ labels | join(', ') }}",
+        "<image><image>Say Adult,  Infant.",
+        "<image><image>Say Infant, Adult.",
+        "<image>Say <image>Adult, Infant.",
+        "Say Adult, Infant.",
+        "<image><image>Say adult, Infant.",
+        "<image><image>Say {{ labels }}.",
+        "<image><image>Say {{ problem }}.",
+        "<image><image>Say {{ labels | join(', ') }}",
         "<image><image>\nSay Adult, Infant.",
     ],
-)  # fmt: skip
+)
 def test_another_text_or_place_of_an_image_is_another_prompt(other):
     assert shown("<image><image>Say {{ labels | join(', ') }}.", **LABELS) != shown(other, **LABELS)
 
@@ -115,15 +120,30 @@ def test_records_of_before_and_after_are_of_one_prompt_where_nothing_changed():
 
 
 PIECES = (
-    "a", " ", "\n", "{# c #}", "{{ labels[0] }}", "{{ labels | join('-') }}", "{{ q }}", "{{ q | trim }}", "<image>",
-    "{% if q %}y{{ labels[0] }}{% else %}n{% endif %}", "{% if labels %}a{% endif %}", "Adult", "{{ 'a' }}",
+    "a",
+    " ",
+    "\n",
+    "{# c #}",
+    "{{ labels[0] }}",
+    "{{ labels | join('-') }}",
+    "{{ q }}",
+    "{{ q | trim }}",
+    "<image>",
+    "{% if q %}y{{ labels[0] }}{% else %}n{% endif %}",
+    "{% if labels %}a{% endif %}",
+    "Adult",
+    "{{ 'a' }}",
     "{{ labels[0] ~ q }}",
     "{% for x in labels %}{{ x }}{% endfor %}",
     "{% for x in labels %}{{ x }}{{ q }}{% endfor %}",
     "{% if q == labels[0] %} {% endif %}",
-    "{% set z = q %}", "{{ z }}", "{% set labels = q %}",
-    "{% if q is defined %}d{% endif %}", "d", "{{ labels[0] if q is undefined else 'a' }}",
-)  # fmt: skip
+    "{% set z = q %}",
+    "{{ z }}",
+    "{% set labels = q %}",
+    "{% if q is defined %}d{% endif %}",
+    "d",
+    "{{ labels[0] if q is undefined else 'a' }}",
+)
 templates = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("".join)
 
 

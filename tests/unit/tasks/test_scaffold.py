@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.data.dataset import open_dataset
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards.scorer import Scorer

@@ -42,14 +42,17 @@ def rendered(text: str, row: Row = ROW) -> str:
 
 
 BOMBS = {
-    "{{ 'a' * 10000000000 }}": "memory", "{{ q * n }}": "memory", "{{ q.center(n) }}": "memory",
-    "{{ '%9999999999d' % 3 }}": "memory", "{{ '{:>99999999999}'.format(q) }}": "memory",
+    "{{ 'a' * 10000000000 }}": "memory",
+    "{{ q * n }}": "memory",
+    "{{ q.center(n) }}": "memory",
+    "{{ '%9999999999d' % 3 }}": "memory",
+    "{{ '{:>99999999999}'.format(q) }}": "memory",
     "{% set ns = namespace(x=q) %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}": "memory",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "more than 1 seconds",
     "{{ lipsum(n=1000000) }}": "more than 1 seconds",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "calls itself without end",
     "{% for i in range(99999) %}{{ q|center(50) }}{% endfor %}": "4,194,304 characters",
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -68,12 +71,20 @@ def test_a_plain_template_is_cut_off_too_when_it_makes_too_much_of_a_row() -> No
 
 
 PLAIN = [
-    "{{ q }} {{ q | trim }}", "{% if q is defined and q %}{{ columns['q'][0] }}{% else %}-{% endif %}",
-    "{% for k, v in columns.items() %}{{ k }}: {{ v | tojson }}\n{% endfor %}", "{{ levels | join(', ') }}",
-    "{% for x in xs %}{{ loop.index0 + 1 }}. {{ x }}{% endfor %}", "{{ levels[-1] }}", "{{ q.split('h')[0] }}",
-    "{% set a = q %}{{ a }}", "{{ q ~ '?' }}", "{{ q if q else 'nothing' }}", "{{ q | title | length }}",
-    "{{ no | default('-', true) }}", "{# nothing #}<image>{{ q }}{% raw %}{{{% endraw %}",
-]  # fmt: skip
+    "{{ q }} {{ q | trim }}",
+    "{% if q is defined and q %}{{ columns['q'][0] }}{% else %}-{% endif %}",
+    "{% for k, v in columns.items() %}{{ k }}: {{ v | tojson }}\n{% endfor %}",
+    "{{ levels | join(', ') }}",
+    "{% for x in xs %}{{ loop.index0 + 1 }}. {{ x }}{% endfor %}",
+    "{{ levels[-1] }}",
+    "{{ q.split('h')[0] }}",
+    "{% set a = q %}{{ a }}",
+    "{{ q ~ '?' }}",
+    "{{ q if q else 'nothing' }}",
+    "{{ q | title | length }}",
+    "{{ no | default('-', true) }}",
+    "{# nothing #}<image>{{ q }}{% raw %}{{{% endraw %}",
+]
 
 
 @pytest.mark.parametrize("text", PLAIN)
@@ -86,16 +97,28 @@ def test_both_ways_of_rendering_give_the_same_text(text: str, worker: TemplateWo
 @pytest.mark.parametrize(
     "text",
     [
-        *BOMBS, "{{ 2 ** 9 }}", "{{ q | indent }}", "{{ q | tojson | tojson }}", "{% set x = [q, q] %}",
-        "{{ q | join(q) }}", "{% set x = q ~ q %}", "{% set x = q | upper %}", "{% for x in range(3) %}{% endfor %}",
+        *BOMBS,
+        "{{ 2 ** 9 }}",
+        "{{ q | indent }}",
+        "{{ q | tojson | tojson }}",
+        "{% set x = [q, q] %}",
+        "{{ q | join(q) }}",
+        "{% set x = q ~ q %}",
+        "{% set x = q | upper %}",
+        "{% for x in range(3) %}{% endfor %}",
         "{{ q | replace('a', 'b') }}",
-        "{% for x in xs %}{% for y in xs %}{% endfor %}{% endfor %}", "{% for x in xs recursive %}{% endfor %}",
-        "{% for x in xs %}{% if x in xs %}{% endif %}{% endfor %}", "{% for x in xs %}{{ q | upper }}{% endfor %}",
-        "{% filter upper %}x{% endfilter %}", "{% for x in xs | tojson %}{% endfor %}", "{% include 'x' %}",
+        "{% for x in xs %}{% for y in xs %}{% endfor %}{% endfor %}",
+        "{% for x in xs recursive %}{% endfor %}",
+        "{% for x in xs %}{% if x in xs %}{% endif %}{% endfor %}",
+        "{% for x in xs %}{{ q | upper }}{% endfor %}",
+        "{% filter upper %}x{% endfilter %}",
+        "{% for x in xs | tojson %}{% endfor %}",
+        "{% include 'x' %}",
         "{{ cycler }}{{ q() }}",
-        "{% for x in xs %}{% if q ~ q == x %}{% endif %}{% endfor %}", "{{ xs | join('" + "-" * 200 + "') }}",
+        "{% for x in xs %}{% if q ~ q == x %}{% endif %}{% endfor %}",
+        "{{ xs | join('" + "-" * 200 + "') }}",
     ],
-)  # fmt: skip
+)
 def test_what_could_grow_is_not_plain(text: str) -> None:
     assert not is_plain(parse_template(text, "x"))
 
@@ -104,10 +127,12 @@ def test_what_could_grow_is_not_plain(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{{ qq }}", "'qq' is undefined"), ("{{ q.__class__ }}", "unsafe"), ("{{ q + 1 }}", "TypeError"),
+        ("{{ qq }}", "'qq' is undefined"),
+        ("{{ q.__class__ }}", "unsafe"),
+        ("{{ q + 1 }}", "TypeError"),
         ("{{ xs['a'].b }}", "no attribute 'a'"),
     ],
-)  # fmt: skip
+)
 def test_a_template_that_fails_says_the_same_in_both_ways(text: str, message: str, ours: bool) -> None:
     with pytest.raises(DataError, match=message) as caught:
         rendered(text if ours else text + "{{ q | center(9) }}")

@@ -33,9 +33,18 @@ def test_rows_are_known_by_their_truth(truth: dict[str, Any], kind: Any) -> None
 
 @pytest.mark.parametrize(
     ("answer", "same", "side"),
-    [("0.9", True, True), ("0.9", False, False), ("0.1", False, True), ("0.5", True, None), ("1.2", True, None),
-     ("nan", True, None), ("-0.2", False, None), ("yes", True, None), ("0.9", "yes", None)],
-)  # fmt: skip
+    [
+        ("0.9", True, True),
+        ("0.9", False, False),
+        ("0.1", False, True),
+        ("0.5", True, None),
+        ("1.2", True, None),
+        ("nan", True, None),
+        ("-0.2", False, None),
+        ("yes", True, None),
+        ("0.9", "yes", None),
+    ],
+)
 def test_a_probability_is_on_one_side_of_one_half_or_says_nothing(answer: str, same: Any, side: bool | None) -> None:
     assert side_of({"same": same}, answer) is side
 
@@ -84,9 +93,15 @@ def test_rewards_of_tasks_are_found_by_name_above_the_rewards_themselves() -> No
 
 @pytest.mark.parametrize(
     ("name", "lenient"),
-    [("taxonrl", True), ("profile:taxonrl", True), ("taxonomy", False), ("profile:default", False), (None, False),
-     ("mine.py:score", False)],
-)  # fmt: skip
+    [
+        ("taxonrl", True),
+        ("profile:taxonrl", True),
+        ("taxonomy", False),
+        ("profile:default", False),
+        (None, False),
+        ("mine.py:score", False),
+    ],
+)
 def test_a_reward_says_whether_it_takes_any_truth(name: str | None, lenient: bool) -> None:
     assert takes_any_truth(name) is lenient
 

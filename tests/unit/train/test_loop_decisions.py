@@ -54,17 +54,23 @@ def test_reasons_to_stop(given, expected):
 def test_a_request_stops_an_unfinished_run_and_a_finished_run_is_finished():
     for step, reason in ((3, "interrupted"), (10, "all steps done")):
         asked = session(step)
-        assert stop_reason(asked.journal, asked.recipe, StopRequest(asked=True)) == reason
+        assert stop_reason(asked.journal, asked.recipe, StopRequest(is_set=True)) == reason
 
 
 @pytest.mark.parametrize(
     ("goal", "before", "value", "best"),
     [
-        ("max", None, 0.1, True), ("max", 0.1, 0.2, True), ("max", 0.2, 0.2, False), ("max", 0.2, 0.1, False),
-        ("min", None, 0.1, True), ("min", 0.2, 0.1, True), ("min", 0.1, 0.2, False), ("max", None, math.nan, False),
+        ("max", None, 0.1, True),
+        ("max", 0.1, 0.2, True),
+        ("max", 0.2, 0.2, False),
+        ("max", 0.2, 0.1, False),
+        ("min", None, 0.1, True),
+        ("min", 0.2, 0.1, True),
+        ("min", 0.1, 0.2, False),
+        ("max", None, math.nan, False),
         ("min", 0.1, math.nan, False),
     ],
-)  # fmt: skip
+)
 def test_what_counts_as_the_best_so_far(goal, before, value, best):
     progress = Progress(step=3, best_value=before, best_step=None if before is None else 2, stale=1)
     assert progress.count_validation(value, goal) is best
@@ -97,9 +103,9 @@ def test_the_first_signal_asks_the_second_stops_and_the_handlers_come_back():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     heard: list[str] = []
     with pytest.raises(KeyboardInterrupt), catch_interrupt(heard.append) as request:
-        assert not request.asked
+        assert not request.is_set
         os.kill(os.getpid(), signal.SIGTERM)
-        assert request.asked and "saving" in heard[0]
+        assert request.is_set and "saving" in heard[0]
         os.kill(os.getpid(), signal.SIGINT)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 

@@ -53,20 +53,32 @@ def wrapped(kind: type[Exception]):
     return ask
 
 
-@pytest.mark.parametrize("ask", [
-    ask_for_too_much, lambda: bytearray(EXABYTE), lambda: mmap.mmap(-1, 1 << 47), wrapped(CheckpointError),
-    wrapped(EngineError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "ask",
+    [
+        ask_for_too_much,
+        lambda: bytearray(EXABYTE),
+        lambda: mmap.mmap(-1, 1 << 47),
+        wrapped(CheckpointError),
+        wrapped(EngineError),
+    ],
+)
 def test_what_the_system_refuses_is_known_for_what_it_is(ask):
     with pytest.raises(Exception) as caught:
         ask()
     assert ran_out(caught.value)
 
 
-@pytest.mark.parametrize("error", [
-    RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("row 7"), KeyError("memory"),
-    RewardError("the reward said: OSError: Cannot allocate memory"), OSError(28, "No space left on device"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ValueError("row 7"),
+        KeyError("memory"),
+        RewardError("the reward said: OSError: Cannot allocate memory"),
+        OSError(28, "No space left on device"),
+    ],
+)
 def test_other_errors_are_left_alone(error):
     assert not ran_out(error)
     with pytest.raises(type(error)) as caught, explaining(recipe()), asking_for(lambda: pytest.fail("asked"), CPU):
@@ -99,9 +111,11 @@ def test_the_peak_is_of_this_process_and_the_limit_of_its_machine():
 
 def recipe(**train) -> Recipe:
     return Recipe(
-        model=Model(path="x", dtype="float32", device="cpu"), data=[Data(path="x")],
-        train=Train(**{"tokens_per_row": BUDGET} | train), rollout=Rollout(max_new_tokens=16),
-    )  # fmt: skip
+        model=Model(path="x", dtype="float32", device="cpu"),
+        data=[Data(path="x")],
+        train=Train(**{"tokens_per_row": BUDGET} | train),
+        rollout=Rollout(max_new_tokens=16),
+    )
 
 
 @dataclass
@@ -252,10 +266,13 @@ def test_one_of_several_processes_says_with_what_all_may_begin_again(tiny_model,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fill", [
-    lambda policy, batch, tokens_per_row: fill_logps(policy, batch, batch.old_logp, tokens_per_row),
-    lambda policy, batch, tokens_per_row: fill_reference(policy, batch, tokens_per_row),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda policy, batch, tokens_per_row: fill_logps(policy, batch, batch.old_logp, tokens_per_row),
+        lambda policy, batch, tokens_per_row: fill_reference(policy, batch, tokens_per_row),
+    ],
+)
 def test_the_passes_before_an_update_go_back_too(tiny_model, items, fill):
     session = session_of(tiny_model)
     batch, calm = (StepBatch(items, ADVANTAGES, NAMES) for _ in range(2))

@@ -6,7 +6,7 @@ import pytest
 
 from vlmrl.recipe.changes import Change, rule_of
 from vlmrl.recipe.schema import Lora, Recipe
-from vlmrl.train.resume import _without_adapter, more_steps, told
+from vlmrl.train.resume import _without_adapter, changes_in_words, more_steps
 
 KEYS = ("rank", "alpha", "targets", "vision")
 
@@ -23,6 +23,6 @@ def test_an_adapter_for_a_run_of_all_weights_is_refused_once_and_as_what_it_is()
     adapted = Recipe.model_construct(lora=Lora(rank=4))
     one, lr = _without_adapter(changes, full, adapted)
     assert (one.kind, one.what, one.new, lr.what) == ("refused", "lora", "rank 4", "optim.lr")
-    text = told([one], "t2")
+    text = changes_in_words([one], "t2")
     assert "trains all weights and has no adapter" in text and "--set model.path=t2" in text and "fold" not in text
     assert _without_adapter(changes, adapted, adapted) == changes, "another rank of an adapter stays as it was"

@@ -13,8 +13,9 @@ import pytest
 
 from vlmrl.errors import StoreError
 from vlmrl.store.files import EXIT_CODE, VARIABLE
+from vlmrl.store.open_run import create_run, open_run, resume_run
 from vlmrl.store.prune import RolloutRule, pruned_ranges
-from vlmrl.store.runs import Run, create_run, open_run, resume_run
+from vlmrl.store.runs import Run
 from vlmrl.store.verify import verify_run
 from vlmrl.train.rollout_writer import MOST_UNDER_WAY, RolloutWriter
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory
@@ -119,12 +120,13 @@ def test_a_write_that_fails_is_raised_later_and_nothing_is_written_after_it(run,
             writer.log(step, "train", {}) if step == 0 else None
     with pytest.raises(StoreError, match="No space left"):
         {
-            "next write": lambda: writer.write(9, [group(9)]), "finish": writer.finish,
+            "next write": lambda: writer.write(9, [group(9)]),
+            "finish": writer.finish,
             "other line": lambda: writer.log(5, "validation", {}),
-        }[meets]()  # fmt: skip
+        }[meets]()
     writer.close()
     assert list(run.rollout_files()) == [0] and lines(run) == [0] and run.metrics("validation") == []
-    assert "those of an earlier step could not be" in run.log_path().read_text()
+    assert "since an earlier write failed" in run.log_path().read_text()
 
 
 def test_what_a_failing_run_had_sampled_is_kept(run):

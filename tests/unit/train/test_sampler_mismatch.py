@@ -23,11 +23,13 @@ def test_two_tokens_by_hand():
     found = mismatch_of((torch.tensor([-1.0, math.log(0.5)]), torch.tensor([-1.0, math.log(0.25)])))
     assert found.metrics() == pytest.approx(
         {
-            "policy/sampler_gap_mean": math.log(2) / 2, "policy/sampler_gap_max": math.log(2),
-            "policy/sampler_k3": (1 - math.log(2)) / 2, "policy/sampler_ess": 0.9,
+            "policy/sampler_gap_mean": math.log(2) / 2,
+            "policy/sampler_gap_max": math.log(2),
+            "policy/sampler_k3": (1 - math.log(2)) / 2,
+            "policy/sampler_ess": 0.9,
         },
         abs=1e-7,
-    )  # fmt: skip
+    )
 
 
 def test_the_sign_of_the_difference_counts_in_k3():
@@ -50,6 +52,8 @@ def test_rows_add_up_and_unsampled_tokens_do_not_count():
 def test_nothing_sampled_is_no_mismatch():
     assert mismatch_of() == mismatch_of((torch.ones(2), torch.full((2,), math.nan))) == Mismatch()
     assert Mismatch().metrics() == {
-        "policy/sampler_gap_mean": 0.0, "policy/sampler_gap_max": 0.0,
-        "policy/sampler_k3": 0.0, "policy/sampler_ess": 1.0,
-    }  # fmt: skip
+        "policy/sampler_gap_mean": 0.0,
+        "policy/sampler_gap_max": 0.0,
+        "policy/sampler_k3": 0.0,
+        "policy/sampler_ess": 1.0,
+    }

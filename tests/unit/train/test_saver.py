@@ -123,10 +123,13 @@ def test_the_next_checkpoint_waits_for_the_one_before(monkeypatch) -> None:
     )
     rollouts = SimpleNamespace(finish=lambda: order.append("rollouts are there"))
     here = SimpleNamespace(
-        recipe=recipe, base={}, saver=Saver(), feed=SimpleNamespace(position={}),
+        recipe=recipe,
+        base={},
+        saver=Saver(),
+        feed=SimpleNamespace(position={}),
         learner=SimpleNamespace(policy=policy, optimizer=SimpleNamespace(updates=0)),
         journal=SimpleNamespace(progress=Progress(), seconds=0.0, rollouts=rollouts),
-    )  # fmt: skip
+    )
     with pytest.raises(pytest.fail.Exception):
         checkpointing.save(here)
     assert order == ["rollouts are there", "before is whole", "begun"]

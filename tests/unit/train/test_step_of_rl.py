@@ -108,8 +108,9 @@ def test_a_step_batch_holds_every_live_sample_that_is_not_masked_under_its_own_n
     groups = advantages([dead, live, dead], row("group_mean", "mask"))
     batch = batch_of(groups, keep_dead=False)
     assert [batch.names_S[i.trajectory] for i in batch.items] == [
-        "digits row live sample 0", "digits row live sample 3",
-    ]  # fmt: skip
+        "digits row live sample 0",
+        "digits row live sample 3",
+    ]
     assert [batch.advantage_S[i.trajectory] for i in batch.items] == [0.5, 0.0]  # 1 - (1 + 0 + 0.5) / 3 = 0.5
     assert {i.group for i in batch.items} == {1}
     assert len(batch.names_S) == 8 and batch.dead_tokens == {}
@@ -193,19 +194,23 @@ def test_processes_together_train_what_one_trains_update_by_update(size, number,
     groups = [
         group(*(sample(k, random.random()) for k in range(random.randint(1, 4))), name=f"row {i}")
         for i in range(number)
-    ]  # fmt: skip
+    ]
     groups = advantages(groups, row("group_mean", "mask"))
     asked: list[list[int]] = [[] for _ in range(size)]
     alone = split_updates(batch_of(groups, keep_dead=True, updates=updates))
     shares = [
         split_updates(
             step_batch(
-                groups, lambda i, rank=rank: asked[rank].append(i) or PROMPT, keep_dead=True, updates=updates,
-                owners=[i % size for i in range(number)], world=World(rank, size),
+                groups,
+                lambda i, rank=rank: asked[rank].append(i) or PROMPT,
+                keep_dead=True,
+                updates=updates,
+                owners=[i % size for i in range(number)],
+                world=World(rank, size),
             )
         )
         for rank in range(size)
-    ]  # fmt: skip
+    ]
     assert all(len(share) == len(alone) for share in shares)
     for k, whole in enumerate(alone):
         together = sorted((i for share in shares for i in share[k].items), key=lambda i: i.trajectory)

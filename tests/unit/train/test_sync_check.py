@@ -52,6 +52,7 @@ def test_the_limit_itself_is_allowed_and_nothing_is_no_gap():
 def test_metrics_over_all_tokens():
     # 1, 2 | 3, 10: median 2.5, mean 4, largest 10
     assert gap_metrics(engines([1.0, 2.0], [3.0, 10.0])) == {
-        "policy/sync_gap_median": pytest.approx(2.5), "policy/sync_gap_mean": pytest.approx(4.0),
+        "policy/sync_gap_median": pytest.approx(2.5),
+        "policy/sync_gap_mean": pytest.approx(4.0),
         "policy/sync_gap_max": 10.0,
-    }  # fmt: skip
+    }

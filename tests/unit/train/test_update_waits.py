@@ -60,8 +60,13 @@ def waits(responses: int, objective: PolicyGradient | CrossEntropy) -> Counter[s
     policy, optimizer = Stub(), SimpleNamespace(clear=lambda: None)
     with Waits() as counted:
         metrics = add_gradients(
-            policy, optimizer, batch_of(responses), objective, tokens_per_row=8, max_tokens=8  # type: ignore[arg-type]
-        )  # fmt: skip
+            policy,
+            optimizer,
+            batch_of(responses),
+            objective,
+            tokens_per_row=8,
+            max_tokens=8,  # type: ignore[arg-type]
+        )
     assert policy.scale.grad is not None and all(isinstance(v, float) for v in metrics.values())
     assert counted.reads == 1
     return counted.count

@@ -1,4 +1,4 @@
-"""`vlmrl data`: a dataset, looked at, examined or exported, one file per command."""
+"""`vlmrl data`: commands that show, check or export a dataset, one file per command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import typer
 
 from vlmrl.cli.data import doctor, export, show
 
-group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at a dataset, examine it, or export it.")
+group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show, check or export a dataset.")
 
 
 def register(app: typer.Typer) -> None:

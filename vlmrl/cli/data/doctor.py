@@ -1,4 +1,4 @@
-"""`vlmrl data doctor`: lengths, copies across splits, labels and guessing."""
+"""`vlmrl data doctor`: check lengths, copies across splits, labels, and the score of guessing."""
 
 from __future__ import annotations
 
@@ -11,31 +11,38 @@ from vlmrl.cli.output import emit
 def doctor(
     dataset: options.Dataset,
     task: str | None = typer.Option(
-        None, help="Task whose prompt the lengths are of; default: the dataset's own, unless that is a file."
+        None, help="Task whose prompts are measured; default: the dataset's own task, unless that is a file."
     ),
-    max_prompt_tokens: int | None = typer.Option(None, min=1, help="Count the rows over this many tokens."),
-    workers: int | None = typer.Option(None, min=1, help="Processes; default: one per core."),
+    max_prompt_tokens: int | None = typer.Option(None, min=1, help="Count the rows with more tokens than this."),
+    workers: int | None = typer.Option(None, min=1, help="Number of processes; default: one per core."),
     as_json: options.Json = False,
 ) -> None:
-    """What a dataset is worth: lengths, copies across splits, known individuals, labels and what guessing earns.
+    """Check what a dataset is worth.
+
+    It reports lengths, copies across splits, known individuals, labels, and what guessing earns.
 
     Example: vlmrl data doctor data/fungi --max-prompt-tokens 2048
     """
     from vlmrl.cli.show.doctor import show_doctor
     from vlmrl.cli.show.progress import PartCounter
-    from vlmrl.data.dataset import open_dataset
     from vlmrl.data.dataset_visit import visit
+    from vlmrl.data.open_dataset import open_dataset
     from vlmrl.recipe.schema import Data
     from vlmrl.tasks import kind_of, task_of
     from vlmrl.tasks.export import prompt_texts, prompt_tokens
 
     opened = open_dataset(Data(path=dataset))
-    made = task_of(opened, task)
-    tokens, texts, told = prompt_tokens(made), prompt_texts(made), PartCounter()
+    chosen_task = task_of(opened, task)
+    tokens, texts, part_counter = prompt_tokens(chosen_task), prompt_texts(chosen_task), PartCounter()
     report = visit(
-        opened, tokens, labels_of=lambda row: (made.kind or kind_of(row.truth)).labels(row), texts=texts,
-        max_prompt_tokens=max_prompt_tokens, workers=workers, progress=told,
-    )  # fmt: skip
+        opened,
+        tokens,
+        labels_of=lambda row: (chosen_task.kind or kind_of(row.truth)).labels(row),
+        texts=texts,
+        max_prompt_tokens=max_prompt_tokens,
+        workers=workers,
+        progress=part_counter,
+    )
     if not as_json:
         show_doctor(report)
     emit({"path": opened.path, "fingerprint": opened.fingerprint, "doctor": report}, as_json)

@@ -1,4 +1,4 @@
-"""`vlmrl recipe`: recipes and their keys, one file per command."""
+"""`vlmrl recipe`: commands for recipes and their keys, one file per command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import typer
 
 from vlmrl.cli.recipe import check, diff, explain, import_, list_, schema, show
 
-group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show, explain, list and compare recipes.")
+group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show, explain, check, list and import recipes.")
 
 
 def register(app: typer.Typer) -> None:

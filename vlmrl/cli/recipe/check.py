@@ -1,4 +1,4 @@
-"""`vlmrl recipe check`: recipes themselves, without their data and models."""
+"""`vlmrl recipe check`: check recipes without their data and models."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit, tell
-from vlmrl.cli.show.recipe_tables import (
-    describe_task,
-)
+from vlmrl.cli.show.recipe_tables import describe_task
 
 
 def check(
@@ -19,12 +17,14 @@ def check(
     overrides: options.Set = None,
     as_json: options.Json = False,
 ) -> None:
-    """Check recipes themselves: keys, values, names, prompt and reward files. Exit code 2 when one is wrong.
+    """Check recipes without opening their data and models.
+
+    It checks keys, values, names, prompt and reward files. The exit code is 2 if a recipe has an error.
 
     Example: vlmrl recipe check fungi_im bird_im_concrete recipes/digits_im.toml
 
-    Data and models that do not exist yet are reported, and are no mistake here; `vlmrl check RECIPE` also opens the
-    data, looks at rows and prompts, and plans memory and time.
+    Data and models that do not exist yet are reported, but they are not errors here. `vlmrl check RECIPE` also opens
+    the data, reads rows and prompts, and plans memory and time.
     """
     from vlmrl.errors import format_error
     from vlmrl.preflight.recipe_alone import check_alone
@@ -41,7 +41,7 @@ def check(
     emit({"ok": not wrong, "recipes": fields}, as_json)
     if not as_json:
         for recipe, problems in results:
-            tell(f"{recipe}: {'wrong' if recipe in wrong else 'sound'}")
+            tell(f"{recipe}: {'has errors' if recipe in wrong else 'no errors'}")
             for entry in data[recipe]:
                 tell(f"  {entry['path']}: {describe_task(entry)}")
             for p in problems:

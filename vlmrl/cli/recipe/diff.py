@@ -1,4 +1,4 @@
-"""`vlmrl recipe diff`: the keys in which two recipes differ."""
+"""`vlmrl recipe diff`: show the keys in which two recipes differ."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit
-from vlmrl.cli.show.recipe_tables import (
-    draw_plain_table,
-    toml_value,
-)
+from vlmrl.cli.show.recipe_tables import draw_plain_table, value_text
 
 
 def diff(
-    left: Annotated[str, typer.Argument(help="A recipe.")],
-    right: Annotated[str, typer.Argument(help="Another recipe.")],
+    left: Annotated[str, typer.Argument(help="First recipe: a TOML file, or the name of a shipped recipe.")],
+    right: Annotated[str, typer.Argument(help="Second recipe.")],
     as_json: options.Json = False,
 ) -> None:
     """Show the keys in which two recipes differ, defaults included.
@@ -29,5 +26,5 @@ def diff(
     rows = diff_recipes(load_recipe(left), load_recipe(right))
     emit({"left": left, "right": right, "differences": rows}, as_json)
     if not as_json:
-        cells = [(r["key"], toml_value(r["left"]), toml_value(r["right"])) for r in rows]
+        cells = [(r["key"], value_text(r["left"]), value_text(r["right"])) for r in rows]
         draw_plain_table(f"{len(rows)} differences", ("key", left, right), cells)

@@ -1,4 +1,4 @@
-"""`vlmrl recipe import`: a recipe from a configuration of another system."""
+"""`vlmrl recipe import`: convert a configuration of another system into a recipe."""
 
 from __future__ import annotations
 
@@ -10,30 +10,36 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit, say
-from vlmrl.cli.show.recipe_tables import (
-    show_import,
-)
+from vlmrl.cli.show.recipe_tables import show_import
 from vlmrl.errors import Problem
 
 
 def import_(
     file: Annotated[Path, typer.Argument(help="YAML, JSON, a list of overrides, or a launch script.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the recipe here; default: stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write the recipe to; default: stdout.")
+    ] = None,
     system: Annotated[
-        str | None, typer.Option(help="Whose it is: easyr1, verl, rllava, trl. Default: found out.")
+        str | None, typer.Option(help="System of the configuration: easyr1, verl, rllava, trl; default: detected.")
     ] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Rows of the training data: makes steps of epochs.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Number of rows of the training data, to convert epochs into steps.")
+    ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Processes it was for: TRL's batch sizes are per device.")
+        int | None, typer.Option(min=1, help="Number of processes it was for: TRL's batch sizes are per device.")
     ] = None,
-    check_it: Annotated[bool, typer.Option("--check", help="Check the recipe too; exit code 2 if wrong.")] = False,
+    check_it: Annotated[
+        bool, typer.Option("--check", help="Also check the recipe; exit code 2 if it has an error.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Turn a configuration of EasyR1, verl, RLLaVA or TRL into a recipe; say what did not map or means something else.
+    """Turn another system's configuration into a recipe.
+
+    The systems are EasyR1, verl, RLLaVA and TRL. Settings that were not mapped, or mean something else here, are named.
 
     Example: vlmrl recipe import run_fungi.sh --rows 10000 --out fungi.toml
 
-    The file is read, never run. Behind each value stands the setting it came from.
+    The file is read, never run. A comment behind each value names the setting that it came from.
     """
     from vlmrl.errors import RecipeError, format_error
     from vlmrl.recipe.imports.run import import_recipe
@@ -60,7 +66,7 @@ def import_(
 
 
 def _checked_text(text: str, out: Path | None) -> list[Problem]:
-    """What is wrong with an imported recipe, which is in `out` or in no file yet."""
+    """Return the problems of an imported recipe. `out`: its file; None = it has not been written."""
     import tempfile
     from dataclasses import replace
 
@@ -71,5 +77,5 @@ def _checked_text(text: str, out: Path | None) -> list[Problem]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "recipe.toml"
         file.write_text(text, "utf-8")
-        found = check_alone(str(file), [])[0]
-    return [replace(p, where=(p.where or "").replace(str(file), "the recipe")) for p in found]
+        problems = check_alone(str(file), [])[0]
+    return [replace(p, where=(p.where or "").replace(str(file), "the recipe")) for p in problems]

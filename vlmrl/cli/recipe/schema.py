@@ -1,4 +1,4 @@
-"""`vlmrl recipe schema`: the JSON Schema of a recipe."""
+"""`vlmrl recipe schema`: print the JSON Schema of a recipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from vlmrl.cli.output import emit
 
 
 def schema(as_json: options.Json = False) -> None:
-    """Print the JSON Schema of a recipe, for editors that complete and check TOML.
+    """Print the JSON Schema of a recipe.
+
+    Editors use it to complete and check TOML.
 
     Example: vlmrl recipe schema > recipe.schema.json
     """

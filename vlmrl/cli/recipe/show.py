@@ -1,4 +1,4 @@
-"""`vlmrl recipe show`: a recipe with its parent and overrides applied."""
+"""`vlmrl recipe show`: print a recipe with its parent and overrides applied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vlmrl.cli.output import emit
 def show(
     recipe: options.RecipeName,
     origin: Annotated[
-        bool, typer.Option("--origin", help="Say where each value came from, defaults included.")
+        bool, typer.Option("--origin", help="Show where each value comes from, defaults included.")
     ] = False,
     overrides: options.Set = None,
     as_json: options.Json = False,

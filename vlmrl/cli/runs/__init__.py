@@ -1,4 +1,4 @@
-"""`vlmrl runs`: the record of runs, one file per command."""
+"""`vlmrl runs`: commands for the folders of runs, one file per command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import typer
 from vlmrl.cli.runs import diagnose, du, list_, note, pack, prune, show, tag, unlock, verify, watch
 
 group = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="The record of runs: list, show, verify, pack, tidy up."
+    no_args_is_help=True, rich_markup_mode=None, help="List, show, watch, diagnose, verify, pack and tidy up runs."
 )
 
 

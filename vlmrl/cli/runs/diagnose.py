@@ -1,4 +1,4 @@
-"""`vlmrl runs diagnose`: why a run does not learn."""
+"""`vlmrl runs diagnose`: find out why a run does not learn."""
 
 from __future__ import annotations
 
@@ -15,23 +15,27 @@ def diagnose(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="RUN", help="A unique prefix of its id, its name, its folder, or `last`: the last run that trained."
+            metavar="RUN",
+            help="The run: a unique prefix of its id, its name, its folder, or `last`: the last run that trained.",
         ),
     ] = "last",
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Say why a run does not learn: ranked causes, each with figures, responses that show it, and the next command.
+    """Find out why a run does not learn.
+
+    It prints ranked causes, each with figures, responses that show it, and the next command.
 
     Example: vlmrl runs diagnose last
 
-    Reads the run's folder alone, also while it trains. A note is no fault. Exit code 0 whatever is found.
+    It reads only the run's folder, also while the run trains. A note is not a fault. The exit code is 0, whatever it
+    finds.
     """
     from vlmrl.diagnose.run import diagnose as look
     from vlmrl.store.layout import runs_root
-    from vlmrl.store.runs import open_run
+    from vlmrl.store.open_run import open_run
 
-    found = look(open_run(runs_root(runs), run, trained=True))
-    emit(found.as_dict(), as_json)
+    diagnosis = look(open_run(runs_root(runs), run, trained=True))
+    emit(diagnosis.as_dict(), as_json)
     if not as_json:
-        show_diagnosis(found)
+        show_diagnosis(diagnosis)

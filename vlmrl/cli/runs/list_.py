@@ -1,4 +1,4 @@
-"""`vlmrl runs list`: the runs in a folder, newest first."""
+"""`vlmrl runs list`: list the runs in a folder, newest first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def list_(
     status: Annotated[
         str | None, typer.Option(help="Only this status: running, done, failed, interrupted, killed, damaged.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="At most so many, newest first; 0 = all.")] = 30,
+    limit: Annotated[int, typer.Option(min=0, help="Maximum number of runs, newest first; 0 = all.")] = 30,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
@@ -42,15 +42,21 @@ def list_(
         return
     if not lines:
         filters = any(x is not None for x in (kind, tag, status))
-        say(f"no runs in {root}" if not total or not filters else f"none of {total} runs in {root} fits")
+        say(f"no runs in {root}" if not total or not filters else f"none of {total} runs in {root} matches")
         return
     rows = [
         (
-            r["id"], r["name"] or "", r["kind"], r["status"], or_empty(r["step"]), best_cell(r["best"]), r["age"],
+            r["id"],
+            r["name"] or "",
+            r["kind"],
+            r["status"],
+            or_empty(r["step"]),
+            best_cell(r["best"]),
+            r["age"],
             about_cell(r),
         )
         for r in lines
-    ]  # fmt: skip
+    ]
     show_table("", ("run", "name", "kind", "status", "step", "best", "age", "about"), rows)
     if limit and len(lines) == limit and total > limit:
         say(f"\nthe newest {limit} of {total} runs; --limit 0 lists all")

@@ -1,4 +1,4 @@
-"""`vlmrl runs note`: the note and the name of a run."""
+"""`vlmrl runs note`: show or change the note or the name of a run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from vlmrl.cli.output import emit, tell, warn_of_namesakes
 
 def note(
     run: options.RunRef,
-    text: Annotated[str | None, typer.Argument(help="The note; left out: print it; empty: remove it.")] = None,
-    name: Annotated[str | None, typer.Option(help="Give the run this name instead; empty removes it.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(help="New note; an empty text removes the note. Default: print the note.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="New name of the run; an empty name removes it.")] = None,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Read or write a run's note, or rename it. Works while it trains.
+    """Print or change a run's note, or rename the run. This also works while it trains.
 
     Example: vlmrl runs note last "lr 1e-4 diverges after step 80"
     """

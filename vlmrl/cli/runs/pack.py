@@ -1,4 +1,4 @@
-"""`vlmrl runs pack`: one file of a run, for another machine."""
+"""`vlmrl runs pack`: pack a run into one file, for another machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from vlmrl.errors import StoreError
 
 def pack(
     run: options.RunRef,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: <run id>.tar.gz here.")] = None,
-    checkpoints: Annotated[str, typer.Option(help="Which checkpoints go along: none, last, all.")] = "none",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="File to write; default: <run id>.tar.gz in this folder.")
+    ] = None,
+    checkpoints: Annotated[str, typer.Option(help="Checkpoints to include: none, last, all.")] = "none",
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Make one self-contained file of a run: the record and every image its rollouts name.
+    """Pack a run into one self-contained file.
 
-    Example: vlmrl runs pack last -o digits.tar.gz    (elsewhere: tar xf digits.tar.gz; vlmrl runs show ./<run id>)
+    The file has the run's record and every image that its rollouts name.
+
+    Example: vlmrl runs pack last -o digits.tar.gz
+
+    To read it on another machine: tar xf digits.tar.gz; vlmrl runs show ./<run id>
     """
     from vlmrl.data.run_images import run_images
     from vlmrl.store.layout import runs_root
@@ -50,7 +56,7 @@ def pack(
         return
     tell(f"{packed.path}: {packed.num_files} files, {packed.num_images} images, {size_text(packed.bytes)}")
     if packed.left_out:
-        say(f"left out: {', '.join(packed.left_out)} (--checkpoints last or all takes checkpoints along)")
+        say(f"left out: {', '.join(packed.left_out)} (--checkpoints last or all includes checkpoints)")
     if packed.missing:
         why = f": {'; '.join(images.notes)}" if images.notes else ""
         say(f"warning: {len(packed.missing)} image(s) that the rollouts name could not be found{why}")

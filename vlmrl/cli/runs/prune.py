@@ -1,4 +1,4 @@
-"""`vlmrl runs prune`: old checkpoints, rollouts and images, deleted."""
+"""`vlmrl runs prune`: delete old checkpoints, rollouts and images."""
 
 from __future__ import annotations
 
@@ -16,23 +16,31 @@ def prune(
     run: options.RunRef,
     keep_last: Annotated[
         int | None,
-        typer.Option(min=1, help="Newest checkpoints to keep; the best is kept besides.", show_default=False),
+        typer.Option(
+            min=1, help="Number of newest checkpoints to keep; the best one is also kept.", show_default=False
+        ),
     ] = None,
     keep_rollouts: Annotated[
-        int | None, typer.Option(min=1, help="Newest steps whose rollouts to keep.", show_default=False)
+        int | None, typer.Option(min=1, help="Number of newest steps whose rollouts to keep.", show_default=False)
     ] = None,
-    keep_rollouts_every: Annotated[int, typer.Option(min=0, help="Of older steps, keep every so many-th.")] = 0,
-    media: Annotated[bool, typer.Option("--media", help="Delete images that no rollout left names.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what would go.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go, whatever else is given.")] = False,
+    keep_rollouts_every: Annotated[
+        int, typer.Option(min=0, help="Of the older steps, keep the rollouts of every Nth; 0 = of none.")
+    ] = 0,
+    media: Annotated[bool, typer.Option("--media", help="Delete images that no remaining rollout names.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only say what would be deleted.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be deleted, even with --yes.")
+    ] = False,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Delete old checkpoints, rollouts and images of a run that is not being written.
+    """Delete old checkpoints, rollouts and images of a run.
 
-    Example: vlmrl runs prune last --keep-last 1 --keep-rollouts 20 --keep-rollouts-every 50 --yes
+    Nothing is deleted without --yes, or while the run is being written.
 
-    The newest complete checkpoint stays, the best, and any that another run began with.
+    Example: vlmrl runs prune last --keep-last 1 --keep-rollouts 20 --yes
+
+    The newest complete checkpoint, the best one, and those that other runs began with always stay.
     """
     from vlmrl.store.layout import runs_root
     from vlmrl.store.listing import find
@@ -42,7 +50,7 @@ def prune(
 
     if keep_last is None and keep_rollouts is None and not media:
         hint = "--keep-last N (checkpoints), --keep-rollouts N, --media"
-        raise StoreError("nothing says what may go", hint=hint)
+        raise StoreError("no option says what to delete", hint=hint)
     run_dir = find(runs_root(runs), run)
     manifest = read_manifest(run_dir)
     keep = set(children(run_dir))

@@ -1,4 +1,4 @@
-"""`vlmrl runs show`: what happened in a run, or some of its responses."""
+"""`vlmrl runs show`: show the facts of a run, or some of its responses."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ def show(
     rollout: Annotated[
         str | None,
         typer.Option(
-            metavar="STEP[/PROMPT[/SAMPLE]]", help="Show responses instead: of a step, of a prompt of it, or one.",
+            metavar="STEP[/PROMPT[/SAMPLE]]",
+            help="Show responses instead: of a step, of one of its prompts, or one.",
             show_default=False,
         ),
     ] = None,
     runs: options.Runs = None,
     as_json: options.Json = False,
-) -> None:  # fmt: skip
-    """Show what happened in a run: how it ended, last numbers, checkpoints, how to go on.
+) -> None:
+    """Show the facts of a run, or some of its responses.
+
+    The facts are how it ended, the last numbers, the checkpoints, how to continue, and more.
 
     Example: vlmrl runs show last --rollout 12
     """
     from vlmrl.cli.show.run_facts import print_facts
     from vlmrl.store.layout import runs_root
-    from vlmrl.store.runs import open_run
+    from vlmrl.store.open_run import open_run
     from vlmrl.store.summary import describe
 
     opened = open_run(runs_root(runs), run)

@@ -1,4 +1,4 @@
-"""`vlmrl runs tag`: the tags of a run."""
+"""`vlmrl runs tag`: show, add or remove the tags of a run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vlmrl.cli.output import emit, tell
 def tag(
     run: options.RunRef,
     tags: Annotated[list[str] | None, typer.Argument(help="Tags to add.")] = None,
-    remove: Annotated[list[str] | None, typer.Option("--remove", help="Tag to take away (repeatable).")] = None,
+    remove: Annotated[list[str] | None, typer.Option("--remove", help="Tag to remove. May be repeated.")] = None,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Add or remove tags; without any, print them. Works while it trains.
+    """Add or remove a run's tags; without any, print them. This also works while it trains.
 
     Example: vlmrl runs tag last paper seed1 --remove draft
     """

@@ -1,4 +1,4 @@
-"""`vlmrl runs unlock`: the lock of a process on another machine that is gone."""
+"""`vlmrl runs unlock`: remove the lock of a process on another machine that has ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from vlmrl.cli.output import emit, tell
 
 
 def unlock(run: options.RunRef, runs: options.Runs = None, as_json: options.Json = False) -> None:
-    """Remove the lock of a process on another machine that is gone for certain. Dead processes here need no help.
+    """Remove the lock of a process that ended on another machine.
+
+    Use it only if it is certain that the process has ended. Locks of processes that ended on this machine need no
+    command.
 
     Example: vlmrl runs unlock last
     """
@@ -19,5 +22,5 @@ def unlock(run: options.RunRef, runs: options.Runs = None, as_json: options.Json
     owner = force_release(run_dir)
     emit({"run": run_dir.name, "owner": f"{owner.pid} on {owner.host}" if owner else None}, as_json)
     if not as_json:
-        was = f"it was held by process {owner.pid} on {owner.host}" if owner else "it was not locked"
-        tell(f"{run_dir.name} is free: {was}")
+        was = f"it was locked by process {owner.pid} on {owner.host}" if owner else "it was not locked"
+        tell(f"{run_dir.name} is unlocked: {was}")

@@ -1,4 +1,4 @@
-"""`vlmrl runs verify`: every file of a run, read and checked."""
+"""`vlmrl runs verify`: read and check every file of a run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from vlmrl.errors import ProblemsError
 
 
 def verify(run: options.RunRef, runs: options.Runs = None, as_json: options.Json = False) -> None:
-    """Read every file of a run and check it: schemas, hashes, rollouts against metrics, images. Exit code 2 if broken.
+    """Read and check every file of a run.
+
+    It checks schemas, hashes, rollouts against metrics, and images. The exit code is 2 if it finds an error.
 
     Example: vlmrl runs verify last
     """
-
     from vlmrl.data.run_images import run_images
     from vlmrl.errors import format_error
     from vlmrl.store.layout import runs_root
@@ -36,7 +37,7 @@ def verify(run: options.RunRef, runs: options.Runs = None, as_json: options.Json
         for problem in verdict.warnings:
             tell(format_error(problem.message, problem.where, problem.hint, "warning"))
         checked = ", ".join(f"{what} {n}" for what, n in verdict.counts.items())
-        state = "is whole" if not verdict.errors else f"has {len(verdict.errors)} problem(s)"
+        state = "has no errors" if not verdict.errors else f"has {len(verdict.errors)} error(s)"
         tell(f"{run_dir.name} {state} (read: {checked})")
     if verdict.errors:
         if as_json:

@@ -1,4 +1,4 @@
-"""`vlmrl runs watch`: a run as it goes, from another terminal. Reads its folder and nothing else."""
+"""`vlmrl runs watch`: follow a run from another terminal. It reads the run's folder and nothing else."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 def watch(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A unique prefix of its id, its name, or its folder.")
+        str, typer.Argument(metavar="RUN", help="The run: a unique prefix of its id, its name, or its folder.")
     ] = "last",
-    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 2.0,
+    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two updates.")] = 2.0,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Watch a run from another terminal: a live table; a line per step where stdout is no terminal. Ends with the run.
+    """Watch a run from another terminal.
+
+    It draws a live table, or prints a line per step if stdout is no terminal. It ends when the run ends.
 
     Example: vlmrl runs watch last
     """
@@ -43,13 +45,19 @@ def watch(
         _plain(followed, every)
     train = followed.lines()
     emit(
-        {"run": followed.run.id, "status": followed.run.status, "steps": len(train), "of": followed.steps,
-         "last": train[-1] if train else None}, as_json,
-    )  # fmt: skip
+        {
+            "run": followed.run.id,
+            "status": followed.run.status,
+            "steps": len(train),
+            "of": followed.steps,
+            "last": train[-1] if train else None,
+        },
+        as_json,
+    )
     if not as_json:
         ended = followed.run.status
         resume = resume_command(followed.run, ended)
-        again = f"; go on with: {resume}" if resume else ""
+        again = f"; continue with: {resume}" if resume else ""
         say(f"{followed.run.id}: {ended} after {len(train)} step(s){again}")
 
 
@@ -59,7 +67,7 @@ def _wait(followed: Followed, every: float) -> None:
 
 
 def _plain(followed: Followed, every: float) -> None:
-    """Print a line per step as soon as it is known; those of earlier steps at once."""
+    """Print a line per step as soon as it appears; the lines of earlier steps are printed at once."""
     from vlmrl.store.metrics import counted
 
     shown: set[tuple[int, int]] = set()
@@ -77,7 +85,7 @@ def _plain(followed: Followed, every: float) -> None:
 
 
 def _live(followed: Followed, every: float) -> None:
-    """Draw a table of the last steps, again and again, until the run ends."""
+    """Draw a table of the last steps, again every `every` seconds until the run ends."""
     from rich.live import Live
 
     out = console(stderr=False)

@@ -18,13 +18,16 @@ def show_parity(parity: Mapping[str, Any]) -> None:
     allowed = parity["tolerance"]
     gradient = parity["gradient_note"] if parity["gradient"] is None else f"{parity['gradient']:.1e}"
     lines = [
-        ("deep", f"{parity['path']}; {parity['dtype']}; against the stock forward of each response alone"),
-        ("", f"log-prob difference at most {parity['logp_max']:.1e} nats (allowed {allowed['logp_max']:g}); "
-             f"gradient {gradient} (allowed {allowed['gradient']:g})"),
+        ("deep", f"{parity['path']}; {parity['dtype']}; compared with the model's own forward of each response alone"),
+        (
+            "",
+            f"log-prob difference at most {parity['logp_max']:.1e} nats (allowed {allowed['logp_max']:g}); "
+            f"gradient {gradient} (allowed {allowed['gradient']:g})",
+        ),
         ("", f"allowed because {allowed['why']}"),
-    ]  # fmt: skip
+    ]
     if parity["sampler_gap"] is not None:
-        lines.append(("", f"built-in engine against trainer: at most {parity['sampler_gap']:.1e} nats"))
+        lines.append(("", f"built-in engine and trainer differ by at most {parity['sampler_gap']:.1e} nats"))
     for row in parity["rows"]:
         lengths = "+".join(map(str, row["response_tokens"]))
         sizes = f"{row['prompt_tokens']} tokens ({row['image_tokens']} of images), responses {lengths}"
@@ -62,10 +65,10 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"reward {name}", f"{reward['name']}{profile}: {weights}"
         if reward["accuracy"]:
             yield "", f"accuracy: {reward['accuracy']}"
-        told = [f"{label} {reward[key]:.3g}" for label, key in _ANSWERS if reward[key] is not None]
-        if told:
-            most = "" if reward["largest"] is None else f"; the most possible is {reward['largest']:g}"
-            yield "", f"{', '.join(told)}{most}"
+        scores = [f"{label} {reward[key]:.3g}" for label, key in _ANSWERS if reward[key] is not None]
+        if scores:
+            most = "" if reward["largest"] is None else f"; the maximum is {reward['largest']:g}"
+            yield "", f"{', '.join(scores)}{most}"
     if "run" in plan:
         yield "run", _run_line(plan["run"])
         epochs = ", ".join(f"{name} {epochs:.2f}" for name, epochs in plan["run"]["epochs"].items())
@@ -73,7 +76,7 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _machine_lines(plan)
 
 
-_ANSWERS = (("a correct answer scores", "correct_response"), ("an empty response earns", "empty_response"))
+_ANSWERS = (("a correct answer earns", "correct_response"), ("an empty response earns", "empty_response"))
 
 
 def _prompt_lines(name: str, prompts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -89,7 +92,7 @@ def _prompt_lines(name: str, prompts: Mapping[str, Any]) -> Iterator[tuple[str, 
     if prompts["images"]:
         sizes = " to ".join([prompts["image_sizes"][0], *prompts["image_sizes"][1:][-1:]])
         resized = f"{prompts['images_enlarged']} enlarged, {prompts['images_shrunk']} shrunk of {prompts['images']}"
-        yield "", f"images as the model sees them: {sizes}; {resized} sampled"
+        yield "", f"images as the model sees them: {sizes}; {resized} sampled images"
 
 
 def _run_line(run: Mapping[str, Any]) -> str:
@@ -116,8 +119,8 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield (
         "disk",
         (
-            f"{disk['checkpoints_at_once']} checkpoints of {gib(disk['checkpoint_bytes'])} at once, rollouts at most "
-            f"{gib(disk['rollouts_bytes_at_most'])}, merged {gib(disk['merged_bytes'])}; "
+            f"{disk['checkpoints_at_once']} checkpoints of {gib(disk['checkpoint_bytes'])} at a time, rollouts at most "
+            f"{gib(disk['rollouts_bytes_at_most'])}, merged model {gib(disk['merged_bytes'])}; "
             f"{gib(disk['free_bytes'])} free in {disk['folder']}"
         ),
     )
@@ -125,17 +128,17 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _attention_lines(attention: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     text, images = attention["text"], attention["images"]
-    yield "attention", text if text == images else f"{text}; of images {images}"
+    yield "attention", text if text == images else f"{text}; for images {images}"
     if attention["missing"]:
-        yield "", f"flash-attn is not installed and would be used instead: {attention['missing']}"
+        yield "", f"flash-attn would be used instead if it were installed: {attention['missing']}"
 
 
 def show_problems(problems: Sequence[Problem], shown: Sequence[Problem] = ()) -> None:
-    """Print the problems, errors first, and their number. `shown`: those that the screen has already."""
+    """Print the problems, errors first, and their number. `shown`: problems that have been printed already."""
     from rich.text import Text
 
     show_each([p for p in problems if p not in shown])
-    counts = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in _counts(problems)) or "nothing is wrong"
+    counts = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in _counts(problems)) or "no problems"
     console(stderr=False).print(Text(f"\n{counts}"))
 
 
@@ -152,5 +155,5 @@ def show_each(problems: Sequence[Problem]) -> None:
 
 
 def _counts(problems: Sequence[Problem]) -> list[tuple[int, str]]:
-    found = [(sum(p.level == level for p in problems), level) for level in ("error", "warning")]
-    return [(n, level) for n, level in found if n]
+    counts = [(sum(p.level == level for p in problems), level) for level in ("error", "warning")]
+    return [(n, level) for n, level in counts if n]

@@ -7,7 +7,7 @@ from typing import Any
 from vlmrl.cli.output import show_table, tell
 
 QUIET_GROUPS = ("time/", "memory/")
-"""Metrics that are left out of the table (they are in --json)."""
+"""Prefixes of metrics that the tables leave out; they are in --json."""
 
 
 def side_title(side: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Screen of `vlmrl data show`: facts of a dataset and some of its rows."""
+"""Screen of `vlmrl data show`: facts about a dataset and some of its rows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from vlmrl.cli.output import tell
 
 MOST_CHARS = 600
-"""Of a truth or of the columns of a row that is shown."""
+"""Maximum number of characters of a row's truth, and of its columns."""
 
 
 def show_rows(opened: Any, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Print what a dataset holds, and some of its rows."""
+    """Print facts about a dataset, and some of its rows."""
     tell(f"{opened.path}: task {facts['task']}, fingerprint {opened.fingerprint[:16]}")
     tell("splits: " + ", ".join(f"{name} {count}" for name, count in opened.splits.items()))
     if opened.info.get("description"):
@@ -22,7 +22,7 @@ def show_rows(opened: Any, facts: dict[str, Any], rows: list[dict[str, Any]]) ->
         tell(note)
     dropped = opened.info.get("dropped") or ()
     if count := (opened.info.get("counts") or {}).get("dropped", len(dropped)):
-        tell(f"left out when it was made: {count:,} (dropped.jsonl)")
+        tell(f"rows left out when the dataset was made: {count:,} (dropped.jsonl)")
     for row in rows:
         sizes = ", ".join(f"{image['width']}x{image['height']} {image['sha256'][:8]}" for image in row["images"])
         tell(f"\n{row['prompt_id']}  images: {sizes or 'none'}\n  truth: {_short_json(row['truth'])}")
@@ -31,7 +31,7 @@ def show_rows(opened: Any, facts: dict[str, Any], rows: list[dict[str, Any]]) ->
         if others:
             tell(f"  columns: {_short_json(others)}")
         for problem in row["problems"]:
-            tell(f"  not sound: {problem}")
+            tell(f"  problem: {problem}")
 
 
 def _short_json(value: Any) -> str:
@@ -41,7 +41,7 @@ def _short_json(value: Any) -> str:
 
 
 def row_fields(opened: Any, row: Any, task: Any, save: Path | None) -> dict[str, Any]:
-    """Return what `--json` has of a dataset row; write its images to the folder `save`, if that is given."""
+    """Return a dataset row as `--json` prints it. `save`: folder to write its images to; None = do not write them."""
     from vlmrl.tasks.export import row_messages
 
     turns = row_messages(task, row)

@@ -1,4 +1,4 @@
-"""Screen of `vlmrl runs diagnose`: causes in order, each with figures and responses."""
+"""Screen of `vlmrl runs diagnose`: ranked causes, each with figures and responses."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ if TYPE_CHECKING:
 
 
 MOST_TEXT = 160
+"""Maximum number of characters of a response that is quoted."""
 
 
-def show_diagnosis(found: Diagnosis) -> None:
-    tell(f"{found.run}: {found.status}; read: {found.read}")
-    told = [f"{name} {a:.3g} -> {b:.3g}" for name, (a, b) in found.figures.items()]
-    if told:
-        tell(f"first third of the steps -> last third: {', '.join(told)}")
-    for note in found.notes:
+def show_diagnosis(diagnosis: Diagnosis) -> None:
+    tell(f"{diagnosis.run}: {diagnosis.status}; read: {diagnosis.read}")
+    changes = [f"{name} {a:.3g} -> {b:.3g}" for name, (a, b) in diagnosis.figures.items()]
+    if changes:
+        tell(f"first third of the steps -> last third: {', '.join(changes)}")
+    for note in diagnosis.notes:
         say(f"warning: {note}")
-    explained = {name for cause in found.causes for name in cause.follows}
-    for number, cause in enumerate(found.causes, 1):
+    explained = {name for cause in diagnosis.causes for name in cause.follows}
+    for number, cause in enumerate(diagnosis.causes, 1):
         if cause.name in explained:
-            tell(f"\n{number}. {cause.level}, explained by the above: {cause.what}")
+            tell(f"\n{number}. {cause.level}, explained by a cause above: {cause.what}")
         else:
             _show_cause(number, cause)
-    if found.healthy:
-        tell("\nno fault found" + ("; a note is none" if found.causes else ""))
+    if diagnosis.healthy:
+        tell("\nno fault found" + ("; notes are not faults" if diagnosis.causes else ""))
 
 
 def _show_cause(number: int, cause: Cause) -> None:
@@ -46,6 +47,6 @@ def _show_cause(number: int, cause: Cause) -> None:
 
 
 def _quoted(text: str) -> str:
-    """Return a response in one line, in quotes, cut in the middle."""
+    """Return a response in one line, in quotes; a long one without its middle."""
     quoted = visible_json(json.dumps(text, ensure_ascii=False))
     return quoted if len(quoted) <= MOST_TEXT else f"{quoted[: MOST_TEXT // 2]} ... {quoted[-MOST_TEXT // 2 :]}"

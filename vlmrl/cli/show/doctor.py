@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlmrl.cli.output import console, tell
 from vlmrl.visible import visible
-
-if TYPE_CHECKING:
-    pass
 
 
 def show_doctor(report: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Table of `vlmrl eval`: the metrics of an evaluation, and below it notes on its rows; its fields for --json."""
+"""Table of `vlmrl eval`: the metrics of an evaluation, with notes on its rows below; the same facts for --json."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
-    """Print the metrics of one evaluation. `other`: the evaluation that its differences are to."""
+    """Print the metrics of one evaluation. `other`: folder of the evaluation that it is compared with."""
     from vlmrl.evaluate.metrics import task_problems
     from vlmrl.store.evaluated_rows import method_of, role_label, set_method_of
 
     meta, sampling = result["meta"], result["meta"]["sampling"]
     of = meta["model"] if meta["checkpoint"] is None else f"{meta['model']} {meta['checkpoint']}"
-    how = "greedy" if sampling["greedy"] else f"T={sampling['temperature']:g}, {sampling['samples']} samples a prompt"
+    how = "greedy" if sampling["greedy"] else f"T={sampling['temperature']:g}, {sampling['samples']} samples per prompt"
     numbers = (meta.get("paper") or {}).get("numbers") or {}
     baselines, differences = result["baselines"], result.get("differences", {})
     headers = ["metric", "value", "95% interval", "rows"]
-    headers += ["without looking"] * bool(baselines) + ["paper"] * bool(numbers) + ["difference"] * bool(other)
+    headers += ["blind baseline"] * bool(baselines) + ["paper"] * bool(numbers) + ["difference"] * bool(other)
     rows = []
     for name, m in result["metrics"].items():
         row = [name, number(m["value"]), interval(m), f"{m['n']:,}"]
@@ -33,7 +33,7 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     images = f"{result['images']:,} images, " if result["images"] else ""
     title = f"{of} on {meta['source']}/{meta['split']}: {result['prompts']:,} prompts, {images}{how}"
     show_table(title, headers, rows)
-    tell(f"intervals: {method_of(result)}; - = one cluster of rows has none")
+    tell(f"intervals: {method_of(result)}; - = none, because there is one cluster of rows")
     if of_sets := set_method_of(result):
         tell(f"intervals {of_sets}")
     if undefined := (result.get("set_metrics") or {}).get("undefined"):
@@ -43,7 +43,7 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     if other:
         tell(f"difference: this minus {other}, on the rows both have; * = its interval excludes 0")
         if not result.get("scored_alike", True):
-            ours = ", nor accuracy, which is a part of it" if "accuracy_of" in result else ""
+            ours = ", nor is accuracy, which is one of the parts" if "accuracy_of" in result else ""
             tell(f"the two were scored by different rewards: `reward` and `part/...` are not comparable{ours}")
     if "accuracy_of" in result:
         tell(f"accuracy is {result['accuracy_of']}")
@@ -56,23 +56,23 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     label = role_label(meta)
     if label:
         tell(f"these are {label}")
-    say(f"kept in {result['folder']}")
+    say(f"saved in {result['folder']}")
 
 
 def number(value: float | None) -> str:
-    """Return a number with three decimals below 10, one above; "" for None."""
+    """Return a number with three decimals below 10, else one; "" for None."""
     if value is None:
         return ""
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
 
 
 def interval(m: dict[str, Any]) -> str:
-    """Return an interval such as `[0.676, 1.000]`; a dash where there is none."""
+    """Return an interval such as `[0.676, 1.000]`; a dash if there is none."""
     return "-" if m["low"] is None or m["high"] is None else f"[{number(m['low'])}, {number(m['high'])}]"
 
 
 def difference(m: dict[str, Any] | None) -> str:
-    """Return a difference such as `+0.021 [+0.004, +0.037] *`; the star: its interval excludes zero."""
+    """Return a difference such as `+0.021 [+0.004, +0.037] *`. The star means that the interval excludes zero."""
     from vlmrl.evaluate.interval import excludes_zero
 
     if m is None:
@@ -82,7 +82,7 @@ def difference(m: dict[str, Any] | None) -> str:
 
 
 def result_fields(folder: Path, evaluation: Evaluation, other: Path | None) -> dict[str, Any]:
-    """Return what `--json` prints of one evaluation: its summary, its folder, and the differences to another one."""
+    """Return one evaluation as `--json` prints it: summary, folder, and the differences to another evaluation."""
     from vlmrl.evaluate.compare import differences
     from vlmrl.evaluate.records import read_evaluation
     from vlmrl.evaluate.scoring_rewards import scored_alike

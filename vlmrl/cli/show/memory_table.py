@@ -1,4 +1,4 @@
-"""Plan of memory as a table: a line per phase with its largest parts, and what to change where it does not fit."""
+"""Memory plan as a table: a line per phase with its largest parts, and changes that make the run fit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SHOWN_PARTS = 5
 
 
 def show_memory(plan: Mapping[str, Any]) -> None:
-    """Print the plan of `preflight/memory_plan.py` as JSON values."""
+    """Print a plan of `preflight/memory_plan.py`, given as JSON values."""
     from rich.table import Table
     from rich.text import Text
 
     out = console(stderr=False)
     out.print(Text(f"\nmemory  {_title(plan)}", style="bold"))
-    table = Table("phase", "needs", "of", "most of it", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table("phase", "needs", "share", "largest parts", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for phase in plan["phases"]:
         where = " (engine GPUs)" if phase["on"] == "engine" else ""
         full = phase["bytes"] > plan["bytes_each"]
@@ -32,7 +32,7 @@ def show_memory(plan: Mapping[str, Any]) -> None:
             out.print(Text(f"main memory, {phase['phase']}: {gib(phase['bytes'])}{have}: {_parts(phase['parts'])}"))
     if plan["kv_cache"]:
         needed = f"; all responses of a step at once need {gib(plan['kv_cache_needed'])}"
-        out.print(Text(f"vLLM's cache: {gib(plan['kv_cache'])} a GPU{needed}"))
+        out.print(Text(f"vLLM's cache: {gib(plan['kv_cache'])} per GPU{needed}"))
     for note in plan["notes"]:
         out.print(Text(note))
     if not plan["measured_prompts"]:
@@ -48,11 +48,11 @@ def _title(plan: Mapping[str, Any]) -> str:
         each = "" if count == 1 else f", shared by {count} processes"
         whole = plan["bytes_each"] * count
         need = f"needs {gib(plan['peak'] * count)} of {gib(whole)} of main memory{each}"
-        need += " (estimated, beside Python and its libraries)"
+        need += " (estimated, without Python and its libraries)"
         return f"{'fits' if plan['fits'] else 'does not fit'}: {need}"
     train = f"{plan['trainers']} train, {plan['engines']} generate" if plan["engines"] else "each trains and generates"
     fits = "does not fit" if not plan["fits"] else "fits, barely" if plan["tight"] else "fits"
-    return f"{fits}: {count} x {plan['device']} with {gib(plan['bytes_each'])}; {train} (a GPU at a time, estimated)"
+    return f"{fits}: {count} x {plan['device']} with {gib(plan['bytes_each'])}; {train} (per GPU, estimated)"
 
 
 def _parts(parts: Mapping[str, int]) -> str:

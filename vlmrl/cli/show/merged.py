@@ -1,4 +1,4 @@
-"""Last lines of `vlmrl merge`: what was written, whether it was proven, and how to use it."""
+"""Last lines of `vlmrl merge`: what was written, the proof, and how to use the model."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ if TYPE_CHECKING:
 
 
 def show_merged(done: Merged, checkpoint: str, address: str | None, adapter: bool) -> None:
-    """What was written, whether it was proven, and how it is used."""
+    """Print what was written, the proof that it is the same model, and how to use it."""
     for line in done.leftovers:
         say(f"found: {line}")
     if done.whole:
-        say(f"the whole model was loaded: {done.whole}")
+        say(f"the whole model was loaded into memory: {done.whole}")
     proof = (
         f"not proven: {done.proof.skipped}"
         if done.logp_gap is None
         else f"largest log-prob difference after reload {done.logp_gap:.1e} nats ({done.proof.tokens} tokens of "
-        f"{done.proof.rollouts} rollouts, in a process of its own)"
+        f"{done.proof.rollouts} rollouts, in a separate process)"
     )
     tell(f"{checkpoint} -> {done.folder}: {done.parameters:,} parameters, {done.bytes / 2**20:.1f} MiB; {proof}")
     if address is not None:
         tell(f"uploaded: {address}")
     if adapter:
-        say(f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})   or   "
-            f"vllm serve BASE --enable-lora --lora-modules trained={done.folder}")  # fmt: skip
+        say(
+            f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})   or   "
+            f"vllm serve BASE --enable-lora --lora-modules trained={done.folder}"
+        )
         return
     say(f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {done.folder}")
     say(f"serve it: vllm serve {done.folder}")

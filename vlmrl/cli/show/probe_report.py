@@ -1,4 +1,4 @@
-"""Report of `vlmrl reward-check --probe` on the screen."""
+"""Screen of `vlmrl reward-check --probe`."""
 
 from __future__ import annotations
 
@@ -12,40 +12,46 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TEXT_CHARS = 160
+"""Maximum number of characters of an example."""
 
 
 def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
-    """Print the findings, ranked: unearned pay first, right answers that lose last; then how the reward behaves."""
+    """Print the findings, then how the reward behaves.
+
+    The findings are ranked: tricks that earn without merit first, right answers that lose last.
+    """
     from vlmrl.reward_check.trick_results import ADVICE, WORDS
 
-    honest, tried = probes["honest"], probes["probes"]
-    out.print(f"\n{len(tried)} tricks against {source}, on {probes['rows']} truths", style="bold")
+    honest, tricks = probes["honest"], probes["probes"]
+    out.print(f"\n{len(tricks)} tricks against {source}, on {probes['rows']} truths", style="bold")
     out.print(
-        f"  honest play: informed {number(honest['informed'])}, without a clue {number(honest['uninformed'])} "
+        f"  honest play: informed {number(honest['informed'])}, without knowledge {number(honest['uninformed'])} "
         f"({one_line(honest['answer'])}), wrong {number(honest['wrong'])}"
     )
     place = 0
     for verdict, words in WORDS.items():
-        loud = [p for p in tried if p["verdict"] == verdict]
-        if loud:
+        findings_here = [p for p in tricks if p["verdict"] == verdict]
+        if findings_here:
             out.print(f"  {verdict}: {words}", style=f"bold {_colour(verdict)}")
             out.print(f"    to do: {ADVICE[verdict]}")
-        for p in loud:
+        for p in findings_here:
             place += 1
-            told = one_line(f"{p['name']} ({p['idea']}): {_earned(p)}")
-            out.print(f"    {place}. {told}", style=_colour(verdict))
+            line = one_line(f"{p['name']} ({p['idea']}): {_earned(p)}")
+            out.print(f"    {place}. {line}", style=_colour(verdict))
             draw_quote(one_line(p["example"])[:TEXT_CHARS], out, 8)
-    quiet = [f"{p['name']} {number(p['mean'])}" for p in tried if not p["verdict"] and p["mean"] is not None]
+    quiet = [f"{p['name']} {number(p['mean'])}" for p in tricks if not p["verdict"] and p["mean"] is not None]
     out.print(f"  nothing found: {one_line(', '.join(quiet)) or 'none'}", style="dim")
     if probes["skipped"]:
-        told = f"  {probes['skipped']} tricks were not tried: the reward hangs, and each costs a time limit"
-        out.print(told, style="bold red")
+        line = (
+            f"  {probes['skipped']} tricks were not tried: the reward hangs, and each would take the whole time limit"
+        )
+        out.print(line, style="bold red")
     _show_behaviour(probes["behaviour"], out)
     if probes["flagged"]:
         findings = "1 finding" if probes["flagged"] == 1 else f"{probes['flagged']} findings"
-        out.print(f"{findings}: a model will find what pays", style="bold red")
+        out.print(f"{findings}: a model will find these tricks", style="bold red")
     else:
-        out.print("no trick pays, and the reward repeats itself", style="green")
+        out.print("no trick pays, and the reward is deterministic", style="green")
 
 
 def _colour(verdict: str) -> str:
@@ -63,14 +69,14 @@ def _earned(p: Mapping[str, Any]) -> str:
     return f"earns {number(p['mean'])}{of}"
 
 
-def _show_behaviour(found: Mapping[str, Any], out: Console) -> None:
+def _show_behaviour(behaviour: Mapping[str, Any], out: Console) -> None:
     from vlmrl.reward_check.behaviour import troubles
 
-    for told, to_do in troubles(found):
-        out.print(f"  {one_line(told)}", style="bold red")
+    for trouble, to_do in troubles(behaviour):
+        out.print(f"  {one_line(trouble)}", style="bold red")
         out.print(f"    to do: {to_do}")
-    ms = found["milliseconds"]
+    ms = behaviour["milliseconds"]
     out.print(
         f"  one response takes {ms['p50']:.3g} ms (p95 {ms['p95']:.3g}, p99 {ms['p99']:.3g}, at most {ms['max']:.3g}), "
-        f"over {found['calls']:,} calls"
+        f"over {behaviour['calls']:,} calls"
     )

@@ -1,4 +1,4 @@
-"""Progress on stderr: of training (a line per step, validations, some rollouts), of evaluation, and of making data."""
+"""Progress lines and counters on stderr: of training, of evaluation, and of making data."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any, TextIO
 from vlmrl.types import Group
 from vlmrl.visible import one_line, visible
 
-WIDTH = 160
 MAX_TEXT = 400
+"""Maximum number of characters of a response that is shown."""
 MINUTE = 60.0
 
 
 class ConsoleWatcher:
-    """Plain lines that read well in a terminal and in a log file; a counter of the rollouts in a terminal only."""
+    """Progress of training: a line per step and validation, some rollouts; in a terminal also a counter of responses.
+
+    The lines are plain text: they are readable in a terminal and in a log file.
+    """
 
     def __init__(self, stream: Any = None) -> None:
         self.stream = stream or sys.stderr
@@ -67,7 +70,7 @@ class ConsoleWatcher:
         parts = "  ".join(f"{n} {'-' if v is None else f'{v:.2f}'}" for n, v in best.score.parts.items())
         self._line(f"  sample of {group.row.prompt_id}: {one_line(text)}")
         self._line(
-            f"  scored {best.score.value:.3f}: {parts}"
+            f"  score {best.score.value:.3f}: {parts}"
             + (f"  ({redact_text(best.score.note)})" if best.score.note else "")
         )
 
@@ -81,8 +84,10 @@ class ConsoleWatcher:
 
 
 class PartCounter:
-    """Counter of the parts of long work (data/parallel_parts.py): a counter in a terminal; elsewhere a line per minute,
-    and one when a stage of several parts ends.
+    """Counter of the parts of long work (data/parallel_parts.py).
+
+    In a terminal it is one line that changes. Elsewhere it prints a line per minute, and one when a stage of several
+    parts ends.
     """
 
     def __init__(self, stream: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -112,7 +117,7 @@ class PartCounter:
 
 
 def counter(what: str, stream: TextIO) -> Callable[[int, int], None]:
-    """Return a function (done, total) that draws a counter on one line of a terminal; silent elsewhere."""
+    """Return a function (done, total) that draws a counter on one line of a terminal. Elsewhere it prints nothing."""
 
     def draw(done: int, total: int) -> None:
         if stream.isatty():
@@ -123,7 +128,7 @@ def counter(what: str, stream: TextIO) -> Callable[[int, int], None]:
 
 
 def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
-    """Return the columns of a step line, for reinforcement (reward ...) and supervised (loss) learning."""
+    """Return the columns of the line of a step of reinforcement learning (reward ...) or supervised learning (loss)."""
     m = metrics
     parts: list[str] = []
     if "reward/mean" in m:
@@ -131,9 +136,9 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
         parts.append(f"reward {m['reward/mean']:.3f}{ends}")
         parts += [f"accuracy {m['reward/accuracy']:.3f}"] if "reward/accuracy" in m else []
         rewards = {n.rpartition("/")[2]: v for n, v in m.items() if n.startswith("reward/part/")}
-        said = {"accuracy"} if m.get("reward/accuracy") == rewards.get("accuracy") else set()
-        said |= set(rewards) if list(rewards.values()) == [m["reward/mean"]] else set()  # no number is said twice
-        parts += [f"{n} {v:.2f}" for n, v in rewards.items() if n not in said]
+        printed = {"accuracy"} if m.get("reward/accuracy") == rewards.get("accuracy") else set()
+        printed |= set(rewards) if list(rewards.values()) == [m["reward/mean"]] else set()  # no number is printed twice
+        parts += [f"{n} {v:.2f}" for n, v in rewards.items() if n not in printed]
         parts.append(f"dead {m['rollout/dead_group_share']:.0%}")
         parts.append(f"cut {m['rollout/truncated_share']:.0%}")
         parts.append(f"len {m['rollout/response_tokens_mean']:.0f}")

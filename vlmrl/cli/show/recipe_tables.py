@@ -20,14 +20,14 @@ def describe_task(entry: Mapping[str, Any]) -> str:
 
 
 def show_import(report: dict[str, Any], out: Path | None) -> None:
-    """Print on stderr which settings need attention."""
+    """Print on stderr which settings of an imported configuration need attention."""
     for note in report["notes"]:
         say(f"note: {note}")
     say(f"{len(report['mapped'])} settings mapped from {report['system']}" + (f" to {out}" if out else ""))
     if report["changed"]:
         say("\nmapped with another meaning:")
         for changed in report["changed"]:
-            say(f"  {changed['key']} = {toml_value(changed['value'])}: {changed['why']}")
+            say(f"  {changed['key']} = {value_text(changed['value'])}: {changed['why']}")
     if report["left_out"]:
         say("\nnot mapped:")
         reasons: dict[str, list[str]] = {}
@@ -36,7 +36,7 @@ def show_import(report: dict[str, Any], out: Path | None) -> None:
         for why, keys in reasons.items():
             say(f"  {', '.join(keys)}: {why}")
     if report["as_here"]:
-        say(f"\nas here, so not written: {', '.join(report['as_here'])}")
+        say(f"\nnot written, because vlmrl does the same without them: {', '.join(report['as_here'])}")
     if report["todo"]:
         say("\nto do:")
         for todo in report["todo"]:
@@ -44,13 +44,13 @@ def show_import(report: dict[str, Any], out: Path | None) -> None:
     say(f"\nnext: vlmrl check {out or 'RECIPE'}")
 
 
-def show_table_of_keys(found: Any) -> None:
+def show_table_of_keys(explanation: Any) -> None:
     from vlmrl.recipe.explain import explain as look_up
 
-    typer.echo(f"[{found.key}]\n  {found.help}\n")
-    for name in found.keys:
-        inner = look_up(f"{found.key}.{name}")
-        default = "the row's" if inner.by_row else default_text(inner)
+    typer.echo(f"[{explanation.key}]\n  {explanation.help}\n")
+    for name in explanation.keys:
+        inner = look_up(f"{explanation.key}.{name}")
+        default = "by algorithm" if inner.by_row else default_text(inner)
         typer.echo(f"  {name:24} {default:14} {inner.help}")
 
 
@@ -76,41 +76,42 @@ def show_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
     if not as_json and algos:
         tell("")
         draw_plain_table(
-            "where they differ on purpose from verl's and TRL's code", ("name", ""), list(differences.items())
+            "where they deliberately differ from the code of verl and TRL", ("name", ""), list(differences.items())
         )
     if not as_json and tasks:
         draw_plain_table(
-            "variants, for the key `variant` of a data entry",
-            ("task", "may be"),
+            "`variant` in [[data]]",
+            ("task", "values"),
             [(k, ", ".join(v)) for k, v in variants.items()],
         )
         say("")
         rows = [(name, ", ".join(names)) for name, names in profiles.items()]
-        draw_plain_table("rewards of a task, for the key `profile` of [reward]", ("task", "may be"), rows)
+        draw_plain_table("`profile` in [reward]", ("task", "values"), rows)
 
 
 def default_text(key: Any) -> str:
-    """Return the default of a key in words; for a key that rows of the algorithm table set, by row."""
+    """Return the default of a key as text; for a key that rows of the algorithm table set, the default per row."""
     if not key.by_row:
-        return "required" if key.required else toml_value(key.default)
+        return "required" if key.required else value_text(key.default)
     rows: dict[str, list[str]] = {}
     for row, value in key.by_row.items():
-        rows.setdefault(toml_value(value), []).append(row)
-    return "the row's: " + "; ".join(f"{value} in {', '.join(names)}" for value, names in rows.items())
+        rows.setdefault(value_text(value), []).append(row)
+    return "by algorithm: " + "; ".join(f"{value} in {', '.join(names)}" for value, names in rows.items())
 
 
 def on_resume_text(key: Any) -> str:
-    """Return what happens when the key changes in a run that is resumed."""
+    """Return the rule for changing a key on resume; "" if it has none."""
     if key.on_resume is None:
         return ""
     words = {"free": "may change", "asked": "may change with --accept-changes", "refused": "cannot change"}
     return f"{words[key.on_resume.kind]} ({key.on_resume.reason})"
 
 
-def toml_value(value: Any) -> str:
-    import json
+def value_text(value: Any) -> str:
+    """Return a recipe's value as it is written in TOML; `not set` for None."""
+    from vlmrl.recipe.explain import toml_value
 
-    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
+    return "not set" if value is None else toml_value(value)
 
 
 def draw_plain_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

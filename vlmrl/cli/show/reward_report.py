@@ -1,4 +1,4 @@
-"""Report of `vlmrl reward-check` on the screen."""
+"""Screen of `vlmrl reward-check`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TEXT_CHARS = 240
+"""Maximum number of characters of a response."""
 
 
 def show(report: Mapping[str, Any], out: Console, most: int) -> None:
-    """Print the whole report, with up to `most` rows of each kind."""
+    """Print the whole report, with at most `most` rows of each kind."""
     out.print(_headline(report))
     for source, r in report["rewards"].items():
         weights = ", ".join(f"{k} {v:g}" for k, v in r["weights"].items()) or "its own"
@@ -38,8 +39,8 @@ def show(report: Mapping[str, Any], out: Console, most: int) -> None:
     if report["disagreements"] is not None:
         _show_disagreements(report["disagreements"], out, most)
     if report["extremes"] is not None and report["diff"] is None:
-        _show_rows("paid most", report["extremes"]["paid_most"][:most], out)
-        _show_rows("paid least", report["extremes"]["paid_least"][:most], out)
+        _show_rows("earned most", report["extremes"]["paid_most"][:most], out)
+        _show_rows("earned least", report["extremes"]["paid_least"][:most], out)
     _show_signs(report, out)
     if report["diff"] is not None:
         _show_diff(report["diff"], out, most)
@@ -60,34 +61,38 @@ def _headline(report: Mapping[str, Any]) -> str:
 
 
 def _show_signs(report: Mapping[str, Any], out: Console) -> None:
-    """Print what correlates with the score, and the groups without a signal: one line each."""
-    found, dead = report["correlations"], report["dead_groups"]
-    out.print("\nwhat goes with the score", style="bold")
+    """Print the correlations with the score, and the share of groups without a signal, one per line."""
+    correlations, dead = report["correlations"], report["dead_groups"]
+    out.print("\ncorrelations with the score", style="bold")
     if dead is not None:
         out.print(f"  {_dead(dead)}")
-    length = found["length"]
+    length = correlations["length"]
     out.print(
         f"  length: rank correlation {number(length['spearman'], 2)}, Pearson's {number(length['pearson'], 2)}"
-        + (f"; cut off {share(found['cut']['share'])}, paid {number(found['cut']['score_cut'])} "
-           f"(the others {number(found['cut']['score_whole'])})" if found["cut"]["share"] else "")
-    )  # fmt: skip
-    ngrams = found["ngrams"]
+        + (
+            f"; cut off {share(correlations['cut']['share'])}, earn {number(correlations['cut']['score_cut'])} "
+            f"(the others {number(correlations['cut']['score_whole'])})"
+            if correlations["cut"]["share"]
+            else ""
+        )
+    )
+    ngrams = correlations["ngrams"]
     if ngrams["found"]:
         words = "; ".join(
-            f"{one_line(n['ngram'])!r} {share(n['first'])} -> {share(n['last'])}, pays {n['pays']:+.3f}"
+            f"{one_line(n['ngram'])!r} {share(n['first'])} -> {share(n['last'])}, earns {n['pays']:+.3f}"
             for n in ngrams["found"][:5]
         )
-        out.print(f"  words and characters that came to be paid: {words}")
+        out.print(f"  words and characters that became frequent and earn more: {words}")
     elif ngrams["thirds"]:
-        out.print(f"  words and characters that came to be paid: none in {ngrams['texts']:,} texts")
+        out.print(f"  words and characters that became frequent and earn more: none in {ngrams['texts']:,} texts")
 
 
 def _dead(dead: Mapping[str, Any]) -> str:
     steps = dead["by_step"]
-    told = f"groups without a signal: {dead['dead']:,} of {dead['number']:,} ({share(dead['dead_share'])})"
+    line = f"groups without a signal: {dead['dead']:,} of {dead['number']:,} ({share(dead['dead_share'])})"
     if len(steps) > 1:
-        told += f"; first step {share(steps[0][2])}, last {share(steps[-1][2])}"
-    return told
+        line += f"; first step {share(steps[0][2])}, last {share(steps[-1][2])}"
+    return line
 
 
 def _show_stored(stored: Mapping[str, Any], samples: int, out: Console, most: int) -> None:
@@ -98,20 +103,28 @@ def _show_stored(stored: Mapping[str, Any], samples: int, out: Console, most: in
         )
         return
     out.print(
-        f"  scored again: {stored['different']:,} of {samples:,} differ from what was stored, "
+        f"  scored again: {stored['different']:,} of {samples:,} differ from the stored ones, "
         f"by up to {stored['largest_difference']:.6g}; failed then {stored['failed_then']}, now {stored['failed_now']}",
         style="bold red",
     )
-    _show_rows("largest differences", stored["worst"][:most], out, compare=True)
+    _show_rows("not as stored", stored["worst"][:most], out, compare=True)
 
 
 def _show_parts(parts: Mapping[str, Mapping[str, Any]], out: Console) -> None:
-    heads = ("part", "mean", "min", "max", "at min", "at max", "none", "corr. with value")
+    heads = ("part", "mean", "min", "max", "at min", "at max", "none", "correlation with value")
     rows = [
-        (name, number(p["mean"]), number(p["min"]), number(p["max"]), share(p["share_at_min"]),
-         share(p["share_at_max"]), str(p.get("none") or ""), number(p["correlation"], 2))
+        (
+            name,
+            number(p["mean"]),
+            number(p["min"]),
+            number(p["max"]),
+            share(p["share_at_min"]),
+            share(p["share_at_max"]),
+            str(p.get("none") or ""),
+            number(p["correlation"], 2),
+        )
         for name, p in parts.items()
-    ]  # fmt: skip
+    ]
     draw_table("what the reward pays", heads, rows, out)
 
 
@@ -121,30 +134,30 @@ def _show_reasons(reasons: Sequence[Mapping[str, Any]], out: Console) -> None:
         draw_table("notes and failures", ("rows", "share", "reason (an example)"), rows, out, right=2)
 
 
-def _show_disagreements(found: Mapping[str, Any], out: Console, most: int) -> None:
-    if not found["binary"]:
-        out.print(f"\naccuracy {number(found['accuracy'])}, the mean: it is not only right or wrong")
+def _show_disagreements(disagreements: Mapping[str, Any], out: Console, most: int) -> None:
+    if not disagreements["binary"]:
+        out.print(f"\nmean accuracy {number(disagreements['accuracy'])}: answers are not only right or wrong")
         return
-    agreement = f"a right answer outscores a wrong one of its group in {share(found['agreement'])} of pairs"
-    if found["agreement"] is None:
+    agreement = f"a right answer outscores a wrong one of its group in {share(disagreements['agreement'])} of pairs"
+    if disagreements["agreement"] is None:
         agreement = "no group has both a right and a wrong answer"
-    wrong, right = found["wrong"], found["right"]
+    wrong, right = disagreements["wrong"], disagreements["right"]
     right_share = right["number"] / (right["number"] + wrong["number"])
-    accuracy = share(found["accuracy"])
-    if abs(found["accuracy"] - right_share) > 1e-9:  # wrong answers are -1
-        accuracy = f"{number(found['accuracy'])}, the mean; {share(right_share)} right"
+    accuracy = share(disagreements["accuracy"])
+    if abs(disagreements["accuracy"] - right_share) > 1e-9:  # wrong answers are -1
+        accuracy = f"{number(disagreements['accuracy'])}, the mean; {share(right_share)} right"
     out.print(f"\naccuracy {accuracy}; {agreement}")
     out.print(f"right answers earn {number(right['mean'])} on average, wrong ones {number(wrong['mean'])}")
     if wrong["paid"]:
-        of = f"wrong, yet paid most ({wrong['paid']:,} of {wrong['number']:,} wrong ones earn something)"
-        _show_rows(of, found["wrong_but_paid"][:most], out)
+        of = f"wrong, yet earned most ({wrong['paid']:,} of {wrong['number']:,} earn more than the lowest score)"
+        _show_rows(of, disagreements["wrong_but_paid"][:most], out)
     elif wrong["number"]:
-        out.print(f"no wrong answer is paid: all {wrong['number']:,} earn the least there is", style="green")
+        out.print(f"no wrong answer earned more than the lowest score: all {wrong['number']:,} earn it", style="green")
     if right["unpaid"]:
-        of = f"right, yet paid least ({right['unpaid']:,} of {right['number']:,} right ones earn less than the most)"
-        _show_rows(of, found["right_but_unpaid"][:most], out)
+        of = f"right, yet earned least ({right['unpaid']:,} of {right['number']:,} earn less than the highest score)"
+        _show_rows(of, disagreements["right_but_unpaid"][:most], out)
     elif right["number"]:
-        out.print(f"every right answer is paid in full: all {right['number']:,} earn the most there is", style="green")
+        out.print(f"every right answer earned the highest score: all {right['number']:,} of them", style="green")
 
 
 def _show_diff(diff: Mapping[str, Any], out: Console, most: int) -> None:
@@ -155,10 +168,13 @@ def _show_diff(diff: Mapping[str, Any], out: Console, most: int) -> None:
     rows += [(n, number(p["first"]), number(p["second"]), share(p["changed_share"])) for n, p in diff["parts"].items()]
     draw_table("means", heads, rows, out)
     facts = [
-        ("rows", f"{value['changed']:,} of {diff['compared']:,} change; rank correlation "
-         f"{number(value['rank_correlation'], 3)}"),
+        (
+            "rows",
+            f"{value['changed']:,} of {diff['compared']:,} change; rank correlation "
+            f"{number(value['rank_correlation'], 3)}",
+        ),
         *_what_training_sees(diff),
-    ]  # fmt: skip
+    ]
     if any(diff["failed"].values()):
         facts.append(("failed", f"{diff['failed']['first']} -> {diff['failed']['second']} rows"))
     draw_table("what training would have seen", ("", ""), facts, out, right=0)
@@ -171,14 +187,20 @@ def _what_training_sees(diff: Mapping[str, Any]) -> list[tuple[str, str]]:
         return [("groups", "nothing says which rows belong to one prompt (--columns group=...)")]
     alive = groups["alive_in_both"]
     facts = [
-        ("groups without a signal", f"{groups['dead_first']} -> {groups['dead_second']} of {groups['number']} "
-         f"({groups['died']} lost, {groups['revived']} gained)"),
+        (
+            "groups without a signal",
+            f"{groups['dead_first']} -> {groups['dead_second']} of {groups['number']} "
+            f"({groups['died']} lose it, {groups['revived']} gain one)",
+        ),
         ("order within groups", f"rank correlation {number(groups['same_order'], 3)} over {alive} groups"),
-        ("best sample changes", f"in {groups['best_changes']} of the {alive} groups alive in both"),
-        ("advantages", f"correlation {number(advantages['correlation'], 3)}, sign changes for "
-         f"{share(advantages['flipped_share'])} of responses, mean change {number(advantages['moved'], 3)} "
-         f"({advantages['estimator']})"),
-    ]  # fmt: skip
+        ("best sample changes", f"in {groups['best_changes']} of the {alive} groups with a signal in both"),
+        (
+            "advantages",
+            f"correlation {number(advantages['correlation'], 3)}, sign changes for "
+            f"{share(advantages['flipped_share'])} of responses, mean change {number(advantages['moved'], 3)} "
+            f"({advantages['estimator']})",
+        ),
+    ]
     return [*facts, ("", advantages["stand_in"])] if advantages["stand_in"] else facts
 
 
@@ -197,6 +219,6 @@ def _show_rows(
             value = f"{number(row['old']['value'])} -> {value}, advantage {before:+.3f} -> {after:+.3f}"
         parts = ", ".join(f"{one_line(k)} {number(v)}" for k, v in row["new"]["parts"].items())
         note = f"; {line_of_code(row['new']['note'])}" if row["new"]["note"] else ""
-        told = line_of_code(row["new"]["error"]) if row["new"]["error"] else parts + note
-        out.print(f"  {one_line(row['where'])}: {value}  ({told})")
+        reason = line_of_code(row["new"]["error"]) if row["new"]["error"] else parts + note
+        out.print(f"  {one_line(row['where'])}: {value}  ({reason})")
         draw_quote(one_line(row["text"])[:TEXT_CHARS], out, 6)

@@ -1,4 +1,4 @@
-"""`vlmrl runs show RUN --rollout STEP[/PROMPT[/SAMPLE]]`: saved responses in words."""
+"""Screen of `vlmrl runs show RUN --rollout STEP[/PROMPT[/SAMPLE]]`: saved responses."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ HINT = "vlmrl runs show RUN --rollout 12, or 12/PROMPT, or 12/PROMPT/SAMPLE"
 def show_rollout(run: Run, place: str, as_json: bool) -> None:
     """Show the responses of a step, of one of its prompts, or one response.
 
-    Args: place: `STEP[/PROMPT[/SAMPLE]]`; steps count from 1, a prompt may be given by the beginning of its id.
-    Raises: StoreError when there is no such step, prompt or sample.
+    Args:
+        place: `STEP[/PROMPT[/SAMPLE]]`. Steps are counted from 1; the beginning of a prompt's id is enough.
+    Raises: StoreError if there is no such step, prompt or sample.
     """
     from vlmrl.report.rollout_text import group_fields
     from vlmrl.reward_check.scores_file import finite
@@ -44,7 +45,7 @@ def show_rollout(run: Run, place: str, as_json: bool) -> None:
 
 
 def _parse(place: str) -> tuple[int, str | None, int | None]:
-    """Return (step from 1, prompt, sample). A prompt id may contain slashes: then no number follows the last one."""
+    """Return (step, from 1; prompt; sample). A prompt id may contain slashes: only a number at the end is a sample."""
     step, _, rest = place.partition("/")
     if not step.isascii() or not step.isdigit() or int(step) < 1:
         raise StoreError(f"`{place}` does not begin with a step, 1 or more", hint=HINT)
@@ -61,18 +62,18 @@ def _groups(run: Run, step: int) -> list[Group]:
 
     known = {counted(number): number for number in run.rollout_files()}
     if step not in known:
-        there = f"those that are: {min(known)} to {max(known)}" if known else "the run keeps no rollouts"
+        there = f"it has rollouts of steps {min(known)} to {max(known)}" if known else "the run has no rollouts"
         raise StoreError(f"there are no rollouts of step {step}", where=str(run.dir), hint=there)
     return run.read_rollouts(known[step])
 
 
 def _find(groups: list[Group], prompt: str) -> list[Group]:
     exact = [g for g in groups if g.row.prompt_id == prompt]
-    found = exact or [g for g in groups if g.row.prompt_id.startswith(prompt)]
-    if len({g.row.prompt_id for g in found}) == 1:
-        return found
-    named = ", ".join(dict.fromkeys(g.row.prompt_id for g in (found or groups)[:5]))
-    which = "several prompts" if found else "no prompt"
+    matches = exact or [g for g in groups if g.row.prompt_id.startswith(prompt)]
+    if len({g.row.prompt_id for g in matches}) == 1:
+        return matches
+    named = ", ".join(dict.fromkeys(g.row.prompt_id for g in (matches or groups)[:5]))
+    which = "several prompts" if matches else "no prompt"
     raise StoreError(f"`{prompt}` names {which} of the step", hint=f"such as {named}")
 
 
@@ -93,7 +94,7 @@ def _lines(group: Mapping[str, Any]) -> list[str]:
         cut = ", cut at the limit" if s["finish"] == "length" else ""
         use = ", not trained on" if s["masked"] else f", advantage {s['advantage']:+.3f}"
         lines += ["", f"sample {s['sample']}: {score}  {parts}  ({s['tokens']} tokens{cut}{use})"]
-        lines += [f"  [{one_line(told)}]" for told in (s["error"] or s["note"],) if told]
+        lines += [f"  [{one_line(message)}]" for message in (s["error"] or s["note"],) if message]
         lines += [f"  {line}" for line in sample_lines(s)]
         if not s.get("turns"):
             lines += [f"  | {line}" for line in s["text"].splitlines() or [""]]

@@ -1,4 +1,4 @@
-"""Page of `vlmrl runs show`: the facts of a run, one per line."""
+"""Screen of `vlmrl runs show`: the facts of a run, one per line."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 from vlmrl.cli.output import tell
 
 LEAD = ("reward/mean", "policy/entropy", "rollout/dead_group_share", "rollout/truncated_share")
-"""Metrics of a training line that are shown where it has them, in addition to every `loss/`."""
+"""Metrics of a step that are shown if they exist, in addition to every `loss/...`."""
 MOST_NUMBERS = 6
+"""Maximum number of metrics on one line, if none of LEAD exists, and of a validation."""
 
 
 def print_facts(about: dict[str, Any]) -> None:
-    """Print one fact per line, the important ones first; unknown ones are left out."""
+    """Print one fact per line, the important ones first; facts without a value are left out."""
     name = f"  ({about['name']})" if about["name"] else ""
     tell(f"{about['id']}{name}")
     for label, text in facts(about):
@@ -42,7 +43,7 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("command", about["command"]),
         ("data", "; ".join(_dataset(d) for d in about["datasets"])),
         ("parent", about["parent_text"]),
-        ("code", f"{git['commit'][:12]}{', changed since: code.diff' if git.get('dirty') else ''}" if git else ""),
+        ("code", f"{git['commit'][:12]}{', with changes: code.diff' if git.get('dirty') else ''}" if git else ""),
         ("last step", numbers(about["last_train"], train=True)),
         ("validation", _validation(about["first_validation"], about["last_validation"])),
         ("best", _best(about["best"], about["checkpoints"])),
@@ -50,15 +51,18 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("rollouts", _rollouts(about["rollout_steps"])),
         ("evaluations", _evaluations(about["evaluations"], about["evaluations_during_training"])),
         ("report", about["report"] or f"none yet: {about['report_command']}"),
-        ("go on", about["resume"] or ""),
+        ("continue", about["resume"] or ""),
         ("folder", about["path"]),
     ]
 
 
 def numbers(line: dict[str, Any] | None, lead: tuple[str, ...] = LEAD, *, train: bool = False) -> str:
-    """`42: reward/mean 0.81, policy/entropy 0.4`: a line's step, as people count it, and its most telling numbers.
+    """Return the step of a metrics line, as all screens count it, and its main numbers; "" for None.
 
-    Args: train: whether it is the line of a training step, not of a validation.
+    Args:
+        lead: metrics that are shown if they exist.
+        train: whether it is the line of a training step; else of a validation.
+    Example: `42: reward/mean 0.81, policy/entropy 0.4`.
     """
     from vlmrl.store.metrics import counted
 
@@ -73,7 +77,10 @@ def numbers(line: dict[str, Any] | None, lead: tuple[str, ...] = LEAD, *, train:
 
 
 def _rollouts(steps: list[int]) -> str:
-    """Return `24 steps, 1 to 24 (files step-000000 to step-000023)`: how many, and the names of their files."""
+    """Return the number of steps with rollouts and the names of their files; "" for none.
+
+    Example: `24 steps, 1 to 24 (files step-000000 to step-000023)`.
+    """
     from vlmrl.store.layout import step_name
     from vlmrl.store.metrics import counted
 
@@ -105,7 +112,7 @@ def _best(best: dict[str, Any] | None, checkpoints: list[str]) -> str:
 
 
 def _processes(attempts: list[dict[str, Any]]) -> str:
-    """Return the number of processes where it is above 1 (`, 2 processes`); by attempt where these differ."""
+    """Return the number of processes, `, 2 processes`; "" for one. If attempts differ, it lists each attempt's."""
     counts = [a["processes"] for a in attempts]
     shown = [counts[0]] if len(set(counts)) == 1 else counts
     return f", {', '.join(map(str, shown))} processes" if max(counts, default=1) > 1 else ""
@@ -129,7 +136,7 @@ def _evaluations(names: list[str], during: list[str]) -> str:
 
 
 def _short(text: str) -> str:
-    """Return one line of at most 200 characters; the whole text is in --json and in the manifest."""
+    """Return the text on one line, cut at 200 characters; the whole text is in --json and in the manifest."""
     line = " ".join(text.split())
     return line if len(line) <= 200 else line[:197] + "..."
 

@@ -1,4 +1,4 @@
-"""Lines and cells of `vlmrl runs`."""
+"""Lines and table cells of `vlmrl runs`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ def show_pruned(run_dir: Path, names: list[str], freed: int, really: bool) -> No
     kept = ", ".join(p.name for p in complete_checkpoints(run_dir) if p.name not in names) or "none"
     checkpoints = [name for name in names if "/" not in name]
     counts = {"rollout file": "rollouts/", "image shard": "media/"}
-    found = {what: sum(n.startswith(prefix) for n in names) for what, prefix in counts.items()}
-    told = checkpoints + [f"{n} {what}{'s' if n > 1 else ''}" for what, n in found.items() if n]
+    numbers = {what: sum(n.startswith(prefix) for n in names) for what, prefix in counts.items()}
+    parts = checkpoints + [f"{n} {what}{'s' if n > 1 else ''}" for what, n in numbers.items() if n]
     verb = "deleted" if really else "would delete"
-    tell(f"{verb} {', '.join(told)} ({size_text(freed)}); kept: {kept}" if told else f"nothing to delete; kept: {kept}")
-    if told and not really:
-        say("run it with --yes to do it")
+    tell(
+        f"{verb} {', '.join(parts)} ({size_text(freed)}); kept: {kept}" if parts else f"nothing to delete; kept: {kept}"
+    )
+    if parts and not really:
+        say("add --yes to delete them")
 
 
 def run_line(run: ListedRun) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def run_line(run: ListedRun) -> dict[str, Any]:
 
 
 def about_cell(line: dict[str, Any]) -> str:
-    """Return tags, labels, note and parent of a fork in one cell; of a damaged run, what is wrong."""
+    """Return problem, error, tags, labels, note and parent of a run in one cell."""
     parts = [line["problem"], line["error"], *(f"#{t}" for t in line["tags"]), *line["labels"], line["note"]]
     parent = line["parent"] or {}
     parts += [f"fork of {parent['run']}@{parent['step']}"] if "step" in parent else []

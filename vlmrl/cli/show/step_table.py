@@ -10,12 +10,11 @@ if TYPE_CHECKING:
 
 
 MOST_PHASES = 3
-
-
+"""Maximum number of phases of a step whose times are shown, the slowest first."""
 SHORTEST_TABLE = 5
-
-
+"""Minimum number of rows of the table, in a terminal of any height."""
 LINES_AROUND_TABLE = 8
+"""Terminal lines that are kept free for everything else."""
 
 
 def step_table(followed: Followed, height: int) -> Any:
@@ -58,12 +57,12 @@ def _validation(followed: Followed) -> str:
     lines, best = followed.lines("validation"), followed.run.manifest.best
     if not lines:
         return "no validation yet"
-    told = f"validation at step {lines[-1]['step']}: {_number(lines[-1].get('eval/metric'), '.4f')}"
-    return told + (f"; best {best.metric} {best.value:.4f} at step {best.step}" if best else "")
+    line = f"validation at step {lines[-1]['step']}: {_number(lines[-1].get('eval/metric'), '.4f')}"
+    return line + (f"; best {best.metric} {best.value:.4f} at step {best.step}" if best else "")
 
 
 def columns(line: Mapping[str, Any]) -> dict[str, str]:
-    """Column -> text of one train line, for reinforcement and supervised learning alike; "" = it has none."""
+    """Return column -> text of a step, for reinforcement and supervised learning; "" if the step has no such metric."""
     from vlmrl.store.tail import phase_seconds
 
     memory = line.get("memory/peak_bytes")
@@ -81,7 +80,7 @@ def columns(line: Mapping[str, Any]) -> dict[str, str]:
         "tok/s": _number(line.get("rollout/tokens_per_second"), ",.0f"),
         "memory": "" if memory is None else f"{memory / 2**30:.1f} GiB",
         "seconds": _number(line.get("time/step_seconds"), ".1f"),
-        "of them": " ".join(f"{name} {seconds:.1f}" for name, seconds in phases),
+        "phases": " ".join(f"{name} {seconds:.1f}" for name, seconds in phases),
         "!": str(line.get("health/warning") or ""),
     }
 

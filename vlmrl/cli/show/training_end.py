@@ -1,4 +1,4 @@
-"""The last lines of `vlmrl train` and `vlmrl sft`: how the run ended, and the next commands."""
+"""Last lines of `vlmrl train` and `vlmrl sft`: how the run ended, and the next commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def show_end(done: Run, status: str, resume_command: str, as_json: bool) -> None:
-    """Print how a run ended: as JSON too, and the command that goes on with an interrupted one."""
+    """Print how a run ended, also as JSON; for an interrupted run, the command that resumes it."""
     from vlmrl.dist.rank_process import launched
 
     if as_json:
@@ -20,14 +20,14 @@ def show_end(done: Run, status: str, resume_command: str, as_json: bool) -> None
         say(closing_lines(done))
         return
     say(f"saved {done.checkpoint_dirs()[-1].name}")
-    if not launched():  # else the launcher, which knows the number of GPUs, prints it
-        say(f"go on with: {resume_command}")
+    if not launched():  # otherwise the launcher, which knows the number of GPUs, prints the command
+        say(f"continue with: {resume_command}")
 
 
 def closing_lines(done: Run) -> str:
-    """Return where the run is, its best validation, and the next commands.
+    """Return the folder of a run, its best validation, its warnings, and the next commands.
 
-    The commands have `--checkpoint last` where no checkpoint is the best.
+    The commands have `--checkpoint last` if the best checkpoint does not exist.
     """
     from vlmrl.inference.eval_rows import only_training_rows
     from vlmrl.store.layout import checkpoint_dir
@@ -41,7 +41,7 @@ def closing_lines(done: Run) -> str:
                 ", the model it started from: no later validation was better" if best.step == 0 else " (not kept)"
             )
             which = ("--checkpoint", "last")
-    # Without test and validation rows, eval would score what was trained on.
+    # Without test and validation rows, eval would score rows that were trained on.
     rows = ("--split", "ROWS.jsonl") if only_training_rows(done.dir) else ()
     verbs = {"eval": (*which, *rows), "merge": which, "report": ()}
     commands = [command_line((verb,), done.dir, done.manifest.name, *options) for verb, options in verbs.items()]
@@ -50,7 +50,7 @@ def closing_lines(done: Run) -> str:
 
 
 def _warnings(done: Run) -> str:
-    """Return the warnings that the run's metrics give, for the line that says it is done; "" without any."""
+    """Return the warnings of the run's metrics, for the line that says that the run is done; "" for none."""
     from vlmrl.diagnose.signs import find_signs, since
     from vlmrl.store.printed_names import command_line
 
@@ -61,16 +61,19 @@ def _warnings(done: Run) -> str:
 
 
 def result_fields(run: Run) -> dict[str, Any]:
-    """Return what `--json` prints of a finished run."""
+    """Return a finished run as `--json` prints it."""
     from vlmrl.diagnose.signs import find_signs
 
     best = run.manifest.best
     train = run.metrics("train")
     signs = find_signs(train, run.metrics("validation"))
     return {
-        "run": run.id, "dir": str(run.dir), "status": run.status, "steps": len(train),
+        "run": run.id,
+        "dir": str(run.dir),
+        "status": run.status,
+        "steps": len(train),
         "best": {"step": best.step, "metric": best.metric, "value": best.value} if best else None,
         "checkpoints": [p.name for p in run.checkpoint_dirs()],
         "last": train[-1] if train else None,
         "warnings": [{"name": s.name, "what": s.what, "step": s.step} for s in signs],
-    }  # fmt: skip
+    }

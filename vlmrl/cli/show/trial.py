@@ -9,8 +9,7 @@ from vlmrl.cli.output import console, line_of_code, say
 from vlmrl.visible import one_line, visible
 
 BAR_WIDTH = 30
-
-
+"""Number of characters of the longest bar of a histogram."""
 MAX_TRUTH = 200
 """Maximum number of characters of a truth that are shown."""
 
@@ -32,28 +31,30 @@ def trial_fields(run: Any, trial: Any) -> dict[str, Any]:
             "samples": [sample_fields(s) for s in group.samples],
         }
         for group, rate in zip(trial.groups, trial.solve_rates, strict=True)
-    ]  # fmt: skip
-    # A model that sees an image as several tiles has more pictures than the prompt has images.
+    ]
+    # If the model sees an image as several tiles, there are more pictures than images: then none is named.
     pictures = trial.pictures if len(trial.pictures) == len(first.row.media) else [None] * len(first.row.media)
-    return finite({
-        "run": run.id,
-        "dir": str(run.dir),
-        "prompt": first.text,
-        "prompt_tokens": len(first.prompt_ids),
-        "image_tokens": first.num_image_tokens,
-        "images": [
-            {"stored": [m.width, m.height], "seen": list(seen), "png": str(path) if path else None}
-            for m, seen, path in zip(first.row.media, first.image_sizes, pictures, strict=True)
-        ],
-        "summary": summary(trial),
-        "solve_rate_is": {name: rate.words if rate else None for name, rate in trial.rates.items()},
-        "no_solve_rate": trial.no_rate,
-        "stand_in": trial.stand_in,
-        "kept": {
-            name: {"path": str(path) if path else None, "rows": rows} for name, (path, rows) in trial.kept.items()
-        },
-        "groups": groups,
-    })  # fmt: skip
+    return finite(
+        {
+            "run": run.id,
+            "dir": str(run.dir),
+            "prompt": first.text,
+            "prompt_tokens": len(first.prompt_ids),
+            "image_tokens": first.num_image_tokens,
+            "images": [
+                {"stored": [m.width, m.height], "seen": list(seen), "png": str(path) if path else None}
+                for m, seen, path in zip(first.row.media, first.image_sizes, pictures, strict=True)
+            ],
+            "summary": summary(trial),
+            "solve_rate_is": {name: rate.words if rate else None for name, rate in trial.rates.items()},
+            "no_solve_rate": trial.no_rate,
+            "stand_in": trial.stand_in,
+            "kept": {
+                name: {"path": str(path) if path else None, "rows": rows} for name, (path, rows) in trial.kept.items()
+            },
+            "groups": groups,
+        }
+    )
 
 
 def show_trial(trial: Any, result: dict[str, Any], show: int) -> None:
@@ -80,17 +81,17 @@ def show_trial(trial: Any, result: dict[str, Any], show: int) -> None:
 
 
 def _rate(group: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """Return the solve rate of a prompt and its definition; without one, the spread of its rewards."""
+    """Return the solve rate of a prompt and its definition, or else the spread of its rewards."""
     if group["solve_rate"] is not None:
         return f"solve rate {group['solve_rate']:.2f} ({result['solve_rate_is'][group['source']]})"
-    found = group["spread"]
-    if found is None:
+    stats = group["spread"]
+    if stats is None:
         return "no response was judged"
-    return f"reward {found['mean']:.3f} on average, {found['min']:.3f} to {found['max']:.3f}, std {found['std']:.3f}"
+    return f"reward {stats['mean']:.3f} on average, {stats['min']:.3f} to {stats['max']:.3f}, std {stats['std']:.3f}"
 
 
 def _truth(truth: Mapping[str, Any]) -> str:
-    """Return a row's truth on one line: the value of its one field, else every field with its name."""
+    """Return a row's truth on one line: the value of its only field, or every field with its name."""
     texts = {
         name: "; ".join(map(str, value)) if isinstance(value, list) else str(value) for name, value in truth.items()
     }
@@ -106,8 +107,8 @@ def _sample_line(sample: Mapping[str, Any]) -> str:
     text = visible(sample["text"].replace("\n", "\\n"))
     score = " " * 5 + "-" if sample["error"] else f"{sample['score']:6.3f}"
     cut = " (cut)" if sample["finish"] == "length" else ""
-    told = line_of_code(sample["error"] or sample["note"])
-    note = f"  [{told}]" if told else ""
+    message = line_of_code(sample["error"] or sample["note"])
+    note = f"  [{message}]" if message else ""
     more = "".join(f"\n          {line}" for line in sample_lines(sample))
     return f"  {score}  {one_line(parts)}{cut}{note}\n          {text[:MAX_TEXT]}{more}"
 
@@ -132,12 +133,12 @@ def _show_summary(result: Mapping[str, Any]) -> None:
     rows = [
         ("reward", f"{summary['reward/mean']:.3f}   " + "  ".join(f"{name} {value:.3f}" for name, value in parts)),
         ("spread", f"{ends}; std within a prompt {summary['reward/std_within_groups']:.3f} on average"),
-        ("dead groups", f"{summary['rollout/dead_group_share']:.0%} would teach nothing: all samples scored alike"),
+        ("dead groups", f"{summary['rollout/dead_group_share']:.0%} teach nothing: all samples have the same score"),
         ("cut responses", f"{summary['rollout/truncated_share']:.0%} reached rollout.max_new_tokens"),
         ("prompt tokens", f"{summary['rollout/prompt_tokens_mean']:.0f} on average, longest {longest_prompt:,}"),
         ("response tokens", f"{summary['rollout/response_tokens_mean']:.0f} on average, longest {longest}"),
         ("speed", f"{summary['rollout/tokens_per_second']:,.0f} tokens/s"),
-    ]  # fmt: skip
+    ]
     for name, value in rows:
         out.print(Text(f"{name:16} {value}"))
 

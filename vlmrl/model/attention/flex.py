@@ -51,9 +51,13 @@ def flex_row_attention(
         attend = _compiled_attention()
         compiled_shapes.add((tuple(query.shape[:2]), key.shape[1], padded, query.shape[3], query.dtype, window))
     out = attend(
-        F.pad(query, grow), F.pad(key, grow), F.pad(value, grow), block_mask=mask, scale=scaling,
+        F.pad(query, grow),
+        F.pad(key, grow),
+        F.pad(value, grow),
+        block_mask=mask,
+        scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
+    )
     return out[:, :, :tokens]
 
 
@@ -79,10 +83,13 @@ def _block_mask(plan: RowPlan, window: int | None, padded: int) -> BlockMask:
 def _padded_tokens(tokens: RowTokens, padded: int) -> RowTokens:
     """Return the row's tokens, followed by those that fill the bucket, each in a group of its own. [N] -> [padded]."""
     more = torch.arange(padded - len(tokens.group), device=tokens.group.device)
-    return RowTokens(torch.cat([tokens.group, -1 - more]), *(
-        torch.cat([x, torch.full_like(more, fill)])
-        for x, fill in ((tokens.response, -1), (tokens.index, 0), (tokens.block, -1))
-    ))  # fmt: skip
+    return RowTokens(
+        torch.cat([tokens.group, -1 - more]),
+        *(
+            torch.cat([x, torch.full_like(more, fill)])
+            for x, fill in ((tokens.response, -1), (tokens.index, 0), (tokens.block, -1))
+        ),
+    )
 
 
 @cache

@@ -68,10 +68,17 @@ def choose_backend(device: torch.device, dtype: torch.dtype, bidirectional: str)
 
 
 def prefix_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, row_plan: RowPlan | ForkPlan | None = None, sliding_window: int | None = None,
-    decode_cache: DecodeCache | None = None, **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    row_plan: RowPlan | ForkPlan | None = None,
+    sliding_window: int | None = None,
+    decode_cache: DecodeCache | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
     """Return the attention of one packed row, of forked responses, or of one decoding step over a `DecodeCache`.
 
     Without any of these it is transformers' SDPA. Letters: B batch (1 for a packed row), H heads, N tokens, D head

@@ -117,9 +117,13 @@ class RowPlan:
 
 
 def plan_row(
-    layout: Sequence[Span], device: torch.device, *, kinds_N: Tensor | None = None, bidirectional: str = "never",
+    layout: Sequence[Span],
+    device: torch.device,
+    *,
+    kinds_N: Tensor | None = None,
+    bidirectional: str = "never",
     backend: str = "sdpa",
-) -> RowPlan:  # fmt: skip
+) -> RowPlan:
     """Return the plan of a row.
 
     Args:

@@ -71,10 +71,14 @@ def varlen_index(plan: RowPlan) -> VarlenIndex:
         queries.append(len(own))
     key_lengths = [len(k) for k in keys]
     return VarlenIndex(
-        torch.cat(keys).to(device), torch.cat(own_at).to(device),
+        torch.cat(keys).to(device),
+        torch.cat(own_at).to(device),
         tuple((s, e, torch.stack(p).to(device)) for s, e, p in places if e > s and len(p) > 1),
-        _starts(queries).to(device), _starts(key_lengths).to(device), max(queries), max(key_lengths),
-    )  # fmt: skip
+        _starts(queries).to(device),
+        _starts(key_lengths).to(device),
+        max(queries),
+        max(key_lengths),
+    )
 
 
 def _starts(lengths: list[int]) -> Tensor:
@@ -124,16 +128,31 @@ def varlen_row_attention(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, D]
     k, v = (_Copied.apply(x, index) for x in (k, v))
     out = _kernel()(
-        q.contiguous(), k, v, index.query_starts, index.key_starts, index.longest_query, index.longest_key,
-        scale=scaling, window_size=_window(window),
-    )  # fmt: skip
+        q.contiguous(),
+        k,
+        v,
+        index.query_starts,
+        index.key_starts,
+        index.longest_query,
+        index.longest_key,
+        scale=scaling,
+        window_size=_window(window),
+    )
     return out.transpose(0, 1)[None]
 
 
 def vision_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, cu_seq_lens_q: Tensor,
-    max_length_q: int, scaling: float | None = None, **kwargs: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seq_lens_q: Tensor,
+    max_length_q: int,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
     """Return the attention of a vision tower whose images, or windows of images, form one sequence of N patches.
 
     On a GPU in half precision it is one kernel call. Elsewhere it is one call per window, as transformers does under
@@ -185,13 +204,29 @@ def _flash_attn() -> Callable[..., Any]:
         raise CheckpointError(f"flash-attn is installed and cannot be imported: {error}", hint=hint) from error
 
     def kernel(
-        query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor, longest_query: int,
-        longest_key: int, *, scale: float | None, window_size: tuple[int, int],
-    ) -> Tensor:  # fmt: skip
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_starts: Tensor,
+        key_starts: Tensor,
+        longest_query: int,
+        longest_key: int,
+        *,
+        scale: float | None,
+        window_size: tuple[int, int],
+    ) -> Tensor:
         return flash_attn_varlen_func(
-            query, key, value, query_starts, key_starts, longest_query, longest_key, softmax_scale=scale,
-            causal=window_size[1] == 0, window_size=window_size if window_size[0] >= 0 else (-1, -1),
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            query_starts,
+            key_starts,
+            longest_query,
+            longest_key,
+            softmax_scale=scale,
+            causal=window_size[1] == 0,
+            window_size=window_size if window_size[0] >= 0 else (-1, -1),
+        )
 
     return kernel
 

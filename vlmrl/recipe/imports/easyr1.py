@@ -22,36 +22,61 @@ from vlmrl.recipe.imports.shared import (
     filtered_sampling,
     frozen_tower,
     reward_of,
-    schedule_keys,
     sharding,
     spread_filter,
-    steps_of,
     trainer_of,
     updates_of,
 )
+from vlmrl.recipe.imports.steps import schedule_keys, steps_of
 
 ACTOR = "worker.actor"
 DEFAULTS: dict[str, Any] = {
-    "data.prompt_key": "prompt", "data.max_prompt_length": 512, "data.max_response_length": 512,
-    "data.rollout_batch_size": 512, "data.seed": 1, "data.min_pixels": 262_144, "data.max_pixels": 4_194_304,
+    "data.prompt_key": "prompt",
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.rollout_batch_size": 512,
+    "data.seed": 1,
+    "data.min_pixels": 262_144,
+    "data.max_pixels": 4_194_304,
     "data.filter_overlong_prompts": True,
-    "algorithm.adv_estimator": "grpo", "algorithm.disable_kl": False, "algorithm.use_kl_loss": False,
-    "algorithm.kl_penalty": "kl", "algorithm.kl_coef": 1e-3, "algorithm.kl_type": "fixed",
-    "worker.actor.global_batch_size": 256, "worker.actor.max_grad_norm": 1.0, "worker.actor.clip_ratio_low": 0.2,
-    "worker.actor.clip_ratio_high": 0.3, "worker.actor.clip_ratio_dual": 3.0, "worker.actor.loss_avg_mode": "token",
-    "worker.actor.model.enable_gradient_checkpointing": True, "worker.actor.optim.lr": 1e-6,
-    "worker.actor.optim.weight_decay": 1e-2, "worker.rollout.name": "vllm", "worker.rollout.n": 1,
-    "worker.rollout.temperature": 1.0, "worker.actor.model.lora.alpha": 64,
-    "trainer.total_epochs": 15, "trainer.val_freq": -1, "trainer.save_freq": -1,
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.disable_kl": False,
+    "algorithm.use_kl_loss": False,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_coef": 1e-3,
+    "algorithm.kl_type": "fixed",
+    "worker.actor.global_batch_size": 256,
+    "worker.actor.max_grad_norm": 1.0,
+    "worker.actor.clip_ratio_low": 0.2,
+    "worker.actor.clip_ratio_high": 0.3,
+    "worker.actor.clip_ratio_dual": 3.0,
+    "worker.actor.loss_avg_mode": "token",
+    "worker.actor.model.enable_gradient_checkpointing": True,
+    "worker.actor.optim.lr": 1e-6,
+    "worker.actor.optim.weight_decay": 1e-2,
+    "worker.rollout.name": "vllm",
+    "worker.rollout.n": 1,
+    "worker.rollout.temperature": 1.0,
+    "worker.actor.model.lora.alpha": 64,
+    "trainer.total_epochs": 15,
+    "trainer.val_freq": -1,
+    "trainer.save_freq": -1,
     "trainer.save_limit": -1,
-}  # fmt: skip
+}
 """EasyR1's own values of the keys that are taken over, where a configuration does not write them."""
 EXAMPLE: dict[str, Any] = {
-    "data.prompt_key": "problem", "data.max_prompt_length": 2048, "data.max_response_length": 2048,
-    "algorithm.use_kl_loss": True, "algorithm.kl_penalty": "low_var_kl", "algorithm.kl_coef": 1e-2,
-    "worker.actor.global_batch_size": 128, "worker.rollout.n": 5, "trainer.val_freq": 5, "trainer.save_freq": 30,
+    "data.prompt_key": "problem",
+    "data.max_prompt_length": 2048,
+    "data.max_response_length": 2048,
+    "algorithm.use_kl_loss": True,
+    "algorithm.kl_penalty": "low_var_kl",
+    "algorithm.kl_coef": 1e-2,
+    "worker.actor.global_batch_size": 128,
+    "worker.rollout.n": 5,
+    "trainer.val_freq": 5,
+    "trainer.save_freq": 30,
     "trainer.save_limit": 3,
-}  # fmt: skip
+}
 """Values of `examples/config.yaml` that differ from `DEFAULTS`."""
 SAME = {
     "worker.actor.model.model_path": "model.path",
@@ -80,13 +105,20 @@ SAME = {
 KL = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "low_var_kl", "full": "full"}
 """EasyR1's estimators of the KL -> `algo.kl`."""
 ADVANTAGES = {
-    "grpo": {}, "rloo": {"algo.advantage": "leave_one_out"}, "remax": {"algo.advantage": "greedy"},
+    "grpo": {},
+    "rloo": {"algo.advantage": "leave_one_out"},
+    "remax": {"algo.advantage": "greedy"},
     "reinforce_plus_plus": {"algo.advantage": "none", "algo.scale": "tokens"},
     "gae": {"algo.advantage": "gae", "algo.scale": "tokens"},
     "grpo_passk": {"algo.advantage": "best_of_group", "algo.scale": "group"},
-}  # fmt: skip
-LOSSES = {"default": {}, "gspo": {"algo.ratio": "sequence"}, "gspo_token": {"algo.ratio": "sequence_token"},
-          "cispo": {"algo.surrogate": "cispo"}, "sapo": {"algo.surrogate": "sapo"}}  # fmt: skip
+}
+LOSSES = {
+    "default": {},
+    "gspo": {"algo.ratio": "sequence"},
+    "gspo_token": {"algo.ratio": "sequence_token"},
+    "cispo": {"algo.surrogate": "cispo"},
+    "sapo": {"algo.surrogate": "sapo"},
+}
 LEFT = {
     "data.format_prompt": "see data.prompt",
     "data.val_batch_size": "validation is batched by rollout.batch_tokens",
@@ -129,7 +161,7 @@ LEFT = {
     "trainer.save_checkpoint_path": "checkpoints are in the run's folder (--runs)",
     "trainer.find_last_checkpoint": "a run is continued with --resume RUN, never by itself",
     "trainer.critic_warmup": "the critic is trained from the first step on",
-}  # fmt: skip
+}
 
 
 def from_easyr1(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
@@ -201,8 +233,13 @@ def _optimizer(draft: Draft, rows: int | None) -> None:
     if draft.get("worker.actor.optim.strategy") == "adamw_bf16":
         draft.put("optim.name", "adamw_bf16_kahan", "worker.actor.optim.strategy")
     steps_of(draft, rows, "trainer.max_steps", "trainer.total_epochs")
-    schedule_keys(draft, "worker.actor.optim.lr_scheduler_type", "worker.actor.optim.lr_warmup_steps",
-                  "worker.actor.optim.lr_warmup_ratio", "worker.actor.optim.min_lr_ratio")  # fmt: skip
+    schedule_keys(
+        draft,
+        "worker.actor.optim.lr_scheduler_type",
+        "worker.actor.optim.lr_warmup_steps",
+        "worker.actor.optim.lr_warmup_ratio",
+        "worker.actor.optim.min_lr_ratio",
+    )
     draft.leave("worker.actor.optim.warmup_style", "not used there either")
 
 

@@ -19,8 +19,9 @@ from typing import Any
 
 from vlmrl.errors import RecipeError
 from vlmrl.recipe.files import MAX_RECIPE_BYTES
+from vlmrl.recipe.imports.shell_arrays import MAX_KEYS, ShellArrays
 
-MAX_KEYS, MAX_DEPTH, MAX_WORD_CHARS, MOST_DIGITS = 5000, 20, 10_000, 40
+MAX_DEPTH, MAX_WORD_CHARS, MOST_DIGITS = 20, 10_000, 40
 SYSTEMS = ("easyr1", "verl", "rllava", "trl")
 NULLS = ("null", "~", "")
 OWN_PROGRAMS = ("rllava.train.", "rllava/train/")
@@ -29,9 +30,6 @@ MOST_REFERENCES = 4
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^{}]*))?\}|\$([A-Za-z_]\w*)")
 _FILLED_IN = re.compile(r"\$[({@*\w]|`")
-_ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\((.*)", re.DOTALL)
-_DECLARES = frozenset({"declare", "typeset", "local", "readonly", "export"})
-_ELEMENTS = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}")
 _PRODUCT = re.compile(r"\$\(\(\s*(\d{1,9}(?:\s*\*\s*\d{1,9}){0,3})\s*\)\)")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
@@ -184,7 +182,7 @@ def _from_table(text: str, file: Path, notes: list[str]) -> dict[str, Any]:
 def _launch_words(text: str, notes: list[str]) -> list[str]:
     """Return the words of a script's launch command (the one with most settings), with the values of variables."""
     variables: dict[str, str] = {}
-    arrays = _Arrays(notes)
+    arrays = ShellArrays(notes)
     commands: list[list[str]] = []
     doubtful: dict[str, str] = {}
     text = _PRODUCT.sub(lambda match: str(math.prod(map(int, match.group(1).split("*")))), text)  # $((1024 * 4))
@@ -226,57 +224,6 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
     open_words = [word[:80] for word in chosen if _FILLED_IN.search(word)]
     notes += [f"`{word}` is filled in by the shell; here it stays as it is" for word in open_words]
     return chosen
-
-
-class _Arrays:
-    """Arrays of a script: `NAME=(...)` and `NAME+=(...)` over any number of lines. They replace `"${NAME[@]}"`.
-
-    Arrays inside a condition are skipped: it is not known which branch would run.
-    """
-
-    def __init__(self, notes: list[str]) -> None:
-        self.notes = notes
-        self.elements: dict[str, list[str]] = {}
-        self.filled: list[str] | None = None  # the array whose `)` is still to come
-        self.depth = 0
-
-    def expand(self, words: Sequence[str]) -> list[str]:
-        expanded: list[str] = []
-        for word in words:
-            match = _ELEMENTS.fullmatch(word)
-            inner = self.elements.get(match.group(1)) if match else None
-            expanded += [word] if inner is None or len(expanded) + len(inner) > MAX_KEYS else inner
-        return expanded
-
-    def take(self, words: list[str]) -> bool:
-        """Return whether a line belongs to an array. If so, the array gets its words."""
-        if self.filled is None:
-            bare = words
-            while bare and (bare[0] in _DECLARES or (len(bare) < len(words) and bare[0].startswith("-"))):
-                bare = bare[1:]
-            match = _ARRAY.fullmatch(bare[0]) if bare else None
-            if match is None:
-                begins = bool(words) and words[0] in ("if", "case", "for", "while", "until")
-                ends = sum(word.rstrip(";") in ("fi", "esac", "done") and (n == 0 or words[n - 1].endswith(";"))
-                           for n, word in enumerate(words))  # fmt: skip
-                self.depth = max(0, self.depth + begins - ends)
-                return False
-            name, more, first = match.groups()
-            words = [first, *bare[1:]] if first else bare[1:]
-            if self.depth:
-                self.notes.append(f"`{name}{more}=(...)` depends on a condition: its settings were skipped")
-                self.filled = []
-            else:
-                self.filled = self.elements[name] = list(self.elements.get(name, [])) if more else []
-        open_array, depth = self.filled, 0
-        for n, word in enumerate(words):
-            depth += word.count("(") - word.count(")")
-            if depth < 0:  # the end of the array, not of a `$(command)` in it; the rest of the line is no element
-                last = word[: word.rindex(")")]
-                words, self.filled = [*words[:n], *([last] if last else [])], None
-                break
-        open_array += self.expand(words)[: MAX_KEYS - len(open_array)]
-        return True
 
 
 def _put_in(word: str, variables: Mapping[str, str]) -> str:
@@ -394,6 +341,16 @@ def _system_of(values: Mapping[str, Any], words: Sequence[str]) -> str | None:
         or "data.rollout_batch_size" in values
     ):
         return "easyr1"
-    known = {"num_generations", "per_device_train_batch_size", "max_completion_length", "beta", "loss_type", "epsilon",
-             "learning_rate", "gradient_accumulation_steps", "scale_rewards", "reward_funcs"}  # fmt: skip
+    known = {
+        "num_generations",
+        "per_device_train_batch_size",
+        "max_completion_length",
+        "beta",
+        "loss_type",
+        "epsilon",
+        "learning_rate",
+        "gradient_accumulation_steps",
+        "scale_rewards",
+        "reward_funcs",
+    }
     return "trl" if len(known & values.keys()) >= 2 else None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.recipe.imports.draft import Draft, number
+from vlmrl.recipe.imports.rllava_keys import EXAMPLES, LEFT, MIXED_LOSSES, SAME
 from vlmrl.recipe.imports.shared import (
     betas_of,
     chosen,
@@ -25,186 +26,63 @@ from vlmrl.recipe.imports.shared import (
     filtered_sampling,
     kl_of,
     reward_of,
-    schedule_keys,
     sharding,
     spread_filter,
-    steps_of,
     trainer_of,
     updates_of,
 )
+from vlmrl.recipe.imports.steps import schedule_keys, steps_of
 from vlmrl.recipe.imports.tinyllava import from_tinyllava
 from vlmrl.recipe.imports.verl import ADVANTAGES, AGGREGATIONS, LOSSES, NUMBERS
 
 DEFAULTS: dict[str, Any] = {
-    "data.prompt_key": "prompt", "data.max_prompt_length": 512, "data.max_response_length": 512,
-    "data.train_batch_size": 512, "data.seed": 1, "data.min_pixels": 3136, "data.max_pixels": 4_194_304,
+    "data.prompt_key": "prompt",
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.train_batch_size": 512,
+    "data.seed": 1,
+    "data.min_pixels": 3136,
+    "data.max_pixels": 4_194_304,
     "data.filter_overlong_prompts": True,
-    "algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": True, "algorithm.use_kl_loss": True,
-    "algorithm.use_kl_in_reward": False, "algorithm.kl_penalty": "kl", "algorithm.kl_ctrl.type": "fixed",
-    "algorithm.kl_ctrl.kl_coef": 1e-3, "algorithm.online_filtering": False,
-    "actor.ppo_mini_batch_size": 256, "actor.max_grad_norm": 1.0, "actor.clip_ratio_low": 0.2,
-    "actor.clip_ratio_high": 0.2, "actor.clip_ratio_c": 3.0, "actor.loss_agg_mode": "token-mean",
-    "actor.entropy_coeff": 0.0, "actor.kl_loss_coef": 0.01, "actor.kl_loss_type": "low_var_kl",
-    "actor.policy_loss.loss_mode": "vanilla", "actor.policy_loss.clip_cov_ratio": 2e-4,
-    "actor.policy_loss.clip_cov_lb": 1.0, "actor.policy_loss.clip_cov_ub": 5.0,
-    "actor.policy_loss.kl_cov_ratio": 2e-4, "actor.policy_loss.ppo_kl_coef": 0.1,
-    "actor.model.enable_gradient_checkpointing": True, "actor.model.lora_r": 128, "actor.model.lora_alpha": 256,
-    "actor.optim.lr": 1e-6, "actor.optim.weight_decay": 1e-2, "actor.optim.strategy": "adamw",
-    "rollout.name": "vllm", "rollout.n": 1, "rollout.temperature": 1.0,
-    "trainer.total_epochs": 15, "trainer.val_freq": -1, "trainer.save_freq": -1, "trainer.save_limit": -1,
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    "algorithm.use_kl_loss": True,
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_ctrl.type": "fixed",
+    "algorithm.kl_ctrl.kl_coef": 1e-3,
+    "algorithm.online_filtering": False,
+    "actor.ppo_mini_batch_size": 256,
+    "actor.max_grad_norm": 1.0,
+    "actor.clip_ratio_low": 0.2,
+    "actor.clip_ratio_high": 0.2,
+    "actor.clip_ratio_c": 3.0,
+    "actor.loss_agg_mode": "token-mean",
+    "actor.entropy_coeff": 0.0,
+    "actor.kl_loss_coef": 0.01,
+    "actor.kl_loss_type": "low_var_kl",
+    "actor.policy_loss.loss_mode": "vanilla",
+    "actor.policy_loss.clip_cov_ratio": 2e-4,
+    "actor.policy_loss.clip_cov_lb": 1.0,
+    "actor.policy_loss.clip_cov_ub": 5.0,
+    "actor.policy_loss.kl_cov_ratio": 2e-4,
+    "actor.policy_loss.ppo_kl_coef": 0.1,
+    "actor.model.enable_gradient_checkpointing": True,
+    "actor.model.lora_r": 128,
+    "actor.model.lora_alpha": 256,
+    "actor.optim.lr": 1e-6,
+    "actor.optim.weight_decay": 1e-2,
+    "actor.optim.strategy": "adamw",
+    "rollout.name": "vllm",
+    "rollout.n": 1,
+    "rollout.temperature": 1.0,
+    "trainer.total_epochs": 15,
+    "trainer.val_freq": -1,
+    "trainer.save_freq": -1,
+    "trainer.save_limit": -1,
     "trainer.max_try_make_batch": 20,
-}  # fmt: skip
-"""RLLaVA's own values of the keys that are taken over, where a configuration does not write them."""
-EXAMPLE: dict[str, Any] = {
-    "data.prompt_key": "problem", "data.train_batch_size": 16, "actor.ppo_mini_batch_size": 4,
-    "actor.fsdp.offload_params": True, "rollout.n": 5, "trainer.val_freq": 5, "trainer.save_freq": 20,
-    "trainer.save_limit": 2,
-}  # fmt: skip
-GROUNDING: dict[str, Any] = {
-    "data.prompt_key": "problem", "data.train_batch_size": 8, "data.min_pixels": 262_144,
-    "data.filter_overlong_prompts": False, "actor.ppo_mini_batch_size": 8, "actor.fsdp.offload_params": True,
-    "rollout.n": 3, "trainer.total_epochs": 1, "trainer.save_freq": 100, "trainer.save_limit": 3,
-}  # fmt: skip
-EXAMPLES = {
-    "config.yaml": EXAMPLE, "config_grounding.yaml": GROUNDING,
-    "config_lora.yaml": GROUNDING | {
-        "actor.model.use_peft": True, "actor.model.lora_r": 8, "actor.model.lora_alpha": 32,
-    },
-}  # fmt: skip
-"""Values of RLLaVA's example files that differ from `DEFAULTS`. Launch scripts start from one of these files."""
-SAME = {
-    "actor.model.model_path": "model.path",
-    "actor.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
-    "data.min_pixels": "model.min_pixels",
-    "data.max_pixels": "model.max_pixels",
-    "data.train_image_dir": "data.images_root",
-    "data.train_batch_size": "rollout.prompts_per_step",
-    "rollout.n": "rollout.samples_per_prompt",
-    "rollout.temperature": "rollout.temperature",
-    "data.max_response_length": "rollout.max_new_tokens",
-    "data.seed": "train.seed",
-    "actor.max_grad_norm": "optim.max_grad_norm",
-    "actor.optim.lr": "optim.lr",
-    "actor.optim.weight_decay": "optim.weight_decay",
-    "actor.clip_ratio_low": "algo.clip_low",
-    "actor.clip_ratio_high": "algo.clip_high",
-    "actor.clip_ratio_c": "algo.dual_clip",
-    "actor.entropy_coeff": "algo.entropy_coef",
 }
-MIXED_LOSSES = ("luffy", "srft", "uft", "hpt", "sft")
-"""Losses that learn from demonstrations and from samples at once."""
-_PACKED = "rows are packed up to train.tokens_per_row; results do not depend on it"
-_DEMONSTRATIONS = "for demonstrations among the samples, which have no counterpart"
-_NOT_READ = "not read there either"
-LEFT = {
-    "data.val_batch_size": "validation is batched by rollout.batch_tokens",
-    "data.val_image_dir": "validation rows have the images_root of their entry",
-    "data.video_key": "videos are not read",
-    "data.video_fps": "videos are not read",
-    "data.shuffle": "rows are always shuffled, by train.seed",
-    "data.num_workers": "rows are read from memory-mapped files",
-    "data.filter_overlong_prompts_workers": "rows are read from memory-mapped files",
-    "data.override_chat_template": "the chat template is chat_template.jinja in the model folder",
-    "data.dataset_class": "a recipe loads no code except the reward: write the rows to a table",
-    "data.dataset_kwargs.": "for the class that reads the rows there",
-    "data.image_dir": _NOT_READ,
-    "algorithm.gamma": "taken over only with gae and reinforce_plus_plus",
-    "algorithm.lam": "taken over only with gae",
-    "algorithm.filter_key": "the filter uses the whole score",
-    "algorithm.filter_low": "the filter keeps prompts whose scores differ (algo.min_spread)",
-    "algorithm.filter_high": "the filter keeps prompts whose scores differ (algo.min_spread)",
-    "algorithm.norm_adv_by_std_in_grpo": "only for the estimator grpo",
-    "algorithm.unify_strategy": _DEMONSTRATIONS,
-    "algorithm.switch_gate": _DEMONSTRATIONS,
-    "algorithm.success_reward_threshold": _DEMONSTRATIONS,
-    "algorithm.prefix_strategy": _DEMONSTRATIONS,
-    "algorithm.min_prefix_ratio": _DEMONSTRATIONS,
-    "algorithm.max_prefix_ratio": _DEMONSTRATIONS,
-    "algorithm.n_prefix": _DEMONSTRATIONS,
-    "algorithm.prefix_share_across_samples": _DEMONSTRATIONS,
-    "algorithm.hint_steps": _DEMONSTRATIONS,
-    "algorithm.hint_min_ratio": _NOT_READ,
-    "algorithm.hint_max_ratio": _NOT_READ,
-    "algorithm.strategy": "RLLaVA does not have its mixture of supervised and reinforcement learning either",
-    "algorithm.expert_data_ratio": _NOT_READ,
-    "algorithm.mu_warmup_steps": _NOT_READ,
-    "algorithm.mu_decay_steps": _NOT_READ,
-    "algorithm.mu_peak": _NOT_READ,
-    "algorithm.mu_valley": _NOT_READ,
-    "algorithm.enable_phi_function": _NOT_READ,
-    "algorithm.clip_range": _NOT_READ,
-    "algorithm.use_token_level_loss_in_sft": _NOT_READ,
-    "mix_sampler.": _NOT_READ,
-    "actor.ppo_micro_batch_size": _PACKED,
-    "actor.log_prob_micro_batch_size": "the update computes the old log-probs itself",
-    "actor.ppo_epochs": "each batch of rollouts is used once, in train.updates_per_step updates",
-    "actor.skip_grad_norm": "a gradient is clipped, whatever its norm; one that is not finite stops the run",
-    "actor.clip_ratio": "not used there either: clip_ratio_low and clip_ratio_high are",
-    "actor.clip_upper_bound": _NOT_READ,
-    "actor.tis_imp_ratio_cap": "see algo.importance and algo.importance_cap; there no engine gives log-probs",
-    "actor.use_torch_compile": "nothing is compiled",
-    "actor.strategy": "FSDP2 shards the weights",
-    "actor.ulysses_size": "there is no sequence parallelism",
-    "actor.loss_remove_clip": "with one update per step every ratio is 1, and nothing is clipped",
-    "actor.off_policy_": _DEMONSTRATIONS,
-    "actor.on_policy_": _DEMONSTRATIONS,
-    "actor.srft_type": _DEMONSTRATIONS,
-    "actor.sft_loss_coef": _DEMONSTRATIONS,
-    "actor.hpt_hint_loss_coef": _NOT_READ,
-    "actor.all_max_clip": _DEMONSTRATIONS,
-    "actor.policy_loss.": "a number of a loss that is not chosen",
-    "actor.checkpoint.": "see checkpoint.asynchronous; a checkpoint always has weights, moments and state",
-    "actor.fsdp.enable_cpu_offload": "not read there either: offload_params is",
-    "actor.fsdp.offload_optimizer": "parallel.offload moves parameters, gradients and moments together",
-    "actor.fsdp.": "sharding follows from --gpus; parallel.offload and parallel.shard_size change it",
-    "actor.deepspeed.": "FSDP2 shards the weights",
-    "actor.model.tokenizer_path": "the tokenizer is that of the model folder",
-    "actor.model.trust_remote_code": "the families known here need no code of a repository: set model.trust_remote_code"
-    " for one that does",
-    "actor.model.freeze_vision_tower": "not read there either: nothing is frozen there; see model.freeze",
-    "actor.model.attn_implementation": "the best kernel for shared prompts is chosen",
-    "actor.model.padding_free": "rows are always packed without padding",
-    "actor.model.dynamic_batching": "rows are always packed up to train.tokens_per_row",
-    "actor.model.ulysses_size": "there is no sequence parallelism",
-    "actor.model.enable_activation_offload": "no counterpart: see model.gradient_checkpointing",
-    "actor.model.override_config.": "the model's configuration is that of its folder",
-    "actor.model.tie_word_embeddings": "the model's configuration is that of its folder",
-    "actor.model.lora_task_type": "an adapter of the language model, as here",
-    "actor.model.lora_bias": "an adapter has no biases",
-    "actor.model.lora_modules_to_save": "see model.freeze: with an adapter, nothing else is trained",
-    "actor.model.lora_weight_path": "not read there either: model.path = RUN continues a run's adapter",
-    "actor.model.lora_target_modules": "not used there either: every linear layer of the language model, as here",
-    "actor.model.lora_dropout": "no dropout in RL: sampling and training must be the same function",
-    "actor.model.": "no counterpart is known",
-    "critic.": "the critic is a head on the policy (algo.advantage = gae)",
-    "ref.": "the reference is loaded if algo.kl_coef is above 0, in the same way as the policy",
-    "rollout.seed": "each sample has a seed of its own, from train.seed, step and prompt",
-    "rollout.val_override_config.": "validation is greedy: sampling makes the best checkpoint a matter of luck",
-    "rollout.limit_images": "a prompt has the images of its row",
-    "rollout.discount": _NOT_READ,
-    "rollout.tool_config_path": _NOT_READ,
-    "rollout.partial_rollout": _NOT_READ,
-    "rollout.": "the engine decides this itself; rollout.kv_cache_gib can be set",
-    "reward.reward_type": "recognised by the function's parameters (reward.style)",
-    "reward.skip_special_tokens": "a reward gets the response without special tokens",
-    "reward.num_cpus": "rewards run in worker processes (reward.workers)",
-    "reward.": "rewards run in worker processes (reward.workers, reward.timeout_seconds)",
-    "trainer.nnodes": "see `vlmrl launch slurm`",
-    "trainer.max_try_make_batch": "no filter is on, so nothing is drawn again",
-    "trainer.val_only": "use `vlmrl eval`",
-    "trainer.val_generations_to_log": "every response of a validation is kept",
-    "trainer.save_model_only": "a checkpoint always has weights, moments and state",
-    "trainer.outputs_dir": "a run has a folder of its own below ./runs (--runs)",
-    "trainer.save_checkpoint_path": "checkpoints are in the run's folder (--runs)",
-    "trainer.load_checkpoint_path": "to continue a run: vlmrl train --resume RUN",
-    "trainer.find_last_checkpoint": "a run is continued with --resume RUN, never by itself",
-    "trainer.critic_warmup": "the critic is trained from the first step on",
-    "trainer.async_training": _NOT_READ,
-    "CUDA_VISIBLE_DEVICES": "on the command line: --gpus 0,2 chooses GPUs",
-    "master_port": "the launcher picks a port",
-    "master_addr": "see --rdzv-endpoint",
-    "node_rank": "see --node-rank",
-}  # fmt: skip
+"""RLLaVA's own values of the keys that are taken over, where a configuration does not write them."""
 
 
 def from_rllava(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
@@ -315,8 +193,13 @@ def _optimizer(draft: Draft, rows: int | None) -> None:
     if draft.get("actor.optim.strategy") == "adamw_bf16":
         draft.put("optim.name", "adamw_bf16_kahan", "actor.optim.strategy")
     steps_of(draft, rows, "trainer.max_steps", "trainer.total_epochs")
-    schedule_keys(draft, "actor.optim.warmup_style", "actor.optim.lr_warmup_steps", "actor.optim.lr_warmup_ratio",
-                  "actor.optim.min_lr_ratio")  # fmt: skip
+    schedule_keys(
+        draft,
+        "actor.optim.warmup_style",
+        "actor.optim.lr_warmup_steps",
+        "actor.optim.lr_warmup_ratio",
+        "actor.optim.min_lr_ratio",
+    )
     draft.leave("actor.optim.lr_scheduler_type", "not used there either: warmup_style is")
     draft.leave("actor.optim.num_cycles", "a cosine falls once, over the whole run")
     if draft.get("actor.model.use_peft"):
@@ -355,9 +238,15 @@ def _only_supervised(draft: Draft) -> None:
 
 
 _SAMPLING = (
-    "rollout.samples_per_prompt", "rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.engine",
-    "rollout.allow_filtered_sampling", "rollout.tensor_parallel", "train.updates_per_step",
-)  # fmt: skip
+    "rollout.samples_per_prompt",
+    "rollout.temperature",
+    "rollout.top_p",
+    "rollout.top_k",
+    "rollout.engine",
+    "rollout.allow_filtered_sampling",
+    "rollout.tensor_parallel",
+    "train.updates_per_step",
+)
 
 
 def _leave_rest(draft: Draft) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,14 +12,16 @@ from vlmrl.recipe.imports.draft import Draft, number
 LOGGERS = ("tensorboard", "wandb", "trackio")
 NO_LOGGERS = ("", "console", "file", "none", "None")
 """Loggers that need no entry in log.sinks: they write what vlmrl always writes, or nothing."""
-SCHEDULES = {
-    "constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
-    "cosine_with_min_lr": "cosine",
-}  # fmt: skip
 KL_NAMES = {
-    "kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl",
+    "kl": "k1",
+    "k1": "k1",
+    "abs": "abs",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "low_var_kl",
+    "k3": "low_var_kl",
     "full": "full",
-}  # fmt: skip
+}
 """Estimators of the KL: verl's name -> `algo.kl`."""
 NO_GRADIENT = {f"{kind}+": value for kind, value in KL_NAMES.items()}
 """Estimators whose name has a + in verl: value of the estimator without the +, gradient of another one."""
@@ -233,8 +234,9 @@ def trainer_of(draft: Draft, validation: str, keep: str) -> None:
     """
     never = "off there; here 0: at the"
     for source, key, when in (
-        (validation, "eval.every_steps", "start and the end"), ("trainer.save_freq", "checkpoint.every_steps", "end"),
-    ):  # fmt: skip
+        (validation, "eval.every_steps", "start and the end"),
+        ("trainer.save_freq", "checkpoint.every_steps", "end"),
+    ):
         every = number(int, draft.get(source), 1)
         draft.put(key, every or 0, source, why="" if every else f"{never} {when}")
     if draft.get("trainer.val_before_train") is False:
@@ -290,54 +292,6 @@ def dropped_rows(draft: Draft, longest: str, dropped: str) -> None:
     )
 
 
-COUNTED_LATER = "the steps are counted when a run starts; the last rows of an epoch are trained on, too"
-"""Note on `train.epochs`, for imports that do not compute steps."""
-
-
-def steps_of(draft: Draft, rows: int | None, most: str, epochs: str) -> None:
-    """Set train.steps as written, or computed from the epochs where the number of rows is known; else train.epochs."""
-    steps, prompts = number(int, draft.get(most), 1), draft.taken.get("rollout.prompts_per_step")
-    passes = draft.get(epochs)
-    if steps:
-        draft.put("train.steps", steps, most)
-        draft.leave(epochs, f"{most} sets the number of steps")
-    elif rows and prompts and prompts.value and isinstance(passes, (int, float)):
-        why = f"{passes:g} passes over {rows} rows at {prompts.value} prompts per step"
-        draft.put("train.steps", max(1, math.floor(rows / prompts.value) * int(passes)), epochs, why=why)
-    elif isinstance(passes, (int, float)) and passes > 0:
-        draft.put("train.epochs", float(passes), epochs, why=COUNTED_LATER)
-
-
-def schedule_keys(draft: Draft, kind: str, warmup: str, ratio: str, lowest: str) -> None:
-    """Set the learning rate's schedule and warm-up. A ratio becomes steps where the number of steps is known."""
-    shape = draft.get(kind)
-    if shape in SCHEDULES:
-        draft.put("optim.schedule", SCHEDULES[shape], kind)
-    elif shape is not None:
-        draft.left[kind] = f"`{shape}` has no counterpart: choose constant, linear or cosine"
-    steps, share = draft.get(warmup), draft.get(ratio)
-    if isinstance(steps, float) and 0 < steps < 1:  # transformers 5 has one setting for both
-        share, ratio = steps, warmup
-    steps = number(int, steps, 1)
-    total = draft.taken.get("train.steps")
-    later = "the first step uses lr / warmup_steps, never 0"
-    if steps:
-        draft.put("optim.warmup_steps", steps, warmup, why=later)
-    elif isinstance(share, (int, float)) and share > 0:
-        if total is None:
-            if share < 1:
-                draft.put("optim.warmup_ratio", float(share), ratio, why=later)
-            else:
-                draft.left[ratio] = f"{share:g}: a warm-up cannot be the whole run"
-        else:
-            draft.put(
-                "optim.warmup_steps", math.ceil(share * total.value), ratio, why=f"{share:g} of train.steps; {later}"
-            )
-    floor: Any = draft.get(lowest)
-    if isinstance(floor, (int, float)) and floor > 0 and draft.taken.get("optim.schedule") is not None:
-        draft.put("optim.min_lr_ratio", float(floor), lowest)
-
-
 def kl_of(draft: Draft, on_loss: str, loss_keys: tuple[str, str], on_reward: str) -> None:
     """Set the keys of the KL, for verl and the systems derived from it.
 
@@ -346,8 +300,13 @@ def kl_of(draft: Draft, on_loss: str, loss_keys: tuple[str, str], on_reward: str
         loss_keys: settings of the coefficient and of the estimator in the loss.
     """
     in_loss, in_reward = draft.get(on_loss), draft.get(on_reward)
-    reward_keys = ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty", "algorithm.kl_ctrl.type",
-                   "algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon")  # fmt: skip
+    reward_keys = (
+        "algorithm.kl_ctrl.kl_coef",
+        "algorithm.kl_penalty",
+        "algorithm.kl_ctrl.type",
+        "algorithm.kl_ctrl.target_kl",
+        "algorithm.kl_ctrl.horizon",
+    )
     coef, kind = loss_keys if in_loss else reward_keys[:2]
     if not in_loss and not in_reward:
         draft.put("algo.kl_coef", 0.0, on_loss, on_reward)

@@ -9,20 +9,35 @@ from __future__ import annotations
 from typing import Any
 
 from vlmrl.recipe.imports.draft import Draft, number
-from vlmrl.recipe.imports.shared import COUNTED_LATER, loggers_of, schedule_keys
+from vlmrl.recipe.imports.shared import loggers_of
+from vlmrl.recipe.imports.steps import COUNTED_LATER, schedule_keys
 
 DEFAULTS: dict[str, Any] = {
-    "learning_rate": 5e-5, "weight_decay": 0.0, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1,
-    "num_train_epochs": 3.0, "lr_scheduler_type": "linear", "max_grad_norm": 1.0, "seed": 42, "save_steps": 500,
-    "tune_type_llm": "frozen", "tune_type_vision_tower": "frozen", "tune_type_connector": "full",
-    "gradient_checkpointing": False, "lora_r": 128, "lora_alpha": 256,
-}  # fmt: skip
+    "learning_rate": 5e-5,
+    "weight_decay": 0.0,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "num_train_epochs": 3.0,
+    "lr_scheduler_type": "linear",
+    "max_grad_norm": 1.0,
+    "seed": 42,
+    "save_steps": 500,
+    "tune_type_llm": "frozen",
+    "tune_type_vision_tower": "frozen",
+    "tune_type_connector": "full",
+    "gradient_checkpointing": False,
+    "lora_r": 128,
+    "lora_alpha": 256,
+}
 """The trainer's own values of the arguments that are taken over, where a script does not write them."""
 SAME = {
-    "image_folder": "data.images_root", "learning_rate": "optim.lr", "weight_decay": "optim.weight_decay",
-    "max_grad_norm": "optim.max_grad_norm", "seed": "train.seed",
+    "image_folder": "data.images_root",
+    "learning_rate": "optim.lr",
+    "weight_decay": "optim.weight_decay",
+    "max_grad_norm": "optim.max_grad_norm",
+    "seed": "train.seed",
     "gradient_checkpointing": "model.gradient_checkpointing",
-}  # fmt: skip
+}
 _PUT_TOGETHER = "there a model is made of a language model, a vision tower and a connector; here it is one whole"
 LEFT = {
     "model_name_or_path": _PUT_TOGETHER,
@@ -85,8 +100,12 @@ def from_tinyllava(draft: Draft, rows: int | None, processes: int | None) -> Non
     _data(draft)
     _trained(draft)
     each, accumulated = (int(draft.get(k)) for k in ("per_device_train_batch_size", "gradient_accumulation_steps"))
-    draft.put("train.rows_per_step", max(1, each * accumulated) * (processes or 1), "per_device_train_batch_size",
-              "gradient_accumulation_steps")  # fmt: skip
+    draft.put(
+        "train.rows_per_step",
+        max(1, each * accumulated) * (processes or 1),
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+    )
     if processes is None:
         draft.todo.append(
             "train.rows_per_step is for one process: multiply it by their number, or import with --processes N"

@@ -9,27 +9,43 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.recipe.imports.draft import Draft, number
-from vlmrl.recipe.imports.shared import (
-    COUNTED_LATER,
-    arithmetic,
-    filtered_sampling,
-    located,
-    loggers_of,
-    schedule_keys,
-    thinking,
-)
+from vlmrl.recipe.imports.shared import arithmetic, filtered_sampling, located, loggers_of, thinking
+from vlmrl.recipe.imports.steps import COUNTED_LATER, schedule_keys
 
 DEFAULTS: dict[str, Any] = {
-    "learning_rate": 1e-6, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8,
-    "num_iterations": 1, "max_completion_length": 512, "temperature": 1.0, "beta": 0.0, "epsilon": 0.2,
-    "loss_type": "dapo", "scale_rewards": "group", "importance_sampling_level": "token", "num_train_epochs": 3.0,
-    "lr_scheduler_type": "linear", "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 42,
-    "gradient_checkpointing": True, "save_steps": 500, "eval_strategy": "no", "dataset_train_split": "train",
-    "bf16": True, "dtype": "float32", "use_bias_correction_kl": True,
-    "use_vllm": False, "lora_r": 16, "lora_alpha": 32, "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05,
-    "vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "sequence_mask",
+    "learning_rate": 1e-6,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 8,
+    "num_iterations": 1,
+    "max_completion_length": 512,
+    "temperature": 1.0,
+    "beta": 0.0,
+    "epsilon": 0.2,
+    "loss_type": "dapo",
+    "scale_rewards": "group",
+    "importance_sampling_level": "token",
+    "num_train_epochs": 3.0,
+    "lr_scheduler_type": "linear",
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "seed": 42,
+    "gradient_checkpointing": True,
+    "save_steps": 500,
+    "eval_strategy": "no",
+    "dataset_train_split": "train",
+    "bf16": True,
+    "dtype": "float32",
+    "use_bias_correction_kl": True,
+    "use_vllm": False,
+    "lora_r": 16,
+    "lora_alpha": 32,
+    "sapo_temperature_pos": 1.0,
+    "sapo_temperature_neg": 1.05,
+    "vllm_importance_sampling_correction": True,
+    "vllm_importance_sampling_mode": "sequence_mask",
     "vllm_importance_sampling_clip_max": 3.0,
-}  # fmt: skip
+}
 """TRL's own values of the arguments that are taken over, where a configuration does not write them."""
 SAME = {
     "model_name_or_path": "model.path",
@@ -72,8 +88,12 @@ LOSSES = {
     "cispo": ({"algo.surrogate": "cispo", "algo.aggregation": "token_mean"}, ""),
     "sapo": ({"algo.surrogate": "sapo", "algo.aggregation": "sequence_mean"}, ""),
 }
-IMPORTANCE = {"token_truncate": ("truncate", "token"), "token_mask": ("mask", "token"),
-              "sequence_truncate": ("truncate", "sequence"), "sequence_mask": ("mask", "sequence")}  # fmt: skip
+IMPORTANCE = {
+    "token_truncate": ("truncate", "token"),
+    "token_mask": ("mask", "token"),
+    "sequence_truncate": ("truncate", "sequence"),
+    "sequence_mask": ("mask", "sequence"),
+}
 SERVICES = {"project": "project", "wandb_project": "project", "wandb_entity": "entity", "wandb_run_group": "group"}
 """Settings of logging services -> key of `[log]`: TRL's own, and those of scripts around TRL."""
 OPTIMIZERS = {"adamw_8bit": "adamw_8bit", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit"}
@@ -195,8 +215,11 @@ def _model(draft: Draft) -> None:
     draft.put("lora.alpha", int(draft.get("lora_alpha")), "lora_alpha")
     targets = draft.get("lora_target_modules")
     if targets:
-        draft.put("lora.targets", targets if isinstance(targets, list) or targets == "all-linear" else [targets],
-                  "lora_target_modules")  # fmt: skip
+        draft.put(
+            "lora.targets",
+            targets if isinstance(targets, list) or targets == "all-linear" else [targets],
+            "lora_target_modules",
+        )
     for source, key in (("use_rslora", "lora.rslora"), ("use_dora", "lora.dora")):
         if draft.get(source):
             draft.put(key, True, source)
@@ -236,8 +259,11 @@ def _batches(draft: Draft, processes: int | None) -> int:
     completions = int(draft.get("generation_batch_size") or per_device * count * steps)
     prompts = max(1, completions // max(1, generations))
     why = f"{completions} completions per generation, {generations} per prompt (batch sizes count completions there)"
-    sources = ("generation_batch_size",) if draft.written("generation_batch_size") else (
-        "per_device_train_batch_size", "gradient_accumulation_steps")  # fmt: skip
+    sources = (
+        ("generation_batch_size",)
+        if draft.written("generation_batch_size")
+        else ("per_device_train_batch_size", "gradient_accumulation_steps")
+    )
     draft.put("rollout.prompts_per_step", prompts, *sources, why=why)
     if not known and not draft.written("generation_batch_size"):
         draft.todo.append(
@@ -247,8 +273,12 @@ def _batches(draft: Draft, processes: int | None) -> int:
     iterations = int(draft.get("num_iterations"))
     if iterations > 1:
         draft.left["num_iterations"] = "each batch of rollouts is used once, in train.updates_per_step updates"
-    draft.put("train.updates_per_step", min(splits, prompts), "gradient_accumulation_steps",
-              why="optimizer updates from one generation")  # fmt: skip
+    draft.put(
+        "train.updates_per_step",
+        min(splits, prompts),
+        "gradient_accumulation_steps",
+        why="optimizer updates from one generation",
+    )
     return splits * iterations
 
 

@@ -22,35 +22,58 @@ from vlmrl.recipe.imports.shared import (
     filtered_sampling,
     frozen_tower,
     kl_of,
-    schedule_keys,
     sharding,
     spread_filter,
     step_size,
-    steps_of,
     thinking,
     trainer_of,
     updates_of,
 )
+from vlmrl.recipe.imports.steps import schedule_keys, steps_of
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 DEFAULTS: dict[str, Any] = {
-    "data.prompt_key": "prompt", "data.max_prompt_length": 512, "data.max_response_length": 512,
-    "data.train_batch_size": 1024, "data.filter_overlong_prompts": False,
-    "algorithm.adv_estimator": "gae", "algorithm.use_kl_in_reward": False, "algorithm.kl_penalty": "kl",
-    "algorithm.kl_ctrl.type": "fixed", "algorithm.kl_ctrl.kl_coef": 1e-3, "algorithm.norm_adv_by_std_in_grpo": True,
-    f"{ACTOR}.ppo_mini_batch_size": 256, f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.2,
-    f"{ACTOR}.clip_ratio_c": 3.0, f"{ACTOR}.tau_pos": 1.0, f"{ACTOR}.tau_neg": 1.05,
-    f"{ACTOR}.policy_loss.clip_cov_ratio": 2e-4, f"{ACTOR}.policy_loss.clip_cov_lb": 1.0,
-    f"{ACTOR}.policy_loss.clip_cov_ub": 5.0, f"{ACTOR}.policy_loss.kl_cov_ratio": 2e-4,
+    "data.prompt_key": "prompt",
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.train_batch_size": 1024,
+    "data.filter_overlong_prompts": False,
+    "algorithm.adv_estimator": "gae",
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_ctrl.type": "fixed",
+    "algorithm.kl_ctrl.kl_coef": 1e-3,
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ACTOR}.clip_ratio_low": 0.2,
+    f"{ACTOR}.clip_ratio_high": 0.2,
+    f"{ACTOR}.clip_ratio_c": 3.0,
+    f"{ACTOR}.tau_pos": 1.0,
+    f"{ACTOR}.tau_neg": 1.05,
+    f"{ACTOR}.policy_loss.clip_cov_ratio": 2e-4,
+    f"{ACTOR}.policy_loss.clip_cov_lb": 1.0,
+    f"{ACTOR}.policy_loss.clip_cov_ub": 5.0,
+    f"{ACTOR}.policy_loss.kl_cov_ratio": 2e-4,
     f"{ACTOR}.policy_loss.ppo_kl_coef": 0.1,
     f"{ACTOR}.optim.optimizer": "AdamW",
     "algorithm.rollout_correction.rollout_is_threshold": 2.0,
-    f"{ACTOR}.loss_agg_mode": "token-mean", f"{ACTOR}.entropy_coeff": 0.0, f"{ACTOR}.use_kl_loss": False,
-    f"{ACTOR}.kl_loss_coef": 1e-3, f"{ACTOR}.kl_loss_type": "low_var_kl", f"{ACTOR}.grad_clip": 1.0,
-    f"{ACTOR}.optim.lr": 1e-6, f"{ACTOR}.optim.weight_decay": 1e-2, f"{MODEL}.enable_gradient_checkpointing": True,
-    f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.n": 1, f"{ROLLOUT}.temperature": 1.0, f"{MODEL}.lora_alpha": 16,
-    "trainer.total_epochs": 30, "trainer.test_freq": -1, "trainer.save_freq": -1,
-}  # fmt: skip
+    f"{ACTOR}.loss_agg_mode": "token-mean",
+    f"{ACTOR}.entropy_coeff": 0.0,
+    f"{ACTOR}.use_kl_loss": False,
+    f"{ACTOR}.kl_loss_coef": 1e-3,
+    f"{ACTOR}.kl_loss_type": "low_var_kl",
+    f"{ACTOR}.grad_clip": 1.0,
+    f"{ACTOR}.optim.lr": 1e-6,
+    f"{ACTOR}.optim.weight_decay": 1e-2,
+    f"{MODEL}.enable_gradient_checkpointing": True,
+    f"{ROLLOUT}.name": "vllm",
+    f"{ROLLOUT}.n": 1,
+    f"{ROLLOUT}.temperature": 1.0,
+    f"{MODEL}.lora_alpha": 16,
+    "trainer.total_epochs": 30,
+    "trainer.test_freq": -1,
+    "trainer.save_freq": -1,
+}
 """verl's own values of the keys that are taken over, where a configuration does not write them."""
 SAME = {
     f"{MODEL}.path": "model.path",
@@ -71,33 +94,47 @@ SAME = {
 }
 REWARDS = ("custom_reward_function", "reward.custom_reward_function")
 """Tables that name the reward function, in older and in newer configurations."""
-BUFFERS = ("reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg",
-           "reward.reward_kwargs.overlong_buffer_cfg")  # fmt: skip
+BUFFERS = (
+    "reward_model.overlong_buffer",
+    "reward_model.reward_kwargs.overlong_buffer_cfg",
+    "reward.reward_kwargs.overlong_buffer_cfg",
+)
 """Tables of DAPO's penalty for long responses, oldest first."""
 ADVANTAGES = {
-    "grpo": {}, "gae": {"algo.advantage": "gae", "algo.scale": "tokens"}, "rloo": {"algo.advantage": "leave_one_out"},
-    "remax": {"algo.advantage": "greedy"}, "opo": {"algo.advantage": "length_weighted"},
+    "grpo": {},
+    "gae": {"algo.advantage": "gae", "algo.scale": "tokens"},
+    "rloo": {"algo.advantage": "leave_one_out"},
+    "remax": {"algo.advantage": "greedy"},
+    "opo": {"algo.advantage": "length_weighted"},
     "reinforce_plus_plus": {"algo.advantage": "none", "algo.scale": "tokens"},
     "reinforce_plus_plus_baseline": {"algo.advantage": "group_mean", "algo.scale": "tokens"},
     "grpo_passk": {"algo.advantage": "best_of_group", "algo.scale": "group"},
     "gpg": {"algo.advantage": "group_mean", "algo.scale": "alive"},
     "gdpo": {"algo.advantage": "part_by_part", "algo.scale": "tokens"},
-    "grpo_vectorized": {}, "rloo_vectorized": {"algo.advantage": "leave_one_out"},
-}  # fmt: skip
+    "grpo_vectorized": {},
+    "rloo_vectorized": {"algo.advantage": "leave_one_out"},
+}
 _BY_RESPONSE = {"algo.aggregation": "sequence_mean"}
 LOSSES = {
-    "vanilla": {}, "gspo": {"algo.ratio": "sequence_token"} | _BY_RESPONSE, "gpg": {"algo.surrogate": "reinforce"},
-    "clip_cov": {"algo.surrogate": "clip_cov"}, "kl_cov": {"algo.surrogate": "kl_cov"},
-    "geo_mean": {"algo.surrogate": "gmpo"} | _BY_RESPONSE, "sapo": {"algo.surrogate": "sapo"} | _BY_RESPONSE,
+    "vanilla": {},
+    "gspo": {"algo.ratio": "sequence_token"} | _BY_RESPONSE,
+    "gpg": {"algo.surrogate": "reinforce"},
+    "clip_cov": {"algo.surrogate": "clip_cov"},
+    "kl_cov": {"algo.surrogate": "kl_cov"},
+    "geo_mean": {"algo.surrogate": "gmpo"} | _BY_RESPONSE,
+    "sapo": {"algo.surrogate": "sapo"} | _BY_RESPONSE,
     "cispo": {"algo.surrogate": "cispo"},
-}  # fmt: skip
+}
 """verl's losses -> cells of `[algo]`. A loss that sets the aggregation ignores `loss_agg_mode`."""
 NUMBERS = {
     "sapo": {"tau_pos": "tau_positive", "tau_neg": "tau_negative"},
-    "clip_cov": {"policy_loss.clip_cov_ratio": "cov_share", "policy_loss.clip_cov_lb": "cov_low",
-                 "policy_loss.clip_cov_ub": "cov_high"},
+    "clip_cov": {
+        "policy_loss.clip_cov_ratio": "cov_share",
+        "policy_loss.clip_cov_lb": "cov_low",
+        "policy_loss.clip_cov_ub": "cov_high",
+    },
     "kl_cov": {"policy_loss.kl_cov_ratio": "cov_share", "policy_loss.ppo_kl_coef": "cov_kl_coef"},
-}  # fmt: skip
+}
 """Loss -> its numbers: verl's name below `actor` -> recipe key below `algo`."""
 AGGREGATIONS = {
     "token-mean": ("token_mean", ""),
@@ -181,7 +218,7 @@ LEFT = {
     "ray_init.": "Ray is not used",
     "global_profiler.": "nothing is profiled",
     "hydra.": "settings of Hydra itself",
-}  # fmt: skip
+}
 
 
 def from_verl(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
@@ -196,9 +233,11 @@ def from_verl(draft: Draft, base: Path, rows: int | None, processes: int | None)
     _data(draft)
     dropped_rows(draft, "data.max_prompt_length", "data.filter_overlong_prompts")
     kl_of(
-        draft, f"{ACTOR}.use_kl_loss", (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"),
+        draft,
+        f"{ACTOR}.use_kl_loss",
+        (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"),
         "algorithm.use_kl_in_reward",
-    )  # fmt: skip
+    )
     _algorithm(draft)
     _engine(draft)
     _optimizer(draft, rows)
@@ -310,8 +349,13 @@ def _optimizer(draft: Draft, rows: int | None) -> None:
     steps_of(draft, rows, "trainer.total_training_steps", "trainer.total_epochs")
     older = draft.written(f"{ACTOR}.optim.warmup_style") and not draft.written(f"{ACTOR}.optim.lr_scheduler_type")
     shape = f"{ACTOR}.optim.{'warmup_style' if older else 'lr_scheduler_type'}"
-    schedule_keys(draft, shape, f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps_ratio",
-                  f"{ACTOR}.optim.min_lr_ratio")  # fmt: skip
+    schedule_keys(
+        draft,
+        shape,
+        f"{ACTOR}.optim.lr_warmup_steps",
+        f"{ACTOR}.optim.lr_warmup_steps_ratio",
+        f"{ACTOR}.optim.min_lr_ratio",
+    )
     adapter(draft, f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", f"{MODEL}.exclude_modules")
     frozen_tower(draft, f"{ACTOR}.freeze_vision_tower")
 

@@ -1,4 +1,4 @@
-"""Rules about `[algo]`: cells of the algorithm table that contradict each other, or that another one leaves idle."""
+"""Rules about `[algo]`: cells of the algorithm table that contradict each other, or that another one makes useless."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vlmrl.recipe.load import LoadedRecipe
 
 
 def overridden_row(loaded: LoadedRecipe) -> Algorithm | None:
-    """Return the row with the recipe's overrides, its names not compared with those that exist.
+    """Return the row of the algorithm table with the recipe's overrides; their names are not checked.
 
-    Returns: None when there is no such row, or nothing is trained by reinforcement.
+    Returns: None if there is no such row, or the recipe is not for reinforcement learning.
     """
     algo = loaded.recipe.algo
     if algo.name not in ALGORITHMS or loaded.recipe.kind != "rl":
@@ -34,9 +34,9 @@ def _unread(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         unmet = next((when for when in cell.used_when if not when.holds(getattr(row, when.cell))), None)
         if unmet is None:
             continue
-        other, known = getattr(row, unmet.cell), CELLS[unmet.cell].choices
-        if other in known or not known:  # a misspelt name is reported by itself
-            message = f"`algo.{cell.name}` does nothing: {unmet.unread(algo.name, other)}"
+        other_value, names = getattr(row, unmet.cell), CELLS[unmet.cell].choices
+        if other_value in names or not names:  # another rule reports a misspelt name
+            message = f"`algo.{cell.name}` does nothing: {unmet.unread(algo.name, other_value)}"
             yield Problem(message, loaded.where(("algo", cell.name)), unmet.remedy, "warning")
 
 
@@ -44,26 +44,26 @@ def _kl(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
     if not row.kl_coef:
         return
     if row.kl == "k1" and row.kl_in == "loss":
-        message = "`algo.kl` k1 in the loss: its expected gradient is zero, so it pulls nowhere"
+        message = "`algo.kl` k1 in the loss: its expected gradient is zero, so it does not pull to the reference"
         hint = 'set algo.kl = "k2" or "k3", or algo.kl_in = "reward"'
         yield Problem(message, loaded.where(("algo", "kl"), ("algo", "kl_in")), hint)
     if row.kl_in == "reward" and row.advantage == "part_by_part":
-        message = "the KL cannot go into the reward where each part of it is normalised on its own (part_by_part)"
+        message = "the KL cannot be part of the reward if each part is normalised alone (part_by_part)"
         yield Problem(message, loaded.where(("algo", "kl_in"), ("algo", "kl_coef")), 'set algo.kl_in = "loss"')
 
 
 def _parts(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
-    """Refuse rules on the score where the advantage is made from the reward's parts."""
+    """Refuse rules on the whole score if the advantage is computed from the reward's parts."""
     algo = loaded.recipe.algo
     if row.advantage != "part_by_part":
         return
     for key in ("overlong_tokens", "truncated_score"):
         if getattr(row, key):
-            message = f"`algo.{key}` changes the score, but part_by_part looks at the reward's parts"
+            message = f"`algo.{key}` changes the score, but part_by_part uses the reward's parts"
             hint = "let the reward return it as a part of its own, or use another algo.advantage"
             yield Problem(message, loaded.where(("algo", key), ("algo", "name")), hint)
     if algo.filter == "spread" and row.min_spread:
-        message = "`algo.min_spread` compares whole scores, but part_by_part looks at the reward's parts"
+        message = "`algo.min_spread` compares whole scores, but part_by_part uses the reward's parts"
         yield Problem(message, loaded.where(("algo", "min_spread")), "leave min_spread at 0", "warning")
 
 
@@ -78,7 +78,7 @@ def _lengths(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         yield Problem(message, where, "a fifth of max_new_tokens is usual")
     if row.truncated_score is not None and algo.truncated != "keep":
         message = (
-            f'`algo.truncated` = "{algo.truncated}" takes out the responses that '
+            f'`algo.truncated` = "{algo.truncated}" leaves out the responses that '
             f"`algo.truncated_score` ({row.truncated_score}) gives a score to"
         )
         yield Problem(
@@ -98,13 +98,13 @@ def _importance(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
     rollout = loaded.recipe.rollout
     if row.importance in ("truncate", "mask", "ratio") and (rollout.top_p < 1 or rollout.top_k > 0):
         message = (
-            f'`algo.importance` = "{row.importance}" cannot hold with top_p < 1 or top_k: the engine\'s log-probs '
+            f'`algo.importance` = "{row.importance}" is not valid with top_p < 1 or top_k: the engine\'s log-probs '
             "are then not those of the policy"
         )
         where = loaded.where(("algo", "importance"), ("rollout", "top_p"), ("rollout", "top_k"))
         yield Problem(message, where, "leave top_p and top_k out, or algo.importance")
     if row.importance == "ratio" and not row.limits_ratio:
-        message = '`algo.importance` = "ratio" needs a ratio that is clipped: nothing limits that of this row'
+        message = '`algo.importance` = "ratio" needs a ratio that is clipped, but nothing limits the ratio of this row'
         where = loaded.where(("algo", "importance"), ("algo", "name"))
         yield Problem(message, where, 'set algo.clip_low and algo.clip_high, or algo.importance = "mask"')
 
@@ -112,7 +112,7 @@ def _importance(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
 def _advantage(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
     algo = loaded.recipe.algo
     if algo.advantage == "group_mean_std" and algo.scale not in (None, "group"):
-        message = f"`algo.advantage` group_mean_std divides by the group's std, `algo.scale` says {algo.scale}"
+        message = f"`algo.advantage` group_mean_std divides by the group's std, but `algo.scale` is {algo.scale}"
         yield Problem(message, loaded.where(("algo", "scale"), ("algo", "advantage")), "use advantage = group_mean")
     if row.surrogate == "clip_cov" and row.cov_low >= row.cov_high:
         message = f"`algo.cov_low` ({row.cov_low}) is not below `algo.cov_high` ({row.cov_high})"
@@ -129,14 +129,14 @@ def _critic(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
     estimator = ESTIMATORS.get(row.advantage)
     if estimator is not None and estimator.critic and row.scale not in (None, *CRITIC_SCALES):
         message = (
-            f"`algo.scale` {row.scale} divides by a spread of scores, but {row.advantage} judges each token by a critic"
+            f"`algo.scale` {row.scale} divides by a spread of scores, but {row.advantage} uses a critic for each token"
         )
         where = loaded.where(("algo", "scale"), ("algo", "advantage"))
         yield Problem(message, where, f"use {', '.join(CRITIC_SCALES[:-1])} or {CRITIC_SCALES[-1]}")
 
 
 def _overlap(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
-    """Refuse settings that do not go with rollouts of older weights, drawn before the filter refuses a prompt."""
+    """Refuse settings that do not fit rollouts of older weights whose prompts are drawn before the filter runs."""
     where = loaded.where(("rollout", "overlap"))
     if not loaded.recipe.rollout.overlap:
         return
@@ -146,17 +146,25 @@ def _overlap(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         )
         yield Problem(message, where, "leave algo.importance out")
     if row.filter != "none":
-        message = "`rollout.overlap` draws a step's prompts at once, and `algo.filter` draws until enough have passed"
+        message = "`rollout.overlap` draws a step's prompts at once, but `algo.filter` draws until enough have passed"
         yield Problem(message, where, "leave one of them out")
 
 
 RULES: tuple[Callable[[LoadedRecipe, Algorithm], Iterator[Problem]], ...] = (
-    _unread, _kl, _parts, _lengths, _filter, _importance, _advantage, _critic, _overlap,
-)  # fmt: skip
+    _unread,
+    _kl,
+    _parts,
+    _lengths,
+    _filter,
+    _importance,
+    _advantage,
+    _critic,
+    _overlap,
+)
 
 
 def check_algo(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Find what is wrong with `[algo]`, for a row that exists."""
+    """Yield the problems of `[algo]`, if its row exists."""
     row = overridden_row(loaded)
     if row is not None:
         for rule in RULES:

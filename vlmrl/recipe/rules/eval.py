@@ -1,4 +1,4 @@
-"""Rules about validation: which way its metric is better, what waits for it, and on which rows it may be."""
+"""Rules about validation: the direction in which its metric is better, the keys that depend on it, and its rows."""
 
 from __future__ import annotations
 
@@ -10,24 +10,29 @@ from vlmrl.recipe.load import LoadedRecipe
 
 TEST_SPLITS = ("test", "testing")
 NEEDS_VALIDATION = ("train.stop_above", "eval.patience")
-"""Keys that end a run by a validation."""
+"""Keys that end a run because of a validation."""
 USELESS_WITHOUT_VALIDATION = (
-    "eval.every_steps", "eval.at_start", "eval.metric", "eval.goal", "eval.allow_test_split", "checkpoint.keep_best",
-)  # fmt: skip
-"""Keys that do nothing where there is no validation, if a recipe sets them."""
+    "eval.every_steps",
+    "eval.at_start",
+    "eval.metric",
+    "eval.goal",
+    "eval.allow_test_split",
+    "checkpoint.keep_best",
+)
+"""Keys that do nothing without validation, if a recipe sets them."""
 
 
 def _validation(loaded: LoadedRecipe) -> Iterator[Problem]:
     settings = loaded.recipe.eval
     yield from wrong_goal(loaded, metric_facts(settings.metric))
     if settings.patience and not settings.every_steps:
-        message = f"`eval.patience` is {settings.patience}, but `eval.every_steps` is 0: there is nothing to wait for"
+        message = f"`eval.patience` is {settings.patience}, but `eval.every_steps` is 0: no validation is counted"
         where = loaded.where(("eval", "patience"))
         yield Problem(message, where, "set eval.every_steps, or leave eval.patience out")
 
 
 def wrong_goal(loaded: LoadedRecipe, metric: Metric) -> Iterator[Problem]:
-    """Yield a problem where `eval.goal` is against the direction in which `eval.metric` is better."""
+    """Yield a problem if `eval.goal` is not the direction in which `eval.metric` is better."""
     settings = loaded.recipe.eval
     goal = {"higher": "max", "lower": "min"}.get(metric.better or "", settings.goal)
     if goal != settings.goal:
@@ -37,17 +42,17 @@ def wrong_goal(loaded: LoadedRecipe, metric: Metric) -> Iterator[Problem]:
 
 
 def _validation_off(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """What waits for validations where there are none, or none before the end."""
+    """Find keys that depend on validations if there is none, or none before the end."""
     settings, train = loaded.recipe.eval, loaded.recipe.train
     if not settings.enabled:
         for name, value in zip(NEEDS_VALIDATION, (train.stop_above, settings.patience), strict=True):
             if value is not None:
-                message = f"`{name}` is {value}, but `eval.enabled` is false: it would never be looked at"
+                message = f"`{name}` is {value}, but `eval.enabled` is false: it would never be used"
                 yield Problem(message, loaded.where(tuple(name.split("."))), "leave one of the two out")
         set_here = [
             n for n in USELESS_WITHOUT_VALIDATION if loaded.origins.get(n, "default") not in ("default", "--set")
         ]
-        # Turned off for one run by --set, a recipe is not wrong to say how it validates otherwise.
+        # If --set turns validation off for one run, the recipe may still say how it validates in other runs.
         if set_here and loaded.origins.get("eval.enabled") != "--set":
             keys, where = "`, `".join(set_here), loaded.where(tuple(set_here[0].split(".")))
             verb = "does" if len(set_here) == 1 else "do"
@@ -55,7 +60,7 @@ def _validation_off(loaded: LoadedRecipe) -> Iterator[Problem]:
                 f"`{keys}` {verb} nothing: `eval.enabled` is false", where, "remove one or the other", "warning"
             )
     elif train.stop_above is not None and not settings.every_steps:
-        message = f"`train.stop_above` is {train.stop_above}, but `eval.every_steps` is 0: no step is looked at"
+        message = f"`train.stop_above` is {train.stop_above}, but `eval.every_steps` is 0: no step is validated"
         yield Problem(message, loaded.where(("train", "stop_above")), "set eval.every_steps", "warning")
 
 

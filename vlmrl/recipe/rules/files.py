@@ -1,4 +1,4 @@
-"""Rules about the files a recipe names: do they exist, and are they what they should be. Nothing is imported or run."""
+"""Rules about the files that a recipe names: they exist and have the right kind. Nothing is imported or run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from vlmrl.recipe.template import read_template
 from vlmrl.recipe.toml_lines import Key, dotted
 
 TABLE_ENDINGS = (".parquet", ".jsonl", ".json", ".csv")
+"""Endings of table files."""
 MAX_SOURCE_BYTES = 4 << 20
+"""Maximum size of a reward's or task's source file, in bytes."""
 TINY_MODEL = "demo/model"
-"""Where the shipped recipes expect the tiny model that `vlmrl demo --model-only` makes."""
+"""Path at which shipped recipes expect the tiny model that `vlmrl demo --model-only` makes."""
 
 _HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 
 def is_file_reward(name: str) -> bool:
-    """Whether a reward's name means `path/to/file.py:function` and not a built-in."""
+    """Return whether a reward's name is `path/to/file.py:function` and not that of a built-in one."""
     return ".py" in name or "/" in name or ":" in name
 
 
@@ -40,15 +42,15 @@ def _data_paths(loaded: LoadedRecipe) -> Iterator[Problem]:
             yield _missing(loaded, key, data.path, _how_to_make(loaded, data) if data.task != "table" else None)
         elif path.is_dir() and not _is_dataset_folder(path):
             hint = "make it with `vlmrl prep`, or name a table file or a folder of them"
-            message = f"the folder {path} has no dataset.json and no table, so it is no dataset"
+            message = f"the folder {path} has no dataset.json and no table, so it is not a dataset"
             yield Problem(message, loaded.where(key), hint)
         elif path.is_file() and path.suffix.lower() not in TABLE_ENDINGS:
             hint = f"a table ends in {', '.join(TABLE_ENDINGS)}"
-            yield Problem(f"`{dotted(key)}` is {path}: not a kind of table that can be read", loaded.where(key), hint)
+            yield Problem(f"`{dotted(key)}` is {path}: this kind of table cannot be read", loaded.where(key), hint)
 
 
 def _how_to_make(loaded: LoadedRecipe, data: Data) -> str:
-    """The command that makes a task's dataset: from the published rows, where the recipe says which those are."""
+    """Return a hint with the command that makes a task's dataset: from the published rows if the recipe names them."""
     published = loaded.recipe.paper.get("dataset")
     source = f" hub:{published}" if isinstance(published, str) else ""
     out = f" --out {data.path}" if Path(data.path) != Path("data") / data.task else ""
@@ -56,7 +58,7 @@ def _how_to_make(loaded: LoadedRecipe, data: Data) -> str:
 
 
 def _is_dataset_folder(path: Path) -> bool:
-    """Prepared by `vlmrl prep`, saved by the datasets library, or a folder of tables."""
+    """Return whether a folder was prepared by `vlmrl prep`, saved by the datasets library, or contains tables."""
     marks = ("dataset.json", "dataset_info.json", "dataset_dict.json")
     return any((path / name).is_file() for name in marks) or any(
         file.suffix.lower() in TABLE_ENDINGS for file in path.rglob("*")
@@ -86,7 +88,7 @@ def _prompts(loaded: LoadedRecipe) -> Iterator[Problem]:
             continue
         path = Path(data.prompt)
         if not path.is_file():
-            yield _missing(loaded, key, data.prompt, "`data.prompt` is a Jinja file; the text itself goes into one")
+            yield _missing(loaded, key, data.prompt, "`data.prompt` names a Jinja file; write the text into one")
             continue
         problem = _template_problem(path)
         if problem:
@@ -111,7 +113,7 @@ def _rewards(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def _tasks(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """A file of a task of one's own that is missing, is no Python, or lacks the function. Nothing of it runs here."""
+    """Find files of users' own tasks that are missing, not Python, or lack the function. None of them is run here."""
     for i, data in enumerate(loaded.recipe.data):
         if is_file_reward(data.task) and (problem := _function_problem(loaded, ("data", i, "task"), data.task, "task")):
             yield problem
@@ -128,7 +130,7 @@ def _reward_problem(loaded: LoadedRecipe, key: Key, name: str) -> Problem | None
 
 
 def _function_problem(loaded: LoadedRecipe, key: Key, name: str, what: str) -> Problem | None:
-    """Return what is wrong with `file.py:function`, from its source alone. Args: what: `reward` or `task`."""
+    """Return what is wrong with `file.py:function`, from its source alone. `what`: "reward" or "task"."""
     where = loaded.where(key)
     file, _, function = name.rpartition(":") if ".py:" in name else (name, "", "")
     path = Path(file)
@@ -142,14 +144,14 @@ def _function_problem(loaded: LoadedRecipe, key: Key, name: str, what: str) -> P
         return tree
     functions = _top_level_names(tree)
     classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-    own = [n for n, node in functions.items() if (node is not None or n in classes) and not n.startswith("_")]
-    listing = f"{path} defines: {', '.join(own) or 'no function'}"
+    public_names = [n for n, node in functions.items() if (node is not None or n in classes) and not n.startswith("_")]
+    listing = f"{path} defines: {', '.join(public_names) or 'no function'}"
     if not function:
         return Problem(
             f"`{dotted(key)}` names the file {path} but no function in it", where, f"add :function; {listing}"
         )
     if "*" not in functions and function not in functions:
-        return Problem(f"{path} has no function `{function}`", where, did_you_mean(function, own, listing))
+        return Problem(f"{path} has no function `{function}`", where, did_you_mean(function, public_names, listing))
     return None
 
 
@@ -165,9 +167,9 @@ def _parse_python(path: Path, what: str) -> ast.Module | Problem:
 
 
 def _top_level_names(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None]:
-    """Names a module defines at its top level -> the function, None for classes, assignments and imports."""
+    """Map the names that a module defines at its top level to the function; None for a class, value or import."""
     names: dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None] = {}
-    blocks = (ast.If, ast.Try, ast.With)
+    blocks = (ast.If, ast.Try, ast.With)  # names that are defined in these are names of the module, too
     nodes = [inner for node in tree.body for inner in (ast.walk(node) if isinstance(node, blocks) else (node,))]
     for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -185,19 +187,19 @@ def _top_level_names(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.AsyncF
 def _args_problem(
     loaded: LoadedRecipe, node: ast.FunctionDef | ast.AsyncFunctionDef | None, path: Path, function: str
 ) -> Problem | None:
-    """A key of `[reward.args]` that the function does not take."""
+    """Find a key of `[reward.args]` that is not an argument of the function."""
     if node is None or node.args.kwarg or node.decorator_list:
         return None
-    known = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     for name in loaded.recipe.reward.args:
-        if name not in known:
-            hint = did_you_mean(name, known, f"{path}:{node.lineno} takes: {', '.join(known)}")
+        if name not in arguments:
+            hint = did_you_mean(name, arguments, f"{path}:{node.lineno} takes: {', '.join(arguments)}")
             return Problem(f"`{function}` has no argument `{name}`", loaded.where(("reward", "args", name)), hint)
     return None
 
 
 def _model(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """A local model folder that is missing or holds no model. Hub names and runs are looked up in `vlmrl check`."""
+    """Find a local model folder that is missing or has no model. Hub names and runs are searched in `vlmrl check`."""
     key: Key = ("model", "path")
     value = loaded.recipe.model.path
     path = Path(value).expanduser()
@@ -219,12 +221,12 @@ def _model(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def _missing(loaded: LoadedRecipe, key: Key, value: str, hint: str | None = None, what: str = "") -> Problem:
-    """A path that does not exist: where it was looked for, and what is there that is like it."""
-    tried = loaded.paths_tried(key, value)
-    beside = [str(p) for path in tried if path.parent.is_dir() for p in _listing(path.parent) if p.exists()]
-    near = nearest(str(tried[0]), beside, cutoff=0.75)
-    message = f"`{dotted(key)}` names a {what or 'path'} that does not exist: {' and '.join(str(p) for p in tried)}"
-    return Problem(message, loaded.where(key), f"did you mean {near}?" if near else hint)
+    """Return the problem of a path that does not exist: the places that were searched, and a similar path there."""
+    places = loaded.paths_tried(key, value)
+    nearby_paths = [str(p) for path in places if path.parent.is_dir() for p in _listing(path.parent) if p.exists()]
+    nearest_path = nearest(str(places[0]), nearby_paths, cutoff=0.75)
+    message = f"`{dotted(key)}` names a {what or 'path'} that does not exist: {' and '.join(str(p) for p in places)}"
+    return Problem(message, loaded.where(key), f"did you mean {nearest_path}?" if nearest_path else hint)
 
 
 def _listing(folder: Path, most: int = 500) -> list[Path]:
@@ -234,6 +236,6 @@ def _listing(folder: Path, most: int = 500) -> list[Path]:
         return []
 
 
-NOT_MADE_YET = (_model, _data_paths, _validation_files, _images_roots)
-"""Rules about what other commands make, or what is on another machine."""
+MADE_ELSEWHERE_RULES = (_model, _data_paths, _validation_files, _images_roots)
+"""Rules about files that other commands make, or that are on another machine."""
 FILE_RULES = (_model, _data_paths, _validation_files, _images_roots, _prompts, _tasks, _rewards)

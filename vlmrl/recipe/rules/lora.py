@@ -1,4 +1,4 @@
-"""Rules about what is trained: adapters, frozen parts, quantized weights, and the optimizers that go with them."""
+"""Rules about the trained weights: adapters, frozen parts, quantized weights, and the optimizers that fit them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def _frozen(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def _frozen_under_adapter(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """With an adapter all weights are frozen; naming a part then means that it gets no adapter."""
+    """Find a `model.freeze` that contradicts `[lora]`.
+
+    With an adapter all weights are frozen. A part in `model.freeze` then gets no adapter.
+    """
     lora, freeze = loaded.recipe.lora, loaded.recipe.model.freeze
     where = loaded.where(("model", "freeze"))
     if lora is None or set(PARTS) <= set(freeze):
@@ -31,12 +34,12 @@ def _frozen_under_adapter(loaded: LoadedRecipe) -> Iterator[Problem]:
         hint = "leave language out" if not lora.vision else "leave one of them out"
         yield Problem(f"{message}: nothing is left to train", where, hint)
     elif lora.vision and {"vision", "connector"} <= set(freeze):
-        message = "`lora.vision` asks for adapters in the vision tower and the connector, `model.freeze` for none"
+        message = "`lora.vision` adds adapters to the vision tower and the connector, but `model.freeze` excludes both"
         yield Problem(message, loaded.where(("lora", "vision"), ("model", "freeze")), "remove one of the two")
     else:
         idle = [part for part in freeze if part not in adapted]
         if idle:
-            message = f"`model.freeze` naming {', '.join(idle)} changes nothing: with [lora] no weight there is trained"
+            message = f"`model.freeze` of {', '.join(idle)} changes nothing: with [lora] no weight there is trained"
             yield Problem(message, where, "remove it", "warning")
 
 
@@ -56,7 +59,7 @@ def _patterns(loaded: LoadedRecipe) -> Iterator[Problem]:
         if any(not value.strip() for value in values):
             yield Problem(f"`lora.{key}` holds an empty name", loaded.where(("lora", key)), "remove it")
     if "all-linear" in names["targets"]:
-        message = '`lora.targets` lists "all-linear", which is no name of a layer'
+        message = '`lora.targets` lists "all-linear", which is not the name of a layer'
         yield Problem(message, loaded.where(("lora", "targets")), 'write targets = "all-linear"')
     if "*" in lora.exclude:
         message = '`lora.exclude` has "*", which leaves no layer: nothing is left to train'
@@ -69,7 +72,7 @@ def _quantized(loaded: LoadedRecipe) -> Iterator[Problem]:
         return
     where = loaded.where(("model", "quantize"))
     if loaded.recipe.lora is None:
-        message = f'`model.quantize` is "{model.quantize}", and quantized weights cannot be trained themselves'
+        message = f'`model.quantize` is "{model.quantize}", but quantized weights cannot be trained themselves'
         yield Problem(message, where, "add a [lora] table, or remove model.quantize")
 
 
@@ -84,10 +87,16 @@ def _optimizer(loaded: LoadedRecipe) -> Iterator[Problem]:
 def _slow_rate(loaded: LoadedRecipe) -> Iterator[Problem]:
     lr = loaded.recipe.optim.lr
     if loaded.recipe.lora is not None and lr < 3e-6:
-        message = f"`optim.lr` is {lr}, a rate for whole weights; an adapter hardly moves with it"
+        message = f"`optim.lr` is {lr}, a rate for training all weights; an adapter hardly changes with it"
         yield Problem(message, loaded.where(("optim", "lr")), "leave it out: with [lora] it is then 1e-5", "warning")
 
 
 LORA_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (
-    _frozen, _frozen_under_adapter, _dropout, _patterns, _quantized, _optimizer, _slow_rate,
-)  # fmt: skip
+    _frozen,
+    _frozen_under_adapter,
+    _dropout,
+    _patterns,
+    _quantized,
+    _optimizer,
+    _slow_rate,
+)

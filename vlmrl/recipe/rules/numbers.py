@@ -8,9 +8,9 @@ from vlmrl.errors import Problem
 from vlmrl.recipe.load import LoadedRecipe
 
 MAX_STEP_RESPONSES = 10_000_000
-"""Largest number of responses in one step. All are in memory at once, at some kilobytes each."""
+"""Maximum number of responses in one step. All are in memory at once, some kilobytes each."""
 MAX_STEP_TOKENS = 10**11
-"""Largest number of response tokens in one step: 100 times what a large cluster samples in an hour."""
+"""Maximum number of response tokens in one step: 100 times what a large cluster samples in an hour."""
 
 
 def _step_size(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -41,7 +41,7 @@ def _decay(loaded: LoadedRecipe) -> Iterator[Problem]:
     optim = loaded.recipe.optim
     share = optim.lr * optim.weight_decay
     if share >= 1:
-        message = f"`optim.lr` x `optim.weight_decay` is {share:g}: every update would take all of the weights away"
+        message = f"`optim.lr` x `optim.weight_decay` is {share:g}: every update would remove the weights entirely"
         where = loaded.where(("optim", "weight_decay"), ("optim", "lr"))
         yield Problem(message, where, "0.01 to 0.1 is usual for optim.weight_decay")
 

@@ -1,4 +1,4 @@
-"""Rules about several processes: what one process can train and several cannot, and numbers that must divide."""
+"""Rules about several processes: settings that only one process can train, and numbers that must be divisible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vlmrl.recipe.toml_lines import Key
 
 @dataclass(frozen=True)
 class Unfit:
-    """Something in a recipe that does not go with a number of processes. Args: key: where it is written."""
+    """Setting of a recipe that does not fit a number of processes. `key`: its place."""
 
     key: Key
     message: str
@@ -18,39 +18,39 @@ class Unfit:
 
 
 def check_trainers(recipe: Recipe, trainers: int) -> list[Unfit]:
-    """Return what of a recipe so many training processes cannot do."""
+    """Return the settings of a recipe that do not fit this number of training processes."""
     if trainers == 1:
         return []
-    found: list[Unfit] = []
+    unfit: list[Unfit] = []
     if recipe.model.quantize:
-        message = f'model.quantize = "{recipe.model.quantize}" is for one process: packed weights are not cut'
+        message = f'model.quantize = "{recipe.model.quantize}" is for one process: packed weights are not sharded'
         hint = "train in one process, or without quantize: the base is sharded then"
-        found.append(Unfit(("model", "quantize"), message, hint))
+        unfit.append(Unfit(("model", "quantize"), message, hint))
     if recipe.optim.name != "adamw":
-        message = f'optim.name = "{recipe.optim.name}" is for one process: several cut the moments among them'
+        message = f'optim.name = "{recipe.optim.name}" is for one process: several processes shard the moments'
         hint = 'optim.name = "adamw"; parallel.offload keeps the moments in main memory'
-        found.append(Unfit(("optim", "name"), message, hint))
-    group = recipe.parallel.shard_size
-    if group is not None and trainers % group:
-        message = f"parallel.shard_size = {group} does not divide {trainers} processes"
-        hint = "leave it out to shard over all, or give a divisor"
-        found.append(Unfit(("parallel", "shard_size"), message, hint))
-    return found
+        unfit.append(Unfit(("optim", "name"), message, hint))
+    shard_size = recipe.parallel.shard_size
+    if shard_size is not None and trainers % shard_size:
+        message = f"parallel.shard_size = {shard_size} does not divide {trainers} processes"
+        hint = "leave it out to shard over all processes, or give a divisor of their number"
+        unfit.append(Unfit(("parallel", "shard_size"), message, hint))
+    return unfit
 
 
 def check_world(recipe: Recipe, processes: int) -> list[Unfit]:
-    """Return what of a recipe does not go with `--gpus` of so many, those that only generate included."""
+    """Return the settings of a recipe that do not fit `--gpus`. `processes`: its number, engine GPUs included."""
     vllm = recipe.kind == "rl" and recipe.rollout.engine == "vllm"
     engines, parts = (recipe.rollout.engine_gpus, recipe.rollout.tensor_parallel) if vllm else (0, 1)
     trainers = processes - engines
     if trainers < 1:
-        message = f"rollout.engine_gpus = {engines}: of {processes} GPUs none is left to train"
+        message = f"rollout.engine_gpus = {engines} leaves none of {processes} GPUs for training"
         return [
             Unfit(("rollout", "engine_gpus"), message, f"--gpus {engines + 1} at least, or lower rollout.engine_gpus")
         ]
-    found = check_trainers(recipe, trainers)
+    unfit = check_trainers(recipe, trainers)
     if not engines and trainers % parts:
-        message = f"rollout.tensor_parallel = {parts} takes whole groups of {parts}, and {trainers} train"
+        message = f"rollout.tensor_parallel = {parts} needs whole groups of {parts} processes, but {trainers} train"
         hint = f"--gpus {parts * -(-trainers // parts)}, or change rollout.tensor_parallel"
-        found.append(Unfit(("rollout", "tensor_parallel"), message, hint))
-    return found
+        unfit.append(Unfit(("rollout", "tensor_parallel"), message, hint))
+    return unfit

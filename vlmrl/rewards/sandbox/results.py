@@ -35,8 +35,18 @@ MOST_NAME_CHARS = 200
 PNG_MODES = ("1", "L", "LA", "RGB", "RGBA")
 MOST_DETAIL_LEVELS = 100
 """Maximum depth of lists and mappings. Files nest a detail a few levels deeper, and must be readable."""
-_BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error,
-           zlib.error)  # fmt: skip
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+)
 _encode = StrictEncoder().encode
 
 

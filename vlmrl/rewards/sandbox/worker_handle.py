@@ -44,9 +44,18 @@ END_SECONDS = 30.0
 """Longest wait for a keeper to end its processes."""
 LOWEST_FD, LAST_RESORT_FD = 200, 3
 SENT = (
-    "response", "truth", "columns", "finish", "num_tokens", "prompt", "token_ids", "step", "prompt_id", "sample",
+    "response",
+    "truth",
+    "columns",
+    "finish",
+    "num_tokens",
+    "prompt",
+    "token_ids",
+    "step",
+    "prompt_id",
+    "sample",
     "seen_sizes",
-)  # fmt: skip
+)
 """Fields of a RewardInput that are sent as they are.
 
 Images are sent as pixels, references and turns as JSON objects.

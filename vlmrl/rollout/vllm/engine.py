@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from vlmrl.errors import EngineError
 from vlmrl.model.engine_memory import BATCHED_TOKENS, MAX_SEQUENCES
 from vlmrl.recipe.rules.engine import MIN_TEMPERATURE, TORCH_HINT, VLLM_HINT, vllm_refusal
 from vlmrl.rollout.engine import SamplingRequest, finish_reason
+from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.vllm.shared_memory_dir import OwnedFolder
 from vlmrl.rollout.vllm.shared_pixels import SharedPixels
 from vlmrl.rollout.vllm.weight_transport import Handover, InProcess, ToWorkers
@@ -47,46 +47,6 @@ MAX_IMAGES = 64
 """Maximum number of images in one prompt."""
 
 
-@dataclass(frozen=True)
-class EngineSettings:
-    """Settings that the engine is built with.
-
-    Args:
-        folder: Hugging Face folder or hub name with configuration and processor; its weights are not read.
-        dtype: "float32" or "bfloat16", as the trainer's.
-        device: "cpu" or "cuda".
-        max_tokens: of the longest prompt and response together.
-        kv_cache_bytes: size of the key-value cache.
-        image_arguments: arguments of the trainer's image processor (its pixel bounds).
-        lora_rank: 0 = no adapter.
-        lora_vision: whether the vision tower and the connector have an adapter too.
-        tensor_parallel: number of parts that every weight is cut into; above 1 each part has its own process and GPU.
-        revision, trust_remote_code: as in the recipe's table `model`.
-    """
-
-    folder: str
-    dtype: str
-    device: str
-    max_tokens: int
-    kv_cache_bytes: int
-    image_arguments: Mapping[str, Any] = field(default_factory=dict)
-    lora_rank: int = 0
-    lora_vision: bool = False
-    tensor_parallel: int = 1
-    revision: str | None = None
-    trust_remote_code: bool = False
-
-    @property
-    def sleeps(self) -> bool:
-        """Whether the engine can free memory; vLLM cannot on a CPU."""
-        return self.device == "cuda"
-
-    @property
-    def discards(self) -> bool:
-        """Whether its weights are gone after it slept. With an adapter they are kept: the base is not sent again."""
-        return self.sleeps and not self.lora_rank
-
-
 class VllmEngine:
     """Engine that generates with vLLM and its own copy of a policy's weights. Unusable before the first `load_weights`.
 
@@ -104,7 +64,7 @@ class VllmEngine:
 
     def __init__(
         self, weights: WeightSource, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         refusal = vllm_refusal(weights.model_type, settings.device, settings.dtype, weights.two_way_images)
         if refusal is not None:
             raise EngineError(refusal, hint=TORCH_HINT)
@@ -188,9 +148,12 @@ class VllmEngine:
             for request in requests:
                 with self.pixels.of(request.prompt):
                     ids += self._llm.enqueue(
-                        [_prompt(request)], [_vllm_params(request, params)], use_tqdm=False,
-                        lora_request=self._adapter, mm_processor_kwargs=dict(self.settings.image_arguments),
-                    )  # fmt: skip
+                        [_prompt(request)],
+                        [_vllm_params(request, params)],
+                        use_tqdm=False,
+                        lora_request=self._adapter,
+                        mm_processor_kwargs=dict(self.settings.image_arguments),
+                    )
             while engine.has_unfinished_requests():
                 for output in engine.step():
                     outputs.append(output)
@@ -214,8 +177,9 @@ class VllmEngine:
                 raise EngineError(
                     f"prompt and response may have {longest} tokens, and the engine was built for"
                     f" {self.settings.max_tokens}",
-                    where=_name(r), hint="raise rollout.max_prompt_tokens",
-                )  # fmt: skip
+                    where=_name(r),
+                    hint="raise rollout.max_prompt_tokens",
+                )
 
     def _samples(self, request: SamplingRequest, output: Any, params: SamplingParams) -> list[Sample]:
         _check_prompt(request, output.prompt_token_ids)
@@ -305,12 +269,21 @@ def _vllm_params(request: SamplingRequest, params: SamplingParams) -> Any:
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
     vllm_params = VllmParams(
-        n=request.num_samples if params.temperature > 0 else 1, seed=request.seed,
-        temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, max_tokens=params.max_new_tokens,
-        stop_token_ids=list(params.stop_ids), ignore_eos=True, stop=list(params.stop), detokenize=bool(params.stop),
-        skip_special_tokens=True, include_stop_str_in_output=True, logprobs=0,
+        n=request.num_samples if params.temperature > 0 else 1,
+        seed=request.seed,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        max_tokens=params.max_new_tokens,
+        stop_token_ids=list(params.stop_ids),
+        ignore_eos=True,
+        stop=list(params.stop),
+        detokenize=bool(params.stop),
+        skip_special_tokens=True,
+        include_stop_str_in_output=True,
+        logprobs=0,
         output_kind=RequestOutputKind.FINAL_ONLY,
-    )  # fmt: skip
+    )
     # Exactly -inf: log-probs are normalised over the remaining ids, as the trainer's are.
     vllm_params.logit_bias = {i: float("-inf") for i in params.banned_ids} or None
     return vllm_params
@@ -340,16 +313,24 @@ def _start(settings: EngineSettings, handover: Handover) -> Any:
         raise EngineError(f"vllm cannot be imported: {error}", hint=VLLM_HINT) from error
     cpu = settings.device == "cpu"
     options: dict[str, Any] = {
-        "load_format": vllm_worker.LOAD_FORMAT, "worker_extension_cls": f"{vllm_worker.__name__}.Reloading",
-        "dtype": settings.dtype, "max_model_len": settings.max_tokens,
-        "max_num_batched_tokens": max(BATCHED_TOKENS, settings.max_tokens), "enforce_eager": cpu,
+        "load_format": vllm_worker.LOAD_FORMAT,
+        "worker_extension_cls": f"{vllm_worker.__name__}.Reloading",
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_tokens,
+        "max_num_batched_tokens": max(BATCHED_TOKENS, settings.max_tokens),
+        "enforce_eager": cpu,
         "enable_chunked_prefill": not cpu,  # on a CPU vLLM has a bug with seeded requests that are prefilled in parts
-        "enable_sleep_mode": settings.sleeps, "kv_cache_memory_bytes": settings.kv_cache_bytes,
+        "enable_sleep_mode": settings.sleeps,
+        "kv_cache_memory_bytes": settings.kv_cache_bytes,
         "mm_device_do_normalize": False,  # pixels normalized by the processor, as the trainer's are
-        "skip_mm_profiling": True, "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0},
-        "enable_prefix_caching": True, "logprobs_mode": "processed_logprobs", "disable_log_stats": True,
-        "tensor_parallel_size": settings.tensor_parallel, **_lora_options(settings),
-    }  # fmt: skip
+        "skip_mm_profiling": True,
+        "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0},
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "tensor_parallel_size": settings.tensor_parallel,
+        **_lora_options(settings),
+    }
     if not cpu:
         options |= {"max_num_seqs": MAX_SEQUENCES} | _gpu_options(settings)
     with undisturbed():
@@ -375,8 +356,12 @@ def _lora_options(settings: EngineSettings) -> dict[str, Any]:
     rank = next((r for r in LORA_RANKS if r >= settings.lora_rank), None)
     if rank is None:
         raise EngineError(f"an adapter of rank {settings.lora_rank} is too large for vLLM: {LORA_RANKS[-1]} at most")
-    return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1,
-            "enable_tower_connector_lora": settings.lora_vision}  # fmt: skip
+    return {
+        "enable_lora": True,
+        "max_lora_rank": rank,
+        "max_loras": 1,
+        "enable_tower_connector_lora": settings.lora_vision,
+    }
 
 
 def _gpu_options(settings: EngineSettings) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from vlmrl.model.load import load_processor
 from vlmrl.process import die_with_parent
 from vlmrl.recipe.schema import Model
 from vlmrl.rollout.vllm import wire
-from vlmrl.rollout.vllm.engine import EngineSettings, VllmEngine
+from vlmrl.rollout.vllm.engine import VllmEngine
+from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.vllm.weight_transport import SentWeights
 from vlmrl.types import SamplingParams
 

@@ -28,7 +28,7 @@ from vlmrl.dist.world import World
 from vlmrl.errors import EngineError, LaunchError
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.vllm import wire
-from vlmrl.rollout.vllm.engine import EngineSettings
+from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.vllm.shared_memory_dir import OwnedFolder
 from vlmrl.rollout.weight_sync import WeightSource
 from vlmrl.store.log_pump import LogPump

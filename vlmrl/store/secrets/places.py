@@ -65,9 +65,21 @@ _COMMANDS = re.compile(
     r")"
 )
 _TOOLS = (
-    "sshpass", "mysql", "mariadb", "mycli", "login", "7z", "rar", "zip", "sqlcmd", "bcp", "openssl", "redis-cli",
-    "htpasswd", "--password-stdin",
-)  # fmt: skip
+    "sshpass",
+    "mysql",
+    "mariadb",
+    "mycli",
+    "login",
+    "7z",
+    "rar",
+    "zip",
+    "sqlcmd",
+    "bcp",
+    "openssl",
+    "redis-cli",
+    "htpasswd",
+    "--password-stdin",
+)
 _ORACLE = re.compile(r"(?<![\w/])\w{1,60}/([^\s/@\"']{3,80})@//[\w.-]+")
 _CALL = re.compile(
     r"\blogin\s*\(\s*[\"']([^\"'\s]+)[\"']|\b(?:wandb|huggingface-cli|hf|docker|npm)\s+login\s+([\w.+/=~-]+)"

@@ -16,10 +16,14 @@ def pair_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> li
     if form.fields:
         empty = "".join(f"<{f.tag}></{f.tag}>" for f in form.fields)
         attacks += [
-            Attack("empty fields", "every tag of the form, all empty", "void",
-                   says(f"<think>{empty}</think><answer></answer>")),
+            Attack(
+                "empty fields",
+                "every tag of the form, all empty",
+                "void",
+                says(f"<think>{empty}</think><answer></answer>"),
+            ),
             *_field_attacks(form, rows, echo),
-        ]  # fmt: skip
+        ]
     return attacks
 
 
@@ -31,53 +35,95 @@ def wrong(x: RewardInput) -> str:
     return four(0.0 if x.truth.get("same") else 1.0)
 
 
+def _odd_numbers() -> list[tuple[str, str, Make]]:
+    """Return answers that are no probability: name, idea, and the text of the answer."""
+    return [
+        ("out of range", "a probability of 7", says("<answer>7.0000</answer>")),
+        ("below zero", "a probability of -1", says("<answer>-1.0000</answer>")),
+        ("other digits", "Arabic digits", lambda x: f"<answer>{_arabic(right(x))}</answer>"),
+        (
+            "Python number",
+            "a number as only a programming language writes it",
+            lambda x: f"<answer>{right(x)[0]}_0e-1</answer>",
+        ),
+        ("not a number", "the float that equals nothing", says("<answer>nan</answer>")),
+        ("infinite", "a number beyond all bounds", says("<answer>1e999</answer>")),
+        ("beyond squaring", "a number whose square no float holds", says("<answer>1e300</answer>")),
+    ]
+
+
 def _answer_attacks(form: AnswerForm) -> list[Attack]:
     """Return attacks with the answer tag. The names are right, so that nothing but the trick is wrong."""
 
     def tags(x: RewardInput) -> str:
         return form.tags(form.names_of(x))
 
+    def broken(name: str, idea: str, make: Make, **more: Any) -> Attack:
+        return Attack(name, idea, "broken", make, **more)
+
     def with_answer(name: str, idea: str, end: Make) -> Attack:
-        return Attack(name, idea, "broken", lambda x: f"<think>{THOUGHT}{tags(x)}</think>{end(x)}")
+        return broken(name, idea, lambda x: f"<think>{THOUGHT}{tags(x)}</think>{end(x)}")
 
     two = "<answer>{}</answer><answer>{}</answer>"
     return [
-        Attack("both answers", "yes and no, in two answers", "broken",
-               lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(wrong(x), right(x))}",
-               turned=lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(right(x), wrong(x))}"),
-        with_answer("taken back", "the right answer, then the wrong one",
-                    lambda x: two.format(right(x), wrong(x))),
-        Attack("answer in think", "the right answer inside, the wrong one at the end", "broken",
-               lambda x: f"<think>{tags(x)}<answer>{right(x)}</answer></think><answer>{wrong(x)}</answer>"),
-        Attack("two thinks", "junk between two think blocks", "broken",
-               lambda x: f"<think>a{tags(x)}</think>junk<think>b</think><answer>{right(x)}</answer>"),
-        Attack("bare number", "the right answer without any tag", "broken", right),
-        with_answer("out of range", "a probability of 7", says("<answer>7.0000</answer>")),
-        with_answer("below zero", "a probability of -1", says("<answer>-1.0000</answer>")),
-        with_answer("other digits", "Arabic digits", lambda x: f"<answer>{_arabic(right(x))}</answer>"),
-        with_answer("Python number", "a number as only a programming language writes it",
-                    lambda x: f"<answer>{right(x)[0]}_0e-1</answer>"),
-        with_answer("not a number", "the float that equals nothing", says("<answer>nan</answer>")),
-        with_answer("infinite", "a number beyond all bounds", says("<answer>1e999</answer>")),
-        with_answer("beyond squaring", "a number whose square no float holds", says("<answer>1e300</answer>")),
+        broken(
+            "both answers",
+            "yes and no, in two answers",
+            lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(wrong(x), right(x))}",
+            turned=lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(right(x), wrong(x))}",
+        ),
+        with_answer("taken back", "the right answer, then the wrong one", lambda x: two.format(right(x), wrong(x))),
+        broken(
+            "answer in think",
+            "the right answer inside, the wrong one at the end",
+            lambda x: f"<think>{tags(x)}<answer>{right(x)}</answer></think><answer>{wrong(x)}</answer>",
+        ),
+        broken(
+            "two thinks",
+            "junk between two think blocks",
+            lambda x: f"<think>a{tags(x)}</think>junk<think>b</think><answer>{right(x)}</answer>",
+        ),
+        broken("bare number", "the right answer without any tag", right),
+        *(with_answer(name, idea, end) for name, idea, end in _odd_numbers()),
         with_answer("either number", "both answers in one tag", lambda x: f"<answer>{wrong(x)} or {right(x)}</answer>"),
         with_answer("words", "true or false for a number", lambda x: f"<answer>{bool(x.truth.get('same'))}</answer>"),
-        with_answer("more after it", "text after the answer",
-                    lambda x: f"<answer>{right(x)}</answer> Or is it {wrong(x)}?"),
-        Attack("no answer", "right names and nothing else", "broken", lambda x: f"<think>{tags(x) or THOUGHT}</think>"),
-        Attack("empty think", "the right answer without a thought", "broken",
-               lambda x: f"<think></think>{tags(x)}<answer>{right(x)}</answer>"),
-        Attack("unseen think", "the right answer after a thought that cannot be seen", "broken",
-               lambda x: f"<think>\u200b</think>{tags(x)}<answer>{right(x)}</answer>"),
-        Attack("never closed", "opening tags where closing ones belong", "broken",
-               lambda x: f"<think>{THOUGHT}{tags(x)}<think><answer>{right(x)}<answer>"),
-        Attack("escaped tags", "backslashes before the brackets", "broken",
-               lambda x: f"<think>{THOUGHT}{tags(x)}</think><answer>{right(x)}</answer>".replace("<", "\\<")),
-        Attack("cut off", "all of it, ended by the token limit before the answer", "broken",
-               lambda x: f"<think>{THOUGHT}{tags(x)}", cut=True),
-        Attack("cut off late", "all of it, ended by the token limit", "broken",
-               lambda x: form.write(form.names_of(x), right(x)), cut=True),
-    ]  # fmt: skip
+        with_answer(
+            "more after it", "text after the answer", lambda x: f"<answer>{right(x)}</answer> Or is it {wrong(x)}?"
+        ),
+        broken("no answer", "right names and nothing else", lambda x: f"<think>{tags(x) or THOUGHT}</think>"),
+        broken(
+            "empty think",
+            "the right answer without a thought",
+            lambda x: f"<think></think>{tags(x)}<answer>{right(x)}</answer>",
+        ),
+        broken(
+            "unseen think",
+            "the right answer after a thought that cannot be seen",
+            lambda x: f"<think>\u200b</think>{tags(x)}<answer>{right(x)}</answer>",
+        ),
+        broken(
+            "never closed",
+            "opening tags where closing ones belong",
+            lambda x: f"<think>{THOUGHT}{tags(x)}<think><answer>{right(x)}<answer>",
+        ),
+        broken(
+            "escaped tags",
+            "backslashes before the brackets",
+            lambda x: f"<think>{THOUGHT}{tags(x)}</think><answer>{right(x)}</answer>".replace("<", "\\<"),
+        ),
+        broken(
+            "cut off",
+            "all of it, ended by the token limit before the answer",
+            lambda x: f"<think>{THOUGHT}{tags(x)}",
+            cut=True,
+        ),
+        broken(
+            "cut off late",
+            "all of it, ended by the token limit",
+            lambda x: form.write(form.names_of(x), right(x)),
+            cut=True,
+        ),
+    ]
 
 
 def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> list[Attack]:
@@ -93,39 +139,68 @@ def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> 
         return lambda x: f"<think>{THOUGHT}{inside(x)}</think>{after(x)}<answer>{right(x)}</answer>"
 
     attacks = [
-        Attack("silence", "the right answer, nothing that was asked for before it", "broken",
-               around(lambda x: "")),
+        Attack("silence", "the right answer, nothing that was asked for before it", "broken", around(lambda x: "")),
         Attack("names outside", "right names after the thought", "broken", around(lambda x: "", tags)),
-        Attack("right, then wrong", "right names, then false ones", "broken",
-               around(lambda x: tags(x) + false_tags(x))),
-        Attack("wrong, then right", "an echoed example, then right names", "broken",
-               around(lambda x: false_tags(x) + tags(x))),
-        Attack("surplus names", "names that could be right, all in one tag", "broken",
-               around(lambda x: _surplus(form, x, rows))),
-        Attack("names repeated", "right names, each twice in its tag", "broken",
-               around(lambda x: "".join(f"<{f.tag}>{form.value(p)}; {form.value(p)}</{f.tag}>"
-                                        for f, p in form.stated(form.names_of(x))))),
-        Attack("tags crossed", "each tag closed by another's end", "broken",
-               around(lambda x: _crossed(form, x))),
-        Attack("prompt and answer", "the prompt's own tags inside think, then right names", "broken",
-               lambda x: around(lambda x: (x.prompt or echo) + tags(x))(x)
-               if _has_tags(form, x.prompt or echo) else None),
-    ]  # fmt: skip
+        Attack(
+            "right, then wrong", "right names, then false ones", "broken", around(lambda x: tags(x) + false_tags(x))
+        ),
+        Attack(
+            "wrong, then right",
+            "an echoed example, then right names",
+            "broken",
+            around(lambda x: false_tags(x) + tags(x)),
+        ),
+        Attack(
+            "surplus names",
+            "names that could be right, all in one tag",
+            "broken",
+            around(lambda x: _surplus(form, x, rows)),
+        ),
+        Attack(
+            "names repeated",
+            "right names, each twice in its tag",
+            "broken",
+            around(
+                lambda x: "".join(
+                    f"<{f.tag}>{form.value(p)}; {form.value(p)}</{f.tag}>" for f, p in form.stated(form.names_of(x))
+                )
+            ),
+        ),
+        Attack("tags crossed", "each tag closed by another's end", "broken", around(lambda x: _crossed(form, x))),
+        Attack(
+            "prompt and answer",
+            "the prompt's own tags inside think, then right names",
+            "broken",
+            lambda x: around(lambda x: (x.prompt or echo) + tags(x))(x) if _has_tags(form, x.prompt or echo) else None,
+        ),
+    ]
     if any(f.level for f in form.fields):
         attacks.append(
-            Attack("contradiction", "names that differ, and the answer that they are the same", "guess",
-                   lambda x: form.write(form.names_of(x), wrong(x)) if _decided(form, x) else None)
-        )  # fmt: skip
+            Attack(
+                "contradiction",
+                "names that differ, and the answer that they are the same",
+                "guess",
+                lambda x: form.write(form.names_of(x), wrong(x)) if _decided(form, x) else None,
+            )
+        )
     if form.kind in ("labels", "named_labels"):
         attacks.append(
-            Attack("every label", "all labels in both places", "guess",
-                   around(lambda x: "".join(f"<{f.tag}>{' '.join(f.labels)}; {' '.join(f.labels)}</{f.tag}>"
-                                            for f in form.fields)))
-        )  # fmt: skip
+            Attack(
+                "every label",
+                "all labels in both places",
+                "guess",
+                around(
+                    lambda x: "".join(
+                        f"<{f.tag}>{' '.join(f.labels)}; {' '.join(f.labels)}</{f.tag}>" for f in form.fields
+                    )
+                ),
+            )
+        )
         attacks.append(
-            Attack("labels denied", "not one but the other, both ways", "broken",
-                   around(lambda x: _denied(form, x, rows)))
-        )  # fmt: skip
+            Attack(
+                "labels denied", "not one but the other, both ways", "broken", around(lambda x: _denied(form, x, rows))
+            )
+        )
     return attacks
 
 
@@ -136,13 +211,21 @@ def _guesses() -> list[Attack]:
         for p in ("0.0000", "0.5000", "1.0000")
     ]
     attacks.append(
-        Attack("hedge at length", "0.5 after a long thought", "guess",
-               says(f"<think>{'so ' * (LONG // 3)}</think><answer>0.5000</answer>"))
-    )  # fmt: skip
+        Attack(
+            "hedge at length",
+            "0.5 after a long thought",
+            "guess",
+            says(f"<think>{'so ' * (LONG // 3)}</think><answer>0.5000</answer>"),
+        )
+    )
     attacks.append(
-        Attack("many answers", "every probability from 0 to 1, each in an answer", "guess",
-               says(f"<think>{THOUGHT}</think>" + "".join(f"<answer>{i / 20:.4f}</answer>" for i in range(21))))
-    )  # fmt: skip
+        Attack(
+            "many answers",
+            "every probability from 0 to 1, each in an answer",
+            "guess",
+            says(f"<think>{THOUGHT}</think>" + "".join(f"<answer>{i / 20:.4f}</answer>" for i in range(21))),
+        )
+    )
     return attacks
 
 
@@ -157,9 +240,13 @@ def _fair(form: AnswerForm) -> list[Attack]:
         return make
 
     attacks = [
-        Attack("blanks between", "blank lines between the parts", "fair",
-               lambda x: form.write(form.names_of(x), confident(x)).replace("</think>", "\n\n</think>\n\n")),
-    ]  # fmt: skip
+        Attack(
+            "blanks between",
+            "blank lines between the parts",
+            "fair",
+            lambda x: form.write(form.names_of(x), confident(x)).replace("</think>", "\n\n</think>\n\n"),
+        ),
+    ]
     if form.kind in ("names", "labels", "named_labels"):
         attacks += [
             Attack("upper case", "names in capitals", "fair", spelt(str.upper)),
@@ -167,16 +254,26 @@ def _fair(form: AnswerForm) -> list[Attack]:
         ]
     if form.kind == "names":
         attacks += [
-            Attack("rank words", "`order Boletales` for `Boletales`", "fair",
-                   lambda x: form.write({f.name: (f"{f.name} {p[0]}", f"{f.name} {p[1]}")
-                                         for f, p in form.stated(form.names_of(x))}, confident(x))),
+            Attack(
+                "rank words",
+                "`order Boletales` for `Boletales`",
+                "fair",
+                lambda x: form.write(
+                    {f.name: (f"{f.name} {p[0]}", f"{f.name} {p[1]}") for f, p in form.stated(form.names_of(x))},
+                    confident(x),
+                ),
+            ),
             Attack("full stops", "a full stop after each name", "fair", spelt(lambda name: f"{name}.")),
-        ]  # fmt: skip
+        ]
     if form.kind == "labels":
         attacks.append(
-            Attack("hyphens", "`Sub-Adult` for `SubAdult`, `Adult-female` for `Adult female`", "fair",
-                   spelt(lambda name: "-".join(name.replace("SubAdult", "Sub Adult").split())))
-        )  # fmt: skip
+            Attack(
+                "hyphens",
+                "`Sub-Adult` for `SubAdult`, `Adult-female` for `Adult female`",
+                "fair",
+                spelt(lambda name: "-".join(name.replace("SubAdult", "Sub Adult").split())),
+            )
+        )
     return attacks
 
 

@@ -30,9 +30,17 @@ def prep(
     """Make the dataset; see `prepare_folder`."""
     counts = {"train": num_pairs, "validation": validation_pairs, "test": test_pairs}
     return prepare_folder(
-        source, [level.strip() for level in levels.split(",")], name=name, out=out, num_pairs=counts, seed=seed,
-        unseen_classes=unseen_classes, distance_shares=parse_shares(distance_shares), force=force, limits=limits,
-    )  # fmt: skip
+        source,
+        [level.strip() for level in levels.split(",")],
+        name=name,
+        out=out,
+        num_pairs=counts,
+        seed=seed,
+        unseen_classes=unseen_classes,
+        distance_shares=parse_shares(distance_shares),
+        force=force,
+        limits=limits,
+    )
 
 
 PREP = PrepCommand(

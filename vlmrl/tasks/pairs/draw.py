@@ -200,7 +200,7 @@ def _report_shares(
         {"reason": reason, "distance": d, "wanted": unlimited[d], "made": quota[d], "possible": room[d]}
         for d in sorted(shares)
         if quota[d] < unlimited[d]
-    ]  # fmt: skip
+    ]
 
 
 def _same_pairs(classes: Mapping[Labels, list[LabelledImage]], total: int, rng: random.Random) -> list[Pair]:

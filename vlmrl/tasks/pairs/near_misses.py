@@ -1,4 +1,4 @@
-"""Answers that are wrong in one thing alone: a reward that pays one like the right answer ignores this thing."""
+"""Answers that are wrong in one thing. If one earns as much as the right answer, the reward ignores this thing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def name_misses(form: AnswerForm) -> list[Attack]:
         miss("only the first", "the second name of each tag is false", lambda f, p: (p[0], _false(f, p)[1])),
         miss("only the second", "the first name of each tag is false", lambda f, p: (_false(f, p)[0], p[1])),
         miss("swapped", "right names, those of the images swapped", lambda f, p: (p[1], p[0])),
-    ]  # fmt: skip
+    ]
 
 
 def _false(field: FormField, pair: Pair) -> Pair:

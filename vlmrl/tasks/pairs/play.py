@@ -27,10 +27,15 @@ def play_pairs(form: AnswerForm, stage: Stage) -> Play:
         for more, names in thoughts.items()
         for p in dict.fromkeys((0.5, 0.0, 1.0, round(prior, 4)))
     ]
-    informed = Attack("honest", "right names, a confident answer", "fair",
-                      lambda x: form.write(form.names_of(x), confident(x)))  # fmt: skip
-    wrong = Attack("honest, wrong", "false names, a wrong answer", "fair",
-                   lambda x: form.write(form.others(x, rows), four(1 - float(confident(x)))))  # fmt: skip
+    informed = Attack(
+        "honest", "right names, a confident answer", "fair", lambda x: form.write(form.names_of(x), confident(x))
+    )
+    wrong = Attack(
+        "honest, wrong",
+        "false names, a wrong answer",
+        "fair",
+        lambda x: form.write(form.others(x, rows), four(1 - float(confident(x)))),
+    )
     has_paid_tags = any(f.name not in stage.unpaid for f in form.fields)
     attacks = [
         *pair_attacks(form, rows, stage.echo),

@@ -27,9 +27,10 @@ def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SU
     levels = info.get("levels")
     if not isinstance(levels, list) or not levels:
         raise DataError(
-            f"task `{name}` needs a dataset with levels", where=str(info.get("name")),
+            f"task `{name}` needs a dataset with levels",
+            where=str(info.get("name")),
             hint="make one with `vlmrl prep pairs --levels a,b`, or use task `table`",
-        )  # fmt: skip
+        )
     check_levels(levels)
     measure = outcome_as("taxonomy", {"levels": levels})
     template = files("vlmrl.tasks").joinpath(name).joinpath("prompt.jinja").read_text(encoding="utf-8")

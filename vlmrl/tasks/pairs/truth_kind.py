@@ -50,9 +50,13 @@ def play_by_levels(stage: Stage) -> Play:
 
 
 PAIRS = RowKind(
-    matches=is_pair, arguments=lambda truth: {"levels": level_names(truth)}, play=play_by_levels, is_right=side_of,
+    matches=is_pair,
+    arguments=lambda truth: {"levels": level_names(truth)},
+    play=play_by_levels,
+    is_right=side_of,
     labels=pair_labels_of,
-)  # fmt: skip
+    specificity=1,
+)
 
 
 def kind_of_levels(levels: Sequence[str]) -> RowKind:

@@ -1,4 +1,4 @@
-"""`vlmrl prep <domain>` from raw images: what each shows is told by its folders, by a table, or by LFW's pairs.txt."""
+"""`vlmrl prep <domain>` from raw images, named by their folders, by a table, or by LFW's pairs.txt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "gender": ("gender", "sex"),
     "type": ("type", "class"),
 }
-"""Names of a table's columns, small letters without blanks, - and _."""
+"""Role -> names of a table's column, in small letters without blanks, - and _."""
 
 
 @dataclass
@@ -43,14 +43,14 @@ class Specimens:
     """Labelled images of a domain.
 
     Args:
-        images: those that are sound; see `specimen`.
-        files: reads one by its origin.
+        images: the sound ones; see `specimen`.
+        files: reads an image file by its origin.
         dropped: images that were left out, each {"origin", "reason"}.
         split_of: origin -> split, where the source says so.
         pairs: split -> pairs, where the source has pairs; None = they are to be drawn.
         lost: pairs of the source that are wrong and were left out, each {"origin", "reason"}.
-        spare: sound pairs that were left out, for they repeat another or join two splits, likewise.
-        source: what dataset.json says of it.
+        spare: sound pairs that were left out because they repeat another or join two splits, each likewise.
+        source: entry of dataset.json about the source.
     """
 
     images: list[LabelledImage]
@@ -64,7 +64,7 @@ class Specimens:
 
 
 def specimen(domain: Domain, image: LabelledImage, labels: Mapping[str, str]) -> LabelledImage:
-    """An image under its class, with the names of the domain's other truth fields as its facts.
+    """Return an image with its class as labels, and the names of the domain's other truth fields as its facts.
 
     Raises: DataError for a label that the domain does not know.
     """
@@ -74,16 +74,16 @@ def specimen(domain: Domain, image: LabelledImage, labels: Mapping[str, str]) ->
         if name in classes_of(domain) or name not in labels:
             continue
         known = vocabularies.get(name)
-        found = known.find(labels[name]) if known else labels[name]
-        if found is None:
+        value = known.find(labels[name]) if known else labels[name]
+        if value is None:
             raise DataError(f"the {name} {labels[name]!r} is unknown; known: {', '.join(known.names if known else ())}")
-        facts[name] = found
+        facts[name] = value
     return replace(image, labels=tuple(labels[name] for name in classes_of(domain)), facts=facts)
 
 
 @dataclass(frozen=True)
 class PairTruth:
-    """The truth of a pair of specimens, complete in the domain's schema."""
+    """Function from a pair of specimens to its truth, complete in the domain's schema."""
 
     domain: str
 
@@ -102,9 +102,11 @@ class PairTruth:
 def read_folders(
     domain: Domain, source: Path, levels: Sequence[str] | None, work: Path | None, limits: Limits
 ) -> Specimens:
-    """Images whose folders are their names.
+    """Read images that are named by their folders.
 
-    Args: levels: what the folders are, outermost first; "-" for one that says nothing; None = the classes.
+    Args:
+        levels: truth field that each folder names, outermost first; "-" for a folder that says nothing; None = the
+            classes.
     """
     levels = check_folders(domain, levels)
     read = read_labelled(source, levels, work, workers=limits.workers, progress=limits.progress)
@@ -116,19 +118,27 @@ def read_folders(
         except DataError as error:
             dropped.append({"origin": image.origin, "reason": error.message})
     images = keep_one_parent(domain, images, dropped)
-    told = {"name": read.name, "images": len(images), "ignored_files": read.ignored, "fingerprint": read.fingerprint}
-    return Specimens(images, read.collection, dropped, source=told)
+    source_entry = {
+        "name": read.name,
+        "images": len(images),
+        "ignored_files": read.ignored,
+        "fingerprint": read.fingerprint,
+    }
+    return Specimens(images, read.collection, dropped, source=source_entry)
 
 
 def check_folders(domain: Domain, levels: Sequence[str] | None) -> list[str]:
-    """What the folders above an image are. Raises: DataError unless they name what the domain needs, and only that."""
+    """Return the truth field that each folder above an image names; a folder that says nothing gets a name in "-".
+
+    Raises: DataError unless they name what the domain needs, and only that.
+    """
     needed = classes_of(domain)
     chosen = list(levels) if levels else list(needed)
     allowed = {*needed, *domain.field_names, "-"}
     unknown = [level for level in chosen if level not in allowed]
     if unknown or any(chosen.count(level) != 1 for level in needed):
         more = sorted(allowed - {*needed, "-"})
-        besides = f"; {', '.join(more)}: at will" if more else ""
+        besides = f"; optional: {', '.join(more)}" if more else ""
         raise DataError(
             f"--levels {','.join(chosen)} does not fit `{domain.name}`",
             hint=f"{', '.join(needed)}: each once{besides}; - stands for a folder that says nothing",
@@ -147,52 +157,56 @@ class RootedFiles:
 
 
 def is_image_table(domain: Domain, columns: Sequence[str]) -> bool:
-    """Whether a table has one image a row, with names: not rows of pairs."""
-    found = _columns(domain, columns)
-    return "image" in found and all(name in found for name in classes_of(domain))
+    """Return whether a table has one image per row, with its names, and not rows of pairs."""
+    roles = _columns(domain, columns)
+    return "image" in roles and all(name in roles for name in classes_of(domain))
 
 
 def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits: Limits) -> Specimens:
-    """Images named by a table of paths and names, as Danish Fungi has it: image_path, order, family, genus, species.
+    """Read images by a table of paths and names, as Danish Fungi has it: image_path, order, family, genus, species.
 
-    A column `split` is kept; several tables (train, test) are the splits they are named for.
+    A column `split` is kept. Of several tables (train, test), each is the split that its name says.
     """
     columns = _columns(domain, table.columns)
-    named = [name for name in columns if name not in ("image", "split")]
+    labels = [name for name in columns if name not in ("image", "split")]
     rows: dict[str, dict[str, str]] = {}
     split_of: dict[str, str] = {}
     dropped: list[dict[str, Any]] = []
     for piece in table.pieces:
         for number, row in enumerate(read_piece(piece, list(columns.values()))):
             path = row.get(columns["image"])
-            inside = isinstance(path, bytes) or (isinstance(path, Mapping) and path.get("bytes") is not None)
+            is_embedded = isinstance(path, bytes) or (isinstance(path, Mapping) and path.get("bytes") is not None)
             path = path.get("path") if isinstance(path, Mapping) else path
             try:
-                if inside:
+                if is_embedded:
                     raise DataError("the image is in the table itself, which must give its path instead")
                 if not isinstance(path, str) or not path or path in rows:
-                    raise DataError("no path" if not isinstance(path, str) or not path else f"{path} a second time")
+                    raise DataError(
+                        "no path" if not isinstance(path, str) or not path else f"the path {path} is in the table twice"
+                    )
                 split = _split(row.get(columns["split"])) if "split" in columns else piece.split
-                rows[path] = _names(domain, {name: row.get(columns[name]) for name in named})
+                rows[path] = _names(domain, {name: row.get(columns[name]) for name in labels})
             except DataError as error:
                 dropped.append({"origin": table.where(piece, number), "reason": error.message})
                 continue
             if "split" in columns or len(table.splits) > 1:
                 split_of[path] = split
     if table.root is None:
-        raise DataError("the paths of the table lead nowhere", hint="give --images-root", where=table.label)
+        raise DataError(
+            "the folder of the table's paths is not known", hint="name it with --images-root", where=table.label
+        )
     files, images = RootedFiles(table.root), []
-    for path, seen in scan_files(files, list(rows), work, workers=limits.workers, progress=limits.progress):
+    for path, facts in scan_files(files, list(rows), work, workers=limits.workers, progress=limits.progress):
         try:
-            if isinstance(seen, str):
-                raise DataError(seen)
-            images.append(specimen(domain, LabelledImage(seen.media, (), path, seen), rows[path]))
+            if isinstance(facts, str):
+                raise DataError(facts)
+            images.append(specimen(domain, LabelledImage(facts.media, (), path, facts), rows[path]))
         except DataError as error:
             dropped.append({"origin": encodable(path), "reason": error.message})
     refuse_twins(images, classes_of(domain))
     images = keep_one_parent(domain, images, dropped)
-    told = {"name": Path(table.label).name, "images": len(images), "columns": sorted(columns.values())}
-    return Specimens(images, files, dropped, split_of, source=told)
+    source_entry = {"name": Path(table.label).name, "images": len(images), "columns": sorted(columns.values())}
+    return Specimens(images, files, dropped, split_of, source=source_entry)
 
 
 def _columns(domain: Domain, columns: Sequence[str]) -> dict[str, str]:
@@ -204,15 +218,15 @@ def _columns(domain: Domain, columns: Sequence[str]) -> dict[str, str]:
 
 
 def _split(value: Any) -> str:
-    """The split that a cell names; "" = none. Raises: DataError for a word that is no split."""
-    told = "" if value is None else str(value).strip()
-    if told.lower() not in ("", *SPLIT_NAMES):
-        raise DataError(f"the split {told!r} is none of train, validation, test")
-    return SPLIT_NAMES.get(told.lower(), "")
+    """Return the split that a cell names; "" = none. Raises: DataError for a word that is no split."""
+    text = "" if value is None else str(value).strip()
+    if text.lower() not in ("", *SPLIT_NAMES):
+        raise DataError(f"the split {text!r} is none of train, validation, test")
+    return SPLIT_NAMES.get(text.lower(), "")
 
 
 def _names(domain: Domain, values: Mapping[str, Any]) -> dict[str, str]:
-    """The names of an image; those of its class must be known. Raises: DataError."""
+    """Return the names of an image. Raises: DataError when a name of its class is not known."""
     names = {}
     for level, value in values.items():
         text = str(value).strip() if value is not None else ""
@@ -227,41 +241,44 @@ def _names(domain: Domain, values: Mapping[str, Any]) -> dict[str, str]:
 def keep_one_parent(
     domain: Domain, images: Sequence[LabelledImage], dropped: list[dict[str, Any]]
 ) -> list[LabelledImage]:
-    """The images whose ranks agree with the others': a genus is in one family, a family in one order.
+    """Return the images whose ranks agree with each other: a genus is in one family, a family in one order.
 
-    A name that stands under several keeps the one it has most often; the other images are added to `dropped`.
+    A name that stands under several parents keeps its most frequent one; the other images are added to `dropped`.
     """
     kept = list(images)
     for depth, (coarse, fine) in enumerate(pairwise(domain.ranks)):
-        above: dict[str, Counter[str]] = defaultdict(Counter)
+        parent_counts: dict[str, Counter[str]] = defaultdict(Counter)
         for image in kept:
-            above[normalise_name(image.labels[depth + 1], fine)][image.labels[depth]] += 1
-        right = {name: min(counts, key=lambda one: (-counts[one], one)) for name, counts in above.items()}
-        every, kept = kept, []
-        for image in every:
+            parent_counts[normalise_name(image.labels[depth + 1], fine)][image.labels[depth]] += 1
+        main_parent = {name: min(counts, key=lambda one: (-counts[one], one)) for name, counts in parent_counts.items()}
+        candidates, kept = kept, []
+        for image in candidates:
             name, parent = image.labels[depth + 1], image.labels[depth]
-            most = right[normalise_name(name, fine)]
-            if parent == most:
+            main = main_parent[normalise_name(name, fine)]
+            if parent == main:
                 kept.append(image)
                 continue
-            count = above[normalise_name(name, fine)][most]
-            reason = f"the {fine} {name} is in the {coarse} {parent} here and in {most} elsewhere ({count:,} images)"
+            count = parent_counts[normalise_name(name, fine)][main]
+            reason = f"the {fine} {name} is in the {coarse} {parent} here and in {main} elsewhere ({count:,} images)"
             dropped.append({"origin": image.origin, "reason": reason})
     return kept
 
 
-def refuse_bad(found: Specimens, max_bad: float) -> None:
-    """Raise a DataError with the first images that were left out when their share is above `max_bad`, or none is sound;
-    of a source that has pairs likewise with those."""
-    name = found.source.get("name")
-    if not found.images and not found.dropped:
+def refuse_bad(specimens: Specimens, max_bad: float) -> None:
+    """Raise a DataError when too many images were left out: a share above `max_bad`, or all of them.
+
+    The error shows the first ones. If the source has pairs, they are checked likewise.
+    """
+    name = specimens.source.get("name")
+    if not specimens.images and not specimens.dropped:
         raise DataError(
-            f"no image in {name}; nothing was written", hint=f"their names end in {', '.join(IMAGE_SUFFIXES)}"
+            f"no image in {name}; nothing was written",
+            hint=f"the names of image files end in {', '.join(IMAGE_SUFFIXES)}",
         )
-    _refuse_share("images", found.dropped, len(found.images), max_bad, name)
-    if found.pairs is not None:
-        sound = sum(len(pairs) for pairs in found.pairs.values())
-        _refuse_share("pairs", found.lost, sound + len(found.spare) if sound else 0, max_bad, name)
+    _refuse_share("images", specimens.dropped, len(specimens.images), max_bad, name)
+    if specimens.pairs is not None:
+        sound = sum(len(pairs) for pairs in specimens.pairs.values())
+        _refuse_share("pairs", specimens.lost, sound + len(specimens.spare) if sound else 0, max_bad, name)
 
 
 def _refuse_share(what: str, bad: Sequence[Mapping[str, Any]], sound: int, max_bad: float, name: Any) -> None:
@@ -269,10 +286,10 @@ def _refuse_share(what: str, bad: Sequence[Mapping[str, Any]], sound: int, max_b
     if sound and is_few(len(bad), total, max_bad):
         return
     lines = "".join(f"\n  {drop['origin']}: {drop['reason']}" for drop in bad[:5])
-    told = f"{len(bad):,} of {total:,} {what} cannot be used, more than --max-bad {max_bad:g}"
+    too_many = f"{len(bad):,} of {total:,} {what} cannot be used, more than --max-bad {max_bad:g}"
     raise DataError(
-        f"{told if sound else f'none of the {total:,} {what} can be used'}; nothing was written:{lines}",
+        f"{too_many if sound else f'none of the {total:,} {what} can be used'}; nothing was written:{lines}",
         hint=f"mend them, or {leave_out(len(bad), total)}"
         if sound
-        else f"is {name} what you mean, and are its folders or columns what they should be?",
+        else f"check that {name} is the right source, and that its folders or columns have the expected names",
     )

@@ -22,11 +22,11 @@ from vlmrl.tasks.taxonrl.layouts import LAYOUTS
 
 IMAGES_IN_A_ROW = 2
 MAX_PATH = 1000
-"""Characters; what is longer is an image in base64."""
+"""Longest path of an image, in characters; a longer text is an image in base64."""
 
 
 class RowPlace(NamedTuple):
-    """Where an image of a table is: piece, row in the piece, position in the row."""
+    """Place of an image in a table: piece, row in the piece, position in the row."""
 
     piece: int
     row: int
@@ -35,9 +35,10 @@ class RowPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class RowColumns:
-    """Which column is which; None = the table has none.
+    """Columns of a table; None = the table has none.
 
-    Args: composite: TaxonRL's `answer_im`, the `;` layout with the intermediate truth.
+    Args:
+        composite: TaxonRL's `answer_im`, the `;` layout with the intermediate truth.
     """
 
     images: str
@@ -53,25 +54,28 @@ class RowColumns:
 def find_columns(table: RowFiles, classes: Sequence[str]) -> RowColumns:
     """Return the columns of a table, TaxonRL's names first.
 
-    Args: classes: what a table of labelled images would have, for the message.
+    Args:
+        classes: columns that a table of labelled images would have, for the message.
     Raises: DataError when images or answers are missing.
     """
-    there = table.columns
-    roles = match_columns(PAIRS, there)
+    columns = table.columns
+    roles = match_columns(PAIRS, columns)
     if "images" not in roles or not {"composite", "answer"} & roles.keys():
         missing = "`answer` or `answer_im`" if "images" in roles else "`images`"
         raise DataError(
-            f"no column {missing}; the table has: {', '.join(there)}", where=table.label,
+            f"no column {missing}; the table has: {', '.join(columns)}",
+            where=table.label,
             hint="rows in TaxonRL's format have problem, images, answer and, with intermediate truth, answer_im; a"
             f" table of labelled images has image_path, {', '.join(classes)}; --levels reads a folder's images by their"
             " folders",
-        )  # fmt: skip
+        )
     return RowColumns(roles["images"], *(roles.get(role) for role in ("problem", "answer", "composite")))
 
 
 def read_truth(domain: Domain, answer: Any, composite: Any) -> dict[str, Any]:
-    """The typed truth of a row: `same`, `distance`, each field as two names; `ground_truth` is the text as published
-    where writing the truth would spell it otherwise, else None.
+    """Return the typed truth of a row: `same`, `distance`, each field as two names, and `ground_truth`.
+
+    `ground_truth` is the text as published if writing the truth would spell it otherwise, else None.
 
     Raises: RewardError that says what is wrong with the text, or that `answer` and `answer_im` contradict each other.
     """
@@ -81,14 +85,14 @@ def read_truth(domain: Domain, answer: Any, composite: Any) -> dict[str, Any]:
     if text is composite and answer not in (None, ""):
         same = LAYOUTS["answer"].read(answer)["same"]
         if same != truth["same"]:
-            raise RewardError(f"`answer` says {'same' if same else 'different'}, `answer_im` says the other")
+            raise RewardError(f"`answer` says {'same' if same else 'different'}, `answer_im` says the opposite")
     if layout.name == domain.layout and layout.name != "answer" and layout.write(truth) != text:
         truth["ground_truth"] = text
     return complete_truth(domain, truth)
 
 
 def complete_truth(domain: Domain, truth: Mapping[str, Any]) -> dict[str, Any]:
-    """A truth with every key of the domain's schema, in its order; what is not known is None."""
+    """Return a truth with every key of the domain's schema, in its order; what is not known is None."""
     whole: dict[str, Any] = {"same": truth["same"], "distance": truth.get("distance")}
     for name in domain.field_names:
         pair = truth.get(name) or (None, None)
@@ -100,7 +104,10 @@ def complete_truth(domain: Domain, truth: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ScanRows:
-    """One part a piece of the table: a JSON line a row, for `checked_rows`. See data/parallel_parts.py."""
+    """Writer of the part of a piece of a table: one JSON line per row, for `checked_rows`.
+
+    See data/parallel_parts.py.
+    """
 
     table: RowFiles
     columns: RowColumns
@@ -109,49 +116,49 @@ class ScanRows:
     def __call__(self, piece: TablePiece, part: Path) -> None:
         lines = []
         for number, row in enumerate(read_piece(piece, self.columns.names)):
-            line, wrong = self._line(row, EXAMINER)
-            if wrong:
-                line = {"wrong": wrong}
+            line, faults = self._line(row, EXAMINER)
+            if faults:
+                line = {"wrong": faults}
             lines.append({**line, "where": self.table.where(piece, number)})
         write_lines(part, lines)
 
     def _line(self, row: Mapping[str, Any], examiner: Examiner) -> tuple[dict[str, Any], list[str]]:
-        wrong: list[str] = []
+        faults: list[str] = []
         columns, domain = self.columns, DOMAINS[self.domain]
         problem = row.get(columns.problem) if columns.problem else None
         if columns.problem and (not isinstance(problem, str) or not problem.strip()):
-            wrong.append(f"`{columns.problem}` is {show(problem, 60)}, not a text")
+            faults.append(f"`{columns.problem}` is {show(problem, 60)}, not a text")
         truth: dict[str, Any] = {}
         try:
             answer = row.get(columns.answer) if columns.answer else None
             composite = row.get(columns.composite) if columns.composite else None
             truth = read_truth(domain, answer, composite)
         except RewardError as error:
-            wrong.append(f"{error.message} ({error.hint})" if error.hint else error.message)
+            faults.append(f"{error.message} ({error.hint})" if error.hint else error.message)
         values = split_images(row.get(columns.images))
         marks = problem.count(IMAGE) if isinstance(problem, str) else len(values)
         if len(values) != IMAGES_IN_A_ROW:
-            wrong.append(f"{len(values)} image{'s' * (len(values) != 1)}, not {IMAGES_IN_A_ROW}")
+            faults.append(f"{len(values)} image{'s' * (len(values) != 1)}, not {IMAGES_IN_A_ROW}")
         elif marks not in (0, len(values)):
-            wrong.append(f"{len(values)} images, but {marks} {IMAGE} mark{'s' * (marks != 1)} in `{columns.problem}`")
+            faults.append(f"{len(values)} images, but {marks} {IMAGE} mark{'s' * (marks != 1)} in `{columns.problem}`")
         images = [self._image(value, examiner) for value in values]
         for number, image in enumerate(images, start=1):
             if "reason" in image:
-                wrong.append(f"image {number}: {image['reason']}")
-        return {"truth": truth, "problem": problem, "images": images}, wrong
+                faults.append(f"image {number}: {image['reason']}")
+        return {"truth": truth, "problem": problem, "images": images}, faults
 
     def _image(self, value: Any, examiner: Examiner) -> dict[str, Any]:
         try:
             data = image_bytes(read_image(value, self.table.root, ""), "")
         except DataError as error:
             return {"reason": error.message}
-        found = examiner.look(data)
+        fields = examiner.look(data)
         name = _name_of(value)
-        return {"reason": f"{name}: {found['reason']}"} if "reason" in found and name else found
+        return {"reason": f"{name}: {fields['reason']}"} if "reason" in fields and name else fields
 
 
 def checked_rows(parts: Sequence[Path], table: RowFiles) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
-    """(piece, row in the piece, split, line) of every row, in order, from the parts that `ScanRows` made."""
+    """Yield (piece, row in the piece, split, line) of every row, in order, from the parts that `ScanRows` made."""
     for index, part in enumerate(parts):
         with part.open(encoding="ascii") as lines:
             for number, line in enumerate(lines):
@@ -160,16 +167,19 @@ def checked_rows(parts: Sequence[Path], table: RowFiles) -> Iterator[tuple[int, 
 
 @dataclass(frozen=True)
 class RowReader:
-    """Image files by their place in a table, for `write_shards`; places in the table's order are read in one pass."""
+    """Reader of image files by their place in a table, for `write_shards`.
+
+    Places in the table's order are read in one pass.
+    """
 
     table: RowFiles
     column: str
 
     def files(self, places: Sequence[RowPlace]) -> Iterator[bytes]:
-        for index, wanted in groupby(places, key=lambda place: place[0]):
+        for index, piece_places in groupby(places, key=lambda place: place[0]):
             rows = enumerate(read_piece(self.table.pieces[index], [self.column]))
             number, values = -1, []
-            for place in wanted:
+            for place in piece_places:
                 while number < place[1]:
                     number, row = next(rows)
                     values = split_images(row.get(self.column))
@@ -177,7 +187,7 @@ class RowReader:
 
 
 def _name_of(value: Any) -> str:
-    """What a table calls an image: its path, where it gives one; else nothing."""
+    """Return the path that a table gives for an image; "" if it gives none."""
     path = value.get("path") if isinstance(value, Mapping) else value
     is_path = isinstance(path, str) and 0 < len(path) <= MAX_PATH and not path.startswith("data:")
     return show(path, 60) if is_path else ""

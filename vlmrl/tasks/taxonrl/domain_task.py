@@ -56,7 +56,7 @@ def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Varian
         raise DataError(
             f"task `{domain.name}` needs a prepared dataset, not a table",
             hint=f"make one: `vlmrl prep {domain.name} {info.get('path', 'SOURCE')}`",
-        )  # fmt: skip
+        )
     there = info.get("truth_fields", domain.field_names)
     requested = domain.variant(name or domain.main or BASELINE)
     lacking = [f"`{field}`" for field in requested.required_fields if field not in there]

@@ -30,7 +30,7 @@ def labels_of(row: Row) -> RowLabels:
     return labels._replace(group="species", names=tuple(str(n) for n in row.truth["species"] if n is not None))
 
 
-SPECIES_PAIRS = replace(PAIRS, matches=has_species, labels=labels_of)
+SPECIES_PAIRS = replace(PAIRS, matches=has_species, labels=labels_of, specificity=2)
 
 
 def domain_kind(domain: Domain, variant: Variant) -> RowKind:

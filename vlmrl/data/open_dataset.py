@@ -1,0 +1,23 @@
+"""Entry point to all datasets: it chooses between a prepared folder and a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vlmrl.data.dataset import Dataset
+from vlmrl.data.prepared_dataset import INFO_FILE, PreparedDataset
+from vlmrl.data.table_dataset import TableDataset
+from vlmrl.recipe.schema import Data
+
+
+def open_dataset(data: Data) -> Dataset:
+    """Open a `[[data]]` entry. No row is read and no image is decoded yet.
+
+    Raises: DataError when nothing is at `path`, or it cannot be read.
+    """
+    path = Path(data.path)
+    if not data.path.startswith("hub:") and (path / INFO_FILE).is_file():
+        # `table` is the recipe's default. dataset.json of a prepared folder names the right task.
+        task = None if data.task == "table" else data.task
+        return PreparedDataset(path, name=data.name, task=task)
+    return TableDataset(data)
