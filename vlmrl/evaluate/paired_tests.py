@@ -30,7 +30,7 @@ POINTS = 0.02
 FLIPS = 10_000
 RESAMPLES = 2_000
 SEED = 20_120_401
-MOST_NUMBERS = 200_000_000
+MOST_NUMBERS = 40_000_000
 """Maximum number of random numbers for a test; with more groups there are fewer flips or resamples, at least 400."""
 BLOCK = 4_000_000
 """Maximum number of random numbers that are in memory at a time."""
@@ -139,25 +139,34 @@ def bootstrap_interval(before: ArrayLike, after: ArrayLike, clusters: Clusters |
     units = Units(clusters, len(difference_N))
     if units.count < LEAST_UNITS:
         return None
-    rng = np.random.Generator(np.random.PCG64(SEED))
-    number = max(400, min(RESAMPLES, MOST_NUMBERS // len(units.unit_of)))
-    means = []
-    while len(means) < number:
-        block = min(number - len(means), max(1, BLOCK // units.count))
-        drawn_RM = rng.multinomial(units.count, np.full(units.count, 1 / units.count), size=block)
-        means += _means(units, drawn_RM, difference_N)
+    means = _resampled_means(units, difference_N)
     low, high = np.nanquantile(means, (LEVEL / 2, 1 - LEVEL / 2))
     return float(low), float(high)
 
 
-def _means(units: Units, drawn_RM: NDArray[np.int64], difference_N: Floats) -> list[float]:
+def _resampled_means(units: Units, difference_N: Floats) -> list[float]:
     """Return the mean difference of each resample, [R]; NaN for one without rows."""
-    if len(units.unit_of) == units.num_rows:  # one unit per row: the sums of units are enough
-        sum_M = np.bincount(units.unit_of, difference_N, minlength=units.count)
-        rows_M = np.bincount(units.unit_of, minlength=units.count)
-        return (drawn_RM @ sum_M / (drawn_RM @ rows_M)).tolist()
-    counts = (row_counts(units, drawn_M) for drawn_M in drawn_RM)
-    return [float(count_N @ difference_N / count_N.sum()) if count_N.any() else math.nan for count_N in counts]
+    one_each = len(units.unit_of) == units.num_rows  # one unit per row: the sums of units are enough
+    if one_each:
+        sums_M = np.bincount(units.unit_of, difference_N, minlength=units.count)
+        pairs = np.stack([sums_M, np.bincount(units.unit_of, minlength=units.count)], axis=1)
+        # Units with equal sums are drawn together: [M, 2] -> [kinds, 2]; three kinds for rows that are right or wrong.
+        kinds, counts = np.unique(pairs, axis=0, return_counts=True)
+        chances = counts / units.count
+    else:
+        kinds, chances = np.empty((0, 2)), np.full(units.count, 1 / units.count)
+    rng = np.random.Generator(np.random.PCG64(SEED))
+    number = max(400, min(RESAMPLES, MOST_NUMBERS // (len(chances) if one_each else len(units.unit_of))))
+    means: list[float] = []
+    while len(means) < number:
+        block = min(number - len(means), max(1, BLOCK // len(chances)))
+        drawn_RK = rng.multinomial(units.count, chances, size=block)
+        if one_each:
+            means += (drawn_RK @ kinds[:, 0] / (drawn_RK @ kinds[:, 1])).tolist()
+        else:
+            rows = (row_counts(units, drawn_M) for drawn_M in drawn_RK)
+            means += [float(n_N @ difference_N / n_N.sum()) if n_N.any() else math.nan for n_N in rows]
+    return means
 
 
 def exact_power(rows: int, difference: float, discordant: float) -> float:
