@@ -21,6 +21,7 @@ from vlmrl.evaluate.records import (
     read_evaluation,
     write_evaluation,
 )
+from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.set_metrics import no_clash, summarise_sets
 from vlmrl.metric import metric_facts
 from vlmrl.rewards.accuracy_part import accuracy_part, accuracy_words
@@ -39,7 +40,7 @@ CHUNK_PROMPTS = 512
 NO_PROMPT_LIMIT = 2**31
 
 TAKEN = {*COLUMNS, "outcome", "reward", "response_tokens", "truncated"}
-TAKEN_BEGINNINGS = ("part/", "pass@")
+TAKEN_BEGINNINGS = ("part/", *BEGINNINGS)
 """Beginnings of names that no outcome may have, as every evaluation has such metrics.
 
 `TAKEN` has whole names and fields.
