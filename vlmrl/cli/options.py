@@ -28,6 +28,28 @@ Debug = Annotated[
     ),
 ]
 
+# Options of `eval` and `generate` for a model that a server answers for
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint",
+        metavar="URL",
+        help="Ask a server for the responses: address of an OpenAI-compatible endpoint, such as "
+        "http://localhost:8000/v1.",
+        show_default=False,
+    ),
+]
+Served = Annotated[str | None, typer.Option("--model", help="Name of the model at the endpoint.", show_default=False)]
+KeyEnv = Annotated[
+    str | None,
+    typer.Option(
+        "--key-env", metavar="NAME", help="Environment variable that holds the endpoint's key.", show_default=False
+    ),
+]
+Concurrency = Annotated[
+    int, typer.Option("--concurrency", min=1, max=1024, help="Maximum number of requests to the endpoint at once.")
+]
+
 # Options of the commands of `vlmrl data`
 Dataset = Annotated[
     str, typer.Argument(help="The dataset: a prepared folder, a table file, a folder of tables, or hub:name.")

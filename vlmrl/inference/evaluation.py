@@ -41,6 +41,7 @@ from vlmrl.types import SamplingParams
 
 IDENTITY = (
     "model",
+    "endpoint",
     "checkpoint",
     "split",
     "source",
@@ -266,6 +267,7 @@ def _meta(
         "model": parent.get("run", origin.path),
         "checkpoint": origin.checkpoint.name if origin.checkpoint else None,
         "step": origin.step,
+        **({"endpoint": origin.endpoint} if origin.endpoint else {}),
         "split": source.split,
         "role": rows.role,
         "source": source.name,

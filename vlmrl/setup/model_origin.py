@@ -26,11 +26,13 @@ class ModelOrigin:
         path: as the recipe or the command names it.
         checkpoint: folder of the checkpoint; None = the origin is none.
         parent: as `Manifest.parent`: the run, the checkpoint's name, and why this checkpoint was chosen.
+        endpoint: address of the server that answers for the model `path`; "" = its weights are loaded here.
     """
 
     path: str
     checkpoint: Path | None = None
     parent: Mapping[str, Any] | None = None
+    endpoint: str = ""
 
     @property
     def files(self) -> str:
