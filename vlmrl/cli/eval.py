@@ -255,7 +255,7 @@ def _evaluate(
         answerer = work.load_answerer(recipe, origin, settings, say if world.is_main else _silent, world=world, log=log)
         stack.callback(answerer.engine.close)
         progress: Callable[[int, int], None] = counter("evaluating", stderr()) if world.is_main else _silent
-        return work.run_evaluation(recipe, answerer, planned, folder, settings, progress=progress, world=world)
+        return work.run_evaluation(recipe, origin, answerer, planned, folder, settings, progress=progress, world=world)
 
 
 def _evaluate_endpoint(

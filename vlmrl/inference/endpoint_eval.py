@@ -17,6 +17,7 @@ from vlmrl.errors import Interruption, RewardError
 from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.evaluate.run import evaluate_responses
 from vlmrl.inference.endpoint_responses import EndpointResponder
+from vlmrl.inference.engine_responses import journal_identity
 from vlmrl.inference.evaluation import EvalSettings, Evaluated, PlannedEvaluation, create_eval_run
 from vlmrl.recipe.schema import Recipe
 from vlmrl.setup.model_origin import ModelOrigin
@@ -25,29 +26,6 @@ from vlmrl.store import layout
 from vlmrl.store.clock import now
 from vlmrl.store.response_journal import ResponseJournal
 from vlmrl.types import SamplingParams
-
-GENERATION = (
-    "model",
-    "endpoint",
-    "checkpoint",
-    "split",
-    "source",
-    "dataset",
-    "prompt_sha256",
-    "seed",
-    "dtype",
-    "vlmrl",
-)
-"""Keys of `meta` that responses depend on, besides the sampling."""
-
-
-def journal_identity(meta: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts of an evaluation's `meta` that its responses depend on: not the reward, nor how many there are.
-
-    The dtype and the version of vlmrl count, because responses of different ones may differ.
-    """
-    sampling = {key: value for key, value in meta["sampling"].items() if key != "samples"}
-    return {**{key: meta.get(key) for key in GENERATION}, "sampling": sampling}
 
 
 def endpoint_params(recipe: Recipe, temperature: float | None) -> SamplingParams:
@@ -96,7 +74,7 @@ def evaluate_endpoint(
     try:
         for one in planned:
             name = layout.eval_name(one.rows.source.name)
-            identity = journal_identity(dict(one.meta))
+            identity = journal_identity(one.meta)
             journals.append(ResponseJournal(root, name, identity, rows=one.rows.count, samples=settings.samples))
             results.append(_evaluate_one(recipe, one, settings, client, journals[-1], count))
         with create_eval_run(root, recipe, origin, [p.rows for p in planned], argv) as run:
