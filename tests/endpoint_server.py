@@ -101,7 +101,8 @@ def serve_endpoint(behaviour: Behaviour = echo) -> Iterator[Endpoint]:
             self.close_connection = reply.declared is not None
 
         def handle(self) -> None:
-            with suppress(BrokenPipeError, ConnectionResetError):  # a client that was killed, or gave up
+            # A client that was killed or gave up breaks the connection, or leaves half a request (ValueError).
+            with suppress(BrokenPipeError, ConnectionResetError, ValueError):
                 super().handle()
 
         def log_message(self, format: str, *args: Any) -> None:

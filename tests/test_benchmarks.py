@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts" / "bench"
 SHOWN = {
     "demo_seeds": "pooled accuracy: +",
+    "eval_kills": "holds: true",
     "kill": "kill.py: 2 kills, 2 recovered, resumed runs bitwise equal: yes (1 runs)",
     "kill_ranks": '"finished": {"equal within tolerance": 1}',
     "merge": '"whole"',

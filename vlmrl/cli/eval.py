@@ -23,23 +23,6 @@ if TYPE_CHECKING:
     from vlmrl.recipe.schema import Recipe
     from vlmrl.setup.model_origin import ModelOrigin
 
-Model = Annotated[
-    str | None,
-    typer.Argument(
-        help="Run (id, prefix, name, `last`), Hugging Face folder or hub name; none with --endpoint.",
-        show_default=False,
-    ),
-]
-RecipeOrRun = Annotated[
-    str | None,
-    typer.Option(
-        "--recipe", help="Recipe or run that gives data and reward; default: the run's own.", show_default=False
-    ),
-]
-Data = Annotated[
-    str | None,
-    typer.Option(help="Dataset to evaluate on instead of the recipe's: a folder or a table.", show_default=False),
-]
 Split = Annotated[
     str | None,
     typer.Option(
@@ -48,18 +31,6 @@ Split = Annotated[
         show_default=False,
     ),
 ]
-Source = Annotated[
-    str | None, typer.Option(help="Only this [[data]] entry, if the recipe has several.", show_default=False)
-]
-Checkpoint = Annotated[str, typer.Option(help="Checkpoint of a run: best, last, or a step.")]
-Sample = Annotated[
-    float | None, typer.Option(help="Sample at this temperature; default: greedy.", min=0.0, show_default=False)
-]
-Samples = Annotated[int, typer.Option("--n", min=1, help="Responses per prompt; more than 1 needs --sample.")]
-MaxRows = Annotated[
-    int | None, typer.Option(min=1, help="Maximum number of rows of each source: the first ones.", show_default=False)
-]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling.")]
 Name = Annotated[
     str | None, typer.Option(help="Name of the evaluation; default: rows, source and step.", show_default=False)
 ]
@@ -85,16 +56,16 @@ def register(app: typer.Typer) -> None:
 
 def eval_(
     ctx: typer.Context,
-    model: Model = None,
-    recipe: RecipeOrRun = None,
-    data: Data = None,
+    model: options.AnsweringModel = None,
+    recipe: options.RecipeOrRun = None,
+    data: options.OtherData = None,
     split: Split = None,
-    source: Source = None,
-    checkpoint: Checkpoint = "best",
-    sample: Sample = None,
-    n: Samples = 1,
-    max_rows: MaxRows = None,
-    seed: Seed = 0,
+    source: options.OneSource = None,
+    checkpoint: options.EvalCheckpoint = "best",
+    sample: options.Sample = None,
+    n: options.Samples = 1,
+    max_rows: options.MaxRows = None,
+    seed: options.EvalSeed = 0,
     name: Name = None,
     compare: Compare = None,
     overrides: options.Set = None,

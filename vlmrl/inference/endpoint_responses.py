@@ -23,6 +23,8 @@ MOST_SEED = 2**31
 """Seeds that are sent are below this number: not every server takes larger ones."""
 AHEAD = 2
 """Requests that are prepared, as a multiple of those in flight: their images are in memory."""
+Place = tuple[int, Row, int]
+"""(number of the row, the row, sample)."""
 SENT_AS_STORED = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 
 
@@ -70,12 +72,12 @@ class EndpointResponder:
             (number, row, k) for number, row in zip(numbers, rows, strict=True) for k in self._journal.missing(number)
         ]
         self._progress(len(rows) * self._samples - len(missing))
-        pending: dict[Future[list[ChatAnswer]], tuple[int, int]] = {}
-        refused: list[tuple[int, int, RequestRefused]] = []
+        pending: dict[Future[list[ChatAnswer]], Place] = {}
+        refused: list[tuple[Place, RequestRefused]] = []
         broken: list[BrokenAnswer] = []
         try:
             for number, row, k in missing:
-                pending[self._client.submit(self._request(row, k))] = (number, k)
+                pending[self._client.submit(self._request(row, k))] = (number, row, k)
                 while len(pending) >= AHEAD * self._client.options.concurrency:
                     self._collect(pending, refused, broken)
             while pending:
@@ -84,12 +86,12 @@ class EndpointResponder:
             for future in pending:
                 future.cancel()
         if refused and not self._answers_some:
-            first = refused[0][2]
+            first = refused[0][1]
             raise RequestRefused(
                 f"the endpoint refused all of the first {len(refused)} requests: {first.message}", where=first.where
             )
-        for number, k, refusal in refused:
-            self._keep(number, k, ChatAnswer("", "stop", None, refusal.message))
+        for place, refusal in refused:
+            self._keep(place, ChatAnswer("", "stop", None, refusal.message))
         if broken:
             raise BrokenAnswer(
                 f"{len(broken)} of {len(missing)} requests got no whole answer: {broken[0].message}",
@@ -99,33 +101,35 @@ class EndpointResponder:
 
     def _collect(
         self,
-        pending: dict[Future[list[ChatAnswer]], tuple[int, int]],
-        refused: list[tuple[int, int, RequestRefused]],
+        pending: dict[Future[list[ChatAnswer]], Place],
+        refused: list[tuple[Place, RequestRefused]],
         broken: list[BrokenAnswer],
     ) -> None:
         """Wait for one of the requests, and keep all answers that are there."""
         failure: BaseException | None = None
         for future in wait(pending, return_when=FIRST_COMPLETED).done:
-            number, k = pending.pop(future)
+            place = pending.pop(future)
             try:
                 (answer,) = future.result()
             except RequestRefused as error:
-                refused.append((number, k, error))
+                refused.append((place, error))
             except BrokenAnswer as error:
                 broken.append(error)
             except Exception as error:
                 failure = error
             else:
                 self._answers_some = True
-                self._keep(number, k, answer)
+                self._keep(place, answer)
         if failure is not None:
             raise failure
 
-    def _keep(self, number: int, k: int, answer: ChatAnswer) -> None:
+    def _keep(self, place: Place, answer: ChatAnswer) -> None:
+        number, row, k = place
         text, finish = _cut_at(answer.text, self._params.stop), answer.finish
         if text != answer.text:
             finish = "stop"
-        fields = {"text": hide_known(text), "finish": finish, "tokens": answer.num_tokens}
+        fields: dict[str, Any] = {"text": hide_known(text), "finish": finish, "seed": self._seed_of(row, k)}
+        fields["tokens"] = answer.num_tokens
         self._journal.add(number, k, fields | ({"refusal": hide_known(answer.refusal)} if answer.refusal else {}))
         self._progress(1)
 
@@ -158,7 +162,7 @@ class EndpointResponder:
             self.refusals[row.prompt_id, k] = refusal
         finish: Finish = "length" if kept["finish"] == "length" else "stop"
         segment = Segment("assistant", (), False, unlisted=kept["tokens"] or 0)
-        return Sample((), kept["text"], (), finish, 0, self._seed_of(row, k), (segment,))
+        return Sample((), kept["text"], (), finish, 0, kept["seed"], (segment,))
 
 
 def chat_turns(source: Source, row: Row) -> Iterator[ChatTurn]:
