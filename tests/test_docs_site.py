@@ -44,7 +44,7 @@ def test_nothing_is_loaded_from_elsewhere(pages: Mapping[str, str]) -> None:
 
 
 def test_comments_between_commands_look_like_comments(pages: Mapping[str, str]) -> None:
-    assert '<span class="c1"># from the last complete checkpoint</span>' in pages["runs.html"]
+    assert '<span class="c1"># continues from the last complete checkpoint</span>' in pages["runs.html"]
     assert [name for name, text in pages.items() if '<span class="gp">#' in text] == []
 
 
@@ -95,10 +95,10 @@ def test_the_index_of_papers_has_every_row_and_every_paper() -> None:
             assert cited[0] in ALGORITHMS[rows[0]].summary, line
 
 
-def test_the_drawing_has_every_package_on_its_floor(pages: Mapping[str, str]) -> None:
+def test_the_drawing_has_every_package_on_its_level(pages: Mapping[str, str]) -> None:
     from test_layers import LEVELS
 
-    drawing = pages["design/index.html"].partition('aria-label="The floors')[2].partition("</svg>")[0]
+    drawing = pages["design/index.html"].partition('aria-label="The levels')[2].partition("</svg>")[0]
     height = {name: float(y) for y, name in re.findall(r'y="([\d.]+)"[^>]*class="name">([^<]+)<', drawing)}
     packages = [name for name, level in LEVELS.items() if level > 0 and not name.startswith("__")]
     assert packages and set(packages) <= height.keys()

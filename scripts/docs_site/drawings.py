@@ -1,4 +1,4 @@
-"""The drawings of the documentation as inline SVG, in the colours of the page: the floors, the life of a row."""
+"""The drawings of the documentation as inline SVG, in the colours of the page: the levels, the life of a row."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ LIFE = (
     ("prompt", "token ids and pixels", "engine"),
     ("rollouts", "n responses with log-probs", "reward"),
     ("scores", "parts and one number per response", "algorithm"),
-    ("advantages", "one per response or token", "packing"),
+    ("advantages", "one per response or token; rollouts are saved", "packing"),
     ("packed row", "a prompt and its responses, shared prefix", "trainer"),
-    ("update", "one gradient, one step", "run store"),
-    ("run folder", "rollouts, metrics, checkpoints", ""),
+    ("update", "one gradient, one optimizer step", "sync"),
+    ("engine, run folder", "new weights, metrics, checkpoints", ""),
 )
 """Stages of a row in order: (name, contents, what turns it into the next stage)."""
 WIDTH = 760
@@ -75,7 +75,7 @@ def read_levels() -> dict[int, list[str]]:
     return dict(sorted(levels.items()))
 
 
-def draw_floors() -> str:
+def draw_levels() -> str:
     """Return the levels of packages as a drawing, the highest at the top."""
     levels = read_levels()
     high, gap, shapes = 62, 14, []
@@ -87,7 +87,7 @@ def draw_floors() -> str:
         wide = (WIDTH - gap * (len(names) - 1)) / len(names)
         for i, name in enumerate(names):
             shapes.append(_box(i * (wide + gap), top, wide, high, name, HOLDS[name]))
-    return _svg(shapes, len(levels) * (high + gap), "The floors of vlmrl: packages import downward only")
+    return _svg(shapes, len(levels) * (high + gap), "The levels of vlmrl: packages import downward only")
 
 
 def draw_life() -> str:

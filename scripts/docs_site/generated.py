@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from drawings import draw_floors, draw_life
+from drawings import draw_levels, draw_life
 
 MARKER = re.compile(r"^<!-- generated: (\w+) -->$", flags=re.M)
 """A line of a page that stands for a generated part."""
@@ -137,7 +137,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "differences": differences,
     "tasks": tasks,
     "recipes": recipes,
-    "floors": draw_floors,
+    "levels": draw_levels,
     "life": draw_life,
 }
 """Name in a marker -> the function that makes the part."""

@@ -60,13 +60,13 @@ class Algorithm:
     summary: str
     advantage: str = cell(
         "group_mean_std",
-        "Baseline of the advantage.",
+        "Estimator of the advantage, with its baseline.",
         open_list=True,
         choices={name: e.remark for name, e in ESTIMATORS.items()},
     )
     scale: str | None = cell(
         None,
-        "Divisor of the advantage; where a row has none, it is the advantage's own.",
+        "Divisor of the advantage; left out = the default of the estimator.",
         choices=SCALES,
         open_list=True,
     )
@@ -79,16 +79,16 @@ class Algorithm:
     )
     gae_lambda: float = cell(
         0.95,
-        "How far gae trusts the rewards that came after a token over what the critic predicted: 0 = one token, "
-        "1 = to the end of the response.",
+        "Lambda of gae: how far the rewards after a token count before the critic's prediction replaces them: 0 = for "
+        "one token, 1 = to the end of the response.",
         range=FRACTION,
         used_when=(_CRITIC,),
     )
     value_coef: float = cell(0.1, "Weight of the critic's loss.", range=NOT_NEGATIVE, used_when=(_CRITIC,))
     value_clip: float = cell(
         0.2,
-        "Largest distance of a critic's value from its value before the first update at which it still learns; "
-        "large = no limit.",
+        "Limit of the change of a critic's value in a step. A value that has moved towards its target by more than "
+        "this since before the first update gets no gradient; large = no limit.",
         range=POSITIVE,
         used_when=(_CRITIC,),
     )
@@ -158,7 +158,7 @@ class Algorithm:
     )
     aggregation: str = cell(
         "token_mean",
-        "How token losses become one number. verl calls token_mean, sequence_mean and constant "
+        "Reduction of the token losses to one number. verl calls token_mean, sequence_mean and constant "
         "token-mean, seq-mean-token-mean and seq-mean-token-sum-norm; TRL dapo, grpo and dr_grpo.",
         choices=AGGREGATIONS,
         open_list=True,
@@ -211,22 +211,24 @@ class Algorithm:
     )
     filter_tries: int = cell(
         10,
-        "Most draws of prompts in one step under the filter; the step then takes what passed.",
+        "Maximum number of draws of prompts in one step under the filter; the step then takes the prompts that passed.",
         range=POSITIVE_INT,
         used_when=(_FILTER,),
     )
     importance: str = cell(
         "auto",
-        "Correct for the engine's log-probs. truncate: weigh the loss by the trainer's probability over the "
-        "engine's, up to a limit. mask: the same, and 0 for tokens that are off. ratio: take them for the old ones of "
-        "the ratio, so that its clip is around the policy that sampled; without a dual clip of its own the row gets "
-        "importance_cap. auto: truncate when the engine is not the trainer; with `rollout.overlap` ratio, or mask for "
-        "rows without a clip or with a ratio of whole responses.",
+        "Correction for the difference between the engine's and the trainer's log-probs. none: no correction. "
+        "truncate: the loss of a token is multiplied by the trainer's probability over the engine's, at most "
+        "importance_cap. mask: the same, but 0 outside [1 / importance_cap, importance_cap]. ratio: the engine's "
+        "log-probs become the old log-probs of the probability ratio, so that its clip is around the policy that "
+        "sampled; if dual_clip is left out, it is then importance_cap. auto: none if the trainer itself generates or "
+        "with top_p or top_k; truncate with another engine; with `rollout.overlap` ratio, or mask for rows without a "
+        "clip or with a ratio of whole responses.",
         choices=("auto", "none", "truncate", "mask", "ratio"),
     )
     importance_level: str = cell(
         "token",
-        "Whether the correction is by token or by the product over a response.",
+        "Level of the correction. token: each token has its own weight. sequence: the product over the response.",
         choices=("token", "sequence"),
         used_when=(When("importance", ("auto", "truncate", "mask"), hint="remove it"),),
     )
@@ -238,13 +240,13 @@ class Algorithm:
     )
     overlong_tokens: int = cell(
         0,
-        "Length before the token limit, in tokens, in which a response loses score, linearly up to "
-        "`overlong_penalty` (DAPO); 0 = off.",
+        "Number of tokens before the token limit. A response that ends in this range loses score, linearly up to "
+        "`overlong_penalty` at the limit (DAPO); 0 = off.",
         range=COUNT,
     )
     overlong_penalty: float = cell(
         1.0,
-        "What a response at the token limit loses under `overlong_tokens`.",
+        "Score that a response at the token limit loses under `overlong_tokens`.",
         range=NOT_NEGATIVE,
         used_when=(When("overlong_tokens"),),
     )

@@ -14,9 +14,9 @@ class Surrogate:
     """Facts about a surrogate of losses.py.
 
     Args:
-        reads: the cells that it reads, besides those that every surrogate's loss goes through. A recipe that sets such
-            a cell for a surrogate that does not read it gets a warning.
-        gate: whether it bounds the effect of every token without a clip.
+        reads: the cells that it reads. Cells that apply to the loss of every surrogate, such as `aggregation`, are not
+            listed. If a recipe sets one of these cells for a surrogate that does not read it, it gets a warning.
+        gate: whether it limits the effect of every token without a clip.
         selects: whether it treats some tokens differently, which are picked from all tokens of an update.
     """
 

@@ -1,8 +1,9 @@
 """Rows of the algorithm table, the GRPO family: one row = one algorithm, one cell = one choice. No torch.
 
-A recipe names a row (`algo.name`) and overrides single cells. A new algorithm is a new row, or a new name in a cell
-with its function in advantages.py, losses.py, kl.py or aggregate.py; algorithm.py declares the cells. differences.py
-lists where a row differs on purpose from the code of others that has the same name.
+A recipe names a row (`algo.name`) and overrides single cells. A new algorithm is a new row. If it needs a new name in a
+cell, choices.py gets the name with its facts, and advantages.py, losses.py, kl.py or aggregate.py gets the function.
+algorithm.py declares the cells. differences.py lists the intended differences of a row from other libraries' code of
+the same name.
 """
 
 from __future__ import annotations

@@ -291,7 +291,7 @@ SURROGATES: dict[str, Callable[[Algorithm, Tokens], Loss]] = {
     "clip_cov": clip_cov,
     "kl_cov": kl_cov,
 }
-"""Name in the algorithm table -> surrogate."""
+"""Name in the algorithm table -> surrogate. choices.py has the facts of each name; a recipe may use only its names."""
 
 
 def clipped_value_loss(value_K: Tensor, old_value_K: Tensor, target_K: Tensor, *, clip_range: float) -> Tensor:

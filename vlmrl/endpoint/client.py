@@ -132,7 +132,8 @@ class EndpointClient:
         headers = {"accept": "application/json", "accept-encoding": "identity", "content-type": "application/json"}
         if self._key:
             headers["authorization"] = f"Bearer {self._key}"
-        limits = httpx.Limits(max_connections=self.options.concurrency, keepalive_expiry=30.0)
+        # The slots alone bound the requests: one that waits in httpx's own queue would use up its time.
+        limits = httpx.Limits(max_keepalive_connections=self.options.concurrency, keepalive_expiry=30.0)
         # Time is limited for each request as a whole, in _in_time: limits of single reads would not bound it.
         self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=None, follow_redirects=False)
 
@@ -212,7 +213,7 @@ class EndpointClient:
                 has_begun = True
                 status, headers = response.status_code, response.headers
                 answer = await self._read(response)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             words = self._clean(str(error) or type(error).__name__)
             if has_begun:
                 failure: EndpointError = BrokenAnswer(f"the endpoint's answer was cut: {words}", where=self.url)

@@ -323,7 +323,7 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFact
         message = (
             f"on `{source.name}` a correct response scores {facts.correct:.3g}, "
             f"an empty response earns {facts.empty:.3g}: "
-            "this reward does not pay for the right answer"
+            "with this reward the right answer earns no more than silence"
         )
         facts.problems.append(Problem(message, where, "see the parts: `vlmrl try RECIPE`", "warning"))
     return facts

@@ -1,7 +1,7 @@
 """`vlmrl check`: everything wrong with recipe, data and machine at once, and the plan of a run.
 
-`vlmrl train`, `vlmrl sft` and `vlmrl try` run `run_quick_checks` and then `check_model` before they begin; `preflight`
-runs all checks.
+`vlmrl train`, `vlmrl sft` and `vlmrl try` run `quick_look` and then `check_model` before they begin. `vlmrl check` runs
+`preflight`, which makes all checks.
 """
 
 from __future__ import annotations

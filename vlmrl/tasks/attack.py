@@ -12,9 +12,9 @@ from vlmrl.types import RewardInput
 Kind = Literal["void", "broken", "guess", "fair", "miss"]
 """Kinds of attacks.
 
-void: says nothing. broken: holds the right answer, and breaks the form, contradicts itself or takes it back. guess:
-knows nothing and follows no form to the end. fair: right, in another spelling: should be paid like the plain one.
-miss: wrong in one thing: should be paid less than the right one.
+void: says nothing. broken: holds the right answer, but breaks the form, contradicts itself or takes the answer back.
+guess: knows nothing and follows no form to the end. fair: right, in another spelling: should earn as much as the plain
+one. miss: wrong in one thing: should earn less than the right one.
 """
 Make = Callable[[RewardInput], "str | None"]
 THOUGHT = "I compare both images closely."
@@ -23,8 +23,8 @@ LONG = 20_000
 """Number of characters of filler in the long attacks."""
 HUGE = 400_000
 IGNORED = "false names"
-"""Name of the near miss that shows whether names are read at all. If it is paid like the right answer, the other near
-misses are, too.
+"""Name of the near miss that shows whether names are read at all. If it earns as much as the right answer, the other
+near misses do, too.
 """
 
 

@@ -34,27 +34,29 @@ class Task:
     Args:
         name: as in `[[data]] task`.
         summary: one line for `vlmrl recipe list --tasks`.
-        template: Jinja source of the user message. Variables: the row's columns and `truth`-free task settings.
-        variables: further template variables that come from the dataset (the level names, say).
+        template: Jinja source of the user message. Variables: the row's columns and those of `variables`, never the
+            truth.
+        variables: further template variables that come from the dataset, such as the names of levels.
         template_file: where `template` is, for messages.
-        validate: truth of a row -> what is wrong with it, in words; empty when sound.
+        validate: truth of a row -> its faults, in words; empty if there are none.
         profiles: reward profile (`[reward] profile`) -> name in REWARDS and arguments that the task binds; `default` is
             the task's own reward. Empty when the user must bring one.
         outcome: (what the reward saw, its score) -> measured numbers of one answer, e.g. accuracy 0/1, brier,
             confidence, label, parse_failure 0/1; None, or a number that is not finite = does not apply. A response that
-            cannot be parsed counts as wrong, never as missing. What the reward has found is in `Score.detail` and is
-            not found out again; the detail of an older rollout may be None, then the text says it. With `accuracy`
-            there is pass@k.
+            cannot be parsed counts as wrong, never as missing. The values that the reward has read are in
+            `Score.detail`. The detail of an older rollout may be None; then they are read from the text again. If
+            `accuracy` is among the numbers, pass@k is computed too.
         outcome_as: the reward that scores the rows -> `outcome`, reading responses as that reward does (its repairs and
             aliases); None = `outcome` whatever the reward.
         metrics: facts about numbers of `outcome` and `set_metrics`: their range and which way is better. Without them a
             difference of two evaluations is called neither better nor worse.
-        by: fields of the truth, such as a count or a category, for whose values accuracy is averaged apart too:
-            `accuracy/<field>-<value>`, where there are 2 to 20 different ones.
+        by: fields of the truth, such as a count or a category. The accuracy is also given for each value of the field,
+            as `accuracy/<field>-<value>`, if there are 2 to 20 different values.
         set_metrics: all responses of a split -> numbers of the whole, such as an average precision; None = not defined.
             It is called again for every resample, in which responses are there several times or not at all, and must
             take any list of at least one. None = the task has none.
-        replicates: resamples that an interval of `set_metrics` is made of, each a call of it; 0 = no intervals.
+        replicates: number of resamples for an interval of `set_metrics`, which is called once for each; 0 = no
+            intervals.
         figures: all responses of a split -> figures for its report (tasks/figure.py), such as a confusion matrix.
         unit: row (`truth`, `columns`, `media`, `prompt_id`) -> a name; rows of one name are resampled together for the
             intervals of `set_metrics`. None = rows that share an image belong together.
@@ -62,12 +64,12 @@ class Task:
         trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None when there is none.
         attacks: inputs of rows -> tricks that the probe tries on the reward beside the known ones (tasks/attack.py).
         truths: how a table of responses holds the truths; None = each as a mapping, or a plain value as its `answer`.
-        kind: what the probe, the data doctor and `diagnose` know of the rows (tasks/truth_kinds.py); None = what their
-            truth tells.
+        kind: facts about the rows for the probe, the data doctor and `diagnose` (tasks/truth_kinds.py); None = those
+            that the truths show.
         prep: options -> split -> rows (tasks/own_prep.py), for `vlmrl prep file.py:function`; its parameters are the
             options of the command; one without a default must be given.
-        own: the file of a task of one's own (tasks/own_task.py).
-        variant: how much is asked for, one of `variants`; "" for a task without variants.
+        own: the file of a user's own task (tasks/own_task.py).
+        variant: how much a response must state, one of `variants`; "" for a task without variants.
     """
 
     name: str
@@ -106,7 +108,7 @@ class Task:
         return self.profiles["default"][1] if "default" in self.profiles else {}
 
     def measured(self, truth: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the names of what `outcome` measures of an answer to this truth."""
+        """Return the names of the numbers that `outcome` measures of an answer to this truth."""
         from vlmrl.rewards.base import UNSCORED
 
         return tuple(self.outcome(RewardInput("", truth), UNSCORED))

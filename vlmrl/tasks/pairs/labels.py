@@ -44,9 +44,8 @@ def pair_labels(
 
     The rules are those of `taxonomy`. The response states `<TAG>label 1; label 2</TAG>` inside think, once: 1 for both
     labels right and in order, 0.5 for one (`partial`). A label that is not in the vocabulary breaks the format, and
-    then
-    nothing is earned: a hedge such as `Adult or Juvenile` is no label. Case, `-`, `_` and blanks have no effect:
-    `sub-adult` is `SubAdult`.
+    then nothing is earned: `Adult or Juvenile`, which names two possibilities, is no label. Case, `-`, `_` and blanks
+    have no effect: `sub-adult` is `SubAdult`.
 
     Args:
         tag: name of the tag, such as `age-group`.

@@ -1,4 +1,4 @@
-"""Answers that are wrong in one thing alone: a reward that pays one like the right answer ignores this thing."""
+"""Answers that are wrong in one thing. If one earns as much as the right answer, the reward ignores this thing."""
 
 from __future__ import annotations
 

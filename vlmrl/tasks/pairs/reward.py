@@ -207,8 +207,7 @@ class PairReward:
         """Return the truth of a row, checked: `same`, and level -> value (None = not known).
 
         Raises: RewardError when `same` is not true or false, a level does not hold two names that the form knows, or
-            `same`
-            contradicts the levels: a wrong truth must be repaired, and is never a 0 for every response.
+            `same` contradicts the levels. A wrong truth must be repaired; it is never a 0 for every response.
         """
         same = truth.get("same")
         if same is not True and same is not False:

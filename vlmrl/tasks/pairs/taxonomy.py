@@ -1,8 +1,7 @@
 """Rewards for pairs over a hierarchy: format, a calibrated answer, and one part per level of names or of relations.
 
 The level rules are TaxonRL's (arXiv:2603.04380, its `concrete` and `basic` rewards), generalised to any number and
-names
-of levels, and without the holes of the published code: every known trick is a named test in
+names of levels, and without the holes of the published code: every known trick is a named test in
 tests/unit/rewards/test_tricks.py. The published rewards, unchanged, are in tasks/taxonrl/published.py.
 """
 
@@ -43,24 +42,23 @@ def taxonomy(
     - the pair has been the same so far: 1 for both names right and in order, 0.5 for one of them (`partial`);
     - the pair truly differs at a coarser level: 1 for leaving the level out, if both names of the level where the pair
       first differs were right; 0 for stating it, and 0 for a missing level after wrong names;
-    - a level above it is stated to differ, and yet it is stated, too: 0 for it and for all below, or a response could
-      bet on two outcomes at once.
+    - it is stated although a level above it is stated to differ: 0 for it and for all levels below. Otherwise a
+      response could bet on two outcomes at once.
 
     Args:
         levels: tag names, coarse -> fine; the truth has a field of the same name with the two names.
         levels_weight: share of the whole reward that the levels have, in equal parts.
         format_weight: share of the format; the answer gets the rest.
         answer: "brier" = 1 - (p - y)^2, a proper score; "truncated_bce" = 1 - min(cross-entropy, 1), TaxonRL's, which
-            pays for extremes (with belief 0.6 it pays 0.600 for saying 1 and 0.327 for saying 0.6).
+            favours extreme answers (with a belief of 0.6, the answer 1 earns 0.600 and the answer 0.6 earns 0.327).
         partial: half of a level's value for one right name; False = both or nothing, as in TaxonRL's bird and fungi
             rewards.
         consistency: what happens when p > 0.5 and a level is stated different, or p < 0.5 and every level is stated and
             equal: "gate" = the response earns nothing; "part" = an extra part with a quarter of the levels' share;
-            "off" = it is paid in the usual way.
+            "off" = it earns its score in the usual way.
         levels_decide: what names say about the answer. True: two images are the same exactly when all levels are equal.
             "different": a level that differs makes them different, equal levels decide nothing (the levels end above
-            the
-            class: genera of two species). False: nothing.
+            the class: genera of two species). False: nothing.
         complete: a response must go down until two names differ or the levels end. False = as in TaxonRL: a level left
             out costs that level only, and a model that is unsure learns to leave it out and to hedge.
         relaxed: repair a missing slash in the closing tag of think or answer (see `PairFormat`), say so in the note,
@@ -87,12 +85,13 @@ def taxonomy_relations(
     """Return the reward as `taxonomy` does, for tags that say Same, Different or Uncertain instead of two names.
 
     The words are accepted in any case. A response states every level until one is Different, and none below. Going
-    down: - the truth of the level is not known: None, its weight goes to the other parts;
+    down:
+    - the truth of the level is not known: None, its weight goes to the other parts;
     - stated: 1 for the right word, 0 for the other;
     - left out below a level that is Different: it is Different, too, because levels below a difference differ.
-    So each level pays for its own verdict, and the likelier word at each level pays best, for any belief. Uncertain is
-    a legal word that leaves the answer free, and earns 0. Any pay below one half would change no choice (the likelier
-    of the two words earns at least one half on average), and any pay above it would be pay for silence.
+    So each level earns by its own word alone, and the likelier word at each level earns most, for any belief.
+    Uncertain is a legal word that leaves the answer free, and earns 0. A value below one half would change no choice
+    (the likelier of the two words earns at least one half on average), and a value above it would reward silence.
 
     The truth of a level is its field with the two names; where these are not known, `distance` (0 = same class; each
     level further up that differs counts one more, the class itself being 1). The arguments are those of `taxonomy`.

@@ -1,9 +1,8 @@
 """Definition of a domain: pairs of photographs, the question, the truth of a row, and the variants of the task.
 
-A row shows two images. Its truth is `same` (bool), where there is a hierarchy `distance` (int or None), and one entry
-per
-field: two names, image 1 first, None where unknown. The fields and their vocabularies are those of the domain's layout
-(layouts.py). A variant says which of the fields a response must name, and in which form.
+A row shows two images. Its truth is `same` (bool), `distance` (int or None) if there is a hierarchy, and one entry per
+field: two names, that of image 1 first, None where unknown. The fields and their vocabularies are those of the domain's
+layout (layouts.py). A variant says which of the fields a response must name, and in which form.
 
 Source: TaxonRL, arXiv:2603.04380 (repository max-vkl/TaxonRL at f4b80ac): its data sets, prompts and reward functions.
 """
