@@ -149,7 +149,7 @@ def test_a_broken_answer_stops_after_the_others_are_kept(place: Path, monkeypatc
     async def no_pause(seconds: float) -> None:
         pass
 
-    monkeypatch.setattr(EndpointClient.__init__, "__kwdefaults__", {"sleep": no_pause, "rng": None})
+    monkeypatch.setattr(EndpointClient.__init__, "__kwdefaults__", {"notify": print, "sleep": no_pause, "rng": None})
     with serve_endpoint(lambda n, b: Reply(body=b"{") if "say 1" in prompt_of(b) else say_yes(n, b)) as endpoint:
         done = evaluate(place, endpoint)
         assert done.code == 2 and "1 of 6 requests got no whole answer" in done.err

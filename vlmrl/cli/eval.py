@@ -245,7 +245,7 @@ def _evaluate_endpoint(
 
     learn_key(endpoint.key_env)
     progress = counter("evaluating", stderr())
-    with EndpointClient(endpoint) as client:
+    with EndpointClient(endpoint, notify=say) as client:
         return evaluate_endpoint(recipe, origin, planned, root, settings, client, argv, progress=progress)
 
 

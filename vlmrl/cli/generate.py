@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -83,9 +84,7 @@ def generate(
             from vlmrl.endpoint.client import EndpointClient
 
             learn_key(connection.key_env)
-            client = stack.enter_context(EndpointClient(connection))
-        import sys
-
+            client = stack.enter_context(EndpointClient(connection, notify=say))
         done = write_responses(
             settled,
             origin,

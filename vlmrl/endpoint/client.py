@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from types import TracebackType
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -29,6 +30,7 @@ TRY_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 52
 REJECTS_ALL = frozenset({401, 402, 403, 404, 405, 407})
 """HTTP statuses that every request would get: key, payment, permission, address or model."""
 HIDDEN = "<hidden>"
+NOTIFY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class EndpointClient:
     """Client of one model of one endpoint. Use it as a context manager; its methods may be called from any thread.
 
     Args:
+        notify: called, from the client's thread, with a line for the user when a request is tried again; at most every
+            `NOTIFY_SECONDS`.
         sleep: coroutine function that waits for a number of seconds.
         rng: source of the jitter.
     Raises: EndpointError for an address that cannot be used, or when the variable of the key is not set.
@@ -84,13 +88,15 @@ class EndpointClient:
         self,
         options: EndpointOptions,
         *,
+        notify: Callable[[str], Any] = lambda text: None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: random.Random | None = None,
     ) -> None:
         self.options = options
         self.url = base_url(options.url)
         self._key = _read_key(options.key_env)
-        self._sleep, self._rng = sleep, rng or random.Random()
+        self._notify, self._sleep, self._rng = notify, sleep, rng or random.Random()
+        self._notified = -NOTIFY_SECONDS
         self._takes_n, self._limit_name = True, MOST_TOKENS_NAMES[0]
         self._calm_from = 0.0
         self._loop = asyncio.new_event_loop()
@@ -181,7 +187,11 @@ class EndpointClient:
                     self._calm_from = max(self._calm_from, time.monotonic() + self._bounded(failed.retry_after))
                 if attempt >= self.options.attempts:
                     raise failed.failure from None
-                await self._sleep(self._pause(attempt, failed.retry_after))
+                pause = self._pause(attempt, failed.retry_after)
+                if time.monotonic() - self._notified >= NOTIFY_SECONDS:
+                    self._notified = time.monotonic()
+                    self._notify(f"{failed.failure.message}; trying again in {pause:.0f} s")
+                await self._sleep(pause)
             attempt += 1
 
     def _pause(self, attempt: int, retry_after: float) -> float:

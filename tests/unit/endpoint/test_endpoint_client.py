@@ -163,6 +163,16 @@ def test_an_outage_is_reported_after_all_attempts() -> None:
     assert "HTTP 503: overloaded" in error.message and (len(endpoint.requests), len(pauses)) == (4, 3)
 
 
+def test_a_user_is_told_of_an_outage_once_and_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    told: list[str] = []
+    with serve_endpoint(lambda n, body: failure(500, KEY) if n < 3 else completion("x")) as endpoint:
+        options = EndpointOptions(endpoint.address, "m", "MY_KEY")
+        with EndpointClient(options, notify=told.append, sleep=Pauses()) as one:
+            one.submit(request()).result(20)
+    assert len(told) == 1 and told[0].startswith("the endpoint fails: HTTP 500: <hidden>; trying again in ")
+
+
 def test_nobody_listens_is_an_outage() -> None:
     with serve_endpoint() as endpoint:
         address = endpoint.address
