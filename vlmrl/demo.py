@@ -1,6 +1,6 @@
-"""Demo: the whole chain on this machine, as the commands that a user would type, with a tiny model made for it.
+"""Demo: run all commands from data to evaluation on this machine, as a user would type them, with a tiny model.
 
-Nothing is downloaded. Every command runs in a process of its own through the command line. This file only puts them in
+Nothing is downloaded. Every command runs in a process of its own through the command line. This file only runs them in
 order, makes the tiny model and compares the two evaluations at the end.
 """
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 TEXTS_FOR_TOKENIZER = 2000
 """Maximum number of dataset rows whose texts train the tokenizer."""
 ANY_REWARD = "exact_match"
-"""Built-in reward for opening rows of which nothing is scored."""
+"""Built-in reward that is used to open rows when no response is scored, because a source needs some reward."""
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 224 * 224
-"""Limits of the size to which the tiny model's processor resizes an image."""
+"""Bounds of an image's area in pixels after resizing by the tiny model's processor."""
 SHOWN = ("reward", "accuracy", "brier", "auc", "parse_failure")
-"""Metrics of the closing table, besides the accuracy of each level."""
+"""Metrics of the table at the end of the demo, besides the accuracy of each level."""
 
 
 class DemoError(VlmrlError):
-    """Error of a demo in which a command failed."""
+    """Error: a command of the demo failed."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def make_model(data: Path, out: Path, *, seed: int, task: str = "table") -> int:
     """Write a tiny Qwen2.5-VL to `out`, with a tokenizer trained on the prompts and answers of some rows.
 
     Args:
-        data: a dataset made by `vlmrl prep`, a table, or a recipe (.toml) with its own columns and prompts.
-        task: the task, for a dataset that does not name its own.
+        data: a dataset made by `vlmrl prep`, a table, or a recipe (.toml), whose columns and prompts are then used.
+        task: the task, for a dataset that does not name one.
     Returns: the number of parameters.
     Raises: DataError when the rows cannot be read, RecipeError or ProblemsError when the recipe cannot be read,
         CheckpointError when `out` is not empty.
@@ -100,7 +100,7 @@ def _texts_of(entry: Data) -> Iterator[str]:
 
     source = open_source(entry.model_copy(update={"reward": None}), Reward(name=ANY_REWARD))
     rows = [source.rows[i] for i in range(min(TEXTS_FOR_TOKENIZER, len(source.rows)))]
-    is_prepared = (Path(entry.path) / INFO_FILE).is_file()  # then a template makes all prompts, and traces the answers
+    is_prepared = (Path(entry.path) / INFO_FILE).is_file()  # if so, prompts come from a template, answers from traces
     for row in rows[:50] if is_prepared else rows:
         yield from (message.content for message in source.messages(row))
         if not is_prepared:
@@ -171,7 +171,7 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) ->
 
 
 def compare(sft_run: Path, rl_run: Path) -> dict[str, Any]:
-    """Return both test evaluations side by side, and the paired difference with its 95% interval."""
+    """Return the metrics of both test evaluations, and their paired difference with its 95% interval."""
     from vlmrl.evaluate.compare import differences as differences_of
     from vlmrl.evaluate.run import read_evaluation
     from vlmrl.store.layout import eval_dir
@@ -199,7 +199,7 @@ def _shown(summary: dict[str, Any]) -> list[str]:
 
 
 def vlmrl(*arguments: Any, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run one command of the command line, as a user would, and show it. Return its JSON; {} if it prints none."""
+    """Run one command in a process, as a user would type it, and print it. Return its JSON; {} if it prints no JSON."""
     words: Sequence[str] = [str(a) for a in arguments]
     say("     $ vlmrl " + " ".join(words))
     command = [sys.executable, "-c", "from vlmrl.cli.app import main; main()", *words]

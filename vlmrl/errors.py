@@ -1,4 +1,4 @@
-"""Errors that a user may meet. Each says what is wrong, where, and what to do next; only `cli/app.py` prints them."""
+"""Errors for users. Each states the problem, its place, and the next step. Only `cli/app.py` prints them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal, TypeVar
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers of the system for a full disk, quota or file."""
+"""Error numbers of the system for a full disk, an exhausted quota or a file that is too large."""
 
 
 _SPACE = ("cannot write to the disk", "free disk space: `vlmrl runs du` shows what uses it")
@@ -23,7 +23,7 @@ REFUSED = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), ("too many files are open", "raise the limit: ulimit -n 65536")),
     **dict.fromkeys((errno.EIO, errno.ESTALE), ("the disk fails", "see `dmesg`, and copy the data")),
 }
-"""Error numbers of the system for the user's files and disks -> (message, hint). They are no bug of vlmrl."""
+"""Error number of the system -> (message, hint). These errors come from the user's files and disks, not from vlmrl."""
 MOST_SHOWN = 160
 """Maximum number of characters that `shortened` keeps."""
 
@@ -32,9 +32,9 @@ class VlmrlError(Exception):
     """Mistake of the user, or failure of the environment, explained in words. Exit code 2, no traceback.
 
     Args:
-        message: what is wrong, with the value. One sentence, lower case, no full stop.
-        where: `file:line`, a path, or a place such as `row 17`; None when there is none.
-        hint: the next command or edit; None when there is no useful one.
+        message: the problem, with the wrong value. One sentence, lower case, no full stop.
+        where: `file:line`, a path, or a place such as `row 17`; None = no place is known.
+        hint: the next command or edit; None = there is no useful hint.
     """
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
@@ -53,7 +53,7 @@ def _rebuild(kind: type[VlmrlError], message: str, where: str | None, hint: str 
 
 
 class RecipeError(VlmrlError):
-    """Recipe that cannot be read or does not make sense."""
+    """Recipe that cannot be read, or whose values are invalid or contradict each other."""
 
 
 class DataError(VlmrlError):
@@ -65,9 +65,9 @@ class RewardError(VlmrlError):
 
 
 class RewardUnavailable(RewardError):
-    """Service that a reward needs and that is down. The reward reports it with `raise RewardUnavailable("why")`.
+    """Error: a service that a reward needs is down. The reward reports this with `raise RewardUnavailable("why")`.
 
-    It is no bug of the reward: the sample is left out, and never scored 0.
+    This is no bug of the reward. The sample is left out of the training; it is never scored 0.
     """
 
     def __init__(
@@ -93,18 +93,20 @@ class TrainError(VlmrlError):
 
 
 class LaunchError(VlmrlError):
-    """Run of several processes that cannot be started, or that lost one of them."""
+    """Run of several processes that cannot be started, or in which a process ended unexpectedly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Content that had to fit in memory at once: a packed row, or a batch of the built-in engine.
+    """Tokens that must be in memory at the same time: a packed row, or a batch of the built-in engine.
 
     Args:
-        budget: the recipe key that bounds it.
-        tokens, image_tokens: in it; image tokens count in both.
-        responses: in it. A smaller budget splits them; a single response cannot be split.
-        rows: the dataset rows in it, each with its number of responses and the size of its images, as text.
+        budget: the recipe key that limits the number of tokens.
+        tokens: number of tokens, image tokens included.
+        image_tokens: number of image tokens.
+        responses: number of responses. A smaller budget splits the load between responses; a single response cannot be
+            split.
+        rows: its dataset rows, each as text with the number of responses and the size of its images.
     """
 
     budget: str
@@ -118,20 +120,19 @@ class Load:
         return f"{self.tokens:,} tokens{images} in {self.responses} response{'' if self.responses == 1 else 's'}"
 
     def half(self, budget: int) -> int:
-        """Return a budget that splits it: half of the budget, or of its tokens if they are fewer."""
+        """Return a budget that splits the load: half of the budget, or half of the load's tokens if they are fewer."""
         return max(1, min(budget, self.tokens) // 2)
 
 
 class OutOfMemoryError(VlmrlError):
-    """Lack of memory on the GPU or the machine.
+    """Error: the memory of the GPU or of the machine is full.
 
     Args:
-        load: what did not fit; None = unknown.
+        load: the load that did not fit; None = unknown.
 
     Attributes:
-        halved: what the run may be started again with: recipe key -> [its value in the recipe, the value to use
-            instead].
-        fits: a value of the load's budget that was tried and fits; None = none was.
+        halved: changes with which the run may be started again: recipe key -> [its value in the recipe, new value].
+        fits: a value of the load's budget that was tried and fits; None = no such value was tried.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class OutOfMemoryError(VlmrlError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding of a check. `level` "error" stops the command; "warning" is only shown."""
+    """Finding of a check. A finding of `level` "error" stops the command; a "warning" is only printed."""
 
     message: str
     where: str | None = None
@@ -158,12 +159,12 @@ class Problem:
 
 
 class Interruption(KeyboardInterrupt):
-    """End by Ctrl-C or SIGTERM, with what a user wants to know then. Exit code 130.
+    """Interruption of a command by Ctrl-C or SIGTERM, with information for the user. Exit code 130.
 
     Args:
-        what: what was interrupted, such as "eval".
-        kept: what exists now.
-        again: the command to continue with.
+        what: name of the interrupted work, such as "eval".
+        kept: the results that are saved.
+        again: the command that continues the work.
     """
 
     def __init__(self, what: str, kept: str, again: str | None = None) -> None:
@@ -175,7 +176,7 @@ class Interruption(KeyboardInterrupt):
 
 
 class ProblemsError(VlmrlError):
-    """Several problems at once: everything that is wrong, in one message."""
+    """Error with several problems: one message lists them all."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -189,7 +190,7 @@ class ProblemsError(VlmrlError):
 
 
 def format_error(message: str, where: str | None = None, hint: str | None = None, level: str = "error") -> str:
-    """Return an error as text: `error: what` / `  --> where` / blank / `hint: next step`."""
+    """Return an error as text with the lines `error: what`, `  --> where`, an empty line, and `hint: next step`."""
     lines = [f"{level}: {message}"]
     if where:
         lines.append(f"  --> {where}")
@@ -215,9 +216,9 @@ def gib(size: int) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why something ended, in one sentence: an error's message and place without its hint.
+    """Return an error as a reason why a run or command ended: its message and place in one sentence, without the hint.
 
-    For a bug it also names the class of the error.
+    If the error is a bug, the text also names its class.
     """
     if not isinstance(error, VlmrlError):
         return f"{type(error).__name__}: {error}"
@@ -244,12 +245,12 @@ Error = TypeVar("Error", bound=VlmrlError)
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name most like `name`, whatever the case of its letters; None when none is alike.
+    """Return the known name that is most similar to `name`, without regard to case; None = none is similar enough.
 
     Args:
-        cutoff: smallest similarity, 0 = none, 1 = equal (`difflib.SequenceMatcher.ratio`).
+        cutoff: minimum similarity, from 0 = not similar to 1 = equal (`difflib.SequenceMatcher.ratio`).
     """
-    import difflib  # not at the top: commands start faster without it
+    import difflib  # not at the top of the file, because commands start faster without it
 
     spellings = {each.lower(): each for each in sorted(known)}
     matches = difflib.get_close_matches(str(name).lower(), list(spellings), n=1, cutoff=cutoff)
@@ -257,13 +258,13 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str], listing: str, cutoff: float = 0.6) -> str:
-    """Return a hint: the nearest of the known names, where one is alike, before a text that lists them."""
+    """Return a hint: `listing`, a text with the known names, preceded by the most similar name if there is one."""
     near = nearest(name, known, cutoff)
     return f"did you mean `{near}`?  {listing}" if near else listing
 
 
 def listed(name: str, known: Iterable[str], what: str = "known") -> str:
-    """Return a hint that names the nearest known name, and all of them: `did you mean ...?  known: a, b`."""
+    """Return a hint with the most similar known name and a list of all: `did you mean ...?  known: a, b`."""
     names = list(known)
     return did_you_mean(name, names, f"{what}: {', '.join(names) or 'none'}")
 
@@ -271,13 +272,13 @@ def listed(name: str, known: Iterable[str], what: str = "known") -> str:
 def unknown(
     what: str, name: str, known: Iterable[str], *, error: type[Error] = RecipeError, whose: str = "", more: str = ""
 ) -> Error:
-    """Return the error for a name that does not exist, with the nearest one that does.
+    """Return the error for a name that does not exist, with the most similar name that exists.
 
     Args:
         what: kind of thing that has the name, such as "task".
         known: the names that exist.
         error: class of the error.
-        whose: follows the name in the message, such as " of task `digits`".
-        more: follows the list of names in the hint.
+        whose: text after the name in the message, such as " of task `digits`".
+        more: text after the list of names in the hint.
     """
     return error(f"unknown {what} `{name}`{whose}", hint=listed(name, known) + more)

@@ -1,4 +1,4 @@
-"""Parser for JSON of files that a crash, a disk or a person may have damaged. All such files are parsed here."""
+"""Parser for JSON from files that may be damaged (by a crash, a disk or a person). All such files are parsed here."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import json
 from typing import Any
 
 MOST_LEVELS = 200
-"""Maximum depth of arrays and objects inside each other. No file of vlmrl comes near. Functions that walk a value call
-themselves once per level, and Python stops them at about 1000."""
+"""Maximum depth of nested arrays and objects. vlmrl's own files are far below it. Recursive functions over a value call
+themselves once per level, and Python stops a recursion at about 1000 calls."""
 
 
 def parse_json(text: str | bytes, *, unique_keys: bool = False, most_levels: int = MOST_LEVELS) -> Any:
     """Return the value of a JSON text.
 
     Args:
-        unique_keys: refuse an object that has a key twice; Python silently keeps the last value.
-        most_levels: maximum depth of arrays and objects inside each other.
-    Raises: ValueError when it is no JSON, no UTF-8, has a repeated key where it must not, or is nested deeper.
+        unique_keys: whether an object with a repeated key is an error; if not, the last value of the key is used.
+        most_levels: maximum depth of nested arrays and objects.
+    Raises: ValueError for a text that is no JSON, no UTF-8, nested too deeply, or (with `unique_keys`) has a repeated
+        key.
     """
     too_deep = ValueError(f"it nests more than {most_levels} levels of JSON")
     try:

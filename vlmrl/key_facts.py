@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 MOST = 1_000_000_000
-"""Largest whole number of a key that declares no other limit."""
+"""Default upper limit of a recipe key whose value is a whole number. A key may declare another limit."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Bounds of a number, all inclusive but `gt` and `lt`. None = no such bound."""
+    """Bounds of a number. `gt` and `lt` are exclusive, all others inclusive. None = no such bound."""
 
     ge: float | None = None
     gt: float | None = None
@@ -34,15 +34,15 @@ POSITIVE_FRACTION = Range(ge=1e-9, le=1)
 
 @dataclass(frozen=True)
 class OnResume:
-    """Rule for the change of a key in a run that is resumed.
+    """Rule for the change of a recipe key when a run is resumed.
 
     Args:
-        kind: "free": what is learned does not depend on the key (beyond rounding), so it changes without a word.
-            "asked": it changes what is learned; the change is shown, and needs --accept-changes. A fork (`--from`)
-            only lists it. "refused": the checkpoint does not fit the new value.
-        reason: why, in the words that the user reads; for a refused key also what to do instead.
-        restarts: what a change starts again: "best" = the best validation and its patience, "kl" = the steered KL
-            coefficient.
+        kind: "free": the result of the training does not depend on the key (except for rounding), so a change is
+            accepted silently. "asked": the result depends on the key; the change is listed and needs --accept-changes
+            (a fork, `--from`, only lists it). "refused": the checkpoint cannot be used with another value.
+        reason: the reason in the words that the user reads; for a refused key also the alternative.
+        restarts: state that begins anew after a change: "best" = the best validation and its patience, "kl" = the
+            steered KL coefficient.
     """
 
     kind: Literal["free", "asked", "refused"]

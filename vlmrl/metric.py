@@ -16,9 +16,9 @@ class Metric:
     """Facts about one metric and its variants `<name>/...`.
 
     Args:
-        better: the better direction; None = unknown, so that a difference is called neither better nor worse.
-        range: (least, largest) value; intervals stay inside. None = not declared.
-    Raises: ValueError for another direction, or a range that is not two growing numbers.
+        better: the better direction; None = unknown: a difference is then called neither better nor worse.
+        range: (smallest, largest) possible value; intervals are limited to it. None = not declared.
+    Raises: ValueError for an unknown direction, or a range that is not two increasing numbers.
     """
 
     better: Better | None = None
@@ -33,7 +33,7 @@ class Metric:
 
 
 def _growing(given: Any) -> tuple[float, float]:
-    """Return a declared range as two floats. Raises: ValueError for anything but two growing numbers."""
+    """Return a declared range as two floats. Raises: ValueError for anything but two increasing numbers."""
     try:
         low, high = given
         ends = (math.nan, math.nan) if isinstance(low, str) or isinstance(high, str) else (float(low), float(high))
@@ -61,12 +61,12 @@ METRICS: Mapping[str, Metric] = {
     "response_tokens": Metric("neither"),
     "truncated": Metric("neither", SHARE),
 }
-"""Metrics that every evaluation may have, of any task. A task declares its own in `Task.metrics`."""
+"""Metrics that evaluations of any task may have. A task declares its own metrics in `Task.metrics`."""
 UNKNOWN = Metric()
 
 
 def metric_facts(name: str, own: Mapping[str, Metric] | None = None) -> Metric:
-    """Return the facts about a metric: its own, else those of the name before a `/`; UNKNOWN if nothing is declared.
+    """Return the facts about a metric: for its full name, else for its name up to a `/`, else UNKNOWN.
 
     Args:
         own: facts that the task declares; they have priority over METRICS.

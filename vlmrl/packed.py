@@ -1,4 +1,4 @@
-"""Packed rows of tokens, and the statistics that a policy returns for them. Frozen."""
+"""Classes for packed rows of tokens, and for the statistics that a policy returns for them. All are frozen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PackedRow:
 
     Args:
         input_ids_N: token ids, int64.
-        kinds_N: 0 text, 1 image, as the processor says, int64.
+        kinds_N: kind of each token from the processor: 0 text, 1 image; int64.
         layout: the spans that make up the row, in order and without gaps.
         num_images: number of images of each group's prompt, in order.
         images: the processor's tensors of the row's images (`pixel_values`, `image_grid_thw`, ...), in token order.
@@ -36,7 +36,7 @@ class PackedRow:
         image_axes: for each of `images`, the axis along which images follow each other.
         predict_at_K: index of the token whose hidden state predicts each trained token.
         target_K: trained tokens.
-        span_K: index into `layout` of the response each trained token belongs to.
+        span_K: for each trained token, index in `layout` of the response that it belongs to.
         trajectories: index of each span's trajectory in the step; -1 for prompts.
     """
 
@@ -60,7 +60,7 @@ class TokenStats:
     Args:
         logp: with gradient.
         entropy: without gradient, unless the policy has `entropy_gradient`.
-        value: the score that the value head expects from here on, with gradient; None without a value head.
+        value: score that the value head predicts before each trained token, with gradient; None without a value head.
         kl: KL(policy || reference) over the whole vocabulary, with gradient; None without a reference.
     """
 
@@ -72,7 +72,7 @@ class TokenStats:
 
 @dataclass(frozen=True, slots=True)
 class RowReference:
-    """Reference model's part of the full KL for a row.
+    """Reference model's outputs that are needed for the KL divergence over the whole vocabulary, for one row.
 
     Args:
         hidden_KD: hidden states that predict the row's trained tokens, without gradient.

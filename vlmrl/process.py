@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TextIO
 
 DEBUG_RANK = "VLMRL_DEBUG_RANK"
-"""Environment variable of all processes of a run in which one rank has the terminal (`--debug-rank`): its rank."""
+"""Environment variable with the rank that has the terminal (`--debug-rank`). It is set in all processes of the run."""
 DEBUG_SECONDS = 7 * 86_400.0
 """Time limit under a debugger: one week, in seconds."""
 _PR_SET_PDEATHSIG = 1
@@ -21,22 +21,22 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def has_terminal() -> bool:
-    """Return whether this process has the terminal for a debugger: `breakpoint()` works in it and its rewards."""
+    """Return whether this process has the terminal, so that `breakpoint()` works in it and in its rewards."""
     return os.environ.get(DEBUG_RANK) == os.environ.get("RANK", "0")
 
 
 def give_terminal(rank: int = 0) -> None:
-    """Give the terminal to a rank of this command, which has one process or starts the others later."""
+    """Give the terminal to a rank of this command. Call it before other processes are started."""
     os.environ[DEBUG_RANK] = str(rank)
 
 
 def patience(seconds: float) -> float:
-    """Return the time limit for what should take `seconds`: a week where somebody uses a debugger."""
+    """Return the time limit for work that should take `seconds`: under a debugger it is one week."""
     return DEBUG_SECONDS if DEBUG_RANK in os.environ else seconds
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when its parent process `parent` ends in any way; end at once if it already has.
+    """Let the system kill this process when its parent `parent` ends for any reason. End now if it has ended already.
 
     Linux only (prctl PR_SET_PDEATHSIG). Elsewhere a closed pipe or lost peers end the process.
     """
@@ -49,8 +49,8 @@ def die_with_parent(parent: int) -> None:
 def end_on_sigterm() -> None:
     """Make SIGTERM end this process as Ctrl-C does: by a KeyboardInterrupt, so that cleanup code runs.
 
-    An existing handler is kept. A forked child ends as if there were no handler, because pools end their children this
-    way.
+    An existing handler is kept. A forked child process is not affected: SIGTERM ends it at once, because process pools
+    end their workers with SIGTERM.
     """
     owner = os.getpid()
 
@@ -67,7 +67,7 @@ def end_on_sigterm() -> None:
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends, so that no process is lost.
 
-    Linux (prctl PR_SET_CHILD_SUBREAPER). Elsewhere the system's first process adopts it, as usual.
+    Linux only (prctl PR_SET_CHILD_SUBREAPER). On other systems, the first process of the system becomes the parent.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -101,8 +101,9 @@ def keep_standard_streams() -> None:
     """Make the standard streams reliable; called once, before any other file is opened.
 
     A stream that was closed when this process started (`<&-`, `2>&-`) becomes /dev/null. Otherwise the next opened file
-    or pipe would get its number, and messages to people would be written into it. The work continues when standard
-    error has no reader any more; when standard output has none, the command ends with exit code 141.
+    or pipe would get the number of this stream, and messages for people would be written into that file. When standard
+    error has no reader any more, the work continues; when standard output has none, the command ends with exit code
+    141.
     """
     for fd, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
         try:
@@ -119,10 +120,10 @@ def keep_standard_streams() -> None:
 
 
 def lasting(fd: int, like: TextIO | None = None) -> TextIO:
-    """Return a text stream for people on a file descriptor. What is written after its reader is gone is dropped.
+    """Return a text stream for messages on a file descriptor. When its reader has ended, further text is dropped.
 
     Args:
-        like: a stream whose encoding and buffering it has; default: UTF-8, line by line.
+        like: stream whose encoding and buffering are used; default: UTF-8, line by line.
     """
     return _stream(fd, like, _Lasting)
 
@@ -130,8 +131,8 @@ def lasting(fd: int, like: TextIO | None = None) -> TextIO:
 class _Stream(io.TextIOWrapper):
     """Text stream on a file descriptor that handles a failed write once, and not again when the interpreter ends.
 
-    Errors are caught above the buffer: if a signal's exception came from a raw file's own `write`, the text would be
-    written twice.
+    Errors are caught at the level of text, above the buffer. If an exception from a signal were raised inside the raw
+    file's `write`, the text would be written twice.
     """
 
     def write(self, text: str, /) -> int:
@@ -155,11 +156,11 @@ class _Stream(io.TextIOWrapper):
 
 
 class _Lasting(_Stream):
-    """Stream that drops its output when it is a pipe or a terminal without a reader, or a full disk."""
+    """Stream that drops its output if it is a pipe or terminal without a reader, or a file on a full disk."""
 
 
 class _Output(_Stream):
-    """Stream that ends the command when it is a pipe without a reader, as SIGPIPE would."""
+    """Stream that ends the command if it is a pipe without a reader, as SIGPIPE would."""
 
     def _refused(self, error: OSError) -> None:
         super()._refused(error)

@@ -1,8 +1,9 @@
 """Data types of the whole package. Frozen, picklable, no torch.
 
-Life of a prompt: a dataset has `Row`s; the task renders each as `Message`s; the encoder makes an `EncodedPrompt`
-(data/encode.py, it holds tensors); the engine returns `Sample`s; a reward turns each into a `Score`; a `Trajectory` is
-what is trained on, a `Group` all samples of one prompt in one step.
+These are the steps for a prompt: a dataset has `Row`s; the task renders each row as `Message`s; the encoder makes an
+`EncodedPrompt` (in data/encode.py, because it holds tensors); the engine returns `Sample`s; a reward gives each sample
+a `Score`. A `Trajectory` is a sample with all that is needed to train on it; a `Group` holds all samples of one prompt
+in one step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Literal
 Finish = Literal["stop", "length"]
 """Reason why a response ended: "stop" = its end token or a stop string, "length" = the token limit."""
 Author = Literal["policy", "demonstration", "environment"]
-"""Author of a segment: the model that is trained, somebody whom it may learn from, or a tool that answered it."""
+"""Author of a segment: the trained model, a demonstration that it learns from, or a tool that answered the model."""
 Status = Literal["ok", "failed", "unavailable"]
 """State of a score: it exists, the reward has a bug, or a service that the reward needs is down."""
 Size = tuple[int, int]
@@ -24,7 +25,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """Reference to one image: the hash of its content, and its size in pixels as stored. It does not hold the bytes."""
+    """Reference to an image: the hash of its content, and its size in pixels as stored. The bytes are not included."""
 
     sha256: str
     width: int
@@ -32,12 +33,12 @@ class Media:
     kind: Literal["image"] = "image"
 
     def fields(self) -> dict[str, Any]:
-        """Return the reference as files of a run store it."""
+        """Return the reference as a mapping, as it is stored in the files of a run."""
         return {"sha256": self.sha256, "width": self.width, "height": self.height, "kind": self.kind}
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Media:
-        """Return the reference of `fields`. Raises: KeyError where one is missing."""
+        """Return the reference for the result of `fields`. Raises: KeyError when a field is missing."""
         return cls(fields["sha256"], fields["width"], fields["height"], fields["kind"])
 
 
@@ -51,12 +52,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of an episode as rewards and people see it: special tokens removed, calls parsed.
+    """One turn of an episode for rewards and people: special tokens are removed, tool calls are parsed.
 
     Args:
         role: "assistant", "tool", ...
         media: images that came with the turn.
-        calls: tools that it calls.
+        calls: tool calls in the turn.
     """
 
     role: str
@@ -85,8 +86,8 @@ class Row:
     """One row of a dataset, from any source.
 
     Args:
-        prompt_id: stable name of the row: the same row has the same id in every run (from its content and source).
-        source: name of the `[[data]]` entry it came from.
+        prompt_id: stable name of the row, made from its content and source: it is the same in every run.
+        source: name of the `[[data]]` entry that the row came from.
         task: name of its task.
         truth: fields of the task's truth schema for this row; a plain mapping of JSON values.
         media: images in the order of the `<image>` slots.
@@ -104,7 +105,7 @@ class Row:
 
     @property
     def place(self) -> str:
-        """Place of the row, as errors name it."""
+        """Place of the row, as error messages state it."""
         return f"{self.origin} ({self.prompt_id})" if self.origin else name_row(self.source, self.prompt_id)
 
 
@@ -113,13 +114,13 @@ class SamplingParams:
     """Sampling parameters. The policy is log-softmax(logits / temperature) with `banned_ids` at -inf.
 
     Args:
-        temperature: > 0, or 0 for greedy (the arg-max; log-probs are then those at temperature 1).
+        temperature: > 0, or 0 for greedy: the most likely token is taken, and log-probs are those at temperature 1.
         top_p: in (0, 1]; 1 = off.
         top_k: 0 = off.
-        max_new_tokens: the end token counts.
-        stop_ids: token ids that end a response; the one sampled is kept as the last token.
-        stop: strings that end a response as soon as its text contains one; kept in the text.
-        banned_ids: never sampled (image, video and padding tokens).
+        max_new_tokens: maximum number of tokens of a response, the end token included.
+        stop_ids: ids of tokens that end a response; the sampled end token stays in the response as its last token.
+        stop: strings that end a response as soon as its text contains one of them; the string stays in the text.
+        banned_ids: ids of tokens that are never sampled (image, video and padding tokens).
     """
 
     temperature: float = 1.0
@@ -136,11 +137,12 @@ class Segment:
     """Consecutive tokens of one speaker after the prompt.
 
     Args:
-        role: of the chat turn.
-        trained: whether an update may learn these tokens.
-        sampler_logp: in nats, one per token; None where no token was sampled (a tool's answer, a demonstration).
-        author: who wrote it.
-        version: policy version that sampled it; None = that of the trajectory.
+        role: role of the chat turn.
+        trained: whether the tokens may be trained on.
+        sampler_logp: the engine's log-probs in nats, one per token; None = the tokens were not sampled (a tool's
+            answer, a demonstration).
+        author: author of the segment.
+        version: policy version that sampled the segment; None = the version of the trajectory.
         media: images within the segment, in the order of their tokens.
         seen_sizes: (width, height) of each of `media` as the model saw it; () = unknown.
         unlisted: number of tokens whose ids are unknown, beside `ids`: an endpoint counts its tokens, and gives texts.
@@ -164,12 +166,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One response of an engine. `sampler_logp` in nats, one per token of `token_ids`.
+    """One response of an engine. `sampler_logp`: the engine's log-probs in nats, one per token of `token_ids`.
 
     Args:
-        segments: authors of the parts of `token_ids`, in order; () = the policy wrote all of it.
-        turns: the same as people see it; () = one turn of the assistant.
-        files: sha256 -> image file, of the images of the segments.
+        segments: parts of `token_ids` with their authors, in order; () = the policy wrote all tokens.
+        turns: the turns of the response as people read them; () = one turn of the assistant.
+        files: sha256 -> image file, for the images in the segments.
     """
 
     token_ids: tuple[int, ...]
@@ -184,7 +186,7 @@ class Sample:
 
     @property
     def parts(self) -> tuple[Segment, ...]:
-        """Its segments; a response without any is one segment."""
+        """Segments of the response; if `segments` is empty, the whole response is one segment."""
         return self.segments or (Segment("assistant", self.token_ids, True, self.sampler_logp),)
 
     @property
@@ -194,9 +196,9 @@ class Sample:
 
 
 INAPPLICABLE = "the reward does not apply to this response"
-"""`Score.error` of a response for which a reward in TRL's form returned None: left out like a failure, but no bug."""
+"""`Score.error` if a reward in TRL's form returned None. The response is left out like a failed one; it is no bug."""
 NO_SCORE: Mapping[Status, str] = {"failed": "the reward failed", "unavailable": "the reward was unavailable"}
-"""Status of a score without a value -> the words for it."""
+"""Status of a score without a value -> words for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +206,15 @@ class Score:
     """Result of a reward on one response.
 
     Args:
-        value: the number that advantages are computed from: the weighted sum of the parts.
-        parts: every part by name; None = not applicable to this row (its weight went to the others).
+        value: the weighted sum of the parts; advantages are computed from it.
+        parts: part -> number; None = the part does not apply to this row, and its weight went to the other parts.
         note: one line for people, such as "no <answer> tag".
-        error: what went wrong when there is no score; such a sample is masked out, it is never a 0.
-        status: "failed" is a bug in the reward, "unavailable" a service that is down: never counted as a bug.
-        detail: reward -> JSON value: what it read and found (a parsed answer, boxes, a judge's axes); None = nothing.
+        error: the reason if there is no score; such a sample is masked out, it is never scored 0.
+        status: "failed" = a bug in the reward; "unavailable" = a service is down, which never counts as a bug.
+        detail: reward -> JSON value with the values that it read from the response (a parsed answer, boxes, a judge's
+            axes); None = the reward returned no detail.
         artifacts: name -> image that the reward made (a render, an overlay).
-        files: sha256 -> image file, of the artifacts; until they are stored.
+        files: sha256 -> image file, for the artifacts; empty after they are stored.
     """
 
     value: float
@@ -240,8 +243,8 @@ class RewardResult:
     Args:
         parts: part -> number, or None where it does not apply.
         note: one line for people.
-        detail: a JSON value: what the reward read and found, kept with the rollout.
-        artifacts: name -> PIL image, kept with the rollout by content and shown in reports.
+        detail: JSON value with the values that the reward read from the response; stored with the rollout.
+        artifacts: name -> PIL image; stored with the rollout by content, and shown in reports.
     """
 
     parts: Mapping[str, float | None]
@@ -255,17 +258,18 @@ class RewardInput:
     """Everything that a reward may read.
 
     Args:
-        response: the text the model wrote, special tokens removed.
+        response: the text that the model wrote, without special tokens.
         truth: the row's truth fields.
         columns: every other dataset column.
         images: PIL images (RGB, as stored), in prompt order; empty unless the reward asks for them (`needs_images`).
         finish: "stop" or "length".
         num_tokens: length of the response in tokens, end token included.
         prompt: the rendered prompt as text.
-        token_ids: the response's tokens, end token included; None where they are unknown (a table of texts), or the
+        token_ids: the response's tokens, end token included; None if they are unknown (a table of texts), or if the
             reward does not ask for them (`needs_token_ids`).
         step: version of the policy that wrote the response, from 0.
-        prompt_id, sample: the name of the row and the index of the response within its group; "" where unknown.
+        prompt_id: stable name of the row; "" = unknown.
+        sample: index of the response within its group.
         media: references to the prompt's images.
         seen_sizes: (width, height) of each image as the model saw it; the model's coordinates refer to this size. () =
             unknown.
@@ -290,15 +294,15 @@ class RewardInput:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One response to one prompt, with all that is needed to train on it and to replay it.
+    """One response to one prompt, with all that is needed to train on it and to repeat it.
 
     Args:
-        occurrence: how often the prompt had been drawn before in this run (0 the first time).
-        sample: index within its group.
+        occurrence: number of times that the prompt was drawn before in this run (0 the first time).
+        sample: index of the response within its group.
         version: policy version that sampled it (= training step).
-        seed: the seed it was sampled with: `sample_seed(run seed, step, prompt id, occurrence) + sample`.
+        seed: seed for its sampling: `sample_seed(run seed, step, prompt id, occurrence) + sample`.
         prompt_ids: token ids of the prompt with image tokens expanded.
-        segments: what follows the prompt; one trained segment for a plain response.
+        segments: the tokens after the prompt; a response of one turn is one trained segment.
         media: images of the prompt; images within the response belong to their segment.
         seen_sizes: (width, height) of each of `media` as the model saw it; () = unknown.
     """
@@ -317,7 +321,7 @@ class Trajectory:
 
     @property
     def response_ids(self) -> tuple[int, ...]:
-        """All tokens after the prompt, of every author."""
+        """All tokens after the prompt, by any author."""
         return tuple(i for s in self.segments for i in s.ids)
 
     @property
@@ -335,13 +339,12 @@ class ScoredSample:
     """Trajectory with its text, score and advantage.
 
     Args:
-        masked: it is not trained on (failed reward, truncated).
-        token_advantages: one per trained token where they differ (KL in the reward, gamma < 1), else None; `advantage`
-            is then their mean. Rollout files keep the mean only.
-        value_targets: target of the critic before each trained token; None without a critic, and where the sample is
-            not trained on.
-        turns: the response as people see it where it has several turns, else ().
-        files: sha256 -> image file, of images within the response, until they are stored.
+        masked: whether the sample is left out of the training (its reward failed, or it was cut).
+        token_advantages: one advantage per trained token if they differ (KL in the reward, gamma < 1); `advantage` is
+            then their mean, and rollout files store only the mean. None = all are equal to `advantage`.
+        value_targets: target of the critic before each trained token; None without a critic, and for a masked sample.
+        turns: the turns of the response as people read them; () = a single turn.
+        files: sha256 -> image file, for images within the response; empty after they are stored.
     """
 
     trajectory: Trajectory
@@ -362,7 +365,7 @@ class Group:
     """All samples of one prompt in one step.
 
     Args:
-        prompt_text: the prompt as rendered, special tokens included.
+        prompt_text: the rendered prompt, special tokens included.
     """
 
     row: Row
@@ -375,7 +378,7 @@ class Group:
 
 
 def name_row(source: str, prompt_id: str) -> str:
-    """Return a row's name for people: `shapes row 12`. The source is left out if the id begins with its name."""
+    """Return a row's name for messages: `shapes row 12`. The source's name is left out if the id begins with it."""
     return f"row {prompt_id}" if prompt_id.startswith(f"{source}-") else f"{source} row {prompt_id}"
 
 
@@ -386,8 +389,8 @@ def hash64(*parts: object) -> int:
 
 
 def sample_seed(run_seed: int, step: int, prompt_id: str, occurrence: int) -> int:
-    """Return the seed of sample 0 of a prompt; sample k uses this + k.
+    """Return the seed of sample 0 of a prompt. Sample k uses this number + k.
 
-    It has 62 bits, so + k never overflows 63 bits.
+    The number has 62 bits, so adding k never exceeds 63 bits.
     """
     return hash64(run_seed, step, prompt_id, occurrence) >> 1

@@ -1,8 +1,9 @@
-"""Text from others (a model, a dataset, a reward, a file name), made safe to show.
+"""Functions that make untrusted text (from a model, a dataset, a reward, a file name) safe to show.
 
-`visible` is the one function for it. Everything that shows text to people calls it: the terminal (`cli/output.py`,
-`cli/show/progress.py`), logs (`store/runs.py`), pages (`report/page_shell.py`). What it returns cannot move the cursor,
-colour a terminal, hide characters, or change the order in which text is read (Trojan Source, arXiv:2111.00169).
+`visible` is the only function for this. All code that shows text to people calls it: the terminal (`cli/output.py`,
+`cli/show/progress.py`), logs (`store/runs.py`), pages (`report/page_shell.py`). The text that it returns cannot move
+the cursor, colour a terminal, hide characters, or change the order in which text is read (Trojan Source,
+arXiv:2111.00169).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import unicodedata
 from collections.abc import Callable
 
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-"""Unicode categories of characters that do not show or that break the line: controls, formats (including bidirectional
+"""Unicode categories of characters that are invisible or break the line: controls, formats (including bidirectional
 marks and zero-width characters), half surrogate pairs, private use, line and paragraph separators."""
 JOINERS = "\u200c\u200d"
 """Format characters that join or separate letters of some scripts, and emoji: kept behind a non-ASCII character."""
@@ -22,13 +23,13 @@ UNUSUAL = re.compile(r"[^\x20-\x7e\n\t]")
 def visible(text: str) -> str:
     r"""Return `text` with every hidden character as an escape such as `\u001b` or `\U000e0001`. Newlines, tabs stay.
 
-    The escapes are plain ASCII, so that it may be applied twice. TOML reads them in a basic string.
+    The escapes are plain ASCII, so applying the function twice changes nothing more. TOML's basic strings accept them.
     """
     return text if text.isascii() and text.isprintable() else _escaped(text, _code)
 
 
 def encodable(text: str) -> str:
-    r"""Return `text` so that UTF-8 can encode it: half surrogate pairs as escapes such as `\ud800`."""
+    r"""Return `text` in a form that UTF-8 can encode: half surrogate pairs become escapes such as `\ud800`."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -38,9 +39,9 @@ def one_line(text: str) -> str:
 
 
 def visible_json(text: str) -> str:
-    """Return a JSON text with the hidden characters in its strings as JSON's own escapes. Its value stays the same.
+    """Return a JSON text in which JSON's own escapes replace hidden characters in strings. Its value stays the same.
 
-    A newline can only be between values, and is kept.
+    Newlines are kept: in a JSON text, they can only be between values.
     """
     return _escaped(text, _json_code)
 

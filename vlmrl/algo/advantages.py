@@ -3,11 +3,11 @@
 An advantage is a score minus a baseline (an `Estimator`), divided by a scale. Letters: G samples of one prompt, P
 reward parts, T tokens of a response.
 
-A group whose scores are all equal has an advantage of exactly 0, in every estimator but "gae". Without this rule the
-mean of n equal floats could differ from them in the last bit, and the division by a tiny spread would turn that into a
-large gradient; a mean over the batch would move all samples of the group in the same direction. With "gae" a critic
-judges each response on its own: equal scores can still differ from its values, one sample per prompt is enough, and no
-group is dead.
+If all scores of a group are equal, its advantages are exactly 0, with every estimator but "gae". Without this rule, the
+mean of n equal floats could differ from them in the last bit, and the division by a tiny standard deviation would turn
+this difference into a large gradient. And if the mean is over the batch, it would move all samples of the group in the
+same direction. With "gae", each score is compared with the critic's values instead of other scores: equal scores can
+still differ from these values, one sample per prompt is enough, and no group is dead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vlmrl.algo.returns import gae, rewards_to_go, whiten
 
 Array = NDArray[np.float64]
 STD_EPSILON = 1e-6
-"""Added to a standard deviation (DeepSeekMath's code and its descendants use the same)."""
+"""Number added to a standard deviation before division (the same as in DeepSeekMath's code and code based on it)."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,14 @@ class ScoredGroup:
     """Scores of the samples of one prompt, with everything that an estimator may use.
 
     Args:
-        scores: [G], one per sample; may be NaN where the sample is not included.
-        included: [G], True = the sample counts for baselines and gets an advantage; the others get exactly 0.
-        lengths: [G], trained tokens of each sample; () = 1 each.
-        parts: [G][P], the reward's parts; None = not applicable to that sample. () = the score is the only part.
-        weights: [P], one per part.
+        scores: [G], one per sample; may be NaN if the sample is not included.
+        included: [G], True = the sample is used for baselines and gets an advantage; other samples get exactly 0.
+        lengths: [G], number of trained tokens of each sample; () = 1 each.
+        parts: [G][P], the reward's parts; None = the part does not apply to that sample. () = the score is the only
+            part.
+        weights: [P], the weight of each part.
         greedy: score of the greedy answer to the prompt; None = there is none.
-        penalties: [G][T], subtracted from each token's reward (the KL in the reward); () = none.
+        penalties: [G][T], numbers subtracted from each token's reward (the KL in the reward); () = none.
         values: [G][T], the critic's value before each token, for included samples; () = there is no critic.
     """
 
@@ -51,7 +52,7 @@ class ScoredGroup:
     values: Sequence[Array] = ()
 
     def token_rewards(self, index: int) -> Array:
-        """Return the reward of each token of a sample: minus its penalty; the last token also gets the score. [T]."""
+        """Return each token's reward in a sample, [T]: minus the token's penalty; the last token adds the score."""
         rewards = np.zeros(int(self.lengths[index]) if self.lengths else 1)
         if len(self.penalties):
             rewards -= self.penalties[index]
@@ -64,12 +65,13 @@ class _Kept:
     """Included samples of a group.
 
     Args:
-        index: positions of the included samples in the group; G counts these alone.
-        totals_G: score minus all penalties of each sample.
-        returns: discounted return before each token, [T] per sample; [1] = the same for all its tokens.
-        lengths_G: trained tokens of each sample.
+        group: the whole group.
+        index: positions of the included samples in the group. G is the number of included samples here.
+        totals_G: score of each sample minus the sum of its penalties.
+        returns: per sample, the discounted return from each token on, [T]; [1] = the same for all tokens.
+        lengths_G: number of trained tokens of each sample.
         gamma: discount.
-        lam: of "gae".
+        lam: lambda of "gae".
     """
 
     group: ScoredGroup
@@ -102,9 +104,9 @@ def leave_one_out(kept: _Kept) -> list[Array]:
 
 
 def length_weighted(kept: _Kept) -> list[Array]:
-    """Return score minus the mean weighted by length.
+    """Return score minus the length-weighted mean of the group's scores.
 
-    This is the baseline of least variance when the size of a response's gradient grows with its length.
+    This baseline has the least variance if the size of a response's gradient grows with its length.
 
     Source: OPO, arXiv:2505.23585 (its practical form of the optimal baseline).
     Example: scores [1, 0], lengths [3, 1] -> baseline 0.75 -> [0.25, -0.75].
@@ -114,11 +116,11 @@ def length_weighted(kept: _Kept) -> list[Array]:
 
 
 def best_of_group(kept: _Kept) -> list[Array]:
-    """Return the lead of the best sample over the second best, and 0 for the others.
+    """Return, for the best sample, its score minus the second-best score, and 0 for all other samples.
 
-    Two equal best samples both get 0.
+    If two samples share the best score, all samples get 0.
 
-    Source: Pass@k objective, arXiv:2503.19595 (the case k = G, the form that verl and RLLaVA ship).
+    Source: Pass@k objective, arXiv:2503.19595 (the case k = G, which verl and RLLaVA implement).
     Example: [0.2, 1, 0.6] -> [0, 0.4, 0].
     """
     order = np.argsort(kept.totals_G, kind="stable")
@@ -150,8 +152,8 @@ def greedy_baseline(kept: _Kept) -> list[Array]:
 def part_by_part(kept: _Kept) -> list[Array]:
     """Return the weighted sum of (part - group mean) / (unbiased standard deviation + 1e-6) over the reward's parts.
 
-    A part that is None for a sample leaves its weight to the sample's other parts, as in the score. A part with fewer
-    than two values, or with equal ones, adds 0.
+    If a part is None for a sample, its weight is distributed to the sample's other parts, as in the score. A part with
+    fewer than two values, or with equal values, adds 0.
 
     Source: GDPO, arXiv:2601.05242; the scale "samples" is its batch-wise advantage normalisation.
     Example: parts [[1, 0], [0, 0]], weights [2, 1]: part 1 -> +-0.7071, part 2 -> 0 -> [1.4142, -1.4142].
@@ -164,7 +166,7 @@ def part_by_part(kept: _Kept) -> list[Array]:
         values = parts_GP[rows, p]
         if not is_dead(values.tolist()):
             normal_GP[rows, p] = (values - values.mean()) / (values.std(ddof=1) + STD_EPSILON)
-    # [G, P] -> [G]: weight of the parts that apply; the factor makes up for those that do not.
+    # [G, P] -> [G]: total weight of the parts that apply; the factor replaces the weight of those that do not.
     present_G = (applies_GP * weights_P).sum(1)
     rescale_G = np.divide(weights_P.sum(), present_G, out=np.zeros(len(present_G)), where=present_G != 0)
     return _column((normal_GP * weights_P).sum(1) * rescale_G)
@@ -174,15 +176,15 @@ def generalised(kept: _Kept) -> list[Array]:
     """Return the generalised advantage of each token over the critic's value; see `returns.gae`.
 
     Raises: ValueError when the group has no values.
-    Source: GAE, arXiv:1506.02438 eq. 16; over the tokens of a response, the score at its last one and the KL in the
-        rewards: arXiv:1909.08593, section 2. Deviation: its code also divides the rewards by their
-        standard deviation.
+    Source: GAE, arXiv:1506.02438 eq. 16. Its use for tokens, with the score at a response's last token and the KL in
+        the rewards: arXiv:1909.08593, section 2. Deviation: the code of that paper also divides the rewards by their
+            standard deviation.
     """
     return [advantages for advantages, _ in _generalised(kept.group, kept.index, kept.gamma, kept.lam)]
 
 
 def value_targets(group: ScoredGroup, *, gamma: float, lam: float) -> list[Array]:
-    """Return the value targets of the critic before each token: advantage + value.
+    """Return the critic's target before each token: generalised advantage + value.
 
     Args:
         gamma, lam: see `returns.gae`.
@@ -214,7 +216,10 @@ BASELINES: dict[str, Callable[[_Kept], list[Array]]] = {
     "none": no_baseline,
     "gae": generalised,
 }
-"""Estimator -> its baseline: included samples -> score or return minus baseline, one array per sample, [1] or [T]."""
+"""Estimator -> function of the included samples that returns score (or return) minus baseline.
+
+The function returns one array per sample: [1] = the same for all tokens, or [T].
+"""
 
 
 def is_dead(scores: Sequence[float]) -> bool:
@@ -230,16 +235,16 @@ def batch_advantages(
     Args:
         groups: ALL groups of the step (of all ranks), because some scales are computed over the batch.
         estimator: key of `ESTIMATORS`.
-        scale: one of `SCALES`; None = the estimator's own.
+        scale: one of `SCALES`; None = the default of the estimator.
         gamma: discount of the token returns; for estimators without a group baseline ("none", "greedy", "gae").
-        lam: for "gae": how many tokens' rewards count before the critic's values do; 0 = one, 1 = all to the end of the
-            response.
+        lam: lambda of "gae", in [0, 1]: 0 = one token's reward counts, then the critic's value; 1 = the rewards of all
+            tokens to the end of the response count.
     Returns: one list per group, with one array per sample: [1] = the same for all its tokens, or [T] (with penalties,
-        gamma < 1, or a critic). Exactly 0 for samples that are not included and for dead groups: their scores (minus
-        penalties; for "part_by_part": every part) are all equal, or there is a single score and the estimator compares
-        samples. With "gae" no group is dead.
-    Raises: KeyError for an unknown estimator; ValueError when a score is not finite, for an unknown scale, and for a
-        scale that a critic cannot have.
+        gamma < 1, or a critic). Advantages are exactly 0 for samples that are not included and for dead groups. A group
+        is dead if its scores (minus penalties; for "part_by_part": the values of every part) are all equal, or if it
+        has a single score and the estimator compares samples. With "gae" no group is dead.
+    Raises: KeyError for an unknown estimator; ValueError when a score is not finite, for an unknown scale, and when
+        "gae" is combined with a scale that is not in `CRITIC_SCALES`.
     """
     entry = ESTIMATORS[estimator]
     scale = scale if scale is not None else entry.scale
@@ -251,7 +256,7 @@ def batch_advantages(
     dead = [_is_dead_kept(k, estimator) for k in all_kept]
     centred: list[list[Array]] = []
     for kept, group_is_dead in zip(all_kept, dead, strict=True):
-        # Dead groups stay in the statistics of the batch, as published; their own advantage is set below.
+        # Dead groups remain in the statistics of the batch, as in the papers; their own advantage is set below.
         if not kept.index or (group_is_dead and entry.needs_group):
             centred.append([np.zeros(1) for _ in kept.index])
         else:
@@ -268,11 +273,11 @@ def batch_advantages(
 def _scaled(centred: list[list[Array]], all_kept: list[_Kept], dead: list[bool], scale: str) -> list[list[Array]]:
     """Return the centred advantages divided by the scale.
 
-    "none": 1.
+    "none": the number 1.
     "group": the group's unbiased standard deviation + 1e-6 (GRPO, arXiv:2402.03300 eq. 4).
     "batch": the unbiased standard deviation of all scores of the batch + 1e-6 (arXiv:2508.08221: group mean, batch
         std).
-    "alive": the share of the samples whose group is not dead (GPG's alpha = B / (B - M), arXiv:2504.02546).
+    "alive": the share of samples whose group is not dead (GPG's alpha = B / (B - M), arXiv:2504.02546).
     "samples": the unbiased standard deviation over all samples + 1e-6, after subtraction of their mean (GDPO,
         arXiv:2601.05242).
     "tokens", "tokens_keep_mean": whitened over all tokens (REINFORCE++, and PPO in arXiv:1909.08593's code; MAYE's code
@@ -293,10 +298,10 @@ def _scaled(centred: list[list[Array]], all_kept: list[_Kept], dead: list[bool],
         totals = np.concatenate([np.zeros(0), *(k.totals_G for k in all_kept)])
         deviation = totals.std(ddof=1) if len(totals) > 1 else 0.0
         return [[a / (deviation + STD_EPSILON) for a in values] for values in centred]
-    # The scales below are over the whole batch: flatten the groups to one list of samples, and split it again.
+    # The scales below are computed over the whole batch: join the groups to one list of samples, then split it again.
     flat = [a for values in centred for a in values]
     if scale == "samples":
-        means = np.array([a.mean() for a in flat])  # one number per sample, also where it has one per token
+        means = np.array([a.mean() for a in flat])  # one number per sample, even if it has one per token
         deviation = means.std(ddof=1) if len(means) > 1 else 0.0
         normal = [(a - means.mean()) / (deviation + STD_EPSILON) for a in flat]
     else:

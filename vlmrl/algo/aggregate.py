@@ -23,10 +23,10 @@ class Denominator:
         aggregation: "token_mean" (all trained tokens count the same), "sequence_mean" (all responses count the
             same), or "constant" (responses x `max_tokens`: a token's weight does not depend on the length of its
             response).
-        num_tokens: trained tokens of the whole update.
-        num_sequences: responses with at least one trained token, of the whole update.
+        num_tokens: number of trained tokens in the whole update.
+        num_sequences: number of responses with at least one trained token in the whole update.
         max_tokens: token limit of a response; used by "constant".
-        num_dead_tokens: tokens within `num_tokens` that never enter a forward pass, because their loss is exactly 0.
+        num_dead_tokens: number of those `num_tokens` that never enter a forward pass, because their loss is exactly 0.
     """
 
     aggregation: str
@@ -39,11 +39,12 @@ class Denominator:
     def of(
         cls, aggregation: str, tokens_S: Sequence[int], max_tokens: int, dead_tokens_S: Sequence[int] = ()
     ) -> Denominator:
-        """Count the trained tokens of every response of the update.
+        """Return the denominator of an update with these responses.
 
         Args:
-            tokens_S: tokens of each response that enters a forward pass.
-            dead_tokens_S: tokens of each response that enters none and only counts in the denominator.
+            tokens_S: number of trained tokens of each response that enters a forward pass.
+            dead_tokens_S: number of trained tokens of each response that enters no forward pass, but counts in the
+                denominator.
         """
         trained = [n for n in tokens_S if n > 0]
         dead = [n for n in dead_tokens_S if n > 0]
@@ -65,7 +66,7 @@ def aggregate(loss_K: Tensor, sequence_tokens_K: Tensor, total: Denominator) -> 
     if total.aggregation == "token_mean":
         return loss_K.sum() / max(1, total.num_tokens)
     if total.aggregation == "sequence_mean":
-        # Each token counts 1 / length of its response, so the sum over a response is its mean. [K] -> scalar
+        # Each token is weighted with 1 / (length of its response), so a response's sum is its mean. [K] -> scalar
         return (loss_K / sequence_tokens_K.to(loss_K.dtype)).sum() / max(1, total.num_sequences)
     if total.aggregation == "constant":
         return loss_K.sum() / max(1, total.num_sequences * total.max_tokens)

@@ -1,7 +1,7 @@
-"""Cells of the algorithm table, each declared once. No torch, no numpy.
+"""Cells of the algorithm table, each declared once. Imports neither torch nor numpy.
 
-A new key of the recipe's table `[algo]` is a new field of `Algorithm`. choices.py has the names that cells may hold,
-family.py the rows of the table.
+A new key of the recipe's table `[algo]` is a new field of `Algorithm`. choices.py lists the values that a cell may
+have, family.py the rows of the table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vlmrl.key_facts import (
 def _by_surrogate(
     cell: str, otherwise: str = "the surrogate of `{row}` is `{value}`", hint: str = ""
 ) -> tuple[When, ...]:
-    """Return the condition of a cell that only some surrogates read."""
+    """Return the condition of a cell that only some surrogates read: the surrogate is one of them."""
     return (When("surrogate", tuple(n for n, s in SURROGATES.items() if cell in s.reads), otherwise, hint),)
 
 
@@ -49,7 +49,7 @@ _FILTER = When("filter", ("spread",))
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """Row of the table. Every field but the first two is a cell, which the recipe key `algo.<cell>` overrides.
+    """Row of the algorithm table. All fields but the first two are cells, which recipe keys `algo.<cell>` override.
 
     Args:
         name: name of the row.
@@ -290,16 +290,16 @@ class Algorithm:
         "auto" is "none" when the trainer samples with its own weights or when sampling is filtered, and "truncate" when
         another engine samples with the same weights.
 
-        With an engine whose weights are one step older it is "ratio": the bounds of PPO-like surrogates are meant to be
-        around the policy that sampled. Around the trainer's weights they would let the policy drift away from it twice
-        as far. It is "mask" instead where nothing bounds a token's ratio, or where the ratio is that of a whole
-        response (its bounds are narrower than the difference between two engines): a token that is too unlikely under
-        either policy then has no gradient.
+        With an engine whose weights are one step older, "auto" is "ratio": the bounds of PPO-like surrogates are meant
+        to be around the policy that sampled. Bounds around the trainer's weights would allow the policy to move twice
+        as far away from it. "auto" is "mask" instead if nothing bounds a token's ratio, or if the ratio is that of a
+        whole response (its bounds are narrower than the usual difference between two engines). With "mask", a token has
+        no gradient if it is much less likely under one of the two policies than under the other.
 
         Args:
-            own_engine: whether the trainer samples.
+            own_engine: whether the trainer samples with its own weights.
             filtered: whether sampling uses top-p or top-k.
-            stale: whether older weights sample.
+            stale: whether the engine samples with weights that are older than the trainer's.
         Returns: "none", "truncate", "mask" or "ratio".
         """
         if self.importance != "auto":
@@ -312,16 +312,16 @@ class Algorithm:
 
     @property
     def counts_dead(self) -> bool:
-        """Whether dead groups count in the denominator. With a filter they never do: it has refused them."""
+        """Whether dead groups count in the denominator. With a filter they never do, because it has removed them."""
         return self.count_dead and self.filter == "none"
 
     @property
     def selects(self) -> bool:
-        """Whether the surrogate treats some tokens differently, which are picked from all tokens of an update."""
+        """Whether the surrogate treats some tokens differently, picked from all tokens of an update."""
         return SURROGATES[self.surrogate].selects
 
 
 CELLS = {each.name: each for each in cells_of(Algorithm)}
-"""The cells, which a recipe may override, in the order of the fields."""
+"""Name -> cell, in the order of the fields. A recipe may override each cell."""
 CHOICES = {name: tuple(each.choices) for name, each in CELLS.items() if each.choices}
-"""Cell -> the names that it may hold. Cells that are not here hold numbers or booleans."""
+"""Name of a cell -> its possible values. Only for cells with names as values, not numbers or booleans."""

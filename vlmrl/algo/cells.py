@@ -1,7 +1,7 @@
-"""Declaration of a cell of the algorithm table: everything that is known about the recipe key `algo.<cell>`. No torch.
+"""Declaration of a cell of the algorithm table: all facts about the recipe key `algo.<cell>`. Imports no torch.
 
-The cells themselves are the fields of `algorithm.Algorithm`. The recipe's table `[algo]` with its JSON Schema, the help
-of `vlmrl recipe explain`, the check for keys that do nothing, and the rules on resume all derive from them.
+The cells themselves are the fields of `algorithm.Algorithm`. The recipe's table `[algo]` and its JSON Schema, the help
+of `vlmrl recipe explain`, the check for keys that do nothing, and the rules for a resume are all derived from them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class When:
     Args:
         cell: the other cell.
         values: values of the other cell with which this one is read; () = every value but None, 0 and False.
-        otherwise: why the cell does nothing without it; {row} is the row's name, {value} the other cell's value.
-            "" = `algo.<cell>` and its value.
-        hint: what to do then; "" = remove the cell, or set the other one.
+        otherwise: reason for the user why this cell does nothing if the condition does not hold. {row} stands for the
+            row's name, {value} for the other cell's value. "" = a text with the other cell and its value.
+        hint: advice for the user in this case; "" = remove this cell, or set the other one.
     """
 
     cell: str
@@ -40,13 +40,13 @@ class When:
         return value in self.values if self.values else bool(value)
 
     def unread(self, row: str, value: Any) -> str:
-        """Return why the cell does nothing, for a row and the value of the other cell."""
+        """Return the reason why the cell does nothing in this row, with this value of the other cell."""
         shown = f'"{value}"' if isinstance(value, str) else "not set" if value is None else f"{value:g}"
         return self.otherwise.format(row=row, value=value) or f"`algo.{self.cell}` is {shown}"
 
     @property
     def remedy(self) -> str:
-        """Hint for the user about a cell that does nothing."""
+        """Advice for the user if the condition does not hold, so that the cell does nothing."""
         if self.hint:
             return self.hint
         if len(self.values) == 1:
@@ -65,22 +65,22 @@ class When:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Everything that is known about one cell.
+    """Facts about one cell.
 
     Args:
         name: name of the cell, and of the recipe key `algo.<name>`.
         type: bool, int, float or str.
         optional: whether a row may leave the cell empty (None).
-        default: value of a row that does not set it.
-        help: what it does, for users. The names, the default and the condition are added by `description`.
+        default: value in rows that do not set the cell.
+        help: text for users about the effect of the cell. `description` adds the choices and the conditions.
         range: bounds of a number; None for other types.
-        choices: the names that it may hold -> remark, "" = none; empty = a number or a boolean.
-        open_list: whether the names are entries of a table in this package that is meant to grow (estimators,
-            surrogates ...). The recipe's check then compares the name; else the recipe is refused when it is read.
-        used_when: conditions that must all hold, or the cell does nothing.
-        neutral: the value that changes nothing under any condition; None = there is none.
-        on_resume: what a resume may do with it.
-        of_row: whether the row's value holds where a recipe says nothing. False = the default does, in all rows.
+        choices: possible value -> remark ("" = no remark); empty for a number or a boolean.
+        open_list: whether the choices are entries of a table in this package that is meant to grow (estimators,
+            surrogates ...). If so, the recipe's check refuses an unknown value; else the reading of the recipe does.
+        used_when: conditions under which the cell is read. If one of them does not hold, the cell does nothing.
+        neutral: value that has no effect under any condition; None = there is no such value.
+        on_resume: rule for a change of the cell on resume.
+        of_row: whether a recipe without this key uses the row's value. False = it uses the default, in all rows.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Cell:
 
     @property
     def description(self) -> str:
-        """The help, the names with their remarks, and the conditions under which the cell is read."""
+        """Text for users: the help, the choices with their remarks, and the conditions under which the cell is read."""
         texts = [self.help]
         if self.open_list and any(self.choices.values()):
             names = (f"{name} ({remark})" if remark else name for name, remark in self.choices.items())
@@ -120,7 +120,7 @@ def cell(
     on_resume: OnResume = ALGORITHM,
     of_row: bool = True,
 ) -> T:
-    """Return a dataclass field that declares a cell. For the arguments see `Cell`; a type checker sees the default."""
+    """Return a dataclass field that declares a cell. Arguments: see `Cell`. Its type is that of the default."""
     names = choices if isinstance(choices, Mapping) else dict.fromkeys(choices, "")
     facts = {"help": help, "range": range, "choices": names, "open_list": open_list, "used_when": used_when}
     facts |= {"neutral": neutral, "on_resume": on_resume, "of_row": of_row}

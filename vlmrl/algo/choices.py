@@ -1,7 +1,8 @@
-"""Names that the cells of the algorithm table may hold, with the facts about them. No torch, no numpy.
+"""Names that are possible values of cells of the algorithm table, with facts about them. No torch, no numpy.
 
-The functions are in advantages.py (estimators, scales), losses.py (surrogates, ratios), aggregate.py and kl.py, which
-need numpy or torch; tests compare the names. A new surrogate or estimator is an entry here and its function there.
+The functions with these names are in advantages.py (estimators, scales), losses.py (surrogates, ratios), aggregate.py
+and kl.py, which need numpy or torch. Tests compare the names. For a new surrogate or estimator, add an entry here and a
+function there.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ class Surrogate:
     """Facts about a surrogate of losses.py.
 
     Args:
-        reads: the cells that it reads. Cells that apply to the loss of every surrogate, such as `aggregation`, are not
-            listed. If a recipe sets one of these cells for a surrogate that does not read it, it gets a warning.
-        gate: whether it limits the effect of every token without a clip.
-        selects: whether it treats some tokens differently, which are picked from all tokens of an update.
+        reads: the cells that the surrogate reads. A recipe that sets such a cell gets a warning if its own surrogate
+            does not read it. Cells that apply to every surrogate, such as `aggregation`, are not listed.
+        gate: whether the surrogate limits the effect of every token by a smooth function instead of a clip.
+        selects: whether the surrogate picks tokens from all tokens of an update and treats them differently.
     """
 
     reads: tuple[str, ...] = ()
@@ -36,19 +37,20 @@ SURROGATES: dict[str, Surrogate] = {
     ),
     "kl_cov": Surrogate(("ratio", "cov_share", "cov_kl_coef"), selects=True),
 }
-"""The surrogates of losses.py, which must not be imported here: it needs torch. A test compares names and cells."""
+"""Name of a surrogate in losses.py -> facts. losses.py is not imported, because it needs torch; a test compares the
+two."""
 RATIOS = {
     "token": "",
     "sequence": "length-normalised ratio of the whole response",
     "sequence_token": "the value of sequence, with each token's own gradient",
 }
-"""Levels of the probability ratio in losses.py -> remark."""
+"""Level of the probability ratio in losses.py -> remark for users."""
 AGGREGATIONS = {
     "token_mean": "all tokens count the same",
     "sequence_mean": "all responses count the same",
     "constant": "the sum over responses x rollout.max_new_tokens",
 }
-"""Names of the aggregations in aggregate.py -> remark."""
+"""Name of an aggregation in aggregate.py -> remark for users."""
 KL_ESTIMATORS = {
     "k1": "",
     "k2": "",
@@ -57,7 +59,7 @@ KL_ESTIMATORS = {
     "abs": "",
     "full": "exact: the sum over the vocabulary; keeps the reference's hidden states of a step in main memory",
 }
-"""Names of the KL estimators in kl.py -> remark; "full" is in model/logprobs.py."""
+"""Name of a KL estimator in kl.py -> remark for users. The estimator "full" is in model/logprobs.py."""
 SCALES = {
     "none": "",
     "group": "standard deviation of the group's scores",
@@ -67,19 +69,20 @@ SCALES = {
     "tokens": "centred and divided over all tokens",
     "tokens_keep_mean": "as tokens, with the mean added back",
 }
-"""Names of the scales that advantages are divided by -> remark for users; see `_scaled`."""
+"""Name of a scale, a divisor of the advantages -> remark for users. advantages.py computes it (`_scaled`)."""
 CRITIC_SCALES = ("none", "tokens", "tokens_keep_mean")
-"""Scales that a critic may have. The others divide by a spread of scores, which can be 0 while advantages are not."""
+"""Scales that may be used with a critic. Others divide by the spread of scores, which can be 0 although advantages are
+not 0."""
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """Facts about an estimator of the advantage, whose baseline is in advantages.py.
+    """Facts about an estimator of the advantage. Its baseline is a function in advantages.py.
 
     Args:
         scale: the default scale, one of `SCALES`.
-        needs_group: whether it compares the samples of a prompt, so that one sample is not enough.
-        critic: whether it uses the values of a critic; no group is dead then.
+        needs_group: whether the estimator compares the samples of a prompt, so that one sample is not enough.
+        critic: whether the estimator uses the values of a critic; then no group is dead.
         remark: a few words for users.
     """
 

@@ -1,7 +1,7 @@
-"""Deliberate differences between the rows of family.py and other systems' code with the same name. No torch.
+"""Intended differences between rows of family.py and algorithms of the same name in other libraries. No torch.
 
-All rows are compared with verl's functions and TRL's, in value and gradient: tests/golden/test_equal_to_verl.py and
-test_equal_to_trl.py. What is not named here is equal.
+Tests compare the values and gradients of all rows with those of verl's and TRL's functions:
+tests/golden/test_equal_to_verl.py and test_equal_to_trl.py. There are no differences except those listed here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EVERYWHERE = (
     " per sequence, and 0 above 3 (importance_level, importance, importance_cap).",
     "Metrics are means over the tokens that enter a forward pass; groups of equal scores enter none (see count_dead).",
 )
-"""Differences that all rows have."""
+"""Differences that concern all rows."""
 
 _DUAL = (
     "verl's policy loss always has a dual clip (clip_ratio_c = 3); the paper and TRL have none. As verl: dual_clip = 3."
@@ -51,4 +51,4 @@ OF_ROWS: dict[str, str] = {
     " gae_lambda = 1, value_clip = 0.5.",
     "maye": "Whitening is over the whole batch. MAYE's code whitens on each rank alone.",
 }
-"""Row -> its differences, and the keys of `[algo]` that remove them."""
+"""Name of a row -> text with its differences, and with the keys of `[algo]` that remove them."""

@@ -1,9 +1,9 @@
 """Rows of the algorithm table, the GRPO family: one row = one algorithm, one cell = one choice. No torch.
 
-A recipe names a row (`algo.name`) and overrides single cells. A new algorithm is a new row. If it needs a new name in a
-cell, choices.py gets the name with its facts, and advantages.py, losses.py, kl.py or aggregate.py gets the function.
-algorithm.py declares the cells. differences.py lists the intended differences of a row from other libraries' code of
-the same name.
+A recipe selects a row (`algo.name`) and may override single cells. A new algorithm is a new row. If a cell of this row
+needs a value that does not exist yet, add its name with facts to choices.py, and its function to advantages.py,
+losses.py, kl.py or aggregate.py. algorithm.py declares the cells. differences.py lists the intended differences between
+a row and algorithms of the same name in other libraries.
 """
 
 from __future__ import annotations
@@ -194,8 +194,9 @@ def resolve(name: str, **overrides: Any) -> Algorithm:
 
     Args:
         name: name of the row.
-        overrides: cell -> value; None = the row's own value stays.
-    Raises: RecipeError for an unknown name or value of a cell, with the known ones; TypeError for an unknown cell.
+        overrides: name of a cell -> its value; None = the row's value is kept.
+    Raises: RecipeError for an unknown row or an unknown value of a cell, with the possible ones; TypeError for an
+        unknown cell.
     """
     given = {cell: value for cell, value in overrides.items() if value is not None}
     if strangers := given.keys() - set(CELLS):
@@ -212,15 +213,15 @@ def algorithm_of(settings: Any) -> Algorithm:
     """Return the row of a recipe's `[algo]` table with its overrides.
 
     Args:
-        settings: recipe.schema.Algo, or any object with its fields.
+        settings: recipe.schema.Algo, or any object with the same fields.
     """
     return resolve(settings.name, **{cell: getattr(settings, cell, None) for cell in CELLS})
 
 
 def value_in_row(name: str, cell: str) -> Any:
-    """Return the value that a cell has where a recipe names the row and does not set the cell.
+    """Return the value of a cell for recipes that select this row and do not set the cell.
 
-    A row without a scale of its own has that of its advantage.
+    If a row sets no scale, the scale is the default of its advantage estimator.
     """
     row = ALGORITHMS[name]
     value = getattr(row, cell)
@@ -228,14 +229,14 @@ def value_in_row(name: str, cell: str) -> Any:
 
 
 def without_greedy(algorithm: Algorithm) -> Algorithm:
-    """Return the algorithm for use without greedy answers (saved rollouts, `vlmrl try`): it uses the group mean."""
+    """Return the algorithm with the group mean instead of a greedy answer's score (saved rollouts, `vlmrl try`)."""
     return replace(algorithm, advantage="group_mean") if algorithm.advantage == "greedy" else algorithm
 
 
 def stand_in(algorithm: Algorithm) -> str:
-    """Return what replaces the model where advantages are computed without one (saved rollouts, `vlmrl try`).
+    """Describe what replaces numbers from the model when there is no model (saved rollouts, `vlmrl try`).
 
-    Returns: a sentence for the user; "" = the advantages need no model.
+    Returns: a sentence for the user; "" = the advantages need no numbers from the model.
     """
     if algorithm.advantage == "greedy":
         return "the group mean replaces the score of the greedy answer"

@@ -1,6 +1,6 @@
-"""From the scores of a step to its advantages, as a row of the algorithm table says. No torch.
+"""Computation of a step's advantages from its scores, by a row of the algorithm table. Imports no torch.
 
-Training, `vlmrl try` and `vlmrl reward-check` use it.
+Training, `vlmrl try` and `vlmrl reward-check` use this module.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ def scored_group(
     penalties: Sequence[Array] = (),
     values: Sequence[Array] = (),
 ) -> ScoredGroup:
-    """Return a group as the estimators need it: failed rewards left out, length rules applied.
+    """Return a group for the estimators: samples with failed rewards are excluded, length rules are applied.
 
     Args:
         scores: [G], one per sample.
         finishes: [G], "stop" or "length".
-        lengths: [G], trained tokens.
-        algorithm: its rules for cut and long responses.
+        lengths: [G], number of trained tokens of each sample.
+        algorithm: its rules for cut and long responses are applied.
         max_tokens: token limit of a response.
-        weights: part -> weight; None or empty: the part `reward` counts alone if there is one, else every part by 1.
-        greedy: score of the prompt's greedy answer; if the estimator needs it and it is None, no sample is included.
-        penalties: [G][T], subtracted from each token's reward.
+        weights: part -> weight. None or empty: the part `reward` is the only one with a weight; if there is no such
+            part, every part has the weight 1.
+        greedy: score of the prompt's greedy answer. If it is None although the estimator needs it, no sample is
+            included.
+        penalties: [G][T], numbers subtracted from each token's reward.
         values: [G][T], the critic's value before each token.
     """
     # A critic compares no samples, so a masked response must not count in the advantages of others. Estimators that
-    # compare keep its score in the baseline; only "drop" removes it there.
+    # compare samples keep the score of a masked response in the baseline; only "drop" removes it from there.
     excluded = ("drop", "mask") if algorithm.needs_critic else ("drop",)
     included = [
         score.error is None and not (finish == "length" and algorithm.truncated in excluded)
@@ -75,7 +77,7 @@ def scored_group(
 
 
 def passes_filter(group: ScoredGroup, algorithm: Algorithm) -> bool:
-    """Return whether the spread of a group's scores is above the algorithm's `min_spread`. True without a filter."""
+    """Return whether the group passes the filter: its spread of scores exceeds `min_spread`. True without a filter."""
     if algorithm.filter == "none":
         return True
     return spread([s for s, use in zip(group.scores, group.included, strict=True) if use]) > algorithm.min_spread
@@ -84,7 +86,7 @@ def passes_filter(group: ScoredGroup, algorithm: Algorithm) -> bool:
 def step_advantages(groups: Sequence[ScoredGroup], algorithm: Algorithm) -> list[list[Array]]:
     """Return the advantages of all groups of a step; see `batch_advantages`.
 
-    Groups that the filter refuses get 0 and count in no statistic of the batch.
+    Groups that do not pass the filter get 0 and are not included in any statistic of the batch.
     """
     passed = [passes_filter(g, algorithm) for g in groups]
     advantages = iter(
@@ -105,7 +107,7 @@ def untrained_values(lengths: Sequence[int]) -> list[Array]:
 
 
 def _part_names(scores: Sequence[Score], weights: Mapping[str, float]) -> dict[str, float]:
-    """Return part -> weight for the parts that any score of the group has, as rewards/base.py combines them."""
+    """Return part -> weight of all parts that occur in the group's scores, with the weights of rewards/base.py."""
     known = dict.fromkeys(name for score in scores for name in score.parts)
     given = {name: weight for name, weight in weights.items() if name in known}
     if given:

@@ -1,7 +1,7 @@
 """Estimators of KL(policy || reference) from the log-probs of sampled tokens, per token, in nats.
 
-Letters: K trained tokens. The KL "full" is the exact sum over the vocabulary; it needs hidden states instead of
-log-probs and is in `model/logprobs.py`.
+Letters: K trained tokens. The KL estimator "full" is the exact sum over the vocabulary. It needs hidden states instead
+of log-probs, so it is in `model/logprobs.py`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ MAX_VALUE = 10.0
 
 
 def _difference(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
-    """Return ref - policy, limited to +-20: a token that the reference rules out must not overflow exp."""
+    """Return ref_logp - logp, limited to +-20: for a token that the reference excludes, estimates would overflow."""
     return (ref_logp_K - logp_K).clamp(-20.0, 20.0)
 
 
 def k1(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
     """Return logp - ref_logp: unbiased in value, may be negative.
 
-    It is meant for the reward: as a loss its expected gradient is zero.
+    It is meant for the KL in the reward. As a term of the loss, its expected gradient is zero.
 
     Returns: [K], nats.
     Source: J. Schulman, "Approximating KL divergence" (2020), k1. Example: ref 0.5, policy 0.25 -> -0.6931.
@@ -31,7 +31,7 @@ def k1(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
 
 
 def k2(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
-    """Return (ref_logp - logp)^2 / 2: biased in value, but as a loss its expected gradient is that of the KL.
+    """Return (ref_logp - logp)^2 / 2: biased in value; as a loss, its expected gradient is the KL's.
 
     Returns: [K], nats.
     Source: J. Schulman (2020), k2. Example: ref 0.5, policy 0.25 -> 0.6931^2 / 2 = 0.2402.
@@ -76,4 +76,4 @@ ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "low_var_kl": low_var_kl,
     "abs": absolute,
 }
-"""Name in the algorithm table -> (policy log-probs [K], reference log-probs [K]) -> estimates [K]."""
+"""Name in the algorithm table -> function (policy log-probs [K], reference log-probs [K]) -> KL estimates [K]."""

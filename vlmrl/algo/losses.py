@@ -1,8 +1,8 @@
-"""Policy losses of the GRPO family, per token. Tensors in, tensors out; aggregate.py reduces them to one number.
+"""Policy losses of the GRPO family, per token. aggregate.py reduces them to one number.
 
 Letters: K trained tokens, flat over all responses of a microbatch; S responses. float32, log-probs in nats. On policy
-(new = old) the gradient of every surrogate with respect to a token's log-prob is -advantage, except for tokens that
-"clip_cov" picked.
+(new policy = old policy), the gradient of every surrogate with respect to a token's log-prob is -advantage, except for
+tokens that "clip_cov" picked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor
 from vlmrl.algo.algorithm import Algorithm
 
 LOG_RATIO_LIMIT = 20.0
-"""Limit of a log-ratio before exp, +-20: a ratio of 5e8 is beyond any clip, and larger ones would overflow the KL."""
+"""Limit of a log-ratio before exp, +-20. The ratio exp(20) = 5e8 is beyond any clip; larger ones would overflow the
+KL."""
 
 
 def log_ratio(logp_K: Tensor, old_logp_K: Tensor, sequence_K: Tensor, level: str) -> Tensor:
@@ -24,8 +25,8 @@ def log_ratio(logp_K: Tensor, old_logp_K: Tensor, sequence_K: Tensor, level: str
 
     Args:
         sequence_K: index of each token's response, 0-based and dense.
-        level: "token": logp - old_logp. "sequence": its mean over the response, with the gradient spread evenly.
-            "sequence_token": the value of that mean, with the gradient of each token's own log-prob.
+        level: "token": logp - old_logp. "sequence": the mean of these over the response; its gradient is spread evenly
+            over the tokens. "sequence_token": the same value, but a token's gradient is only that of its own log-prob.
     Returns: [K], nats, limited to +-20.
     Raises: ValueError for an unknown level.
     Source: PPO, arXiv:1707.06347 eq. 6; GSPO, arXiv:2507.18071 eq. 7; GSPO-token: its eq. 14.
@@ -36,18 +37,18 @@ def log_ratio(logp_K: Tensor, old_logp_K: Tensor, sequence_K: Tensor, level: str
         raise ValueError(f"unknown ratio level {level!r}")
     # [K] -> [K]: every token of a response has the response's mean.
     mean_K = _response_mean(logp_K - old_logp_K, sequence_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    # logp - logp.detach() is 0: it only brings each token's own gradient.
+    # logp - logp.detach() is 0: it only adds the gradient of each token's own log-prob.
     return mean_K if level == "sequence" else mean_K.detach() + (logp_K - logp_K.detach())
 
 
 def _response_mean(values_K: Tensor, response_K: Tensor) -> Tensor:
-    """Return the mean over each token's response.
+    """Return, for each token, the mean of the values over its response.
 
     Args:
         response_K: index of each token's response, 0-based and dense, like `Tokens.response`.
     Returns: [K].
     """
-    # S is at most K, so K entries are enough; reading the true S would make the host wait for the GPU. [K] -> [S]
+    # K entries are used, because S <= K: reading the true S would make the CPU wait for the GPU. [K] -> [S]
     total_S = torch.zeros_like(values_K).index_add(0, response_K, values_K)
     length_S = torch.zeros_like(values_K).index_add(0, response_K, torch.ones_like(values_K))
     return (total_S / length_S.clamp(min=1.0))[response_K]  # [S] -> [K]; entries without a response have length 0
@@ -59,10 +60,10 @@ def clipped_surrogate(
     """Return PPO's clipped objective per token, as a loss (lower is better).
 
     Args:
-        log_ratio_K: from `log_ratio`; the only input with gradient.
+        log_ratio_K: result of `log_ratio`; the only input with gradient.
         advantage_K: positive = better than its group.
-        clip_low, clip_high: the ratio counts within [1 - clip_low, 1 + clip_high]; None = no bound on that
-            side; both None = no clip.
+        clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high]; None = no bound on that side; both
+            None = no clip.
     Returns: [K], not reduced.
     Source: PPO, arXiv:1707.06347 eq. 7; separate bounds: DAPO, arXiv:2503.14476 (Clip-Higher).
     Example: ratio 1.5, advantage +1, clip_high 0.28 -> -1.28.
@@ -72,17 +73,17 @@ def clipped_surrogate(
         return -advantage_K * ratio_K
     low = 1.0 - clip_low if clip_low is not None else 0.0
     high = 1.0 + clip_high if clip_high is not None else float("inf")
-    # The minimum keeps the gradient of a token that is outside the bounds and moving back.
+    # The minimum keeps the gradient of a token whose ratio is outside the bounds, if the gradient moves it back.
     return -torch.minimum(advantage_K * ratio_K, advantage_K * ratio_K.clamp(low, high))
 
 
 def dual_clipped(loss_K: Tensor, advantage_K: Tensor, limit: float) -> Tensor:
-    """Return the loss, at most limit * |advantage| where the advantage is negative.
+    """Return the loss, limited to limit * |advantage| for tokens with negative advantage.
 
     Above the limit a token has no gradient, so a huge ratio cannot dominate the update.
 
     Args:
-        loss_K: from `clipped_surrogate`.
+        loss_K: result of `clipped_surrogate`.
         limit: > 1; 3 is usual.
     Returns: [K].
     Source: dual-clip PPO, arXiv:1912.09729. Example: ratio 10, advantage -1, limit 3 -> 3 instead of 10.
@@ -116,10 +117,10 @@ def importance_weight(
 
     Args:
         old_logp_K: log-probs of the trainer before the first update, in nats.
-        sampler_logp_K: the engine's log-probs, in nats; NaN where no token was sampled: the weight is then 1.
+        sampler_logp_K: the engine's log-probs, in nats; NaN = the token was not sampled, and its weight is 1.
         response_K: index of each token's response, 0-based and dense.
-        mode: "truncate": at most `cap`. "mask": 0 outside [1 / cap, cap], where trainer and engine disagree too much.
-        level: "token": the token's own ratio. "sequence": the product over the response, equal on all its tokens.
+        mode: "truncate": the weight is at most `cap`. "mask": the weight is 0 if the ratio is outside [1 / cap, cap].
+        level: "token": each token has its own ratio. "sequence": all tokens have the product over their response.
         cap: > 1; 2 is usual.
     Returns: [K], without gradient.
     Raises: ValueError for an unknown mode or level.
@@ -142,19 +143,19 @@ def importance_weight(
 
 
 WEIGHT_FLOOR = 1e-10
-"""Added to a weight before its logarithm, as in verl's code: the weight may be 0."""
+"""Number added to a weight before its logarithm is taken, because the weight may be 0 (as in verl's code)."""
 
 
 @torch.no_grad()
 def applied_weight(algorithm: Algorithm, weight_K: Tensor, response_K: Tensor) -> Tensor:
     """Return the factor of each token's loss, given the importance weight of each token.
 
-    It is the weight itself. For "gmpo", whose loss is one number per response, it is the geometric mean of the weights
-    over the response.
+    The factor is the weight itself. For "gmpo", which has one loss per response, it is the geometric mean of the
+    weights over the response.
 
     Returns: [K], without gradient.
-    Source: verl's code of GMPO (`geo_mean`), including its floor of 1e-10: a response of n tokens, one of them with
-        weight 0 (mode "mask"), keeps 1e-10^(1 / n) of its loss.
+    Source: verl's code of GMPO (`geo_mean`), including its floor of 1e-10. In a response of n tokens, one token with
+        weight 0 (mode "mask") multiplies the factor by 1e-10^(1 / n).
     Example: "gmpo", weights [2, 0.5] and [0.8] of two responses -> [1, 1] and [0.8].
     """
     if algorithm.surrogate != "gmpo":
@@ -171,7 +172,7 @@ class Tokens:
         old_logp: log-probs before the first update of the step, in nats.
         advantage: positive = better than its group.
         response: index of each token's response, 0-based and dense; a response is never split over microbatches.
-        selected: bool, True = picked by `select_tokens`; None = the surrogate picks no tokens.
+        selected: bool, True = `select_tokens` picked the token; None = the surrogate picks no tokens.
     """
 
     logp: Tensor
@@ -182,9 +183,10 @@ class Tokens:
 
 
 Loss = tuple[Tensor, Tensor]
-"""(loss_K with gradient, clipped_K without gradient: 1.0 for each token that a bound of the ratio changes, else 0.0).
+"""(loss_K with gradient, clipped_K without gradient).
 
-Such a token has no gradient; with "cispo" it has one, and the bound limits its weight.
+clipped_K is 1.0 for each token whose loss is changed by a bound of the ratio, else 0.0. Such a token has no gradient,
+except with "cispo": there it has one, and the bound limits its weight.
 """
 
 
@@ -213,13 +215,13 @@ def reinforce(a: Algorithm, x: Tokens) -> Loss:
 
 
 def cispo(a: Algorithm, x: Tokens) -> Loss:
-    """Return -clipped ratio * advantage * log-prob. The clipped ratio is a constant: every token keeps its gradient.
+    """Return -clipped ratio * advantage * log-prob. The clipped ratio is detached, so every token keeps a gradient.
 
-    A token counts as clipped when its ratio is outside the bounds, for either sign of the advantage (as in verl's code;
-    TRL's code counts tokens of positive advantage only).
+    A token counts as clipped if its ratio is outside the bounds, whatever the sign of its advantage (as in verl's code;
+    TRL's code counts only tokens with positive advantage).
 
-    Source: CISPO, MiniMax-M1, arXiv:2506.13585 eq. 4-5 (no lower bound; the paper does not give the upper one: 5 is
-        from arXiv:2510.13786).
+    Source: CISPO, MiniMax-M1, arXiv:2506.13585 eq. 4-5, without a lower bound. The paper does not state the upper
+        bound: 5 is from arXiv:2510.13786.
     Example: probability 0.6, old 0.1 (ratio 6, clipped to 5), advantage 1 -> -5 * ln 0.6 = 2.554.
     """
     ratio = log_ratio(x.logp.detach(), x.old_logp, x.response, a.ratio).exp()
@@ -232,8 +234,8 @@ def cispo(a: Algorithm, x: Tokens) -> Loss:
 def gmpo(a: Algorithm, x: Tokens) -> Loss:
     """Return -advantage * geometric mean of the response's token ratios.
 
-    Each ratio is limited in log space, on the side on which PPO limits it. Every token of a response has the response's
-    value: with aggregation "sequence_mean" a response counts once.
+    Each log-ratio is limited on the side on which PPO limits the ratio. All tokens of a response have the same value,
+    so with aggregation "sequence_mean" a response counts once.
 
     Source: GMPO, arXiv:2507.20673.
     Example: log-ratios [0.6, 0.2], advantage 1, bounds +-0.4 -> exp((0.4 + 0.2) / 2) = 1.350 -> -1.350 on both.
@@ -242,7 +244,7 @@ def gmpo(a: Algorithm, x: Tokens) -> Loss:
     low = -a.clip_low if a.clip_low is not None else -LOG_RATIO_LIMIT
     high = a.clip_high if a.clip_high is not None else LOG_RATIO_LIMIT
     limited = change.clamp(low, high)
-    # As in PPO's minimum: a positive advantage has an upper bound, a negative one a lower bound.
+    # As in PPO's minimum: the upper bound applies if the advantage is positive, the lower bound if it is negative.
     bounded = torch.where(x.advantage >= 0, torch.minimum(change, limited), torch.maximum(change, limited))
     mean = log_ratio(bounded, torch.zeros_like(bounded), x.response, "sequence")
     return -x.advantage * mean.exp(), ((bounded != change) & (x.advantage != 0)).detach().float()
@@ -270,7 +272,7 @@ def clip_cov(a: Algorithm, x: Tokens) -> Loss:
 
 
 def kl_cov(a: Algorithm, x: Tokens) -> Loss:
-    """Return -advantage * ratio, without a clip, plus cov_kl_coef * |log-ratio| for tokens that were picked.
+    """Return -advantage * ratio without a clip; tokens that `select_tokens` picked add cov_kl_coef * |log-ratio|.
 
     Source: KL-Cov, arXiv:2505.22617.
     Example: ratio 1.5, advantage 1, coefficient 1 -> -1.5 + ln 1.5 = -1.095.
@@ -291,22 +293,22 @@ SURROGATES: dict[str, Callable[[Algorithm, Tokens], Loss]] = {
     "clip_cov": clip_cov,
     "kl_cov": kl_cov,
 }
-"""Name in the algorithm table -> surrogate. choices.py has the facts of each name; a recipe may use only its names."""
+"""Name in the algorithm table -> surrogate function. choices.py lists the names that a recipe may use, with facts."""
 
 
 def clipped_value_loss(value_K: Tensor, old_value_K: Tensor, target_K: Tensor, *, clip_range: float) -> Tensor:
     """Return 0.5 * max((value - target)^2, (limited value - target)^2) per token.
 
-    A value that moved from the old value towards its target by more than `clip_range` has no gradient.
+    There is no gradient if the value has moved from the old value towards its target by more than `clip_range`.
 
     Args:
         value_K: the critic's values; the only tensor with gradient.
         old_value_K: the critic's values before the first update of the step.
         target_K: value targets, see `returns.gae`.
-        clip_range: > 0; the limited value is within old value +- clip_range.
+        clip_range: > 0; the limited value is the value, limited to old value +- clip_range.
     Returns: [K], not reduced.
-    Source: the squared error of arXiv:1707.06347 eq. 9; its clip: OpenAI's code, described in arXiv:2005.12729, section
-        3; the half: arXiv:1909.08593's code.
+    Source: squared error: arXiv:1707.06347 eq. 9; clip: OpenAI's code, described in arXiv:2005.12729, section 3; factor
+        0.5: the code of arXiv:1909.08593.
     Example: old 0, target 1, range 0.2: value 0.1 -> 0.405; value 0.5 -> max(0.25, 0.64) / 2 = 0.32, without gradient.
     """
     limited_K = old_value_K + (value_K - old_value_K).clamp(-clip_range, clip_range)
@@ -324,19 +326,20 @@ def policy_loss(algorithm: Algorithm, tokens: Tokens) -> Loss:
 def select_tokens(
     algorithm: Algorithm, logps: Sequence[Tensor], old_logps: Sequence[Tensor], advantages: Sequence[Tensor], seed: int
 ) -> list[Tensor]:
-    """Return the tokens of an update that "clip_cov" or "kl_cov" treats differently.
+    """Pick the tokens of an update that "clip_cov" or "kl_cov" treats differently.
 
     The covariance of a token is (log-prob - mean) * (advantage - mean), with both means over all tokens of the update.
     So tokens are picked once per update, before the first backward, from all responses together. The choice depends on
-    the order of the responses (the trajectory index), not on packed rows or microbatches.
+    the order of the responses (the trajectory index), but not on how they are packed in rows or microbatches.
 
     Args:
         logps, old_logps, advantages: lists over the responses of the update, each entry [tokens].
         seed: seed of Clip-Cov's random choice.
-    Returns: one bool tensor [tokens] per response, True = picked. "clip_cov" picks max(1, share * tokens) random tokens
-        among those that the clip does not change and whose covariance is between cov_low and cov_high; "kl_cov" picks
-        the same number of tokens with the highest covariance.
-    Source: arXiv:2505.22617. Deviations: the choice has a seed, and it is made from whole updates, not microbatches.
+    Returns: one bool tensor [tokens] per response, True = picked. "clip_cov" picks max(1, cov_share * tokens) random
+        tokens among those that the clip does not change and whose covariance is between cov_low and cov_high. "kl_cov"
+        picks the same number of tokens: those with the highest covariance.
+    Source: arXiv:2505.22617. Deviations: the random choice has a seed, and tokens are picked from whole updates, not
+        microbatches.
     """
     # One flat tensor over all tokens of the update, in float64 on the CPU, where the random choice is made.
     logp, old, advantage = (torch.cat(list(x)).double().cpu() for x in (logps, old_logps, advantages))
@@ -352,7 +355,7 @@ def select_tokens(
         ratio = log_ratio(logp, old, response, algorithm.ratio)
         clipped = clipped_share(ratio, advantage, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high) > 0
         eligible = ~clipped & (covariance > algorithm.cov_low) & (covariance < algorithm.cov_high)
-        indices = eligible.nonzero()[:, 0]  # of the tokens that may be picked
+        indices = eligible.nonzero()[:, 0]  # indices of the tokens that may be picked
         generator = torch.Generator().manual_seed(seed)
         chosen[indices[torch.randperm(len(indices), generator=generator)[:count]]] = True
     return list(chosen.split([len(x) for x in logps]))

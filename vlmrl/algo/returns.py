@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 VARIANCE_EPSILON = 1e-8
-"""Added to the variance in `whiten` (TRL's, verl's and MAYE's code use the same)."""
+"""Number added to the variance in `whiten` (the same as in TRL's, verl's and MAYE's code)."""
 
 
 def rewards_to_go(rewards_T: Array, gamma: float) -> Array:
@@ -34,10 +34,11 @@ def gae(rewards_T: Array, values_T: Array, *, gamma: float, lam: float) -> tuple
     """Return the generalised advantage estimates and the value targets of one response.
 
     delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  target_t = A_t + V_t.
-    The value after the last token is 0, also when the token limit cut the response (as in TRL's and verl's code).
+    The value after the last token is taken as 0, even if the token limit cut the response (as in TRL's and verl's
+    code).
 
     Args:
-        rewards_T: reward of each token.
+        rewards_T: the reward of each token.
         values_T: the critic's value before each token.
         gamma: discount, in [0, 1].
         lam: in [0, 1]: 0 = one-step estimates, 1 = returns to the end of the response.
@@ -57,8 +58,8 @@ def gae(rewards_T: Array, values_T: Array, *, gamma: float, lam: float) -> tuple
 def explained_variance(values_N: Array, targets_N: Array) -> float | None:
     """Return 1 - variance(target - value) / variance(target).
 
-    Returns: 1 = a perfect critic, 0 = as good as a constant, < 0 = worse; None when all targets are equal (there is
-        no variance to explain) or when there are none.
+    Returns: 1 = a perfect critic, 0 = as good as a constant prediction, < 0 = worse. None if there are no targets, or
+        if all are equal, so that there is no variance to explain.
     Example: targets [0, 2], values [0, 1]: residuals [0, 1], variances 1 and 0.25 -> 0.75.
     """
     if len(targets_N) == 0 or targets_N.min() == targets_N.max():
@@ -70,14 +71,14 @@ def whiten(values: Sequence[Array], lengths: Sequence[int], *, keep_mean: bool) 
     """Return (value - mean) / sqrt(variance + 1e-8), with mean and unbiased variance over all tokens of a batch.
 
     Args:
-        values: one array per response: [T], or [1] when one number holds for all its tokens.
+        values: one array per response: [T], or [1] = the same number for all its tokens.
         lengths: tokens of each response.
         keep_mean: whether to add the mean back after the division, as MAYE's code does.
     Returns: arrays with the same shapes; exactly 0 when all values are equal or there are fewer than two tokens.
     Source: REINFORCE++, arXiv:2501.03262 (advantages normalised over the global batch).
     Example: [1] and [0] with 1 and 3 tokens: mean 0.25, variance (0.75^2 + 3 * 0.25^2) / 3 = 0.25 -> [1.5] and [-0.5].
     """
-    # A single number for n tokens counts n times. Below, both arrays are flat over the batch: [all values].
+    # A single number for n tokens is weighted n times. Below, both arrays contain the whole batch: [all values].
     weights = [np.full(len(v), n / len(v)) for v, n in zip(values, lengths, strict=True)]
     flat = np.concatenate([np.zeros(0), *values])
     weight = np.concatenate([np.zeros(0), *weights])

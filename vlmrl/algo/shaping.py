@@ -1,7 +1,7 @@
-"""Score shaping before the advantages, and control of the KL coefficient after a step. No torch.
+"""Changes of scores before advantages are computed, and control of the KL coefficient after a step. No torch.
 
-It holds the length and truncation rules for a score, the spread that DAPO's filter compares, and the controller of the
-KL coefficient.
+The module has the length and truncation rules for a score, the spread that DAPO's filter compares, and the controller
+of the KL coefficient.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Sequence
 import numpy as np
 
 MAX_KL_ERROR = 0.2
-"""Largest relative error that the controller of the KL coefficient acts on."""
+"""Maximum relative error of the KL that its controller uses; larger errors are limited to it."""
 
 
 def overlong_penalty(num_tokens: int, *, max_tokens: int, buffer: int, penalty: float) -> float:
-    """Return the change of a long response's score: 0 up to `max_tokens - buffer`, then linear down to -penalty.
+    """Return the penalty for a long response: 0 up to `max_tokens - buffer` tokens, then linear down to -penalty.
 
     Args:
         num_tokens: length of the response.
         max_tokens: token limit of a response.
-        buffer: tokens before the limit over which the change grows; 0 or less = no change.
-        penalty: the largest change, >= 0.
-    Returns: a number in [-penalty, 0].
+        buffer: number of tokens before the limit in which the penalty grows; 0 or less = no penalty.
+        penalty: size of the penalty at the limit, >= 0.
+    Returns: a number in [-penalty, 0], to be added to the score.
     Source: DAPO, arXiv:2503.14476 eq. 13 (soft overlong punishment).
     Example: limit 100, buffer 20, penalty 1: 80 tokens -> 0, 90 -> -0.5, 100 and more -> -1.
     """
@@ -42,14 +42,15 @@ def shaped_score(
     overlong_weight: float = 1.0,
     truncated_score: float | None = None,
 ) -> float:
-    """Return the score that the advantages are computed from: the reward's, with the recipe's length rules.
+    """Return the score for the advantages: the reward's score, changed by the recipe's length rules.
 
     Args:
         was_cut: whether the token limit ended the response.
         max_tokens: token limit of a response.
         overlong_tokens: length of DAPO's buffer before the limit, in tokens; 0 = off.
-        overlong_weight: the most that a long response loses.
-        truncated_score: replaces the score of a cut response, like MAYE's penalty for a missing end token; None = off.
+        overlong_weight: maximum that a long response loses.
+        truncated_score: score of a cut response instead of the reward's, like MAYE's penalty for a missing end token;
+            None = off.
     """
     if was_cut and truncated_score is not None:
         return truncated_score
@@ -57,11 +58,11 @@ def shaped_score(
 
 
 def spread(scores: Sequence[float]) -> float:
-    """Return the largest minus the smallest finite score; 0 for fewer than two.
+    """Return the largest minus the smallest finite score; 0 for fewer than two finite scores.
 
-    DAPO's filter compares the spread and not the mean: with scores between 0 and 1 a dead group can have any mean.
+    DAPO's filter uses the spread, not the mean: with scores between 0 and 1, a dead group can have any mean.
 
-    Source: DAPO, arXiv:2503.14476 eq. 11: its condition 0 < number correct < G is a spread > 0 for scores of 0 and 1.
+    Source: DAPO, arXiv:2503.14476 eq. 11. For scores of 0 and 1, its condition 0 < number correct < G means spread > 0.
     """
     finite = [s for s in scores if np.isfinite(s)]
     return max(finite) - min(finite) if len(finite) > 1 else 0.0

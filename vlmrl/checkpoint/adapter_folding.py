@@ -1,4 +1,4 @@
-"""Folding of an adapter into the weight it sits on, a block of rows at a time: LoRA, rsLoRA, DoRA."""
+"""Merging of an adapter into the base weight that it changes, a block of rows at a time: LoRA, rsLoRA, DoRA."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DOWN, UP, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 class Fold:
     """Change of one weight W [rows, columns] by an adapter, in float32.
 
-    LoRA: W + scale * up @ down. DoRA: the same, with each row scaled to the length `magnitude`.
+    LoRA: W + scale * up @ down. DoRA: the same sum, of which each row is scaled to its length in `magnitude`.
 
     Args:
         down: [rank, columns].
@@ -43,7 +43,7 @@ class Fold:
     def add(self, rows: Tensor, start: int) -> Tensor:
         """Return the folded rows that begin at row `start`, float32 [len(rows), columns].
 
-        Raises: CheckpointError when one is not finite.
+        Raises: CheckpointError if a value is not finite.
         """
         end = start + len(rows)
         # [r, columns] + [r, rank] @ [rank, columns]
@@ -57,10 +57,10 @@ class Fold:
 
 
 def read_folds(folder: Path, plan: MergePlan, lora: Lora, freeze: Sequence[str]) -> dict[str, Fold]:
-    """Return the folds of a PEFT folder by the name of the weight they change: exactly those that `lora` asks for.
+    """Return name of a weight -> the fold that changes it, from a PEFT folder: exactly those that `lora` requires.
 
-    Raises: CheckpointError that names a tensor that is missing, unknown or of another shape; CannotStreamError when the
-        adapter sits on a tied weight.
+    Raises: CheckpointError that names a tensor that is missing, unknown or of another shape; CannotStreamError if the
+        adapter changes a tied weight.
     """
     tensors = read_adapter(folder)
     scale = lora.alpha / (math.sqrt(lora.rank) if lora.rslora else lora.rank)

@@ -1,4 +1,4 @@
-"""Check of a checkpoint's files, done once by all ranks of a run together, and writing of files to disk."""
+"""Check of a checkpoint's files, which the ranks of a run share among them; and fsync of folders."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from vlmrl.errors import CheckpointError
 from vlmrl.store import checkpoints
 
 _compared: Path | None = None
-"""Checkpoint whose files the ranks of this run have all read and compared."""
+"""Checkpoint whose files have all been read and compared, each by one rank of this run; None = none."""
 
 
 def check_files(folder: Path, under: str = "") -> list[str]:
-    """Check files as `store.checkpoints.check_files` does, without reading them within `compared_once`."""
+    """Check files as `store.checkpoints.check_files` does. Within `compared_once`, their content is not read again."""
     return checkpoints.check_files(folder, under, read=folder != _compared)
 
 
 @contextmanager
 def compared_once(folder: Path | None, world: World) -> Iterator[None]:
-    """Context manager: `check_files` reads no file of this checkpoint again. Each is read once, by one of the ranks.
+    """Context manager: at its start, each file of the checkpoint is compared by one of the ranks, and then not again.
 
-    Raises: CheckpointError on all ranks, naming the first file that is missing or differs.
+    Raises: CheckpointError on all ranks, with the name of the first file that is missing or differs.
     """
     global _compared
     if folder is None or world.size == 1:

@@ -41,7 +41,7 @@ class CheckpointContent:
         meta: base model, dtype and so on (JSON values); with an adapter, `base` has `path` and `revision`.
         data: data position and training state (JSON values).
         proof: tensors of `proof.safetensors`.
-        value_head: the critic's; {} = there is none.
+        value_head: tensors of the critic's value head; {} = no critic.
     """
 
     step: int
@@ -52,7 +52,7 @@ class CheckpointContent:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights by name, each storage once: a tied weight is saved under the first of its names."""
+    """Return name -> weight. A weight that is tied (has several names) is returned once, under its first name."""
     names: dict[int, str] = {}
     tied = {n for n, p in model.named_parameters(remove_duplicate=False) if names.setdefault(id(p), n) != n}
     storages: set[tuple[int, tuple[int, ...]]] = set()
@@ -69,11 +69,12 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Staged:
-    """Checkpoint that is ready to be written. If its tensors are copies, training does not change it.
+    """Checkpoint that is ready to be written. If its tensors are copies, training may go on meanwhile.
 
     Args:
-        final, temp: its folder, and the temporary folder in which it is made.
-        weights: {} with an adapter. The adapter is whole on every rank.
+        final, temp: final folder, and the temporary folder in which the checkpoint is made.
+        weights: weights of the model; {} if there is an adapter.
+        adapter: tensors of the adapter, unsharded on every rank; {} without an adapter.
         rng: random states of all ranks.
     """
 
@@ -98,10 +99,10 @@ def save_checkpoint(
 ) -> Path:
     """Write `checkpoints/step-<step>/`. After a kill at any time, the folder is complete or ignored by every reader.
 
-    The arguments are those of `stage`, without copies.
+    The arguments are explained in `stage`.
 
     Returns: the folder.
-    Raises: CheckpointError on all ranks when the disk fails; older checkpoints are untouched.
+    Raises: CheckpointError on all ranks if the disk fails; older checkpoints are not changed.
     """
     return write_staged(stage(run_dir, saved, model, processor, optimizer_tensors, world, dtypes), world)
 
@@ -119,9 +120,10 @@ def stage(
     """Collect the current content of a checkpoint, and create its folder with the small files.
 
     Args:
-        world: the ranks that hold the shards of the tensors; each writes its own, rank 0 the rest.
-        dtypes: parameter of the model -> the dtype to save it in, where it is not its own.
-        copies: where tensors are copied to; None = they are not copied and must not change until they are written.
+        world: the ranks that hold shards of the tensors; each writes its own shards, and rank 0 everything else.
+        dtypes: parameter of the model -> dtype in which it is saved, if this differs from its own dtype.
+        copies: host memory that the tensors are copied to; None = no copies, so the tensors must not change until they
+            are written.
     Raises: CheckpointError as `save_checkpoint`.
     """
     final, dtypes = checkpoint_dir(run_dir, saved.step), dtypes or {}
@@ -132,7 +134,7 @@ def stage(
         temp.mkdir(parents=True)
         _write_hf_files(
             temp / HF, model, processor
-        )  # now, not in the writing thread: two threads must not use a tokenizer
+        )  # not in the writing thread: two threads must not use one tokenizer
 
     with _saving(final, temp, world):
         _together(world, begin, alone=True)
@@ -158,7 +160,7 @@ def stage(
 
 
 def write_staged(staged: Staged, world: World = ALONE) -> Path:
-    """Write a staged checkpoint; see `save_checkpoint`. In a thread, `world` must be used by this thread only."""
+    """Write a staged checkpoint; see `save_checkpoint`. If this runs in a thread, only this thread may use `world`."""
     with _saving(staged.final, staged.temp, world):
         _write_folder(staged, world)
         _together(world, lambda: _put_in_place(staged.temp, staged.final), alone=True)
@@ -167,7 +169,7 @@ def write_staged(staged: Staged, world: World = ALONE) -> Path:
 
 @contextmanager
 def _saving(final: Path, temp: Path, world: World) -> Iterator[None]:
-    """Context manager: a failing disk raises a CheckpointError; after any error the unfinished folder is removed."""
+    """Context manager: raise a CheckpointError if the disk fails; after any error, remove the unfinished folder."""
     try:
         yield
     except BaseException as error:
@@ -192,9 +194,9 @@ def _put_in_place(temp: Path, final: Path) -> None:
 
 
 def _together(world: World, action: Callable[[], T], *, alone: bool = False) -> T | None:
-    """Do a part of the saving on all ranks (`alone`: on rank 0). All ranks wait; it fails on all of them or on none.
+    """Run `action` on all ranks (`alone`: only on rank 0) and wait for all. If it fails on one rank, all ranks raise.
 
-    Raises: the action's own error; on the other ranks an OSError with its text.
+    Raises: the action's own error; on the other ranks, an OSError with its text.
     """
     result = error = None
     if world.is_main or not alone:
@@ -211,7 +213,7 @@ def _together(world: World, action: Callable[[], T], *, alone: bool = False) -> 
 
 
 def _write_folder(staged: Staged, world: World) -> None:
-    """Write everything except COMPLETE; it is on disk when this returns."""
+    """Write all files except COMPLETE. They are on disk when the function returns."""
     folder, saved = staged.temp, staged.saved
     if staged.adapter:
         base, adapter = saved.meta["base"], staged.adapter.items()
@@ -231,14 +233,14 @@ def _write_folder(staged: Staged, world: World) -> None:
             save_file(dict(saved.value_head), folder / VALUE_HEAD)
         (folder / RNG).parent.mkdir()
         save_file(dict(staged.rng), folder / RNG)
-        # Rollouts of one prompt share its pixels; safetensors requires that tensors share no memory.
+        # Rollouts of one prompt share the memory of its pixels. safetensors does not allow this, so they are cloned.
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in saved.proof.items()}, folder / PROOF)
         write_json(folder / DATA, dict(saved.data))
         return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
     names = world.gather(_together(world, write_rest, alone=True))[0]
     assert names is not None
-    mine = [names[i] for i in world.mine(len(names))]  # the ranks share the hashing too
+    mine = [names[i] for i in world.mine(len(names))]  # each rank hashes some of the files
     table = world.interleave(_together(world, lambda: [file_facts(folder / name) for name in mine]) or [])
 
     def write_meta() -> None:
@@ -255,9 +257,9 @@ def _rng_name(rank: int) -> str:
 
 
 def weight_files_of(folder: Path, part: str) -> list[Path]:
-    """Return the safetensors files of a part of a checkpoint (`model`, `optimizer`), compared with meta.json.
+    """Return the safetensors files of a part of a checkpoint (`model`, `optimizer`), after comparison with meta.json.
 
-    Raises: CheckpointError when meta.json lists none, or a file was changed since it was saved.
+    Raises: CheckpointError if meta.json lists none, or a file was changed since it was saved.
     """
     return [folder / name for name in check_files(folder, part) if name.endswith(".safetensors")]
 
@@ -281,13 +283,13 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 
 
 def load_optimizer_tensors(folder: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Return the saved optimizer state, as `<kind>.<parameter name>`; {} when no step was taken.
+    """Return the saved optimizer state, with names `<kind>.<parameter name>`; {} if no update was made before saving.
 
-    The number of ranks may differ from that at saving.
+    The number of ranks may differ from the number at saving.
 
     Args:
-        like: parameters by name. If a tensor has the shape of its parameter, and that is sharded, only this rank's part
-            is read.
+        like: name -> parameter. If the parameter is sharded and the saved tensor has its shape, only the shard of this
+            rank is read.
     """
     if not listed(folder, OPTIMIZER):
         return {}
@@ -302,7 +304,7 @@ def load_optimizer_tensors(folder: Path, like: Mapping[str, Tensor] | None = Non
 
 
 def load_value_head(folder: Path) -> dict[str, Tensor]:
-    """Return the critic's value head. Raises: CheckpointError when the checkpoint has none, or it was changed."""
+    """Return the critic's value head. Raises: CheckpointError if there is none, or its file was changed."""
     check_files(folder, VALUE_HEAD)
     return load_file(folder / VALUE_HEAD)
 
@@ -320,7 +322,7 @@ def load_data(folder: Path) -> dict[str, Any]:
 
 
 def load_rng(folder: Path, world: World = ALONE) -> None:
-    """Restore torch's random state of this rank. A rank that did not exist at saving keeps its present state."""
+    """Restore torch's random state of this rank. A rank that did not exist at saving keeps its current state."""
     check_files(folder, RNG)
     states = load_file(folder / RNG)
     if _rng_name(world.rank) in states:
@@ -336,7 +338,7 @@ def load_proof(folder: Path) -> dict[str, Tensor]:
 def _write_hf_files(folder: Path, model: Any, processor: Any) -> None:
     folder.mkdir()
     config = copy.deepcopy(model.config)
-    if hasattr(config, "quantization_config"):  # the base's quantization in memory is no property of the saved model
+    if hasattr(config, "quantization_config"):  # only the loaded base is quantized, not the saved model
         del config.quantization_config
     config.save_pretrained(folder)
     if getattr(model, "generation_config", None) is not None:

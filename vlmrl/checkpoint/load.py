@@ -1,4 +1,4 @@
-"""From a checkpoint to a model: whole weights, or a base model (checked to be unchanged) with an adapter."""
+"""Loading of a checkpoint's model: whole weights, or an adapter on its base model, which must be unchanged."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ def load_checkpoint_model(checkpoint: Path, settings: Model) -> Any:
 
 
 def saved_lora(checkpoint: Path) -> Lora | None:
-    """Return the `[lora]` table of a checkpoint's adapter; None when the checkpoint holds whole weights."""
+    """Return the `[lora]` table of a checkpoint's adapter; None if the checkpoint has whole weights instead."""
     table = read_meta(checkpoint).get("lora")
     return None if table is None else Lora.model_validate(table)
 
 
 def load_saved(checkpoint: Path, settings: Model, lora: Lora | None = None) -> Any:
-    """Return the model of a checkpoint, ready to train and sample; an adapter is attached and not folded in.
+    """Return the model of a checkpoint, ready to train and sample. An adapter is attached, not merged.
 
     Args:
-        lora: replaces the table that the adapter was created with (only its dropout may differ).
-    Raises: CheckpointError when a file was changed, or the adapter's base model is missing or another one.
+        lora: replacement for the `[lora]` table of the adapter (only its dropout may differ).
+    Raises: CheckpointError if a file was changed, or if the adapter's base model is missing or has changed.
     """
     if saved_lora(checkpoint) is None:
         return prepare_model(load_checkpoint_model(checkpoint, settings), settings)
@@ -82,12 +82,12 @@ def put_adapter(base: Any, checkpoint: Path, settings: Model, lora: Lora | None 
 
 
 def load_base(checkpoint: Path, settings: Model, *, path: str | None = None) -> Any:
-    """Return the base model of a checkpoint's adapter as it was, before `prepare_model`.
+    """Return the base model of a checkpoint's adapter, unchanged: `prepare_model` has not been applied.
 
     Args:
         settings: dtype, device and `quantize`.
-        path: where the base is now, if it was moved.
-    Raises: CheckpointError when it is missing or its weights differ.
+        path: present folder of the base model, if it was moved.
+    Raises: CheckpointError if it is missing or its weights differ.
     """
     meta = read_meta(checkpoint)
     base = meta["base"]
@@ -107,7 +107,7 @@ def load_base(checkpoint: Path, settings: Model, *, path: str | None = None) -> 
 
 
 def refuse_base(checkpoint: Path) -> NoReturn:
-    """Raise a CheckpointError: the weights of the base model differ."""
+    """Raise a CheckpointError with the message that the weights of the base model differ."""
     path = read_meta(checkpoint)["base"]["path"]
     message = f"`{path}` is not the base model that this adapter was trained on: its weights differ"
     raise CheckpointError(message, where=str(checkpoint), hint=BASE_HINT)
@@ -120,10 +120,11 @@ BASE_HINT = (
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return a checksum of a model's weights: names, shapes and every bit of them, independent of the device.
+    """Return a checksum of a model's weights: of their names, shapes and all bits. It does not depend on the device.
 
-    Each tensor contributes the sum of its bit patterns and that sum weighted by position, so any single change is
-    noticed. It detects mix-ups, not attacks. Packed 4-bit weights are left out: devices pack them differently.
+    Each tensor contributes the sum of its bit patterns, and the same sum weighted by position. So any single change is
+    detected. It detects a mix-up of models, not an attack. Packed 4-bit weights are left out, because devices pack them
+    differently.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model_tensors(model).items()):
@@ -135,14 +136,14 @@ def fingerprint(model: nn.Module) -> str:
 
 
 class BitSums:
-    """The two sums of a tensor in `fingerprint`. The tensor may be added in parts, one after the other."""
+    """The two sums of a tensor for `fingerprint`. The tensor may be added in consecutive parts."""
 
     def __init__(self) -> None:
         self._plain = self._weighted = self._seen = 0
 
     @property
     def pair(self) -> tuple[int, int]:
-        """Sum of the bit patterns, and that sum weighted by position from 1."""
+        """(Sum of the bit patterns, the same sum weighted by position from 1)."""
         return self._plain, self._weighted
 
     def add(self, tensor: Tensor) -> None:
@@ -153,16 +154,16 @@ class BitSums:
             positions = torch.arange(1, len(piece) + 1, device=piece.device)
             plain = int(piece.sum())
             self._plain += plain
-            # `at` counts from 1 within the piece; earlier values shift every position by `_seen`.
+            # `positions` count from 1 within the piece. `_seen` values came before, and shift every position.
             self._weighted += int((piece * positions).sum()) + self._seen * plain
             self._seen += len(piece)
 
 
 def find_base(checkpoint: Path, path: str | None = None) -> Path | str:
-    """Return the place of the base model: a complete checkpoint as a Path, a folder or hub name as text.
+    """Return the location of the base model: a complete checkpoint as a Path, or a folder or hub name as text.
 
-    Without `path`, these are tried: the checkpoint of a run beside this one, the recorded folder from the current
-    folder or from the folder in which the run was started, a hub name.
+    Without `path`, these are tried in order: a checkpoint of another run in the same runs folder; the recorded path,
+    relative to the current folder or to the folder in which the run was started; a hub name.
     """
     if path is not None:
         return Path(path) if (Path(path) / COMPLETE).is_file() else path
@@ -172,7 +173,7 @@ def find_base(checkpoint: Path, path: str | None = None) -> Path | str:
     places = [recorded]
     if base.get("run"):
         places.insert(0, checkpoint_dir(run_dir.parent / base["run"], base["step"]))
-    with suppress(VlmrlError):  # a checkpoint that was moved out of its run has no manifest above it
+    with suppress(VlmrlError):  # there is no manifest if the checkpoint was moved out of its run
         places.append(Path(open_run(run_dir.parent, run_dir.name).manifest.cwd) / recorded)
     complete = next((p for p in places if (p / COMPLETE).is_file()), None)
     return complete or str(next((p for p in places if p.exists()), recorded))

@@ -1,4 +1,4 @@
-"""From a checkpoint to an ordinary Hugging Face folder, proven to be the same model."""
+"""Conversion of a checkpoint to an ordinary Hugging Face folder, with a proof that it is the same model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, remove_tree, sync_folde
 from vlmrl.store.layout import COMPLETE
 
 RECORD = "merge.json"
-"""File in the merged folder: its source, and the result of its proof or why there is none."""
+"""File in the merged folder with its source, and the result of its proof or the reason why there is none."""
 CARD = "README.md"
 MAX_SHARD_SIZE = "5GB"
 
@@ -43,8 +43,8 @@ class Merged:
     """Result of a merge.
 
     Args:
-        whole: why the model had to be loaded as a whole; None = it was written tensor by tensor.
-        leftovers: notes on leftovers of killed merges beside the folder, which were removed.
+        whole: reason why the model was loaded as a whole; None = it was written tensor by tensor.
+        leftovers: notes about leftovers of killed merges beside the folder, which were removed.
     """
 
     folder: Path
@@ -75,19 +75,19 @@ def merge(
 ) -> Merged:
     """Write the checkpoint as a Hugging Face folder: weights, config, generation config, processor, chat template.
 
-    An adapter is folded into its base model's weights, or kept as a PEFT folder. Weights are read and written tensor by
-    tensor, so memory does not grow with the model. The result is written beside `out`, loaded again in a second
-    process, compared with the log-probs that were saved with the checkpoint, and only then renamed to `out`.
+    An adapter is merged into its base model's weights, or kept as a PEFT folder. Weights are read and written tensor by
+    tensor, so memory does not grow with the model. The result is first written to a folder beside `out` and loaded
+    again in a second process. If its log-probs equal those that were saved with the checkpoint, it is renamed to `out`.
 
     Args:
-        dtype: of the written weights; default: the dtype they were trained in.
+        dtype: dtype of the written weights; default: the dtype in which they were trained.
         force: replace an existing folder.
-        adapter: keep the adapter as it is.
-        base: where its base model is now, if it was moved.
-        max_shard_size: of a weight file, as 5GB or 500MB; a larger tensor gets a file of its own.
-        skip_proof: do not load it again; the folder's merge.json says so.
-        name: repository that the folder is uploaded to.
-    Raises: CheckpointError when the checkpoint is damaged, `out` exists, or the reloaded model differs.
+        adapter: write the adapter as a PEFT folder instead of merging it.
+        base: present folder of the adapter's base model, if it was moved.
+        max_shard_size: maximum size of a weight file, such as 5GB or 500MB; a larger tensor gets a file of its own.
+        skip_proof: do not load the result again; this is recorded in the folder's merge.json.
+        name: repository to which the folder will be uploaded.
+    Raises: CheckpointError if the checkpoint is damaged, `out` exists, or the reloaded model differs.
     """
     shard_bytes = parse_size(max_shard_size)
     notes = remove_leftovers(out)
@@ -111,7 +111,7 @@ def merge(
             request = ProofRequest(str(checkpoint), str(temp), dtype or meta["dtype"], adapter, base)
             proof = Proof(None, skipped="--skip-proof") if skip_proof else prove_elsewhere(request)
             write_json(temp / RECORD, _record(checkpoint, request, proof, whole))
-            # A model card that is uploaded names no folder of this machine.
+            # A model card that is uploaded must not name a folder of this machine.
             where = None if name is not None or not adapter else _base_folder(checkpoint, base)
             card = model_card(checkpoint, proof, adapter=adapter, name=name or str(out), base_path=where)
             (temp / CARD).write_text(card, "utf-8")
@@ -127,13 +127,13 @@ def merge(
 
 
 def _base_folder(checkpoint: Path, base: str | None) -> str | None:
-    """Return the base model of an adapter as a place that Transformers can load; None if it is a run's checkpoint."""
+    """Return the folder or hub name from which transformers can load the base; None if it is a run's checkpoint."""
     place = find_base(checkpoint, base)
     return None if isinstance(place, Path) else place
 
 
 def _record(checkpoint: Path, request: ProofRequest, proof: Proof, whole: str | None) -> dict[str, Any]:
-    """Return the content of merge.json. It has no path, host or clock: the same checkpoint gives the same folder."""
+    """Return the content of merge.json. It has no path, host or time, so the same checkpoint gives the same folder."""
     return {
         "schema": 1,
         "vlmrl": __version__,
@@ -163,9 +163,9 @@ def _check_options(checkpoint: Path, dtype: str | None, adapter: bool, base: str
 def _write_merged(
     checkpoint: Path, folder: Path, dtype: str | None, base: str | None, shard_bytes: int
 ) -> tuple[int, str | None]:
-    """Write the whole model with any adapter folded in.
+    """Write the whole model, with the adapter merged if there is one.
 
-    Returns: its number of parameters, and why it was loaded as a whole (None = it was not).
+    Returns: (number of parameters, reason why it was loaded as a whole; None = it was written tensor by tensor).
     """
     try:
         return write_streaming(checkpoint, folder, dtype, base, shard_bytes), None
@@ -207,7 +207,7 @@ def _writing(out: Path) -> Iterator[Path]:
 
 
 def _publish(temp: Path, out: Path) -> None:
-    """Rename the finished folder to its final name. A folder that it replaces is deleted only after that."""
+    """Rename the finished folder to its final name, and then delete the folder that it replaces, if there is one."""
     for path in (*temp.rglob("*"), temp):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -224,7 +224,10 @@ def _publish(temp: Path, out: Path) -> None:
 
 
 def remove_leftovers(out: Path) -> list[str]:
-    """Remove what killed merges into `out` left beside it; a running merge is left alone. Return notes about it."""
+    """Remove the temporary folders that killed merges left beside `out`, and return notes about them.
+
+    The folder of a merge that is still running is not removed.
+    """
     if not out.parent.is_dir():
         return []
     notes = []

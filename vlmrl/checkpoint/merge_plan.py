@@ -1,4 +1,4 @@
-"""Plan of a merged folder before any weight is read: the model on the meta device, its ties, its names on disk."""
+"""Plan of a merged folder, made before any weight is read: tensors of the model, tied weights, names on disk."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from vlmrl.model.quiet_transformers import quiet_transformers
 
 
 class CannotStreamError(Exception):
-    """This model's tensors cannot be written one by one; the message says why. Then the whole model is loaded."""
+    """Error: a model's tensors cannot be written one by one. The message has the reason; the whole model is loaded."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """Tensor of the merged folder: its name and shape there, and the model's own name of its source.
+    """Tensor to write to the merged folder.
 
     Args:
-        converted: it is a part of the source, or another arrangement (experts that the model keeps as one tensor).
+        name, shape: its name and shape in the folder.
+        source: name of the tensor in the model from which it is made.
+        converted: it is a part of the source or arranged differently (experts that the model keeps as one tensor).
     """
 
     name: str
@@ -40,8 +42,8 @@ class MergePlan:
     """Model on the meta device, its tensors, and the tensors to write.
 
     Args:
-        tensors: by the model's own names, each storage once, under the first of its names.
-        names: own first name -> all names of the same storage.
+        tensors: first name in the model -> tensor. A tied weight (one storage with several names) occurs once.
+        names: first name in the model -> all names of the same storage.
         outputs: in the order of writing.
     """
 
@@ -55,7 +57,7 @@ class MergePlan:
 def make_plan(hf: Path, dtype: torch.dtype) -> MergePlan:
     """Plan a merge from a checkpoint's `hf` folder.
 
-    Raises: CannotStreamError when an output is made from several tensors.
+    Raises: CannotStreamError if a tensor on disk must be made from several tensors of the model.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
@@ -74,7 +76,10 @@ def make_plan(hf: Path, dtype: torch.dtype) -> MergePlan:
 
 
 def _outputs(model: Any, tensors: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]]) -> list[Output]:
-    """Return names and shapes as in published checkpoints; a tie once, under the name that it is loaded from."""
+    """Return the tensors to write, with names and shapes as in published checkpoints.
+
+    A tied weight is written once, under the name from which it is loaded.
+    """
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     kept_names = {first: next((n for n in group if n not in tied), first) for first, group in names.items()}
@@ -100,7 +105,7 @@ def _outputs(model: Any, tensors: Mapping[str, Tensor], names: Mapping[str, tupl
 
 
 def match_stored(plan: MergePlan, stored: Mapping[str, StoredTensor], where: Path) -> dict[str, StoredTensor]:
-    """Return own first name -> the tensor that a checkpoint stored. Every tensor must match.
+    """Return first name in the model -> tensor in a checkpoint. Every tensor must match.
 
     Raises: CheckpointError that names the first tensor that is missing, unknown, stored twice, or of another shape.
     """
@@ -124,12 +129,12 @@ def match_stored(plan: MergePlan, stored: Mapping[str, StoredTensor], where: Pat
 
 
 def match_written(plan: MergePlan, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return own first name -> the tensor in a Hugging Face folder.
+    """Return first name in the model -> tensor in a Hugging Face folder.
 
-    Its name there is one of the model's names, the published name, or the name that transformers writes for a model
-    from another source.
+    The name in the folder may be one of the model's names, the published name, or the name that transformers writes for
+    a model from another source.
 
-    Raises: CannotStreamError when a tensor has none of these names: only transformers' own loading can find it.
+    Raises: CannotStreamError if a tensor has none of these names, so that only transformers itself can load it.
     """
     published = {o.source: o.name for o in plan.outputs if not o.converted}
     own = {id(tensor): first for first, tensor in plan.tensors.items()}

@@ -1,4 +1,4 @@
-"""Writing of a merged folder's weights, tensor by tensor: whole weights, or base weights with the adapter folded in."""
+"""Writing of a merged folder's weights, tensor by tensor: whole weights, or base weights merged with an adapter."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class WeightSource:
     """Sources of the model's tensors.
 
     Args:
-        stored: own first name -> tensor on disk.
+        stored: first name in the model -> tensor on disk.
         trained: dtype of the weights in training.
-        folds: own first name -> what the adapter adds to it.
-        fingerprint: expected checksum of the base model; None = no adapter, the files' own checksums are used.
+        folds: first name in the model -> change of this weight by the adapter.
+        fingerprint: expected checksum of the base model; None = no adapter: the checksums of the files are compared.
     """
 
     stored: Mapping[str, StoredTensor]
@@ -42,13 +42,13 @@ class WeightSource:
 
 
 def write_streaming(checkpoint: Path, folder: Path, dtype: str | None, base: str | None, max_shard_bytes: int) -> int:
-    """Write weights, index, config and generation config. Memory: a few blocks of rows, for a model of any size.
+    """Write weights, index, config and generation config. It needs memory for a few blocks of rows only.
 
     Args:
-        dtype: of floating tensors; None = as trained.
-        base: where an adapter's base model is now.
+        dtype: dtype of floating-point tensors; None = as trained.
+        base: present folder of an adapter's base model.
     Returns: number of parameters.
-    Raises: CheckpointError; CannotStreamError, before anything was written.
+    Raises: CheckpointError; CannotStreamError before anything is written.
     """
     meta = read_meta(checkpoint)
     if meta.get("quantize"):
@@ -92,9 +92,9 @@ def _folded(checkpoint: Path, plan: MergePlan, base: str | None) -> WeightSource
 
 
 def _same_types_as_loaded(plan: MergePlan, trained: torch.dtype) -> None:
-    """Raise a CannotStreamError if loading the base model gives other dtypes than `trained`.
+    """Check that all weights have the dtype `trained` when the base model is loaded. Raises: CannotStreamError if not.
 
-    The checksum is computed in the dtypes of loading; some families keep parts in float32.
+    The checksum depends on these dtypes, and some model families keep parts in float32.
     """
     model = plan.model
     float32_modules = getattr(model, "_keep_in_fp32_modules", None) or getattr(
@@ -106,7 +106,10 @@ def _same_types_as_loaded(plan: MergePlan, trained: torch.dtype) -> None:
 
 
 class _Writer:
-    """Blocks of each output, in the order of the plan. The rows that are read of a base model enter its checksum."""
+    """Source of the blocks of each output, in the order of the plan.
+
+    The checksum of a base model is computed from the rows while they are read.
+    """
 
     def __init__(self, plan: MergePlan, source: WeightSource, dtype: torch.dtype) -> None:
         self.plan, self.source, self.dtype = plan, source, dtype
@@ -131,7 +134,10 @@ class _Writer:
             yield (rows if fold is None else fold.add(rows, start)).to(dtype)
 
     def _arranged(self, source: str) -> dict[str, Tensor]:
-        """Return the parts that a tensor is written as. They are kept until the next such tensor: it is read once."""
+        """Return the parts into which a tensor is split for writing.
+
+        They are kept in memory until the next such tensor, so that each tensor is read only once.
+        """
         if self.converted[0] != source:
             self.converted = ("", {})
             rows = [self._as_trained(source, block) for _, block in self.source.stored[source].blocks()]
@@ -140,9 +146,9 @@ class _Writer:
         return self.converted[1]
 
     def _as_trained(self, source: str, rows: Tensor) -> Tensor:
-        """Return rows of whole weights as stored, those of a base model as it was loaded.
+        """Return rows of whole weights unchanged, and rows of a base model in the dtype in which it was loaded.
 
-        float32 masters are rounded once, when they are written.
+        float32 masters are rounded only once, when they are written.
         """
         if self.source.fingerprint is None or not rows.is_floating_point():
             return rows
@@ -151,7 +157,7 @@ class _Writer:
         return rows
 
     def fingerprint(self) -> str:
-        """Return `load.fingerprint` of the base model, from the blocks that were read."""
+        """Return the checksum of the base model (see `load.fingerprint`), computed from the blocks that were read."""
         digest = hashlib.sha256()
         for name in sorted(self.sums):
             shape = tuple(self.plan.tensors[name].shape)

@@ -1,7 +1,7 @@
 """Model card of a merged folder (README.md), written from the run's record.
 
-It says where the weights come from and how good they are, and claims nothing that the record does not hold. Its only
-paths are those in its commands; it has none when it is uploaded.
+It states the source of the weights and their evaluations, and nothing that is not in the record. Only its commands
+contain paths; an uploaded model card contains none.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def model_card(checkpoint: Path, proof: Proof, *, adapter: bool, name: str, base
     """Return the model card: Markdown with the front matter of the hub.
 
     Args:
-        adapter: the folder holds an adapter, not a model.
-        name: path of the folder or name of the repository, as it is typed in the commands.
-        base_path: path of the adapter's base model in the commands; None = the commands have `BASE` in its place.
+        adapter: whether the folder holds an adapter instead of a whole model.
+        name: path of the folder or name of the repository, for the commands.
+        base_path: path of the adapter's base model for the commands; None = the commands have `BASE` in its place.
     """
     meta = read_meta(checkpoint)
     run_dir = checkpoint.absolute().parent.parent
     try:
         manifest = read_manifest(run_dir)
-    except StoreError:  # a checkpoint that was moved out of its run
+    except StoreError:  # the checkpoint was moved out of its run
         manifest = None
     recipe = _recipe(run_dir)
     base = _base_name(meta.get("base") or {})
@@ -64,7 +64,7 @@ def _recipe(run_dir: Path) -> Mapping[str, Any]:
 
 
 def _base_name(base: Mapping[str, Any]) -> str:
-    """Return a hub name unchanged, the last part of a folder, or the run of another run's checkpoint."""
+    """Return the name of the base model: its hub name, the last part of its folder, or the run that trained it."""
     path = str(base.get("path") or "")
     if base.get("run"):
         return f"run {base['run']}, step {base.get('step')}"
@@ -136,7 +136,7 @@ def _training(recipe: Mapping[str, Any]) -> str:
 
 
 def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> str:
-    """Return a table of all evaluations of exactly this checkpoint in the run, with intervals and their rows."""
+    """Return a table of all evaluations of exactly this checkpoint, with intervals and the role of their rows."""
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
     methods: dict[str, None] = {}
@@ -209,7 +209,7 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return the text on one line, escaped so that it ends no table cell and opens no tag."""
+    """Return the text on one line, escaped so that it cannot end a table cell or open a tag."""
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
 
 

@@ -34,10 +34,12 @@ from vlmrl.store.checkpoints import read_meta
 from vlmrl.types import Segment
 
 TOLERANCE_NATS = {"float32": 1e-4, "bfloat16": 5e-2, "4bit": 1e-1}
-"""Largest |log-prob| difference after a reload that counts as the same model. It allows for rounding in another batch
-shape (and, from 4 bits, in the kernel that multiplied packed weights)."""
+"""Largest log-prob difference in nats (absolute) at which a reloaded model is considered the same.
+
+It allows for different rounding in another batch shape (and, for 4 bits, in the kernel that multiplies packed weights).
+"""
 TAIL_CHARS = 1500
-"""Characters of the end of the process's stderr that an error quotes."""
+"""Number of characters from the end of the process's stderr that an error message quotes."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Proof:
     """Result of a comparison.
 
     Args:
-        logp_gap: largest difference in nats; None = not compared, and `skipped` says why.
-        limit: largest difference that is allowed, in nats.
+        logp_gap: largest difference of log-probs in nats; None = not compared, for the reason in `skipped`.
+        limit: largest allowed difference, in nats.
     """
 
     logp_gap: float | None
@@ -58,10 +60,12 @@ class Proof:
 
 @dataclass(frozen=True)
 class ProofRequest:
-    """Folder to prove: a merged folder, or with `adapter` a PEFT folder on its base (at `base`, if it was moved).
+    """Request to prove that a written folder holds the model of a checkpoint.
 
     Args:
-        dtype: of the weights as written.
+        dtype: dtype of the written weights.
+        adapter: whether the folder is a PEFT folder, which is loaded with its base model.
+        base: present folder of this base model, if it was moved.
     """
 
     checkpoint: str
@@ -72,9 +76,9 @@ class ProofRequest:
 
 
 def prove_elsewhere(request: ProofRequest) -> Proof:
-    """Prove in a second process.
+    """Run `prove` in a second process.
 
-    Raises: CheckpointError when the log-probs differ by more than the limit, the folder does not load, or that process
+    Raises: CheckpointError if the log-probs differ by more than the limit, the folder cannot be loaded, or the process
         was killed.
     """
     command = [sys.executable, "-m", "vlmrl.checkpoint.proof", json.dumps(asdict(request))]
@@ -116,7 +120,7 @@ def check_gap(request: ProofRequest, proof: Proof) -> Proof:
 
 
 def prove(request: ProofRequest) -> Proof:
-    """Load the written folder and compare it, in this process."""
+    """Load the written folder and compare its log-probs with the saved ones, in this process."""
     checkpoint, folder = Path(request.checkpoint), Path(request.folder)
     proof = load_proof(checkpoint)
     if not proof:
@@ -143,14 +147,14 @@ def base_model(checkpoint: Path, base: str | None) -> tuple[Any, Model]:
     """Return (base model of a checkpoint's adapter in full precision, the settings it was loaded with)."""
     settings = merge_settings(checkpoint)
     model = load_base(checkpoint, settings, path=base)
-    # The adapter was trained on the quantized weights, so it belongs to their values, dequantized again.
+    # The adapter was trained on quantized weights. So it fits the dequantized values, not the original ones.
     return (model if settings.quantize is None else model.dequantize()), settings
 
 
 def merge_settings(checkpoint: Path) -> Model:
-    """Return the settings that load a checkpoint's model for a merge.
+    """Return the settings for loading a checkpoint's model for a merge.
 
-    The model is as it was trained, on the CPU unless it was in 4 bits.
+    They are those of the training, except that the device is the CPU unless the model was in 4 bits.
     """
     meta = read_meta(checkpoint)
     quantize = meta.get("quantize")
@@ -159,9 +163,9 @@ def merge_settings(checkpoint: Path) -> Model:
 
 
 def _does_not_fit(folder: Path, dtype: str) -> str | None:
-    """Return why the model cannot be loaded here, or None.
+    """Return the reason why the model cannot be loaded on this machine; None if it can.
 
-    Weights that transformers must rearrange are copied, so they must fit in memory.
+    Weights that transformers must rearrange are copied, so the copies must fit in memory.
     """
     size, have = sum(p.stat().st_size for p in folder.glob("*.safetensors")), usable_memory()
     if size <= have:
@@ -176,7 +180,7 @@ def _does_not_fit(folder: Path, dtype: str) -> str | None:
 
 
 def make_proof(items: Sequence[TrainItem], logps: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the log-probs of the trained tokens of a few trajectories, with all inputs to compute them again."""
+    """Return the log-probs of the trained tokens of a few trajectories, and all inputs from which they are computed."""
     proof: dict[str, Tensor] = {"count": torch.tensor(len(items))}
     for i, (item, logp) in enumerate(zip(items, logps, strict=True)):
         ids = [t for s in item.segments for t in s.ids]
@@ -198,7 +202,7 @@ def make_proof(items: Sequence[TrainItem], logps: Sequence[Tensor]) -> dict[str,
 
 @torch.no_grad()
 def proof_gap(policy: Policy, proof: dict[str, Tensor]) -> float:
-    """Return the largest |log-prob difference| between the policy and a proof, in nats; NaN if any log-prob is."""
+    """Return the largest absolute log-prob difference between the policy and a proof, in nats; NaN if one is NaN."""
     worst = 0.0
     with torch.no_grad():
         for i in range(int(proof["count"])):
@@ -226,7 +230,7 @@ def _images(proof: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def main(argument: str) -> None:
-    """Answer a request (JSON) with one line of JSON: a proof, or a user's error."""
+    """Run the request `argument` (JSON), and print one line of JSON: the proof, or an error for the user."""
     try:
         print(json.dumps(asdict(prove(ProofRequest(**json.loads(argument))))))
     except VlmrlError as error:

@@ -9,7 +9,7 @@ from vlmrl.errors import CheckpointError, first_line
 
 
 def check_access(repo: str) -> None:
-    """Check before hours of work that the repository's name is valid and that the hub accepts the token.
+    """Check that the repository's name is valid and that the hub accepts the token, before hours of work begin.
 
     Raises: CheckpointError.
     """
@@ -26,7 +26,7 @@ def check_access(repo: str) -> None:
         ) from None
     try:
         HfApi().whoami()
-    except Exception as error:  # network: every client library has its own exceptions
+    except Exception as error:  # each network library has its own exceptions
         _refused("the hub does not accept your token", error, "hf auth login, or set HF_TOKEN")
 
 
@@ -35,8 +35,8 @@ def push(folder: Path, repo: str, *, public: bool = False) -> str:
 
     The repository is created if it does not exist.
 
-    Raises: CheckpointError, also when the repository exists and is public and `public` is False; then nothing is
-        uploaded.
+    Raises: CheckpointError if the upload fails. If the repository exists and is public but `public` is False, nothing
+        is uploaded.
     """
     from huggingface_hub import HfApi
 

@@ -1,9 +1,9 @@
-"""Safetensors files read and written a block at a time: memory does not grow with the model.
+"""Reader and writer of safetensors files, a block at a time, so that memory does not grow with the model.
 
-A file is 8 bytes of little-endian header length, a JSON header (name -> dtype, shape, data_offsets) and the data. Files
-that several ranks saved have one more entry under `__metadata__`: the offset of each file's part in the whole tensor
-(torch.distributed.checkpoint's DCP_SHARDING_INFO). Blocks are read by position, not through a mapping, whose pages
-would count as this process's memory.
+A file consists of the header's length (8 bytes, little-endian), a JSON header (name -> dtype, shape, data_offsets) and
+the data. Files that several ranks saved have one more entry under `__metadata__`: the offset of the file's part in the
+whole tensor (torch.distributed.checkpoint's DCP_SHARDING_INFO). Blocks are read by position, not through a memory
+mapping, because its pages would be counted as memory of this process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vlmrl.json_text import parse_json
 from vlmrl.model.model_files import WEIGHTS_INDEX, read_header
 
 BLOCK_BYTES = 1 << 25
-"""Size of a block of rows; a single row may be larger."""
+"""Approximate size of a block of rows, in bytes. A single row may be larger."""
 SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -48,7 +48,13 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2*
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """Box of a tensor in a file: its offset in the tensor, its shape, and the position of its bytes in the file."""
+    """Rectangular part of a tensor in a file.
+
+    Args:
+        position: position of its bytes in the file.
+        offsets: index of its first element in the whole tensor, per dimension.
+        shape: its own shape.
+    """
 
     path: Path
     position: int
@@ -58,7 +64,7 @@ class TensorPiece:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Tensor on disk, in one piece or in several that tile it."""
+    """Tensor on disk: one piece, or several pieces that together cover it without overlap."""
 
     name: str
     dtype: torch.dtype
@@ -66,9 +72,9 @@ class StoredTensor:
     pieces: tuple[TensorPiece, ...]
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield (first row, rows) in order, rows in full width, about BLOCK_BYTES each.
+        """Yield (index of the first row, rows) in order, in blocks of about BLOCK_BYTES. Rows have their full width.
 
-        A scalar is one row without width.
+        A scalar is yielded as a single row.
         """
         shape = self.shape or (1,)
         step = max(1, BLOCK_BYTES // max(1, math.prod(shape[1:]) * self.dtype.itemsize))
@@ -77,12 +83,12 @@ class StoredTensor:
             yield start, rows if self.shape else rows.reshape(())
 
     def whole(self) -> Tensor:
-        """Return all of it, in memory."""
+        """Return the whole tensor, in memory."""
         parts = [rows for _, rows in self.blocks()]
         return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else torch.empty(self.shape, dtype=self.dtype)
 
     def rows(self, start: int, end: int) -> Tensor:
-        """Return rows [start, end) in full width; a scalar is its only row."""
+        """Return rows [start, end) in full width. A scalar has a single row."""
         rows = self._rows(start, end)
         return rows if self.shape else rows.reshape(())
 
@@ -101,7 +107,7 @@ class StoredTensor:
 
 
 def read_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
-    """Return the tensors of safetensors files by name. Parts of several ranks are joined; no weight is read.
+    """Return name -> tensor for safetensors files. Parts from several ranks are joined. Only headers are read.
 
     Raises: CheckpointError that names a file that is cut short, damaged, or does not match the others.
     """
@@ -200,7 +206,7 @@ def write_shards(
     """Write `model-0000k-of-0000n.safetensors` and their index as transformers reads them. Return name -> file.
 
     Args:
-        blocks: name -> its values in order, in pieces of any shape, in the dtype of its spec.
+        blocks: function from a name to the tensor's values, in order, in pieces of any shape, in the dtype of its spec.
     """
     shards = split_shards(specs, max_bytes)
     weight_map: dict[str, str] = {}
@@ -215,7 +221,7 @@ def write_shards(
 
 
 def _write_file(path: Path, specs: Sequence[TensorSpec], blocks: Callable[[str], Iterator[Tensor]]) -> None:
-    # Wide types first: every tensor then begins at a multiple of its item size, so readers can map it.
+    # Dtypes with large items come first: then each tensor begins at a multiple of its item size, as mapping requires.
     ordered = sorted(specs, key=lambda s: -s.dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -20,14 +20,16 @@ from vlmrl.dist.world import World
 from vlmrl.errors import CheckpointError
 
 MAX_FILES = 64
-"""Number of files that weights or optimizer state are split into; at most twice as many. Each is copied in memory to be
-written."""
+"""Approximate number of files into which weights or optimizer state are split; at most twice as many are made.
+
+A file is copied in memory before it is written, so many small files need less memory than a few large ones.
+"""
 MIN_FILE_BYTES = 64 * 2**20
-"""Minimum size of these files, except the last."""
+"""Minimum size of each of these files except the last, in bytes."""
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
-    """Write this rank's shards. A tensor that is whole on all ranks is written by one of them."""
+    """Write this rank's shards. A tensor that is not sharded is written by one of the ranks."""
     several = world.size > 1
     with plain_errors():
         writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_file_of(tensors), save_distributed=several)
@@ -38,7 +40,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], world: World) -> N
 def _file_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the file number of each tensor, from 1.
 
-    The writer builds each file in memory, so there are many small ones.
+    There are many small files, because the writer builds each file in memory.
     """
     limit = max(MIN_FILE_BYTES, sum(t.nbytes for t in tensors.values()) // MAX_FILES)
     specs = [TensorSpec(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]
@@ -60,10 +62,10 @@ def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def plain_errors() -> Iterator[None]:
     """Context manager that raises the first cause of a CheckpointException, and hides a warning of torch.
 
-    torch wraps errors in this exception, which is no subclass of `Exception`, and warns that no process group exists,
-    which is normal for a single process.
+    torch wraps errors in a CheckpointException, which is not a subclass of `Exception`. It also warns that there is no
+    process group, but this is normal for a single process.
     """
-    # Permanent: restoring the filters would change the warnings of other threads.
+    # The filter stays, because restoring the old filters would change the warnings of other threads.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
     try:
         yield

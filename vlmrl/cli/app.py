@@ -1,4 +1,4 @@
-"""The `vlmrl` command and its subcommands. Errors are printed and exit codes are set here alone."""
+"""The `vlmrl` command and its subcommands. Only this module prints errors and sets exit codes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class InLifeOrder(TyperGroup):
         return sorted(super().list_commands(ctx), key=order.index)  # pyright: ignore[reportArgumentType]
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Keep the words as the user typed them in `ctx.obj`: parsing removes them from `args`."""
+        """Store the words that the user typed in `ctx.obj`, because parsing removes them from `args`."""
         return super().make_context(info_name, args, parent, **extra | {"obj": tuple(args)})
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
@@ -58,7 +58,7 @@ class InLifeOrder(TyperGroup):
         except KeyboardInterrupt as error:
             from vlmrl.dist.rank_process import launched
 
-            if launched():  # a rank: the launcher prints the line
+            if launched():  # in a rank, the launcher prints the line
                 raise
             if line := describe_interruption(error, ctx.invoked_subcommand or "vlmrl", ctx.obj):
                 say(line)
@@ -92,9 +92,9 @@ def main() -> None:
 
     Exit codes: 0 done, 2 a user's mistake, 1 a bug in vlmrl, 130 interrupted (Ctrl-C, SIGTERM), 141 stdout is closed.
     """
-    # Idle OpenMP threads spin for about 50 us only (GNU's default: milliseconds). On a machine that also runs other
-    # programs, the spinning threads of small operators take each other's time slices: measured 20 times slower on 2
-    # busy cores. No spinning at all costs a fifth of the speed on an idle machine. torch reads the variable on import.
+    # Let idle OpenMP threads spin for only about 50 us (GNU's default: milliseconds). If other programs run on the
+    # machine, spinning threads of small operators take CPU time from each other: measured 20 times slower on 2 busy
+    # cores. Without any spinning, an idle machine is a fifth slower. torch reads the variable when it is imported.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     keep_standard_streams()

@@ -161,7 +161,7 @@ def eval_(
 
 
 def _announce(planned: Sequence[PlannedEvaluation]) -> None:
-    """Say which rows are evaluated, before any work; if they are training rows, also which others could be chosen."""
+    """Print which rows will be evaluated. If they are training rows, also print which other rows could be chosen."""
     for one in planned:
         rows = one.rows
         say(f"warning: {rows.described} (training rows)" if rows.role == "training" else rows.described)
@@ -171,7 +171,7 @@ def _announce(planned: Sequence[PlannedEvaluation]) -> None:
 
 
 def _warn_of_changes(run_dir: Path, planned: Sequence[PlannedEvaluation]) -> None:
-    """Print a warning if a task, reward or prompt has changed since the run was made whose recipe is used."""
+    """Print a warning if a task, reward or prompt has changed since the run that the recipe comes from."""
     from vlmrl.setup.run_records import changed_since
     from vlmrl.store.open_run import open_run
 
@@ -184,7 +184,7 @@ def _warn_of_changes(run_dir: Path, planned: Sequence[PlannedEvaluation]) -> Non
 def _launch(
     gpus: str, request: Any, recipe: Recipe, planned: Sequence[PlannedEvaluation], run_dir: Path | None, root: Path
 ) -> tuple[list[Path], list[Evaluation]] | None:
-    """Evaluate in several processes. Return folders and evaluations; None if this process must evaluate itself."""
+    """Evaluate in several processes. Return folders and evaluations; None if this process must do the evaluation."""
     from vlmrl.evaluate.records import read_evaluation
     from vlmrl.launch.eval_ranks import evaluate_on_ranks
     from vlmrl.store.layout import eval_dir
@@ -207,7 +207,7 @@ def _evaluate(
     settings: EvalSettings,
     argv: Sequence[str],
 ) -> list[Any]:
-    """Evaluate in this process, which evaluates alone or is a rank of a launcher."""
+    """Evaluate in this process, which is either the only one or a rank of a launcher."""
     from vlmrl.dist.rank_process import join_evaluation, stderr
     from vlmrl.dist.world import join_world
     from vlmrl.inference import evaluation as work

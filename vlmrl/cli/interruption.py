@@ -1,4 +1,4 @@
-"""Last line of a command that Ctrl-C or SIGTERM ended: what is kept, and the command to continue with."""
+"""Last line of a command after Ctrl-C or SIGTERM: results that are kept, and the command that continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ KEPT = {
     "demo": "the files of finished commands are kept",
     "runs": "changes already made are kept",
 }
-"""Command -> what is kept after an interruption. Other commands keep nothing: their files appear when complete."""
+"""Command -> text about the results that an interruption keeps. Other commands keep none: they write only complete
+files."""
 READERS = {
     ("compare",): "",
     ("runs", "list"): "",
@@ -21,14 +22,14 @@ READERS = {
     ("runs", "diagnose"): "",
     ("runs", "watch"): "stopped watching",
 }
-"""First words of commands that only read -> the whole line that is printed if they are interrupted."""
+"""First words of a command that only reads -> line that is printed if it is interrupted; "" = no line."""
 
 
 def describe_interruption(error: KeyboardInterrupt, command: str, typed: Sequence[str]) -> str:
-    """Return the line that says what was interrupted, what is kept, and how to continue; "" = print nothing.
+    """Return the line with the interrupted command, kept results, and how to continue; "" = print nothing.
 
     Args:
-        command: subcommand that ran; used if `error` is no Interruption, which has these facts itself.
+        command: subcommand that ran; used if `error` is not an Interruption, which has its own command and results.
         typed: words that the user typed after `vlmrl`.
     """
     from vlmrl.store.secrets.redact import redact_argv

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, each declared once. The commands set the defaults."""
+"""Arguments and options that several commands share, each declared once. Each command sets its own defaults."""
 
 from __future__ import annotations
 

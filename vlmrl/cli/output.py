@@ -3,8 +3,8 @@
 The result of a command (a verdict, facts, findings, tables) goes to stdout, so that it can be piped, searched and
 saved. Progress, warnings, hints and errors go to stderr. With `--json`, stdout has one JSON object.
 
-All text printed here passes `vlmrl.visible`: part names, notes, responses and error texts come from others. It also
-passes the redaction (`store/secrets/redact.py`), because such texts may contain secrets.
+Printed texts may contain names, notes, responses and errors from untrusted sources. So their control characters are
+made visible (`vlmrl.visible`), and secrets in them are replaced (`store/secrets/redact.py`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 def console(*, stderr: bool = True) -> Console:
     """Return a Rich console on stderr, or on stdout; it prints plain text if that is no terminal.
 
-    Secrets are hidden before a text is wrapped: a secret broken over two lines would not be recognised. The console
-    reads no markup and no emoji names, so that `[red]` and `:x:` in a model's response are printed as they are. Rich is
-    imported here, not at start, because its import is slow.
+    Secrets are hidden before a text is wrapped, because a secret on two lines would not be recognised. Rich's markup
+    and emoji names are off, so that `[red]` and `:x:` in a model's response are printed unchanged. Rich is imported in
+    this function, because its import is slow.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
@@ -40,7 +40,7 @@ def console(*, stderr: bool = True) -> Console:
     from vlmrl.store.secrets.redact import redact_said
 
     class SafeConsole(Console):
-        """Console that makes the hidden characters of every text visible, but not the control codes of styles."""
+        """Console that makes control characters in texts visible, except the codes of its own styles."""
 
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             if isinstance(renderable, str):
@@ -60,8 +60,8 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     It does not use Rich, whose import takes longer than most commands that print a table.
 
     Args:
-        titled: print the title on stdout also into a pipe, for a command with several tables; otherwise the title goes
-            to stderr there.
+        titled: whether the title is printed on stdout even if stdout is a pipe, for a command with several tables. If
+            False, the title then goes to stderr.
     """
     from vlmrl.store.secrets.redact import redact_said
 
@@ -108,7 +108,7 @@ def _print(text: str, stream: TextIO, bold: bool) -> None:
 
 
 def line_of_code(text: str) -> str:
-    """Return a note, an error or an output of a user's code, on one line and without secrets."""
+    """Return a text from a user's code (note, error, output) on one line and without secrets."""
     from vlmrl.store.secrets.redact import redact_text
 
     return one_line(redact_text(text))
@@ -122,7 +122,7 @@ def print_error(text: str) -> None:
 
 
 def say_origin(path: str, parent: Mapping[str, Any] | None) -> None:
-    """Say which checkpoint is used if `path` names a run. `parent`: see `ModelOrigin.parent`."""
+    """Print which checkpoint is used, if `path` is a run. `parent`: see `ModelOrigin.parent`."""
     from vlmrl.setup.model_origin import describe_origin
 
     if text := describe_origin(path, parent):
@@ -182,7 +182,7 @@ def draw_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], 
 
 
 def draw_quote(text: str, out: Console, indent: int) -> None:
-    """Print a text in faint letters, indented; on a terminal its wrapped lines are indented, too."""
+    """Print a text in faint letters, indented. On a terminal, wrapped lines are indented too."""
     from rich.padding import Padding
     from rich.text import Text
 

@@ -29,11 +29,11 @@ LIMITS = {
     "on_overlong": (str, typer.Option("fail", help=OVERLONG_HELP)),
     "workers": (int | None, typer.Option(None, min=1, help=WORKERS_HELP)),
 }
-"""Options of every command whose function takes `limits`: name -> (type, typer's option)."""
+"""Name -> (type, typer's option), for the commands whose function has an argument `limits`."""
 
 
 class PrepGroup(TyperGroup):
-    """Group of one command per task, and of users' own tasks. A task is imported when its command is called."""
+    """Group with one command per task, including users' own tasks. A task is imported when its command is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         from vlmrl.tasks import TASKS
@@ -93,11 +93,11 @@ def _task_command(name: str, command: PrepCommand) -> Any:
 
 
 def _command(name: str, callback: Callable[..., None], parameters: Mapping[str, tuple[Any, Any]], words: str) -> Any:
-    """Return a click command for a function that takes any keywords.
+    """Return a click command for a function with keyword arguments (`**kwargs`).
 
     Args:
         parameters: name -> (type, default or typer's option).
-        words: help of the command.
+        words: help text of the command.
     """
     from typer.main import get_command
 
@@ -121,7 +121,7 @@ def _option(parameter: Parameter) -> Any:
 
 @contextmanager
 def _tells_what_is_kept(*, keeps: bool = True) -> Iterator[None]:
-    """Turn Ctrl-C into an Interruption that says what is kept. `keeps`: whether finished parts are kept."""
+    """Replace KeyboardInterrupt by an Interruption with the kept results. `keeps`: whether finished parts are kept."""
     try:
         yield
     except KeyboardInterrupt:
@@ -155,7 +155,7 @@ def _show(dataset: Prepared, as_json: bool) -> None:
 
 
 def _show_splits(dataset: Prepared) -> None:
-    """Print how many rows and images each split has."""
+    """Print the number of rows and images of each split."""
     from rich.table import Table
     from rich.text import Text
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FAILED = 3
 """Exit code when a condition of --fail-on holds."""
 ROWS_OF_PAGE = 24
-"""Minimum number of responses of each kind on the page of --html."""
+"""Minimum number of responses of each kind on the HTML page of --html."""
 INPUT_HELP = (
     "A run (name, prefix, `last`), a folder of a run or of rollouts, a Parquet file of rollouts, or any JSONL, CSV or "
     "Parquet file with a response and a ground truth per row."
@@ -117,7 +117,7 @@ def reward_check(
 def _open(
     place: str, runs: Path | None, of_run: Mapping[str, str | None], of_table: Mapping[str, str | None], lenient: bool
 ) -> SavedResponses:
-    """Open a table of responses, or saved rollouts. Options for the other kind of input are refused."""
+    """Open a table of responses, or saved rollouts. Refuse options that belong to the other kind of input."""
     from vlmrl.reward_check.open_table import is_table, open_table
     from vlmrl.reward_check.saved_responses import open_saved
     from vlmrl.store.layout import runs_root
@@ -167,7 +167,7 @@ def _tell(report: Mapping[str, Any], rows: int, as_json: bool) -> None:
 
 
 def _refuse(options: Mapping[str, Any], only: str, where: str | None = None) -> None:
-    """Raise a RewardError if an option was given. `only`: where it is valid, such as "for saved rollouts"."""
+    """Raise a RewardError if one of these options was given. `only`: their condition, such as "for saved rollouts"."""
     for name, given in options.items():
         if given is not None:
             raise RewardError(f"{name} {given} is allowed only {only}", where=where)
@@ -184,7 +184,7 @@ def _stop_when_not_deterministic(report: Mapping[str, Any]) -> None:
 
 
 def _argument(text: str) -> tuple[str, Any]:
-    """Parse `name=value`: the value as TOML, or else as plain text."""
+    """Parse `name=value`. The value is read as TOML; if it is not valid TOML, it is plain text."""
     from vlmrl.recipe.files import tomllib
 
     name, sign, value = text.partition("=")
@@ -197,7 +197,7 @@ def _argument(text: str) -> tuple[str, Any]:
 
 
 def _steps(text: str | None) -> tuple[int, int] | None:
-    """Return the first and the last policy version (from 0) of `10` or `10:20`, where steps are counted from 1."""
+    """Parse steps, `10` or `10:20`, counted from 1. Return the first and the last policy version, counted from 0."""
     from vlmrl.store.metrics import counted
 
     if text is None:

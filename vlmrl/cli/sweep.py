@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run_sweep(request: TrainRequest, sweep: Sweep) -> NoReturn:
-    """Run the queue's runs that are not done, show all of its runs, and exit with the queue's exit code."""
+    """Run all unfinished runs of the queue, print a table of all its runs, and exit with the queue's exit code."""
     from vlmrl.launch.sweep import plan_queue, results
     from vlmrl.store.layout import runs_root
 

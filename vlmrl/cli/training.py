@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run_training(request: TrainRequest) -> None:
-    """Check the request, train, and say what to do next.
+    """Check the request, train, and print the next commands.
 
     With `--gpus` this process starts one process per GPU, with the same command without `--gpus`, and waits for them.
     """
@@ -34,7 +34,7 @@ def run_training(request: TrainRequest) -> None:
 
 
 def _launch(request: TrainRequest, plan: Plan, root: Path) -> None:
-    """Start the ranks and exit with their exit code. Return only if this process itself is the one rank."""
+    """Start the ranks and exit with their exit code. Return only if this process is the only rank."""
     from vlmrl.launch.agent import torchrun_line
     from vlmrl.launch.train_plan import describe_changes
     from vlmrl.launch.train_ranks import plan_ranks, run_ranks
@@ -55,7 +55,7 @@ def _launch(request: TrainRequest, plan: Plan, root: Path) -> None:
 
 
 def _train_here(request: TrainRequest, plan: Plan, root: Path) -> None:
-    """Train in this process, which trains alone or is a rank of a launcher."""
+    """Train in this process, which is either the only one or a rank of a launcher."""
     from vlmrl.cli.show.progress import ConsoleWatcher
     from vlmrl.cli.show.training_end import show_end
     from vlmrl.dist.rank_process import launched, recorded_command, stderr
@@ -72,7 +72,7 @@ def _train_here(request: TrainRequest, plan: Plan, root: Path) -> None:
         give_terminal(debug_rank)
     with join_world(recipe.model.device, patience(recipe.parallel.timeout_seconds)) as world:
         run, recipe, checkpoint = share_run(world, lambda: begin_run(request, plan, root, argv, say))
-        # The output of a launcher's ranks goes to their logs, except for that of rank 0.
+        # A rank's output goes only to its log, except for rank 0.
         is_shown = not request.quiet and (is_main or launched())
         watcher = ConsoleWatcher(stderr() if is_shown else open(os.devnull, "w"))  # noqa: SIM115
         try:
@@ -85,7 +85,7 @@ def _train_here(request: TrainRequest, plan: Plan, root: Path) -> None:
             what = f"{request.command} of run {run.id}"
             raise Interruption(what, kept, resume_command(request, run.dir)) from None
     if is_main:
-        # The run is opened again: the figures are read from its metrics file, which is complete now.
+        # The run is opened again to read the numbers from its metrics file, which is complete now.
         show_end(open_run(root, run.id), status, resume_command(request, run.dir), request.as_json)
     if status == "interrupted":
         raise typer.Exit(130)

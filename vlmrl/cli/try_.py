@@ -131,7 +131,7 @@ def _bounds(filter_: str | None, out: Path | None) -> tuple[float, float] | None
 
 
 def _keep(recipe: Recipe, bounds: tuple[float, float] | None, out: Path | None) -> Keep | None:
-    """Return which rows to write, and where; None = none. Raises: DataError if they cannot be written to `out`."""
+    """Return the solve rates of the rows to write, and where; None = none. Raises: DataError for an unusable `out`."""
     from vlmrl.inference.filtered_dataset import check_target
     from vlmrl.inference.trial import Keep
     from vlmrl.tasks.source import open_source

@@ -36,7 +36,7 @@ class BoundedCache(Generic[T]):
             if key in self._values:
                 self._values.move_to_end(key)
                 return self._values[key]
-        # Without the lock: two threads may make the same value; the cache keeps the first one.
+        # `make` is called without the lock. So two threads may make the same value; the cache keeps the first one.
         value = make()
         with self._lock:
             if key not in self._values:

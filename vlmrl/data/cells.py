@@ -74,7 +74,7 @@ def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | No
     Raises: DataError for any other value.
     """
     if isinstance(value, str) and value.lstrip().startswith("[{"):
-        with suppress(ValueError):  # a text that only begins like JSON is a plain text
+        with suppress(ValueError):  # not valid JSON, though it begins like JSON: a plain text
             value = parse_json(value)
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
@@ -183,7 +183,7 @@ def image_bytes(image: bytes | Path, where: str) -> bytes:
 
 
 def _from_base64(text: str, where: str) -> bytes | None:
-    """Return the bytes of an image in base64, or None if the text is none.
+    """Return the bytes of an image in base64, or None if the text is no base64.
 
     Raises: DataError for a data URI that does not decode, and for a text longer than base64 of the largest file.
     """
@@ -230,7 +230,7 @@ def _inside(text: str, root: Path | None, where: str) -> Path:
             raise DataError(
                 f"the image file {show(text)} has {size:,} bytes; the limit is {MAX_FILE_BYTES:,}", where=where
             )
-    except (OSError, RuntimeError, ValueError) as error:  # paths that no system allows, such as half a character
+    except (OSError, RuntimeError, ValueError) as error:  # invalid paths, such as one with half a surrogate pair
         raise DataError(f"the image path {show(text)} cannot be used: {error}", where=where) from error
     return path
 
@@ -255,7 +255,7 @@ def number_of(value: Any) -> float:
 
 
 def read_answer(value: Any, where: str) -> Any:
-    """Return an answer cell as a JSON value; of verl's {style, ground_truth}, return the ground truth."""
+    """Return an answer cell as a JSON value. Of verl's {style, ground_truth}, return only the ground truth."""
     if isinstance(value, Mapping) and "ground_truth" in value:
         value = value["ground_truth"]
     return plain(value)
@@ -288,9 +288,9 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _without_surrogates(text: str) -> str:
-    """Return a text with `?` for each half of a character (a lone surrogate).
+    """Return a text in which `?` replaces each lone surrogate (half of a character).
 
-    JSON can hold them; files and tokenizers cannot.
+    JSON may contain lone surrogates; files and tokenizers cannot store them.
     """
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 

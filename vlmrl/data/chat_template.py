@@ -1,4 +1,4 @@
-"""Chat template of a model: messages as the text format that the model was trained on."""
+"""Rendering of messages with a model's chat template, in the text format that the model was trained on."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 IMAGE_SLOT = "<image>"
 TEMPLATE_HINT = "use the chat template that came with the model (chat_template.jinja in its folder)"
 WORKER = TemplateWorker(chat=True)
-"""Worker of this process for chat templates."""
+"""Process that renders chat templates with limits."""
 
 
 def render_chat(
     processor: Any, messages: Sequence[Message], *, generation_prompt: bool, settings: Mapping[str, Any]
 ) -> str:
-    """Return the text of a conversation; each `<image>` becomes one of the template's image entries.
+    """Return the text of a conversation; each `<image>` becomes an image entry for the template.
 
     Args:
         settings: further variables of the template, such as `enable_thinking`.
-    Raises: CheckpointError when the model has no chat template, when the template is not valid, or when it takes more
-        time, memory or text than a prompt can; DataError when the template refuses this conversation.
+    Raises: CheckpointError when the model has no chat template, when the template is not valid, or when it exceeds the
+        limits on time, memory or text; DataError when the template refuses this conversation.
     """
     from jinja2 import TemplateError, TemplateSyntaxError
 
@@ -62,13 +62,15 @@ def render_chat(
 
 
 def _require_limits(processor: Any, turns: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> None:
-    """Render a conversation in a process with limits first: a chat template is a program that came with a model.
+    """Check that a template renders a conversation within the limits, in a process of its own.
 
-    Raises: CheckpointError when the template exceeds a limit. All other errors are left to `render_chat`, which renders
-        the conversation again without limits.
+    A chat template is a program from the model's authors, so it could run forever or fill the memory.
+
+    Raises: CheckpointError when the template exceeds a limit. Other errors are not raised here, because `render_chat`
+        renders the conversation again without limits.
     """
     source = processor.chat_template
-    if isinstance(source, Mapping):  # several templates by name: transformers takes this one
+    if isinstance(source, Mapping):  # several templates by name: choose the one that transformers chooses
         source = source.get("default")
     if not isinstance(source, str):
         return
@@ -83,12 +85,12 @@ def _require_limits(processor: Any, turns: Sequence[Mapping[str, Any]], settings
 
 
 def guard_message(control: ControlTokens, message: Message) -> Message:
-    """Return the message with a text that cannot write a control token; its `<image>` slots stay."""
+    """Return the message with all control tokens in its text marked as plain letters; `<image>` slots stay."""
     return Message(message.role, IMAGE_SLOT.join(map(control.guard, message.content.split(IMAGE_SLOT))))
 
 
 def _entries(text: str) -> list[dict[str, str]]:
-    """Return a text with `<image>` slots as the content list of a chat template."""
+    """Split a text at its `<image>` slots into the list of content entries that chat templates expect."""
     parts: list[dict[str, str]] = []
     for index, piece in enumerate(text.split(IMAGE_SLOT)):
         if index:

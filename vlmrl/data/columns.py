@@ -1,6 +1,6 @@
-"""Spellings of column names, and the column of each role: for training tables, saved responses and pairs of images.
+"""Names of columns that are recognised for each role, in training tables, saved responses and tables of image pairs.
 
-The spellings are those of TRL, verl, EasyR1 and ms-swift, and other common ones. cells.py reads the cells.
+The names are those of TRL, verl, EasyR1 and ms-swift, and other common ones. cells.py reads the cells.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ PAIRS: Spellings = {
     "answer": ("answer", *(name for name in _ANSWER if name != "answer")),
     "composite": ("answer_im",),
 }
-"""Columns of a table of image pairs. `composite` is the answer together with the intermediate truth."""
+"""Columns of a table of image pairs. `composite` holds the answer together with the names of the two images."""
 
 
 @dataclass(frozen=True)
 class Mapped:
     """Column of each role of a training table; None = the table has no such column.
 
-    `style` names the trainer that uses these spellings; "own" = no known trainer.
+    `style` is the name of the trainer that uses these column names; "own" = no known trainer.
     """
 
     prompt: str | None
@@ -100,9 +100,9 @@ def match_columns(
     Args:
         spellings: role -> column names that are recognised.
         columns: the table's columns.
-        named: role -> column as the user named them; these take precedence.
+        named: role -> column that the user chose; these take precedence.
         where: the table, for messages.
-        option: the option or key that the user named the roles with, for messages.
+        option: the option or recipe key with which the user chooses columns, for messages.
     Raises: DataError for an unknown role, or a named column that the table lacks, with the nearest name.
     """
     matched = dict(named or {})
@@ -126,8 +126,8 @@ def map_columns(columns: Sequence[str], named: Mapping[str, str], first: Mapping
     Args:
         columns: the table's columns.
         named: `[[data]] columns` of the recipe: role -> column; these take precedence.
-        first: a row of the table. If its `reward_model` holds a `ground_truth`, as verl's does, that column is
-            preferred for the answer; else it is not an answer column.
+        first: a row of the table. If its column `reward_model` holds a `ground_truth`, as in verl's tables, that column
+            is preferred for the answer; otherwise `reward_model` is not used for the answer.
         where: the table, for messages.
     Raises: DataError; see `match_columns`.
     """

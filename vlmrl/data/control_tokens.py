@@ -1,12 +1,13 @@
-"""Control tokens typed in the text of a dataset (`<|im_end|>`, `<image_soft_token>`): they stay letters.
+"""Protection against control tokens in the text of a dataset (`<|im_end|>`, `<image_soft_token>`): they stay letters.
 
-A tokenizer reads the name of a special token as that token wherever it stands, so a question that quotes
+A tokenizer converts the name of a special token to that token wherever the name occurs. So a question that quotes
 `<|im_end|><|im_start|>assistant` would end its own turn. This module separates the names that the chat template writes
-from those that the data holds. Before rendering, `guard` replaces the first character of each name in the data by a
-mark, to which the template pays no attention. `encode` then reads the rendered text with a copy of the tokenizer in
-which every control token has a secret name: names that the template wrote become secret names, names in the data stay.
+from the names in the data. Before rendering, `guard` replaces the first character of each name in the data by a mark,
+which has no meaning for the template. `encode` then uses a copy of the tokenizer in which every control token has a
+secret name. In the rendered text, names that the template wrote are replaced by secret names; names in the data are
+restored as letters.
 
-A text without such a name is encoded by the tokenizer itself.
+A text without a control token's name is encoded by the model's own tokenizer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from vlmrl.errors import DataError
 MEDIA = ("image", "video", "audio")
 """Kinds of media that have placeholder tokens."""
 OPEN, CLOSE = "\ue000", "\ue001"
-"""Private-use characters around a mark or a secret name; between them are digits that no data can know."""
+"""Private-use characters around a mark or a secret name. Between them are random digits, which no data can predict."""
 _NO_NAME = r"(?!)"
 """Pattern that matches nothing."""
 _OF_SOME_MODEL = re.compile(
@@ -31,11 +32,11 @@ _OF_SOME_MODEL = re.compile(
     r"|<(?:start|end)_of_(?:turn|image|utterance)>|<(?:image_soft_token|IMG_CONTEXT|fake_token_around_image|global-img)>"
     r"|\[/?INST\]"
 )
-"""Control tokens of the known model families, to check a dataset without a model."""
+"""Pattern of the control tokens of the known model families, to check a dataset without a model."""
 
 
 def typed_in(text: str) -> Counter[str]:
-    """Count what the tokenizer of some model would take for a control token in a text: name -> number."""
+    """Count the names in a text that are control tokens of any known model family. Returns: name -> number."""
     return Counter(_OF_SOME_MODEL.findall(text))
 
 
@@ -44,11 +45,11 @@ class ControlTokens:
 
     Args:
         processor: a transformers processor.
-        render: one user message -> the text of its chat template, no generation prompt. Added tokens in it open or
-            close a turn; not every tokenizer calls these special.
+        render: renders one user message with the chat template, without generation prompt. The added tokens in the
+            result open or close a turn; not every tokenizer marks these tokens as special.
 
     Attributes:
-        names: the tokens as they stand in text, the longest first.
+        names: the tokens as text, the longest first.
     """
 
     def __init__(self, processor: Any, render: Callable[[str], str]) -> None:
@@ -58,7 +59,7 @@ class ControlTokens:
         self._firsts = frozenset(name[0] for name in self.names)
         self._longest = max(map(len, self.names), default=0)
         nonce = "".join(str(secrets.randbelow(10)) for _ in range(20))
-        # The nonce is random, so that no data holds a mark or a secret name.
+        # The nonce is random, so that no data contains a mark or a secret name.
         self._marks = {c: f"{OPEN}{nonce}0{i}{CLOSE}" for i, c in enumerate(sorted(self._firsts))}
         self._marked = {mark: c for c, mark in self._marks.items()}
         self._mark = _any_of(self._marked)
@@ -68,16 +69,16 @@ class ControlTokens:
         self._copy: Any = None
 
     def found_in(self, text: str) -> Counter[str]:
-        """Count the control tokens in a text of the data: name -> number."""
+        """Return name -> number of occurrences of the control tokens in a text of the data."""
         return Counter(self._name.findall(text))
 
     def guard(self, text: str) -> str:
         """Return a text of the data with a mark in place of the first character of every control token.
 
-        The beginning of a control token at the end of the text is marked, too: the template may append the rest of it.
+        The beginning of a control token at the end of the text is marked, too, because the template may add its rest.
         """
         while (marked := self._name.sub(lambda m: self._marks[m[0][0]] + m[0][1:], text)) != text:
-            text = marked  # a name may hold another one: mark until none is left
+            text = marked  # a name may contain another name: repeat until no name is left
         body = text.rstrip()
         for at in range(max(0, len(body) - self._longest), len(body)):
             if body[at] in self._firsts and any(name.startswith(body[at:]) for name in self.names):
@@ -85,11 +86,11 @@ class ControlTokens:
         return text
 
     def reveal(self, marked: str) -> str:
-        """Return a guarded text, or one that was rendered from guarded texts, as people read it."""
+        """Return a guarded text, or a text rendered from guarded texts, without marks, as people read it."""
         return self._mark.sub(lambda m: self._marked[m[0]], marked)
 
     def is_ambiguous(self, marked: str) -> bool:
-        """Return whether the tokenizer, given the revealed text, would take data for a control token."""
+        """Return whether the model's tokenizer would read data as a control token if the marks were removed."""
         if self._mark.search(marked) is None:
             return False
         return self._name.split(self.reveal(marked)) != [self.reveal(piece) for piece in self._name.split(marked)]
@@ -126,7 +127,7 @@ class ControlTokens:
         return encoding.ids, token_at
 
     def processor_over(self, processor: Any) -> Any:
-        """Return a copy of the processor that takes guarded text."""
+        """Return a copy of the processor that accepts guarded text."""
         from copy import copy
 
         other = copy(processor)
@@ -134,7 +135,7 @@ class ControlTokens:
         return other
 
     def _renamed(self, marked: str) -> Any:
-        """Return the tokenizer with a secret name for every control token, under the same id; it is made once."""
+        """Return a copy of the tokenizer in which every control token has a secret name and its old id; made once."""
         if self._copy is None:
             backend = getattr(self.tokenizer, "backend_tokenizer", None)
             if backend is None:
@@ -154,7 +155,7 @@ class ControlTokens:
 
 
 class _GuardedTokenizer:
-    """Tokenizer for a processor that takes guarded text and returns ids. All else is as in the model's tokenizer."""
+    """Tokenizer that encodes guarded text, for a copy of a processor. All else is as in the model's tokenizer."""
 
     def __init__(self, control: ControlTokens) -> None:
         self._control = control
@@ -208,9 +209,9 @@ def _names(processor: Any, render: Callable[[str], str]) -> tuple[str, ...]:
 
 
 def _any_of(words: Sequence[str] | Mapping[str, str]) -> re.Pattern[str]:
-    """Return a pattern that matches any of the words; of several, the first in order.
+    """Return a pattern that matches any of the words; if several match, the first in order.
 
-    A look-ahead at the first characters makes it fast: most text begins none of the words.
+    A look-ahead for the first characters makes it fast, because at most places of a text no word begins.
     """
     if not words:
         return re.compile(_NO_NAME)

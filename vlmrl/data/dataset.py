@@ -1,7 +1,7 @@
 """Interface of datasets, and their common parts: rows made on access, decoded images, hashes of rows.
 
-prepared_dataset.py has the folders that `vlmrl prep` makes, table_dataset.py the user's own tables; open_dataset.py
-chooses between them.
+prepared_dataset.py reads folders that `vlmrl prep` made; table_dataset.py reads the user's own tables; open_dataset.py
+chooses between the two.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Dataset(Protocol):
     Attributes:
         name: short name of the source, as in metrics and rollouts.
         path: the folder, the file or the hub name, as text.
-        info: dataset.json, or its counterpart for a table (task, splits, how columns were read).
+        info: dataset.json; for a table, a similar mapping (task, splits, role -> column).
         splits: split -> number of rows.
-        notes: remarks for the user on how the data was read; one sentence each.
+        notes: remarks for the user about the reading of the data; one sentence each.
     """
 
     @property
@@ -61,7 +61,7 @@ class Dataset(Protocol):
         ...
 
     def image(self, media: Media) -> PILImage:
-        """Return the image as PIL RGB, upright. Raises: DataError with its place when the file is broken."""
+        """Return the image as PIL RGB, upright. Raises: DataError with the image's place when the file is broken."""
         ...
 
     def place_of(self, media: Media) -> str:

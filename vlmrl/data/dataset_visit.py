@@ -1,4 +1,4 @@
-"""Data doctor of an existing dataset: a prepared folder, or a user's own table."""
+"""Data doctor for an existing dataset: a prepared folder, or a user's own table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RowLabels(NamedTuple):
 
     Args:
         label: class of the row's answer; None if it has none.
-        distance: distance between the classes of its two images, which says how hard the row is; 0 = the same class.
+        distance: distance between the classes of its two images, a measure of difficulty; 0 = the same class.
         group: kind of `names`, such as "individual"; "" = not known.
         names: individuals or things that the row's images show.
     """
@@ -116,7 +116,7 @@ def _examine_images(
         for one, fields in zip(media, looks, strict=True):
             if "reason" in fields:
                 broken.append(f"{dataset.place_of(one)}: {fields['reason']}")
-                results.append(Examined(one, 0, "0" * 80))  # the hash of a flat image: never a near duplicate
+                results.append(Examined(one, 0, "0" * 80))  # the hash of a flat image, which has no near duplicates
             else:
                 result = examined(fields)
                 results.append(Examined(one, result.bytes, result.look, result.remarks))

@@ -1,9 +1,9 @@
 """Atomic writer of dataset folders.
 
-The folder is written under a hidden name beside its target, synced to disk, and renamed at the end: a reader sees the
-old folder or the new one. A writer holds a lock on its hidden folder. The system releases the lock when the process
-dies: a hidden folder without a lock was left by an interrupted writer. Leftovers of the same work are reused, others
-are removed.
+The folder is written under a hidden name beside its target, synced to disk, and renamed at the end. So a reader sees
+either the complete old folder or the complete new one. A writer holds a lock on its hidden folder. The system releases
+the lock when the process ends; a hidden folder without a lock was therefore left by an interrupted writer. Leftovers of
+the same work are reused, others are removed.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from vlmrl.types import Media
 
 Outcome = Literal["created", "replaced", "up to date"]
 DROPPED_FILE = "dropped.jsonl"
-"""File that lists every source row or file that was left out, one JSON object per line: its place and the reason."""
+"""File that lists the source rows and files that were left out: a JSON object per line, with place and reason."""
 WORK, KEY_FILE = "work", "key"
 WORK_VERSION = 1
-"""Version of the form of intermediate results. Those of another version are not reused."""
+"""Version of the format of intermediate results. Results of another version are not reused."""
 ROW_GROUP = 10_000
 
 
 class Build:
-    """Dataset folder that is being written. `building` makes it.
+    """Dataset folder that is being written. Create it with `building`.
 
     Args:
         target: final path of the folder.
         folder: hidden folder that is being filled.
-        leftovers: notes on what was left by earlier, interrupted writers.
+        leftovers: notes on the hidden folders of earlier, interrupted writers.
 
     Attributes:
         images: writer of single images. For many images, `write_shards` (data/image_shards.py) fills `folder` instead.
@@ -89,9 +89,9 @@ class Build:
         """Write dataset.json as the last file, and rename the folder to its target.
 
         Args:
-            info: all of dataset.json except schema, splits, files and fingerprint, which are added here. It holds no
-                time, host or path.
-            force: replace a dataset that differs.
+            info: all fields of dataset.json except schema, splits, files and fingerprint, which are added here. They
+                must not contain a time, host or path.
+            force: whether a dataset that differs is replaced.
         Returns: "created", "replaced" or "up to date" (the target is the same dataset already; nothing was written).
         Raises: DataError when the target is another dataset and `force` is not set; that dataset is left unchanged.
         """
@@ -113,7 +113,7 @@ class Build:
     def _fingerprint(self, info: Mapping[str, Any]) -> str:
         """Return a hash of names, rows and images.
 
-        It does not cover the files' bytes: these depend on the version of the library that wrote them.
+        The bytes of the files do not count, because they depend on the version of the library that wrote them.
         """
         digest = hashlib.sha256()
         for part in (info.get("name"), info.get("task"), info.get("levels")):
@@ -156,10 +156,10 @@ def building(target: Path | str, key: Any = None) -> Iterator[Build]:
 
     Args:
         target: final path of the dataset folder.
-        key: JSON value that names all that the work depends on. A killed or interrupted run leaves its finished parts
-            (in `work`, and image shards), and a run with the same key reuses them. None = nothing is kept.
+        key: JSON value with everything that the work depends on. A killed or interrupted run leaves its finished parts
+            (in `work`, and image shards), and a run with the same key reuses them. None = no parts are kept.
     Raises: DataError when another process is writing the same dataset, when the target exists and is no dataset, or
-        when nothing can be written there.
+        when the folder cannot be written.
     """
     target = Path(target).absolute()
     _refuse_foreign(target)
@@ -232,12 +232,12 @@ def _clear_leftovers(folder: Path, target: Path, left_over: bool, key: Any) -> l
 
 
 def old_folder(target: Path) -> Path:
-    """Return the hidden path of a dataset that is being replaced, until its replacement has its name."""
+    """Return the hidden path to which an old dataset is moved until the new one has its name."""
     return target.parent / f".{target.name}.replaced"
 
 
 def damage_of(target: Path) -> str | None:
-    """Return what is wrong with a dataset folder, or None if each file that dataset.json names has the same bytes."""
+    """Describe the damage of a dataset folder; None = every file has the size and hash that dataset.json lists."""
     try:
         files = parse_json((target / INFO_FILE).read_text(encoding="utf-8"))["files"]
         for name, fields in files.items():
@@ -256,7 +256,7 @@ def _facts(target: Path) -> tuple[Any, ...] | None:
 
 
 def _facts_of(info: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the fields that are equal for the same dataset: arguments and content, not the version of its writer."""
+    """Return the fields that identify a dataset: its arguments and content, without the version of its writer."""
     return info["schema"], info["name"], info["args"], info["fingerprint"]
 
 
@@ -283,7 +283,7 @@ _OTHER_ARGUMENTS = "a dataset made with other arguments"
 
 
 def _difference(target: Path, text: str) -> str:
-    """Return which arguments or what content differ, for the message."""
+    """Describe how the arguments or the content differ, for the error message."""
     try:
         stored, new = parse_json((target / INFO_FILE).read_text(encoding="utf-8")), parse_json(text)
         old_args, new_args = dict(stored["args"]), dict(new["args"])
@@ -302,10 +302,12 @@ def _difference(target: Path, text: str) -> str:
 
 
 def _refuse_foreign(target: Path, *, replace: bool = False) -> None:
-    """Raise a DataError if the target is anything but a dataset or an empty folder. Called before any work is done.
+    """Raise a DataError if the target is neither a dataset nor an empty folder. Called before any work is done.
 
-    Only a folder that this program has made is ever removed: it has a dataset.json and only files of a dataset. A link
-    to such a folder, and a dataset folder with further files, can be read and be up to date, but are not replaced.
+    Args:
+        replace: whether the target is going to be replaced. Only a folder that this program has made is ever removed:
+            it has a dataset.json and only files of a dataset. A link to such a folder, or a dataset folder with further
+            files, is an error then; it may still be read, and it may be up to date.
     """
     if not target.exists() and not target.is_symlink():
         return
@@ -324,7 +326,7 @@ def _refuse_foreign(target: Path, *, replace: bool = False) -> None:
 
 
 def _is_own(name: str) -> bool:
-    """Return whether a dataset folder has files of such a name."""
+    """Return whether a file name is one that `vlmrl prep` writes into a dataset folder."""
     shard = name.startswith("media-") and name.endswith(".arrow")
     return shard or name in (INFO_FILE, DROPPED_FILE) or name.endswith(".parquet")
 
@@ -334,7 +336,7 @@ def _is_empty(target: Path) -> bool:
 
 
 def media_fields(media: Media) -> dict[str, Any]:
-    """Return a Media as the struct that Parquet columns hold."""
+    """Return the fields of a Media as a mapping, as Parquet columns store it."""
     return {"sha256": media.sha256, "width": media.width, "height": media.height, "kind": media.kind}
 
 

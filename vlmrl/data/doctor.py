@@ -1,8 +1,8 @@
 """The data doctor: checks of a dataset before training, each with numbers and a verdict.
 
-It checks lengths (would rows be cut or dropped?), copies (is a test image in training, unchanged or resized?), names
-(do individuals of the test occur in training?) and labels (what does the answer "always the same class" earn?). It
-needs only facts of rows and images; data/dataset_visit.py gets them from a dataset folder.
+It checks lengths (would rows be cut or dropped?), copies (is a test image also a training image, unchanged or
+resized?), names (do individuals of the test split occur in training?) and labels (what does the answer "always the
+same class" earn?). It needs only facts about rows and images; data/dataset_visit.py collects them from a dataset.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from vlmrl.visible import plural
 
 Verdict = Literal["ok", "look", "bad"]
 TOKEN_LIMIT = 2048
-"""Limit of a prompt in tokens where none is given: rows above it are counted. EasyR1 drops them silently."""
+"""Default limit of a prompt in tokens: rows above it are counted. EasyR1 drops such rows silently."""
 EVEN, SKEWED = 0.6, 0.8
-"""Shares of the most frequent label: up to the first, labels are even; above the second, they are badly skewed."""
+"""Limits for the share of the most frequent label: up to EVEN, labels are balanced; above SKEWED, badly unbalanced."""
 LONG_SIDES = 200
 """Largest ratio of an image's longer side to its shorter side that the image processors of Qwen-VL and GLM-V take
 (`smart_resize` of transformers); they refuse longer images."""
 SHOWN = 20
-"""Largest number of examples of copies in the report."""
+"""Maximum number of copies that the report lists as examples."""
 MAX_SPLITS = 62
 """Largest number of splits: a set of splits is stored in the bits of one integer."""
 
@@ -38,11 +38,11 @@ class RowFacts(NamedTuple):
 
     Args:
         images: positions in `DatasetFacts.images`.
-        label: its class as text; None = it has none, or the dataset has too many to count.
+        label: its class as text; None = it has none, or the dataset has too many classes to count.
         distance: distance of a pair, 0 = the same class.
         text_tokens: number of tokens of its prompt without images.
-        groups: names of whom or what it shows.
-        name: name by which a person finds it.
+        groups: names of the individuals or things in its images.
+        name: name of the row, for messages.
     """
 
     images: tuple[int, ...]
@@ -58,10 +58,10 @@ class DatasetFacts:
     """Facts of a dataset that the doctor uses.
 
     Args:
-        images: every content once.
-        rows: split -> rows.
+        images: facts of the images, each content once.
+        rows: split -> facts of its rows.
         group: kind of the names in `RowFacts.groups`, such as "individual"; "" = not known.
-        notes: check -> (verdict, finding), added by the maker of the dataset.
+        notes: further checks by the program that made the dataset: name of the check -> (verdict, finding).
     """
 
     images: Sequence[Examined]
@@ -121,9 +121,10 @@ def examine_dataset(facts: DatasetFacts, *, max_prompt_tokens: int | None = None
 
 
 def baseline(shares: Mapping[str, int]) -> dict[str, Any]:
-    """Return what a blind baseline earns: the accuracy of always answering the most frequent label.
+    """Return the accuracy of a blind baseline that always answers the most frequent label.
 
-    With at most two labels, also the Brier score of always stating the labels' frequency: p (1 - p); 0 is best.
+    With at most two labels, return also the Brier score of a baseline that always states the frequency p of a label:
+    p (1 - p); 0 is best.
 
     Example: 60 same, 40 different -> accuracy 0.6, Brier 0.24.
     """
@@ -154,7 +155,7 @@ def _labels(rows: Sequence[RowFacts]) -> dict[str, Any] | None:
 
 
 def _splits_of_images(facts: DatasetFacts) -> list[int]:
-    """Return the splits that each image is in: bit i stands for the i-th split."""
+    """Return a bit mask for each image: bit i is set if the image is in the i-th split."""
     masks = [0] * len(facts.images)
     for bit, rows in enumerate(facts.rows.values()):
         for row in rows:
@@ -182,10 +183,10 @@ def _exact_copies(facts: DatasetFacts, masks: Sequence[int]) -> dict[str, Any]:
 
 
 def _near_copies(facts: DatasetFacts, masks: Sequence[int]) -> dict[str, Any]:
-    """Count the images that look like another one.
+    """Count the images that look like another image.
 
-    `between["train+test"]` counts the images of test that are not in train and look like one that is. `within` counts
-    the images that look like another one of a split that they are in.
+    `between["train+test"]` counts the test images that are not in train, but look like an image of train. `within`
+    counts the images that look like another image of the same split.
     """
     splits = list(facts.rows)
     likeness = find_near_copies([image.look for image in facts.images], masks, SHOWN)
@@ -345,7 +346,7 @@ def _check_groups(report: Mapping[str, Any], group: str) -> list[dict[str, str]]
 
 
 def _long_images(facts: DatasetFacts) -> list[dict[str, Any]]:
-    """Return the images whose longer side is over `LONG_SIDES` times the shorter, each with a row that shows it."""
+    """Return the images whose longer side is over `LONG_SIDES` times the shorter, each with a row that contains it."""
     media = [image.media for image in facts.images]
     long = {i for i, one in enumerate(media) if max(one.width, one.height) > LONG_SIDES * min(one.width, one.height)}
     shown: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Messages and images as token ids and pixels. No other module but packing.py knows image tokens."""
+"""Encoding of messages and images as token ids and pixels. Only this module and packing.py handle image tokens."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ NOT_MODEL_INPUTS = (
     "grids",
     "num_patches_per_image",
 )
-"""Outputs of processors that are no tensors of images: the text, and how it was made."""
+"""Names of the processors' outputs that belong to the text and not to the images."""
 PROBE = "probe"
-"""Word of a test message: a chat template that works writes it."""
+"""Text of a test message. A chat template works if the rendered message contains it."""
 SIZE_HINT = "cut the image into pieces or take the row out; `vlmrl check` lists all such rows"
 CACHED_BYTES = 2**29
-"""Limit in bytes of the processed images in memory, by content; the least recently used go first. Pairs repeat images.
+"""Maximum size in bytes of the cache of processed images; the least recently used images are removed first.
 
-512 MiB are 7,000 digits of 56 x 56 pixels, or 20 images of one megapixel. For a family without a grid of patches, whole
-prompts are kept.
+The cache is useful because pairs repeat images. 512 MiB are 7,000 digits of 56 x 56 pixels, or 20 images of one
+megapixel. For a family without a grid of patches, whole prompts are cached.
 """
 
 
@@ -55,10 +55,10 @@ class EncodedPrompt:
         kinds: P values, 0 text, 1 image.
         images: processor tensors of its images (`pixel_values`, `image_grid_thw`, ...); empty without images.
         num_images, num_image_tokens: counts.
-        image_sizes: (width, height) in pixels of each image as the model sees it; of one tile where the model sees
-            several, and as stored where the tensors do not show it.
+        image_sizes: (width, height) in pixels of each image as the model sees it. If the model sees several tiles, the
+            size of one tile; if the tensors do not contain the size, the size of the stored image.
         unexpanded_ids: token ids with one placeholder per image, for an engine that runs the processor itself.
-        pictures: the images before the processor, for the same engine.
+        pictures: the images before processing, for the same engine.
     """
 
     row: Row
@@ -82,8 +82,8 @@ class Encoder:
         thinking: "on" or "off" is passed to the chat template as `enable_thinking`; "template" passes nothing.
 
     Attributes:
-        takes_pixel_bounds: whether `min_pixels` and `max_pixels` have an effect. Processors that fit an image to a grid
-            of patches have such bounds; the others (a fixed size, tiles, crops) have none.
+        takes_pixel_bounds: whether `min_pixels` and `max_pixels` have an effect. Processors that resize an image to a
+            grid of patches have such bounds; other processors (with a fixed size, tiles or crops) have none.
         image_arguments: arguments of the image processor besides the images.
     """
 
@@ -105,7 +105,7 @@ class Encoder:
 
     @property
     def control(self) -> ControlTokens:
-        """The model's control tokens, which the text of a dataset cannot write.
+        """The model's control tokens; in the text of a dataset, they stay letters.
 
         Raises: CheckpointError or DataError when the model has no chat template, or one that cannot be used.
         """
@@ -131,10 +131,10 @@ class Encoder:
                 raise DataError(f"image {number} {problem}", where=row.place, hint=SIZE_HINT)
 
     def size_problem(self, width: int, height: int) -> str | None:
-        """Return why the model's image processor takes no image of this size, in words; None if it takes one.
+        """Return why the model's image processor does not accept images of this size; None = it accepts them.
 
-        Processors that fit an image to a grid of patches refuse one that is far longer than wide. A processor that
-        scales the shorter side to a fixed length would fill the memory with such an image.
+        Processors that resize an image to a grid of patches refuse an image whose longer side is far longer than its
+        shorter side. A processor that scales the shorter side to a fixed length would need too much memory for it.
 
         Args:
             width, height: in pixels, as stored.
@@ -148,7 +148,7 @@ class Encoder:
                 return f"{shape} the shorter, which the model's image processor refuses: {first_line(error)}"
             return None
         edges = {name: edge for name, edge in dict(getattr(image_processor, "size", None) or {}).items() if edge}
-        # Scaled, the shorter side is `edge` and the longer one edge * max / min; the area is compared without dividing.
+        # After scaling, the sides are `edge` and edge * max / min. The area is compared without a division.
         if edges.keys() == {"shortest_edge"} and edges["shortest_edge"] ** 2 * max(width, height) > MAX_PIXELS * min(
             width, height
         ):
@@ -158,7 +158,7 @@ class Encoder:
     def count_image_tokens(self, row: Row) -> int | None:
         """Return the number of image tokens of a row, from the sizes of its images alone.
 
-        Returns: None where only the processor knows the number.
+        Returns: None if only the processor can determine the number.
         """
         image_processor = self.processor.image_processor
         if not hasattr(image_processor, "merge_size"):
@@ -171,7 +171,7 @@ class Encoder:
     def count_prompt_tokens(self, row: Row, messages: Sequence[Message]) -> int:
         """Return the number of prompt tokens without reading an image.
 
-        Where `count_image_tokens` does not know the number of image tokens, they are left out.
+        If `count_image_tokens` returns None, image tokens are not counted.
         """
         marked = self._render([guard_message(self.control, m) for m in messages], True)
         # Each image has one placeholder in the text, which its image tokens replace.
@@ -189,7 +189,7 @@ class Encoder:
             )
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text of the data, such as a response to learn; control tokens in it are letters."""
+        """Return the token ids of a text of the data, such as a response to learn. Control tokens stay letters."""
         return tuple(self.control.encode(self.control.guard(text)))
 
     def encode(self, row: Row, messages: Sequence[Message], images: Sequence[Image]) -> EncodedPrompt:
@@ -339,7 +339,7 @@ class Encoder:
 
 
 def tensor_bytes(features: Mapping[str, Tensor]) -> int:
-    """Return the memory of the tensors, in bytes."""
+    """Return the size of the tensors in memory, in bytes."""
     return sum(t.numel() * t.element_size() for t in features.values())
 
 
@@ -352,7 +352,7 @@ def _takes_pixel_bounds(image_processor: Any) -> bool:
 def _size_argument(image_processor: Any, min_pixels: int | None, max_pixels: int | None) -> dict[str, Any]:
     """Return the argument that sets the bounds of an image processor.
 
-    In the processors that have bounds, the two "edges" are areas in pixels.
+    In processors with bounds, the "shortest edge" and "longest edge" are areas in pixels, despite their names.
     """
     if min_pixels is None and max_pixels is None:
         return {}

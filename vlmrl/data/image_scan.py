@@ -1,7 +1,7 @@
-"""Scan of all images of a collection, on all cores: soundness, hash of the content, hash of the look.
+"""Scan of all images of a collection, on all cores: validity, hash of the content, perceptual hash.
 
-Results are parts (data/parallel_parts.py) with one JSON line per image. After a kill, the next run makes only the parts
-that are missing.
+Results are written in parts (data/parallel_parts.py) with one JSON line per image. After a kill, the next run makes
+only the missing parts.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from vlmrl.types import Media
 PART_FILES = 256
 """Number of images per part."""
 MAX_REMEMBERED = 50_000
-"""Largest number of images whose results a process remembers; then it forgets all of them."""
+"""Maximum number of images whose results a process keeps in memory. When it is reached, all are removed."""
 
 
 class Files(Protocol):
-    """Files by relative path. Picklable: a copy opens its source anew."""
+    """Reader of files by relative path. Picklable: a copy in another process opens the source again."""
 
     def read(self, path: str) -> bytes:
         """Return the bytes of a file. Raises: DataError when it cannot be read."""
@@ -35,7 +35,7 @@ class Files(Protocol):
 
 @dataclass(frozen=True)
 class MemoryFiles:
-    """Files held in memory."""
+    """Reader of files that are in memory."""
 
     contents: Mapping[str, bytes]
 
@@ -44,13 +44,13 @@ class MemoryFiles:
 
 
 class Examiner:
-    """Calls of `examine`, once per content: a collection of pairs repeats its images."""
+    """Cache of the results of `examine` by content, because a collection of pairs repeats its images."""
 
     def __init__(self) -> None:
         self._known: dict[str, dict[str, Any]] = {}
 
     def look(self, data: bytes) -> dict[str, Any]:
-        """Return the fields that `examined` reads, or {"reason": why the image cannot be used}."""
+        """Return the fields for `examined`, or {"reason": why the image cannot be used}."""
         sha256 = image_hash(data)
         fields = self._known.get(sha256)
         if fields is None:
@@ -61,7 +61,7 @@ class Examiner:
 
 
 EXAMINER = Examiner()
-"""Examiner of this process: all parts that it makes share the results."""
+"""Examiner of this process. All parts that the process makes share its results."""
 
 
 def examined(fields: dict[str, Any]) -> Examined:

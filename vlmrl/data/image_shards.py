@@ -1,7 +1,7 @@
 """Writing of image shards on all cores.
 
-The images of each shard are planned first. So each shard is a part of its own (data/parallel_parts.py), and its bytes
-do not depend on the process that writes it.
+It is planned first which images each shard gets. Each shard is then a part of its own (data/parallel_parts.py), and its
+bytes do not depend on the process that writes it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Stored:
 
     Args:
         sha256, bytes: hash and size of the file as it is stored.
-        place: place of its source, as the `ShardReader` takes it.
-        max_pixels: a larger image is scaled down to this number of pixels; None = stored in its own size.
+        place: place of its source file, as the `ShardReader` expects it.
+        max_pixels: a larger image is scaled down to this number of pixels; None = the size is not changed.
     """
 
     sha256: str
@@ -37,7 +37,7 @@ class Stored:
 
 
 class ShardReader(Protocol):
-    """Reader of image files from their sources. Picklable: each process has its own."""
+    """Reader of image files from their sources. Picklable: each process has its own copy."""
 
     def files(self, places: Sequence[Any]) -> Iterator[bytes]:
         """Yield the file of each place, in order. Raises: DataError when one no longer exists."""
@@ -51,7 +51,7 @@ class Examined:
     Args:
         media, bytes: reference and size of the file as it is stored.
         look: perceptual hash (data/near_duplicates.py).
-        remarks: what is unusual about the source file; see `remarks_on`.
+        remarks: unusual properties of the source file; see `remarks_on`.
     """
 
     media: Media
@@ -61,7 +61,7 @@ class Examined:
 
 
 def examine(data: bytes, max_pixels: int | None = None) -> Examined:
-    """Decode an image file to prove it sound, and return its facts. Raises: DataError with the reason if it is not."""
+    """Decode an image file to prove that it is valid, and return its facts. Raises: DataError if it is not valid."""
     stored, media, image = stored_form(data, max_pixels)
     return Examined(media, len(stored), look_hash(image), tuple(limits.remarks_on(data)))
 
@@ -95,9 +95,9 @@ def _smaller(data: bytes, image: Any, size: tuple[int, int]) -> tuple[bytes, Med
 
 
 def plan_shards(images: Iterable[Stored]) -> list[list[Stored]]:
-    """Return the images of each shard, in order; a shard ends with the batch in which it reaches `SHARD_BYTES`.
+    """Return the images of each shard, in order. A shard ends with the batch in which it reaches `SHARD_BYTES`.
 
-    `ShardWriter` does the same: images written by either give the same files.
+    `ShardWriter` follows the same rule, so both write the same files for the same images.
     """
     shards: list[list[Stored]] = [[]]
     batch = written = 0
@@ -122,7 +122,7 @@ def write_shards(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write `media-*.arrow` into the folder; shards that are there already stay.
+    """Write `media-*.arrow` into the folder; shards that already exist are not written again.
 
     Args:
         images: each content once.

@@ -1,4 +1,4 @@
-"""Images by content: decoding with limits, and shards that hold each image once and are read through a memory map.
+"""Decoding of images with limits, and their storage by content in shards, which are read through a memory map.
 
 A shard `media-00000.arrow` is an Arrow IPC file with the columns `sha256` (hex text) and `bytes` (the image file: PNG,
 JPEG or WebP). Nothing in it depends on the clock or the machine.
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
 MAX_PIXELS = 100_000_000
-"""Largest image that is decoded, in pixels: a file may claim any size, and decoding it would fill the memory."""
+"""Largest image that is decoded, in pixels. A file may state any size, and decoding could fill the memory."""
 MAX_FILE_BYTES = 128 * 1024 * 1024
 """Largest image file, in bytes."""
 KEPT_FORMATS = ("PNG", "JPEG", "MPO", "WEBP")
-"""Formats stored as they are (MPO is a JPEG with more pictures behind the first); others are re-encoded as PNG."""
+"""Formats whose files are stored unchanged; others are stored as PNG. MPO is a JPEG with further pictures appended."""
 READ_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Formats that are read. Image files are untrusted input: the decoders of other formats (EPS, PSD, ...) never run."""
 SHARD_BYTES = 512 * 1024 * 1024
@@ -63,7 +63,7 @@ def probe_image(data: bytes) -> tuple[Media, str]:
     """
     image = _open(data)
     width, height = image.size
-    if _orientation(image) in (5, 6, 7, 8):  # turned by 90 degrees
+    if _orientation(image) in (5, 6, 7, 8):  # turned by 90 degrees: width and height change places
         width, height = height, width
     return Media(image_hash(data), width, height), str(image.format)
 
@@ -86,7 +86,7 @@ def decode_image(data: bytes) -> PILImage:
                 raise DataError(
                     "floating-point pixels: it is not known which value is white; save the image with 8 or 16 bits"
                 )
-            if image.mode.startswith("I"):  # 16 bits and more: Pillow would clip to white, so the top byte is taken
+            if image.mode.startswith("I"):  # 16 bits and more: take the top byte, because Pillow would clip to white
                 image = _eight_bits(image)
             if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
                 image = image.convert("RGBA")
@@ -116,7 +116,7 @@ def store_form(data: bytes) -> tuple[bytes, Media]:
 
 
 def store_decoded(data: bytes) -> tuple[bytes, Media, PILImage]:
-    """Return the result of `store_form` and the pixels that it decoded, as `decode_image` gives them."""
+    """Return the result of `store_form` and the decoded image, which equals the result of `decode_image`."""
     media, kind = probe_image(data)
     image = decode_image(data)
     if kind in KEPT_FORMATS:
@@ -126,9 +126,9 @@ def store_decoded(data: bytes) -> tuple[bytes, Media, PILImage]:
 
 
 def remarks_on(data: bytes) -> list[str]:
-    """Return what is unusual about a sound image file, from its header.
+    """Return the unusual properties of a valid image file, from its header.
 
-    `decode_image` handles all of it; the doctor counts it. Possible remarks: "turned upright (EXIF)",
+    `decode_image` handles all of them; the data doctor counts them. Possible remarks: "turned upright (EXIF)",
     "first of several frames", "16 bits a channel", "CMYK", "palette", "transparency".
     """
     image = _open(data)
@@ -146,14 +146,14 @@ def remarks_on(data: bytes) -> list[str]:
 def _has_frames(image: PILImage) -> bool:
     try:
         return bool(getattr(image, "is_animated", False))
-    except _BROKEN:  # a later frame is broken: so there is one
+    except _BROKEN:  # a later frame is broken: there is more than one frame
         return True
 
 
 def _eight_bits(image: PILImage) -> PILImage:
     """Return the top byte of 16-bit pixels.
 
-    Pillow reads 16-bit files into its 32-bit mode, too: the range is the same there.
+    Pillow may read a 16-bit file into its 32-bit mode; the range of the values is then still 16 bits.
     """
     import numpy as np
     from PIL import Image
@@ -216,7 +216,7 @@ class ShardWriter:
         return len(self._seen)
 
     def add(self, sha256: str, data: bytes) -> None:
-        """Add an image file under its hash; one that is already there is left out."""
+        """Add an image file under its hash; if the hash was added before, do nothing."""
         if sha256 in self._seen:
             return
         self._seen.add(sha256)
@@ -225,7 +225,7 @@ class ShardWriter:
             self._flush()
 
     def close(self) -> list[Path]:
-        """Write what is left, make it durable, and return the paths of the shards: at least one."""
+        """Write the rest, sync it to disk, and return the paths of the shards, at least one."""
         if self._batch.hashes or not self.paths:
             self._flush()
         self._end_shard()
@@ -262,7 +262,7 @@ class ImageBatch:
 
 
 class ShardFile:
-    """Shard that is being written: batches in the order given, durable once closed."""
+    """Shard that is being written, batch by batch. `close` syncs it to disk."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
@@ -292,8 +292,8 @@ def shard_name(number: int) -> str:
 class ImageStore:
     """Reader of image files by hash from the `media-*.arrow` shards of a folder.
 
-    Opening reads the hashes only. An image's bytes are read on request, and checked against the hash. Picklable: a copy
-    opens the shards anew.
+    Opening a store reads only the hashes. The bytes of an image are read on request, and compared with the hash.
+    Picklable: a copy opens the shards again.
     """
 
     def __init__(self, folder: Path | str) -> None:

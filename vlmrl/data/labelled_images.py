@@ -1,6 +1,7 @@
-"""Labelled image collections: a folder or a zip archive whose paths are the hierarchy of names.
+"""Reader of labelled image collections: folders or zip archives in which an image's folders are its names.
 
-An archive is never unpacked to disk: its entries are read one by one, with limits, so no path in it can lead outside.
+An archive is never unpacked to disk. Its entries are read one by one, with limits, so a path in the archive cannot lead
+to a file outside it.
 """
 
 from __future__ import annotations
@@ -168,11 +169,9 @@ def check_name(name: str) -> str:
 
 
 def refuse_twins(images: Sequence[LabelledImage], levels: Sequence[str]) -> None:
-    """Refuse siblings whose names are equal in the reward's comparison (`normalise_name`).
+    """Raise a DataError if two names with the same parent are equal for the reward (`normalise_name`).
 
-    The truth of a pair of them would contradict itself.
-
-    Raises: DataError.
+    A pair of these two classes would have the truth "different", although their names are equal.
     """
     from vlmrl.rewards.text_parsing import normalise_name
 
@@ -259,7 +258,7 @@ class _Archive:
     def read(self, path: str) -> bytes:
         try:
             with self._zip.open(self._entries[path]) as file:
-                data = file.read(MAX_FILE_BYTES + 1)  # the size that the entry states may be wrong
+                data = file.read(MAX_FILE_BYTES + 1)  # the size in the archive's entry may be wrong
         except (
             zipfile.BadZipFile,
             zlib.error,

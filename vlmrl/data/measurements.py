@@ -1,4 +1,4 @@
-"""Measurements of a dataset before a model is loaded: histograms of image sizes, image tokens and prompt lengths."""
+"""Measurements of a dataset without a model: histograms of image sizes, image tokens and prompt lengths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vlmrl.types import Media
 PATCH_PIXELS = 28
 """Side of one image token of Qwen2.5-VL: 14-pixel patches, merged two by two."""
 MIN_PIXELS, MAX_PIXELS = 3136, 1_003_520
-"""Bounds of an image's area in pixels after resizing, as the recipe has them by default."""
+"""Bounds of an image's area in pixels after resizing; they are the defaults of the recipe."""
 CHARACTERS_PER_TOKEN = 4
 NOTE = (
     "tokens are estimates made without a tokenizer: images as for Qwen2.5-VL (28 x 28 pixels per token, "
@@ -51,8 +51,8 @@ def _tokens_of_size(width: int, height: int, min_pixels: int, max_pixels: int) -
 def fit_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
     """Return the size to which an image is scaled down so that it takes at most max_pixels / 28^2 tokens.
 
-    Both sides are multiples of 28, and the shape is nearly the same. An image that already takes no more than that
-    keeps its size.
+    Both sides are multiples of 28, and the ratio of the sides is nearly the same. An image within the limit keeps its
+    size.
 
     Example: 800 x 800 within 800 tokens (627,200 pixels) -> 784 x 784 (28 x 28 = 784 tokens).
     """

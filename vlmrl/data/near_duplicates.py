@@ -1,7 +1,8 @@
-"""Images that look alike: a perceptual hash, and a search for near duplicates that never compares all pairs.
+"""Search for images that look alike, with a perceptual hash and without a comparison of all pairs.
 
-The hash is a difference hash (is a cell brighter than its right neighbour?) at two sizes: 64 bits to find candidates,
-256 bits to confirm them. It is robust to a change of file format, size and quality, but not to crops and mirroring.
+The hash is a difference hash: each bit states whether a cell is brighter than its right neighbour. It is computed at
+two sizes: 64 bits to find candidates, 256 bits to confirm them. It is robust to a change of file format, size and
+quality, but not to crops and mirroring.
 
 Source: the dHash of Neal Krawetz ("Kind of Like That", 2013); the search is multi-index hashing (Norouzi et al.,
 arXiv:1307.2982): hashes within 3 bits agree in at least one of 4 parts.
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
 COARSE_BITS, FINE_BITS = 3, 20
-"""Maximum number of bits in which near duplicates differ: of 64, and of 256."""
+"""Maximum number of bits in which two near duplicates differ: of the 64 coarse bits, and of the 256 fine bits."""
 PARTS = 4
 HASH_BYTES = 40
 MAX_NEIGHBOURS = 4096
-"""Maximum number of hashes that a hash is compared with, among those that agree with it in one part."""
+"""Maximum number of hashes with which a hash is compared, of all hashes that agree with it in one part."""
 CONTRAST = 24
-"""Minimum difference between the lightest and the darkest cell, of 255. The hash of a flatter one is useless."""
+"""Minimum difference between the lightest and the darkest cell, of 255. The hash of a flatter image is useless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Likeness:
     """Result of a search for near duplicates.
 
     Args:
-        near: for each image, the groups of the other images that look like it, as a set of bits; 0 = none does.
+        near: for each image, the groups of the other images that look like it, as a bit mask; 0 = no image does.
         examples: positions (i, j) of images that look alike and are in different groups.
         skipped: number of images that were not searched, as they are too flat to distinguish.
     """
@@ -65,7 +66,7 @@ def find_near_copies(hashes: Sequence[str], groups: Sequence[int], shown: int = 
 
     Args:
         hashes: results of `look_hash`.
-        groups: for each image, the groups that it is in, as a set of bits, 0 to 2^62. A group is a split, for example.
+        groups: for each image, the groups that it is in, as a bit mask, 0 to 2^62. A group is a split, for example.
         shown: maximum number of examples.
     """
     import numpy as np
@@ -101,14 +102,15 @@ def find_near_copies(hashes: Sequence[str], groups: Sequence[int], shown: int = 
 
 
 def _close_rows(table: Any, gain: Callable[[Any, Any], Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield pairs of distinct hashes within both limits, as two arrays of row numbers; a pair may come several times.
+    """Yield pairs of distinct hashes within both limits, as two arrays of row numbers. A pair may be repeated.
 
     Rows that agree in a part are neighbours when they are sorted by it. All rows are compared with their next
     neighbour at once, then with the neighbour after that, until no two rows that agree are that far apart.
 
     Args:
         table: [U, 40] bytes, one distinct hash per row.
-        gain: (row numbers, row numbers) -> not 0 for each pair that would add a group.
+        gain: (row numbers, row numbers) -> for each pair, a number that is not 0 if the pair adds a group to a result;
+            other pairs are not yielded.
     """
     import numpy as np
 
@@ -120,7 +122,8 @@ def _close_rows(table: Any, gain: Callable[[Any, Any], Any]) -> Iterator[tuple[A
         starts = np.arange(len(keys))
         for distance in range(1, MAX_NEIGHBOURS + 1):
             starts = starts[: np.searchsorted(starts, len(keys) - distance)]
-            starts = starts[keys[starts] == keys[starts + distance]]  # sorted: no match here, none further away
+            # The keys are sorted: a row that differs from this neighbour differs from all later ones.
+            starts = starts[keys[starts] == keys[starts + distance]]
             if not len(starts):
                 break
             a, b = order[starts], order[starts + distance]

@@ -1,4 +1,4 @@
-"""Entry point to all datasets: it chooses between a prepared folder and a table."""
+"""Function that opens any dataset: a prepared folder or a table."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vlmrl.recipe.schema import Data
 def open_dataset(data: Data) -> Dataset:
     """Open a `[[data]]` entry. No row is read and no image is decoded yet.
 
-    Raises: DataError when nothing is at `path`, or it cannot be read.
+    Raises: DataError when nothing is at `path`, or the data there cannot be read.
     """
     path = Path(data.path)
     if not data.path.startswith("hub:") and (path / INFO_FILE).is_file():
-        # `table` is the recipe's default. dataset.json of a prepared folder names the right task.
+        # `table` is the default in the recipe, and wrong here: dataset.json of a prepared folder names the task.
         task = None if data.task == "table" else data.task
         return PreparedDataset(path, name=data.name, task=task)
     return TableDataset(data)

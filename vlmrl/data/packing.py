@@ -1,6 +1,6 @@
-"""Packing: trajectories of a step -> packed rows of whole groups under a token budget.
+"""Packing: distribute the trajectories of a step over packed rows of whole groups, within a token budget.
 
-Everything is integers until `make_row` makes the tensors.
+The packing itself uses only integers; `make_row` creates the tensors.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ class TrainItem:
 def pack(items: Sequence[TrainItem], tokens_per_row: int) -> list[list[TrainItem]]:
     """Distribute items over packed rows: groups stay together, and several groups share a row while they fit.
 
-    A group over the budget is split between its responses, and each part repeats the prompt. One trajectory over the
-    budget gets a row of its own. First-fit in the order given: the packing is a function of the items alone.
+    A group over the budget is split between its responses, and each part repeats the prompt. A single trajectory over
+    the budget gets a row of its own. The method is first-fit in the given order, so the packing depends on the items
+    alone.
 
     Args:
         tokens_per_row: budget of a row in tokens, prompts included.
@@ -100,7 +101,7 @@ def pack(items: Sequence[TrainItem], tokens_per_row: int) -> list[list[TrainItem
             size += item.num_tokens
         pieces.append((size, current))
     rows: list[list[TrainItem]] = []
-    room: list[int] = []  # tokens that each row still takes; negative where a piece alone is over the budget
+    room: list[int] = []  # number of tokens that still fit in each row; negative if a single piece exceeds the budget
     for size, piece in pieces:
         index = next((i for i, left in enumerate(room) if left >= size), None)
         if index is None:
@@ -120,7 +121,7 @@ def _by_group(items: Sequence[TrainItem]) -> list[list[TrainItem]]:
 
 
 def row_load(items: Sequence[TrainItem], names: Sequence[str]) -> Load:
-    """Return the load of a packed row of these items: what must fit in memory at once.
+    """Return the load of a packed row of these items: the content that must be in memory at the same time.
 
     Args:
         names: name of each trajectory, "<row> sample <k>".
@@ -175,7 +176,7 @@ def make_row(items: Sequence[TrainItem], device: torch.device | str = "cpu") -> 
         for segment in item.segments:
             if segment.trained:
                 at = range(len(ids), len(ids) + len(segment.ids))
-                # A token is predicted at the token before it: the first of a response at the last of its prompt.
+                # The position before a token predicts it. The last token of the prompt predicts a response's first one.
                 predict_at += [prompt_last if i == start else i - 1 for i in at]
                 span_index += [len(layout)] * len(segment.ids)
             ids += segment.ids
@@ -219,11 +220,11 @@ def _trained_positions(item: TrainItem, start: int) -> list[int]:
 
 
 def join_images(images: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Join the processor tensors of several images (or prompts), in the order given.
+    """Join the processor tensors of several images (or prompts), in the given order.
 
-    Empty mappings are text.
+    The empty mapping of a prompt without images is skipped.
 
-    Returns: an empty mapping when there is no image at all.
+    Returns: an empty mapping if there is no image at all.
     """
     some = [i for i in images if i]
     if len(some) == 1:
@@ -233,7 +234,7 @@ def join_images(images: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _image_axis(name: str, images: Mapping[str, Tensor]) -> int:
-    """Return the axis along which images follow each other. Most families: the first (images, tiles or patches)."""
+    """Return the axis along which images are joined. In most families it is the first (images, tiles or patches)."""
     if "pixel_attention_mask" in images and name in ("pixel_values", "pixel_attention_mask"):
         return 1  # Idefics 3, SmolVLM: [1, tiles, ...]
     if "target_sizes" in images and name == "pixel_values":

@@ -1,7 +1,7 @@
-"""Work in parts, on all cores: each part is a file, and a part whose file exists is done.
+"""Work in parts, on all cores. Each part is a file; a part is finished if its file exists.
 
-The content of a part depends on its input alone. A run that was killed and started again therefore writes the same
-files as an uninterrupted one, with any number of processes.
+The content of a part depends only on its input. A run that was killed and started again therefore writes the same files
+as an uninterrupted run, with any number of processes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from vlmrl.process import die_with_parent
 from vlmrl.store.provenance import usable_cores
 
 Make = Callable[[Any, Path], None]
-"""Function of (input of a part, path) that writes the part's content to the path. It must be picklable: each process
-receives it once. Large data of a single part belongs into its input.
+"""Function of (input of a part, path) that writes the part's content to the path. It must be picklable, because it is
+sent to each process once. Pass large data of a single part in its input, not in this function.
 """
 Progress = Callable[[str, int, int], None]
 """Function of (description of the work, number of parts done, number of all parts)."""
 FEW = 2
-"""Maximum number of parts that are made in this process: starting other processes takes longer."""
+"""Maximum number of parts for which no other processes are started: starting them takes longer than the work."""
 _make: Make | None = None
 
 
@@ -44,7 +44,7 @@ def make_parts(
     progress: Progress | None = None,
     what: str = "",
 ) -> int:
-    """Make every missing file of `paths`. Each appears under its name when it is complete and synced to disk.
+    """Make every missing file of `paths`. A file gets its final name when it is complete and synced to disk.
 
     Args:
         make: see `Make`; it is called with a temporary path in the same folder.
@@ -52,7 +52,7 @@ def make_parts(
         workers: number of processes; None = one per core. They end with this process, however it ends.
         progress: called at the start and whenever parts are done.
         what: description of the work, for `progress`.
-    Returns: number of files that existed before.
+    Returns: number of files that had existed before the call.
     Raises: any error of `make` (finished files remain); LostWorkerError when a process was killed.
     """
     missing = [index for index, path in enumerate(paths) if not path.exists()]
@@ -96,12 +96,12 @@ def _in_processes(make: Make, work: Sequence[tuple[Any, Path]], count: int, repo
 
 @contextlib.contextmanager
 def _block_interrupts() -> Iterator[None]:
-    """Block SIGINT inside this context: processes that start in it inherit the block, so Ctrl-C never stops them.
+    """Block SIGINT inside this context. Processes that are started in it inherit the block: Ctrl-C never stops them.
 
-    Ctrl-C is handled by this process, which ends the workers in order. If it arrives inside, it is delivered at the end
-    of the context.
+    This process handles Ctrl-C, and ends the workers in order. If Ctrl-C arrives inside the context, it is delivered at
+    the end of the context.
     """
-    resource_tracker.ensure_running()  # when the first process starts it, it unblocks the signal: start it before
+    resource_tracker.ensure_running()  # starting the tracker unblocks the signal: do this before the signal is blocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,4 +1,4 @@
-"""Images of a run, from its own media, the prepared datasets that it used, and the user's tables."""
+"""Reader of the images of a run: from its folder media/, the prepared datasets that it used, and the user's tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_images(run_dir: Path) -> RunImages:
 
 
 def _data_entries(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the `[[data]]` entries of all recipes that the run has had, the newest first, without damaged ones."""
+    """Return the `[[data]]` entries of all recipes of the run's attempts, the newest first, without damaged ones."""
     distinct: list[dict[str, Any]] = []
     for path in reversed(resolved_files(run_dir)):
         try:
@@ -48,7 +48,7 @@ def _table_resolver(entry: dict[str, Any], cwd: str, notes: list[str]) -> Callab
 
     If it cannot be opened, the reason is added to `notes`, once.
     """
-    opened: list[Any] = []  # the dataset after the first call; None in it = it cannot be opened
+    opened: list[Any] = []  # after the first call, it holds the dataset, or None if this cannot be opened
 
     def resolve(media: Media) -> bytes | None:
         from vlmrl.data.open_dataset import open_dataset

@@ -1,4 +1,7 @@
-"""Order of the dataset rows: sources mixed by share, each shuffled anew every epoch, resumable to the row."""
+"""Order in which dataset rows are drawn: sources mixed by share, each shuffled anew in every epoch.
+
+The order can be resumed at any row.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from vlmrl.types import hash64
 
 
 class Draw(NamedTuple):
-    """Drawn row: index of its source, its index in that source, and how often it had been drawn before."""
+    """Drawn row: index of its source, its index in that source, and the number of times it was drawn before."""
 
     source: int
     row: int
@@ -23,8 +26,9 @@ class PromptStream:
     """Endless, deterministic stream of dataset rows.
 
     In every epoch of a source, each of its rows is drawn once, in a new order. After any number of draws, the number of
-    rows from a source is its exact share, rounded up or down. A step never holds a row twice, unless a source has fewer
-    rows than its part of the step: between two epochs, a row that is already in the step waits for the next step.
+    rows from a source is its exact share, rounded up or down. A step never contains a row twice, unless a source has
+    fewer rows than its part of the step. If a new epoch begins within a step, a row that is already in the step is
+    passed over and drawn in the next step.
 
     Args:
         lengths_by_source: number of rows of each source, all > 0.
@@ -74,9 +78,9 @@ class PromptStream:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken.
+        """Continue at the position of `state`.
 
-        Raises: DataError when it belongs to other sources, shares or another seed.
+        Raises: DataError when `state` belongs to other sources, shares or another seed.
         """
         mine = {"schema": 1, "seed": self._seed, "lengths": list(self._lengths), "shares": list(self._given)}
         for key, value in mine.items():
@@ -88,12 +92,13 @@ class PromptStream:
         self.adopt(state)
 
     def adopt(self, state: Mapping[str, Any]) -> list[str]:
-        """Continue where `state` was taken as far as it fits; other sources, shares or another seed are allowed.
+        """Continue at the position of `state` as far as possible; sources, shares and seed may have changed.
 
-        A source with as many rows as before, under the same seed, continues at its position; any other begins its first
-        epoch. With other shares or another number of sources, the shares are counted from here on.
+        If the seed is the same, a source with the same number of rows as before continues at its position. Any other
+        source begins its first epoch. If the shares or the number of sources have changed, the rows drawn so far do not
+        count for the shares.
 
-        Returns: what begins anew, one sentence each; [] when all fits.
+        Returns: a sentence for each thing that begins anew; [] = everything continues.
         """
         lengths, shares = list(self._lengths), list(self._given)
         if state.get("seed") != self._seed:
@@ -113,9 +118,11 @@ class PromptStream:
         return notes
 
     def _next_source(self) -> int:
-        """Return the source of the next row: of the sources that may have one more, the one whose row is due first.
+        """Return the source of the next row, by the quota method.
 
-        This quota method keeps every source's count within one of its exact share after every draw.
+        Sources whose count would exceed their exact share, rounded up, are excluded. Of the others, the one with the
+        earliest deadline for its next row is returned. So after every draw, the count of each source differs from its
+        exact share by less than one.
 
         Source: Balinski and Young 1975; Tijdeman 1980.
         """
@@ -127,7 +134,7 @@ class PromptStream:
 class _Deck:
     """Rows of one source in the order of the present epoch.
 
-    `waiting` holds the (row, epoch) that were passed over because the step had the row already.
+    `waiting` holds the (row, epoch) that were passed over because the row was already in the step.
     """
 
     def __init__(self, length: int, seed: int) -> None:

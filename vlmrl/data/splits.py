@@ -1,4 +1,4 @@
-"""Splits of a labelled image collection: no image is in two splits, and on request no class is either."""
+"""Splits of a labelled image collection: no image is in two splits, and, on request, no class is in two splits."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class LabelledImage:
             name.
         origin: place of the image, for messages (`Balinese/character01/0108_01.png`, `scan 17`).
         seen: result of examining the image file; None = it was not examined.
-        facts: further facts about the image: name -> value (the age of a chimpanzee in this picture).
-        path: path of the file, where `origin` differs from it: there, a name that is not UTF-8 is spelled another way.
+        facts: further facts about the image: name -> value (such as the age of the chimpanzee in this picture).
+        path: path of the file if it differs from `origin`, in which names that are not UTF-8 are escaped.
     """
 
     media: Media
@@ -38,7 +38,7 @@ class LabelledImage:
 
     @property
     def place(self) -> str:
-        """Path that its file is read with."""
+        """Path from which the image's file is read."""
         return self.origin if self.path is None else self.path
 
 
@@ -52,9 +52,9 @@ class Splits:
 
 
 def drop_repeats(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], list[dict[str, Any]]]:
-    """Drop repeated images, so that each content is there once.
+    """Drop repeated images, so that each content occurs once.
 
-    Of copies within a class, the first is kept. Copies under several classes are all dropped: their label is unknown.
+    Of copies within a class, the first is kept. Copies in several classes are all dropped: their class is not certain.
 
     Returns: (images in order, dropped rows as {"origin", "reason"}).
     """
@@ -145,8 +145,9 @@ def split_images(
 def _allot(count: int, shares: Mapping[str, float]) -> dict[str, int]:
     """Return the number of images per split for a class of `count` images; the numbers add up to `count`.
 
-    Every split but the first gets its share, rounded down; the first gets the rest. One image of a class makes no pair:
-    1 becomes 2 if more than 2 images are then left for the first split, else 0.
+    Every split except the first gets its share, rounded down; the first split gets the rest. A split with a single
+    image of a class could make no pair of it. Therefore 1 is changed to 2 if more than 2 images then remain for the
+    first split, else to 0.
 
     Example: 12 images, 0.65 + 0.15 + 0.2 -> 8, 2 (of 1.8), 2 (of 2.4).
     """

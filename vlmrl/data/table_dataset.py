@@ -1,6 +1,6 @@
-"""Tables as datasets. All rows have the same form, whatever the columns are called.
+"""Tables as datasets. Rows have the same form for all tables; the names of the columns have no effect on it.
 
-Images are looked up and checked when their row is read.
+The images of a row are found and checked when the row is read.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class TableDataset:
     """Dataset of a user's own table.
 
     A row's columns are all columns of the table except the images. Its truth is {"answer": ...} if the table has an
-    answer column. Opening reads no image; reading a row hashes its images and reads their headers. The fingerprint
-    covers the bytes of the table, not of images that it names by path: each row has the hashes of its images.
+    answer column. No image is read when the table is opened. When a row is read, its images are hashed and their
+    headers are read. The fingerprint covers the bytes of the table, but not those of image files that it names by path,
+    because each row has the hashes of its images.
 
     Args:
         data: entry whose `path` is a file, a folder of files, or `hub:name[#config]`.
@@ -186,9 +187,9 @@ def _plain_cell(value: Any, where: str) -> Any:
 
 
 def _without_images(prompt: Any, where: str) -> Any:
-    """Check a prompt cell and return it with `<image>` for each image inside its messages.
+    """Check a prompt cell and return it with `<image>` in place of each image inside its messages.
 
-    Otherwise every rollout would hold these images as text.
+    Otherwise these images would be stored as text in every rollout.
     """
     turns, response, images = read_messages(prompt, where)
     if not images:
@@ -207,8 +208,8 @@ def _short_name(path: str) -> str:
 def _images_root(data: Data) -> Path | None:
     """Return the folder that image paths must stay in.
 
-    It is `images_root` of the recipe, else the folder of the table. For a hub dataset it is the local folder that it
-    names, else the cache folder of the `datasets` library.
+    It is `images_root` of the recipe, else the folder of the table. For `hub:` followed by a local folder, it is that
+    folder; for any other hub dataset, it is the cache folder of the `datasets` library.
 
     Raises: DataError when `images_root` is not a folder.
     """
@@ -229,7 +230,7 @@ def _images_root(data: Data) -> Path | None:
 
 
 def _notes_on_guesses(mapped: Mapped, tables: Mapping[str, RawTable], named: Mapping[str, str]) -> list[str]:
-    """Return a note for each role that several columns fit: the choice among them is a guess."""
+    """Return a note for each role for which several columns are possible; the chosen column is then a guess."""
     columns = next(iter(tables.values())).columns
     notes = []
     for role in ("prompt", "images", "answer"):

@@ -1,8 +1,8 @@
-"""Rows of table files, in order and a few at a time: JSONL, CSV, JSON, Parquet and Arrow.
+"""Reader of the rows of table files, in order and a few at a time: JSONL, CSV, JSON, Parquet and Arrow.
 
-Text is read line by line, not by Arrow's readers: an error names file and line, integers of any size and cells of mixed
-types keep their values, and a damaged row does not end the reading. Parquet is read by row group, so that memory stays
-bounded. table_sources.py finds the files of a table.
+Text files are read line by line, and not with Arrow's readers. So an error names file and line, integers of any size
+and cells of mixed types keep their values, and the reading continues after a damaged row. Parquet is read by row group,
+so that memory stays bounded. table_sources.py finds the files of a table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vlmrl.regular_file import file_problem
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 LINED = (".jsonl", ".csv")
-"""Kinds whose rows are named by their line in messages. Rows of the others are named by their number, from 0."""
+"""File endings for which messages name a row by its line. For other files, they name the row's number, from 0."""
 BUFFER_BYTES = 1 << 20
 """Bytes of a Parquet column that are read at a time. Without this limit, a whole column of a row group is read."""
 MAX_CELL_CHARS = 1 << 30
@@ -36,7 +36,7 @@ _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 Row = TypeVar("Row")
 TextRow = dict[str, Any] | bytes | str
-"""Row of a text file: its cells, or the bytes of a JSON line, or a text that says why it is not a row."""
+"""Row of a text file: its cells, or the bytes of a JSON line, or a text with the reason why it is not a row."""
 
 
 def require_file(path: Path, *, hint: str | None = None) -> None:
@@ -78,7 +78,7 @@ def text_rows(path: Path | str) -> Iterator[tuple[int, TextRow]]:
 
 
 def parsed_row(row: TextRow) -> dict[str, Any] | str:
-    """Return the cells of a row, or a text that says why it is not a row."""
+    """Return the cells of a row, or a text with the reason why it is not a row."""
     if not isinstance(row, bytes):
         return row
     try:

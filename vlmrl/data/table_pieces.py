@@ -1,4 +1,4 @@
-"""Pieces of a table, which several processes read in parallel, a few rows at a time.
+"""Splitting of a table into pieces, which several processes read in parallel, a few rows at a time.
 
 A piece is a row group of a Parquet file, a range of rows of an Arrow file, or some rows of a text file. No table is
 held in memory as a whole, except JSON text while it is split into pieces.
@@ -45,7 +45,7 @@ class TablePiece:
         kind, path: the file that holds the rows.
         group: Parquet: number of the row group.
         skip: Arrow: number of rows of the file before the piece.
-        numbers: text: line of each row in the user's file; empty for JSON, whose rows have no lines.
+        numbers: text files: line of each row in the user's file; empty for JSON, because its rows have no line numbers.
     """
 
     split: str
@@ -136,8 +136,8 @@ class Located:
         label: the table's path as the user wrote it, without the split.
         split: the only split to read; None = all.
         root: folder that image paths start from; None = image paths are refused.
-        tables: split -> files, or -> a dataset of the `datasets` library.
-        state: JSON value with the state of the files; it differs when they changed.
+        tables: split -> its files, or a dataset of the `datasets` library.
+        state: JSON value with the state of the files; it is different after any change of the files.
     """
 
     label: str
@@ -196,7 +196,7 @@ def open_row_files(located: Located, work: Path) -> RowFiles:
     """Return the pieces of a table.
 
     Args:
-        work: folder for the files that text tables, and datasets that are in no file, are split into.
+        work: folder for the files into which text tables, and datasets without files of their own, are split.
     Raises: DataError when the table cannot be read or has no rows.
     """
     pieces: list[TablePiece] = []
@@ -262,7 +262,7 @@ def _plain_row(row: Mapping[str, Any], path: Path, place: int) -> dict[str, Any]
 def _dataset_pieces(split: str, part: Any, work: Path) -> tuple[list[TablePiece], list[str]]:
     files = [str(file["filename"]) for file in part.cache_files]
     counts = [sum(batch.num_rows for batch in arrow_batches(file)) for file in files]
-    if not files or sum(counts) != part.num_rows:  # the dataset is held in memory, or selects rows of its files
+    if not files or sum(counts) != part.num_rows:  # the dataset is in memory, or has only some rows of its files
         files, counts = [_spool(part, work / f"{split}.arrow")], [part.num_rows]
     pieces, first = [], 0
     for file, count in zip(files, counts, strict=True):

@@ -1,6 +1,6 @@
-"""Tables behind a path: a file, a folder of files by split, a saved dataset, or a dataset of the hub.
+"""Search for the tables of a path: a file, a folder of files by split, a saved dataset, or a dataset of the hub.
 
-Datasets of the hub and of `save_to_disk` are opened by the `datasets` library, which runs no code that comes with them.
+The `datasets` library opens datasets of the hub and of `save_to_disk`; it runs no code from these datasets.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def find_tables(path: str) -> dict[str, Any]:
 def in_order(splits: Mapping[str, Table]) -> dict[str, Table]:
     """Return splits in their usual order: train, validation, test, then the others in the given order.
 
-    The order matters to the search for copies: it reports images of a split that are in an earlier split.
+    The order is used by the search for copies: it reports images of a split that are also in an earlier split.
     """
     usual = [name for name in ("train", "validation", "test") if name in splits]
     return {name: splits[name] for name in dict.fromkeys((*usual, *splits))}
@@ -89,7 +89,7 @@ def _split_of(file: Path, root: Path) -> str:
 
 
 def _load_hub(spec: str) -> Any:
-    """Open a hub dataset, or a local folder in a form that `datasets.load_dataset` reads. That library downloads it."""
+    """Open a hub dataset, which the `datasets` library downloads, or a local folder that `load_dataset` can read."""
     name, _, config = spec.partition("#")
     if not name.strip("/"):
         raise DataError("`hub:` without a dataset name", hint='path = "hub:org/name", or "hub:org/name#config"')
@@ -97,7 +97,7 @@ def _load_hub(spec: str) -> Any:
 
     try:
         return datasets.load_dataset(name, config or None)
-    except Exception as error:  # `datasets` raises many kinds: its own, and those of the network libraries
+    except Exception as error:  # `datasets` raises many types: its own, and those of the network libraries
         text = str(error).strip().split("\n")[0]
         raise DataError(
             f"the hub dataset `{name}` cannot be loaded: {type(error).__name__}: {text}",
@@ -118,7 +118,7 @@ def _load_saved(place: Path) -> Any:
 def _splits_of(loaded: Any, label: str) -> dict[str, Any]:
     """Return the splits that have rows, of a dataset of the `datasets` library.
 
-    A split that selects or reorders rows of its files (`_indices`) is rewritten in its own order of rows.
+    If a split selects or reorders the rows of its files (`_indices`), it is written again with its rows in order.
     """
     splits = {str(name): part for name, part in loaded.items()} if hasattr(loaded, "items") else {"train": loaded}
     with_rows = {

@@ -1,4 +1,4 @@
-"""Tables with random access to their rows: Parquet, JSONL, JSON, CSV, folders of them, and hub datasets."""
+"""Tables with random access to their rows: files of Parquet, JSONL, JSON or CSV, folders of files, and hub datasets."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from vlmrl.data.table_sources import find_tables
 from vlmrl.errors import DataError
 
 IN_MEMORY_BYTES = 1 << 30
-"""Maximum uncompressed size of a Parquet table that is held in memory. A larger one is unpacked once into a
-memory-mapped file in the cache folder: random access to compressed rows would read a whole row group each time."""
+"""Maximum uncompressed size in bytes of a Parquet table that is held in memory. A larger one is unpacked once into a
+memory-mapped file in the cache folder, because random access to compressed rows would read a whole row group each time.
+"""
 
 
 class RawTable(Protocol):

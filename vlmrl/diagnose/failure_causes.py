@@ -10,7 +10,7 @@ from vlmrl.types import NO_SCORE
 
 
 def failing_reward(facts: RunFacts) -> Iterator[Cause]:
-    """Report a reward that raised an error, timed out or returned something that is no score."""
+    """Report a reward that raised an error, timed out, or returned a value that is not a score."""
     failed = [r for r in facts.responses if r.failed]
     number = max(len(failed), round(sum(facts.series("reward/errors"))))
     if not number:
@@ -28,7 +28,7 @@ def failing_reward(facts: RunFacts) -> Iterator[Cause]:
 
 
 def service_down(facts: RunFacts) -> Iterator[Cause]:
-    """Report a service that the reward calls and that did not answer, if samples were left out because of it."""
+    """Report a service that the reward calls, if it did not answer and samples were left out for this reason."""
     lost = [r for r in facts.responses if r.status == "unavailable"]
     num_unavailable, sampled = sum(facts.series("reward/unavailable")), sum(facts.series("rollout/samples"))
     number = max(len(lost), round(num_unavailable))

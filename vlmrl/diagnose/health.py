@@ -1,4 +1,4 @@
-"""Metrics of a step that show how a policy's responses change, beside its reward: `health/...` in metrics.jsonl."""
+"""Metrics of a step about the texts of its responses, such as repetition: `health/...` in metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vlmrl.reward_check.texts import measure_texts
 
 PREFIX = "health/"
 WARNING = f"{PREFIX}warning"
-"""Metric with the words of a step's signs; missing from the line of a step without signs."""
+"""Name of the metric that holds a step's warnings as text (see signs.py); a step without warnings lacks it."""
 MAX_RESPONSES = 512
 """Maximum number of responses per step whose texts are compared pairwise: whole groups, spread over the step."""
 LEAST_PROMPTS = 4
-"""Minimum number of different prompts for comparing the responses of different prompts."""
+"""Minimum number of distinct prompts in a step for the metrics that compare responses to different prompts."""
 TITLES = {
     "health/alike_share": "Responses that are alike (share)",
     "health/alike_in_group_share": "The same within a group (share)",
@@ -49,12 +49,12 @@ class Sampled:
     """One response of a step, from training or from a rollout file.
 
     Args:
-        group: number of its group.
-        truth: truth of its prompt, as text; "" = none.
-        tokens: its length.
-        cut: whether the token limit ended it.
-        score: None where the reward failed.
-        formed: whether it meets the format, as far as that is known.
+        group: number of the response's group.
+        truth: truth of its prompt, as text; "" = no truth.
+        tokens: length of the response in tokens.
+        cut: whether the token limit ended the response.
+        score: its score; None if the reward failed.
+        formed: whether the response meets the format, as far as this is known.
     """
 
     group: int
@@ -68,7 +68,10 @@ class Sampled:
 
 
 def measure_health(samples: Sequence[Sampled]) -> dict[str, float]:
-    """Return the metrics of one step under the names in TITLES, without those that mean nothing for these responses."""
+    """Return the metrics of one step, named as in TITLES, without those that have no meaning for its responses.
+
+    For example, a step with fewer than LEAST_PROMPTS prompts has no `alike_share`.
+    """
     samples = _bounded(samples)
     if not samples:
         return {}
@@ -94,7 +97,7 @@ def measure_health(samples: Sequence[Sampled]) -> dict[str, float]:
 
 
 def length_score_correlation(responses: Sequence[tuple[int, float, float]]) -> float | None:
-    """Return the correlation of length and score within groups; None where lengths or scores are equal in all groups.
+    """Return the correlation of length and score within groups; None if one of them does not vary within any group.
 
     Args:
         responses: (group, length, score) of each response.

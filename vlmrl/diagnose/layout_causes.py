@@ -1,4 +1,4 @@
-"""Causes in the texts of wrong answers: the right labels in another layout or in other words."""
+"""Causes found in answers that earn nothing: right labels in a layout or in words that the reward does not accept."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def other_layout(facts: RunFacts) -> Iterator[Cause]:
                 continue
             form = r.parts.get("format", 1.0)
             if form == 0 and f"<{name}>" not in r.note and r.note:
-                continue  # the format is broken elsewhere: the reward did not read the label
+                continue  # another field breaks the format: the reward did not read this label
             unpaid += 1
             if label.strip() == true.strip():
                 spelled.setdefault(name, []).append((r, label, true))
             elif why := agrees(label, true):
                 hits.setdefault((name, why), []).append((r, label, true))
-    for name, rows in spelled.items():  # the part never paid for these labels nor for any others
+    for name, rows in spelled.items():  # reported only if no label at all earned this part
         if len(rows) >= limit("few_samples") and not any(facts.part(part_of(name, rows[0][0].parts) or "")):
             hits[name, "the reward compares with something else"] = rows
     num_hits = sum(map(len, hits.values()))
@@ -57,7 +57,7 @@ def other_layout(facts: RunFacts) -> Iterator[Cause]:
 
 
 def _other_words(facts: RunFacts) -> Iterator[Cause]:
-    """Report truths and responses that use closed vocabularies without a word in common."""
+    """Report truths and responses whose labels come from small vocabularies that have no word in common."""
     labels: dict[str, list[str]] = {}
     true: dict[str, list[str]] = {}
     rows: dict[str, list[Response]] = {}
@@ -95,7 +95,7 @@ def _other_words(facts: RunFacts) -> Iterator[Cause]:
 
 
 def plain(text: str) -> str:
-    """Return a label without case, accents, spaces, punctuation, and "Image1=" before it."""
+    """Return a label in lower case, without accents, spaces, punctuation, and a prefix such as "Image1="."""
     text = unicodedata.normalize("NFKD", POSITION.sub("", text)).casefold()
     return re.sub(r"[^\w.]+|_", "", text).strip(".")
 
@@ -105,7 +105,7 @@ def split(text: str) -> list[str]:
 
 
 def agrees(said: str, true: str) -> str:
-    """Return how two spellings of the same label differ; "" if they are equal or no spellings of the same label."""
+    """Describe how two spellings of one label differ; "" if they are equal, or are different labels."""
     if said.strip() == true.strip() or not plain(said):
         return ""
     ours, theirs = [plain(p) for p in split(said)], [plain(p) for p in split(true)]
@@ -129,7 +129,7 @@ def agrees(said: str, true: str) -> str:
 
 
 def _labels(r: Response) -> Iterator[tuple[str, str, str]]:
-    """Yield (field, the response's label, the truth's label) of each truth field that the response has."""
+    """Yield (field, the response's label, the truth's label) for each truth field that the response answers."""
     labels = dict(FIELD.findall(r.text))
     for name, value in r.truth.items():
         true = "; ".join(map(str, value)) if isinstance(value, list) else value
@@ -141,7 +141,7 @@ def _labels(r: Response) -> Iterator[tuple[str, str, str]]:
 
 
 def part_of(name: str, parts: Mapping[str, Any]) -> str | None:
-    """Return the part that pays for a field."""
+    """Return the reward's part that scores a field; None if there is none."""
     if name in parts:
         return name
     return (

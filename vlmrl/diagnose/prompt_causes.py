@@ -1,4 +1,4 @@
-"""Causes that show in prompts and responses: templates, cut responses, formats, few distinct answers."""
+"""Causes found in prompts and responses: templates, cut responses, formats, few distinct answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IMAGE_MARK = re.compile(r"<\|?(?:vision|image|video|img|box|quad|object)[a-z_]*\
 ROLE_MARK = re.compile(
     r"<\|[^|<>\s]{1,40}\|?>|</?[a-z_]{0,20}(?:turn|utterance)[a-z_]{0,20}\|?>|\[/?INST\]|<\uff5c[^\uff5c<>]{1,40}\uff5c>"
 )
-"""Marks that chat templates put around turns; `IMAGE_MARK` is removed from the text first."""
+"""Pattern of the marks that chat templates put around turns. `IMAGE_MARK` is removed before the search."""
 TURN_END = re.compile(r"(?:<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<end_of_turn>|<turn\|>|<end_of_utterance>)\s*\Z")
 OPEN_TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>\s*\Z")
 CLOSED_THINK = re.compile(r"</(think|thinking|reasoning)>\s*\Z")
@@ -37,7 +37,7 @@ MOST_NOTES = 3
 
 
 def chat_template(facts: RunFacts) -> Iterator[Cause]:
-    """Report prompts without turns, or that stop before the assistant's turn."""
+    """Report prompts that have no marks of turns, or that end before the assistant's turn."""
     prompts = _prompts(facts)
     if not prompts:
         return
@@ -73,7 +73,7 @@ def prefilled_tag(facts: RunFacts) -> Iterator[Cause]:
     tag, count = tags.most_common(1)[0]
     without = [r for r in facts.responses if f"<{tag}>" not in r.text]
     if count < len(prompts) or not without or any(_well_formed(r) for r in without):
-        return  # not in every prompt, or the reward accepts responses that do not open it
+        return  # not every prompt opens the tag, or the reward accepts responses that do not open it
     writes = 1 - len(without) / len(facts.responses)
     closes = fmean(f"</{tag}>" in r.text for r in facts.responses)
     verb = "opens" if opened else "opens and closes"
@@ -95,9 +95,9 @@ def prefilled_tag(facts: RunFacts) -> Iterator[Cause]:
 
 
 def _without_prefill(facts: RunFacts, closed: bool) -> str:
-    """Return the command to sample again with the other value of `model.thinking`.
+    """Return the command that samples again with the other value of `model.thinking`.
 
-    Templates close an empty <think> for `thinking = "off"`, and open it for "on".
+    For `thinking = "off"`, templates end the prompt with an empty, closed <think>; for "on", with an open <think>.
     """
     now = facts.recipe.model.thinking if facts.recipe else "template"
     other = "on" if closed else "off"
@@ -105,7 +105,7 @@ def _without_prefill(facts: RunFacts, closed: bool) -> str:
 
 
 def stop_string(facts: RunFacts) -> Iterator[Cause]:
-    """Report responses that end at a string of `rollout.stop`, none of them well formed."""
+    """Report responses that end at a string of `rollout.stop` if none of them is well formed."""
     stops = tuple(facts.recipe.rollout.stop) if facts.recipe else ()
     ended = [r for r in facts.responses if stops and not r.cut and r.text.endswith(stops)]
     share = len(ended) / max(1, len(facts.responses))
@@ -123,7 +123,7 @@ def stop_string(facts: RunFacts) -> Iterator[Cause]:
 
 
 def cut_off(facts: RunFacts) -> Iterator[Cause]:
-    """Report responses that end at the token limit."""
+    """Report that many responses end at the token limit."""
     if not facts.responses:
         return
     cut = [r for r in facts.responses if r.cut]
@@ -159,7 +159,7 @@ def cut_off(facts: RunFacts) -> Iterator[Cause]:
 
 
 def format_unmet(facts: RunFacts) -> Iterator[Cause]:
-    """Report responses that rarely have the format that the reward reads."""
+    """Report that few responses have the format that the reward reads."""
     names = [n for n in facts.part_names if "format" in n.lower()]
     values = facts.part(names[0]) if names else []
     if len(values) >= limit("few_samples"):
@@ -207,7 +207,7 @@ def format_unmet(facts: RunFacts) -> Iterator[Cause]:
 
 
 def few_answers(facts: RunFacts) -> Iterator[Cause]:
-    """Report samples of a prompt that are alike, and one answer that is given to all prompts."""
+    """Report that the samples of a prompt are alike, or that all prompts get the same answer."""
     temperature = facts.recipe.rollout.temperature if facts.recipe else 1.0
     distinct = [(len({r.text for r in g}) - 1) / (len(g) - 1) for g in facts.groups]
     share = fmean(distinct) if distinct else 1.0
@@ -281,13 +281,13 @@ def _mean_score(facts: RunFacts) -> float:
 
 
 def _poor(facts: RunFacts) -> bool:
-    """Return whether scores are low. If the largest possible score is not known: whether most are the lowest."""
+    """Return whether scores are low. If the largest possible score is not known, see `_format_poor`."""
     shares = [r.score / most for r in facts.responses if (most := facts.most_possible(r.source))]
     return _mean(shares) < limit("poor_score") if shares else _format_poor(facts)
 
 
 def _format_poor(facts: RunFacts) -> bool:
-    """Return whether most responses break the format; without such a part, whether most have the lowest score seen."""
+    """Return whether most responses break the format or, without a part for it, have the lowest score in the run."""
     names = [n for n in facts.part_names if "format" in n.lower()]
     if names and (values := facts.part(names[0])):
         return fmean(values) < limit("poor_score")
@@ -298,11 +298,11 @@ def _format_poor(facts: RunFacts) -> bool:
 
 
 def _well_formed(r: Response) -> bool:
-    """Return whether a response meets the format. Without such a part: whether it earns anything."""
+    """Return whether a response meets the format or, if no part measures the format, scores above 0."""
     form = next((v for n, v in r.parts.items() if "format" in n.lower()), None)
     return r.error is None and (r.score > 0 if form is None else form > 0)
 
 
 def responses_of(groups: Sequence[Sequence[Response]]) -> list[Response]:
-    """Return the first response of each group: as evidence, of different prompts."""
+    """Return the first response of each group, so that the evidence covers different prompts."""
     return [group[0] for group in groups if group]

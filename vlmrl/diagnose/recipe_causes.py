@@ -1,4 +1,4 @@
-"""Causes in the recipe: terms that outweigh the reward, updates that are clipped away, parts without weight."""
+"""Causes found in the recipe: terms that outweigh the reward, clipped updates, parts without weight."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from vlmrl.diagnose.run_facts import ANSWER_PARTS, GRADIENT, RunFacts
 from vlmrl.diagnose.thresholds import Cause, Level, again, check_again, limit, look_again, percent, rows_of
 
 EPSILON = 1e-8
-"""AdamW's epsilon, added to the root of its second moment: gradients far below it move no weight."""
+"""AdamW's epsilon, added to the square root of the second moment. Gradients far below it hardly change a weight."""
 USUAL_CAP: float = CELLS["importance_cap"].default
 PARAMETERS = 1e6
-"""Assumed number of trained parameters where the run does not log it: small, so that the rule reports too little."""
+"""Number of trained parameters that is assumed if the run does not log it.
+
+It is small, so that the rule rather misses a problem than reports one that does not exist.
+"""
 
 
 def kl_term(facts: RunFacts) -> Iterator[Cause]:
-    """Report a KL term that holds the policy at the start weights."""
+    """Report a KL term that is so strong that the policy stays at the start weights."""
     coefs = facts.series("policy/kl_coef")
     if facts.recipe is None or not coefs or max(coefs) < limit("kl_warning"):
         return
@@ -60,7 +63,7 @@ def clipped_gradient(facts: RunFacts) -> Iterator[Cause]:
 
 
 def clipped_ratio(facts: RunFacts) -> Iterator[Cause]:
-    """Report that most tokens teach nothing: their probability ratio is clipped, or their importance weight is 0."""
+    """Report that most tokens have no gradient: their probability ratio is clipped, or their importance weight is 0."""
     shares, weights = facts.series("policy/clip_share"), facts.series("policy/importance_weight")
     if shares and fmean(shares) >= limit("clip_share"):
         what = f"the ratio of {percent(fmean(shares))} of the tokens is clipped: they teach nothing (1 to 5% is usual)"
@@ -68,7 +71,7 @@ def clipped_ratio(facts: RunFacts) -> Iterator[Cause]:
         bounds = [
             f"{key} = {value:g}" for key in ("clip_low", "clip_high") if (value := getattr(algo, key, None)) is not None
         ]
-        row = ALGORITHMS.get(algo.name) if algo and bounds else None  # bounds for a sequence's ratio are far narrower
+        row = ALGORITHMS.get(algo.name) if algo and bounds else None  # a sequence's ratio has far narrower bounds
         usual = [
             f"algo.{key}={value:g}"
             for key in ("clip_low", "clip_high")
@@ -86,7 +89,7 @@ def clipped_ratio(facts: RunFacts) -> Iterator[Cause]:
 
 
 def weight_decay(facts: RunFacts) -> Iterator[Cause]:
-    """Report weight decay that shrinks the weights faster than they learn."""
+    """Report weight decay that shrinks the weights faster than the gradients change them."""
     if facts.recipe is None or facts.recipe.optim.weight_decay == 0:
         return
     decay, left = facts.recipe.optim.weight_decay, 1.0
@@ -100,7 +103,7 @@ def weight_decay(facts: RunFacts) -> Iterator[Cause]:
 
 
 def overlong(facts: RunFacts) -> Iterator[Cause]:
-    """Report a length penalty that reaches usual responses, or outweighs all else."""
+    """Report a length penalty that applies to responses of usual length, or that outweighs the rest of the reward."""
     if facts.recipe is None or not (tokens := facts.recipe.algo.overlong_tokens):
         return
     algo, most = facts.recipe.algo, facts.recipe.rollout.max_new_tokens
@@ -126,7 +129,7 @@ def overlong(facts: RunFacts) -> Iterator[Cause]:
 
 
 def few_pixels(facts: RunFacts) -> Iterator[Cause]:
-    """Report images that are shrunk until little detail is left."""
+    """Report that images are reduced so far that little detail is left."""
     if facts.recipe is None or facts.recipe.model.max_pixels >= limit("few_pixels"):
         return
     most = facts.recipe.model.max_pixels

@@ -1,8 +1,8 @@
 """`vlmrl runs diagnose`: ranked causes why a run does not learn, with evidence from the run's folder alone.
 
-Each rule looks at the facts and yields the causes that it finds. A cause that another one explains stands behind it and
-is listed under its `follows`. For example, a response that is cut off meets no format, and groups of such responses are
-dead.
+Each rule reads the facts and yields the causes that it finds. If one cause explains another, the explained cause is
+listed in `follows` of the first and comes last. For example, responses that are cut off do not meet the format, and
+groups of such responses are dead.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "constant_part": ("dead_groups", "no_updates", "no_signal"),
     "dead_groups": ("no_updates", "zero_gradient", "no_signal"),
 }
-"""Cause -> causes that may be no more than its consequences."""
+"""Cause -> causes that may be only consequences of it."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,10 @@ class Diagnosis:
     """Diagnosis of a run.
 
     Args:
-        run, status, steps: id of the run, how it ended, and the number of steps in its metrics.
-        causes: most likely first; those that follow from another come last.
-        figures: metric -> its mean over the first and over the last third of the run.
-        read: number of steps, updates and responses that the diagnosis was drawn from.
+        run, status, steps: id of the run, its status (such as failed), and the number of steps in its metrics.
+        causes: most likely first; causes that follow from another cause come last.
+        figures: name -> means over the first and over the last third of the run, see FIGURES.
+        read: text with the numbers of steps, updates and responses that the diagnosis is based on.
         notes: files that could not be read.
     """
 
@@ -160,13 +160,13 @@ FIGURES = {
     "gradient": "optim/grad_norm",
     "lr": "optim/lr",
 }
-"""Name of a figure -> the metric that it summarizes."""
+"""Name of a figure in the output -> the metric whose means it gives."""
 
 
 def diagnose(run: Run) -> Diagnosis:
-    """Return every known cause that keeps a run from learning, with the figures of the run.
+    """Return the causes that keep a run from learning, with the main figures of the run.
 
-    Raises: StoreError when the run has neither metrics nor rollouts: there is nothing to look at.
+    Raises: StoreError if the run has neither metrics nor rollouts, so that there is nothing to examine.
     """
     facts = read_facts(run)
     if not facts.train and not facts.responses and not run.manifest.error:
@@ -183,7 +183,7 @@ def diagnose(run: Run) -> Diagnosis:
 
 
 def _read(facts: RunFacts) -> str:
-    """Return how many steps, updates and responses the diagnosis was drawn from, in words."""
+    """Return a text with the numbers of steps, updates and responses that the diagnosis is based on."""
     steps, updates = len(facts.train), len(facts.updates)
     with_update = "" if updates == steps else f" ({updates or 'none'} of them with an update)"
     rollouts = f"{counted(len(facts.responses), 'response')} of {counted(facts.steps_read, 'step')}"
@@ -193,7 +193,7 @@ def _read(facts: RunFacts) -> str:
 
 
 def ranked(causes: list[Cause]) -> list[Cause]:
-    """Return the causes in order: consequences last, then by level and weight. Set `follows` of each cause."""
+    """Set `follows` of each cause, and return the causes sorted by level and weight, with consequences last."""
     alike: dict[str, list[Cause]] = {}
     for cause in causes:
         alike.setdefault(cause.name, []).append(cause)

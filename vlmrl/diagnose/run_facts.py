@@ -1,4 +1,4 @@
-"""Facts that `runs diagnose` reads: manifest, recipe, the metrics that count and the rollouts of a few steps."""
+"""Facts that `runs diagnose` reads: manifest, recipe, the valid metrics lines, and the rollouts of a few steps."""
 
 from __future__ import annotations
 
@@ -44,12 +44,15 @@ COLUMNS = (
     "images",
 )
 HASH = re.compile(r"[0-9a-f]{16}")
-"""End of a prompt id that was made from the content of its row."""
+"""Pattern of the end of a prompt id that is a hash of its row's content."""
 GRADIENT = "optim/grad_norm"
 ANSWER_PARTS = ("accuracy", "answer", "correct", "correctness")
-"""Names that rewards give to the part that says whether a response is right."""
+"""Usual names of the part that measures whether a response is right."""
 MOST_STEPS = 8
-"""Number of steps whose rollouts are read: the first, the last and some between. Metrics show when a change came."""
+"""Maximum number of steps whose rollouts are read: the first, the last and some in between.
+
+The metrics of all steps are read, so that the step of a change can be found.
+"""
 MOST_SAMPLES_A_STEP = 4096
 
 Line = Mapping[str, Any]
@@ -60,13 +63,13 @@ class Response:
     """One sampled response with its score.
 
     Args:
-        step: as the metrics count it, from 0.
-        group: number of its group, counted over all steps that were read.
+        step: training step, from 0 as in the metrics.
+        group: number of the response's group, counted over all steps that were read.
         truth: the truth of its dataset row.
-        prompt: as rendered, special tokens included.
-        tokens: its length, end token included.
-        cut: whether the token limit ended it.
-        images: hashes of the contents of its images.
+        prompt: rendered prompt, special tokens included.
+        tokens: length of the response in tokens, end token included.
+        cut: whether the token limit ended the response.
+        images: content hashes of the prompt's images.
         pixels: number of pixels of each image, as stored.
     """
 
@@ -90,7 +93,7 @@ class Response:
 
     @property
     def failed(self) -> bool:
-        """Whether the reward raised an error on it, which is a bug in the reward."""
+        """Whether the reward raised an error on the response. This is a bug in the reward."""
         return self.error not in (None, INAPPLICABLE) and self.status != "unavailable"
 
     @property
@@ -100,13 +103,14 @@ class Response:
 
 @dataclass
 class RunFacts:
-    """Run as the rules of `diagnose/run.py` see it. Everything comes from its folder; nothing is loaded or run.
+    """Facts of a run for the rules of `diagnose/run.py`. They come from its folder alone; no model or reward is loaded.
 
     Args:
-        train, validation, events: the metrics lines that count, by step.
-        responses: the responses of the `steps_read` steps that were read; `steps_saved` steps have rollouts.
+        train, validation, events: the valid metrics lines of each kind, by step.
+        responses: responses of the steps whose rollouts were read.
+        steps_read, steps_saved: number of steps whose rollouts were read, and of steps that have rollouts.
         validated: `identity` of every row that was validated during training.
-        notes: files that could not be read.
+        notes: messages about files that could not be read.
     """
 
     run: Run
@@ -128,25 +132,26 @@ class RunFacts:
     def updates(self) -> list[Line]:
         """Lines of the steps that made an update.
 
-        A step of dead groups alone makes no update: it has no gradient norm, and its learning rate of 0 has no meaning.
+        A step with only dead groups makes no update: it has no gradient norm, and its learning rate of 0 has no
+        meaning.
         """
         return [line for line in self.train if line.get(GRADIENT) is not None]
 
     def series(self, name: str) -> list[float]:
-        """Return the finite values of a metric over the steps that have it (`optim/...`: over steps with an update)."""
+        """Return the finite values of a metric in step order. For `optim/...`, only steps with an update count."""
         lines = self.updates if name.startswith("optim/") else self.train
         values = (line.get(name) for line in lines)
         return [float(v) for v in values if isinstance(v, (int, float)) and math.isfinite(v)]
 
     def ends(self, name: str) -> tuple[float, float] | None:
-        """Return (mean over the first third of the steps, mean over the last); None without three steps to compare."""
+        """Return the means over the first and the last third of the steps; None if fewer than three have the metric."""
         values = self.series(name)
         third = len(values) // 3
         return (fmean(values[:third]), fmean(values[-third:])) if third else None
 
     @cached_property
     def groups(self) -> list[list[Response]]:
-        """Responses of each group without those whose reward failed; groups with a single response are left out."""
+        """Groups of responses. Responses whose reward failed, and then groups of a single response, are left out."""
         by_group: dict[int, list[Response]] = {}
         for response in self.responses:
             if response.error is None:
@@ -155,12 +160,12 @@ class RunFacts:
 
     @cached_property
     def dead(self) -> list[list[Response]]:
-        """Groups whose scores are all equal: they teach nothing."""
+        """Groups whose scores are all equal. They have no effect on training."""
         return [g for g in self.groups if max(r.score for r in g) == min(r.score for r in g)]
 
     @cached_property
     def score_range(self) -> tuple[float, float]:
-        """(Lowest, highest) score of the responses; (0, 0) if there is none."""
+        """(Lowest, highest) score of the responses; (0, 0) if there are no scores."""
         scores = [r.score for r in self.responses if r.error is None]
         return min(scores, default=0.0), max(scores, default=0.0)
 
@@ -169,7 +174,7 @@ class RunFacts:
         return list(dict.fromkeys(name for r in self.responses for name in r.parts))
 
     def part(self, name: str) -> list[float]:
-        """Return the values of a part, for the responses that it applies to."""
+        """Return the values of a part over the responses to which it applies."""
         return [v for r in self.responses if r.error is None and (v := r.parts.get(name)) is not None]
 
     def weights(self, source: str) -> dict[str, float]:
@@ -182,12 +187,12 @@ class RunFacts:
     def most_possible(self, source: str) -> float | None:
         """Return the largest possible score of a source; None if the weights are not known.
 
-        Each part counts as at most 1, as the parts of all built-in rewards are.
+        Each part is assumed to be at most 1. This holds for all built-in rewards.
         """
         weights = self.weights(source)
         if weights:
             return sum(w for w in weights.values() if w > 0)
-        # a reward of the user's own without weights: every part counts once, or `reward` alone
+        # A user's reward without weights: `reward` is the score if this part exists, else all parts have weight 1.
         parts = [name for name in self.part_names if self.part(name)]
         if not parts or any(max(self.part(name)) > 1 for name in parts):
             return None
@@ -201,22 +206,22 @@ class RunFacts:
 
     @property
     def key(self) -> str:
-        """Name of the run in the commands to type next; its folder if it is not in the usual folder of runs."""
+        """Name of the run in recommended commands; its path if it is not in the usual folder of runs."""
         at_home = layout.runs_root().resolve() == self.run.dir.parent.resolve()
         return reference(self.run.dir, self.manifest.name) if at_home else str(self.run.dir)
 
     @property
     def own_reward(self) -> bool:
-        """Whether the reward of at least one source is a function of the user's own."""
+        """Whether the reward of at least one source is a user's function."""
         return any(".py:" in str(record.get("name")) for record in self.manifest.rewards)
 
 
 def read_facts(run: Run) -> RunFacts:
-    """Return everything the rules need.
+    """Read all facts that the rules need.
 
-    A file that is missing or damaged is left out, and `notes` says so.
+    A file that is missing or damaged is left out, and a message about it is added to `notes`.
 
-    Raises: StoreError when the run has neither metrics nor rollouts that can be read.
+    Raises: StoreError if neither metrics nor rollouts of the run can be read.
     """
     notes = shortened(damage_of(run.dir), run.id)
     lines = [run.metrics(kind) for kind in ("train", "validation", "event")]
@@ -229,7 +234,7 @@ def read_facts(run: Run) -> RunFacts:
             facts.responses += read_responses(files[step], step, first)
             facts.steps_read += 1
         except VlmrlError as error:
-            # The note below says more than the one about the damaged file.
+            # The note below is more precise than the general one about the damaged file, which is removed.
             notes[:] = [note for note in notes if files[step].name not in note]
             notes.append(f"{files[step].name} was left out: {error.message}")
     facts.validated = _validated(run.dir, notes)
@@ -245,16 +250,16 @@ def _recipe(run: Run, notes: list[str]) -> Recipe | None:
 
 
 def spread_steps(steps: Sequence[int], most: int) -> list[int]:
-    """Return at most `most` of the steps, evenly spread, including the first and the last."""
+    """Choose at most `most` of the steps, evenly spread, with the first and the last among them."""
     if len(steps) <= most:
         return list(steps)
     return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
 
 
 def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = MOST_SAMPLES_A_STEP) -> list[Response]:
-    """Read the first responses of a step's rollouts; groups are numbered from `first_group`.
+    """Read at most the first `most` responses of a step's rollouts; groups are numbered from `first_group`.
 
-    Raises: StoreError when the file cannot be read.
+    Raises: StoreError if the file cannot be read.
     """
     table = read_table(path, COLUMNS).slice(0, most)
     lengths = [n for chunk in table["token_ids"].chunks for n in chunk.value_lengths().to_pylist()]
@@ -285,14 +290,14 @@ def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = M
 
 
 def _validated(run_dir: Path, notes: list[str]) -> set[tuple[str, ...]]:
-    """Return the `identity` of every row that was validated while the run trained."""
+    """Return the `identity` of every row that was validated during training."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     identities: set[tuple[str, ...]] = set()
     read_names: set[str] = set()
     for folder in layout.eval_dirs(run_dir):
-        name = folder.name.rpartition("-step-")[0]  # each step validates the same rows
+        name = folder.name.rpartition("-step-")[0]  # all steps validate the same rows
         if not name or name in read_names or not _is_validation(folder):
             continue
         read_names.add(name)
@@ -305,7 +310,7 @@ def _validated(run_dir: Path, notes: list[str]) -> set[tuple[str, ...]]:
 
 
 def _is_validation(folder: Path) -> bool:
-    """Return whether training made an evaluation; `vlmrl eval` may use any rows, those of the training too."""
+    """Return whether training made this evaluation. `vlmrl eval` may use any rows, also those of the training."""
     try:
         return bool(parse_json((folder / layout.EVAL_SUMMARY).read_bytes())["meta"].get("during"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -313,9 +318,9 @@ def _is_validation(folder: Path) -> bool:
 
 
 def identity(prompt_id: str, images: Sequence[str]) -> tuple[str, ...]:
-    """Return what two equal rows have in common: their id without the name of their source, and their images.
+    """Return a key that is equal for two equal rows: the id without the name of the source, and the images.
 
-    An id that does not end with a hash was given by the user, and counts as a whole.
+    An id that does not end with a hash was given by the user. It is used whole.
     """
     last = prompt_id.rpartition("-")[2]
     return (last if HASH.fullmatch(last) else prompt_id, *images)

@@ -1,4 +1,7 @@
-"""Causes that show in the scores: labels in another layout, parts that never vary, groups without contrast."""
+"""Causes found in the scores: constant truths or parts, groups without contrast, wrong or long answers that earn more.
+
+Labels in another layout are in `layout_causes.py`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from vlmrl.tasks import kind_of
 
 
 def constant_truth(facts: RunFacts) -> Iterator[Cause]:
-    """Report that every row has the same truth, or none."""
+    """Report that all rows have the same truth, or that no row has a truth."""
     truths = {r.prompt_id: json.dumps(dict(r.truth), sort_keys=True) for r in facts.responses}
     if len(truths) < limit("few_samples") or len(set(truths.values())) > 1:
         return
@@ -46,7 +49,10 @@ def constant_truth(facts: RunFacts) -> Iterator[Cause]:
 
 
 def constant_part(facts: RunFacts) -> Iterator[Cause]:
-    """Report parts of the reward that are equal for all responses, or never apply; equal values share a cause."""
+    """Report parts of the reward that have one value for all responses, or that never apply.
+
+    Parts with the same value are reported as one cause.
+    """
     if len(facts.responses) < limit("few_samples"):
         return
     weights, most = facts.weights(facts.responses[0].source), facts.most_possible(facts.responses[0].source) or 1.0
@@ -83,7 +89,7 @@ def constant_part(facts: RunFacts) -> Iterator[Cause]:
 
 
 def _unlike(facts: RunFacts) -> str:
-    """Return why the responses are too different to earn the same; "" if they may earn the same."""
+    """Return a reason why equal scores cannot be right for such different responses; "" if they can be."""
     cut = fmean(r.cut for r in facts.responses)
     if 0.05 < cut < 0.95:
         return f"{percent(cut)} of them are cut off"
@@ -92,7 +98,7 @@ def _unlike(facts: RunFacts) -> str:
 
 
 def no_contrast(facts: RunFacts) -> Iterator[Cause]:
-    """Report groups in which no sample is right, or all are, or all have the same score."""
+    """Report groups in which no sample is right, all samples are right, or all have the same score."""
     groups = facts.groups
     if not groups:
         return
@@ -153,7 +159,7 @@ def no_contrast(facts: RunFacts) -> Iterator[Cause]:
 
 
 def pays_wrong(facts: RunFacts) -> Iterator[Cause]:
-    """Report a reward that pays wrong answers to a prompt more than right ones: another truth, or an inverted one."""
+    """Report that wrong answers earn more than right ones to the same prompt, as with a wrong or inverted truth."""
     formed = [[r for r in group if r.parts.get("format", 1.0) != 0] for group in facts.groups]
     judged = [[(r, truly_right(r)) for r in group] for group in formed]
     pairs = [(good, bad) for group in judged for good, yes in group if yes for bad, no in group if no is False]
@@ -175,7 +181,10 @@ def pays_wrong(facts: RunFacts) -> Iterator[Cause]:
 
 
 def truly_right(r: Response) -> bool | None:
-    """Return whether the answer of a response is right by the truth of its row alone; None where that is not known."""
+    """Return whether a response's answer equals the truth of its row; None if this cannot be decided.
+
+    The score is not used.
+    """
     if (answer := answer_of(r.text)) is None:
         return None
     if (is_right := kind_of(r.truth).is_right) is not None:
@@ -185,7 +194,7 @@ def truly_right(r: Response) -> bool | None:
 
 
 def pays_length(facts: RunFacts) -> Iterator[Cause]:
-    """Report a correlation of length and score within groups: longer (or shorter) responses score higher."""
+    """Report that length and score correlate within groups: longer (or shorter) responses earn more."""
     live = [g for g in facts.groups if max(r.score for r in g) > min(r.score for r in g)]
     whole = [[r for r in g if not r.cut and r.parts.get("format", 1.0) != 0] for g in live]
     usable = [g for g in whole if len(g) > 1 and _spread(g) >= limit("length_spread")]
@@ -219,7 +228,11 @@ def pays_length(facts: RunFacts) -> Iterator[Cause]:
 
 
 def _right(r: Response, facts: RunFacts) -> bool:
-    """Return whether a response is right. Without a yes-or-no part: whether it scores above the lowest score seen."""
+    """Return whether a response is right.
+
+    If no part measures this as yes or no, the answer is compared with the truth. If that is not possible, a response
+    counts as right if its score is above the lowest score of the run.
+    """
     part = next((p for p in ANSWER_PARTS if r.parts.get(p) is not None), None)
     if part is not None and set(facts.part(part)) <= {0.0, 1.0}:
         return r.parts[part] == 1

@@ -1,7 +1,8 @@
-"""Signs that a run learns something else than intended, such as reward without accuracy, or one response for all.
+"""Signs that a run does not learn what is intended, such as a rise of the reward without a rise of the accuracy.
 
-They are lasting changes in the train lines of a run. Training warns of them while it runs, `runs diagnose` afterwards.
-A change counts when it is large, many standard errors of the noise between steps, and still there at the end.
+A sign, such as one response to all prompts, is a lasting change of the metrics in the train lines of a run. Training
+warns of it while it runs, and `runs diagnose` afterwards. A change is reported if it is large, is many standard errors
+of the noise between steps, and is still present at the end.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ class Sign:
     """Lasting change of a metric that shows a problem.
 
     Args:
-        name: short and stable.
-        words: a few words, for the line of a step.
-        what: a sentence.
-        step: of the first line after the change; None where there was no change, or it is not known.
-        before, after: values of the metric that shows the sign.
+        name: short name that never changes.
+        words: description in a few words, for the printed line of a step.
+        what: description as a sentence.
+        step: step of the first line after the change; None if it is not known or there was no change.
+        before, after: value of the changed metric before and after the change.
     """
 
     name: str
@@ -43,11 +44,11 @@ class Sign:
 
 
 def find_signs(lines: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[str, Any]] = ()) -> list[Sign]:
-    """Return the signs that the metrics of a run show at their last line, the gravest first.
+    """Return the signs that are present at the last line of a run's metrics, the most serious first.
 
     Args:
         lines: train lines.
-        validation: validation lines; they show a reward that was hacked within a few steps.
+        validation: validation lines; with them, a reward that was hacked within a few steps is recognised, too.
     """
     history = History(lines)
     apart = [*_reward_without_accuracy(history)] or [*_validated_without_accuracy(validation)]
@@ -56,17 +57,17 @@ def find_signs(lines: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[
 
 
 def since(sign: Sign) -> str:
-    """Return the step of the change in words, counted from 1 as on screens; "" if it is not known."""
+    """Return a text with the step of the change, counted from 1 as in all output; "" if it is not known."""
     return "" if sign.step is None else f", from step {counted(sign.step)} on"
 
 
 def warning_of(signs: Sequence[Sign]) -> str:
-    """Return the words of some signs in one line; "" without any."""
+    """Return `words` of the signs in one line; "" if there are no signs."""
     return "; ".join(sign.words for sign in signs)
 
 
 def _fixed(value: float) -> str:
-    """Return a number with three digits after the point; a number that rounds to zero has no sign."""
+    """Format a number with three digits after the point; a number that rounds to zero has no minus sign."""
     return f"{round(float(value), 3) + 0.0:.3f}"
 
 
@@ -94,7 +95,10 @@ def _reward_without_accuracy(h: History) -> Iterator[Sign]:
 
 
 def _validated_without_accuracy(lines: Sequence[Mapping[str, Any]]) -> Iterator[Sign]:
-    """Yield the same sign from the first to the last validation, by the intervals of reward and accuracy."""
+    """Yield a sign if the reward rose from the first to the last validation and the accuracy did not.
+
+    The 95% intervals of both are taken into account.
+    """
     ends = [f"eval/{name}{end}" for name in ("reward", "accuracy") for end in ("", "_low", "_high")]
     measured = [n for n in lines if all(isinstance(n.get(e), (int, float)) and math.isfinite(n[e]) for e in ends)]
     if len(measured) < 2:
@@ -130,7 +134,7 @@ def _difference(first: Mapping[str, Any], last: Mapping[str, Any], name: str) ->
 
 
 def _one_response(h: History) -> Iterator[Sign]:
-    """Yield a sign if prompts that ask for different things get one response."""
+    """Yield a sign if different prompts get the same response although they ask for different answers."""
     alike = h.contrast(h.series(f"{PREFIX}alike_share"))
     if alike is None or alike.last < limit("alike_share") or h.learned:
         return
@@ -174,7 +178,7 @@ def _repetition(h: History) -> Iterator[Sign]:
 
 
 def _characters(h: History) -> Iterator[Sign]:
-    """Yield a sign if one class of characters took over as the reward rose: the class that grew most."""
+    """Yield a sign for the class of characters that grew most, if it replaced others while the reward rose."""
     paid, chars = h.paid, h.contrast(h.series(f"{PREFIX}characters_mean"))
     if paid is None or chars is None or not chars.last >= limit("long_text"):
         return
@@ -187,7 +191,7 @@ def _characters(h: History) -> Iterator[Sign]:
         if h.no_better is not None:
             where &= h.no_better
         elif share.last < limit("class_share") or name == "non_ascii_share":
-            continue  # without an accuracy, another form or language may be what was asked for
+            continue  # no accuracy is known: another form or language may be intended
         place = h.step_at(where, share)
         if place is not None:
             a = float(share.before[place])
@@ -198,7 +202,7 @@ def _characters(h: History) -> Iterator[Sign]:
 
 
 def _length(h: History) -> Iterator[Sign]:
-    """Yield a sign if responses grew, the reward pays longer ones more, and the accuracy did not rise."""
+    """Yield a sign if responses became longer, longer ones earn more, and the accuracy did not rise."""
     paid, length = h.paid, h.contrast(h.series("rollout/response_tokens_mean"))
     follows = h.recent(f"{PREFIX}length_score_correlation")
     if paid is None or length is None or not follows >= limit("length_warning"):
@@ -217,7 +221,7 @@ def _length(h: History) -> Iterator[Sign]:
 
 
 def _streaks(h: History) -> Iterator[Sign]:
-    """Yield a sign for each streak: the last steps all lack a signal, or all their responses were cut off."""
+    """Yield a sign if none of the last steps had a signal, and another if all their responses were cut off."""
     for name, metric, words, what in (
         (
             "no_signal",

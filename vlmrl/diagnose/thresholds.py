@@ -19,7 +19,7 @@ Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 MOST_ROWS = 3
 MIN_ONSET = 3
-"""Minimum number of steps on each side of the step at which a metric turns bad."""
+"""Minimum number of steps before, and from, the step at which a metric becomes bad; else that step is not reported."""
 MOST_TEXT_CHARS = 300
 FLAGS = ("--quiet", "-q", "--json", "--accept-changes", "--dry-run")
 """Options of `train` and `sft` that take no value."""
@@ -113,23 +113,23 @@ LIMITS: dict[str, Bound] = {
 
 
 def limit(name: str) -> float:
-    """Return the threshold of that name."""
+    """Return the value of the threshold `name`."""
     return LIMITS[name].value
 
 
 @dataclass
 class Cause:
-    """Something that is wrong with a run.
+    """Possible reason why a run does not learn.
 
     Args:
-        name: short and stable, for scripts.
-        level: error (the run cannot learn what was meant), warning, note.
-        what: one sentence with the figure that shows it.
-        command: the command to type next.
-        weight: orders causes of one level, in [0, 1].
-        evidence: figures, one per line.
-        rows: responses that show it.
-        follows: names of causes that this one explains.
+        name: short name that never changes, for scripts.
+        level: error (the run cannot learn what is intended), warning or note.
+        what: one sentence with the number that proves it.
+        command: recommended next command.
+        weight: sort key of causes of the same level, in [0, 1].
+        evidence: further numbers, one text line each.
+        rows: responses as examples of the problem.
+        follows: names of the causes that this cause explains.
     """
 
     name: str
@@ -143,7 +143,7 @@ class Cause:
 
 
 def rows_of(responses: Sequence[Response]) -> list[dict[str, Any]]:
-    """Return the first few responses as evidence: where, text, score, parts, status, truth, note."""
+    """Return the first few responses as rows of evidence: where, text, score, parts, status, truth, note."""
     return [
         {
             "where": r.where,
@@ -160,7 +160,7 @@ def rows_of(responses: Sequence[Response]) -> list[dict[str, Any]]:
 
 
 def short(text: str, most: int = MOST_TEXT_CHARS) -> str:
-    """Return a text in at most about `most` characters: its beginning and its end."""
+    """Shorten a text to at most about `most` characters, from its beginning and its end."""
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
@@ -170,9 +170,9 @@ def counted(number: int, what: str) -> str:
 
 
 def onset(facts: RunFacts, metric: str, bad: Callable[[float], bool]) -> list[str]:
-    """Return from which step on a metric was bad, as a line of evidence; [] if it always was, or only recently.
+    """Return a line of evidence with the step from which on a metric was bad; [] if it was always or only lately bad.
 
-    Steps are numbered from 1, as on screens.
+    Steps are counted from 1, as in all output.
     """
     values = [(line["step"], line[metric]) for line in facts.train if _is_number(line.get(metric))]
     good = len(values) - 1
@@ -190,9 +190,9 @@ def _is_number(value: Any) -> bool:
 
 
 def learned(facts: RunFacts) -> str:
-    """Return in words that the reward rose from the first third of the steps to the last.
+    """Return a sentence that the reward rose from the first to the last third of the steps; "" if it did not.
 
-    Return "" if it did not rise, rose by too little to be sure, or there are too few steps.
+    Return "" also if the rise is too small to be certain, or if there are too few steps.
     """
     ends = facts.ends("reward/mean")
     if ends is None or len(facts.series("reward/mean")) < limit("learned_steps"):
@@ -208,12 +208,12 @@ def percent(share: float) -> str:
 
 
 def reward_check(facts: RunFacts, *options: str) -> str:
-    """Return the command that scores the run's rollouts again."""
+    """Return the `vlmrl reward-check` command that scores the run's rollouts again."""
     return shlex.join(["vlmrl", "reward-check", facts.key, *options])
 
 
 def again(facts: RunFacts, *settings: str) -> str:
-    """Return the command that made the run, with `--set` added, without options that named or continued the run."""
+    """Return the command that started the run, with `--set` for `settings`, without options that name or resume it."""
     recipe, gpus, settled = _words(facts)
     return _command(facts, "sft" if facts.manifest.kind == "sft" else "train", recipe, *gpus) + _set(
         *settled, *settings
@@ -221,28 +221,28 @@ def again(facts: RunFacts, *settings: str) -> str:
 
 
 def look_again(facts: RunFacts, *settings: str) -> str:
-    """Return the command that samples a few answers with the run's recipe; it shows prompt, images and scores."""
+    """Return the command that samples a few responses with the run's recipe and prints prompts, images and scores."""
     recipe, _, settled = _words(facts)
     return _command(facts, "try", recipe) + _set(*settled, *settings)
 
 
 def sft_first(facts: RunFacts) -> str:
-    """Return the command that teaches the rows' own responses first, with the run's recipe."""
+    """Return the `vlmrl sft` command, with the run's recipe: it first trains on the correct responses of the rows."""
     recipe, gpus, settled = _words(facts)
     return _command(facts, "sft", recipe, *gpus) + _set(*settled, "kind=sft")
 
 
 def check_again(facts: RunFacts) -> str:
-    """Return the command that compares log-probs and gradients of the run's rows with the model's own."""
+    """Return the command that compares log-probs and gradients on the run's rows with those of transformers."""
     recipe, _, settled = _words(facts)
     return _command(facts, "check", "--deep", recipe) + _set(*settled)
 
 
 def _command(facts: RunFacts, *words: str) -> str:
-    """Return a command that runs as it is printed.
+    """Return a command that can be copied and run unchanged.
 
-    It changes to the folder that the run was made in, to which its paths are relative. It has `--runs` where the run is
-    not in that folder's own.
+    It first changes to the folder from which the run was started, because paths in the recipe are relative to it.
+    `--runs` is added if the run is not in that folder's default folder of runs.
     """
     cwd = Path(facts.manifest.cwd or ".")
     away = cwd.is_dir() and cwd.resolve() != Path.cwd()
@@ -252,7 +252,7 @@ def _command(facts: RunFacts, *words: str) -> str:
 
 
 def _words(facts: RunFacts) -> tuple[str, list[str], list[str]]:
-    """Return (the recipe, its `--gpus` option, its `--set` values) of the command that made the run."""
+    """Return (recipe, `--gpus` option, `--set` values) of the command that started the run."""
     words, recipe, gpus, settings = list(facts.manifest.argv[2:]), "", [], []
     if list(facts.manifest.argv[1:2]) != [facts.manifest.kind.replace("rl", "train")]:
         words = []
@@ -268,6 +268,6 @@ def _words(facts: RunFacts) -> tuple[str, list[str], list[str]]:
 
 
 def _set(*settings: str) -> str:
-    """Return the settings as `--set` options; of several settings for one key only the last."""
+    """Return the settings as `--set` options; if a key is set several times, only its last value is kept."""
     last = {setting.partition("=")[0]: setting for setting in settings}
     return "".join(f" --set {shlex.quote(setting)}" for setting in last.values())

@@ -1,4 +1,4 @@
-"""Causes that are lasting changes over a run, such as a reward that rises without the accuracy."""
+"""Causes that are lasting changes during a run, such as a rise of the reward without a rise of the accuracy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vlmrl.errors import VlmrlError
 MOST_STEPS = 40
 """Maximum number of steps whose rollouts are measured if the metrics of a run have no `health/...`."""
 EXAMPLES = 2
-"""Number of responses that are shown from before a change, and from after it."""
+"""Number of example responses from before a change; the same number is taken from after it."""
 LEVELS: dict[str, tuple[Level, float]] = {
     "reward_without_accuracy": ("error", 1.0),
     "one_response": ("error", 0.9),
@@ -58,9 +58,10 @@ def _command(facts: RunFacts, sign: Sign) -> str:
 
 
 def _lines(facts: RunFacts) -> Sequence[Mapping[str, Any]]:
-    """Return the train lines.
+    """Return the train lines with their `health/...` metrics.
 
-    If the lines have no `health/...`, return the lines of some steps, with these metrics measured from their rollouts.
+    If the run did not log these metrics, they are measured from the rollouts of some steps, and the lines of these
+    steps are returned.
     """
     if facts.manifest.kind != "rl" or any(n.startswith(PREFIX) for line in facts.train[-1:] for n in line):
         return facts.train
@@ -86,7 +87,7 @@ def _sampled(r: Response) -> Sampled:
 
 
 def _examples(facts: RunFacts, sign: Sign) -> list[dict[str, Any]]:
-    """Return the best-paid responses to different prompts, from the step before a change and from the last step."""
+    """Return the responses with the highest scores, of different prompts: before the change, and at the last step."""
     files = facts.run.rollout_files()
     before = [step for step in files if sign.step is not None and step < sign.step]
     steps = {"before": before[-1:], "after": [] if not files else [max(files)]}
@@ -96,7 +97,7 @@ def _examples(facts: RunFacts, sign: Sign) -> list[dict[str, Any]]:
             try:
                 responses = read_responses(files[step], step)
             except VlmrlError:
-                continue  # `read_facts` notes a file that cannot be read
+                continue  # `read_facts` adds the note about an unreadable file
             ranked = sorted((r for r in responses if r.error is None), key=lambda r: -r.score)
             prompts = {r.prompt_id: r for r in reversed(ranked)}
             best = sorted(prompts.values(), key=lambda r: -r.score)[:EXAMPLES]

@@ -1,4 +1,4 @@
-"""Lasting changes in the metrics of a run: how much a series rose at a step, and how certain that is."""
+"""Lasting changes in the metrics of a run: the rise of a series at a step, and its standard error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vlmrl.reward_check.scores import Floats, Ints
 from vlmrl.rewards.accuracy_part import NAMES as ACCURACY_NAMES
 
 MOST_GAPS = 0.2
-"""Share of the lines that may lack a metric; such a line takes the value of the line before."""
+"""Maximum share of lines that may lack a metric. Such a line gets the value of the line before it."""
 
 WATCHED = (
     "step",
@@ -28,19 +28,19 @@ WATCHED = (
 
 
 def is_watched(metric: str) -> bool:
-    """Return whether this module or `diagnose/signs.py` reads a metric of a train line."""
+    """Return whether this module or `diagnose/signs.py` uses the metric."""
     return metric in WATCHED or metric.startswith(("health/", "reward/part/"))
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Means of a series before and after each candidate step of a change. All [T], over the lines that have the metric.
+    """Means of a series before and after each of T steps at which a change may have begun. [T] each, except `last`.
 
     Args:
-        before: mean over a window before the step.
+        before: mean over a window of lines before the step.
         after: mean from the step to the end.
-        error: standard error of their difference.
-        last: mean of the last few lines.
+        error: standard error of the difference of both means.
+        last: mean of the last few lines of the series.
     """
 
     before: Floats
@@ -53,18 +53,21 @@ class Contrast:
         return self.after - self.before
 
     def lasting(self, least: float | Floats) -> Any:
-        """Return [T]: whether the series certainly rose by `least` or more, and is still that high."""
+        """Return [T]: whether the series rose significantly, by at least `least`, and its last values are still higher.
+
+        The last values must also exceed the mean before the step by at least `least`.
+        """
         certain = self.rise > limit("sign_certainty") * self.error
         return certain & (self.rise >= least) & (self.last - self.before >= least)
 
     @property
     def certainty(self) -> Floats:
-        """Rise over its standard error, [T]. A series without noise counts with a tiny error."""
+        """Rise divided by its standard error, [T]. If the standard error is 0, 1e-9 is used."""
         return self.rise / np.maximum(self.error, 1e-9)
 
 
 class History:
-    """Train lines of a run as series. A metric that a line does not have is NaN."""
+    """Train lines of a run as series of numbers, one per metric; NaN where a line lacks the metric."""
 
     def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
         self.lines = lines
@@ -81,14 +84,14 @@ class History:
 
     @cached_property
     def accuracy(self) -> Floats:
-        """Mean accuracy per step; for older runs without this metric, the part of the reward with such a name."""
+        """Mean accuracy per step. Older runs lack this metric; there it is the part of the reward with such a name."""
         named = self.series("reward/accuracy")
         parts = (self.series(f"reward/part/{name}") for name in ACCURACY_NAMES)
         return named if np.isfinite(named).any() else next((p for p in parts if np.isfinite(p).any()), named)
 
     @cached_property
     def format(self) -> Floats:
-        """Mean of the format part per step, between 0 and 1; NaN where the reward has none."""
+        """Mean of the format part per step, in [0, 1]; NaN if the reward has no such part."""
         names = {n for line in self.lines[-1:] for n in line if n.startswith("reward/part/") and "format" in n.lower()}
         series = self.series(min(names)) if names else np.full(len(self.lines), math.nan)
         inside = np.nanmin(series, initial=0.0) >= 0 and np.nanmax(series, initial=1.0) <= 1
@@ -96,13 +99,13 @@ class History:
 
     @cached_property
     def scale(self) -> float:
-        """Unit of a rise of the reward: the largest absolute mean or the range of the means, whichever is larger."""
+        """Scale by which rises of the reward are divided: the larger of its largest absolute mean and its range."""
         values = self.reward[np.isfinite(self.reward)]
         return float(max(np.abs(values).max(), np.ptp(values))) if len(values) else 0.0
 
     @cached_property
     def steps(self) -> Ints:
-        """Candidates of a change, [T]: indices of lines with enough lines on both sides."""
+        """Indices of the lines at which a change may have begun, [T]: there are enough lines before and after them."""
         least = int(limit("sign_before"))
         return np.arange(least, max(least, len(self.lines) - int(limit("sign_steps")) + 1))
 
@@ -110,7 +113,7 @@ class History:
         """Return the contrast of a series at each of `steps`; None if it has many gaps or too few lines.
 
         Args:
-            values: [N], one value per line; NaN where a line has none.
+            values: [N], one value per line; NaN where a line lacks the metric.
         """
         if not len(self.steps) or np.isnan(values).mean() > MOST_GAPS or np.isnan(values[0]):
             return None
@@ -129,16 +132,17 @@ class History:
 
         before, noise_before = mean_and_variance(start, t)
         after, noise_after = mean_and_variance(t, np.full(len(t), number))
-        few = t - start < limit("sign_steps")  # so few steps may have little noise by chance
+        few = t - start < limit("sign_steps")  # with few steps before, their noise may be small by chance
         noise_before = np.where(few, np.maximum(noise_before, noise_after), noise_before)
         error = np.sqrt(noise_before / (t - start) + noise_after / (number - t))
         return Contrast(before, after, error, float(values[-int(limit("sign_steps")) :].mean()))
 
     @cached_property
     def paid(self) -> Contrast | None:
-        """Contrast of the reward. While the format is being learned, that of well-formed responses.
+        """Contrast of the reward; None if it cannot be computed.
 
-        A rise that comes from the format alone is intended.
+        At steps around which the format is being learned, the reward is divided by the share of well-formed responses,
+        because a rise that comes from the format alone is intended.
         """
         plain = self.contrast(self.reward)
         form = self.contrast(self.format)
@@ -157,7 +161,7 @@ class History:
 
     @cached_property
     def no_better(self) -> Any:
-        """Whether the accuracy rose by certainly far less than the reward, or not at all, [T]; None if not known."""
+        """Whether the accuracy did not rise, or certainly rose far less than the reward, [T]; None if not known."""
         paid, right = self.paid, self.contrast(self.accuracy)
         if paid is None or right is None:
             return None
@@ -173,16 +177,16 @@ class History:
         return bool(len(recent)) and bool(np.mean(recent) >= limit("accuracy_learned"))
 
     def recent(self, name: str) -> float:
-        """Return the mean of the last few lines; NaN where one of them lacks the metric."""
+        """Return the mean of a metric over the last few lines; NaN if one of them lacks the metric."""
         values = self.series(name)[-int(limit("sign_steps")) :]
         return float(np.mean(values)) if len(values) == int(limit("sign_steps")) else math.nan
 
     def step_at(self, where: Any, contrast: Contrast) -> int | None:
-        """Return the index in `steps` of the clearest change among those where `where` holds; None if there is none."""
+        """Return the index in `steps` of the most certain change where `where` [T] is True; None if it never is."""
         if where is None or not np.any(where):
             return None
         return int(np.argmax(np.where(where, contrast.certainty, -np.inf)))
 
     def number(self, place: int) -> int:
-        """Return the step of the line at an index of `steps`."""
+        """Return the training step of the line `steps[place]`."""
         return int(self.lines[int(self.steps[place])].get("step", self.steps[place]))

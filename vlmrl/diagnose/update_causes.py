@@ -1,4 +1,4 @@
-"""Causes that show in the updates: learning rate, gradients of the parts, engine against trainer, validation."""
+"""Causes found in the updates: learning rate, gradients of the parts, differences of engine and trainer, validation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vlmrl.diagnose.thresholds import (
 )
 
 SEEING = ("vision", "connector")
-"""Parts of a model that only images reach."""
+"""Parts of a model that are used only for images."""
 MIN_UPDATES = 3
 """Minimum number of updates after which greedy answers are expected to change."""
 
@@ -39,7 +39,7 @@ def stopped(facts: RunFacts) -> Iterator[Cause]:
 
 
 def learning_rate(facts: RunFacts) -> Iterator[Cause]:
-    """Report a learning rate of 0, or one far from what is usual for a model of this size."""
+    """Report a learning rate of 0, or one far from the usual values for a model of this size."""
     recipe, rates = facts.recipe, facts.series("optim/lr")
     if recipe is None or not rates:
         return
@@ -71,7 +71,7 @@ def learning_rate(facts: RunFacts) -> Iterator[Cause]:
 
 def _too_large(facts: RunFacts, peak: float, lora: bool) -> Iterator[Cause]:
     size = sum(facts.parts[0].values())
-    small = not lora and size < limit("big_model")  # or of unknown size
+    small = not lora and size < limit("big_model")  # also if the size is not known
     most = limit("lr_large_small_model") if small else limit("lr_large_lora" if lora else "lr_large_full")
     broken = _collapse(facts)
     failed = facts.manifest.status == "failed" and "not finite" in (facts.manifest.error or "")
@@ -90,7 +90,7 @@ def _too_large(facts: RunFacts, peak: float, lora: bool) -> Iterator[Cause]:
 
 
 def gradients(facts: RunFacts) -> Iterator[Cause]:
-    """Report missing gradients, in total or in a trained part, and frozen parts."""
+    """Report gradients of 0 (in the whole model or in one trained part), and frozen parts."""
     norms, check = facts.series(GRADIENT), check_again(facts)
     if norms and not any(norms):
         what = f"the gradient is 0 in all {len(norms)} updates: the weights never change"
@@ -150,7 +150,7 @@ def engine_gap(facts: RunFacts) -> Iterator[Cause]:
 
 
 def entropy(facts: RunFacts) -> Iterator[Cause]:
-    """Report a policy that became certain of every token."""
+    """Report that the entropy fell to almost 0: the policy became certain of every token."""
     ends, dead = facts.ends("policy/entropy"), facts.ends("rollout/dead_group_share")
     if ends is None or ends[1] >= limit("entropy_low") or ends[1] >= limit("entropy_fall") * ends[0]:
         return
@@ -163,7 +163,7 @@ def entropy(facts: RunFacts) -> Iterator[Cause]:
 
 
 def validation(facts: RunFacts) -> Iterator[Cause]:
-    """Report validation rows that are also trained on: checkpoints are then chosen by memory."""
+    """Report validation rows that are also trained on. The best checkpoint is then one that memorized them."""
     shared = facts.validated & {identity(r.prompt_id, r.images) for r in facts.responses}
     sources, datasets = facts.recipe.data if facts.recipe else [], facts.manifest.datasets
     prints = [str(d["fingerprint"]) for d in datasets if d.get("fingerprint")]
@@ -191,9 +191,9 @@ def validation(facts: RunFacts) -> Iterator[Cause]:
 
 
 def _unmoved(facts: RunFacts) -> str:
-    """Return in words that greedy validation gave equal numbers although updates were made; "" if it did not.
+    """Return a sentence that all greedy validations gave equal numbers although updates were made; "" if they did not.
 
-    Numbers of responses that all earn nothing, or are all cut off, are equal in any case and do not count.
+    Return "" also if all responses earn nothing or are cut off, because their numbers are equal in any case.
     """
     lines = [{k: v for k, v in line.items() if k.startswith("eval/")} for line in facts.validation]
     updates = max(facts.series("optim/updates"), default=0)

@@ -28,19 +28,22 @@ def shard(
     offload: bool = False,
     exact: Sequence[nn.Module] = (),
 ) -> None:
-    """Shard a policy in place: every layer is a unit of its own, the rest belongs to the root.
+    """Shard a policy in place: every layer is a unit of its own, all other modules belong to the root.
 
-    Gradients are SUMMED over the ranks: a loss is divided by the update's one denominator before its backward.
+    Gradients are SUMMED over the ranks, not averaged, because each loss is divided by the update's denominator before
+    its backward pass.
 
     Args:
-        layers: modules that run as a whole, exactly once per row; each is gathered when it runs. Empty: everything is
-            gathered for the whole row, for policies in which a row's groups decide how often a layer runs.
-        device: device of the computation; parameters may still be elsewhere.
-        compute_dtype: of forward and backward; trained parameters are then held in float32. None = the parameters' own.
-        group_size: number of ranks that hold one whole copy between them, a divisor of the world's size; None = all.
-            Gathering stays within such a group (its ranks are consecutive on a machine), and only gradients cross it.
-        offload: parameters, gradients and optimizer state are in main memory between their uses.
-        exact: modules that compute in their parameters' own dtype.
+        layers: modules that run as a whole, exactly once per row; each is gathered when it runs. Empty = all parameters
+            are gathered for the whole row, for policies that run a layer a different number of times per row.
+        device: device of the computation; the parameters may be on another one before the call.
+        compute_dtype: dtype of forward and backward pass; trained parameters are then held in float32. None = the
+            parameters' own dtype.
+        group_size: number of ranks that together hold one copy of the policy, a divisor of the world's size; None =
+            all. Parameters are gathered within such a group (its ranks are consecutive on a machine); only gradients
+            are exchanged between groups.
+        offload: whether parameters, gradients and optimizer state are in main memory between their uses.
+        exact: modules that compute in the dtype of their parameters, not in `compute_dtype`.
     """
     size = group_size or world.size
     if size == world.size:
@@ -51,8 +54,8 @@ def shard(
         "mesh": mesh,
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy(),
     }
-    # Inputs keep their dtype, as in one process. A cast would round pixels, and the rotary tables that a vision tower
-    # computes once in float32 and passes to its layers.
+    # Inputs keep their dtype, as in a single process. A cast would round the pixels, and also the rotary tables, which
+    # a vision tower computes once in float32 and passes to its layers.
     precision = partial(MixedPrecisionPolicy, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in exact:
         fully_shard(module, mp_policy=precision(), **options)
@@ -62,26 +65,26 @@ def shard(
             if parameter.requires_grad and not isinstance(parameter, DTensor):
                 parameter.data = (
                     parameter.data.float()
-                )  # unit by unit, so that the whole model is never in memory twice
+                )  # unit by unit, so that there are never two copies of the whole model in memory
         fully_shard(module, mp_policy=mixed, **options)
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo only has sums
+            module.set_force_sum_reduction_for_comms(True)  # gloo supports only sums
 
 
 @contextmanager
 def gathered(policy: nn.Module) -> Iterator[None]:
-    """Context manager: every rank has all parameters whole, and may run any part of the policy without the others.
+    """Context manager: every rank holds all whole parameters, and can run parts of the policy without the other ranks.
 
-    The built-in engine needs this. It changes nothing if nothing is sharded. Without gradient.
+    The built-in engine needs this. It has no effect if the policy is not sharded. No gradients are computed inside.
     """
     units = [m for m in policy.modules() if isinstance(m, FSDPModule)]
     if not units:
         yield
         return
     root = units[0]
-    root._get_fsdp_state()._lazy_init()  # otherwise FSDP would make the first layer that runs the root
+    root._get_fsdp_state()._lazy_init()  # otherwise FSDP would take the first layer that runs as the root
     root.set_reshard_after_forward(False)
     for unit in units:
         unit.unshard()
@@ -91,15 +94,15 @@ def gathered(policy: nn.Module) -> Iterator[None]:
         for unit in units:
             unit.reshard()
         root.set_reshard_after_forward(True)
-        root.set_reshard_after_forward(False, recurse=False)  # the root's backward pass follows at once
+        root.set_reshard_after_forward(False, recurse=False)  # the root's backward pass follows immediately
         _forget_order(units)
 
 
 def _forget_order(units: Sequence[FSDPModule]) -> None:
     """Clear the order in which FSDP's units ran.
 
-    FSDP gathers units ahead in the reverse of this order. The runs inside `gathered` differ between ranks, so they must
-    not decide what all ranks gather together in the next backward pass.
+    In a backward pass, FSDP gathers units in advance, in the reverse of this order. Inside `gathered`, ranks run units
+    in different orders. These orders must not affect the next backward pass, in which all ranks gather the same units.
     """
     for unit in units:
         state = unit._get_fsdp_state()
@@ -109,18 +112,18 @@ def _forget_order(units: Sequence[FSDPModule]) -> None:
 
 
 def regather(policy: nn.Module) -> None:
-    """Drop gathered parameters, because the shards were changed. Does nothing if nothing is sharded."""
+    """Delete gathered parameters after the shards were changed. No effect if the policy is not sharded."""
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def own_part(tensor: Tensor, like: Tensor | None = None) -> Tensor:
-    """Return the part of a tensor that this rank holds, as a view; the whole tensor if nothing is sharded.
+    """Return the part of a tensor that this rank holds, as a view; the whole tensor if it is not sharded.
 
     Args:
-        tensor: sharded, or whole.
-        like: sharded tensor; a whole `tensor` is cut as this one is.
+        tensor: sharded or whole tensor.
+        like: sharded tensor. If `tensor` is whole, it is cut in the same way as this one.
     """
     if isinstance(tensor, DTensor):
         return tensor.to_local()
@@ -131,9 +134,9 @@ def own_part(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def own_rows(like: Tensor) -> tuple[int, int]:
-    """Return the rows [first, last) of a tensor that this rank holds (FSDP cuts rows).
+    """Return (first, last): this rank holds the rows [first, last) of a tensor, which FSDP cuts by rows.
 
-    All rows if it is not sharded. A scalar is one row.
+    If the tensor is not sharded, they are all rows. A scalar has one row.
     """
     rows = like.shape[0] if like.ndim else 1
     if not isinstance(like, DTensor):
@@ -143,7 +146,7 @@ def own_rows(like: Tensor) -> tuple[int, int]:
 
 
 def sharded_as(part: Tensor, like: Tensor) -> Tensor:
-    """Return the tensor of which this rank holds `part`, sharded as `like` is; `part` itself if `like` is whole."""
+    """Return the sharded tensor with the layout of `like` and this rank's `part`; `part` itself if `like` is whole."""
     if not isinstance(like, DTensor):
         return part
     return DTensor.from_local(
@@ -157,10 +160,10 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 class HostCopies:
-    """Copies of tensors in main memory, each in the same buffer every time, so memory is allocated once.
+    """Copies of tensors in main memory. Each is always in the same buffer, so memory is allocated only once.
 
     Args:
-        pinned: whether the memory is pinned, so that a GPU copies to it at full speed.
+        pinned: whether the memory is pinned, so that copies from a GPU have full speed.
     """
 
     def __init__(self, pinned: bool = False) -> None:
@@ -168,10 +171,10 @@ class HostCopies:
         self._places: dict[str, Tensor] = {}
 
     def take(self, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return copies of these tensors; of sharded ones, of this rank's part.
+        """Return copies of these tensors; for a sharded tensor, a copy of this rank's part.
 
-        They overwrite earlier copies of the same kind. All are complete when this returns. The copy of a sharded tensor
-        is a DTensor with the same layout.
+        They overwrite earlier copies of the same `kind`. All copies are complete when this method returns. The copy of
+        a sharded tensor is a DTensor with the same layout.
         """
         return {name: self._copy(f"{kind}.{name}", tensor.detach()) for name, tensor in tensors.items()}
 

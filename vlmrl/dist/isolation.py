@@ -26,8 +26,8 @@ WORLD_VARIABLES = (
     "MASTER_PORT",
 )
 AGENT_PREFIX = "TORCHELASTIC_"
-"""Variables that torchrun sets. An engine has a world of its own and must not take itself for one of the trainer's
-ranks."""
+"""Prefix of variables that torchrun sets. An engine has its own world. With these variables it would behave like one of
+the trainer's ranks."""
 
 
 def environment_without_world() -> dict[str, str]:
@@ -37,9 +37,9 @@ def environment_without_world() -> dict[str, str]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Context manager: restore what building an engine changes: random states, threads, the launcher's variables.
+    """Context manager for building an engine: restore random states, threads and the launcher's variables afterwards.
 
-    Inside, those variables are not set.
+    Inside, the launcher's variables are not set.
     """
     world = {name: os.environ.pop(name) for name in os.environ.keys() - environment_without_world()}
     states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
@@ -56,18 +56,18 @@ def undisturbed() -> Iterator[None]:
         torch.random.set_rng_state(states[2])
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
-        torch.set_num_threads = set_threads  # vLLM's CPU worker replaces this function by a stub, and leaves one thread
+        torch.set_num_threads = set_threads  # vLLM's CPU worker replaces this function by a stub and sets one thread
         torch.set_num_threads(threads)
 
 
 def has_world() -> bool:
-    """Return whether this process is in a process group, with others or alone."""
+    """Return whether this process has a process group of torch, with other processes or alone."""
     return dist.is_initialized()
 
 
 @contextmanager
 def world_kept() -> Iterator[None]:
-    """Context manager: the run's own process group cannot be destroyed; groups of a guest library can.
+    """Context manager: prevent a library from destroying the run's own process group; it may destroy other groups.
 
     vLLM destroys all groups when it ends, including those that it did not create.
     """

@@ -1,11 +1,11 @@
-"""Communication of a rank with the launcher that started it: its log, its phase, how it ended.
+"""Communication of a rank with the launcher that started it: its log, its phase, and its end.
 
-A rank ends when its launcher ends. Everything goes through small files in one folder (`VLMRL_LAUNCH_DIR`), which
+A rank ends when its launcher ends. They communicate through small files in one folder (`VLMRL_LAUNCH_DIR`), which
 launch/rank_watch.py reads:
 
     rank-0.beat     JSON: pid, phase, step, ticks (number of phases entered), run folder, log
     rank-0.out      pipe (FIFO) with all the rank's output; the launcher writes it to the run's logs, secrets hidden
-    rank-0.end      JSON: exit code, message, reason, time, budgets to start again with; missing if it was killed
+    rank-0.end      JSON: exit code, message, reason, time, budgets of a second start; missing if it was killed
 
 In a process that no launcher started, every function here does nothing. No torch.
 """
@@ -35,16 +35,16 @@ from vlmrl.visible import visible
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"
 PARENT_VARIABLE = "VLMRL_LAUNCHER_PID"
 ENGINES_VARIABLE = "VLMRL_ENGINE_CARDS"
-"""GPUs that the launcher set aside for engines in processes of their own: CUDA's numbers; on a CPU as many words."""
+"""Variable with the GPUs of engines that have their own processes: CUDA's numbers; on a CPU, one word per engine."""
 HALVED_VARIABLE = "VLMRL_HALVED"
 CHOICES_VARIABLE = "VLMRL_CHOICES"
 TYPED_FILE = "typed.json"
-"""JSON list: the command line that the user gave the launcher. The command of a rank lacks the launcher's options."""
+"""File with a JSON list: the command line of the launcher. Commands of ranks do not have the launcher's options."""
 BEAT_BYTES = 4096
 PIPE_BYTES = 1 << 20
-"""Size of the pipe's buffer: so much of a rank's output waits while the launcher is stopped (Ctrl-Z)."""
+"""Size of the pipe's buffer in bytes. While the launcher is stopped (Ctrl-Z), a rank can print this much."""
 STACK_SIGNAL = signal.SIGUSR2
-"""At this signal a rank writes the stacks of its threads to its log, even if it hangs."""
+"""Signal at which a rank writes the stacks of its threads to its log, even if it hangs."""
 
 
 class _Both(io.TextIOBase):
@@ -54,7 +54,7 @@ class _Both(io.TextIOBase):
         self._terminal, self._log = terminal, log
 
     def write(self, text: str) -> int:
-        line = text.rpartition("\r")[2]  # text that overwrites a line, such as a counter, is not logged
+        line = text.rpartition("\r")[2]  # lines that are overwritten, such as counters, are not logged
         if line == text or line.endswith("\n"):
             self._log.write(line)
         return self._terminal.write(text)
@@ -75,11 +75,11 @@ class _Both(io.TextIOBase):
 
 
 class Rank:
-    """This process as its launcher sees it. Created by `begin`.
+    """This process as a rank of its launcher. Created by `begin`.
 
     Attributes:
-        terminal: whether it writes to the terminal: only rank 0 does, or the one that is debugged.
-        debugged: whether the terminal is its own: its input and output are not redirected.
+        terminal: whether the rank writes to the terminal. Only rank 0 does, or the rank that is debugged.
+        debugged: whether the rank is debugged: its input and output are not redirected.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -99,7 +99,7 @@ class Rank:
         self.note()
 
     def note(self, **changes: Any) -> None:
-        """Write the rank's state, with these changes, as a sign of life. One write of one block, some microseconds."""
+        """Write the rank's state with these changes, as a sign of life. It is one write of a few microseconds."""
         self._state |= changes
         self._state["ticks"] += 1
         os.pwrite(self._beat, json.dumps(self._state).encode().ljust(BEAT_BYTES), 0)
@@ -107,9 +107,9 @@ class Rank:
     def take_output(self) -> None:
         """Send everything that is written to stdout and stderr, by any library in C or Python, to the log.
 
-        What rank 0 itself prints goes to terminal and log (`stdout`, `stderr` of this module), so no library's progress
-        bar or warning comes between. No process reads from the terminal. The rank that is debugged keeps all of its
-        streams.
+        vlmrl's own output on rank 0 goes to terminal and log (`stdout`, `stderr` of this module). So progress bars and
+        warnings of libraries do not appear between its lines. No rank reads from the terminal, except the rank that is
+        debugged, which keeps all of its streams.
         """
         if self.debugged:
             return
@@ -123,7 +123,7 @@ class Rank:
         sys.stdout, sys.stderr = (
             lasting(1),
             lasting(2),
-        )  # new streams: one that was opened on a file fails on a pipe
+        )  # new streams, because a stream that was opened for a file fails on a pipe
         for name, log, fd in zip(("stdout", "stderr"), (sys.stdout, sys.stderr), terminals, strict=True):
             if self.terminal:
                 self.voices[name] = cast(TextIO, _Both(lasting(fd), log))
@@ -131,10 +131,10 @@ class Rank:
                 os.close(fd)
 
     def end(self, code: int, message: str, reason: str = "", halved: Mapping[str, list[int]] | None = None) -> None:
-        """Write how it ended: exit code, printed message, and the reason in one sentence.
+        """Write the end of the rank: exit code, printed message, and the reason in one sentence.
 
         Args:
-            halved: token budgets that all ranks may be started again with.
+            halved: token budgets with which all ranks may be started again.
         """
         record = {"code": code, "message": message, "reason": reason, "time": time.time(), "halved": dict(halved or {})}
         content = json.dumps(record)
@@ -143,9 +143,9 @@ class Rank:
         os.replace(temp, self.folder / f"rank-{self.rank}.end")
 
     def _send_to_pipe(self) -> None:
-        """Redirect stdout and stderr into the pipe, which gets its final name when it can be read.
+        """Redirect stdout and stderr to a new pipe, and give the pipe its final name when it can be read.
 
-        So no output is lost, and no process waits until the launcher opens it.
+        So no output is lost, and no process waits until the launcher opens the pipe.
         """
         temp, pipe = (self.folder / f"{prefix}rank-{self.rank}.out" for prefix in (".", ""))
         os.mkfifo(temp, 0o600)
@@ -183,10 +183,10 @@ def _voice(name: str) -> TextIO:
 
 
 def phase(name: str, step: int | None = None) -> None:
-    """Record what this process is doing now; timeouts and errors name it.
+    """Record the present phase of this process, for messages of timeouts and errors.
 
     Args:
-        step: the step, if it has changed.
+        step: the new step; None = the step has not changed.
     """
     global _doing
     _doing = name, _doing[1] if step is None else step
@@ -195,24 +195,24 @@ def phase(name: str, step: int | None = None) -> None:
 
 
 def doing() -> str:
-    """Return what this process does now, as text. Example: ``phase `update` of step 12 on rank 0``."""
+    """Describe the present phase of this process. Example: ``phase `update` of step 12 on rank 0``."""
     return f"phase `{_doing[0]}` of step {_doing[1]} on rank {os.environ.get('RANK', '0')}"
 
 
 def join_run(run_dir: Path, attempt: int) -> None:
-    """Tell the launcher which run this rank belongs to. From then on its log is there, with what it printed so far."""
+    """Tell the launcher which run this rank belongs to. The run's folder then has its log, with all output so far."""
     if _me is not None:
         _me.note(run=str(run_dir), log=str(layout.log_path(run_dir, attempt, _me.rank)))
 
 
 def join_evaluation(run_dir: Path, name: str) -> None:
-    """Tell the launcher which evaluation this rank belongs to: its log is beside those of the run's attempts."""
+    """Tell the launcher which evaluation this rank belongs to. Its log is then beside those of the run's attempts."""
     if _me is not None:
         _me.note(run=str(run_dir), log=str(layout.eval_log_path(run_dir, name, f"rank-{_me.rank}")))
 
 
 def halved() -> dict[str, list[int]]:
-    """Return the token budgets that the launcher started this process again with, after memory ran out; {} = none.
+    """Return the lower token budgets of a second start after memory ran out; {} if this is no second start.
 
     Returns: recipe key -> [its value in the recipe, its value now].
     """
@@ -231,7 +231,7 @@ def recorded_command(own_words: Sequence[str]) -> list[str]:
     """Return the command line as the user typed it, for the record of a run.
 
     Args:
-        own_words: words after `vlmrl` of this process; a rank's launcher was given others.
+        own_words: words after `vlmrl` in this process's command line; used if no launcher started it.
     """
     return list(_typed_words) or ["vlmrl", *own_words]
 
@@ -256,7 +256,7 @@ def run(program: Callable[[], object]) -> NoReturn:
             hint = f"--debug-rank {rank.rank} gives it the terminal"
             error = LaunchError(f"breakpoint() on rank {rank.rank}, which has no terminal", hint=hint)
         code, message = exit_of(error)
-        message = redact_text(message)  # it may quote errors or output of the user's code
+        message = redact_text(message)  # the message may quote errors or output of the user's code
         # Written before it is printed: the order of these files tells which rank failed first.
         rank.end(
             code, message, redact_text(reason_of(error)), error.halved if isinstance(error, OutOfMemoryError) else None
@@ -268,7 +268,7 @@ def run(program: Callable[[], object]) -> NoReturn:
 
 
 def begin() -> Rank:
-    """Make this process a rank of its launcher. The variable is removed, so its children do not become ranks."""
+    """Make this process a rank of its launcher. Remove `VLMRL_LAUNCH_DIR`, so that its children do not become ranks."""
     global _me
     die_with_parent(int(os.environ[PARENT_VARIABLE]))
     folder = Path(os.environ.pop(FOLDER_VARIABLE))
@@ -277,7 +277,7 @@ def begin() -> Rank:
     _me = Rank(folder, int(os.environ["RANK"]))
     _me.take_output()
     if DEBUG_RANK in os.environ and not _me.debugged:
-        os.environ["PYTHONBREAKPOINT"] = "0"  # only one process has the terminal: breakpoints of the others are ignored
+        os.environ["PYTHONBREAKPOINT"] = "0"  # breakpoints are ignored in ranks without the terminal
     faulthandler.enable(file=2)
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

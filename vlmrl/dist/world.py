@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """All ranks of a run, and which of them this process is. Every method must be called by all of them.
+    """All ranks of a run, with the rank of this process. Every method must be called by all ranks.
 
     Args:
         rank: 0 <= rank < size; rank 0 prints and writes.
         local_rank, local_size: rank on this machine, and number of ranks on it.
-        group: torch's process group for these operations; None = that of all ranks.
+        group: torch's process group for the operations; None = the default group of all ranks.
     """
 
     rank: int = 0
@@ -47,15 +47,15 @@ class World:
         return values  # type: ignore[return-value]  # all entries are filled
 
     def from_main(self, make: Callable[[], T]) -> T:
-        """Call `make` on rank 0 and return its result on all ranks. If it raises, the other ranks lose their peer."""
-        return self.gather(make() if self.is_main else None)[0]  # type: ignore[return-value]  # rank 0 gave a T
+        """Call `make` on rank 0 and return its result on all ranks. If it raises, the other ranks fail too."""
+        return self.gather(make() if self.is_main else None)[0]  # type: ignore[return-value]  # rank 0 returns a T
 
     def wait(self) -> None:
         """Return when all ranks have called this."""
         self.gather(None)
 
     def apart(self) -> World:
-        """Return the same ranks in a second group (gloo), for a thread of each that talks beside the main thread."""
+        """Return the same ranks with a second group (gloo), for communication by a thread beside the main thread."""
         if self.size == 1:
             return self
         import torch.distributed as dist
@@ -63,11 +63,11 @@ class World:
         return replace(self, group=dist.new_group(backend="gloo"))
 
     def mine(self, count: int) -> range:
-        """Return which of `count` items, numbered from 0, are this rank's: every size-th, from its rank."""
+        """Return the indices of this rank's items among `count` items: every size-th index, beginning with its rank."""
         return range(self.rank, count, self.size)
 
     def interleave(self, own: Sequence[T]) -> list[T]:
-        """Return all ranks' items in order; each rank passes the items of `mine`."""
+        """Return the items of all ranks in the order of their indices. `own`: items of this rank, as in `mine`."""
         values = self.gather(list(own))
         return [values[i % self.size][i // self.size] for i in range(sum(map(len, values)))]
 
@@ -76,17 +76,17 @@ ALONE = World()
 
 
 def is_main_process() -> bool:
-    """Return whether this process is rank 0 by its environment. Also works before `join_world`."""
+    """Return whether this process is rank 0, according to its environment. This works before `join_world` too."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 @contextmanager
 def join_world(device: str, timeout_seconds: float = 1800.0) -> Iterator[World]:
-    """Context manager: this process's place by its environment; inside, the process group of all ranks exists.
+    """Context manager: join the process group of all ranks, with the rank that the environment gives this process.
 
     Args:
         device: "cpu" (gloo), "cuda" (NCCL, with gloo for tensors in main memory), or "auto".
-        timeout_seconds: how long a rank waits for the others before it fails with an error.
+        timeout_seconds: time in seconds that a rank waits for the others before it fails with an error.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -107,5 +107,5 @@ def join_world(device: str, timeout_seconds: float = 1800.0) -> Iterator[World]:
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
     yield world
-    # Not after an error: the other ranks would lose this one before it has reported its error.
+    # Not after an error: the other ranks would fail before this rank has reported its own error.
     dist.destroy_process_group()

@@ -1,1 +1,1 @@
-"""Starting a run as several processes: requests, GPUs, the agent that starts the ranks, their watch, queues, Slurm."""
+"""Start of a run in several processes: requests, GPUs, agent that starts the ranks, watch over them, queues, Slurm."""

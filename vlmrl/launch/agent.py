@@ -1,4 +1,4 @@
-"""Start of the ranks of a run with torchrun's agent: one process per rank, all running one command."""
+"""Start of a run's ranks with torchrun's agent: one process per rank, all with the same command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Job:
     Args:
         command: arguments of the Python interpreter of each rank.
         ranks: number of processes on this machine.
-        nnodes, node_rank: number of machines, and the number of this one (machine 0 hosts the rendezvous).
+        nnodes, node_rank: count of machines, and index of this one, from 0 (machine 0 hosts the rendezvous).
         endpoint: `host:port` of the rendezvous of all machines; None for one machine.
         job_id: name of the rendezvous: the same on all machines of a job, so that other jobs' machines do not join it.
         env: environment of the ranks, in addition to this process's.
@@ -59,7 +59,7 @@ class Job:
 
 
 def torchrun_line(job: Job) -> str:
-    """Return the plain command that starts the same ranks without vlmrl's launcher."""
+    """Return the torchrun command that starts the same ranks without vlmrl's launcher."""
     words = [f"{k}={shlex.quote(v)}" for k, v in job.env.items()] + ["torchrun"]
     if job.nnodes == 1:
         words.append("--standalone")
@@ -77,11 +77,11 @@ def torchrun_line(job: Job) -> str:
 def launch_twice(job: Job, again: Callable[[Path], Job], say: Callable[[str], None]) -> tuple[Ending, Path | None]:
     """Run `launch`; if a rank ran out of memory, start all ranks once more on the same run with half the token budget.
 
-    One rank cannot resume alone while the others wait for it. On several machines the run ends: each machine has its
-    own launcher, and the launchers do not communicate.
+    All ranks are started again, because the others cannot wait until one rank has resumed. On several machines there is
+    no second start: each machine has its own launcher, and the launchers do not communicate.
 
     Args:
-        again: function (folder of the run) -> job that resumes the run.
+        again: function that takes the run's folder and returns a job that resumes the run.
         say: function that prints a line about the second start.
     """
     ending, run_dir = launch(job)
@@ -106,12 +106,12 @@ def launch(job: Job) -> tuple[Ending, Path | None]:
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import launch_agent
 
-    # Otherwise the agent would print its own report of a failure before ours.
+    # Otherwise the agent would print its own report of a failure before vlmrl's error.
     logging.disable(logging.ERROR)
     folder = Path(tempfile.mkdtemp(prefix="vlmrl-launch-"))
     variables = {FOLDER_VARIABLE: str(folder), PARENT_VARIABLE: str(os.getpid())}
     os.environ.update({**job.env, **variables})
-    if job.argv:  # in a file that only this user can read: the command line may contain a secret, and be long
+    if job.argv:  # in a file that only this user can read: it may be long and contain a secret
         (folder / TYPED_FILE).write_text(json.dumps(job.argv), encoding="utf-8")
     watch = Watch(folder, patience(job.timeout_seconds))
     exit_codes: dict[int, int] = {}
@@ -153,6 +153,6 @@ def _config(job: Job, folder: Path):
         rdzv_configs=rendezvous,
         local_addr="127.0.0.1" if one_machine else None,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
-        # Our handler forwards SIGINT and SIGTERM: the ranks finish their step. The agent's would kill them at once.
+        # vlmrl's handler forwards SIGINT and SIGTERM, so that ranks finish their step; the agent's would kill them.
         signals_to_handle="SIGQUIT",
     )

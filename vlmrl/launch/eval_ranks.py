@@ -25,7 +25,8 @@ class EvalEnding:
 
     Args:
         code: exit code, 0 = done.
-        run_dir: folder of the run that has the results; None with code 0 = this process must evaluate itself.
+        run_dir: folder of the run with the results. None with code 0 = no process was started: the caller must evaluate
+            in its own process.
     """
 
     code: int

@@ -1,4 +1,4 @@
-"""Assignment of GPUs to a run (`--gpus 4` or `--gpus 0,2,5`): this process may use them and no other process does."""
+"""Choice of GPUs for a run (`--gpus 4` or `--gpus 0,2,5`): visible to this process, and not used by another one."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class Placement:
 
 
 def place(option: str, engines: int = 0, parts: int = 1) -> Placement:
-    """Return the processes and GPUs that `--gpus` asks for.
+    """Return the processes and GPUs for a value of `--gpus`.
 
     Args:
         option: the count of GPUs (of processes, on a machine without a GPU), or GPU numbers: `0,2,5`; `3,` is GPU 3
             alone. With CUDA_VISIBLE_DEVICES, the numbers refer to the GPUs that it lists, as everywhere in CUDA.
-        engines: number of GPUs, the last ones, that generate for the others in their own processes.
+        engines: number of engine GPUs: the last ones of the list, with their own processes.
         parts: number of processes that share an engine, if `engines` is 0.
-    Raises: LaunchError if `option` is neither, there are too few GPUs, they are in use, or the number of ranks is not
-        a multiple of `parts`.
+    Raises: LaunchError if `option` is neither a count nor a list of numbers, there are too few GPUs, they are in use,
+        or the number of ranks is not a multiple of `parts`.
     """
     count, chosen = parse_gpus(option)
     gpus = visible_gpus(machine_gpus(), os.environ)

@@ -15,14 +15,14 @@ from vlmrl.setup.model_origin import find_model
 from vlmrl.store.checkpoints import read_meta
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-"""Environment in which the libraries send no request to the hub."""
+"""Environment variables with which the Hugging Face libraries send no requests to the hub."""
 OPEN = "import sys; from vlmrl.data.tables import open_tables; open_tables(sys.argv[1])"
 """Python program that opens the dataset named on its command line; it fails if the dataset cannot be opened."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Model or dataset that a recipe names. `on_hub`: whether it comes from the hub; else it is a local path or run."""
+    """Model or dataset that a recipe names. `on_hub`: whether it comes from the hub, not from a path or run."""
 
     kind: Literal["model", "data"]
     name: str
@@ -30,7 +30,7 @@ class Need:
     revision: str | None = None
 
     def is_here(self) -> bool:
-        """Return whether it can be opened without a network."""
+        """Return whether the model or dataset can be opened without a network."""
         if not self.on_hub:
             return True
         if self.kind == "model":
@@ -40,7 +40,7 @@ class Need:
         return subprocess.run(command, env={**os.environ, **OFFLINE}, capture_output=True).returncode == 0
 
     def fetch(self) -> None:
-        """Download it. Raises: CheckpointError or DataError when that fails."""
+        """Download the model or dataset. Raises: CheckpointError or DataError when the download fails."""
         if self.kind == "model":
             hub.download(self.name, self.revision)
         else:
@@ -50,7 +50,7 @@ class Need:
 
 
 def needs_of(recipe: Recipe, runs_root: Path) -> list[Need]:
-    """Return the model (for an adapter's checkpoint: its base model) and the datasets of a recipe, each once."""
+    """Return the model of a recipe (for an adapter's checkpoint, its base model) and its datasets, without repeats."""
     origin = find_model(recipe.model.path, runs_root)
     path, revision = origin.path, recipe.model.revision
     if origin.checkpoint is not None:
@@ -65,6 +65,6 @@ def needs_of(recipe: Recipe, runs_root: Path) -> list[Need]:
 
 
 def offline_environment(recipe: Recipe, runs_root: Path) -> dict[str, str]:
-    """Return the environment that keeps the ranks off the hub if all they need from it is on this machine; else {}."""
+    """Return variables that prevent requests to the hub if model and data are on this machine; {} if they are not."""
     needs = needs_of(recipe, runs_root)
     return dict(OFFLINE) if any(n.on_hub for n in needs) and all(n.is_here() for n in needs) else {}

@@ -1,8 +1,8 @@
 """Queue of runs over seeds and a grid of recipe keys.
 
-The queue keeps no state of its own: it reads the runs. Every member has a name that follows from the recipe and its
-values, and all share a tag. So the same command, given again after a kill, skips the members whose run is done, resumes
-those whose run was interrupted, and starts the others.
+The queue stores no state: it reads the folders of the runs. The name of a member is derived from the recipe and the
+member's values, and all members share a tag. So if the same command is given again after a kill, it skips the members
+whose run is done, resumes those whose run was interrupted, and starts the others.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Queue:
         recipe: words of a new run: the recipe file and the overrides common to all members.
         options: words of every run, new or resumed (`--gpus`, `--runs`).
         members: the runs, in the order in which they start.
-        slots: each runs one member at a time.
+        slots: places that run one member at a time each.
         root: folder of the runs.
         group: tag of the runs.
         say: function that prints a line.
@@ -132,7 +132,7 @@ class Queue:
         reads, writes = os.pipe()
         self.logs.add(member.name, reads, log)
         with open(writes, "wb") as pipe:
-            # A new session: Ctrl-C reaches the command only once, forwarded by us. It dies with this process.
+            # A new session: the command gets Ctrl-C only once, forwarded by us. If this process dies, the command dies.
             return subprocess.Popen(
                 [*self.command, *words, *self.options],
                 env={**os.environ, **slot.env},
@@ -165,11 +165,11 @@ class Queue:
 
 
 def plan_members(stem: str, identity: str, seeds: str | None, grid: Sequence[str]) -> list[Member]:
-    """Return the members of a queue: every seed for every point of the grid, the grid's points outermost.
+    """Return the members of a queue: for each point of the grid, one member per seed, in this order.
 
     Args:
         stem: first part of every name.
-        identity: text that differs between recipes and between overrides.
+        identity: text that identifies recipe and overrides; names contain its hash.
         seeds: `1,2,3`; None = the recipe's seed.
         grid: `key=value,value`, one text per key.
     Raises: LaunchError for text that cannot be parsed, a key or value given twice, or more than 1000 members.
@@ -190,11 +190,11 @@ def plan_members(stem: str, identity: str, seeds: str | None, grid: Sequence[str
 
 
 def make_slots(placement: Placement, per_run: int) -> list[Slot]:
-    """Return slots of `per_run` ranks each, made of the placement's GPUs or CPU threads.
+    """Return slots of `per_run` ranks each, with GPUs or CPU threads of the placement.
 
-    GPUs that do not fill a slot stay unused.
+    GPUs that are left over remain unused.
 
-    Raises: LaunchError if there are too few for one slot.
+    Raises: LaunchError if there are too few GPUs for one slot.
     """
     count = placement.ranks // per_run
     if count == 0:

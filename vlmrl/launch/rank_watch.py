@@ -1,7 +1,7 @@
-"""Watch over the ranks of a run: it forwards signals, ends all ranks if one dies or hangs, and names that rank.
+"""Watch over the ranks of a run: it forwards signals, ends all ranks if one dies or hangs, and reports that rank.
 
-The agent starts the ranks and waits. This thread reads the files that the ranks write (dist/rank_process.py) and asks
-the kernel which of them are alive.
+The agent starts the ranks and waits. The watch is a thread that reads the files that the ranks write
+(dist/rank_process.py) and asks the kernel which of them are alive.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ POLL_SECONDS = 0.2
 LAST_LINES = 20
 """Maximum number of lines of a rank's output that an error quotes."""
 GRACE_SECONDS = 10.0
-"""Time limit in seconds until the other ranks are killed after one has died. Until then they may end and write why."""
+"""Time limit in seconds until the other ranks are killed after one has died. Until then they may end by themselves and
+record the reason."""
 STACK_SECONDS = 1.0
 """Time limit in seconds for the ranks to write their stacks before they are killed because one hangs."""
 SYSTEM_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -42,7 +43,7 @@ class Ending:
 
     Args:
         code: exit code.
-        message: the one error to show, formatted; "" = none.
+        message: the error to print, formatted; "" = no error.
         reason: the same error in one sentence.
         halved: after a rank ran out of memory, recipe key -> [token budget until now, budget of the next start]
             (dist/rank_process.py).
@@ -59,9 +60,10 @@ class _Seen:
     """State of one rank.
 
     Args:
-        start: start time of its process, which tells it from a later process of the same id; "" = it had ended already.
-        state: its last `beat` file.
-        idle: seconds of watching in which it entered no new phase. The time of a suspended machine does not count.
+        start: start time of its process, to distinguish it from a later process with the same id; "" = it had already
+            ended.
+        state: content of its last `beat` file.
+        idle: seconds since it last entered a phase. Time in which the machine was suspended does not count.
         signals_sent: number of caught signals that were forwarded to it.
         dead: whether its process has ended.
     """
@@ -77,7 +79,7 @@ class Watch(threading.Thread):
     """Thread that watches the ranks of a run, from `start` to `stop`.
 
     Args:
-        folder: where the ranks write their files.
+        folder: folder in which the ranks write their files.
         timeout_seconds: time limit in seconds for one phase of a rank; a rank that exceeds it hangs.
     """
 
@@ -102,7 +104,7 @@ class Watch(threading.Thread):
         """Forward Ctrl-C and SIGTERM to the ranks, each once. Before the first rank runs, raise KeyboardInterrupt."""
 
         def on_signal(number: int, frame: FrameType | None) -> None:
-            if not self.ranks and not self._read("beat"):  # a rank may run already that the thread has not seen
+            if not self.ranks and not self._read("beat"):  # a rank may be running that the thread has not seen yet
                 raise KeyboardInterrupt
             self.signals.append(number)
 
@@ -117,7 +119,7 @@ class Watch(threading.Thread):
         last = time.monotonic()
         while not self._stopped.wait(POLL_SECONDS):
             now = time.monotonic()
-            # Limited: after a suspend of the machine, or a stop of this process, the ranks must not look hung.
+            # Limited: after the machine was suspended or this process was stopped, ranks must not be taken as hanging.
             self._look(min(now - last, 5 * POLL_SECONDS))
             last = now
 
@@ -146,7 +148,7 @@ class Watch(threading.Thread):
         for rank, code in sorted(exit_codes.items()):
             if -code in SYSTEM_SIGNALS and rank not in self.killed and rank not in ends:
                 return self._lost(rank, code)
-        # A rank whose debugger was quit ends with code 130 and a reason; the others only see that it has ended.
+        # If a rank's debugger is quit, the rank ends with code 130 and a reason. The others fail because it has ended.
         quit_debuggers = sorted((w["time"], rank) for rank, w in ends.items() if w["code"] == 130 and w["reason"])
         came_first = bool(quit_debuggers) and not self.signals and (not failed or quit_debuggers[0] < failed[0])
         if came_first and not any(ends[rank]["code"] == 2 for _, rank in failed):
@@ -237,12 +239,12 @@ class Watch(threading.Thread):
             os.kill(self.ranks[rank].state["pid"], number)
 
     def _signal_group(self, rank: int, number: int) -> None:
-        """Send a signal to the rank and the processes that it started: it leads its own process group."""
+        """Send a signal to the rank's process group: the rank and the processes that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.ranks[rank].state["pid"], number)
 
     def _lost(self, rank: int, code: int) -> Ending:
-        """Return the end of a run caused by a rank that ended without writing why."""
+        """Return the end of a run if it was caused by a rank that ended without a recorded reason."""
         message = self._killed_by(rank, -code) if code < 0 else self._left(rank, code)
         return Ending(2, message, _sentence(message))
 
@@ -257,7 +259,7 @@ class Watch(threading.Thread):
         return format_error(message, self._log(rank))
 
     def _printed(self, rank: int) -> str:
-        """Return the last lines that a rank printed; "" if it has a log. A rank has none before its run is known."""
+        """Return the last lines that a rank printed; "" if it has a log. Before its run is known, a rank has no log."""
         lines = self._logs.held(f"rank-{rank}.out").splitlines() if self._log(rank) is None else []
         return "".join(f"\n    {visible(line)}" for line in lines[-LAST_LINES:])
 

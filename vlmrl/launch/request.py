@@ -1,4 +1,4 @@
-"""Requests to train or evaluate, as the command line gives them, and the ranks' command lines built from them.
+"""Requests to train or evaluate, made from the command line, and the command lines of the ranks for them.
 
 A rank runs the same command without the launcher's own options (`Machines`). No torch is imported.
 """
@@ -21,9 +21,9 @@ class Machines:
 
     Args:
         gpus: value of `--gpus`: a count of GPUs, or their numbers; None = this process trains alone.
-        nnodes, node_rank: count of machines, and the number of this one, from 0.
+        nnodes, node_rank: count of machines, and index of this one, from 0.
         endpoint: HOST:PORT of the machines' rendezvous; None for one machine.
-        debug_rank: rank that gets the terminal; None = no rank is debugged.
+        debug_rank: rank that may read from the terminal, for a debugger; None = no rank is debugged.
     """
 
     gpus: str | None = None
@@ -48,11 +48,11 @@ class TrainRequest:
 
     Args:
         kind: "rl" for `train`, "sft" for `sft`.
-        recipe: recipe file; None with `resume` or `fork` = the run's own recipe.
+        recipe: recipe file; None, allowed with `resume` or `fork`, = the recipe of that run.
         overrides: `--set` values, each `key=value`.
         resume: run to resume.
         fork: run, or RUN@STEP, whose checkpoint a new run begins with.
-        accept_changes: whether a resume may change what is learned.
+        accept_changes: whether a resume may change recipe keys that affect what is learned.
         name, tags, note: labels of a new run.
         runs: folder of the runs as typed; None = the default.
         quiet: whether to print no line per step.
@@ -83,11 +83,11 @@ class TrainRequest:
 
     @property
     def needs_launcher(self) -> bool:
-        """Whether the launcher has work to do: several processes, a choice of GPUs, or a dry run."""
+        """Whether the launcher is needed: for several processes, a choice of GPUs, or a dry run."""
         return self.machines.gpus is not None or self.machines.nnodes > 1 or self.dry_run
 
     def check(self) -> None:
-        """Check that the options go together. Raises: RecipeError, LaunchError if not."""
+        """Check that the options may be combined. Raises: RecipeError or LaunchError if not."""
         if self.recipe is None and self.resume is None and self.fork is None:
             raise RecipeError(
                 "give a recipe, or --resume RUN, or --from RUN",
@@ -107,7 +107,7 @@ class TrainRequest:
         self._check_debugging()
 
     def _check_debugging(self) -> None:
-        """Raise a LaunchError if the rank to debug cannot have the terminal."""
+        """Raise a LaunchError if the rank to debug cannot use the terminal."""
         rank = self.machines.debug_rank
         if rank is None:
             return
@@ -143,7 +143,7 @@ class TrainRequest:
         )
 
     def resume_words(self, run: str, root: Path) -> list[str]:
-        """Return the words of the command with which every rank resumes a run of this request; same output options.
+        """Return the words of every rank's command that resumes a run of this request, with the same output options.
 
         Args:
             run: id of the run.
@@ -155,7 +155,7 @@ class TrainRequest:
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """Arguments of `vlmrl eval`. A field without a line here is the command's option of that name.
+    """Arguments of `vlmrl eval`. Fields that are not listed are the command's options of the same name.
 
     Args:
         temperature: sampling temperature; None = greedy.

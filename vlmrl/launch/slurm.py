@@ -1,6 +1,6 @@
-"""Batch file for Slurm: one launcher per node, rendezvous on the first, a stop before the time limit, a requeue.
+"""Batch file for Slurm: one launcher per node, rendezvous on the first node, stop before the time limit, requeue.
 
-The file depends on no other script: users can read and change everything that it does.
+The file needs no other script, so users can read and change everything that it does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from vlmrl.errors import LaunchError
 TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d+(:\d{1,2}){0,2}")
 """Slurm's time formats: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on."""
 WAIT_SECONDS = 60
-"""Seconds from the end of the first launcher until srun ends the others: a lost node does not report its end."""
+"""Seconds from the end of the first launcher until srun ends the others: a lost node does not report that its launcher
+has ended."""
 
 TEMPLATE = """\
 #!/bin/bash
@@ -56,15 +57,15 @@ class SlurmJob:
     """Contents of the batch file.
 
     Args:
-        recipe: absolute, or relative to `folder`.
+        recipe: recipe file, absolute or relative to `folder`.
         folder: working directory of the job.
         command: `train` or `sft`.
         nodes, gpus: number of machines, and of GPUs on each machine.
-        time: Slurm's time limit, such as 24:00:00; None = the partition's.
-        stop_seconds: seconds before that limit at which the run is stopped and saved.
+        time: Slurm's time limit, such as 24:00:00; None = the partition's limit.
+        stop_seconds: number of seconds before that limit at which the run is saved and stopped.
         cpus: CPU cores per node; None = Slurm's choice.
         container: image for Slurm's container plugin (pyxis); None = no container.
-        sbatch: more directives, such as `--account=me`.
+        sbatch: additional #SBATCH directives, such as `--account=me`.
         overrides: `--set` values.
         runs: folder of the runs; None = the default.
     Raises: LaunchError for a time or a directive that Slurm cannot parse.

@@ -1,4 +1,4 @@
-"""`vlmrl train` with `--seeds` or `--grid`: the queue of runs, checked, and the progress of its members."""
+"""`vlmrl train` with `--seeds` or `--grid`: plan and check of the queue of runs, and progress of its members."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vlmrl.store.metrics import counted, read_tail
 
 @dataclass(frozen=True)
 class Sweep:
-    """Options of `vlmrl train` that make many runs.
+    """Options of `vlmrl train` that start several runs.
 
     Args:
         seeds: `1,2,3`; None = the recipe's seed.
@@ -41,7 +41,7 @@ class Sweep:
         return self.seeds is not None or bool(self.grid)
 
     def check(self, request: TrainRequest) -> None:
-        """Check that no option of a single run is given. Raises: LaunchError if one is, or without a recipe."""
+        """Check that a recipe and no option of a single run is given. Raises: LaunchError if this is not so."""
         machines = request.machines
         one_run = request.resume, request.fork, request.name, machines.debug_rank
         if any(option is not None for option in one_run) or machines.nnodes > 1:

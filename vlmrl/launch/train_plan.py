@@ -23,7 +23,7 @@ Plan = LoadedRecipe | ResumePlan
 
 
 def prepare(request: TrainRequest, root: Path) -> tuple[Plan, list[Problem]]:
-    """Return what will be trained, checked, and warnings. Nothing is written.
+    """Return the checked recipe or plan of the training, and warnings. Nothing is written.
 
     Args:
         root: folder of the runs.
@@ -57,7 +57,7 @@ def recipe_of(plan: Plan) -> Recipe:
 def begin_run(
     request: TrainRequest, plan: Plan, root: Path, argv: Sequence[str], say: Callable[[str], None]
 ) -> tuple[Run, Recipe, Path | None]:
-    """Create or reopen the run, say which one it is, and lock it for this process.
+    """Create or reopen the run, report which one it is, and lock it for this process.
 
     Args:
         root: folder of the runs.
@@ -70,7 +70,7 @@ def begin_run(
     from vlmrl.store.printed_names import namesake_warning
     from vlmrl.train.resume import fork_run, reopen_run
 
-    if not launched():  # otherwise the launcher has shown the changes
+    if not launched():  # else the launcher has already printed the changes
         for line in describe_changes(plan):
             say(line)
     labels = Labels(request.name, request.tags, request.note)
@@ -94,7 +94,7 @@ def begin_run(
 
 
 def describe_size(recipe: Recipe) -> str:
-    """Return how many responses (examples, for supervised learning) and updates a recipe asks for, in one line."""
+    """Describe the number of responses (examples in supervised learning) and updates of a recipe, in one line."""
     t, r = recipe.train, recipe.rollout
     if recipe.kind == "sft":
         return f"{t.steps} steps x {t.rows_per_step} rows = {t.steps * t.rows_per_step:,} examples"
@@ -105,7 +105,7 @@ def describe_size(recipe: Recipe) -> str:
 
 
 def describe_other_processes(run: Run) -> str:
-    """Return a note if a resumed run has another number of processes than before, which is allowed; else ""."""
+    """Return a note if a resumed run has a different number of processes than before (this is allowed); else ""."""
     if len(run.manifest.attempts) < 2:
         return ""
     before, now = (attempt.processes for attempt in run.manifest.attempts[-2:])

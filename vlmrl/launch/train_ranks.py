@@ -26,7 +26,7 @@ class RankPlan:
     """Processes of a run on this machine.
 
     Args:
-        job: the command that is started, and its environment.
+        job: command of the processes, and its environment.
         placement: GPUs of the processes.
         run_dir: folder of the run that is resumed; None for a new run.
     """
@@ -37,14 +37,14 @@ class RankPlan:
 
     @property
     def is_one_process(self) -> bool:
-        """Whether the run has one process only, on all machines together: then this process trains itself."""
+        """Whether the run has a single process on all machines together. Then the calling process trains by itself."""
         return self.job.ranks * self.job.nnodes == 1
 
 
 def plan_ranks(request: TrainRequest, plan: Plan, root: Path) -> RankPlan:
     """Choose GPUs and environment of the ranks. Nothing is started.
 
-    Raises: LaunchError for GPUs or machines that do not fit; StoreError for a run that another process is writing.
+    Raises: LaunchError for GPUs or machines that do not fit; StoreError if another process is writing the run.
     """
     machines, recipe, run_dir = request.machines, recipe_of(plan), None
     if request.resume is not None and not isinstance(plan, LoadedRecipe):
@@ -59,7 +59,7 @@ def plan_ranks(request: TrainRequest, plan: Plan, root: Path) -> RankPlan:
     placement = place(machines.gpus or "1", engines, parts)
     env = {**placement.env, **offline_environment(recipe, root)}
     choices = choices_of(plan if isinstance(plan, LoadedRecipe) else plan.loaded)
-    if choices and not request.dry_run:  # processes of a torchrun line make the same choices on the same machine
+    if choices and not request.dry_run:  # processes started by torchrun make the same choices themselves
         env[CHOICES_VARIABLE] = json.dumps(choices)
     job = Job(
         command=("-m", "vlmrl", *request.rank_words()),
@@ -86,7 +86,7 @@ def run_ranks(request: TrainRequest, ranks: RankPlan, root: Path, say: Callable[
 
     ending, run_dir = launch_twice(job, again, say)
     if ending.code and run_dir is not None:
-        is_cause_known = ending.code == 2 or job.nnodes == 1  # otherwise the cause may be on another machine
+        is_cause_known = ending.code == 2 or job.nnodes == 1  # else another machine may have the cause
         status = "interrupted" if ending.code == 130 else "failed"
         settle(run_dir, status if job.node_rank == 0 else None, ending.reason if is_cause_known else "")
     run_dir = run_dir or ranks.run_dir
@@ -106,7 +106,7 @@ def resume_command(request: TrainRequest, run_dir: Path) -> str:
 
 
 def describe_processes(placement: Placement) -> str:
-    """Return the number of processes and what they run on, such as `2 GPUs` or `1 CPU process`."""
+    """Describe number and kind of the processes, such as `2 GPUs` or `1 CPU process`."""
     on_cpu, several = placement.devices is None, placement.ranks != 1
     processes = f"CPU process{'es' if several else ''}" if on_cpu else f"GPU{'s' if several else ''}"
     return f"{placement.ranks} {processes}"
@@ -125,9 +125,9 @@ def _describe(request: TrainRequest, ranks: RankPlan) -> str:
 
 
 def _debugging(rank: int | None, ranks: int) -> dict[str, str]:
-    """Return the environment variable that names the rank to debug; {} for none.
+    """Return the environment variable with the rank to debug; {} if no rank is debugged.
 
-    Raises: LaunchError if there is no such rank.
+    Raises: LaunchError if the rank does not exist.
     """
     if rank is None:
         return {}

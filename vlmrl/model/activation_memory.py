@@ -1,9 +1,9 @@
 """Memory of the activations of a packed row: what is kept for the backward pass, and its working memory.
 
-The multiples are counted, not measured on a GPU: numbers of the compute dtype per token and layer, as multiples of the
-layer's widths. They were found by counting the tensors that real passes of small Qwen2.5-VL, Qwen3-VL and Qwen3.5
-models keep (tests/unit/preflight/test_memory_plan.py counts whole updates). For models that are built otherwise they
-are estimates.
+Sizes are numbers of the compute dtype per token and layer, computed as multiples of the layer's widths. The multiples
+are counted, not measured on a GPU: the tensors that real passes of small Qwen2.5-VL, Qwen3-VL and Qwen3.5 models keep
+were counted (tests/unit/preflight/test_memory_plan.py counts whole updates). For other architectures they are
+estimates.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from dataclasses import dataclass
 from typing import Any
 
 LINEAR_KEPT = {"torch": (45.0, 4.0), "fla": (12.0, 8.0)}
-"""Multiples of the value and key widths that the gated delta rule keeps: in plain PyTorch (counted), and with
-flash-linear-attention's kernels (estimated from what they save; not measured)."""
+"""Numbers that the gated delta rule keeps per token, as multiples of (value width, key width).
+
+"torch": plain PyTorch (counted). "fla": flash-linear-attention's kernels (estimated from the tensors that they save;
+not measured).
+"""
 
 
 @dataclass(frozen=True)
 class LayerSize:
-    """Numbers per token that a layer takes.
+    """Memory of a layer's activations, as numbers per token.
 
     Args:
-        kept: held from its forward to its backward pass.
-        whole: held inside its backward pass when it is computed again (gradient checkpointing).
-        working: the gradients that its backward pass holds besides, at most.
+        kept: activations held from the layer's forward pass to its backward pass.
+        whole: activations held during the layer's backward pass when gradient checkpointing computes them again.
+        working: maximum of the gradients that are held during its backward pass in addition.
     """
 
     kept: float
@@ -66,15 +69,15 @@ class Widths:
 
 
 HEAD_NORMS = ("qwen3", "gemma3", "gemma4", "glm4")
-"""First letters of the types of text models that normalise queries and keys per head."""
+"""Beginnings of `model_type` of the text models that normalise queries and keys per head."""
 
 
 def text_layers(text: Mapping[str, Any], dtype_bytes: int, kernels: str = "torch") -> list[LayerSize]:
     """Return the sizes of a text model's layers.
 
     Args:
-        dtype_bytes: of a number in the forward pass, 2 or 4.
-        kernels: of linear attention, "torch" or "fla".
+        dtype_bytes: bytes per number in the forward pass, 2 or 4.
+        kernels: implementation of linear attention, "torch" or "fla".
     """
     w = Widths.of(text)
     layers = int(text.get("num_hidden_layers") or 0)
@@ -97,7 +100,7 @@ def text_layers(text: Mapping[str, Any], dtype_bytes: int, kernels: str = "torch
 
 
 def _mlp(w: Widths) -> tuple[float, float, float]:
-    """Return (kept, held when it is computed again, gradients in its backward pass) of an MLP or mixture of experts."""
+    """Return (kept, whole, working) of an MLP or a mixture of experts, as in `LayerSize`."""
     if not w.experts_per_token:
         return 2.0 * w.inner, 4.0 * w.inner, 2.0 * w.inner
     tokens = float(w.experts_per_token)
@@ -106,10 +109,10 @@ def _mlp(w: Widths) -> tuple[float, float, float]:
 
 
 def vision_layer(vision: Mapping[str, Any], gated: bool, dtype_bytes: int) -> LayerSize:
-    """Return the size of a vision tower's layer, per patch.
+    """Return the activation memory of one layer of a vision tower, as numbers per patch.
 
     Args:
-        gated: whether its MLP has a gate.
+        gated: whether the layer's MLP has a gate.
     """
     hidden = vision_width(vision)
     inner = int(vision.get("intermediate_size") or int(vision.get("mlp_ratio") or 4) * hidden)
@@ -121,7 +124,7 @@ def vision_layer(vision: Mapping[str, Any], gated: bool, dtype_bytes: int) -> La
 def vision_width(vision: Mapping[str, Any]) -> int:
     """Return the hidden width of a vision tower.
 
-    Qwen2-VL calls it `embed_dim`; its `hidden_size` is the text model's.
+    Qwen2-VL's vision configuration calls it `embed_dim`; `hidden_size` there is the text model's width.
     """
     return int(vision.get("embed_dim") or vision.get("hidden_size") or 0)
 

@@ -1,9 +1,10 @@
 """Key-value cache for sampling many responses of a prompt: the prompt is stored once, each response has its own part.
 
-One decoding step attends to the two parts separately and joins them by their log-sum-exp, which is exact: softmax over
-both parts is the mean of the two outputs, weighted by each part's share of the exponentials. A layer with a sliding
-window keeps only the end of the prompt and of each response. The state of a linear attention layer differs between
-responses from their first token on, so each response has its own.
+One decoding step computes attention over prompt and response separately and joins the two outputs with the help of
+their log-sum-exps. This is exact: softmax attention over both parts is the mean of the two outputs, weighted by each
+part's share of the summed exponentials. A layer with a sliding window keeps only the end of the prompt and of each
+response. The state of a linear attention layer differs between responses from their first token on, so each response
+has its own.
 """
 
 from __future__ import annotations
@@ -19,27 +20,29 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, LinearAt
 from vlmrl.model.attention.split import attention_part, join_parts
 
 GROWTH_TOKENS = 64
-"""Step in which the buffer of response tokens grows. Tokens are appended in place; nothing is copied at every token."""
+"""Number of tokens by which the buffer of response tokens grows. Between two growths, tokens are appended in place
+without a copy."""
 
 
 class SplitLayer(DynamicLayer):
     """One attention layer: keys and values of P prompts, and of B responses that all have the same length.
 
     Attributes:
-        prompt_keys, prompt_values: [P, H, T, D]; with a window, of the prompts' last tokens only.
-        keys, values: [B, H, room, D], of which the first `end` tokens count.
+        prompt_keys, prompt_values: [P, H, T, D]; with a sliding window, only the prompts' last tokens.
+        keys, values: [B, H, room, D]; the first `end` tokens are in use, the rest is free.
         length: tokens of each response so far, including those that have left the window.
 
     Args:
-        prefilled: the layer after the prompts ran, left padded; its tensors are taken over.
-        longest: maximum number of tokens of a response; no more room than this is allocated.
+        prefilled: cache layer after the forward pass of the prompts, which are padded on the left; its tensors become
+            part of this layer.
+        longest: maximum number of tokens of a response; the buffers do not grow beyond it.
     """
 
     def __init__(self, prefilled: Any, longest: int) -> None:
         super().__init__()
         assert isinstance(prefilled.keys, Tensor), "the prompts have not run yet"
         self.window: int | None = prefilled.sliding_window if prefilled.is_sliding else None
-        # A layer with a window holds a view of the whole prompt: the view is cloned, so that the rest is freed.
+        # A layer with a window holds a view of the whole prompt's keys. The view is cloned, so that the rest is freed.
         parts = (prefilled.keys, prefilled.values)
         self.prompt_keys, self.prompt_values = parts if self.window is None else (part.clone() for part in parts)
         self.longest = longest
@@ -60,11 +63,11 @@ class SplitLayer(DynamicLayer):
 
         Args:
             key_states, value_states: [B, H, 1, D].
-        Returns: keys and values of the response that this token sees, views of [B, H, L, D].
+        Returns: (keys, values) of the response tokens that the new token sees: views, [B, H, L, D].
         """
         if self.keys is None or self.values is None or self.end == self.keys.shape[-2]:
-            # [B, H, room, D] -> larger room; a window's buffer begins again with the tokens that the next one still
-            # sees
+            # [B, H, room, D] -> larger room. With a window, the new buffer begins with the oldest token that the next
+            # token still sees.
             kept = self.end if self.window is None else min(self.end, self.window - 1)
             room = kept + min(GROWTH_TOKENS, self.longest - self.length)
             self.keys, self.values = (
@@ -93,9 +96,10 @@ class DecodeCache(Cache):
     """Cache of one batch: P prompts, B rows (responses), the rows of a prompt next to each other.
 
     Args:
-        prefilled: the cache after the prompts ran once, left padded to T tokens; its tensors are taken over.
+        prefilled: cache after one forward pass of the prompts, padded on the left to T tokens; its tensors become part
+            of this cache.
         mask_PT: 1 = a prompt token, 0 = padding.
-        prompt_of_B: the prompt of each row, not decreasing.
+        prompt_of_B: index of each row's prompt; the indices must not decrease.
         longest: maximum number of tokens of a response.
         keys_of: for each layer, the layer whose keys and values it attends to (see `key_layers`).
     """
@@ -115,7 +119,7 @@ class DecodeCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys, values and states: the size of the storages that they keep alive."""
+        """Memory of all keys, values and states in bytes, counted as whole torch storages."""
         tensors = [t for layer in self.attention for t in layer.tensors()]
         for layer in self.linear:
             tensors += [t for t in (*layer.conv_states.values(), *layer.recurrent_states.values()) if t is not None]
@@ -138,7 +142,7 @@ class DecodeCache(Cache):
         """
         counts = torch.bincount(prompt_of_B, minlength=len(self._mask_PT))
         self._prompt_of_B, self._width = prompt_of_B, int(counts.max())
-        # [B]: number of the row among those of its prompt
+        # [B]: index of the row among the rows of its prompt
         rank = torch.arange(len(prompt_of_B), device=prompt_of_B.device) - (counts.cumsum(0) - counts)[prompt_of_B]
         self._full = len(prompt_of_B) == self._width * len(counts)
         self._slot_B = prompt_of_B * self._width + rank
@@ -150,11 +154,12 @@ class DecodeCache(Cache):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Return the attention of one decoding step over the prompt and the response's own tokens.
 
-        Letters: H query heads, K key heads, R = H / K, D head width; S prompt and L response tokens are seen.
+        Letters: H query heads, K key heads, R = H / K, D head width; S and L: prompt and response tokens that the new
+        token sees.
 
         Args:
             query: [B, H, 1, D].
-            key, value: [B, K, L, D]: the response's own, as `update` returned them.
+            key, value: [B, K, L, D]: those of the response, as `update` returned them.
             scale: factor of the scores; None = 1 / sqrt(D).
         Returns: [B, 1, H, D].
         """
@@ -166,7 +171,7 @@ class DecodeCache(Cache):
         store = self.layers[self._keys_of[layer]]
         assert isinstance(store, SplitLayer)
         S = store.prompt_seen
-        if S == 0:  # the window has left the prompt behind
+        if S == 0:  # the window no longer reaches back to the prompt
             return own[0].reshape(B, 1, H, D)
         # [B, K, R, D] -> [P, n, K, R, D] -> [P, K, n * R, D]: all rows of a prompt are queries of one call.
         grid = self._to_grid(q_BKRD).permute(0, 2, 1, 3, 4).reshape(-1, K, self._width * (H // K), D)
@@ -194,8 +199,8 @@ class DecodeCache(Cache):
 def key_layers(text: Any) -> list[int]:
     """Return, for each layer of a text model, the layer whose keys and values it attends to.
 
-    That is the layer itself. Where the last layers have no keys (Gemma 4's `num_kv_shared_layers`), it is the last
-    layer of the same kind before them.
+    Usually that is the layer itself. If the last layers have no keys of their own (Gemma 4's `num_kv_shared_layers`),
+    they use those of the last earlier layer of the same kind.
     """
     own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
@@ -204,7 +209,7 @@ def key_layers(text: Any) -> list[int]:
 
 
 def rows_of(copies: Sequence[int], device: torch.device) -> Tensor:
-    """Return the prompt of each row [B], when prompt i has copies[i] rows. Example: [2, 1] -> [0, 0, 1]."""
+    """Return the index of each row's prompt [B], if prompt i has copies[i] rows. Example: [2, 1] -> [0, 0, 1]."""
     counts = torch.tensor(copies, device=device)
     return torch.arange(len(copies), device=device).repeat_interleave(counts)
 
@@ -216,7 +221,7 @@ def _is_linear(layer: Any) -> bool:
 def _moved(old: Tensor | None, new: Tensor, start: int, kept: int, room: int) -> Tensor:
     """Return a buffer like `new` with `room` tokens.
 
-    Its first `kept` tokens are those of `old` from `start` on. [B, H, 1, D] -> [B, H, room, D].
+    Its first `kept` tokens are copied from `old`, from token `start` on. [B, H, 1, D] -> [B, H, room, D].
     """
     grown = new.new_empty(*new.shape[:2], room, new.shape[-1])
     if old is not None:

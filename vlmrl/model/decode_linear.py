@@ -11,16 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MAX_ROWS = 64
-"""Largest number of rows that oneDNN multiplies. More rows (a prompt) use torch's own product."""
+"""Maximum number of rows for which oneDNN's matrix product is used. For more rows (a prompt), torch's own is used."""
 HAS_KERNEL = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-"""True if this torch has oneDNN's product, which is not part of torch's public interface for float32."""
+"""True if this torch has oneDNN's matrix product, which is not part of torch's public interface for float32."""
 
 
 @contextmanager
 def fast_linears(model: nn.Module) -> Iterator[None]:
     """Context manager: the model's plain float32 linear layers on the CPU use oneDNN for few rows. Without gradient.
 
-    torch's own choice, MKL, reorders the weights at every call: measured 1.6 times slower on 16 rows.
+    torch itself uses MKL, which reorders the weights at every call: measured 1.6 times slower on 16 rows.
     """
     layers = [m for m in model.modules() if type(m) is nn.Linear and "forward" not in vars(m) and _fits(m)]
     for layer in layers:

@@ -1,4 +1,4 @@
-"""Memory of the compute device: its peak, its size, and whether an error means that it ran out."""
+"""Memory of the compute device: its peak use, its size, and recognition of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SAYINGS = (
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
-    "Cannot allocate memory",  # the system's words, in errors of file and tensor libraries
+    "Cannot allocate memory",  # message of the operating system, in errors of file and tensor libraries
     "No available memory for the cache blocks",
-    "is less than desired GPU memory utilization",  # vLLM's start
+    "is less than desired GPU memory utilization",  # raised when vLLM starts
 )
-"""Phrases of errors without a type of their own that mean that memory ran out."""
+"""Phrases in error messages that mean that memory ran out, of errors that have no exception type of their own."""
 
 VAGUE_SAYINGS = (
     "could not create a primitive",
@@ -34,12 +34,12 @@ VAGUE_SAYINGS = (
     "could not execute a primitive",  # oneDNN
     "PyObject pointer is null",  # safetensors
 )
-"""Phrases of errors that can mean a lack of memory among other things.
+"""Phrases in error messages that can mean a lack of memory, but also something else.
 
-They count as a lack of memory when the process is near its limit.
+They are taken as a lack of memory only if the process is near its memory limit (`NEAR`).
 """
 NEAR = 0.9
-"""Share of the limit from which a process is near it."""
+"""Share of the memory limit from which on a process counts as near its limit."""
 
 
 def ran_out(error: BaseException | None) -> bool:
@@ -49,7 +49,7 @@ def ran_out(error: BaseException | None) -> bool:
             return True
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             return True
-        # Errors of vlmrl may quote others, such as that of a reward whose worker reached its own memory limit.
+        # Errors of vlmrl may quote other errors, such as one of a reward whose worker reached its own memory limit.
         if not isinstance(error, VlmrlError):
             if any(phrase in str(error) for phrase in SAYINGS):
                 return True
@@ -62,8 +62,8 @@ def ran_out(error: BaseException | None) -> bool:
 def memory_use(device: torch.device) -> tuple[int, int]:
     """Return (peak use since the start, limit), in bytes.
 
-    On a GPU: torch's own allocations. On a CPU: resident memory and the memory of the machine or the container, or
-    address space and the process's limit (`ulimit -v`): the pair that is nearer to its limit.
+    On a GPU: torch's own allocations, and the GPU's memory. On a CPU, one of two pairs, whichever is nearer to its
+    limit: resident memory and the memory of the machine or container; or address space and its limit (`ulimit -v`).
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
@@ -102,7 +102,7 @@ def give_back(device: torch.device) -> None:
 
 @contextmanager
 def asking_for(load: Callable[[], Load], device: torch.device) -> Iterator[None]:
-    """Context manager: running out of memory raises an OutOfMemoryError that names `load()`."""
+    """Context manager: if memory runs out inside, raise an OutOfMemoryError whose message contains `load()`."""
     try:
         yield
     except Exception as error:
@@ -132,7 +132,7 @@ def _machine_bytes() -> int:
 
 
 def _status_bytes(name: str) -> int:
-    """Return a line of /proc/self/status in bytes; 0 if it does not exist."""
+    """Return the value of a line of /proc/self/status in bytes; 0 if there is no such line or file."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.is_file() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)

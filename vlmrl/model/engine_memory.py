@@ -1,4 +1,4 @@
-"""Cache size of a generating engine: keys and values of every token, states of linear attention.
+"""Cache size of an engine: keys and values of every token, and states of linear attention.
 
 All sizes come from the text model's configuration, as transformers writes it.
 """
@@ -12,7 +12,8 @@ from typing import Any
 BLOCK_TOKENS = 16
 """Tokens per block of vLLM's cache. A sequence takes whole blocks."""
 STATES_A_SEQUENCE = 2
-"""Recurrent states that vLLM holds per sequence: the current one, and that at the last border of a cached block."""
+"""Number of recurrent states that vLLM holds per sequence: the current state, and the one at the end of the last cached
+block."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class CacheShape:
     """Bytes that one sequence takes in the cache.
 
     Args:
-        token_bytes: keys and values of a token in all layers that see the whole sequence.
-        window_bytes: keys and values of a token in the layers that see a sliding window.
+        token_bytes: keys and values of a token, summed over the layers that see the whole sequence.
+        window_bytes: keys and values of a token, summed over the layers that see a sliding window.
         window_tokens: size of that window, in tokens.
         state_bytes: recurrent and convolution states of a sequence; they do not depend on its length.
     """
@@ -46,7 +47,7 @@ class CacheShape:
         The responses share the prompt's keys and values in the layers that see the whole sequence.
 
         Args:
-            prompt, response: tokens of each.
+            prompt, response: tokens of the prompt, and of each response.
         """
         shared = self.token_bytes * _whole(prompt)
         own = self.token_bytes * _whole(response) + STATES_A_SEQUENCE * self.state_bytes
@@ -59,8 +60,8 @@ def cache_shape(text: Mapping[str, Any], dtype_bytes: int) -> CacheShape:
     """Return the bytes that a text model takes in a cache.
 
     Args:
-        text: its configuration as a mapping.
-        dtype_bytes: of one number, 2 or 4.
+        text: configuration of the text model, as a mapping.
+        dtype_bytes: bytes per number, 2 or 4.
     """
     layers = int(text.get("num_hidden_layers") or 0)
     kinds = list(text.get("layer_types") or ["full_attention"] * layers)
@@ -91,17 +92,18 @@ def _whole(tokens: int) -> int:
 
 
 MAX_SEQUENCES = 256
-"""Maximum number of responses that an engine generates at once. More hardly make it faster."""
+"""Maximum number of responses that an engine generates at once. Larger numbers hardly raise its throughput."""
 MIN_CACHE_BYTES = 1 << 28
-"""Lower limit of an automatic cache. The longest sequence must fit in any case."""
+"""Lower limit of an automatic cache, in bytes. The cache always holds at least the longest sequence."""
 MAX_CACHE_BYTES_CPU = 4 << 30
-"""Upper limit of an automatic cache in main memory."""
+"""Upper limit of an automatic cache in main memory, in bytes."""
 CPU_CACHE_SHARE = 0.25
 """Share of the free main memory that an automatic cache may take."""
 BATCHED_TOKENS = 8192
 """Minimum number of tokens per step of the engine. The images of a prompt are encoded in one step."""
 GRAPH_BYTES = 1 << 30
-"""Memory of CUDA graphs and of vLLM's kernels, not freed in sleep. Typical of vLLM, not measured here."""
+"""Bytes that CUDA graphs and vLLM's kernels take; sleep does not free them. A typical value for vLLM, not measured
+here."""
 RESERVE_SHARE = 0.04
 """Share of a GPU's memory that an automatic cache leaves free, for other allocations and fragments."""
 
@@ -112,7 +114,7 @@ class Demand:
 
     Args:
         groups: number of prompts, each with `samples` responses.
-        prompt, response: maximum number of tokens of each.
+        prompt, response: maximum number of tokens of a prompt, and of a response.
         longest: tokens of the longest sequence that must fit.
     """
 
@@ -132,9 +134,9 @@ class CacheSize:
     """Size of an automatic cache in bytes.
 
     Args:
-        needed: by all sequences at once.
-        least: by a single sequence.
-        chosen: what the engine gets.
+        needed: bytes for all sequences at once.
+        least: bytes for a single sequence.
+        chosen: bytes that the engine gets.
     """
 
     needed: int
@@ -143,10 +145,10 @@ class CacheSize:
 
 
 def size_cache(shape: CacheShape, demand: Demand, free_bytes: int | None, device: str, parts: int = 1) -> CacheSize:
-    """Return the cache size of an engine on each of its GPUs: what its sequences need, limited by the free memory.
+    """Return the cache size of an engine per GPU: the need of its sequences, limited by the free memory.
 
     Args:
-        free_bytes: what the cache may take; None = unknown: it gets what it needs.
+        free_bytes: maximum for the cache; None = unknown: the cache gets all that it needs.
         device: "cuda" or "cpu".
         parts: number of GPUs that share each sequence's keys and values.
     """
@@ -165,9 +167,9 @@ def size_cache(shape: CacheShape, demand: Demand, free_bytes: int | None, device
 
 
 def engine_work(text: Mapping[str, Any], dtype_bytes: int, longest: int, sequences: int, parts: int) -> int:
-    """Return the bytes that an engine takes on a GPU besides weights and cache.
+    """Return the bytes that an engine needs on a GPU in addition to weights and cache.
 
-    These are the activations of a step, the logits and the CUDA graphs.
+    They are for the activations of a step, the logits and the CUDA graphs.
     """
     hidden, inner = int(text.get("hidden_size") or 0), int(text.get("intermediate_size") or 0)
     experts = int(text.get("num_experts_per_tok") or 0)

@@ -1,6 +1,6 @@
-"""Differences between model families: sharing of the prompt, position ids, output head, parts.
+"""Differences between model families: sharing of the prompt, position ids, output head, names of the parts.
 
-A family that is not in the table works too, on the padded path (each response with its own copy of the prompt).
+A family that is not in the table works too: on the padded path, each response runs with its own copy of the prompt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PART_NAMES = {
     "embeddings": ("embed_tokens.", "lm_head.", "embed_tokens_per_layer."),
     "language": ("language_model.", "text_model."),
 }
-"""Name fragments of the parts that `model.freeze` names. A parameter belongs to the first part that matches.
+"""Part of a model, as in `model.freeze` -> name fragments. A parameter belongs to the first part that matches its name.
 
 The connector (merger, projector) maps the vision tower's outputs to the language model's embeddings.
 """
@@ -44,12 +44,14 @@ class Family:
         sharing: how the responses of a group share their prompt.
             "packed": one row `[prompt][response 1]...`. The text attention must go through transformers'
                 AttentionInterface, have no state besides keys and values, and take position ids.
-            "forked": the prompt runs once through a differentiable cache that every response continues (linear
-                attention, whose recurrent state a mask cannot separate).
-            "padded": not shared; each response runs behind its own copy of the prompt.
+            "forked": the prompt runs once, and every response continues its differentiable cache. For linear attention,
+                because a mask cannot separate the recurrent states of several responses.
+            "padded": not shared; each response runs after its own copy of the prompt.
         rope_index: whether positions come from `model.model.get_rope_index` (three axes) instead of 0, 1, 2, ...
-        kinds_name: name of the forward's argument for the token kinds (0 text, 1 image); None when it has none.
-        bidirectional: layers in which the tokens of an image see each other in both directions.
+        kinds_name: name of the forward's argument for the token kinds (0 text, 1 image); None if it has no such
+            argument.
+        bidirectional: layers in which the tokens of an image see each other in both directions: "never", "sliding" or
+            "always".
     """
 
     sharing: Sharing
@@ -87,10 +89,11 @@ HEADS: dict[str, tuple[Literal["cap", "multiply", "divide"], str]] = {
     "granite4_vision": ("divide", "logits_scaling"),
     "granite_docling": ("divide", "logits_scaling"),
 }
-"""Model type -> what its image-text-to-text model does with the logits, and the text configuration's key for it.
+"""Model type -> (operation on the logits, key of the text configuration with its number).
 
-Other models leave the logits unchanged, even where their text configuration has such a number (Gemma 3, PaliGemma, Aya
-Vision). `vlmrl check --deep` compares with the model's own logits.
+The image-text-to-text model applies this operation. Other models leave the logits unchanged, even if their text
+configuration has such a key (Gemma 3, PaliGemma, Aya Vision). `vlmrl check --deep` compares the result with the model's
+own logits.
 """
 
 
@@ -98,21 +101,22 @@ def has_two_way_images(model_type: str, setting: str | None) -> bool:
     """Return whether the tokens of an image see each other in both directions, in any layer.
 
     Args:
-        setting: `use_bidirectional_attention` of the text model's configuration; the sizes of Gemma 4 differ in it.
+        setting: `use_bidirectional_attention` of the text model's configuration; it differs between the sizes of Gemma
+            4.
     """
     where = FAMILIES.get(model_type, OTHER).bidirectional
     return where == "always" or (where == "sliding" and setting == "vision")
 
 
 def has_axes(model_type: str) -> bool:
-    """Return whether positions have three axes. The vision towers of these families run all images as one sequence."""
+    """Return whether position ids have three axes. Vision towers of such families run all images as one sequence."""
     return FAMILIES.get(model_type, OTHER).rope_index
 
 
 def family_of(model: Any) -> Family:
     """Return the family of a transformers model, by `config.model_type` and by the layers of its text model.
 
-    A text model with linear attention is never packed. Gemma 4 has bidirectional images in some sizes only.
+    A text model with linear attention is never "packed". Only some sizes of Gemma 4 have bidirectional images.
     """
     family = FAMILIES.get(model.config.model_type, OTHER)
     text = model.config.get_text_config()
@@ -128,7 +132,7 @@ def family_of(model: Any) -> Family:
 def head_of(model: Any) -> Callable[[Tensor], Tensor]:
     """Return the function from hidden states after the last norm to logits: [..., D] -> [..., V].
 
-    It is the output embedding (with its bias), followed by what `HEADS` names.
+    It is the output embedding (with its bias), followed by the model type's operation in `HEADS`.
 
     Raises: CheckpointError when the model has no output embedding.
     """
@@ -155,15 +159,15 @@ def part_of(parameter_name: str) -> str | None:
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
-    """Return the layers that a transformers model declares not to be split, of text model and vision tower."""
+    """Return the layers of text model and vision tower that the transformers model declares as not to be split."""
     names = {n for m in model.modules() for n in (getattr(m, "_no_split_modules", None) or ())}
     return [m for m in model.modules() if type(m).__name__ in names]
 
 
 def sharded_units(model: Any, sharing: str) -> list[nn.Module]:
-    """Return the layers that a sharded policy gathers one by one; everything else is gathered once for a whole row.
+    """Return the layers that a sharded policy gathers one by one; all other parameters are gathered once per row.
 
-    Empty unless rows are packed: with a forked cache or on the padded path, the number of groups in a row decides how
-    often a layer runs, so ranks would disagree about how often to gather it.
+    The list is empty unless rows are packed: with a forked cache or on the padded path, the number of groups in a row
+    determines how often a layer runs, so the ranks would gather a layer different numbers of times.
     """
     return units_of(model) if sharing == "packed" else []

@@ -1,11 +1,11 @@
-"""Differentiable cache: a prompt runs once, and every response continues it as if it had run the prompt itself.
+"""Differentiable cache: a prompt runs once, and all its responses continue from the cached keys, values and states.
 
-For models whose layers have a state that no mask can separate (Gated DeltaNet: a convolution tail and a recurrent
-matrix). The prompt's keys, values and states are recorded, not overwritten in place as in generation, and given
-expanded to the responses: gradients of all responses flow back into the one prompt.
+It is for models whose layers have a state that a mask cannot separate by response (Gated DeltaNet: a convolution tail
+and a recurrent matrix). The prompt's keys, values and states are recorded, not overwritten in place as in generation.
+They are expanded to one copy per response, so that the gradients of all responses flow back into the one prompt.
 
-Both caches may be read again when gradient checkpointing runs a layer a second time: a recording keeps the first
-tensors that it got, and continuing a prompt changes nothing.
+Gradient checkpointing runs a layer a second time and may read both caches again: a `RecordedPrompt` keeps the tensors
+of the first run, and a `ContinuedCache` never changes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 
 MIN_TOKENS = 2
-"""Minimum number of tokens of a forward with a cache: with one token the models use their in-place decoding step."""
+"""Minimum number of tokens of a forward with a cache. With a single token, models use their in-place decoding step."""
 
 _running: ContextVar[RecordedPrompt | ContinuedCache | None] = ContextVar("vlmrl_fork_cache", default=None)
 
 
 class RecordedPrompt(Cache):
-    """Keys, values and states of a prompt in each layer. Give it to one forward of the prompt, batch 1."""
+    """Keys, values and states of a prompt in each layer. Pass it to one forward of the prompt, with batch size 1."""
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[])
@@ -61,10 +61,10 @@ class RecordedPrompt(Cache):
     def update_conv_state(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 4, **kwargs: Any
     ) -> Tensor:
-        """Record the convolution's input.
+        """Record the input of the convolution.
 
         Args:
-            conv_states: [1, channels, P]. The next tokens need its last columns.
+            conv_states: [1, channels, P]; its last columns are needed for the tokens that follow the prompt.
         """
         if self.tails[layer_idx] is None:
             self.tails[layer_idx] = conv_states[..., -conv_kernel_size:]
@@ -84,7 +84,7 @@ class ContinuedCache(Cache):
     def __init__(self, prompt: RecordedPrompt, copies: int) -> None:
         super().__init__(layers=[])
         self.prompt, self.copies = prompt, copies
-        # transformers 5.16 and 5.17 look here for a layer's state; later versions call `get_recurrent_state`.
+        # transformers 5.16 and 5.17 read a layer's state here; later versions call `get_recurrent_state`.
         self.layers: list[Any] = [SimpleNamespace(recurrent_states=[self._expanded(s)]) for s in prompt.states]
 
     def _expanded(self, tensor: Tensor | None) -> Tensor | None:
@@ -124,7 +124,7 @@ class ContinuedCache(Cache):
 
 
 def run_with_cache(forward: Callable[..., Any], cache: RecordedPrompt | ContinuedCache, **inputs: Any) -> Any:
-    """Run `forward(**inputs)` with this cache, also where layers are recomputed (see `checkpoint_layer`)."""
+    """Run `forward(**inputs)` with this cache; layers that are recomputed get it too (see `checkpoint_layer`)."""
     before = _running.set(cache)
     try:
         return forward(past_key_values=cache, use_cache=True, **inputs)
@@ -133,11 +133,11 @@ def run_with_cache(forward: Callable[..., Any], cache: RecordedPrompt | Continue
 
 
 def checkpoint_layer(layer: Callable[..., Any], *args: Any) -> Any:
-    """Recompute a layer in the backward pass with its cache: the gradient checkpointing function of forked models.
+    """Run a layer with gradient checkpointing and with its cache: the checkpointing function of forked models.
 
-    transformers removes the cache from a checkpointed layer, because an ordinary cache would be written twice; these
-    caches may be. Outside `run_with_cache`, and for layers without a cache (the vision tower), it is plain
-    checkpointing.
+    transformers removes the cache from a checkpointed layer, because an ordinary cache would be wrong after the second
+    write; the caches of this module allow it. Outside `run_with_cache`, and for layers without a cache (the vision
+    tower), it is plain checkpointing.
     """
     cache = _running.get()
     if cache is not None and isinstance(layer, partial) and "past_key_values" in layer.keywords:
@@ -146,7 +146,7 @@ def checkpoint_layer(layer: Callable[..., Any], *args: Any) -> Any:
 
 
 def batches_of_similar_length(lengths: list[int]) -> list[list[int]]:
-    """Return the indices of responses to run together, the longest first. Padding at most doubles the tokens."""
+    """Return batches of response indices, the longest responses first. Padding at most doubles a batch's tokens."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     batches: list[list[int]] = []
     for i in order:

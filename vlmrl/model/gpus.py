@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as the driver lists them, and why torch sees none where some are assigned. No torch."""
+"""GPUs of this machine as the driver lists them; the reason if torch cannot use assigned GPUs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from functools import cache
 from vlmrl.errors import LaunchError, first_line
 
 SLURM_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""GPUs that Slurm gave this job, where it does not set CUDA_VISIBLE_DEVICES itself."""
+"""Variables with the GPUs that Slurm assigned to this job, for clusters that do not set CUDA_VISIBLE_DEVICES."""
 NO_DEVICES = ("", "-1", "NoDevFiles")
-"""First entries of CUDA_VISIBLE_DEVICES that stand for none."""
+"""First entries of CUDA_VISIBLE_DEVICES that mean "no GPU"."""
 MOST_GPUS = 65_536
-"""Largest number of a GPU, and of GPUs, that `--gpus` takes: more than any machine or plan has."""
+"""Largest GPU index and largest number of GPUs that `--gpus` accepts: more than any machine or plan has."""
 OLDEST_DRIVERS = {11: "450", 12: "525", 13: "580"}
 """Major version of CUDA -> the oldest Linux driver that runs it. Source: NVIDIA's CUDA toolkit release notes, table of
 minor version compatibility."""
@@ -28,7 +28,7 @@ class MachineGpu:
 
     Args:
         index: number on the machine; -1 = a slice.
-        uuid: the driver's name.
+        uuid: identifier that the driver gives the GPU or slice.
         used_mib: memory in use, in MiB; None = unknown.
     """
 
@@ -38,14 +38,14 @@ class MachineGpu:
 
     @property
     def name(self) -> str:
-        """Entry for CUDA_VISIBLE_DEVICES. A number where there is one: some libraries read only numbers there."""
+        """Entry for CUDA_VISIBLE_DEVICES: the index if there is one, because some libraries accept only numbers."""
         return self.uuid if self.index < 0 else str(self.index)
 
 
 def machine_gpus() -> list[MachineGpu]:
-    """Return all NVIDIA GPUs of this machine, as `nvidia-smi` lists them; [] where there is no such program.
+    """Return all NVIDIA GPUs of this machine, as `nvidia-smi` lists them; [] if that program is not installed.
 
-    Raises: LaunchError when the driver hangs, or does not have the version of its library.
+    Raises: LaunchError when the driver hangs, or when the versions of the driver and its library differ.
     """
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
     try:
@@ -67,8 +67,8 @@ def machine_gpus() -> list[MachineGpu]:
 def visible_gpus(gpus: Sequence[MachineGpu], environ: Mapping[str, str]) -> list[MachineGpu]:
     """Return the GPUs that this process may use, in its order.
 
-    They are those of CUDA_VISIBLE_DEVICES, else what Slurm gave, else all. As in CUDA, the list ends at the first
-    entry that is no GPU.
+    They are the GPUs in CUDA_VISIBLE_DEVICES; if it is not set, those in Slurm's variables; if these are not set
+    either, all. As in CUDA, the list ends at the first entry that is no GPU.
     """
     slurm = next((environ[name] for name in SLURM_VARIABLES if environ.get(name)), None)
     listed = environ.get("CUDA_VISIBLE_DEVICES", slurm)
@@ -86,7 +86,7 @@ def visible_gpus(gpus: Sequence[MachineGpu], environ: Mapping[str, str]) -> list
 
 
 def parse_gpus(option: str) -> tuple[int, tuple[int, ...]]:
-    """Return (how many GPUs, which ones) as `--gpus` says: one of them is 0 or empty.
+    """Return (number of GPUs, their indices) from the value of `--gpus`; the number is 0 or the indices are empty.
 
     Raises: LaunchError when it is neither a number nor a list of different numbers.
     """
@@ -106,7 +106,9 @@ def parse_gpus(option: str) -> tuple[int, tuple[int, ...]]:
 
 
 def assigned_gpus(environ: Mapping[str, str]) -> str:
-    """Return what says that this process has GPUs; "" when nothing does, or when it is told to use none.
+    """Return the evidence that GPUs are assigned to this process, as text; "" if none are.
+
+    None are assigned if neither a variable nor `nvidia-smi` lists a GPU, or if CUDA_VISIBLE_DEVICES excludes all.
 
     Example: `CUDA_VISIBLE_DEVICES=0,1`.
     """
@@ -122,7 +124,7 @@ def assigned_gpus(environ: Mapping[str, str]) -> str:
 
 @cache
 def missing_gpus() -> tuple[str, str] | None:
-    """Return why a process with GPUs cannot use them: (what is wrong, what to do); None when it can, or has none."""
+    """Return (problem, remedy) if torch cannot use the GPUs of this process; None if it can, or if there are none."""
     import torch
 
     if torch.cuda.is_available():
@@ -135,13 +137,13 @@ def missing_gpus() -> tuple[str, str] | None:
 
 
 def require_gpus() -> None:
-    """Raise a LaunchError where `missing_gpus` finds something: a run for GPUs never goes to the CPU in silence."""
+    """Raise a LaunchError if `missing_gpus` returns a problem, so that no run moves from GPUs to the CPU unnoticed."""
     if missing := missing_gpus():
         raise LaunchError(missing[0], hint=missing[1])
 
 
 def _reason() -> str:
-    """Return the reason that torch gives when it is to use a GPU."""
+    """Return the message of the error that torch raises when it initialises CUDA."""
     import torch
 
     if torch.version.cuda is None:

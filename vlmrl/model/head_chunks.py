@@ -1,6 +1,6 @@
 """Number of logits that the head computes at once, by device.
 
-model/logprobs.py computes with it, preflight/machine.py plans with it. No torch.
+model/logprobs.py uses it to compute log-probs, preflight/machine.py to plan memory. Imports no torch.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BYTES_A_LOGIT = 17
-"""Memory of one logit at the peak of its two passes: the logit, three more numbers and a flag, all in float32."""
+"""Bytes per logit at the peak of forward and backward pass: the logit and three more float32 numbers, and a flag of one
+byte."""
 FREE_SHARE = 0.25
 """Share of a device's free memory that the logits of one chunk may take."""
 
@@ -18,15 +19,15 @@ class HeadChunks:
     """Sizes of the head's chunks, as numbers of logits.
 
     Args:
-        chunk: held at once; when there are several chunks, each is computed again in the backward pass.
-        block: part of a chunk that is turned into probabilities at once.
+        chunk: logits held at once; if there are several chunks, each is computed again in the backward pass.
+        block: logits of a chunk that are turned into probabilities at once.
     """
 
     chunk: int
     block: int
 
     def positions(self, vocabulary: int) -> int:
-        """Return the positions per chunk; 1 if a single position has more logits than a chunk."""
+        """Return the number of positions per chunk; 1 if a single position has more logits than a chunk."""
         return max(1, self.chunk // vocabulary)
 
     def peak_bytes(self, positions: int, vocabulary: int) -> int:
@@ -35,18 +36,20 @@ class HeadChunks:
 
 
 ON_CPU = HeadChunks(2**22, 2**19)
-"""Larger chunks take as much time; 2 MiB of float32 (a block) stay in a core's cache between operations."""
+"""Sizes on the CPU. Larger chunks are not faster; a block, 2 MiB of float32, stays in a core's cache between
+operations."""
 ON_DEVICE = HeadChunks(2**28, 2**28)
-"""4,800 positions of 152,000 words take 3 chunks and some 150 kernel launches; with blocks of 2^21 logits, 15,000."""
+"""Sizes on a GPU. For 4,800 positions and a vocabulary of 152,000, they mean 3 chunks and about 150 kernel launches;
+with blocks of 2^21 logits it would be 15,000 launches."""
 LEAST_ON_DEVICE = HeadChunks(2**24, 2**24)
-"""Smallest chunk on a GPU, however little memory is free."""
+"""Smallest sizes on a GPU, used even if less memory is free."""
 
 
 def head_chunks(device: str, free_bytes: int | None = None) -> HeadChunks:
     """Return the sizes for a device.
 
     Args:
-        device: "cpu", or the type of any other.
+        device: type of the device, "cpu" or any other.
         free_bytes: free memory of the device; None = unknown.
     Example: "cuda" with 8 GiB free: a quarter is 2 GiB, 1.2e8 logits of 17 bytes.
     """

@@ -10,12 +10,13 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep the memory that it frees, for its next allocations. Return whether that is set.
+    """Let this process keep the memory that it frees, for its next allocations. Return whether this succeeded.
 
     A training step allocates and frees the same gigabytes again and again. glibc returns much of it to the kernel and
-    gets it again as zeroed pages, with one page fault per 4 KiB: measured 0.2 to 2 s of an update of 3.2 s, most on
-    virtual machines. Nothing is done with other C libraries, which have no such call, or under a limit of the address
-    space (`ulimit -v`), where memory that this process keeps would be missing elsewhere in it.
+    later gets it back as zeroed pages, with one page fault per 4 KiB: measured 0.2 to 2 s of an update of 3.2 s, most
+    on virtual machines. Nothing is done with other C libraries, which have no such call. Nothing is done either if the
+    address space is limited (`ulimit -v`): memory that the heap keeps would count against the limit and be missing
+    elsewhere in the process.
     """
     if _address_space_is_limited():
         return False
@@ -23,7 +24,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    # Either parameter alone switches off glibc's own adaptation of the other, which would be slower than before.
+    # Both are set: setting one alone switches off glibc's automatic choice of the other, which would be slower.
     return bool(mallopt(M_MMAP_THRESHOLD, 2**30)) and bool(mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
 
 
@@ -36,6 +37,6 @@ def _address_space_is_limited() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system, which `keep_freed_memory` lets the process keep (malloc_trim(3))."""
+    """Return the freed memory that the process kept (see `keep_freed_memory`) to the system, by malloc_trim(3)."""
     with suppress(AttributeError, OSError, TypeError):  # other C libraries
         ctypes.CDLL(None).malloc_trim(0)

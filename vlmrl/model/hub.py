@@ -1,6 +1,6 @@
-"""Check that a model exists on the hub: one request with a short time limit, before transformers tries each file.
+"""Check that a model exists on the hub, by one request with a short time limit, before transformers loads it.
 
-transformers would try each of the files five times.
+Without this check, transformers would request each missing file five times.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ ANSWER_SECONDS = 10.0
 
 
 def require_source(path: str, revision: str | None = None) -> None:
-    """Return if `path` is a local folder, a hub model in the cache, or a model that the hub has.
+    """Check that `path` is a local folder, a hub model in the local cache, or a model on the hub.
 
-    Raises: CheckpointError that says which of these failed.
+    Raises: CheckpointError when it is none of these; the message says what failed.
     """
     if Path(path).exists():
         return
     hint = "name a local folder, a run, or a hub model (org/name) that is in the cache or can be downloaded"
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:  # needs no request; importing the hub's client is slow
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:  # needs no request; importing the client is slow
         raise CheckpointError(f"`{path}` is neither a local folder nor a hub name", hint=hint)
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
@@ -52,7 +52,7 @@ WANTED_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.safetensors"
 
 
 def is_cached(path: str, revision: str | None = None) -> bool:
-    """Return whether all of a hub model is in the local cache: configuration, tokenizer, every shard of its weights."""
+    """Return whether a hub model is completely in the local cache: configuration, tokenizer, all shards of weights."""
     from huggingface_hub import try_to_load_from_cache
 
     def local(name: str) -> Path | None:
@@ -70,7 +70,8 @@ def is_cached(path: str, revision: str | None = None) -> bool:
 def download(path: str, revision: str | None = None) -> Path:
     """Download a hub model into the local cache and return its folder there.
 
-    Raises: CheckpointError when the hub cannot be reached, has no such model, or has its weights not as safetensors.
+    Raises: CheckpointError when the hub cannot be reached, does not have the model, or has no safetensors weights for
+        it.
     """
     from huggingface_hub import snapshot_download
 

@@ -20,12 +20,12 @@ from vlmrl.model.hub import require_source
 from vlmrl.model.quiet_transformers import loading
 from vlmrl.model.weight_check import refuse_incomplete, refuse_non_finite
 
-if TYPE_CHECKING:  # the models load with torch and transformers alone
+if TYPE_CHECKING:  # type checkers only: loading a model must need no packages but torch and transformers
     from vlmrl.recipe.schema import Model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DROPOUT_RATES = ("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
-"""Names of dropout rates in configs and on modules."""
+"""Names of dropout rates in model configurations and as attributes of modules."""
 IMAGE_TOKENS = (
     "image_token_id",
     "video_token_id",
@@ -42,8 +42,8 @@ IMAGE_TOKENS = (
 def pick_device(device: str) -> torch.device:
     """Return the device of a recipe's `model.device`.
 
-    Raises: LaunchError when this process has GPUs that torch cannot use; CheckpointError when cuda is chosen and torch
-        sees no CUDA device.
+    Raises: LaunchError when this process has GPUs that torch cannot use; CheckpointError when the setting is "cuda" and
+        torch sees no CUDA device.
     """
     if device != "cpu":
         require_gpus()
@@ -55,11 +55,11 @@ def pick_device(device: str) -> torch.device:
 def load_model(settings: Model, *, path: str | None = None, weights_from: Callable[[Model], Any] | None = None) -> Any:
     """Return a model ready to train and sample: without dropout, on its device, with shared-prefix attention.
 
-    Families that cannot share a prefix keep their attention.
+    Models of families that cannot share a prefix keep their own attention.
 
     Args:
         path: overrides `settings.path` (a resolved folder).
-        weights_from: returns the model instead of reading it from `path` (from a checkpoint, for example).
+        weights_from: function that returns the model, for example from a checkpoint; None = read it from `path`.
     Raises: CheckpointError when the model cannot be loaded.
     """
     return prepare_model(read_model(settings, path) if weights_from is None else weights_from(settings), settings)
@@ -68,7 +68,7 @@ def load_model(settings: Model, *, path: str | None = None, weights_from: Callab
 def read_model(settings: Model, path: str | None = None) -> Any:
     """Return the model of a folder or hub name as transformers loads it, before `prepare_model`.
 
-    Raises: CheckpointError when it cannot be read, or a weight is missing, of another shape, or not finite.
+    Raises: CheckpointError when it cannot be read, or when a weight is missing, has another shape, or is not finite.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -99,7 +99,8 @@ def quantized_arguments(settings: Model, config: Any) -> dict[str, Any]:
     Only the language model is quantized.
 
     Args:
-        config: of the model. Its other linear layers are listed by name, so that they are not quantized.
+        config: the model's configuration. The linear layers of its other parts are listed by name in the result, so
+            that they are not quantized.
     Raises: CheckpointError when bitsandbytes is missing.
     """
     if settings.quantize is None:
@@ -128,7 +129,7 @@ def quantized_arguments(settings: Model, config: Any) -> dict[str, Any]:
 def prepare_model(model: Any, settings: Model) -> Any:
     """Set attention, checkpointing, frozen parts, device and eval mode of a model, as the recipe says.
 
-    Raises: CheckpointError when `model.freeze` names a part that this model does not have.
+    Raises: CheckpointError when `model.freeze` lists a part that this model does not have.
     """
     share_prefix(model)
     if settings.gradient_checkpointing:
@@ -138,14 +139,15 @@ def prepare_model(model: Any, settings: Model) -> Any:
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point():  # 4-bit weights are bytes
             parameter.requires_grad_(parts[name] not in settings.freeze)
-    # RL needs the same function in sampling and training: no dropout, whatever the mode (see Policy.forward).
+    # In RL, sampling and training must compute the same function: no dropout, in training mode too (see
+    # Policy.forward).
     for module in model.modules():
         for rate in DROPOUT_RATES:
             if isinstance(getattr(module, rate, None), float):
                 setattr(module, rate, 0.0)
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    if not getattr(model, "is_quantized", False):  # a quantized model was read onto its device
+    if not getattr(model, "is_quantized", False):  # a quantized model is already on its device: it was loaded onto it
         model = model.to(pick_device(settings.device))
     if pick_device(settings.device).type == "cpu":
         keep_freed_memory()
@@ -153,7 +155,7 @@ def prepare_model(model: Any, settings: Model) -> Any:
 
 
 def check_freeze(settings: Model, parts: Collection[str | None]) -> None:
-    """Raise a CheckpointError unless the model has all parts that `model.freeze` names and at least one other part."""
+    """Raise a CheckpointError unless the model has all parts in `model.freeze`, and at least one other part."""
     there = [p for p in PART_NAMES if p in parts]
     for name in settings.freeze:
         if name not in parts:
@@ -164,9 +166,10 @@ def check_freeze(settings: Model, parts: Collection[str | None]) -> None:
 
 
 def share_prefix(model: Any) -> None:
-    """Set the text attention that accepts packed rows, if the family can share; other calls use plain SDPA.
+    """Set the text attention that accepts packed rows, if the family can share a prefix; other calls use plain SDPA.
 
-    Vision towers that run images of any size as one sequence (those with axes) get one attention call for all windows.
+    Vision towers that run images of any size as one sequence (in families whose position ids have three axes) get one
+    attention call for all windows.
     """
     family = family_of(model)
     if family.sharing != "padded":
@@ -178,13 +181,13 @@ def checkpoint_gradients(model: Any, vision_only: bool = False) -> None:
     """Turn gradient checkpointing on: each layer is computed again in the backward pass.
 
     Args:
-        vision_only: only layers of the vision tower.
+        vision_only: whether only layers of the vision tower are computed again.
     """
-    old = "gradient_checkpointing_enable"  # until transformers 5.22
+    old = "gradient_checkpointing_enable"  # name up to transformers 5.22
     enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old)
     enable({"use_reentrant": False})
-    # transformers makes embeddings and patches require gradients, because reentrant checkpointing needs it. Under an
-    # adapter, or with a frozen vision tower, that would run the whole tower's backward pass for nothing.
+    # transformers makes embeddings and patches require gradients, because reentrant checkpointing needs it. With an
+    # adapter or a frozen vision tower, the backward pass would then run through the whole tower without any use.
     model.disable_input_require_grads()
     forked = family_of(model).sharing == "forked"
     for name, module in model.named_modules():
@@ -211,7 +214,7 @@ def load_processor(settings: Model, *, path: str | None = None) -> Any:
 
 
 def stop_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Return the ids that end a response: the generation config's and the tokenizer's end token."""
+    """Return the ids that end a response: the end tokens of the generation config, and the tokenizer's end token."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     end_ids = configured if isinstance(configured, list) else [configured]
     return tuple(sorted({int(i) for i in [*end_ids, tokenizer.eos_token_id] if i is not None}))

@@ -35,7 +35,7 @@ def policy_logits(logits: Tensor, temperature: float, banned: Tensor | None) -> 
         banned: bool [V], True = never sampled; None = nothing is banned.
     Returns: [..., V].
     """
-    logits_32, is_copy = logits.float(), logits.dtype != torch.float32  # only a copy is changed in place
+    logits_32, is_copy = logits.float(), logits.dtype != torch.float32  # only a copy may be changed in place
     if temperature != 1.0:
         logits_32, is_copy = (logits_32.div_(temperature) if is_copy else logits_32 / temperature), True
     if banned is None:
@@ -44,9 +44,9 @@ def policy_logits(logits: Tensor, temperature: float, banned: Tensor | None) -> 
 
 
 def banned_mask(banned_ids: Sequence[int], vocabulary: int, device: torch.device) -> Tensor | None:
-    """Return a mask that is True at `banned_ids`, bool [V]; None when there are none.
+    """Return a mask that is True at `banned_ids`, bool [V]; None if there are no banned ids.
 
-    Ids past the vocabulary are ignored.
+    Ids outside the vocabulary are ignored.
     """
     ids = [i for i in banned_ids if 0 <= i < vocabulary]
     if not ids:
@@ -71,8 +71,8 @@ def token_logprobs(
 
     Args:
         hidden_KD: the hidden state that predicts each target.
-        target_K: int64.
-        head: hidden -> logits [.., V]; everything after the last norm, soft caps included.
+        target_K: token id of each target, int64.
+        head: function from hidden states to logits [.., V]: all operations after the last norm, with soft caps.
         entropy_gradient: whether the entropy carries a gradient (for an entropy bonus).
     Returns: (logp_K with gradient, entropy_K), float32, in nats.
     """
@@ -101,12 +101,12 @@ def token_logprobs(
 
 
 class _LogprobAndEntropy(torch.autograd.Function):
-    """log pi(target) [C] and entropy [C] from the head's logits [C, V]; float32, a few rows at a time.
+    """Function from logits [C, V] to log pi(target) [C] and entropy [C]; float32, a few rows at a time.
 
-    Kept for the backward pass: the logits themselves and three numbers per row. Written by hand, because autograd's
-    chain of operations would keep and read several arrays of [C, V]. The gradient overwrites the logits (autograd
-    raises an error if another operation kept them). With pi = softmax(x): d logp / dx_j = [j = target] - pi_j, and d
-    entropy / dx_j = -pi_j (log pi_j + entropy).
+    It keeps the logits themselves and three numbers per row for the backward pass. The backward pass is written by
+    hand, because autograd would keep and read several arrays of [C, V]. The gradient overwrites the logits (autograd
+    raises an error if another operation needs them in its backward pass). With pi = softmax(x): d logp / dx_j = [j =
+    target] - pi_j, and d entropy / dx_j = -pi_j (log pi_j + entropy).
     """
 
     @staticmethod
@@ -124,7 +124,7 @@ class _LogprobAndEntropy(torch.autograd.Function):
             entropy[rows] = -_p_logp(p, x).sum(-1)
         ctx.save_for_backward(logits, target, lse, entropy)
         ctx.temperature, ctx.banned, ctx.entropy_gradient = temperature, banned, entropy_gradient
-        ctx.is_mine = logits.grad_fn is not None  # a leaf tensor belongs to the caller
+        ctx.is_mine = logits.grad_fn is not None  # a leaf tensor belongs to the caller: not overwritten
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         return logp, entropy
@@ -171,9 +171,10 @@ def full_kl(
     Letters: K positions, D hidden width (the reference may have another), V vocabulary.
 
     Args:
-        hidden_KD, ref_hidden_KD: last hidden states of the same positions; the reference's gets no gradient.
-        head, ref_head: hidden -> logits [.., V].
-        temperature, banned_ids: of the policy; both distributions use them.
+        hidden_KD, ref_hidden_KD: last hidden states of the policy and of the reference at the same positions; those of
+            the reference get no gradient.
+        head, ref_head: functions from hidden states to logits [.., V].
+        temperature, banned_ids: the policy's; they apply to both distributions.
     Returns: [K] with gradient to `hidden_KD` and `head`, float32, in nats, never negative except for rounding.
     Example: policy (0.5, 0.5), reference (0.25, 0.75): 0.5 ln 2 + 0.5 ln (2 / 3) = 0.1438.
     """
@@ -183,7 +184,7 @@ def full_kl(
         logp = torch.log_softmax(policy_logits(logits, temperature, banned), dim=-1)
         with torch.no_grad():
             ref = torch.log_softmax(policy_logits(ref_head(ref_hidden), temperature, banned), dim=-1)
-        # A banned id has probability 0 in both: its term is 0, and not 0 * (inf - inf).
+        # A banned id has probability 0 in both distributions: its term is set to 0 instead of 0 * (inf - inf) = NaN.
         difference = logp - ref if banned is None else (logp - ref).masked_fill(banned, 0.0)
         return (logp.exp() * difference).sum(-1)
 

@@ -1,7 +1,7 @@
-"""LoRA: attach an adapter to a transformers model in place, switch it off, save it as PEFT does, fold it in.
+"""LoRA: attach an adapter to a transformers model in place, switch it off, save it as PEFT does, add it to the weights.
 
-The model keeps its class, so no other code has to know about the adapter. Only this module imports peft, and only when
-an adapter is needed.
+The model keeps its class, so other code can treat it like a model without an adapter. Only this module imports peft,
+and only if an adapter is needed.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from vlmrl.errors import CheckpointError, did_you_mean
 from vlmrl.model.families import part_of
 from vlmrl.model.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
-if TYPE_CHECKING:  # the models load with torch and transformers alone
+if TYPE_CHECKING:  # type checkers only: loading a model must need no packages but torch and transformers
     from vlmrl.recipe.schema import Lora
 
 ALL_LINEAR = "all-linear"
 PEFT_PREFIX = "base_model.model."
-"""Prefix that PEFT's files put before the model's own names."""
+"""Prefix of all tensor names in PEFT's files, before the name in the model."""
 
 
 def target_names(linear: Sequence[str], lora: Lora, freeze: Sequence[str] = ()) -> list[str]:
-    """Return which of a model's linear layers get an adapter, as full names in the model's order. A pure function.
+    """Return the full names of the linear layers that get an adapter, in the model's order. A pure function.
 
     Args:
         linear: full names of the model's linear layers.
-        freeze: parts of `model.freeze`; they get none.
-    Raises: CheckpointError when nothing is left, or a name or pattern of the recipe matches nothing.
+        freeze: parts in `model.freeze`; their layers get no adapter.
+    Raises: CheckpointError when no layer is left, or when a name or pattern of the recipe matches no layer.
     """
     parts = {"language", "vision", "connector"} if lora.vision else {"language"}
     offered = [n for n in linear if part_of(f"{n}.weight") in parts - set(freeze)]
@@ -65,7 +65,7 @@ def target_names(linear: Sequence[str], lora: Lora, freeze: Sequence[str] = ()) 
 
 
 def linear_names(model: nn.Module) -> list[str]:
-    """Return the full names of the linear layers, including quantized ones (bitsandbytes' are subclasses)."""
+    """Return the full names of the linear layers, including quantized ones (bitsandbytes uses subclasses of Linear)."""
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
 
@@ -75,8 +75,8 @@ def attach_adapter(model: Any, lora: Lora, freeze: Sequence[str] = (), dtype: to
     peft makes the adapter's parameters the only trainable ones. Random numbers come from torch's global generator.
 
     Args:
-        dtype: of the adapter; None = that of the layer it sits on (for 4-bit layers it must be given).
-    Raises: CheckpointError as `target_names`, or when peft is missing.
+        dtype: dtype of the adapter; None = that of the adapted layer (for 4-bit layers, pass a dtype).
+    Raises: CheckpointError in the cases of `target_names`, or when peft is missing.
     """
     peft = _peft()
     config = peft.LoraConfig(
@@ -100,9 +100,9 @@ def attach_adapter(model: Any, lora: Lora, freeze: Sequence[str] = (), dtype: to
 
 
 class _GradientDropout(nn.Module):
-    """Dropout wherever gradients are computed, including the recomputation in a backward pass, and nowhere else.
+    """Dropout that acts if and only if gradients are computed, including recomputation in a backward pass.
 
-    The model's mode cannot tell: it is eval when a checkpointed layer is recomputed.
+    It cannot depend on the model's mode, because a checkpointed layer is recomputed in eval mode.
     """
 
     def __init__(self, p: float) -> None:
@@ -114,7 +114,7 @@ class _GradientDropout(nn.Module):
 
 
 def has_adapter(model: nn.Module) -> bool:
-    """Return whether the model has an adapter of `attach_adapter`."""
+    """Return whether the model has an adapter that `attach_adapter` attached."""
     return bool(getattr(model, "peft_config", None))
 
 
@@ -130,8 +130,9 @@ def adapted_parts(model: nn.Module) -> set[str]:
 
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
-    """Context manager: the model computes what its base model computes."""
-    # peft's `enable_adapters` would freeze the parameters too, and a sharded model's gathered parameters would stay so.
+    """Context manager: the adapter has no effect inside, so the model computes the same as its base model."""
+    # peft's `enable_adapters` is not used: it would also freeze the parameters, and in a sharded model the gathered
+    # parameters would stay frozen.
     layers = list(_layers(model))
     for layer in layers:
         layer._disable_adapters = True
@@ -143,12 +144,12 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 
 
 def has_adapted_head(model: Any) -> bool:
-    """Return whether the output embedding has an adapter (a family may count it as part of the language model)."""
+    """Return whether the output embedding has an adapter (in some families it belongs to the part "language")."""
     return next(_layers(model.get_output_embeddings()), None) is not None
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the adapter's weights by PEFT's names."""
+    """Return the adapter's weights: PEFT's name -> tensor."""
     tensors = _peft().get_peft_model_state_dict(model, save_embedding_layers=False)
     return {name if name.startswith(PEFT_PREFIX) else PEFT_PREFIX + name: t.detach() for name, t in tensors.items()}
 
@@ -156,7 +157,7 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
 def load_adapter_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy adapter weights into the attached adapter, in place.
 
-    Raises: CheckpointError when they do not fit it.
+    Raises: CheckpointError when names or shapes differ from the adapter's.
     """
     with torch.no_grad():
         for name, value in by_parameter(model, tensors).items():
@@ -173,8 +174,8 @@ def write_adapter(
     """Write `adapter_config.json` and `adapter_model.safetensors` as PEFT does; nothing is pickled.
 
     Args:
-        base: path or hub name of the base model, recorded as given.
-        tensors: the adapter's weights by PEFT's names; None = the model's own, which must not be sharded.
+        base: path or hub name of the base model; it is written to the configuration unchanged.
+        tensors: (PEFT's name, weight) of the adapter; None = those of `model`, which must not be sharded.
     """
     from safetensors.torch import save_file
 
@@ -196,7 +197,7 @@ def write_adapter(
 def read_adapter(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of a PEFT folder.
 
-    Raises: CheckpointError when there are none or they are damaged.
+    Raises: CheckpointError when the folder has no tensors, or when they are damaged.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -214,9 +215,9 @@ def load_peft_folder(model: Any, folder: Path) -> Any:
 
 @torch.no_grad()
 def fold_adapter(model: Any) -> Any:
-    """Add the adapter to the weights it sits on and remove it, in place. Each sum is made in float32 and rounded once.
+    """Add the adapter to the weights of its layers and remove it, in place. Sums are in float32 and rounded once.
 
-    Raises: CheckpointError when a weight would not be finite.
+    Raises: CheckpointError when a resulting weight is not finite.
     """
     for name, layer in list(_named_layers(model)):
         dtype = layer.get_base_layer().weight.dtype
@@ -233,7 +234,7 @@ def fold_adapter(model: Any) -> Any:
 
 @dataclass(frozen=True)
 class Trained:
-    """Number of trained and of frozen parameters, by part."""
+    """Number of trained and of frozen parameters of each part of a model."""
 
     trained: Mapping[str, int]
     frozen: Mapping[str, int]
@@ -245,9 +246,9 @@ class Trained:
 
 
 def trained_parts(model: nn.Module) -> Trained:
-    """Return the number of trained and of frozen parameters by part.
+    """Return the number of trained and of frozen parameters of each part of the model.
 
-    An adapter's parameters are listed under the part that they sit in, with " adapter" added.
+    Adapter parameters are counted separately, under the name of their part followed by " adapter".
     """
     counts: tuple[dict[str, int], dict[str, int]] = ({}, {})
     adapters = adapter_parameters(model) if has_adapter(model) else {}
@@ -264,7 +265,7 @@ def _counts(parts: Mapping[str, int]) -> str:
 
 
 def _letters_shared(name: str, pattern: str) -> int:
-    """Return how many letters of the pattern are in the name, in runs and in order."""
+    """Return how many letters of the pattern are in the name, in the same order (total length of matching pieces)."""
     return sum(run.size for run in SequenceMatcher(None, pattern.replace("*", ""), name, False).get_matching_blocks())
 
 
@@ -295,14 +296,14 @@ def _layers(model: nn.Module) -> Iterator[Any]:
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the adapter's parameters by the model's own names."""
+    """Return the adapter's parameters: name in the model -> parameter."""
     return {n: p for n, p in model.named_parameters() if ".lora_" in n}
 
 
 def by_parameter(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename tensors from PEFT's names to the model's parameter names; set the parameters' device and dtype.
+    """Rename tensors from PEFT's names to the model's; convert them to the device and dtype of the parameters.
 
-    Raises: CheckpointError when they do not fit the adapter.
+    Raises: CheckpointError when names or shapes differ from the adapter's.
     """
     parameters = adapter_parameters(model)
     saved_as = {PEFT_PREFIX + _without_adapter_name(name): name for name in parameters}

@@ -1,4 +1,4 @@
-"""Size of a model, and the device and memory that it would run on, without loading a weight."""
+"""Size of a model, and the device and memory for it, found without loading weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vlmrl.recipe.schema import Model
 
 EXPERTS = ".experts."
-"""Fragment in the names of a mixture's expert weights."""
+"""Text in the names of all expert weights of a mixture-of-experts model."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class ModelFacts:
     """Size of a model, from its configuration.
 
     Args:
-        parameters: count by part ("vision", "connector", "language", "embeddings", "other").
-        text, vision: their config values.
-        linear: (rows, columns) of every linear layer, by full name.
+        parameters: part ("vision", "connector", "language", "embeddings", "other") -> number of its parameters.
+        text, vision: configuration of the text model and of the vision tower.
+        linear: full name -> (rows, columns) of every linear layer.
         architecture: name of the model's class.
         sharing: how responses share a prompt, as in `families.Family`.
-        units: numbers in each layer that a sharded policy gathers by itself (model/families.py), by part; all else is
-            gathered together.
-        head: numbers in the output embedding.
-        largest: numbers in the largest single parameter.
-        experts: numbers in all experts of mixtures.
+        units: part -> number of parameters of each layer that a sharded policy gathers separately (model/families.py);
+            all other parameters are gathered together.
+        head: number of parameters of the output embedding.
+        largest: number of elements of the largest single tensor.
+        experts: number of parameters of all experts.
     """
 
     model_type: str
@@ -57,7 +57,7 @@ class ModelFacts:
 
     @property
     def language_linear(self) -> int:
-        """Numbers in the language model's linear layers: those that `model.quantize` holds in 4 bits."""
+        """Number of parameters of the language model's linear layers, which `model.quantize` holds in 4 bits."""
         return sum(r * c for n, (r, c) in self.linear.items() if part_of(f"{n}.weight") == "language")
 
     @property
@@ -76,18 +76,18 @@ class ModelFacts:
 
     @property
     def has_axes(self) -> bool:
-        """Whether positions have three axes; the vision towers of these families run all images as one sequence."""
+        """Whether position ids have three axes. Vision towers of such families run all images as one sequence."""
         return has_axes(self.model_type)
 
     @property
     def experts_used(self) -> float:
-        """Share of a mixture's experts that a token uses; 1 where there are none."""
+        """Share of the experts that one token uses; 1 if the model has no experts."""
         count = int(self.text.get("num_experts") or self.text.get("num_local_experts") or 0)
         return int(self.text.get("num_experts_per_tok") or count) / count if count and self.experts else 1.0
 
     @property
     def active(self) -> int:
-        """Numbers that a token is multiplied with: all, except the experts that it does not use."""
+        """Number of parameters that one token uses: all, except those of experts that it does not use."""
         return self.total - round(self.experts * (1 - self.experts_used))
 
     def trained(self, frozen: list[Any]) -> int:
@@ -99,7 +99,7 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
 
     Args:
         path: overrides `settings.path` (a resolved folder).
-    Raises: CheckpointError when there is no such model.
+    Raises: CheckpointError when the model does not exist.
     """
     from transformers import AutoConfig
 
@@ -132,7 +132,7 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
 
 
 def device_facts(device: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Return the training device (kind, name, memory in bytes), and a list of (problem, remedy)."""
+    """Return facts about the training device (kind, name, memory in bytes, GPUs), and a list of (problem, remedy)."""
     if device != "cpu" and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         facts = {"kind": "cuda", "name": properties.name, "memory_bytes": properties.total_memory}
@@ -150,9 +150,9 @@ def device_facts(device: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
 
 
 def usable_memory() -> int:
-    """Return the main memory this process may have, in bytes.
+    """Return the main memory that this process can still get, in bytes.
 
-    It is what the system calls available, or what is left under a container's limit if that is less.
+    It is the memory that the system reports as available, or the rest up to a container's limit if that is less.
     """
     amounts = []
     try:
@@ -179,7 +179,7 @@ def _vision_config(config: Any) -> dict[str, Any]:
 
 
 def _unit_sizes(model: Any, sharing: str) -> dict[str, tuple[int, ...]]:
-    """Return part -> the numbers in each of its units. Nested units are counted once, as the outermost."""
+    """Return part -> number of parameters of each of its units. A unit inside another one is not counted separately."""
     names = {id(module): name for name, module in model.named_modules()}
     sizes_by_part: dict[str, list[int]] = {}
     counted: set[int] = set()
@@ -200,13 +200,13 @@ def _by_part(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 
 
 def _check_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise unless the safetensors of a local folder hold about as many numbers as its configuration needs.
+    """Check that a folder's safetensors hold about as many numbers as its configuration requires.
 
-    A folder without any holds a configuration only (a checkpoint keeps its weights elsewhere). `compare_stored` checks
-    the names; this check catches what the names allow, such as a second model in the folder. Tied weights may be stored
-    twice.
+    A folder without safetensors passes: it holds a configuration only (a checkpoint keeps its weights elsewhere).
+    `compare_stored` checks the names; this check finds errors that names do not reveal, such as a second model in the
+    folder. Tied weights may be stored twice.
 
-    Raises: CheckpointError below 0.7 and above 1.5 times the number.
+    Raises: CheckpointError when there are fewer than 0.7 or more than 1.5 times the required numbers.
     """
     stored = stored_numbers(folder)
     needed = sum(math.prod(shape) for shape in shapes.values())
@@ -218,7 +218,7 @@ def _check_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def _meta_model(config: Any, settings: Model) -> Any:
-    """Return a model built from its configuration on the meta device, without memory."""
+    """Return a model built from its configuration on the meta device, which allocates no memory for weights."""
     from transformers import AutoModelForImageTextToText
 
     try:

@@ -1,6 +1,6 @@
-"""Check of a model folder by its files: everything that loading needs is there and complete. No torch, no transformers.
+"""Check that a model folder has all files that loading needs, complete. Imports neither torch nor transformers.
 
-Weights are safetensors; pickled weights are never opened, even if other libraries could read them.
+Weights must be safetensors; pickled weights are never opened, although other libraries could read them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOKENIZER = (
     "tekken.json",
     "sentencepiece.bpe.model",
 )
-"""Names of the tokenizer's file, by the library that wrote it. One of them must exist."""
+"""Possible names of the tokenizer's file, which depend on the library that wrote it. One of them must exist."""
 JSON_FILES = (
     CONFIG,
     "generation_config.json",
@@ -41,7 +41,8 @@ JSON_FILES = (
 MAX_HEADER_BYTES = 100 << 20
 MAX_JSON_BYTES = 256 << 20
 MAX_LAYERS = 1000
-"""Maximum number of layers of a tower. A model of a million layers would take hours to build only to be counted."""
+"""Maximum number of layers of a tower, because a model is built before its parameters are counted: with a million
+layers this would take hours."""
 LAYER_KEYS = ("num_hidden_layers", "depth", "num_layers", "n_layers")
 _WHOLE = "copy or download the folder again; `save_pretrained` of model and processor writes all files that are needed"
 
@@ -50,8 +51,8 @@ def folder_problems(folder: Path, *, has_weights: bool = True, own_code: bool = 
     """Return what is missing or broken in a model folder, from the names and headers of its files.
 
     Args:
-        has_weights: whether the weights must be there; a checkpoint keeps them elsewhere.
-        own_code: whether the repository has code of its own (`model.trust_remote_code`), which may read other files.
+        has_weights: whether weights must be in the folder; False for a checkpoint, which keeps them elsewhere.
+        own_code: whether the repository may run its own code (`model.trust_remote_code`), which may read other files.
     """
     names = {path.name for path in folder.iterdir()}
     problems = [problem for name in JSON_FILES if name in names and (problem := _json_problem(folder / name))]
@@ -78,7 +79,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
 
     Format: 8 bytes of little-endian header length, then a JSON header of that length, then the data.
 
-    Raises: CheckpointError when the header is damaged or the file ends before its data does.
+    Raises: CheckpointError when the header is damaged, or when the file is too short for its data.
     """
     try:
         size = path.stat().st_size
@@ -98,7 +99,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of the tensors in a safetensors file. Raises: CheckpointError as `read_header`."""
+    """Return name -> shape of the tensors in a safetensors file. Raises: CheckpointError, see `read_header`."""
     header = read_header(path)[0]
     try:
         return {name: tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"}
@@ -107,7 +108,7 @@ def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def stored_numbers(folder: Path) -> int:
-    """Return how many numbers the safetensors files of a folder hold; 0 without files. Raises: as `stored_shapes`."""
+    """Return the number of elements in a folder's safetensors files; 0 without files. Raises: see `stored_shapes`."""
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     return sum(math.prod(shape) for path in files for shape in stored_shapes(path).values())
 

@@ -1,6 +1,6 @@
 """The policy: a transformers model whose `forward` takes a packed row and returns token log-probs.
 
-No code outside `Policy.forward` touches a parameter, except the built-in engine, which only reads.
+No code outside `Policy.forward` uses the parameters, except the built-in engine, which only reads them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from vlmrl.model.selective_recompute import cheap_modules, recomputing_cheap
 from vlmrl.packed import PackedRow, RowReference, Span, TokenStats
 
 CACHED_POSITIONS = 256
-"""Number of prompts whose position ids are kept. The engine needs those of a step, and the update needs them again."""
+"""Number of prompts whose position ids are cached: the engine computes those of a step, and the update uses them
+again."""
 KINDS_NAMES = frozenset({"mm_token_type_ids", "token_type_ids"})
 
 
@@ -38,17 +39,19 @@ class Policy(nn.Module):
         model: an image-text-to-text model; its text attention must be `prefix.NAME` for shared rows.
         temperature: > 0; 1.0 for supervised training.
         banned_ids: ids that are never sampled and have probability zero.
-        shared_prefix: False forces the padded path (the reference in tests, and the path of other families).
+        shared_prefix: False forces the padded path, as a reference in tests. Families that cannot share a prefix use it
+            in any case.
         entropy_gradient: whether entropies carry a gradient, for an entropy bonus.
-        backend: of packed rows: "auto", or one of `prefix.BACKENDS`.
-        critic: whether it has a `value_head`: a linear layer on the hidden states that predict the trained tokens, in
-            float32. It starts at 0, so all values start at 0. It is no part of the model: `model.freeze` does not
-            freeze it, and a merged model does not have it.
+        backend: attention backend of packed rows: "auto", or one of `prefix.BACKENDS`.
+        critic: whether the policy has a `value_head`: a linear layer on the hidden states that predict the trained
+            tokens, in float32. Its weights start at 0, so all values start at 0. It is not part of the model:
+            `model.freeze` does not freeze it, and a merged model does not contain it.
 
     Attributes:
-        device, dtype: device and dtype of the computation: those of the model's parameters, unless these are sharded.
-        saved_dtypes: original dtype by name of parameters that are float32 here and are saved as they came; {} unless
-            sharded.
+        device, dtype: device and dtype of the computation. They are those of the model's parameters, except in a
+            sharded policy.
+        saved_dtypes: parameter name -> dtype in which a checkpoint saves it. For parameters that sharding converts to
+            float32; {} if the policy is not sharded.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Policy(nn.Module):
 
     @property
     def path(self) -> str:
-        """Description of how rows are run, for the log."""
+        """Text for the log about the way in which rows are run."""
         if self.sharing == "packed":
             return f"shared prefix, packed rows, attention by {self._backend()}"
         if self.sharing == "forked":
@@ -98,8 +101,9 @@ class Policy(nn.Module):
         """Return the token statistics of the row's trained tokens, in the row's order, from one pass over it.
 
         Args:
-            reference: of the same row; with it, the statistics include the full KL to the reference.
-            states_only: used by `states`.
+            reference: the reference model's data for the same row. If it is given, the statistics include the full KL
+                to the reference.
+            states_only: whether to return only the hidden states; used by `states`.
         """
         hidden_KD = self._states(row)
         if states_only:
@@ -130,12 +134,13 @@ class Policy(nn.Module):
     def states(self, row: PackedRow) -> Tensor:
         """Return the last hidden states that predict the row's trained tokens: [K, D], with gradient.
 
-        They have the model's dtype. Calls `forward`, because a sharded policy has its parameters only there.
+        They have the model's dtype. This method calls `forward`, because a sharded policy has its whole parameters only
+        there.
         """
         return self(row, states_only=True)
 
     def _states(self, row: PackedRow) -> Tensor:
-        if self.recompute:  # transformers recomputes activations in training mode only, and cannot generate in it
+        if self.recompute:  # transformers recomputes only in training mode, but cannot generate in that mode
             self.model.train(torch.is_grad_enabled())
         run = {"packed": self._packed, "forked": self._forked, "padded": self._padded}[self.sharing]
         with recomputing_cheap(self.cheap if torch.is_grad_enabled() else ()):
@@ -202,7 +207,7 @@ class Policy(nn.Module):
         return results
 
     def prompt_positions(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> Tensor:
-        """Return the position ids of a prompt from the model's own index function: [3, P], or [1, P] without axes."""
+        """Return a prompt's position ids, by the model's own index function: [3, P], or [1, P] if there is one axis."""
         return self._positions_and_next(ids, kinds, grids)[0]
 
     def _positions_and_next(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> tuple[Tensor, int]:
@@ -218,7 +223,7 @@ class Policy(nn.Module):
         return self._positions[key]
 
     def _forked(self, row: PackedRow) -> Tensor:
-        """Run each prompt once through a differentiable cache; its responses continue it, padded to similar lengths."""
+        """Run each prompt once with a differentiable cache, then its responses, in batches of similar length."""
         positions = [p for p, _ in self._span_positions(row)]
         hidden: list[Tensor] = []
         for group in groups_of(row.layout):
@@ -254,7 +259,7 @@ class Policy(nn.Module):
     def _continue(
         self, row: PackedRow, cache: RecordedPrompt, spans: Sequence[int], positions: Sequence[Tensor]
     ) -> Tensor:
-        """Return the hidden states [len(spans), R, D] of responses behind a cached prompt. R: length of the longest."""
+        """Return the hidden states [len(spans), R, D] of responses after a cached prompt. R: length of the longest."""
         device = row.input_ids_N.device
         longest = max(MIN_TOKENS, *(_length(row.layout[i]) for i in spans))
         ids = torch.zeros(len(spans), longest, dtype=torch.long, device=device)
@@ -277,17 +282,17 @@ class Policy(nn.Module):
         return out.last_hidden_state
 
     def _batched(self, positions: Tensor) -> Tensor:
-        """Rearrange positions [B, axes, T] for the model: [3, B, T] with axes, [B, T] without."""
+        """Rearrange position ids [B, axes, T] for the model: [3, B, T] if it has three axes, [B, T] if it has one."""
         return positions.transpose(0, 1) if self.family.rope_index else positions[:, 0]
 
     def _padded(self, row: PackedRow) -> Tensor:
-        """Run each response behind its own copy of the prompt, one plain forward each: the slow reference."""
+        """Run each response after its own copy of the prompt, in one plain forward per response: the slow reference."""
         hidden: list[Tensor] = []
-        before = [0] * len(row.layout)  # number of states in `hidden` before each response's own
+        before = [0] * len(row.layout)  # per response: number of states in `hidden` before its first
         for group in groups_of(row.layout):
             for i in group[1:]:
                 before[i] = sum(map(len, hidden))
-                # The states of the prompt's last token, which predicts the first response token, and of the response.
+                # The response's states, and that of the prompt's last token, which predicts the first response token.
                 hidden.append(self._alone(row, group[0], i)[_length(row.layout[group[0]]) - 1 :])
         span = row.span_K
         start = torch.tensor([s.start for s in row.layout], device=span.device)[span]

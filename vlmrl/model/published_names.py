@@ -1,4 +1,4 @@
-"""Names of a model's tensors in its files: transformers renames some of them and merges others in memory."""
+"""Names of a model's tensors in files. In memory, transformers gives some tensors other names and merges others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @torch.no_grad()
 def as_written(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert tensors from the model's own names to the names and shapes of `save_pretrained`."""
+    """Convert tensors from their names and shapes in memory to those that `save_pretrained` writes."""
     from transformers.core_model_loading import revert_weight_conversion
 
     converted = revert_weight_conversion(model, dict(tensors))
@@ -20,7 +20,7 @@ def as_written(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def as_published(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert tensors as `as_written` does, with the names of `publishing`."""
+    """Convert tensors as `as_written` does inside `publishing`."""
     with publishing(model):
         return as_written(model, tensors)
 
@@ -29,8 +29,8 @@ def as_published(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 def publishing(model: Any) -> Iterator[None]:
     """Context manager: `save_pretrained` names tensors as in the family's published checkpoints, which engines read.
 
-    This holds for models from any source. Otherwise transformers leaves out prefixes (of a vision tower inside a vision
-    model) that it has not seen while loading.
+    This works for models from any source. Without it, transformers omits prefixes (such as that of a vision tower
+    inside a vision model) that were not in the files from which it loaded the model.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
@@ -43,10 +43,10 @@ def publishing(model: Any) -> Iterator[None]:
 
 
 def published_names(model: Any, shapes: Mapping[str, torch.Size]) -> dict[str, str]:
-    """Return own name -> published name of all tensors that are published unchanged.
+    """Return name in memory -> published name of the tensors that are only renamed, not merged or reshaped.
 
     Args:
-        shapes: by the model's own names.
+        shapes: name in memory -> shape of the tensor.
     """
     stand_ins = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     own = {id(tensor): name for name, tensor in stand_ins.items()}

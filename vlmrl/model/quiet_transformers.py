@@ -34,8 +34,8 @@ class quiet_transformers:
 def loading(source: str) -> Iterator[None]:
     """Context manager for reading the model `source`, a folder or hub name.
 
-    Raises: CheckpointError for every error of transformers and its readers about files that are not as they should be:
-        these errors have no common class. Errors of vlmrl and out-of-memory errors go through unchanged.
+    Raises: CheckpointError instead of any error of transformers and its file readers, because their errors about wrong
+        files have no common class. Errors of vlmrl and out-of-memory errors are raised unchanged.
     """
     import torch
 

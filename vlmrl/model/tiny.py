@@ -1,7 +1,7 @@
-"""Real but tiny Qwen2.5-VL with a newly trained tokenizer, saved as an ordinary Hugging Face folder.
+"""Tiny Qwen2.5-VL with real architecture and a newly trained tokenizer, saved as an ordinary Hugging Face folder.
 
-Tests and the demo use it as a model without a download. About 1.3 M parameters; 56 x 56 pixels are 4 tokens. `vlmrl
-demo --model-only OUT --data DATASET` makes one for a dataset of your own.
+Tests and the demo use it, so that they need no download. It has about 1.3 M parameters; 56 x 56 pixels become 4 tokens.
+`vlmrl demo --model-only OUT --data DATASET` builds one for your own dataset.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from vlmrl.model.quiet_transformers import quiet_transformers
 
 INIT_STD = 0.1
 """Standard deviation of the random weights: about one over the square root of the width, as in a model trained from
-scratch at this size. With transformers' 0.02, made for wide models, comparing two names in context stays unlearned for
-over 500 steps."""
+scratch at this size. With transformers' default of 0.02, which is meant for wide models, the model does not learn to
+compare two names in its context within 500 steps."""
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -52,13 +52,13 @@ def build_tiny(
 
     Args:
         texts: training texts of the tokenizer (prompts and answers of the task).
-        seed: of the weights.
-        hidden: a multiple of 32; heads are 32 wide.
-        vocabulary: upper bound; a byte-level BPE with at least 264 entries.
+        seed: seed of the random weights.
+        hidden: hidden width, a multiple of 32; each head is 32 wide.
+        vocabulary: maximum number of entries of the byte-level BPE tokenizer, at least 264.
         min_pixels, max_pixels: bounds of the image area.
         init_std: standard deviation of the random weights.
     Returns: the folder.
-    Raises: CheckpointError when it exists and is not empty.
+    Raises: CheckpointError when the folder exists and is not empty.
     """
     import torch
     from transformers import (
@@ -132,7 +132,7 @@ def _train_tokenizer(texts: Iterable[str], vocabulary: int):
     from transformers import PreTrainedTokenizerFast
 
     raw = Tokenizer(models.BPE())
-    # Digits one by one, as Qwen's own tokenizer splits them; tags and words may merge into one token each.
+    # Each digit is a token of its own, as in Qwen's tokenizer; a tag or a word may become a single token.
     pieces = Regex(r"</?[a-z_\-]+>|[0-9]| ?[A-Za-z_\-]+|\s+| ?[^\sA-Za-z0-9<]+|<")
     raw.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(pieces, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]

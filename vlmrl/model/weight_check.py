@@ -1,4 +1,4 @@
-"""Check that the stored weights of a model are those of its configuration: by name, by shape, and finite."""
+"""Check that the stored weights of a model have the names and shapes of its configuration and are finite."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from vlmrl.errors import CheckpointError
 from vlmrl.model.model_files import stored_shapes
 
 SHOWN = 3
-"""Maximum number of names in a message."""
+"""Maximum number of weight names in an error message."""
 HINT = "copy or download the folder again; check that all shards are there and belong to this model"
 
 
 def refuse_incomplete(report: Mapping[str, Any], source: str) -> None:
-    """Raise unless every weight of the model was in the files, in the right shape.
+    """Check that every weight of the model was in the files, with the right shape.
 
     Args:
         report: loading report of transformers (`output_loading_info`), which accounts for renamed and tied weights.
-    Raises: CheckpointError with the first names.
+    Raises: CheckpointError with the first names of the weights for which this is not so.
     """
     if missing := sorted(report["missing_keys"]):
         message = f"the weights of `{source}` lack {len(missing):,} tensors of the model: {_listed(missing)}"
@@ -38,7 +38,7 @@ def refuse_incomplete(report: Mapping[str, Any], source: str) -> None:
 def refuse_non_finite(model: torch.nn.Module, source: str) -> None:
     """Raise a CheckpointError unless every floating-point weight is finite. One pass, without copies.
 
-    Packed 4-bit weights are bytes and are left out.
+    Packed 4-bit weights are not checked, because they are bytes.
     """
     bad = [name for name, parameter in model.named_parameters() if not _is_finite(parameter.detach())]
     if bad:
@@ -49,11 +49,11 @@ def refuse_non_finite(model: torch.nn.Module, source: str) -> None:
 def compare_stored(folder: Path, model: Any) -> None:
     """Compare the names and shapes in a folder's safetensors headers with a model on the meta device.
 
-    transformers loads empty tensors of these names, so its rules for renamed and tied weights apply here as well. Two
-    kinds are not compared: a folder without safetensors, which holds a configuration only (a checkpoint keeps its
-    weights elsewhere), and weights that were stored quantized, which have names and shapes of their own.
+    transformers loads empty tensors with these names, so its rules for renamed and tied weights apply here too. Two
+    cases are not compared: a folder without safetensors, which holds a configuration only (a checkpoint keeps its
+    weights elsewhere), and weights that were stored quantized, which have other names and shapes.
 
-    Raises: CheckpointError as `refuse_incomplete`.
+    Raises: CheckpointError, see `refuse_incomplete`.
     """
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     if not files or getattr(model.config, "quantization_config", None) is not None:
@@ -75,7 +75,7 @@ def compare_stored(folder: Path, model: Any) -> None:
 def _is_finite(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.element_size() < 2 or not tensor.numel():
         return True
-    low, high = tensor.aminmax()  # both are NaN if any number is
+    low, high = tensor.aminmax()  # both are NaN if any number is NaN
     return bool(low.isfinite() & high.isfinite())
 
 

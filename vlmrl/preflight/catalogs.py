@@ -24,14 +24,14 @@ def catalogs() -> Catalogs:
 
 
 def resolve_tasks(recipe: Recipe) -> list[dict[str, Any]]:
-    """Return what is known of each `[[data]]` entry before its data are opened.
+    """Return the facts about each `[[data]]` entry that do not require its data.
 
     Args:
-        recipe: sound by the rules of recipe/checks.py.
-    Returns: for each entry: `path`; `task` (table: or the prepared dataset's own); `variant` (None where the task has
-        none); `by_default` (the recipe names no variant: the baseline variant is used if the data lack the truth for
-        this one); `reward` (None where only the data show it); `profile` (None where the recipe names another reward
-        than the task's own).
+        recipe: recipe without errors by the rules of recipe/checks.py.
+    Returns: for each entry: `path`; `task` ("table" also stands for the task that a prepared dataset names itself);
+        `variant` (None if the task has no variants); `by_default`: whether the recipe names no variant (if the data
+        lack the truth for the default variant, the baseline variant is used); `reward` (None if it depends on the
+        data); `profile` (None if the recipe names another reward than the task's own).
     """
     from vlmrl.tasks import TASKS, make_task
 

@@ -21,10 +21,10 @@ KEY = "rollout.engine"
 
 @dataclass(frozen=True)
 class EngineWorld:
-    """Facts that the choice depends on besides the recipe. The callables run only if the choice needs them.
+    """Facts besides the recipe on which the choice depends. The callables are called only if the choice needs them.
 
     Args:
-        gpu: the GPU that trains; None = there is none.
+        gpu: the GPU that trains; None = no GPU.
         vllm: returns what the installed vLLM supports.
         model: reads the model's configuration; may raise a VlmrlError.
         where: place of `rollout.engine` in the recipe, for messages.
@@ -39,7 +39,10 @@ class EngineWorld:
 
 
 def choose_engine(recipe: Recipe, world: EngineWorld) -> Choice:
-    """Choose `rollout.engine`. The built-in engine on a GPU comes with a warning: why, and how much slower it is."""
+    """Choose `rollout.engine`.
+
+    If the built-in engine is chosen on a GPU, the choice has a warning with the reason and the estimated slowdown.
+    """
     if recipe.kind != "rl":
         return Choice(KEY, "torch", "`vlmrl sft` samples with the built-in engine")
     if world.gpu is None:
@@ -57,7 +60,7 @@ def choose_engine(recipe: Recipe, world: EngineWorld) -> Choice:
         return _built_in(recipe, world, why, f"reinstall it: {VLLM_INSTALL}")
     try:
         model = world.model()
-    except VlmrlError as error:  # the check of the model says the same as an error
+    except VlmrlError as error:  # the check of the model reports this as an error
         return Choice(KEY, "vllm", f"vLLM {vllm.version} is installed; the model was not read: {first_line(error)}")
     why = vllm_refusal(model.model_type, "cuda", recipe.model.dtype, model.two_way_images)
     if why is None and model.architecture not in vllm.architectures:
@@ -68,7 +71,7 @@ def choose_engine(recipe: Recipe, world: EngineWorld) -> Choice:
 
 
 def _built_in(recipe: Recipe, world: EngineWorld, why: str, hint: str | None) -> Choice:
-    """Return the built-in engine on a GPU, with the warning; with an error if the recipe needs vLLM."""
+    """Return the choice of the built-in engine on a GPU, with a warning, or with an error if the recipe needs vLLM."""
     rollout = recipe.rollout
     needs = [
         key
@@ -95,7 +98,7 @@ def _built_in(recipe: Recipe, world: EngineWorld, why: str, hint: str | None) ->
 
 
 LAYER_SECONDS = 0.8e-3
-"""Seconds per layer and decoding step for Python and kernel launches: transformers' models on today's processors."""
+"""Seconds per layer and decoding step for Python and kernel launches, with transformers' models on today's CPUs."""
 VLLM_STEP_SECONDS = 2.0e-3
 """Seconds that vLLM needs between two decoding steps, for scheduling and sampling."""
 VLLM_SEQUENCES = 256
@@ -103,10 +106,10 @@ VLLM_SEQUENCES = 256
 
 
 def times_slower(recipe: Recipe, facts: ModelFacts, gpu: Gpu, gpus: int = 1) -> float:
-    """Estimate how many times as long as vLLM the built-in engine takes for the rollouts of a step.
+    """Estimate the time of a step's rollouts with the built-in engine, divided by the time with vLLM.
 
     Args:
-        gpus: number of GPUs that generate; each has its share of the responses.
+        gpus: number of GPUs that generate; each generates an equal share of the responses.
     """
     r = recipe.rollout
     size = 4 if recipe.model.dtype == "float32" else 2

@@ -1,4 +1,4 @@
-"""GPUs by name, with the size and the bandwidth of their memory, for plans of machines other than this one."""
+"""Table of GPUs with the size and the bandwidth of their memory, for plans of runs on another machine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from vlmrl.errors import RecipeError
 GIB = 1 << 30
 MAX_GIB = 1024
 TYPICAL_BANDWIDTH = 2.0e12
-"""Bandwidth in bytes per second of a GPU that is not in the table."""
+"""Bandwidth that is assumed for a GPU that is not in the table, in bytes per second."""
 
 _ONE_NAME = re.compile(r"(?!.*\dg\.)[A-Za-z0-9 ()_.-]+", re.IGNORECASE)
-"""Name of a single GPU: no list of names, no MIG slice."""
+"""Pattern of the name of a single GPU. It does not match a list of names or a MIG slice."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Gpu:
     """GPU that a plan is made for.
 
     Args:
-        name: for people.
+        name: name for messages.
         memory_bytes: memory that CUDA makes available.
-        bandwidth: of its memory, in bytes per second.
+        bandwidth: bandwidth of the memory, in bytes per second.
     """
 
     name: str
@@ -45,7 +45,7 @@ KNOWN: tuple[tuple[str, float, float], ...] = (
 advertised size.
 """
 MIG = re.compile(r"([1-7])G\.(\d+)GB(?:\+[A-Z0-9.]+)?", re.IGNORECASE | re.ASCII)
-"""MIG slice of a GPU as NVIDIA names it: 3g.40gb is three of its seven parts, with 40 GB."""
+"""Pattern of NVIDIA's name of a MIG slice: 3g.40gb is three of the seven parts of a GPU, with 40 GB of memory."""
 
 
 def parse_gpu(text: str) -> Gpu:
@@ -54,7 +54,7 @@ def parse_gpu(text: str) -> Gpu:
     Raises: RecipeError when the text is none of these.
     """
     word = text.strip()
-    if any(word.upper() == name for name, _, _ in KNOWN):  # some names are numbers
+    if any(word.upper() == name for name, _, _ in KNOWN):  # names first: some of them are numbers
         gpu = known_gpu(word)
         assert gpu is not None
         return gpu
@@ -73,7 +73,7 @@ def parse_gpu(text: str) -> Gpu:
 
 
 def known_gpu(name: str) -> Gpu | None:
-    """Return the GPU of the table whose name is in `name` (such as `NVIDIA H100 80GB HBM3`); None if there is none."""
+    """Return the GPU of the table whose name occurs in `name`, such as `NVIDIA H100 80GB HBM3`; None if none does."""
     plain = re.sub(r"[^A-Z0-9]+", "-", name.upper())
     fitting = [(len(known), known, gib, speed) for known, gib, speed in KNOWN if re.search(_pattern(known), plain)]
     if not fitting:
@@ -83,7 +83,7 @@ def known_gpu(name: str) -> Gpu | None:
 
 
 def _pattern(known: str) -> str:
-    """Return a pattern of whole words, possibly with others in between.
+    """Return a pattern for a name in the table: all its words, in this order, possibly with other words in between.
 
     Example: `A100-40` matches A100-SXM4-40GB, A10 does not.
     """

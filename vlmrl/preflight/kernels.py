@@ -1,4 +1,4 @@
-"""Optional GPU kernels that a model would use: which are missing, how to install them, what it costs without them."""
+"""Check for optional GPU kernels of a model: missing kernels, commands that install them, and the cost without them."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def check_kernels(loaded: LoadedRecipe, facts: ModelFacts, target: Target = HERE
 
 
 def attention_kernel(loaded: LoadedRecipe, facts: ModelFacts, target: Target = HERE) -> dict[str, Any] | None:
-    """Return which kernel computes attention in training on this machine's GPU; None where there is no GPU.
+    """Return the kernel that computes attention in training on this machine's GPU; None if there is no GPU.
 
-    PyTorch has a kernel of the same kind as flash-attn, so that there is no warning without it.
+    If flash-attn is missing, there is no warning, because PyTorch has a similar kernel.
 
     Returns: `text` and `images`: the kernels of the language model and of the vision tower in words; `missing`: how to
         install flash-attn if this run would use it, else None.

@@ -1,4 +1,4 @@
-"""Check of a recipe's `[log]`: names, libraries and classes of loggers. No code of a user's file is run."""
+"""Check of a recipe's `[log]`: names, libraries and classes of loggers. The code in a user's file is not run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _sinks(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def is_installed(package: str) -> bool:
-    """Return whether a package can be imported. A folder of that name, such as wandb's own, is none."""
+    """Return whether a package can be imported. A folder with its name, such as wandb's own files, does not count."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 

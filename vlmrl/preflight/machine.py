@@ -1,4 +1,4 @@
-"""Checks of a recipe against this machine: packages, trained parameters, disk, and the arithmetic of a run."""
+"""Checks of a recipe against this machine: packages, trained parameters, disk space, and numbers of the whole run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 BYTES_PER_ROLLOUT_TOKEN = 12
 MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2, "adamw_bf16_kahan": 8}
-"""Bytes that an optimizer keeps per trained number besides its master (kahan: two bfloat16, one float32)."""
+"""Optimizer -> bytes of its moments per trained number, besides the master (kahan: two bfloat16 and one float32)."""
 
 
 def checkpoint_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
-    """Return the bytes of one checkpoint: weights (or adapter), moments, and masters that are no weights."""
+    """Return the size of a checkpoint in bytes: weights (or adapter), moments, and masters that are no weights."""
     recipe = loaded.recipe
     size = 4 if recipe.model.dtype == "float32" else 2
     trained = trained_parameters(loaded, facts)
@@ -34,7 +34,7 @@ def checkpoint_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
 
 
 def trained_parameters(loaded: LoadedRecipe, facts: ModelFacts) -> int:
-    """Return how many numbers are trained: the adapter's, or the weights that are not frozen."""
+    """Return the number of trained parameters: those of the adapter, or all weights that are not frozen."""
     lora, freeze = loaded.recipe.lora, loaded.recipe.model.freeze
     if lora is None:
         return facts.trained(freeze)
@@ -45,7 +45,10 @@ def trained_parameters(loaded: LoadedRecipe, facts: ModelFacts) -> int:
 
 
 def weight_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
-    """Return the bytes of the model with its adapter; a quantized number takes half a byte, and 1/32 for the scales."""
+    """Return the size of the model with its adapter, in bytes.
+
+    A quantized number takes half a byte, and 1/32 byte for the scales.
+    """
     size = 4 if loaded.recipe.model.dtype == "float32" else 2
     adapter = trained_parameters(loaded, facts) * size if loaded.recipe.lora else 0
     quantized = facts.language_linear if loaded.recipe.model.quantize else 0
@@ -85,7 +88,7 @@ def check_served(loaded: LoadedRecipe, facts: ModelFacts, device: str | None = N
 
 
 def check_installed(loaded: LoadedRecipe) -> list[Problem]:
-    """Return the optional packages that the recipe needs and that are missing, and a missing device for them."""
+    """Return problems: optional packages that the recipe needs and that are missing, or their device is missing."""
     recipe = loaded.recipe
     if recipe.rollout.engine == "vllm" and recipe.kind == "rl" and importlib.util.find_spec("vllm") is None:
         message = 'rollout.engine = "vllm" needs vllm, which is not installed'
@@ -121,12 +124,14 @@ def _check_quantized_device(loaded: LoadedRecipe) -> list[Problem]:
 def check_disk(
     loaded: LoadedRecipe, folder: Path, checkpoint: int, merged: int = 0
 ) -> tuple[list[Problem], dict[str, Any]]:
-    """Check the room for the checkpoints kept (one more while the next is written), the rollouts, and the merged model.
+    """Check the disk space for checkpoints, rollouts and the merged model.
+
+    While a checkpoint is written, there is one more than the number that is kept.
 
     Args:
         folder: folder of the runs.
-        checkpoint: bytes of one checkpoint.
-        merged: bytes of the model as `vlmrl merge` writes it.
+        checkpoint: size of one checkpoint in bytes.
+        merged: size of the model that `vlmrl merge` writes, in bytes.
     """
     recipe = loaded.recipe
     kept = min(recipe.checkpoint.keep_last + recipe.checkpoint.keep_best, checkpoints_written(loaded)) + 1
@@ -160,19 +165,19 @@ def check_disk(
 
 
 def merged_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
-    """Return the bytes of the model as `vlmrl merge` writes it: in the recipe's type, with an adapter folded in."""
+    """Return the size of the model that `vlmrl merge` writes, in bytes: in the recipe's dtype, the adapter merged."""
     return facts.total * (4 if loaded.recipe.model.dtype == "float32" else 2)
 
 
 def _rollout_bytes(loaded: LoadedRecipe) -> int:
-    """Return the bytes of one step's rollouts, at most: every response as long as allowed."""
+    """Return the maximum size of one step's rollouts in bytes, when every response is as long as allowed."""
     r = loaded.recipe.rollout
     tokens = r.prompts_per_step * r.samples_per_prompt * r.max_new_tokens
     return tokens * BYTES_PER_ROLLOUT_TOKEN if loaded.recipe.kind == "rl" else 0
 
 
 def _rollout_steps_kept(loaded: LoadedRecipe) -> int:
-    """Return the number of steps whose rollouts are on the disk at the end, under `log.keep_rollouts`."""
+    """Return the number of steps whose rollouts are on the disk at the end, by the rule `log.keep_rollouts`."""
     steps, newest, every = (
         loaded.recipe.train.steps,
         loaded.recipe.log.keep_rollouts,
@@ -184,7 +189,7 @@ def _rollout_steps_kept(loaded: LoadedRecipe) -> int:
 
 
 def checkpoints_written(loaded: LoadedRecipe) -> int:
-    """Return how many checkpoints a whole run writes: one every `checkpoint.every_steps` steps and the last."""
+    """Return the number of checkpoints that a whole run writes: one per `checkpoint.every_steps` steps and the last."""
     steps, every = loaded.recipe.train.steps, loaded.recipe.checkpoint.every_steps
     return -(-steps // every) if every else 1
 

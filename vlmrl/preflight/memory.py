@@ -1,4 +1,4 @@
-"""Memory check of a run: the machine it is planned for, the plan, and the message where it does not fit."""
+"""Memory check of a run: the planned machine, the memory plan, and the problem if the run does not fit."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from vlmrl.model.model_facts import ModelFacts
 
 ERROR_FACTOR = 1.25
-"""A plan beyond this multiple of the memory is an error, up to it a warning: a plan may be off by 15%."""
+"""Multiple of the memory above which a plan is an error; up to it a warning, because a plan may be off by 15%."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Machine on which a run is to run.
+    """Machine that a run is planned for.
 
     Args:
-        processes: as `--gpus` counts them.
-        gpu: a GPU of another machine (`--gpu-memory`); None = this machine.
+        processes: number of processes, as given by `--gpus`.
+        gpu: GPU of another machine (`--gpu-memory`); None = this machine is meant.
     """
 
     processes: int = 1
@@ -42,7 +42,7 @@ HERE = Target()
 
 @dataclass(frozen=True)
 class FittedPlan:
-    """Plan of a run, with the smallest changes that make it fit where it does not."""
+    """Memory plan of a run. If the run does not fit, `fits` has the smallest changes that make it fit."""
 
     plan: MemoryPlan
     fits: tuple[Fit, ...] = ()
@@ -53,7 +53,7 @@ class FittedPlan:
 
 
 def plan_memory(loaded: LoadedRecipe, facts: ModelFacts, target: Target, prompts: PromptLengths) -> FittedPlan:
-    """Plan a run on its target, and look for changes where it does not fit."""
+    """Plan the memory of a run on its target. If it does not fit, search for changes that make it fit."""
     cluster = find_cluster(loaded, target)
     kernels = linear_kernels()
     plan = make_plan(loaded, facts, cluster, prompts, kernels)
@@ -82,7 +82,7 @@ def linear_kernels() -> str:
 
 
 def check_device(loaded: LoadedRecipe, target: Target) -> list[Problem]:
-    """Return what is wrong with the device that the recipe asks for."""
+    """Return the problems of the device that the recipe names."""
     from vlmrl.model.model_facts import device_facts
 
     if target.is_elsewhere:
@@ -100,7 +100,7 @@ def check_device(loaded: LoadedRecipe, target: Target) -> list[Problem]:
 
 
 def check_memory(loaded: LoadedRecipe, fitted: FittedPlan) -> list[Problem]:
-    """Return a problem if a plan does not fit, with what to change first."""
+    """Return a problem if a plan does not fit, with the change to try first."""
     plan = fitted.plan
     cluster = plan.cluster
     where = loaded.where(("train", "tokens_per_row"), ("model", "path"))

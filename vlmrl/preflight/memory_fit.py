@@ -21,9 +21,9 @@ ADAPTER_RANK = 32
 MAX_TOGETHER = 3
 """Maximum number of changes that are tried together."""
 ONE_MORE = 1.1
-"""Factor for each further change: of two ways of equal cost, the one with fewer changes comes first."""
+"""Factor on the cost per change, so that of two solutions of equal cost the one with fewer changes comes first."""
 SHOWN = 3
-"""Maximum number of ways that are shown."""
+"""Maximum number of solutions that are reported."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class RecipeEdit:
     """Change of a recipe or of the number of GPUs.
 
     Args:
-        words: options of the command line.
+        words: command-line options that make the change.
         costs: disadvantage of the change, in words.
-        factor: rough factor on the time (or the money) per step, which orders the ways.
-        key: dotted; of two changes of one key only one is made.
+        factor: rough factor on the time (or the money) per step; solutions are sorted by it.
+        key: dotted recipe key; a solution has at most one change per key.
         value: new value of the key; unused for `gpus` and `lora`.
-        learns: whether the change affects what is learned.
+        learns: whether the change affects the result of the training.
     """
 
     words: str
@@ -64,14 +64,14 @@ class Fit:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Sort key: changes that do not affect what is learned come first, then those with the smaller cost."""
+        """Sort key: solutions that do not affect the result of the training come first, then those with lower cost."""
         return any(c.learns for c in self.changes), prod(c.factor * ONE_MORE for c in self.changes)
 
 
 def find_fits(
     loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths, kernels: str = "torch"
 ) -> list[Fit]:
-    """Return the smallest ways to make a run fit that does not, with room to spare; [] when none is known here."""
+    """Return the smallest changes with which a run fits and is not tight; [] if no combination that is tried fits."""
     changes = list(possible_changes(loaded.recipe, facts, cluster, prompts))
     fits: list[Fit] = []
     for count in range(1, MAX_TOGETHER + 1):
@@ -87,7 +87,7 @@ def find_fits(
 def possible_changes(
     recipe: Recipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths
 ) -> Iterator[RecipeEdit]:
-    """Yield the changes that may be tried, the cheapest first."""
+    """Yield the single changes that can be combined, those with the lowest cost first."""
     r, train = recipe.rollout, recipe.train
     vllm = recipe.kind == "rl" and r.engine == "vllm"
     if recipe.model.gradient_checkpointing is not True:
@@ -151,12 +151,15 @@ def _plan(
 
 
 def _needless(some: tuple[RecipeEdit, ...], fits: list[Fit]) -> bool:
-    """Return whether fewer of these changes are enough."""
+    """Return whether a part of these changes is already enough, by the solutions in `fits`."""
     return any(set(fit.changes) < set(some) for fit in fits)
 
 
 def _different(fits: list[Fit]) -> list[Fit]:
-    """Return the first few fits that change different keys. Of one key's values, the mildest came first."""
+    """Return the first few solutions that change different sets of keys.
+
+    Solutions are sorted by cost, so the first with a set of keys has the mildest values.
+    """
     chosen: dict[tuple[str, ...], Fit] = {}
     for fit in fits:
         chosen.setdefault(tuple(change.key for change in fit.changes), fit)

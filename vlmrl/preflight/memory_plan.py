@@ -1,8 +1,8 @@
-"""Memory plan of a run: what each GPU holds in each phase, what the main memory holds, and whether it fits.
+"""Memory plan of a run: memory of each GPU in each phase, main memory, and whether both are sufficient.
 
-A GPU trains and generates in turn, so that the largest phase counts, not the sum. The numbers are estimates, meant to
-be within 15% of what a GPU takes; tests/unit/preflight/test_memory_plan.py compares updates with counted tensors. They
-leave out the memory that torch loses in fragments.
+A GPU trains and generates in turn. So the largest phase decides, not the sum of the phases. The numbers are estimates
+that should be within 15% of the real use; tests/unit/preflight/test_memory_plan.py compares updates with counted
+tensors. Memory that torch loses by fragmentation is not included.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ GIB = 1 << 30
 RUNTIME_BYTES = int(1.2 * GIB)
 """Bytes per process for CUDA's context, the libraries' work space and NCCL's buffers. Typical, not measured here."""
 BUCKET_BYTES = 1 << 28
-"""Bytes that a weight sync gathers at once (rollout/weight_sync.py); their source takes as much again."""
+"""Bytes that a weight sync gathers at once (rollout/weight_sync.py). The tensors to gather take the same size again."""
 MOVING, CACHE = "gradients on their way", "kv cache"
 TIGHT = 0.92
-"""A phase above this share of the memory is called tight: fragments may take the rest."""
+"""Share of the memory above which a phase is called tight, because fragmentation may take the rest."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Cluster:
     Args:
         processes: number of GPUs of `--gpus`, including those that only generate; on a CPU, processes that share its
             memory.
-        gpu: model of each GPU; None = there is none, and `memory_bytes` is main memory.
-        memory_bytes: of each GPU; of the whole machine on a CPU.
-        host_bytes: main memory beside GPUs; None = not known, because the plan is for another machine.
+        gpu: model of each GPU; None = no GPU, and `memory_bytes` is main memory.
+        memory_bytes: memory of each GPU; on a CPU, of the whole machine.
+        host_bytes: main memory of a machine with GPUs; None = not known, because the plan is for another machine.
     """
 
     processes: int
@@ -71,10 +71,10 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Phase:
-    """Memory that one GPU holds in one phase of a run.
+    """Memory that one GPU needs in one phase of a run.
 
     Args:
-        on: "trainer" or "engine" GPUs.
+        on: kind of the GPU: "trainer" or "engine".
         parts: purpose -> bytes.
     """
 
@@ -102,11 +102,11 @@ class MemoryPlan:
 
     Args:
         trainers, engines: numbers of GPUs (or processes) that train, and that only generate.
-        phases: of a GPU, in the order of a run; phases of the same name are those of different GPUs.
+        phases: phases of a GPU, in the order of a run; phases of the same name belong to different kinds of GPUs.
         host: main memory of the whole machine, by phase.
         cache: bytes of vLLM's cache on a GPU, 0 without vLLM.
-        cache_needed: bytes of cache for all responses of a step at once.
-        elastic: bytes of the cache that could be taken away.
+        cache_needed: bytes of cache that all responses of a step need if they run at once.
+        elastic: bytes by which the cache may shrink.
     """
 
     cluster: Cluster
@@ -138,7 +138,7 @@ class MemoryPlan:
 
     @property
     def is_tight(self) -> bool:
-        """Whether it barely fits. A cache that takes all free memory does not count as tight."""
+        """Whether the run fits only just. That the cache takes all free memory does not make it tight."""
         largest = max(p.total - (self.elastic if CACHE in p.parts else 0) for p in self.phases)
         return self.fits and largest > TIGHT * self.cluster.each_bytes
 
@@ -169,14 +169,14 @@ def make_plan(
     """Plan a run.
 
     Args:
-        loaded: no value may be open; if the GPUs cannot be divided as it says, the plan assumes that they can.
-        kernels: of linear attention on these GPUs, "torch" or "fla".
+        loaded: recipe without open ("auto") values. If the GPUs cannot be divided as it says, the plan ignores this.
+        kernels: kernels of linear attention on these GPUs, "torch" or "fla".
     """
     return _Planner(loaded, facts, cluster, prompts, kernels).plan()
 
 
 class _Planner:
-    """Planner that adds up the sizes of a run, phase by phase."""
+    """Planner that adds up the sizes of all tensors of a run, phase by phase."""
 
     def __init__(
         self, loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths, kernels: str
@@ -221,7 +221,7 @@ class _Planner:
     # -- phases of a GPU that trains
 
     def _states(self, gradients: bool) -> dict[str, int]:
-        """Return the weights and the states that belong to them on the computing device; none with offload."""
+        """Return the sizes of weights, masters, moments and reference on the computing device; {} with offload."""
         s = self.sizes
         if self.offload and self.on_gpu:
             return {}
@@ -229,11 +229,11 @@ class _Planner:
         return states | ({"gradients": s.gradients} if gradients else {})
 
     def _resting(self) -> dict[str, int]:
-        """Return what is held between update and rollout: states without gradients, and a sleeping engine's memory."""
+        """Return the memory between update and rollout: states without gradients, and that of a sleeping engine."""
         return self._states(False) | self._asleep()
 
     def _asleep(self) -> dict[str, int]:
-        """Return what an engine on the trainers' GPUs keeps while they update; on a CPU it cannot sleep."""
+        """Return the memory of an engine on a trainer's GPU during updates; on a CPU, an engine cannot sleep."""
         if not self.vllm or self.apart:
             return {}
         return {"engine asleep": GRAPH_BYTES} if self.on_gpu else self._engine()
@@ -245,18 +245,18 @@ class _Planner:
         shards = {"weights": 0 if self.offload and self.on_gpu else s.weights} | self.runtime
         if not self.on_gpu:
             return shards | {"the whole model": self.facts.total * s.size}
-        # A unit is moved whole to the device, trained numbers in float32, before it is cut.
+        # A whole FSDP unit is moved to the device (trained numbers in float32) before it is split into shards.
         return shards | {"a whole unit": max(s.layer, s.root) * (4 if s.trained_share else s.size)}
 
     def _update(self) -> Phase:
-        """Return the largest moment of an update: in the head, in a layer, or at the end of the backward pass."""
+        """Return the memory at the peak of an update: in the head, in a layer, or at the end of the backward pass."""
         s = self.sizes
         base = self._states(True) | self._asleep() | self.runtime
         kept, root = s.kept(), s.root * s.size if self.trainers > 1 else 0
         logits = s.logits(self.cluster.device, self.cluster.each_bytes)
         newest = (
             s.layer * s.size if s.layer else root
-        )  # the unit gathered last is held twice until the next is gathered
+        )  # the last gathered unit exists twice until the next one is gathered
         moments = [
             {"gathered": root + newest * (self.trainers > 1), "activations": kept, "logits": logits},  # forward, head
             {"gathered": root, "activations": kept, "logits": logits, MOVING: 2 * s.head_gradient},  # backward, head
@@ -266,7 +266,7 @@ class _Planner:
                 MOVING: s.head_gradient + s.layer_gradients(),
             },  # backward, the last layer
             {"gathered": root, "activations": s.vision_kept() + s.vision_work(), MOVING: s.head_gradient},
-            {MOVING: s.root_gradients()},  # its end
+            {MOVING: s.root_gradients()},  # end of the backward pass
         ]
         if s.layer == 0 and self.trainers > 1:  # backward, the first layer: no gradient was scattered yet
             whole = int(s.root * s.trained_share * s.size)
@@ -285,7 +285,7 @@ class _Planner:
     def _sync(self) -> dict[str, int]:
         """Return the memory during a weight sync.
 
-        The engine's own weights are there; its cache wakes last (on a CPU it never slept).
+        The engine's weights are in memory. Its cache is allocated only after the sync (on a CPU, it always exists).
         """
         s, states = self.sizes, self._states(False) | self.runtime
         buckets = 2 * max(BUCKET_BYTES, self.facts.largest * s.size) if self.trainers > 1 else 0
@@ -307,7 +307,7 @@ class _Planner:
             return parts
         d = self._demand()
         work = engine_work(self.facts.text, s.size, d.longest, d.sequences, self.parts)
-        # A tensor-parallel engine has processes of its own beside the trainers'.
+        # A tensor-parallel engine has its own processes in addition to those of the trainers.
         return parts | {"engine work": work + (RUNTIME_BYTES if self.parts > 1 and not self.apart else 0)}
 
     def _demand(self) -> Demand:
@@ -331,7 +331,7 @@ class _Planner:
     def _built_in_cache(self) -> int:
         """Return the size of the built-in engine's cache.
 
-        It holds at most `rollout.batch_tokens` tokens, and each prompt once for its samples.
+        It holds at most `rollout.batch_tokens` tokens. A prompt is stored once for all of its samples.
         """
         shape: CacheShape = text_cache_shape(self.facts.text, self.recipe.model.dtype)
         r = self.recipe.rollout

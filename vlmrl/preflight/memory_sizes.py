@@ -1,8 +1,8 @@
-"""Sizes in bytes that a memory plan is made of: what one process holds, gathers, keeps and works with.
+"""Sizes of the parts of a memory plan, in bytes, for one process of a run.
 
-Each follows from what the code does: dist/fsdp.py and torch's FSDP2 (which units are gathered, in which type gradients
-are reduced), train/optim.py (masters, moments), model/activation_memory.py (a packed row), rollout/ (caches, engines).
-tests/unit/preflight/test_memory_plan.py counts the tensors of real updates and compares.
+They are derived from the code: dist/fsdp.py and torch's FSDP2 (gathered units, dtype in which gradients are reduced),
+train/optim.py (masters, moments), model/activation_memory.py (a packed row), rollout/ (caches, engines).
+tests/unit/preflight/test_memory_plan.py compares them with the tensors of real updates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vlmrl.model.model_facts import ModelFacts
 
 MASTER_BYTES = GRADIENT_BYTES = 4
-"""Bytes per trained number: float32. With several processes the masters are the parameters themselves."""
+"""Bytes per trained number, which is float32. With several processes, the parameters themselves are the masters."""
 PIXEL_BYTES = 4
 
 
@@ -29,8 +29,8 @@ class PromptLengths:
     """Lengths of the longest prompt and response.
 
     Args:
-        tokens: of the longest prompt known, including its images.
-        image_tokens: image tokens of a prompt, at most.
+        tokens: tokens of the longest known prompt, image tokens included.
+        image_tokens: maximum number of image tokens of a prompt.
         response: tokens of the longest response.
     """
 
@@ -51,7 +51,7 @@ class LargestRow:
         tokens: number of its tokens.
         prompts: number of its prompts.
         trained: number of its response tokens.
-        run: the largest number of tokens that run at once.
+        run: largest number of tokens in one forward pass.
     """
 
     tokens: int
@@ -61,7 +61,7 @@ class LargestRow:
 
 
 def largest_row(loaded: LoadedRecipe, prompts: PromptLengths, sharing: str) -> LargestRow:
-    """Return the largest row under `train.tokens_per_row`."""
+    """Return the largest packed row that `train.tokens_per_row` allows."""
     recipe = loaded.recipe
     is_rl = recipe.kind == "rl"
     samples = recipe.rollout.samples_per_prompt if is_rl else 1
@@ -86,7 +86,7 @@ class Sizes:
     Args:
         shards: number of processes that hold one copy of the model together; 1 = nothing is sharded.
         world: number of processes that train.
-        kernels: of linear attention, "torch" or "fla".
+        kernels: kernels of linear attention, "torch" or "fla".
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Sizes:
 
     @property
     def weights(self) -> int:
-        """Weights that this process holds; with several processes, its shard, with trained numbers in float32."""
+        """Size of the weights in this process. With several processes: its shard, with trained numbers in float32."""
         if self.world == 1:
             return weight_bytes(self.loaded, self.facts)
         frozen = self.facts.total - (0 if self.recipe.lora else self.trained)
@@ -117,7 +117,7 @@ class Sizes:
 
     @property
     def masters(self) -> int:
-        """float32 copies of trained weights; with several processes the weights themselves are float32."""
+        """Size of the float32 copies of trained weights; 0 if the weights themselves are the masters."""
         own = self.world > 1 or self.size == 4 or self.recipe.optim.name == "adamw_bf16_kahan"
         return 0 if own else self.trained * MASTER_BYTES
 
@@ -131,7 +131,7 @@ class Sizes:
 
     @property
     def reference(self) -> int:
-        """Weights of the second model for the KL divergence; with an adapter, the reference is the same model."""
+        """Size of the reference model for the KL divergence; 0 with an adapter, as the base model is the reference."""
         needed = self.recipe.kind == "rl" and self.recipe.lora is None and algorithm_of(self.recipe.algo).kl_coef > 0
         return self.facts.total * self.size // self.shards if needed else 0
 
@@ -139,22 +139,22 @@ class Sizes:
 
     @cached_property
     def layer(self) -> int:
-        """Number of parameters in the largest unit that is gathered by itself; 0 = there is none."""
+        """Number of parameters in the largest FSDP unit that is gathered alone; 0 if there is none."""
         return max((max(sizes) for sizes in self.facts.units.values() if sizes), default=0)
 
     @cached_property
     def root(self) -> int:
-        """Number of parameters in the unit that stays gathered for the whole row."""
+        """Number of parameters in the root unit, which stays gathered during the whole packed row."""
         return self.facts.total - sum(map(sum, self.facts.units.values()))
 
     @property
     def trained_share(self) -> float:
-        """Share of the weights that have a gradient of their own: 1 without frozen parts and adapters."""
+        """Share of the base weights that have gradients: 1 without frozen parts, 0 with an adapter."""
         return 0.0 if self.recipe.lora else self.trained / self.facts.total
 
     @property
     def head_gradient(self) -> int:
-        """Gradient of the output embedding, in the compute type. It exists from the start of a backward pass."""
+        """Size of the output embedding's gradient, in the compute dtype. It exists during a whole backward pass."""
         frozen = self.recipe.lora is not None or "embeddings" in self.recipe.model.freeze
         return 0 if frozen else self.facts.head * self.size
 
@@ -163,13 +163,13 @@ class Sizes:
         return 0 if self.world == 1 else (self.root + 2 * self.layer) * self.size
 
     def layer_gradients(self) -> int:
-        """Return the size of a layer's new gradients, and the previous layer's in float32, on their way to shards."""
-        if self.world == 1:  # one parameter at a time, with its float32 copy
+        """Return the size of a layer's new gradients and the previous layer's float32 ones, which are being reduced."""
+        if self.world == 1:  # gradients exist for one parameter at a time, with a float32 copy
             return 0 if self.recipe.lora else self.facts.largest * (self.size + (4 if self.size == 2 else 0))
         return int(self.layer * self.trained_share * (self.size + GRADIENT_BYTES))
 
     def root_gradients(self) -> int:
-        """Return the size at a backward pass's end: the root's gradients, and their float32 copy being scattered."""
+        """Return the size of the root's gradients, and of their float32 copy, at the end of a backward pass."""
         if self.world == 1:
             return 0
         each = self.size + GRADIENT_BYTES + GRADIENT_BYTES / self.shards
@@ -201,7 +201,7 @@ class Sizes:
         return lora.vision if lora else not {"vision", "connector"} <= set(freeze)
 
     def kept(self) -> int:
-        """Return the size of the activations kept from a row's forward to its backward pass."""
+        """Return the size of the activations that are kept from a row's forward pass to its backward pass."""
         hidden = Widths.of(self.facts.text).hidden
         recomputed = self.recipe.model.gradient_checkpointing
         per_token = hidden * len(self.text) if recomputed is True else sum(layer.kept for layer in self.text)
@@ -228,17 +228,17 @@ class Sizes:
     def vision_work(self) -> int:
         """Return the size of the temporary tensors in the vision tower's backward pass.
 
-        The text model's activations are freed by then.
+        The activations of the text model are already freed then.
         """
         if not self.vision_learns:
             return 0
         return int(self.patches * (self.vision.whole + self.vision.working) * self.size)
 
     def logits(self, device: str, memory_bytes: int) -> int:
-        """Return the size of the logits that exist at once, with everything computed from them."""
+        """Return the size of the logits that exist at once, and of the tensors that are computed from them."""
         from vlmrl.model.head_chunks import head_chunks
 
-        # Half of a device's memory stands for what is free when the sizes are settled.
+        # Estimate: half of the memory is free when a run chooses the size of its chunks.
         chunks = head_chunks(device, memory_bytes // 2)
         return chunks.peak_bytes(self.row.trained, int(self.facts.text.get("vocab_size") or 0))
 
@@ -247,7 +247,10 @@ class Sizes:
         return list(kinds).count("full_attention")
 
     def _copied_keys(self, kept: bool) -> float:
-        """Return how many of the prompt's keys and values a forked row copies for all responses, in all full layers."""
+        """Return the number of key and value elements of prompts that a forked row copies for its responses.
+
+        All layers with full attention are counted; 0 if the row is not forked.
+        """
         if self.facts.sharing != "forked" or not kept:
             return 0.0
         responses = self.row.trained / max(1, self.prompts.response)
@@ -256,7 +259,10 @@ class Sizes:
     # -- generating
 
     def prefill(self) -> int:
-        """Return the working memory of the built-in engine when it reads prompts: a layer at a time, no gradient."""
+        """Return the size of the built-in engine's temporary tensors while it reads prompts, without gradients.
+
+        Only one layer's tensors exist at a time.
+        """
         r, w = self.recipe.rollout, Widths.of(self.facts.text)
         group = self.prompts.tokens + r.samples_per_prompt * self.prompts.response
         prompts = max(1, min(r.prompts_per_step, r.batch_tokens // max(1, group)))

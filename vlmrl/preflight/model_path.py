@@ -1,4 +1,4 @@
-"""First check: whether the model exists and is complete. It imports little, so that the answer comes at once."""
+"""First check: does the model exist, and is it complete? The module imports little, so that the check is fast."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from vlmrl.recipe.load import LoadedRecipe
 
 
 def check_location(loaded: LoadedRecipe, model_files: str | None = None) -> list[Problem]:
-    """Return what is wrong with the model's folder or name: it is missing, or some of its files are.
+    """Return a problem if the model's folder, its name on the hub, or some of its files are missing.
 
     This takes at most a second, except for a hub name that is not in the cache. Nothing of torch is imported.
 
     Args:
-        model_files: as for `preflight`.
+        model_files: see `preflight`.
     """
     model = loaded.recipe.model
     folder = Path(model_files or model.path).expanduser()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ESTIMATED_ROWS = 64
 TEXT_TOKENS = 256
-"""Text tokens of a prompt of which only the limit is known; the remaining tokens count as image tokens."""
+"""Assumed number of text tokens of a prompt if only the limit of its length is known; the rest are image tokens."""
 
 
 def estimate_prompts(loaded: LoadedRecipe, sources: Sequence[Source]) -> PromptLengths:
@@ -31,6 +31,6 @@ def estimate_prompts(loaded: LoadedRecipe, sources: Sequence[Source]) -> PromptL
 
 
 def longest_allowed(loaded: LoadedRecipe) -> PromptLengths:
-    """Return the longest prompt that the recipe allows, nearly all of it images."""
+    """Return the longest prompt that the recipe allows. All but TEXT_TOKENS of its tokens are image tokens."""
     r = loaded.recipe.rollout
     return PromptLengths(r.max_prompt_tokens, max(0, r.max_prompt_tokens - TEXT_TOKENS), r.max_new_tokens)

@@ -1,4 +1,4 @@
-"""Checks of the prompts that rows make: the template, the images, and control tokens typed in the text."""
+"""Checks of rendered prompts: the template, the images, and control tokens that are written in the text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN = 3
 
 
 def named(row: Row, error: VlmrlError) -> tuple[str, str]:
-    """Return (the place of a row, what is wrong with it), as the examples of a problem list it."""
+    """Return (place of the row, error message), for the list of examples in a problem."""
     inside = bool(error.where and row.origin and error.where.startswith(row.origin))
     words = f"{error.message} ({error.hint})" if error.hint and not inside else error.message
     return (error.where or row.place) if inside else row.place, words
@@ -37,9 +37,9 @@ class PromptScan:
     """Scan of a source's prompts, row by row, without reading an image.
 
     Args:
-        encoder: the model's; None = only checks that need no model.
-        learns: whether the rows' responses are learned from, as in `vlmrl sft`.
-        stopped: set when the template cannot be used at all, whatever the row.
+        encoder: encoder of the model; None = only checks that need no model.
+        learns: whether the rows' correct responses are trained on, as in `vlmrl sft`.
+        stopped: True if the template fails for every row; further rows are then not checked.
     """
 
     source: Source
@@ -56,7 +56,7 @@ class PromptScan:
         self._size_problem = lru_cache(maxsize=100_000)(self.encoder.size_problem if self.encoder else _no_problem)
 
     def look(self, row: Row) -> None:
-        """Check one row, unless the template turned out to be unusable."""
+        """Check one row. Do nothing if the template has failed for every row (`stopped`)."""
         if self.stopped:
             return
         self.rows += 1
@@ -91,14 +91,14 @@ class PromptScan:
 
     @property
     def is_sound(self) -> bool:
-        """Whether every row made a prompt (and has a response, where it is learned from)."""
+        """Whether every row so far gave a prompt and, if responses are trained on, a response."""
         return not (self.stopped or self.failed)
 
     def problems(self, where: str) -> list[Problem]:
-        """Return the problems of the rows so far.
+        """Return the problems of the rows that were checked so far.
 
         Args:
-            where: the place of the source in the recipe, for a problem without a place of its own.
+            where: place of the source in the recipe, used if a problem names no place.
         """
         rows = f"{self.rows:,} rows of `{self.source.name}` ({self.source.split})"
         problems = list(self._faults)

@@ -1,4 +1,4 @@
-"""`vlmrl recipe check`: a recipe itself, without its data and its model."""
+"""`vlmrl recipe check`: check of a recipe alone, without its data and its model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vlmrl.recipe.load import load_recipe
 
 
 def check_alone(recipe: str | Path, overrides: Sequence[str]) -> tuple[list[Problem], list[dict[str, Any]]]:
-    """Return (problems of a recipe itself, the task and reward of each `[[data]]` entry); the latter without errors.
+    """Return (problems of a recipe, task and reward of each `[[data]]` entry); the second is [] if there are errors.
 
     Args:
         recipe: a TOML file, or the name of a shipped recipe.

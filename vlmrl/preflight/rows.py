@@ -38,9 +38,9 @@ class Entry:
     """One opened `[[data]]` entry.
 
     Args:
-        where: its place in the recipe.
-        validation: None when it has no validation rows.
-        reward_ok: False when its reward could not be loaded; a stand-in scores then, whose scores mean nothing.
+        where: place of the entry in the recipe.
+        validation: source of its validation rows; None = it has none.
+        reward_ok: False if its reward could not be loaded. A placeholder then scores, and its scores have no meaning.
     """
 
     where: str
@@ -64,8 +64,8 @@ class RowScan:
     Args:
         rows: number of rows in the split.
         seen: number of rows that were read.
-        contents: `row_content` of each row read -> the id of the first row that has it.
-        images: content hashes of the images seen.
+        contents: `row_content` of each row that was read -> id of the first row with this content.
+        images: content hashes of the images of these rows.
         repeated: number of rows whose content equals that of an earlier row.
     """
 
@@ -78,14 +78,14 @@ class RowScan:
 
 
 def problems_in(error: VlmrlError, where: str | None = None) -> list[Problem]:
-    """Return an error as problems; `where` is their place if the error names none."""
+    """Convert an error to problems. `where` is used as their place if the error names no place."""
     if isinstance(error, ProblemsError):
         return list(error.problems)
     return [Problem(error.message, error.where or where, error.hint)]
 
 
 def open_sources(loaded: LoadedRecipe) -> Opened:
-    """Open every `[[data]]` entry, and its validation rows; what cannot be opened becomes a problem."""
+    """Open every `[[data]]` entry and its validation rows; each one that cannot be opened becomes a problem."""
     opened = Opened()
     seen: dict[str, int] = {}
     for i, data in enumerate(loaded.recipe.data):
@@ -103,7 +103,7 @@ def open_sources(loaded: LoadedRecipe) -> Opened:
 
 
 def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> Entry | None:
-    """Open one entry, and its validation rows if the recipe validates; a broken reward does not stop this."""
+    """Open one entry, and its validation rows if the recipe validates, even if its reward cannot be loaded."""
     from vlmrl.tasks.source import open_source, open_validation, scores_responses
 
     train = validation = None
@@ -128,7 +128,7 @@ def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> En
 
 
 def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
-    """Return what is missing for validation: rows to validate on, or the metric `eval.metric`."""
+    """Return a problem if validation is not possible: there are no rows for it, or no metric `eval.metric`."""
     sources = [e.validation for e in opened.entries if e.validation and e.reward_ok]
     settings = loaded.recipe.eval
     if opened.entries and settings.enabled and not any(e.validation for e in opened.entries):
@@ -161,7 +161,7 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
 
 
 def _parts_seen(loaded: LoadedRecipe, source: Source) -> list[str]:
-    """Return the parts of a user's reward for an empty response and for the truth itself; [] where it fails."""
+    """Return the parts that a user's reward returns for an empty response and for the truth as text; [] if it fails."""
     row = source.rows[0]
     texts = ["", *(str(value) for value in row.truth.values())][:2]
     inputs = [responding(source.reward_input(row, text, "stop", 0, ""), text) for text in texts]
@@ -170,9 +170,10 @@ def _parts_seen(loaded: LoadedRecipe, source: Source) -> list[str]:
 
 
 def metric_names(source: Source) -> list[str]:
-    """Return the metrics that an evaluation of this source has (evaluate/metrics.py): task, reward's parts, lengths.
+    """Return the names of the metrics of an evaluation of this source: of the task, the reward's parts and lengths.
 
-    The parts of a user's reward are known only after it has run; those with a weight are named.
+    See evaluate/metrics.py. The parts of a user's reward are known only after it has run. So only its parts with a
+    weight are returned.
     """
     known = dict.fromkeys([*source.reward.ranges, *source.weights])
     outcome = with_accuracy(dict.fromkeys(source.task.measured(source.rows[0].truth)), known, source.reward)
@@ -188,7 +189,7 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
     Reading stops after SCAN_SECONDS; `RowScan.seen` is the number of rows read.
 
     Args:
-        prompts: also checks the prompt of each row.
+        prompts: if given, it also checks the prompt of each row.
     """
     scan = RowScan(len(source.rows))
     bad: list[tuple[str, str]] = []
@@ -208,7 +209,7 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
         scan.images.update(media.sha256 for media in row.media)
         bad += [(row.place, words) for words in source.task.validate(row.truth)]
         if scan.seen == 1 and source.task.unit is not None:
-            source.task.unit(row)  # an error in it shows here, not after a whole evaluation
+            source.task.unit(row)  # so that an error is raised now, not after a whole evaluation
         if prompts is not None:
             prompts.look(row)
     if bad:
@@ -243,7 +244,7 @@ def check_overlap(name: str, split: str, train: RowScan, other: RowScan, where: 
 
 
 def check_images(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list[Problem]:
-    """Decode the images of a sample of rows; also return the notes made while prompts were rendered."""
+    """Decode the images of a sample of rows, and return the problems and the notes from rendering their prompts."""
     bad: list[tuple[str, str]] = []
     for row in sample_rows(source, rows):
         try:
@@ -261,7 +262,7 @@ def check_images(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list
 
 
 def check_traces(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list[Problem]:
-    """Return what `vlmrl sft` lacks: a correct response to learn from in each sampled row."""
+    """Return problems for `vlmrl sft`: sampled rows without a correct response to train on."""
     if source.task.trace is None:
         hint = "give the table a response column ([[data]] columns = {response = ...}), or use a task with traces"
         return [Problem(f"task `{source.task.name}` of `{source.name}` has no responses to learn from", where, hint)]
@@ -281,11 +282,12 @@ def check_traces(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list
 
 @dataclass
 class RewardFacts:
-    """Scores of correct and of empty responses, as means over the sampled rows.
+    """Mean scores of correct and of empty responses over the sampled rows.
 
     Args:
         parts: names of the parts that the reward returned.
-        correct: None when the task cannot write a correct response.
+        correct: mean score of correct responses; None if the task cannot write a correct response.
+        empty: mean score of empty responses; None if it was not measured.
     """
 
     parts: list[str] = field(default_factory=list)
@@ -294,14 +296,15 @@ class RewardFacts:
     problems: list[Problem] = field(default_factory=list)
 
     def take(self, scores: Sequence[Score]) -> None:
-        """Add the names of the parts of these scores."""
+        """Add the names of the parts of `scores` to `parts`."""
         self.parts = sorted({*self.parts, *(part for score in scores for part in score.parts)})
 
 
 def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFacts:
-    """Score the correct response of sampled rows (where the task can write one) and an empty one, strictly.
+    """Score a correct response (if the task can write one) and an empty response to each sampled row.
 
-    A bug in the reward is a problem that names its row. A weight that names no part is a problem, too.
+    A bug in the reward is reported as a problem that names the row. A weight for a part that the reward does not return
+    is a problem, too.
     """
     facts = RewardFacts()
     rows = sample_rows(source, REWARD_ROWS)
@@ -349,7 +352,10 @@ def _readable(source: Source, indices: Sequence[int]) -> Iterator[Row]:
 
 
 def _missing_parts(source: Source, scores: Sequence[Score], where: str) -> list[Problem]:
-    """Return a warning if correct responses lack a weighted part, such as one that was renamed in one place only."""
+    """Return a warning if no correct response has a part that has a weight.
+
+    This happens if the part was renamed in the reward, but not in the weights.
+    """
     returned = {part for score in scores for part in score.parts}
     missing = [part for part, weight in source.weights.items() if weight and part not in returned]
     if not missing:
@@ -364,11 +370,11 @@ def _missing_parts(source: Source, scores: Sequence[Score], where: str) -> list[
 
 
 def _scored(loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Sequence[str], kind: str) -> list[Score]:
-    """Return the scores of a response to each row.
+    """Return the scores of one response per row.
 
     Args:
-        kind: kind of the responses, for messages.
-    Raises: RewardError for a reward that fails, hangs, or scores none of them.
+        kind: kind of the responses, for error messages.
+    Raises: RewardError if the reward fails, hangs, or scores none of the responses.
     """
     inputs: list[RewardInput] = []
     for row, text in zip(rows, texts, strict=True):

@@ -1,4 +1,4 @@
-"""`vlmrl check`: everything wrong with recipe, data and machine at once, and the plan of a run.
+"""`vlmrl check`: all problems of recipe, data and machine in one report, and the plan of a run.
 
 `vlmrl train`, `vlmrl sft` and `vlmrl try` run `quick_look` and then `check_model` before they begin. `vlmrl check` runs
 `preflight`, which makes all checks.
@@ -44,8 +44,8 @@ class Preflight:
 
     Args:
         problems: errors and warnings, in the order they were found.
-        plan: section -> name -> value (JSON): what the run would do and need. A section that could not be worked out is
-            absent; a problem says why.
+        plan: section -> name -> JSON value: numbers of the run and its needs. If a section could not be computed, it is
+            absent, and a problem has the reason.
     """
 
     problems: list[Problem] = field(default_factory=list)
@@ -59,13 +59,16 @@ class Preflight:
 def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
     """Run the checks that take a second or two: rules, names, files, opening the data, some rows and prompts of each.
 
-    Returns: errors and warnings; with errors in the recipe itself nothing is opened.
+    Returns: errors and warnings. If the recipe itself has errors, no data are opened.
     """
     return quick_look(loaded)[0]
 
 
 def quick_look(loaded: LoadedRecipe) -> tuple[list[Problem], PromptLengths | None]:
-    """Return `run_quick_checks`, and the longest of some prompts, estimated without a tokenizer; None = not known."""
+    """Return (result of `run_quick_checks`, estimated length of the longest prompt of a few rows).
+
+    The estimate needs no tokenizer; None = not known.
+    """
     problems = check_recipe(loaded, catalogs()) + machine.check_installed(loaded) + check_loggers(loaded)
     if any(p.level == "error" for p in problems):
         return problems, None
@@ -89,15 +92,15 @@ def check_model(
     target: Target = HERE,
     prompts: PromptLengths | None = None,
 ) -> list[Problem]:
-    """Check the recipe's words on the model's parts, layers and images against its configuration. No weight is read.
+    """Check the recipe's keys about the model (parts, layers, images) against its configuration. No weights are read.
 
     `preflight` includes these checks.
 
     Args:
-        model_files: as for `preflight`.
-        runs_folder: folder of the run that will follow: also check that it fits on its disk; None = no run follows.
-        target: where it is to run.
-        prompts: lengths of the prompts: also check that the run fits into memory; None = not known.
+        model_files: see `preflight`.
+        runs_folder: folder in which a run will follow: its disk space is checked, too; None = no run follows.
+        target: machine that the run is planned for.
+        prompts: lengths of the prompts: if given, memory is checked, too; None = not known.
     """
     recipe = loaded.recipe
     problems = check_location(loaded, model_files)
@@ -133,14 +136,14 @@ def preflight(
     """Check everything. This takes seconds to minutes: every row is read once, and the model's processor is loaded.
 
     Args:
-        model_files: where the model's configuration and processor are, when `model.path` names a run or checkpoint.
-        target: where the run is to run.
-        missing: why there is no such model (`check_location`, or the run store); then the model is not read.
+        model_files: folder of the model's configuration and processor if `model.path` names a run or checkpoint.
+        target: machine that the run is planned for.
+        missing: problems if the model does not exist (from `check_location` or the run store); it is then not read.
     """
     at_model = loaded.where(("model", "path"))
     installed = [] if target.is_elsewhere else machine.check_installed(loaded) + check_loggers(loaded)
     result = Preflight(check_recipe(loaded, catalogs()) + installed + _check_world(loaded, target))
-    if missing:  # the run store's message on a run without a checkpoint says more than "no such folder"
+    if missing:  # `missing` is more precise than "no such folder", such as for a run without checkpoints
         result.problems = [p for p in result.problems if p.where != at_model]
     elif not any(p.level == "error" and p.where == at_model for p in result.problems):
         missing = check_location(loaded, model_files)
@@ -163,7 +166,10 @@ def preflight(
 
 
 def _open_encoder(result: Preflight, loaded: LoadedRecipe, model_files: str | None) -> Encoder | None:
-    """Return the model's processor, and report pixel bounds that it does not use; None with a problem if it fails."""
+    """Return the encoder of the model, and report pixel bounds that its processor ignores.
+
+    If the encoder cannot be made, report a problem and return None.
+    """
     try:
         encoder = tokens.make_encoder(loaded, model_files)
     except VlmrlError as error:
@@ -175,7 +181,7 @@ def _open_encoder(result: Preflight, loaded: LoadedRecipe, model_files: str | No
 
 
 def _check_entry(result: Preflight, loaded: LoadedRecipe, entry: rows.Entry, encoder: Encoder | None) -> bool:
-    """Check one source except the lengths of its prompts. Return whether it has prompts that can be measured."""
+    """Check one source, except the lengths of its prompts. Return whether these can be measured."""
     source, where = entry.train, entry.where
     learns = loaded.recipe.kind == "sft"
     prompts = PromptScan(source, encoder, learns)
@@ -186,7 +192,7 @@ def _check_entry(result: Preflight, loaded: LoadedRecipe, entry: rows.Entry, enc
         others["validation"] = entry.validation
     splits: dict[str, Any] = {}
     for split, other_source in others.items():
-        same = prompts.is_sound  # otherwise the same template fails there, too
+        same = prompts.is_sound  # if not, the same template would fail again
         other = rows.scan_rows(other_source, where, prompts=PromptScan(other_source, encoder) if same else None)
         result.problems += other.problems
         result.problems += rows.check_overlap(source.name, split, scan, other, where)
@@ -214,7 +220,7 @@ def _check_entry(result: Preflight, loaded: LoadedRecipe, entry: rows.Entry, enc
 
 
 def _reward_plan(source: Source, reward: rows.RewardFacts, profile: str) -> dict[str, Any]:
-    # Without weights a reward's `reward` part counts, else each of its parts does (rewards/scorer.py).
+    # Without weights, the part `reward` is the score if it exists, else the sum of all parts is (rewards/scorer.py).
     unweighted = {"reward": 1.0} if "reward" in reward.parts else dict.fromkeys(reward.parts, 1.0)
     own = source.task.profile(profile)[0] if source.task.has_profile(profile) else None
     largest = value_bounds(source.reward, source.weights)[1]
@@ -231,7 +237,7 @@ def _reward_plan(source: Source, reward: rows.RewardFacts, profile: str) -> dict
 
 
 def _accuracy(source: Source, parts: Sequence[str]) -> str | None:
-    """Return in words what the metric `accuracy` of a source is; None if it has none, as far as the parts seen show."""
+    """Describe what the metric `accuracy` of a source measures; None if it has none, judged by the parts in `parts`."""
     if "accuracy" in source.task.measured(source.rows[0].truth) and not source.reward.accuracy_named:
         return f"measured by the task `{source.task.name}`"
     part = accuracy_part(parts, source.reward)
@@ -241,7 +247,7 @@ def _accuracy(source: Source, parts: Sequence[str]) -> str | None:
 def _check_tokens(
     result: Preflight, loaded: LoadedRecipe, entries: Sequence[rows.Entry], encoder: Encoder
 ) -> PromptLengths | None:
-    """Measure prompts with the model's processor. Return the longest; None if no row of any source was measured."""
+    """Measure prompts with the model's processor. Return the longest lengths; None if no row could be measured."""
     longest = images = traces = 0
     for where, source in ((entry.where, entry.train) for entry in entries):
         facts = tokens.measure_tokens(loaded, source, encoder, where)
@@ -282,8 +288,8 @@ def _check_machine(
     """Check the model, the memory and the disk of the machine.
 
     Args:
-        longest: what `_check_tokens` returned. If None, memory is planned for the longest prompt that the recipe
-            allows, and nothing is an error that would not be one for a shorter prompt.
+        longest: result of `_check_tokens`. If None, memory is planned for the longest prompt that the recipe allows.
+            A lack of memory is then not reported, because the real prompts may be shorter.
     """
     from vlmrl.model.model_facts import model_facts
 
@@ -323,7 +329,7 @@ def _check_world(loaded: LoadedRecipe, target: Target) -> list[Problem]:
 
 
 def _check_chosen_engine(loaded: LoadedRecipe) -> list[Problem]:
-    """Return the problems of the engine if it was chosen after the recipe's own checks ran."""
+    """Return the problems of an engine that was chosen automatically, after the checks of the recipe itself."""
     chosen = loaded.origins.get("rollout.engine", "").startswith(AUTO_ORIGIN)
     return list(check_engine(loaded)) if chosen else []
 
@@ -334,5 +340,5 @@ def _check_disk(loaded: LoadedRecipe, runs_folder: Path, facts: ModelFacts) -> t
 
 
 def _was_reported(problem: Problem, already: list[Problem]) -> bool:
-    """Return whether an error at the same place, or with the same words, was reported before."""
+    """Return whether `already` has an error at the same place or with the same message."""
     return any(p.level == "error" and (p.where == problem.where or p.message == problem.message) for p in already)

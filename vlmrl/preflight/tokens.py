@@ -1,4 +1,4 @@
-"""Length of prompts in tokens and size of images after processing, measured with the model's processor on a sample."""
+"""Lengths of prompts in tokens and sizes of processed images, measured on some rows with the model's processor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOKEN_ROWS = 64
 PIXEL_KEYS = ("min_pixels", "max_pixels")
 SAME_AREA = 1.1
-"""An image whose area changes by less than this factor counts as unchanged: sizes are rounded to whole patches."""
+"""Factor on an image's area below which a change counts as none, because sizes are rounded to whole patches."""
 
 
 @dataclass
@@ -28,10 +28,10 @@ class TokenFacts:
     Args:
         prompt_tokens: length of each prompt, including image tokens.
         image_tokens: number of image tokens of each prompt.
-        trace_tokens: length of the correct responses, where the task writes them.
-        images: (stored size, size as the model sees it) of each image, in pixels.
+        trace_tokens: length of each correct response; empty if the task cannot write them.
+        images: (stored size, size after processing) of each image, in pixels.
         problems: prompts and correct responses that are longer than the recipe's limits.
-        failures: rows that could not be encoded. They are no news where the source has an error already.
+        failures: rows that could not be encoded. If the source has an error already, they need no report.
     """
 
     prompt_tokens: list[int] = field(default_factory=list)
@@ -51,9 +51,9 @@ class TokenFacts:
 
 
 def make_encoder(loaded: LoadedRecipe, model_files: str | None) -> Encoder:
-    """Return the encoder of the recipe's model, or of `model_files`; its chat template has been tried once.
+    """Return the encoder of the recipe's model, or of `model_files`, after a trial of its chat template.
 
-    Raises: CheckpointError or DataError when there is no processor to load, or no chat template that can be used.
+    Raises: CheckpointError or DataError if no processor can be loaded, or if the chat template cannot be used.
     """
     from vlmrl.data.encode import Encoder
     from vlmrl.model.load import load_processor
@@ -67,7 +67,7 @@ def make_encoder(loaded: LoadedRecipe, model_files: str | None) -> Encoder:
 
 
 def check_pixels(loaded: LoadedRecipe, encoder: Encoder) -> list[Problem]:
-    """Return warnings about bounds of an image's area that this model's processor does not use."""
+    """Return warnings about limits of the image area in the recipe that this model's processor ignores."""
     if encoder.takes_pixel_bounds:
         return []
     size = dict(getattr(encoder.processor.image_processor, "size", None) or {})
@@ -96,7 +96,7 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
             image_tokens = encoder.count_image_tokens(row)
             if (
                 image_tokens is not None and image_tokens > loaded.recipe.rollout.max_prompt_tokens
-            ):  # too long whatever the text
+            ):  # the images alone are too long
                 facts.prompt_tokens.append(encoder.count_prompt_tokens(row, source.messages(row)))
                 facts.image_tokens.append(image_tokens)
                 continue
@@ -120,7 +120,7 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
 
 
 def histogram(values: list[int], bins: int = 6) -> list[tuple[int, int, int]]:
-    """Return (lowest, highest, count) of each bin over whole numbers; one bin when all are equal."""
+    """Return (lowest, highest, count) of each bin of whole numbers; a single bin if all are equal."""
     low, high = min(values), max(values)
     width = max(1, -(-(high - low + 1) // bins))
     edges = range(low, high + 1, width)

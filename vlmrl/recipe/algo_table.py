@@ -1,6 +1,7 @@
 """The table `[algo]` of a recipe: `name`, and one key for each cell of the algorithm table.
 
-The cells are declared in algo/algorithm.py, with types, ranges, names and help. This file turns them into keys.
+The cells are declared in algo/algorithm.py, with types, ranges, choices and help. This module makes recipe keys from
+them.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ class AlgoRow(RecipeTable):
 
 
 def values_by_row(cell: str) -> dict[str, Any]:
-    """Return the value of a cell in each row, for a recipe that does not set it. Empty if the key is not a cell."""
+    """Return row -> value of the cell if a recipe selects the row and does not set the cell; {} for other keys."""
     return {row: value_in_row(row, cell) for row in ALGORITHMS} if cell in CELLS else {}
 
 
 def _default_words(cell: Cell) -> str:
-    """Return the default in words, "" where the type of the key says it."""
+    """Return the default in words; "" if the type of the key already contains the default."""
     values = {repr(value): value for value in values_by_row(cell.name).values()}
     if not cell.of_row:
         return ""
@@ -42,10 +43,10 @@ def _default_words(cell: Cell) -> str:
 
 
 def _type(cell: Cell) -> Any:
-    """Return the type of the key, with its bounds or names.
+    """Return the type of the recipe key, with its bounds or choices.
 
-    For an open list of names the type is any string: recipe/checks.py compares the name. The JSON Schema has the names
-    nevertheless.
+    For an open list of choices the type is a string, and recipe/checks.py compares its value with the choices. The JSON
+    Schema lists the choices in both cases.
     """
     if cell.range is not None:
         return Annotated[cell.type, bounds(cell.range)]
@@ -55,7 +56,7 @@ def _type(cell: Cell) -> Any:
 
 
 def _key(cell: Cell) -> tuple[Any, Any]:
-    """Return the type of the recipe key and its default: None (the row's value holds), or the default of all rows."""
+    """Return (type, default) of the recipe key. The default is None if the row determines the value."""
     text = f"{cell.description} {_default_words(cell)}".strip()
     value_type = _type(cell) | None if cell.of_row else _type(cell)
     default = None if cell.of_row else cell.default
@@ -65,7 +66,7 @@ def _key(cell: Cell) -> tuple[Any, Any]:
 if TYPE_CHECKING:
 
     class Algo(AlgoRow):
-        """The table `[algo]`. Every cell is an attribute: its value in the recipe, None = the row's."""
+        """The table `[algo]`. Every cell is an attribute: its value in the recipe; None = the row's value is used."""
 
         def __init__(self, name: str = "grpo", **cells: Any) -> None: ...
 

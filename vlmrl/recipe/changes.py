@@ -25,12 +25,13 @@ class Change:
     """Difference between the values of a run and those that it would be resumed with.
 
     Args:
-        what: a dotted key, or words for something that the recipe only names (a reward file).
+        what: a dotted key, or a text for something outside the recipe that it refers to (a reward file).
         old, new: JSON values; None = not set.
-        rule: what a resume may do with it.
-        where: place of the new value in a file; "" = it was not written.
-        diff: unified diff; "" unless both texts are known.
-        unfit: why the checkpoint does not fit this change, of a key whose other changes it fits; "" = it does.
+        rule: rule of the key for a change on resume.
+        where: file and line of the new value; "" = no file sets it.
+        diff: unified diff of the old and the new text; "" if one of them is unknown.
+        unfit: reason why the checkpoint does not fit this value, although other changes of the key are possible; "" =
+            it fits.
     """
 
     what: str
@@ -56,9 +57,9 @@ class Change:
 
 
 def rule_of(key: Key) -> OnResume:
-    """Return the rule of a place in a recipe: its own, or that of the innermost table around it.
+    """Return the rule for changes of a key: its own rule, or that of the innermost table around it.
 
-    Raises: KeyError where neither the key nor a table around it is in the schema.
+    Raises: KeyError when neither the key nor a table around it is in the schema.
     """
     for length in range(len(key), 0, -1):
         if rule := mark_of(field_at(Recipe, key[:length]), OnResume):
@@ -70,10 +71,10 @@ def compare_recipes(old: Mapping[str, Any], loaded: LoadedRecipe, base: Path, hi
     """Return the differences between the recipe of a run and a new one.
 
     Args:
-        old: the values of the run's `resolved.json`; for keys that it lacks see `with_defaults`.
-        base: folder that relative paths of `old` start from. A path that leads to the same file is no change.
-        hidden: text that replaces a secret in `old`, as the whole value or as a part of it. What it replaces cannot be
-            compared; "" = nothing is replaced.
+        old: values in the run's `resolved.json`; for missing keys see `with_defaults`.
+        base: folder to which relative paths in `old` are relative. Two paths to the same file are no change.
+        hidden: text that replaces secrets in `old`, as a whole value or as a part of one. The replaced part is not
+            compared; "" = no text is replaced.
     """
     old, new = with_defaults(old), loaded.resolved["recipe"]
     before, after = dict(leaves(old)), dict(leaves(new))
@@ -93,7 +94,7 @@ def compare_recipes(old: Mapping[str, Any], loaded: LoadedRecipe, base: Path, hi
 
 
 def _rule(key: Key, before: Mapping[Key, Any], after: Mapping[Key, Any]) -> OnResume:
-    """Return the rule of a change. A reward function whose file alone has another path counts as moved."""
+    """Return the rule of a change. If only the path of a reward's file is different, it is the rule for moved files."""
     if key_name(key) not in ("reward.name", "data.reward"):
         return rule_of(key)
     (_, old), (_, new) = (_split(str(values.get(key))) for values in (before, after))
@@ -107,7 +108,7 @@ def _keys(before: Mapping[Key, Any], after: Mapping[Key, Any]) -> Iterator[Key]:
 
 
 def _same(key: Key, old: Any, new: Any, base: Path) -> bool:
-    """Return whether two values mean the same. `{}` is an empty table with names of the user's own: not set."""
+    """Return whether two values mean the same. `{}`, an empty table with names that users choose, means "not set"."""
     if old == new or {repr(old), repr(new)} == {"None", "{}"}:
         return True
     if not is_path_key(key) or not isinstance(old, str) or not isinstance(new, str):

@@ -1,8 +1,7 @@
-"""Rules across keys: values that are allowed one by one and make no sense together, and names that must exist.
+"""Rules about several keys of a recipe: combinations of values that make no sense, and names that must exist.
 
-One small function per rule; each yields problems, and `check_recipe` runs them all. Only small text files are opened
-here (prompt templates, reward sources), and no reward is imported. Rules about rows, tokens and memory are in
-preflight/run.py.
+Each rule is a small function that yields problems, and `check_recipe` runs them all. They open only small text files
+(prompt templates, reward sources) and import no reward. Rules about rows, tokens and memory are in preflight/run.py.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.recipe.toml_lines import Key, dotted
 
 SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""Names that a data source may have."""
+"""Pattern of the names that a data source may have."""
 
 
 @dataclass(frozen=True)
 class Catalogs:
-    """Names that a recipe may use and that packages above this one define. An empty catalog is not checked.
+    """Names that a recipe may use and that are defined in packages of a higher level. An empty catalog is not checked.
 
     Args:
         tasks, rewards: name -> one-line summary.
@@ -62,7 +61,7 @@ def check_recipe(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
 
 
 def check_unprepared(loaded: LoadedRecipe, catalogs: Catalogs) -> list[Problem]:
-    """Check a recipe whose data and model may not exist yet, as `check_recipe` does; a missing one is a warning."""
+    """Check a recipe like `check_recipe`, but report missing data or a missing model as a warning only."""
     missing = {(p.message, p.where) for rule in MADE_ELSEWHERE_RULES for p in rule(loaded)}
     problems = check_recipe(loaded, catalogs)
     return [replace(p, level="warning") if (p.message, p.where) in missing else p for p in problems]
@@ -165,9 +164,9 @@ def _stop_strings(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]
 
 
 def _data_names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    """Find source names that are used twice or have a character that is not allowed.
+    """Find names of data sources that are used twice or contain a character that is not allowed.
 
-    The names that datasets have themselves are compared when they are opened (preflight/rows.py).
+    Names that are stored in the datasets are compared later, when the datasets are opened (preflight/rows.py).
     """
     sources = [data.name or f"{data.path} ({data.split})" for data in loaded.recipe.data]
     for name, count in Counter(sources).items():
@@ -219,7 +218,7 @@ def _reward_used(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("reward", "name")), "remove one of the two", "warning")
     for i, data in enumerate(recipe.data):
         name = data.reward or recipe.reward.name
-        prepared = (Path(data.path) / "dataset.json").is_file()  # such a folder names its task, which has a reward
+        prepared = (Path(data.path) / "dataset.json").is_file()  # its task has a reward
         if name is None and not prepared and data.task in catalogs.tasks_without_reward and recipe.kind == "rl":
             hint = 'set [reward] name = "path/to/file.py:function", or a built-in (`vlmrl recipe list --rewards`)'
             message = f"the task `{data.task}` has no reward of its own and the recipe names none"
@@ -230,7 +229,7 @@ def _reward_used(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 
 def _variants(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    """Find a variant or a reward profile that the entry's task does not have, and a profile that is not used."""
+    """Find variants and reward profiles that the task of a `[[data]]` entry does not have, and unused profiles."""
     profile, where = loaded.recipe.reward.profile, loaded.where(("reward", "profile"))
     tasks = [(data, _task_of(data)) for data in loaded.recipe.data]
     for i, (data, task) in enumerate(tasks):
@@ -247,14 +246,14 @@ def _variants(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 
 def _task_of(data: Data) -> str:
-    """Return the task of an entry: the recipe's, or the prepared folder's own if the recipe names none."""
+    """Return the task of a `[[data]]` entry: as set in the recipe, else the task stored in the prepared folder."""
     file = Path(data.path) / "dataset.json"
     if data.task != "table" or not file.is_file():
         return data.task
     try:
         return str(parse_json(file.read_text(encoding="utf-8"))["task"])
     except (OSError, ValueError, KeyError, TypeError):
-        return data.task  # opening the dataset reports what is wrong with it
+        return data.task  # the error in the folder is reported when the dataset is opened
 
 
 def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -284,7 +283,7 @@ def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 
 def _other_kind(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    """Find keys that this kind of run does not read, if the recipe itself (not its parent) or `--set` sets them."""
+    """Find keys that this kind of run does not read and that the recipe itself (not its parent) or `--set` sets."""
     for key, origin in loaded.origins.items():
         own = origin == "--set" or origin.rpartition(":")[0] == str(loaded.path)
         reader = mark_of(field_at(Recipe, tuple(key.split("."))), ReadBy) if own else None
@@ -311,7 +310,7 @@ def _paper(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 
 PLAIN_RULES = (*NUMBER_RULES, *EVAL_RULES, *LORA_RULES, check_engine, *FILE_RULES, check_algo)
-"""Rules that need no catalog."""
+"""Rules that need no `Catalogs`."""
 RULES: tuple[Rule, ...] = (
     _filtered_sampling,
     _clip_bounds,

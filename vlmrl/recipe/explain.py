@@ -1,4 +1,4 @@
-"""Help of recipe keys, the JSON Schema, the list of recipes, and a loaded recipe as TOML."""
+"""Help of recipe keys, JSON Schema, list of recipes, and output of a loaded recipe as TOML."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class Explained:
 
     Args:
         key: dotted name without list positions.
-        help: its documentation, one paragraph.
-        type: in words.
-        default: its default as JSON; None = it has no default, or the default is "not set".
-        required: whether it must be written.
-        range: bounds in words; "" = none.
-        choices: the only values allowed; empty = any.
-        keys: of a table, its keys.
-        uses: where shipped recipes set it.
-        by_row: of a key of `[algo]` whose default depends on the row `algo.name`: row -> default; else empty.
-        on_resume: what a resume may do with it, {"kind", "reason", "restarts"}; None for a table.
-        run_kind: "rl" or "sft", the only kind of run that reads it; "" = both.
+        help: its help text, one paragraph.
+        type: its type, in words.
+        default: its default as a JSON value; None = there is no default, or the default is "not set".
+        required: whether a recipe must set it.
+        range: its bounds, in words; "" = no bounds.
+        choices: the only allowed values; empty = any value.
+        keys: keys of a table; empty for a key.
+        uses: places in shipped recipes that set it.
+        by_row: row -> default, for a key of `[algo]` whose default depends on the row `algo.name`; else empty.
+        on_resume: rule for its change on resume, {"kind", "reason", "restarts"}; None for a table.
+        run_kind: the only kind of run that reads it, "rl" or "sft"; "" = both kinds.
     """
 
     key: str
@@ -77,7 +77,7 @@ class Explained:
 def explain(key: str) -> Explained:
     """Return the help of a key (`algo.clip_high`), of a table (`algo`), or of a key without its table (`clip_high`).
 
-    Raises: RecipeError when there is no such key, or several tables have it; the hint names the nearest ones.
+    Raises: RecipeError when there is no such key, or when several tables have one; the hint lists similar keys.
     """
     parts = parse_dotted(key)
     names = [p for p in parts or () if not p.isdigit()]
@@ -88,7 +88,7 @@ def explain(key: str) -> Explained:
     model = table_class(Recipe, tuple(names[:-1]))
     field = model.model_fields.get(names[-1]) if model else None
     if field is None and len(names) > 1:
-        # A name of the user's own, as in `reward.args.x`: explain the key whose value is the table (`reward.args`).
+        # A name that users choose, as in `reward.args.x`: explain the key of its table (`reward.args`).
         outer = table_class(Recipe, tuple(names[:-2]))
         field = outer.model_fields.get(names[-2]) if outer else None
         if field is None or not _is_free(field):
@@ -117,10 +117,10 @@ class ListedRecipe:
     """Recipe in the list of recipes.
 
     Args:
-        name: what a user types.
+        name: name or path that a user types to select the recipe.
         kind: "rl" or "sft"; "base" for a recipe that others extend; "?" if it cannot be read.
-        comment: its first comment.
-        error: why it cannot be read; "" = it can.
+        comment: first comment of the file.
+        error: reason why it cannot be read; "" = it can be read.
     """
 
     name: str
@@ -131,7 +131,7 @@ class ListedRecipe:
 
 
 def list_recipes(folder: Path | None = None) -> list[ListedRecipe]:
-    """Return the shipped recipes, then others in `folder` and in its folder `recipes`; base recipes come last."""
+    """Return the shipped recipes, then those in `folder` and its subfolder `recipes`; base recipes come last."""
     shipped = shipped_folder()
     files = {path.resolve(): str(path.relative_to(shipped).with_suffix("")) for path in sorted(shipped.rglob("*.toml"))}
     if folder is not None:
@@ -173,7 +173,7 @@ def _explained(names: tuple[str, ...], field: FieldInfo) -> Explained:
         default = None
     cell = CELLS.get(names[-1]) if names[0] == "algo" else None
     by_row = values_by_row(cell.name) if cell is not None and cell.of_row else {}
-    if len({repr(value) for value in by_row.values()}) == 1:  # equal in all rows: one default for all
+    if len({repr(value) for value in by_row.values()}) == 1:  # all rows have the same default
         default, by_row = next(iter(by_row.values())), {}
     reader = mark_of(field, ReadBy)
     return Explained(
@@ -262,7 +262,7 @@ def _type_words(annotation: Any) -> str:
 
 
 def _is_more_than_choices(annotation: Any) -> bool:
-    """Return whether a union offers a value beside fixed choices and being left out: a list, true or false."""
+    """Return whether a union has members besides fixed choices and None, such as a list or a bool."""
     if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
         return False
     return any(a is not type(None) and not literal_choices(a) for a in typing.get_args(annotation))
@@ -290,7 +290,7 @@ def toml_lines(loaded: LoadedRecipe, *, origin: bool) -> list[str]:
     """Return a loaded recipe as lines of TOML that load to the same values.
 
     Args:
-        origin: whether to write defaults too, and behind each value where it came from.
+        origin: whether to write defaults too, and the origin of each value as a comment behind it.
     """
     tables: dict[Key, list[str]] = {(): []}
     for key, value in leaves(loaded.resolved["recipe"]):
@@ -310,7 +310,7 @@ def toml_lines(loaded: LoadedRecipe, *, origin: bool) -> list[str]:
 
 
 def diff_recipes(left: LoadedRecipe, right: LoadedRecipe) -> list[dict[str, Any]]:
-    """Return the keys whose values differ: `{"key", "left", "right"}` each, None where a side has no such key."""
+    """Return `{"key", "left", "right"}` for each key whose values differ; None = that recipe does not have the key."""
     values = [{dotted(key): value for key, value in leaves(side.resolved["recipe"])} for side in (left, right)]
     keys = [*values[0], *(key for key in values[1] if key not in values[0])]
     rows = [{"key": key, "left": values[0].get(key), "right": values[1].get(key)} for key in keys]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 NEEDS_TORCH = {"flash-attn", "causal-conv1d"}
-"""Extras whose packages are compiled against the installed torch. By default pip hides torch from such a build."""
+"""Extras with packages that must be compiled against the installed torch. pip hides torch from builds by default."""
 
 
 def install_line(*extras: str) -> str:
-    """Return the command that installs optional dependencies. It runs in a checkout: vlmrl is on no package index.
+    """Return the command that installs extras. It must run in a checkout, because vlmrl is not on a package index.
 
     Example: pip install '.[vllm]' (in vlmrl's checkout)
     """

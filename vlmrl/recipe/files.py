@@ -28,16 +28,16 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def shipped_folder() -> Path:
-    """Return the folder of the shipped recipes: inside the installed package, or at the root of a checkout."""
+    """Return the folder of the shipped recipes: in the installed package, or in the root folder of a checkout."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "shipped_recipes"
     return inside if inside.is_dir() else package.parent / "recipes"
 
 
 def find_recipe(path: str | Path) -> Path:
-    """Return the recipe file that a user names: by a path, or by the bare name of a shipped recipe.
+    """Return the recipe file for a path, or for the bare name of a shipped recipe.
 
-    Raises: RecipeError when there is no such file, or it is a folder.
+    Raises: RecipeError when the file does not exist, or when it is a folder.
     """
     file = Path(path)
     if file.is_file():
@@ -58,7 +58,7 @@ def find_recipe(path: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Layer:
-    """Recipe file as read: its values, and the line of each key."""
+    """Values of one recipe file, and the line of each key."""
 
     file: Path
     text: str
@@ -67,7 +67,7 @@ class Layer:
 
 
 def read_layer(file: Path) -> Layer:
-    """Read one file. Raises: RecipeError when it is not UTF-8 text in TOML, empty or larger than `MAX_RECIPE_BYTES`."""
+    """Read a recipe file. Raises: RecipeError unless it is UTF-8 TOML, not empty, of at most `MAX_RECIPE_BYTES`."""
     text = _read_text(file)
     try:
         raw = parse_toml(text)
@@ -118,7 +118,7 @@ def _syntax_error(file: Path, text: str, message: str) -> RecipeError:
 
 
 def parent_layer(own: Layer) -> list[Layer]:
-    """Return the layer that `extends` names, in a list; empty without `extends`. The key is removed from `own`.
+    """Return the layer of the parent in `extends`, in a list; [] without `extends`. Remove this key from `own`.
 
     Raises: RecipeError when the parent does not exist, is the recipe itself, or has a parent too.
     """

@@ -1,4 +1,4 @@
-"""Search in the recipe's classes: the class of a table, the field of a key, the marks and choices of a field."""
+"""Search in the classes of the schema: class of a table, field of a key, marks and choices of a field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def key_name(key: Key) -> str:
 
 
 def table_class(root: type[BaseModel], table: Key) -> type[BaseModel] | None:
-    """Return the class of the table at a place (list positions are ignored); None where no class describes it."""
+    """Return the class of a table (list positions are ignored); None if the schema has no class for it."""
     model: type[BaseModel] = root
     for part in table:
         if isinstance(part, int):
@@ -35,14 +35,14 @@ def table_class(root: type[BaseModel], table: Key) -> type[BaseModel] | None:
 
 
 def field_at(root: type[BaseModel], key: Key) -> FieldInfo | None:
-    """Return the field of a key (list positions are ignored); None where there is no such key."""
+    """Return the field of a key (list positions are ignored); None if there is no such key."""
     names: Key = tuple(part for part in key if isinstance(part, str))
     model = table_class(root, names[:-1]) if names else None
     return model.model_fields.get(str(names[-1])) if model else None
 
 
 def leaf_fields(root: type[BaseModel], prefix: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:
-    """Yield every key with its field, in the order of the schema; a table of the schema is not a key."""
+    """Yield (key, field) of every key in the order of the schema. A table itself is not a key."""
     model = table_class(root, prefix)
     for name, field in model.model_fields.items() if model else ():
         if table_class(root, (*prefix, name)):
@@ -52,18 +52,18 @@ def leaf_fields(root: type[BaseModel], prefix: Key = ()) -> Iterator[tuple[Key, 
 
 
 def mark_of(field: FieldInfo | None, kind: type[Mark]) -> Mark | None:
-    """Return the mark of this kind in a field's annotation (key_rules.py); None where there is none."""
+    """Return the mark of class `kind` (key_rules.py) in a field's annotation; None if it has none."""
     return next((item for item in field.metadata if isinstance(item, kind)), None) if field else None
 
 
 def marked_keys(root: type[BaseModel], kind: type[Mark]) -> dict[str, Mark]:
-    """Return a mapping from the dotted name of each key that has a mark of this kind to its mark."""
+    """Return dotted key -> mark, for all keys that have a mark of class `kind`."""
     marks = ((key_name(key), mark_of(field, kind)) for key, field in leaf_fields(root))
     return {name: mark for name, mark in marks if mark is not None}
 
 
 def literal_choices(annotation: Any) -> list[Any]:
-    """Return all values that a (nested) `Literal` allows; empty when there is none."""
+    """Return all values that the `Literal` types in an annotation allow; [] if it has no `Literal`."""
     if typing.get_origin(annotation) is typing.Literal:
         return list(typing.get_args(annotation))
     return [c for part in typing.get_args(annotation) for c in literal_choices(part)]

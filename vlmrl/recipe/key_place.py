@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 AUTO_ORIGIN = "auto: "
-"""Start of the origin of a value that the recipe left open (recipe/settle.py); the reason follows."""
+"""Prefix of the origin of a value that the recipe left open (recipe/settle.py). The reason for the value follows it."""
 
 
 @dataclass(frozen=True)
 class KeyPlace:
-    """Place where a value was written: a line of a file, or a `--set`."""
+    """Place where a value is set: a line of a file, or a `--set`."""
 
     file: Path | None
     line: int = 0

@@ -1,6 +1,7 @@
-"""Marks of recipe keys: the rule on resume, the kind of run that reads the key, and whether it names a file.
+"""Marks of recipe keys: rule for a change on resume, kind of run that reads the key, and whether it names a file.
 
-A key carries them in its annotation: `lr: Annotated[Positive, UPDATE] = 1e-6`. Every key has exactly one `OnResume`.
+Marks are written in the annotation of a key: `lr: Annotated[Positive, UPDATE] = 1e-6`. Every key has exactly one
+`OnResume` mark.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ADAPTER = OnResume(
 
 @dataclass(frozen=True)
 class ReadBy:
-    """Mark of a key that one kind of run reads; a recipe of the other kind that sets it gets a warning."""
+    """Mark of a key that only one kind of run reads. A recipe of the other kind gets a warning if it sets the key."""
 
     kind: Literal["rl", "sft"]
 
@@ -58,8 +59,8 @@ class NamesFile:
     """Mark of a key whose value, or whose list of values, may name a file or folder.
 
     Args:
-        or_name: whether the value may also be a plain name (of a task, a split, a reward, a logger). A folder that is
-            called so does not replace it.
+        or_name: whether the value may also be a plain name (of a task, a split, a reward, a logger). Then a plain name
+            is never read as the path of a folder that has the same name.
     """
 
     or_name: bool = False

@@ -1,8 +1,8 @@
 """Loading of recipes: from a TOML file to a valid `Recipe`, with the origin of every value. No torch.
 
-A recipe may name one parent (`extends`), whose keys it overrides one by one; a table with names of the user's own
-(`reward.weights`, `reward.args`, `data.columns`, `paper`) or a list (`[[data]]`, `stop`) replaces the parent's.
-Then `--set` overrides both. All problems are reported at once, with file and line.
+A recipe may name one parent (`extends`), whose keys it overrides one by one. Two kinds of values replace the parent's
+value as a whole: tables with names that users choose (`reward.weights`, `reward.args`, `data.columns`, `paper`), and
+lists (`[[data]]`, `stop`). Then `--set` overrides both files. All problems are reported at once, with file and line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_NAME_BYTES = 255
 """Maximum length of the name of a file or folder, in bytes, on usual file systems."""
 RESOLVED_SCHEMA = 1
 LORA_LR, LORA_LR_ORIGIN = 1e-5, "default with [lora]"
-"""Learning rate of a recipe that has a `[lora]` table and names none."""
+"""Learning rate, and its origin, of a recipe that has a `[lora]` table and sets no learning rate."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class LoadedRecipe:
 
     Args:
         recipe: the values, with defaults filled in and paths resolved.
-        text: the file as given.
-        path: the file.
-        origins: dotted key of every leaf -> "default", "file.toml:12", "--set", or "auto: " and the reason.
-        resolved: what `resolved.json` holds: {"schema", "recipe": every value, "origins"}.
+        text: content of the file.
+        path: path of the file.
+        origins: dotted key of every value -> "default", "file.toml:12", "--set", or "auto: " and the reason.
+        resolved: content of `resolved.json`: {"schema", "recipe": every value, "origins"}.
         parent: the file named by `extends`, or None.
-        places: place -> where it was written; keys that were not written are absent.
-        warnings: choices made while it was read that the user may not have meant.
+        places: key -> file and line, or `--set`, that sets it; keys that are not set are absent.
+        warnings: choices during loading that the user may not have intended.
     """
 
     recipe: Recipe
@@ -64,24 +64,24 @@ class LoadedRecipe:
         return key in self.places
 
     def where(self, *keys: Key) -> str:
-        """Return `file:line` of the first key that was written, else of the nearest table around one, else the file."""
+        """Return `file:line` of the first key that is set, else of the nearest table around a key, else the file."""
         place = next((self.places[k] for k in keys if k in self.places), None) or (
             _nearest_place(self.places, keys[0]) if keys else None
         )
         return place.where if place else str(self.path)
 
     def paths_tried(self, key: Key, value: str) -> list[Path]:
-        """Return the places that a relative path is searched in: its recipe file's folder, then the current one."""
+        """Return the paths that are tried for a relative path: in the recipe file's folder, then in the current one."""
         return _tried(value, self.places.get(key), self.path.parent)
 
 
 def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | None = None) -> LoadedRecipe:
-    """Read, merge, override and validate a recipe. Open no dataset and no model: `recipe.checks` has those rules.
+    """Read, merge, override and validate a recipe. Open no data and no model. Rules about several keys: `checks.py`.
 
     Args:
         path: a TOML file, or the bare name of a shipped recipe.
         overrides: `key=value` texts in the order of the command line; the last one for a key counts.
-        kind: kind of run that the caller starts ("rl" or "sft"); another kind of recipe is an error. None = any.
+        kind: kind of run that the caller starts, "rl" or "sft"; a recipe of the other kind is an error. None = any.
     Raises: RecipeError when the file cannot be read; ProblemsError with all problems in it.
     """
     file = find_recipe(path)
@@ -116,14 +116,14 @@ def reload_recipe(
     kind: str | None = None,
     cwd: Path | None = None,
 ) -> LoadedRecipe:
-    """Load the recipe of a `resolved.json` again, with `--set` on top. All other values and their origins stay.
+    """Load the recipe of a `resolved.json` again, with `--set` on top. All other values and their origins are kept.
 
     Args:
         file: the resolved.json, for errors.
-        text: the recipe as it was given.
-        overrides, kind: as in `load_recipe`. No default is filled in anew: a run keeps those that it began with.
-        cwd: folder in which the run was started; its relative paths are searched for there first.
-    Raises: RecipeError or ProblemsError as `recipe_from_resolved` and `load_recipe`.
+        text: content of the original recipe file.
+        overrides, kind: as in `load_recipe`. Defaults are not applied again: a run keeps the values that it began with.
+        cwd: folder in which the run was started. Relative paths are tried there first.
+    Raises: RecipeError or ProblemsError, see `recipe_from_resolved` and `load_recipe`.
     """
     recipe_from_resolved(resolved, where=str(file))
     raw, earlier = _copy(resolved["recipe"]), dict(resolved.get("origins") or {})
@@ -150,7 +150,7 @@ def _finish(
     kind: str | None,
     first: Path | None = None,
 ) -> tuple[Recipe, list[Problem]]:
-    """Return the recipe of merged values, and warnings. Raises: ProblemsError with all problems."""
+    """Return the recipe for the merged values, and warnings. Raises: ProblemsError with all problems."""
     problems += _odd_values(raw, places, file)
     warnings = _find_paths(raw, places, file.parent, first)
     recipe = _validated(raw, places, file, problems)
@@ -178,11 +178,11 @@ def recipe_from_resolved(resolved: Mapping[str, Any], *, where: str) -> Recipe:
 
 
 def with_defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the values of a `resolved.json` with the defaults of the keys that it lacks.
+    """Return the values of a `resolved.json`, with defaults for missing keys.
 
-    Such a key was added after the file was written. Its default does the same as vlmrl did before the key existed, so
-    the default changes nothing in a run. Values that do not fit the schema, such as those of a newer version, are
-    returned as they are.
+    A missing key was added to the schema after the file was written. Its default means what vlmrl did before the key
+    existed, so adding it changes nothing in a run. Values that do not fit the schema, such as those of a newer version,
+    are returned unchanged.
     """
     try:
         return Recipe.model_validate(values).model_dump(mode="json")
@@ -191,7 +191,7 @@ def with_defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def leaves(value: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Yield every leaf of a recipe's values with its place: scalars, lists of scalars, and empty tables."""
+    """Yield (key, value) of every leaf of a recipe's values: scalars, lists of scalars, and empty tables."""
     for name, inner in value.items():
         key = (*prefix, name)
         if isinstance(inner, Mapping) and inner:
@@ -204,7 +204,7 @@ def leaves(value: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, An
 
 
 def _merge(raw: dict[str, Any], places: dict[Key, KeyPlace], layer: Layer, prefix: Key) -> None:
-    """Write the values of a layer over those of `raw`, and remove the places of the values that it replaces."""
+    """Replace values in `raw` by those of a layer, and remove the places of the replaced values from `places`."""
     target, source = _at(raw, prefix), _at(layer.raw, prefix)
     for name, value in source.items():
         key = (*prefix, name)
@@ -216,7 +216,7 @@ def _merge(raw: dict[str, Any], places: dict[Key, KeyPlace], layer: Layer, prefi
 
 
 def _override(raw: dict[str, Any], places: dict[Key, KeyPlace], text: str, problems: list[Problem]) -> Key | None:
-    """Apply one `--set`. Return the place of its value, or None if it is wrong (then added to `problems`)."""
+    """Apply one `--set`. Return its key; if it is wrong, add a problem to `problems` and return None."""
     parsed = parse_override(text)
     applied = parsed if isinstance(parsed, Problem) else apply_override(raw, parsed)
     if isinstance(applied, Problem):
@@ -231,7 +231,7 @@ def _override(raw: dict[str, Any], places: dict[Key, KeyPlace], text: str, probl
 def _keep_one(
     raw: dict[str, Any], places: dict[Key, KeyPlace], written: Collection[Key], file: Path, problems: list[Problem]
 ) -> list[Key]:
-    """Let a number of steps, or the key that it is counted from, replace the other. Return the replaced keys."""
+    """Remove the earlier of a number of steps and the key that it is counted from. Return the replaced keys."""
     tables = {str(key[0]): raw.get(str(key[0])) for key in written if len(key) == 1}
     where = lambda key: (_nearest_place(places, key) or KeyPlace(file, 1)).where  # noqa: E731
     replaced, conflicts = keep_one(raw, {*written, *written_in(tables)}, where)
@@ -260,7 +260,7 @@ def _copy(value: Any) -> Any:
 
 
 def _drop_none(value: Any) -> None:
-    """Remove keys that are None, as TOML has no null. Then `--set` can add a table that was left out."""
+    """Remove keys whose value is None, because TOML has no null. Then `--set` can add a table that was left out."""
     if isinstance(value, dict):
         for name in [n for n, inner in value.items() if inner is None]:
             del value[name]
@@ -269,7 +269,7 @@ def _drop_none(value: Any) -> None:
 
 
 def _place_of(origin: str) -> KeyPlace | None:
-    """Return the place that an origin names; None for a default and for a value that vlmrl chose."""
+    """Return the place that an origin refers to; None for a default and for a value that vlmrl chose."""
     if origin == "--set":
         return KeyPlace(None, 0, "")
     if origin.startswith(AUTO_ORIGIN):
@@ -279,14 +279,15 @@ def _place_of(origin: str) -> KeyPlace | None:
 
 
 def _odd_values(value: Any, places: Mapping[Key, KeyPlace], file: Path, key: Key = ()) -> list[Problem]:
-    """Find values that TOML allows and a recipe does not.
+    """Find values that are allowed in TOML but not in a recipe.
 
-    They are dates, nan, inf, numbers beyond 64 bits, tables in tables, and paths that no file system allows.
+    They are dates, nan, inf, numbers that do not fit in 64 bits, tables in tables, and paths that no file system
+    allows.
     """
     where = (_nearest_place(places, key) or KeyPlace(file, 1)).where
     if isinstance(value, dict):
         depth = sum(isinstance(part, str) for part in key)
-        is_argument = key[:2] == ("reward", "args")  # an argument may be a table itself, such as aliases
+        is_argument = key[:2] == ("reward", "args")  # the value of an argument may be a table, such as aliases
         if depth > MAX_TABLE_DEPTH + is_argument:
             hint = "use a flat key" + (", or a string that your function parses" if is_argument else "")
             within = " inside a table" * (depth - 1)
@@ -315,9 +316,9 @@ def _odd_values(value: Any, places: Mapping[Key, KeyPlace], file: Path, key: Key
 
 
 def _find_paths(raw: dict[str, Any], places: Mapping[Key, KeyPlace], folder: Path, first: Path | None) -> list[Problem]:
-    """Replace relative paths by those of the files that exist (recipe/paths.py); `first` is searched before all.
+    """Replace relative paths by paths of existing files (recipe/paths.py). `first`: folder that is tried first.
 
-    Returns: a warning for each path that may mean two files.
+    Returns: a warning for each path that may mean either of two files.
     """
     warnings: list[Problem] = []
 
@@ -340,7 +341,7 @@ def _find_paths(raw: dict[str, Any], places: Mapping[Key, KeyPlace], folder: Pat
 
 
 def _tried(value: str, place: KeyPlace | None, folder: Path, first: Path | None = None) -> list[Path]:
-    """Return the places to search for the file of a value, in order: for a `--set` the recipe's folder is last."""
+    """Return the paths to try for the file of a value, in order. For a `--set`, the recipe's folder comes last."""
     file = file_part(value)
     if place is not None and place.file is None:
         return list(dict.fromkeys([*candidates(file, None), *candidates(file, folder)]))

@@ -11,15 +11,16 @@ from vlmrl.recipe.files import parse_toml
 from vlmrl.recipe.toml_lines import Key, dotted, parse_dotted
 
 LISTS_OF_TABLES = ("data",)
-"""Top-level names that are lists: `data.0.path` reaches into the first element."""
+"""Top-level keys that are lists of tables: `data.0.path` is the path in the first element."""
 
 MOST_PARTS = 20
-"""Maximum number of parts of a key. Readers of a recipe recurse once per part; Python stops them at about 1000."""
+"""Maximum number of parts of a key. Code that reads a recipe recurses once per part, and Python's limit is about 1000
+levels."""
 
 
 @dataclass(frozen=True)
 class Override:
-    """Parsed `--set`: the parts of its key, its value, and the text it came from."""
+    """Parsed `--set`: parts of its key, value, and original text."""
 
     parts: tuple[str, ...]
     value: Any
@@ -55,7 +56,7 @@ def parse_override(text: str) -> Override | Problem:
 
 
 def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
-    """Put the value into `raw`, and create missing tables. Return the place of the value, or what is wrong."""
+    """Set the value in `raw`; create missing tables. Return the key of the value, or a problem."""
     where = f"--set {override.text}"
     container: Any = raw
     key: Key = ()
@@ -68,7 +69,7 @@ def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
                 return Problem(f"`{part}` is not a position in the list `{dotted(key)}`", where, hint)
             key = (*key, index)
             if is_last:
-                container[index : index + 1] = [override.value]  # replaces an element, or appends one at the end
+                container[index : index + 1] = [override.value]  # replace an element, or append one at the end
                 return key
             if index == len(container):
                 container.append({})
@@ -85,12 +86,12 @@ def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
 
 
 def _list_index(part: str, length: int) -> int | None:
-    """Return the position that `part` names, None if it names none. `length` means a new element at the end."""
+    """Return the list position that `part` denotes; None if it is none. `length` = a new element at the end."""
     return int(part) if part.isascii() and part.isdigit() and len(part) < 6 and int(part) <= length else None
 
 
 def _value(text: str) -> tuple[Any] | None:
-    """Return the value as a 1-tuple, or None if the text begins like a TOML string, list or table and is not one."""
+    """Return the value in a tuple of one; None if the text begins like a TOML string, list or table but is invalid."""
     try:
         table = parse_toml(f"value = {text}")
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Search for the files that a recipe names: relative paths, and the folders that they are relative to."""
+"""Search for the files of relative paths in a recipe: in several folders, in a fixed order."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _MARKS = marked_keys(Recipe, NamesFile)
 
 
 def is_path_key(key: Key) -> bool:
-    """Return whether the value at this place of a recipe may name a file or folder."""
+    """Return whether the value of this recipe key may be a path of a file or folder."""
     return key_name(key) in _MARKS
 
 
 def names_file(key: Key, value: str) -> bool:
-    """Return whether this value of a path key can name a file or folder, and is not a plain name."""
+    """Return whether this value of a path key is a possible path and not a plain name."""
     mark = _MARKS.get(key_name(key), FILE)
     return bool(value) and (not mark.or_name or "/" in value or "." in value)
 
 
 def candidates(value: str, recipe_folder: Path | None, first: Path | None = None) -> list[Path]:
-    """Return the places that a path of a recipe may mean, the preferred one first; one place if it is absolute.
+    """Return the paths that a relative path in a recipe may mean, the preferred one first; an absolute path alone.
 
     Args:
-        recipe_folder: folder of the recipe file that has the path; None for a `--set`: only the current directory.
-        first: folder that comes before both: the one in which the run was started that is opened again.
+        recipe_folder: folder of the recipe file with the path; None for a `--set`: only the current directory is tried.
+        first: folder that is tried before both, if a run is opened again: the one in which the run was started.
     """
     path = Path(value).expanduser()
     if path.is_absolute():
@@ -40,10 +40,10 @@ def candidates(value: str, recipe_folder: Path | None, first: Path | None = None
 
 
 def locate(value: str, tried: Iterable[Path]) -> tuple[str, list[Path]]:
-    """Return the first path that exists, and all others that exist and are another file or folder.
+    """Return the first existing path, and all other existing paths that lead to a different file or folder.
 
-    The value is returned as it was written if no path exists, or if it leads to the same file from the current
-    directory. `file.py:name` keeps its name.
+    The value is returned unchanged if no path exists, or if it leads to the same file from the current directory. The
+    `:name` of `file.py:name` is kept.
     """
     file, colon, function = value.rpartition(":") if ".py:" in value else (value, "", "")
     existing = [path for path in tried if os.path.exists(path)]
@@ -56,5 +56,5 @@ def locate(value: str, tried: Iterable[Path]) -> tuple[str, list[Path]]:
 
 
 def file_part(value: str) -> str:
-    """Return the file of `file.py:name`, and any other value as it is."""
+    """Return `file.py` for `file.py:name`; return any other value unchanged."""
     return value.rpartition(":")[0] if ".py:" in value else value

@@ -1,4 +1,4 @@
-"""Schema of a recipe: one class per TOML table, strict. The string under a key is its help.
+"""Schema of a recipe: one strict class per TOML table. The string under a key is its help text.
 
 `vlmrl recipe explain KEY` prints that help with type, default and range; `vlmrl recipe schema` prints JSON Schema.
 """

@@ -1,8 +1,8 @@
 """Values that a recipe leaves to the machine, the model or the data: chosen once, when a run begins.
 
-A key of `OPEN` may be left open (`rollout.engine = "auto"`). Before a run begins, `choose` finds a value for each
-open key, and `settle` puts it into the recipe. `resolved.json` then holds the value, and as its origin `auto: ` with
-the reason. A resumed run keeps its values (`keep_settled`), on another machine too.
+A recipe may leave a key of `OPEN` open (`rollout.engine = "auto"`). Before a run begins, `choose` chooses a value for
+each open key, and `settle` puts it into the recipe. `resolved.json` then contains the value, and its origin: `auto: `
+with the reason. A resumed run keeps these values (`keep_settled`), even on another machine.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ OPEN: Mapping[str, Callable[[Recipe], bool]] = {
     "model.dtype": lambda recipe: recipe.model.dtype == "auto",
     "rollout.engine": lambda recipe: recipe.rollout.engine == "auto",
 }
-"""Key -> function that returns whether a recipe leaves it open. The order is that of the choices: a later choice may
-depend on an earlier one."""
+"""Key -> function that returns whether a recipe leaves it open. Values are chosen in this order, because a later choice
+may depend on an earlier one."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Choice:
     """Value of a key that the recipe left open.
 
     Args:
-        key: dotted.
-        value: a JSON value that the schema allows.
-        reason: why, in words for the user; it becomes the origin of the value.
-        problem: warning about it for the user; None = no warning.
+        key: dotted name of the key.
+        value: chosen value, a JSON value that the schema allows.
+        reason: reason for the value, as text for the user; it becomes the value's origin.
+        problem: warning for the user about the choice; None = no warning.
     """
 
     key: str
@@ -54,10 +54,10 @@ def open_keys(recipe: Recipe) -> list[str]:
 
 
 def choose(recipe: Recipe, choosers: Mapping[str, Chooser]) -> list[Choice]:
-    """Choose a value for every open key. Each chooser gets the recipe with the earlier choices in it.
+    """Choose a value for every open key. Each chooser gets the recipe with all earlier choices.
 
     Args:
-        choosers: key of `OPEN` -> the function that chooses its value.
+        choosers: key of `OPEN` -> function that chooses its value.
     """
     choices: list[Choice] = []
     for key in open_keys(recipe):
@@ -81,9 +81,9 @@ def settle(loaded: LoadedRecipe, choices: Sequence[Choice]) -> LoadedRecipe:
 
 
 def keep_settled(loaded: LoadedRecipe, before: Mapping[str, Any]) -> LoadedRecipe:
-    """Return the recipe with the values that a run began with for the keys that are open now and not set by `--set`.
+    """Return the recipe with the run's earlier values for open keys, except those that `--set` sets.
 
-    A key that is not written, neither then nor now, keeps its earlier value too if its default has changed since.
+    A key that was not written then and is not written now also keeps its earlier value if its default has changed.
 
     Args:
         before: the run's `resolved.json`.
@@ -94,7 +94,7 @@ def keep_settled(loaded: LoadedRecipe, before: Mapping[str, Any]) -> LoadedRecip
         table, _, name = key.partition(".")
         is_new = loaded.origins.get(key) == "--set"
         source = COUNTED.get((table, name))
-        if source is not None:  # another number of epochs: the steps are counted anew
+        if source is not None:  # the number of epochs has changed: count the steps again
             is_new = getattr(getattr(loaded.recipe, table), source[1]) != (values.get(table) or {}).get(source[1])
         if not is_new and name in (values.get(table) or {}):
             choice = Choice(key, values[table][name], "")
@@ -104,10 +104,10 @@ def keep_settled(loaded: LoadedRecipe, before: Mapping[str, Any]) -> LoadedRecip
 
 
 def _earlier_defaults(loaded: LoadedRecipe, values: Mapping[str, Any], origins: Mapping[str, Any]) -> list[Choice]:
-    """Return the defaults that a run began with and that differ from today's, for keys that are not written.
+    """Return the defaults of unwritten keys with which a run began, if they differ from the present defaults.
 
     Args:
-        values, origins: of the run's `resolved.json`.
+        values, origins: values and origins in the run's `resolved.json`.
     """
     choices: list[Choice] = []
     for key, value in leaves(loaded.resolved["recipe"]):
@@ -121,7 +121,7 @@ def _earlier_defaults(loaded: LoadedRecipe, values: Mapping[str, Any], origins: 
 
 
 def require_settled(recipe: Recipe) -> None:
-    """Raise a RecipeError if a value is still open: a run needs them all."""
+    """Raise a RecipeError if a key is still open: a run needs all values."""
     keys = open_keys(recipe)
     if keys:
         raise RecipeError(

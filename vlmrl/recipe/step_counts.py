@@ -1,4 +1,4 @@
-"""Numbers of steps that a recipe gives directly, or by a key that they are counted from when a run begins."""
+"""Numbers of steps that a recipe sets directly, or by another key from which they are counted when a run begins."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ COUNTED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("train", "steps"): ("train", "epochs"),
     ("optim", "warmup_steps"): ("optim", "warmup_ratio"),
 }
-"""Key of a number of steps -> key that it is counted from. If the second is set, the first is 0 until it is counted
-(recipe/settle.py)."""
+"""Key of a number of steps -> key from which it is counted. If the second key is set, the first one is 0 until the
+steps are counted (recipe/settle.py)."""
 
 
 def written_in(values: Mapping[Any, Any]) -> set[Key]:
-    """Return the keys of both kinds in `COUNTED` that these values of a recipe contain."""
+    """Return the keys in `COUNTED`, from both sides of it, that these values of a recipe contain."""
     keys = [*COUNTED, *COUNTED.values()]
     return {(table, name) for table, name in keys if isinstance(t := values.get(table), Mapping) and name in t}
 
@@ -25,13 +25,13 @@ def written_in(values: Mapping[Any, Any]) -> set[Key]:
 def keep_one(
     raw: dict[str, Any], written: Collection[Key], where: Callable[[Key], str]
 ) -> tuple[list[Key], list[Problem]]:
-    """Keep one key of each pair of `COUNTED` in `raw`: the one written last replaces the other.
+    """Keep only one key of each pair in `COUNTED`: the one that is written last replaces the other one.
 
     Args:
         raw: values of the recipe; changed in place.
-        written: the keys that a file, or all `--set` together, give.
-        where: place of a key, for messages.
-    Returns: keys that no longer have the value that was written, and an error for each pair of which both are written.
+        written: keys that one file, or all `--set` together, set.
+        where: function that returns the place of a key, for messages.
+    Returns: (keys whose written value is replaced, an error for each pair of which `written` contains both keys).
     """
     replaced: list[Key] = []
     problems: list[Problem] = []
@@ -39,7 +39,7 @@ def keep_one(
         table = raw.get(steps[0])
         if not isinstance(table, dict):
             continue
-        # 0 steps beside the other key are those of a recipe whose steps are not counted yet, and no contradiction.
+        # 0 steps together with the other key are no contradiction: the steps of this recipe are not counted yet.
         if source in written and steps in written and table.get(steps[1]) != 0:
             message = f"`{dotted(steps)}` and `{dotted(source)}` are both set, but each gives the number of steps alone"
             problems.append(Problem(message, where(source), "leave one of the two out"))

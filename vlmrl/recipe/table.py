@@ -1,8 +1,8 @@
-"""Base class of every recipe table, and the types of values that their keys hold.
+"""Base class of all recipe tables, and the types of the keys' values.
 
-Every number has a smallest and a largest value. The limits are far wider than any sensible run needs. They refuse
-values that can only overflow: 4e12 prompts per step, a temperature of 1e-300, a weight of 1e308. `rules/numbers.py` has
-the rules about several numbers together.
+Every number has a smallest and a largest value. The limits are far wider than any sensible run needs. They exclude
+values that would only cause an overflow: 4e12 prompts per step, a temperature of 1e-300, a weight of 1e308. Rules about
+several numbers together are in `rules/numbers.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from vlmrl.key_facts import Range
 from vlmrl.recipe.key_rules import CADENCE, DISPLAY, FILE_OR_NAME
 
 MAX_PIXELS = 100_000_000
-"""Area of the largest image that is decoded, in pixels (data/images.py)."""
+"""Maximum area of an image that is decoded, in pixels (data/images.py)."""
 
 
 def bounds(limits: Range) -> Any:
-    """Return the constraint of a field whose number lies in this range."""
+    """Return the pydantic constraint for a number in this range."""
     return Field(ge=limits.ge, gt=limits.gt, le=limits.le, lt=limits.lt)
 
 
@@ -39,7 +39,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class RecipeTable(BaseModel):
-    """Base of every recipe table: unknown keys are errors, no silent conversion between types."""
+    """Base class of all recipe tables: unknown keys are errors, and types are never converted silently."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, protected_namespaces=()

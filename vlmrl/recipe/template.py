@@ -1,9 +1,9 @@
-"""Prompt templates as text: reading, parsing, and a test of what they can cost. Nothing is rendered here.
+"""Prompt templates as text: reading, parsing, and a check of the cost of rendering. Templates are not rendered here.
 
-A template is an untrusted program. Most templates only put a row's values into a text: `is_plain` is true for them, and
-their time and memory are bounded by the length of the row and of the template. Any other could run for ever or fill the
-memory in one expression (`{{ 'a' * 10 ** 10 }}`), which Python cannot interrupt: template_worker.py renders it in a
-process with limits.
+A template is an untrusted program. Most templates only put a row's values into a text: `is_plain` returns True for
+them, because their time and memory are bounded by the length of the row and of the template. Any other template could
+run forever or fill the memory in one expression (`{{ 'a' * 10 ** 10 }}`), which Python cannot interrupt. So
+template_worker.py renders it in a process with limits.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _FILTERS = (
     "unique",
     "reverse",
 )
-"""Filters whose result is at most a constant factor longer than their input."""
+"""Filters whose result is longer than their input by at most a constant factor."""
 _GROWING_FILTERS = ("join", "tojson")
-"""Filters that may make their input longer by a factor, so that a chain of them grows without bound. Their arguments
-must be short constants."""
+"""Filters that may multiply the length of their input, so that a chain of them has no bound. Their arguments must be
+short constants."""
 _SHORT = 100
-"""Maximum length of such an argument, in characters."""
+"""Maximum length of an argument of `_GROWING_FILTERS`, in characters."""
 _METHODS = (
     "items",
     "keys",
@@ -76,14 +76,14 @@ _READING = (
     "Not",
     "Keyword",
 )
-"""Parts of an expression that read or choose a value."""
+"""jinja2 node types of expressions that only read or select a value."""
 _MAKING = ("List", "Tuple", "Add", "Sub", "Concat")
-"""Parts of an expression whose value is as long as its operands together."""
+"""jinja2 node types of expressions whose value is as long as all operands together."""
 _STEPS = ("Getattr", "Getitem", "Filter", "Call")
 
 
 def make_environment() -> Environment:
-    """Return the sandbox of every prompt template: unknown names are errors, blocks leave no empty lines."""
+    """Return the sandbox for prompt templates: unknown names are errors, and blocks leave no empty lines."""
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -93,10 +93,10 @@ def make_environment() -> Environment:
 
 
 def make_chat_environment() -> Environment:
-    """Return a sandbox like the one that chat templates of models are written for, to measure what rendering one costs.
+    """Return a sandbox similar to that of transformers, to measure the cost of rendering a model's chat template.
 
-    Prompts are made in another one, transformers' own. Unknown names are empty; `{% break %}`, `{% continue %}` and
-    `{% generation %}` are known, and so are `raise_exception` and `strftime_now`.
+    Real prompts are rendered in the sandbox of transformers itself. Unknown names are empty texts. `{% break %}`, `{%
+    continue %}` and `{% generation %}` exist, and so do `raise_exception` and `strftime_now`.
     """
     from datetime import datetime
 
@@ -105,7 +105,7 @@ def make_chat_environment() -> Environment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """Block around the text that the model writes. Its content is rendered as if the block were not there."""
+        """Block around text that the model generates. Its content is rendered as if there were no block."""
 
         tags = {"generation"}
 
@@ -166,26 +166,26 @@ def parse_template(text: str, where: str) -> nodes.Template:
 def is_plain(tree: nodes.Template) -> bool:
     """Return whether the cost of rendering is bounded by the length of the row and of the template.
 
-    A plain template reads values, chooses between them, and loops over the row once. Not plain are arithmetic with
-    long results (`*`, `**`, `%`), macros, loops in loops or over calls, assignments of computed values, chains of
-    filters that grow, and every filter, method and statement that is not listed in this file.
+    A plain template reads values, selects between them, and loops over the row once. A template is not plain if it uses
+    arithmetic with long results (`*`, `**`, `%`), macros, loops inside loops or over calls, assignments of computed
+    values, chains of growing filters, or any filter, method or statement that is not listed in this file.
     """
     return _is_plain(tree, _Scope())
 
 
 class _Scope(NamedTuple):
-    """Surroundings of a part of a template.
+    """Context of a part of a template.
 
     Args:
-        loop: the variables of the loop around it; None = it is in no loop.
-        named: whether it is in an assignment.
+        loop: variables of the loop around the part; None = it is not in a loop.
+        named: whether the part is in an assignment.
     """
 
     loop: frozenset[str] | None = None
     named: bool = False
 
     def is_of_loop(self, node: Any) -> bool:
-        """Return whether a value belongs to the loop's current item: then the whole loop reads each value once."""
+        """Return whether a value is part of the loop's current item, so that the loop reads each value only once."""
         return self.loop is None or type(node).__name__ == "Const" or _root(node) in self.loop
 
 
@@ -199,14 +199,14 @@ def _is_plain(node: Any, scope: _Scope) -> bool:
     if kind in ("Template", "Output", "If") or kind in _READING:
         is_allowed = True
     elif kind == "Compare":
-        # `in` reads a whole value: in a loop it would be read once per item.
+        # `in` reads a whole value, and inside a loop it would do so for each item.
         is_allowed = scope.loop is None or not any(operand.op in ("in", "notin") for operand in node.ops)
     elif kind == "Test":
         is_allowed = node.name != "in"
     elif kind == "Slice":
         is_allowed = scope.loop is None
     elif kind in _MAKING:
-        # An assigned value could be built up, and in a loop a value from outside would be repeated per item.
+        # An assigned value could grow with each assignment, and a loop would repeat a value from outside for each item.
         is_allowed = not scope.named and all(map(scope.is_of_loop, children))
     elif kind == "Filter":
         grows = node.name in _GROWING_FILTERS and _has_growing_filter(node.node)
@@ -237,7 +237,7 @@ def _has_growing_filter(node: Any) -> bool:
 
 
 def _root(node: Any) -> str | None:
-    """Return the name that a chain of attributes, items, filters and calls begins with; None if it is no name."""
+    """Return the variable at the start of a chain of attributes, items, filters and calls; None if there is none."""
     while type(node).__name__ in _STEPS:
         node = node.node
     return node.name if type(node).__name__ == "Name" else None

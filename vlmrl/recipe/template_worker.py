@@ -1,8 +1,8 @@
-"""Process for templates that could run for ever or fill the memory, with limits that the operating system enforces.
+"""Process that renders templates which could run forever or fill the memory; the operating system enforces limits.
 
-It is started with the first such template and ends with the process that started it. A message in either direction is
-8 bytes of length, then JSON of that length. A request is {"number", "source"} to compile, with "names" added to render;
-the answer has the request's number.
+The process is started for the first such template and ends when the process that started it ends. A message in either
+direction consists of its length in 8 bytes, and then JSON of that length. A request to compile is {"number", "source"};
+a request to render also has "names". The answer has the number of its request.
 """
 
 from __future__ import annotations
@@ -25,30 +25,32 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 MAX_CHARACTERS = 1 << 22
-"""Maximum length of the text that a template makes from a row: about a million tokens."""
+"""Maximum length of the text that a template makes from a row, in characters: about a million tokens."""
 CPU_SECONDS = 5
-"""Maximum CPU time of a template on a row, in seconds. An ordinary template takes a thousandth of a second."""
+"""Maximum CPU time of a template for one row, in seconds. An ordinary template takes a thousandth of a second."""
 AVERAGE_CPU_SECONDS = 0.05
-"""Maximum CPU time of a template per row on average, in seconds, beyond CPU_SECONDS for all rows together."""
+"""Maximum average CPU time of a template per row, in seconds. For all rows together, CPU_SECONDS are allowed in
+addition."""
 MEMORY_MB = 1024
-"""Limit of the process's address space, in MiB."""
+"""Maximum address space of the process, in MiB."""
 ANSWER_SECONDS = 120.0
-"""Maximum wall time until an answer, in seconds, start of the process included. An overloaded machine may reach it."""
+"""Maximum wall time until an answer, in seconds, including the start of the process. Only reached on an overloaded
+machine."""
 _LENGTH = struct.Struct(">Q")
-"""Length of a message, in bytes: 8 bytes, big-endian."""
+"""Format of the number of bytes in a message: 8 bytes, big-endian."""
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[5:]; from vlmrl.recipe.template_worker import serve; "
     "serve(*map(int, sys.argv[1:5]))"
 )
-"""Program of the process. Its arguments: those of `serve`, then the import path."""
+"""Python program of the process. Its arguments are those of `serve`, followed by the import path."""
 
 
 class TemplateLimitError(Exception):
-    """Template that exceeds one of the limits; the text says which."""
+    """Error of a template that exceeds a limit; the message contains the limit."""
 
 
 class TemplateInvalidError(Exception):
-    """Template that cannot be compiled. `line`: line of the template; None = unknown."""
+    """Error of a template that cannot be compiled. `line`: line in the template; None = unknown."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
@@ -56,7 +58,7 @@ class TemplateInvalidError(Exception):
 
 
 class TemplateFailedError(Exception):
-    """Exception in a template. `kind`: its class; `missing`: whether the template used a name that does not exist."""
+    """Error for an exception in a template. `kind`: its class. `missing`: whether an unknown name caused it."""
 
     def __init__(self, kind: str, message: str, missing: bool = False) -> None:
         super().__init__(message)
@@ -78,7 +80,7 @@ _OF_JINJA = (
 
 
 def compile_source(environment: Environment, source: str) -> Template:
-    """Compile a template. Raises: TemplateInvalidError (an unknown filter, blocks that are nested too deeply)."""
+    """Compile a template. Raises: TemplateInvalidError (such as unknown filters, too deeply nested blocks)."""
     from jinja2 import TemplateSyntaxError
 
     try:
@@ -90,7 +92,7 @@ def compile_source(environment: Environment, source: str) -> Template:
 
 
 def render_bounded(template: Template, names: Mapping[str, Any]) -> str:
-    """Render a compiled template. Raises: TemplateLimitError or TemplateFailedError, and nothing else."""
+    """Render a compiled template. Raises: only TemplateLimitError or TemplateFailedError."""
     from jinja2 import UndefinedError
 
     pieces: list[str] = []
@@ -116,9 +118,9 @@ class TemplateWorker:
     """Connection to the template process. Threads may share it; it handles one request at a time.
 
     Args:
-        cpu_seconds: limit of the CPU time for a row, in seconds.
-        memory_mb: limit of the whole process's address space, in MiB.
-        chat: whether its templates are chat templates of models, which are written for another sandbox.
+        cpu_seconds: maximum CPU time for one row, in seconds.
+        memory_mb: maximum address space of the whole process, in MiB.
+        chat: whether the templates are chat templates of models, which need another sandbox.
     """
 
     def __init__(self, cpu_seconds: int = CPU_SECONDS, memory_mb: int = MEMORY_MB, *, chat: bool = False) -> None:
@@ -163,7 +165,7 @@ class TemplateWorker:
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         process = self._process
         if process is None or self._owner != os.getpid() or process.poll() is not None:
-            process = self._start()  # also in a forked process, which must not read its parent's answers
+            process = self._start()  # a forked process starts its own too: it must not read its parent's answers
         assert process.stdin is not None and process.stdout is not None
         deadline = time.monotonic() + ANSWER_SECONDS
         try:
@@ -195,18 +197,18 @@ class TemplateWorker:
 
 
 def serve(parent: int, cpu_seconds: int, memory_mb: int, chat: int) -> None:
-    """Answer requests until the pipe closes or the parent dies. This is the main function of the process."""
+    """Answer requests until the pipe is closed or the parent process ends. This is the main function of the process."""
     import resource
 
     from vlmrl.process import die_with_parent
     from vlmrl.recipe.template import make_chat_environment, make_environment
 
     die_with_parent(parent)
-    # Answers go to a copy of the pipe, and what a template prints to nowhere: it cannot mix with an answer.
+    # Answers are written to a copy of the pipe. Output that a template prints is discarded, so it cannot mix with them.
     out = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for limit, maximum in ((resource.RLIMIT_AS, memory_mb << 20), (resource.RLIMIT_CORE, 0)):
-        with contextlib.suppress(ValueError, OSError):  # a lower hard limit of the system stays
+        with contextlib.suppress(ValueError, OSError):  # if the system has a lower hard limit, that limit is kept
             resource.setrlimit(limit, (maximum, maximum))
     environment = make_chat_environment() if chat else make_environment()
     templates: dict[str, Template] = {}
@@ -220,7 +222,7 @@ def serve(parent: int, cpu_seconds: int, memory_mb: int, chat: int) -> None:
         source, answer = request["source"], {"number": request["number"]}
         try:
             if source not in templates:
-                templates.clear()  # only the latest template stays in memory
+                templates.clear()  # only the latest template is kept in memory
                 templates[source] = compile_source(environment, source)
             if "names" in request:
                 rows, seconds_before = cpu_times.get(source, (0, 0.0))

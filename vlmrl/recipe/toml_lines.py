@@ -1,6 +1,6 @@
-"""Line number of each key of a TOML text. tomllib gives values without lines; errors need both.
+"""Line number of each key in a TOML text, for error messages, because tomllib returns values without lines.
 
-The text must be valid for tomllib: the scanner here relies on that and checks nothing itself.
+The text must be valid TOML: the scanner in this module relies on that and does not check it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 Key = tuple["str | int", ...]
-"""Place in a recipe: table and key names, and positions in lists, such as ("data", 0, "path")."""
+"""Key of a recipe as a tuple: names of tables and keys, and positions in lists. Example: ("data", 0, "path")."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
@@ -23,8 +23,8 @@ def key_lines(text: str) -> dict[Key, int]:
 
     Args:
         text: TOML that `tomllib.loads` accepts.
-    Returns: place -> line. A table written by a header has the header's line; one that exists only through dotted keys
-        has the line of the first of them.
+    Returns: key -> line. A table with a header has the header's line. A table that exists only through dotted keys has
+        the line of the first of these keys.
     """
     scanner = _Scanner(text.replace("\r\n", "\n"))
     scanner.document()
@@ -42,17 +42,17 @@ def parse_dotted(text: str) -> tuple[str, ...] | None:
 
 
 def dotted(key: Key) -> str:
-    """Return a place as a user types it: `data.0.path`; parts that are not bare keys are quoted."""
+    """Return a key as a user types it, such as `data.0.path`; parts that are not bare TOML keys are quoted."""
     return ".".join(str(p) if isinstance(p, int) or _BARE_KEY.fullmatch(p) else f'"{p}"' for p in key)
 
 
 class _Scanner:
-    """Scanner that walks over the text once.
+    """Scanner that reads the text once, from start to end.
 
     Attributes:
         at: the position in the text.
-        lines: place -> line, for all places so far.
-        counts: list of tables -> number of its elements so far.
+        lines: key -> line, for all keys so far.
+        counts: key of a list of tables -> number of its elements so far.
     """
 
     def __init__(self, text: str) -> None:
@@ -74,7 +74,7 @@ class _Scanner:
             self._skip(_BLANK)
 
     def key(self) -> tuple[str, ...]:
-        """Read a dotted key at the position. Raises: IndexError where there is none, as at the end of the text."""
+        """Read a dotted key at the position. Raises: IndexError if there is none, such as at the end of the text."""
         parts = []
         while True:
             self._skip(_SPACE)
@@ -116,7 +116,7 @@ class _Scanner:
         return place
 
     def _indexed(self, parts: tuple[str, ...], *, last_too: bool) -> Key:
-        """Return a header's name with the newest position in every list of tables that it passes through."""
+        """Return the key of a header, with the newest position inserted after each list of tables in it."""
         place: Key = ()
         for i, part in enumerate(parts):
             place = (*place, part)
@@ -191,7 +191,7 @@ class _Scanner:
         end = start = self.at + 3
         while not self.text.startswith(quote * 3, end):
             end += 2 if quote == '"' and self.text[end] == "\\" else 1
-        while self.text.startswith(quote, end + 3):  # up to two quotes may stand right before the closing three
+        while self.text.startswith(quote, end + 3):  # up to two quotes may directly precede the closing three
             end += 1
         self.at = end + 3
         return self.text[start:end]

@@ -1,4 +1,4 @@
-"""Messages for pydantic's errors: the key as the user typed it, its value, its place, and what to write instead."""
+"""Conversion of pydantic's errors to messages with the key as typed, its value, its place, and a correction."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FOREIGN_KEYS = {
     "micro_batch_size": "train.tokens_per_row",
     "gradient_accumulation_steps": "train.tokens_per_row",
 }
-"""Name of a key in other systems -> its name here. Only for hints: no alias is accepted."""
+"""Name of a key in other systems -> its name here. It is used for hints only; other names are not accepted."""
 
 _LIMITS = {
     "greater_than": ("gt", "greater than"),
@@ -75,7 +75,7 @@ _EXPECTED_TYPES = {
 }
 """Kind of pydantic's error -> the type that was expected, in words."""
 _BRANCHES = ("[key]", "list[", "literal[")
-"""Starts of the names that pydantic gives to parts of a place: dict keys and the branches of a union."""
+"""Prefixes of names that pydantic inserts into the location of an error: for dict keys and members of a union."""
 
 
 def problems_of(
@@ -83,12 +83,12 @@ def problems_of(
     root: type[BaseModel],
     where: Callable[[Key], str | None],
 ) -> list[Problem]:
-    """Return each of pydantic's error records as a `Problem`.
+    """Convert pydantic's error records to `Problem`s.
 
     Args:
-        findings: `ValidationError.errors()`.
+        findings: result of `ValidationError.errors()`.
         root: the class that was validated.
-        where: function from a place to `file:line`; for a missing key it returns that of the table around it.
+        where: function that returns `file:line` of a key; for a missing key, that of the table around it.
     """
     problems = []
     for finding in _without_other_branches(findings):
@@ -99,14 +99,14 @@ def problems_of(
 
 
 def _place(finding: Mapping[str, Any]) -> Key:
-    """Return the place of a finding, without pydantic's names for the branches of a union (`list[str]`)."""
+    """Return the key of an error record, without pydantic's names for members of a union (`list[str]`)."""
     return tuple(p for p in finding["loc"] if not (isinstance(p, str) and p.startswith(_BRANCHES)))
 
 
 def _without_other_branches(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Keep one finding for a value that may be a word or a list.
+    """Keep one error record for a value that may be a fixed word or a list, instead of one per possibility.
 
-    It is the finding about the word if the value is like that word, else the finding about the list.
+    If the value is similar to the word, keep the record about the word, else the record about the list.
     """
     places = [_place(f) for f in findings]
     results = []
@@ -122,7 +122,7 @@ def _without_other_branches(findings: Sequence[Mapping[str, Any]]) -> list[Mappi
 
 
 def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple[str, str | None]:
-    """Return (message, hint) of one finding."""
+    """Return (message, hint) for one error record."""
     kind, value, name = finding["type"], finding.get("input"), dotted(key)
     if kind == "extra_forbidden":
         return _unknown(key, value, root)
@@ -201,7 +201,7 @@ def shown_bound(value: float) -> str:
 
 
 def show(value: Any) -> str:
-    """Return a value as text for a message, with its type if it is a string, table or list; long ones are cut."""
+    """Return a value as text for a message; strings, tables and lists with their type, long texts cut."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -214,7 +214,7 @@ def show(value: Any) -> str:
 
 
 def fields_at(root: type[BaseModel], table: Key) -> list[str]:
-    """Return the keys of a table; empty for a table with names of the user's own and for a place that is no table."""
+    """Return the keys of a table; [] if users choose the names in the table, or if `table` is not a table."""
     model = table_class(root, table)
     return list(model.model_fields) if model else []
 
@@ -225,7 +225,7 @@ def _choices(root: type[BaseModel], key: Key) -> list[str]:
 
 
 def _help_hint(root: type[BaseModel], key: Key) -> str | None:
-    """Return the key's own help with its name; None if it has no help."""
+    """Return a hint with the key's name and its help text; None if it has no help text."""
     field = field_at(root, key)
     if field is None or not field.description:
         return None

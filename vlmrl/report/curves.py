@@ -78,19 +78,19 @@ VALIDATION_TITLES = {
     "truncated": "Truncated (share)",
 }
 LEADING = ("reward", "accuracy")
-"""Validation metrics with a large chart and a place among the headline numbers."""
+"""Validation metrics that get a large chart and are among the headline numbers."""
 TRAINED = {"reward": ("reward/mean", ("reward/low", "reward/high")), "accuracy": ("reward/accuracy", None)}
-"""Training metric, and its interval, for each leading metric."""
+"""Leading metric -> (metric of the train lines, metrics of its interval or None)."""
 
 
 @dataclass(frozen=True)
 class RunCurves:
-    """Lines of one run's metrics.jsonl that count.
+    """Valid lines of one run's metrics.jsonl.
 
     Args:
         label, colour: name and colour of the run on the page.
-        marks: steps at which it was resumed.
-        problem: why metrics could not be read; empty if they could.
+        marks: steps at which the run was resumed.
+        problem: reason why the metrics could not be read; "" if they were read.
     """
 
     label: str
@@ -113,11 +113,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class Headline:
-    """Number of the top row: its first and its last value.
+    """Metric in the top row of the page, with its first and its last value.
 
     Args:
-        interval: of the change, if its rows were compared one by one: [low, high] or [None, None].
-        verdict: the result of this comparison; "" if they were not compared.
+        interval: interval of the change if the same rows were compared in pairs: [low, high]; else [None, None].
+        verdict: result of this comparison; "" if the rows were not compared.
     """
 
     title: str
@@ -133,12 +133,12 @@ class Headline:
 
     @property
     def colour(self) -> str:
-        """`up` (good) or `down` (bad) for a clear change; empty for any other."""
+        """`up` if the change is clearly good, `down` if it is clearly bad, else ""."""
         return {"better": "up", "worse": "down"}.get(self.verdict, "")
 
 
 def read_curves(run: Run, label: str, colour: int) -> RunCurves:
-    """Return the curves of a run. For damaged metrics `problem` is set; nothing is raised."""
+    """Return the curves of a run. If the metrics are damaged, `problem` is set and no error is raised."""
     from vlmrl.errors import StoreError
 
     try:
@@ -154,7 +154,7 @@ def read_curves(run: Run, label: str, colour: int) -> RunCurves:
 
 
 def main_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """Return the charts of reward and accuracy: training lines with validation dots, all runs in one chart."""
+    """Return the charts of reward and accuracy: lines for training and dots for validation, all runs in one chart."""
     charts = []
     for metric in LEADING:
         series = [s for r in runs for s in _leading_series(r, metric)]
@@ -211,12 +211,10 @@ def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 
 
 def headlines(run: RunCurves, changes: Changes = lambda first, last: {}) -> list[Headline]:
-    """Return validation reward and accuracy at the first and the last validation; then training numbers.
-
-    The latter are reward, accuracy or loss.
+    """Return reward and accuracy at the first and the last validation, then those of training, or its loss.
 
     Args:
-        changes: (first step, last step) -> metric -> (paired difference of the validations, its verdict).
+        changes: function (first step, last step) -> metric -> (paired difference of the validations, its verdict).
     """
     result = []
     lines = run.validation
@@ -249,7 +247,7 @@ def mean_value(lines: Sequence[Line], name: str) -> float | None:
 
 
 def _averaged(title: str, values: Sequence[tuple[int, float]]) -> Headline:
-    """Return the means of the first and last tenth of a noisy series (at least one step, at most ten)."""
+    """Return a headline with the means of the first and the last tenth of a noisy series (1 to 10 steps each)."""
     size = min(10, max(1, len(values) // 10))
     first, last = values[:size], values[-size:]
 
@@ -310,7 +308,7 @@ def _series(
 
 
 def _no_rate(line: Line, name: str) -> bool:
-    """Return whether this is the 0 that older versions wrote as the learning rate of a step without an update."""
+    """Return whether the value is 0 only because an older version logged a learning rate of 0 without an update."""
     return name == "optim/lr" and line[name] == 0 and "optim/grad_norm" not in line
 
 
@@ -319,7 +317,7 @@ def _marks(runs: Sequence[RunCurves]) -> list[Mark]:
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
-    """Return the names of the numeric metrics of lines, in order of first appearance."""
+    """Return the names of the numeric metrics in the lines, in order of first appearance."""
     return _ordered(k for n in lines for k, v in n.items() if k not in NOT_METRICS and _finite(v))
 
 

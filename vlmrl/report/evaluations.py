@@ -1,4 +1,4 @@
-"""Evaluations of a report: tables with intervals and paired differences, and the figures of their task."""
+"""Evaluations in a report: tables with intervals and paired differences, and the figures that their tasks define."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from vlmrl.store.evaluated_rows import (
 from vlmrl.store.runs import Run
 
 DIFFERENCES = ("reward", "accuracy", "brier", "parse_failure")
-"""Metrics whose paired difference is shown, with every `accuracy/<level>`."""
+"""Metrics whose paired difference is displayed, besides every `accuracy/<level>`."""
 MAX_FIGURE_COLUMNS = 4
-"""Number of evaluations of a table whose figures are shown."""
+"""Maximum number of evaluations per table whose figures are displayed."""
 
 
 @dataclass(frozen=True)
 class EvalColumn:
-    """One evaluation: a column in the table of its name."""
+    """One evaluation, which is a column of a table."""
 
     label: str
     colour: int
@@ -53,7 +53,7 @@ class EvalColumn:
 def eval_columns(run: Run, label: str, colour: int) -> tuple[list[EvalColumn], list[str]]:
     """Return (columns, problems).
 
-    Of the validations during training, only that of the best (else the last) step counts.
+    Of the validations during training, only the one of the best step (if there is none, of the last step) is used.
     """
     columns: list[EvalColumn] = []
     during: dict[str, EvalColumn] = {}
@@ -68,7 +68,7 @@ def eval_columns(run: Run, label: str, colour: int) -> tuple[list[EvalColumn], l
         if not column.meta.get("during"):
             columns.append(column)
             continue
-        # Names end with the step and are sorted: a later one replaces an earlier one, but never the best.
+        # Names end with the step and are sorted: a later validation replaces an earlier one, but never the best one.
         kind = _kind_of(column)
         if kind not in during or during[kind].meta.get("step") != best:
             during[kind] = column
@@ -108,16 +108,16 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
 
 
 def _rank(table: Mapping[str, Any]) -> tuple[int, bool]:
-    """Return a sort key: tables whose rows say most about new rows first.
+    """Return a sort key: tables whose rows measure best the performance on new rows come first.
 
-    For the same rows, those that `vlmrl eval` made come before those of training.
+    For the same rows, evaluations by `vlmrl eval` come before validations during training.
     """
     metas = [c.meta for c in table["columns"]]
     return max(ROLES.index(role_of(m)) for m in metas), any(m.get("during") for m in metas)
 
 
 def _notes(group: Sequence[EvalColumn]) -> list[str]:
-    """Return what readers must know about the rows of a table, and the method of its intervals."""
+    """Return notes about the rows of a table, such as their role, and the method of its intervals."""
     labels = {c.label: role_label(c.meta) for c in group}
     notes = [f"{name}: {label}." for name, label in labels.items() if label]
     if len(set(labels.values())) == 1:
@@ -133,7 +133,7 @@ def _notes(group: Sequence[EvalColumn]) -> list[str]:
 
 
 def _kind_of(column: EvalColumn) -> str:
-    """Return what evaluations in one table have in common. For validations during training, it is the folder's name."""
+    """Return a key that is equal for evaluations in one table. For validations in training, it is the folder name."""
     meta, sampling = column.meta, column.meta.get("sampling") or {}
     if not meta.get("split") or meta.get("during"):
         return without_step(column.folder.name) + (", during training" if meta.get("during") else "")
@@ -162,7 +162,7 @@ def _figures(group: Sequence[EvalColumn]) -> list[FigureView]:
 
 
 def _differences(group: Sequence[EvalColumn]) -> dict[str, dict[str, Any]]:
-    """Return paired differences of the last evaluation to the first, if they are of two runs and share rows."""
+    """Return paired differences, last evaluation minus first, if they belong to two runs and have common rows."""
     if len(group) < 2 or group[0].label == group[-1].label:
         return {}
     differences = _paired(group[0].folder, group[-1].folder)
@@ -171,7 +171,7 @@ def _differences(group: Sequence[EvalColumn]) -> dict[str, dict[str, Any]]:
 
 
 def _paired(first: Path, last: Path) -> dict[str, dict[str, Any]]:
-    """Return differences of the last evaluation to the first, row by row; {} if one of them cannot be read."""
+    """Return paired differences, last evaluation minus first, by row; {} if one of them cannot be read."""
     try:
         before, after = read_evaluation(first), read_evaluation(last)
     except StoreError:
@@ -180,9 +180,9 @@ def _paired(first: Path, last: Path) -> dict[str, dict[str, Any]]:
 
 
 def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[str, Any], Verdict]]:
-    """Return metric -> (paired difference, its verdict) of the validation at one step to that at another.
+    """Return metric -> (paired difference between the validations at two steps, its verdict).
 
-    It is {} unless the run has one validation source and the rows of both are there.
+    Return {} if the run has several validation sources, or if the rows of one validation are missing.
     """
     folders_by_step: dict[int, list[Path]] = {}
     for folder in layout.eval_dirs(run.dir):

@@ -1,4 +1,4 @@
-"""Figures of evaluations that a task has added, drawn for the page."""
+"""Drawing of the figures that a task adds to its evaluations."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class FigureView:
-    """Figure of the page.
+    """Figure on the page.
 
     Args:
-        svg: the drawing; empty for a table, which has `header` and `rows`.
+        svg: the drawing; "" for a table, which has `header` and `rows`.
         legend: (colour, name) of each line.
-        y: what the vertical axis is.
+        y: title of the vertical axis.
     """
 
     title: str
@@ -33,11 +33,11 @@ class FigureView:
 
 
 def figure_views(kept: Any, label: str, colour: int) -> list[FigureView]:
-    """Return the drawn figures of a summary. In place of one that cannot be read is a sentence that says so.
+    """Return the drawn figures of a summary. A figure that cannot be read is replaced by a sentence about it.
 
     Args:
-        kept: `figures` of a summary.
-        label, colour: those of the run.
+        kept: the value `figures` of a summary.
+        label, colour: label and colour of the run.
     """
     try:
         figures = figures_from_json(kept)
@@ -57,9 +57,9 @@ def figure_views(kept: Any, label: str, colour: int) -> list[FigureView]:
 
 
 def confidence_figures(rows: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the figures of an evaluation whose summary has none, because an earlier version made it.
+    """Return the figures for an evaluation of an earlier version, whose summary has no figures.
 
-    If the answer is a probability, they show the probabilities for rows with label 1, and for rows with label 0.
+    If answers are probabilities, they are histograms: of the answers to rows with label 1, and to rows with label 0.
     """
     texts = ("the label is 1", "the label is 0")
     return figures_to_json(by_label((r["outcome"] for r in rows), texts, "probability of the label 1"))

@@ -1,4 +1,4 @@
-"""Report: one HTML file about one or several runs that contains everything and loads nothing."""
+"""Report about one or several runs: one HTML file that contains all its images and styles and loads no other file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_EVENTS = 40
 
 @dataclass
 class RunView:
-    """Run as the page shows it."""
+    """Content of the page about one run."""
 
     label: str
     colour: int
@@ -56,8 +56,8 @@ class RunView:
 def write_report(runs: Sequence[Run], out: Path) -> dict[str, list[str]]:
     """Write the page, atomically. The folder of `out` is created.
 
-    Returns: run id -> what could not be read, for runs with damage.
-    Raises: StoreError when the page cannot be written.
+    Returns: run id -> sentences about damaged files, for runs that have any.
+    Raises: StoreError if the page cannot be written.
     """
     damage = _damage(runs)
     write_page(out, render_report(runs, damage))
@@ -69,10 +69,10 @@ def _damage(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = None) -> str:
-    """Return the page as text. Missing or damaged parts of a run are shown before everything else of it.
+    """Return the page as text. Missing or damaged parts of a run are listed before its other content.
 
     Args:
-        damage: run id -> sentences of `damage_of`; default: the runs are checked for it.
+        damage: run id -> sentences of `damage_of`; default: the runs are checked here.
     """
     damage = _damage(runs) if damage is None else damage
     album, labels = Album(), run_labels(runs)
@@ -101,13 +101,13 @@ def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = 
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
-    """Return the names of runs on the page, or their ids if a name is missing or not unique."""
+    """Return the labels of runs on the page: their names, or their ids if a name is missing or not unique."""
     names = [run.manifest.name or run.id for run in runs]
     return [name if names.count(name) == 1 else run.id for run, name in zip(runs, names, strict=True)]
 
 
 def recipe_differences(views: Sequence[RunView]) -> list[tuple[str, list[Any]]]:
-    """Return (key, value in each run) of the recipe values that differ between runs; "-" if a run has none."""
+    """Return (key, value in each run) for recipe keys whose values differ; "-" if a run has no such key."""
     if len(views) < 2:
         return []
     recipes = [{key: value for key, value, _ in view.recipe} for view in views]
@@ -117,7 +117,7 @@ def recipe_differences(views: Sequence[RunView]) -> list[tuple[str, list[Any]]]:
 
 
 def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
-    """Return all of a run except its evaluations."""
+    """Return the content of the page about a run, except its evaluations."""
     about, images = redact_value(describe(run)), run_images(run.dir)  # runs of earlier versions may hold secrets
     lines = curves.read_curves(run, label, colour)
     notes = [*about["problems"]]
@@ -153,7 +153,7 @@ def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
 
 
 def _answers(run: Run, images: RunImages, album: Album, notes: list[str]) -> tuple[list[GroupView], str]:
-    """Return answers of the last evaluation, for a run without rollouts (supervised, evaluation), and its name."""
+    """Return (example answers, name) of the last evaluation, for a run without rollouts (`vlmrl sft`, evaluation)."""
     folders = layout.eval_dirs(run.dir)
     if not folders:
         return [], ""
@@ -223,7 +223,7 @@ def _recipe(run: Run, notes: list[str]) -> tuple[list[tuple[str, Any, str]], str
 
 
 def _provenance(run: Run) -> list[tuple[str, str]]:
-    """Return how the run was made, one line each; unknown facts are left out."""
+    """Return (title, text) of the facts about how the run was made; unknown facts are left out."""
     m = run.manifest
     git, gpus = m.git or {}, m.hardware.get("gpus") or ()
     code = f"{str(git.get('commit', ''))[:12]}{' with uncommitted changes (code.diff)' if git.get('dirty') else ''}"

@@ -54,7 +54,7 @@ def _source(name: str) -> str:
 
 
 def number(value: Any) -> str:
-    """Return a number for people: 0.634, 18.6, 1,234, 3e-05; a dash for None and NaN."""
+    """Format a number for readers: 0.634, 18.6, 1,234, 3e-05; a dash for None and NaN."""
     if value is None or not isinstance(value, (int, float)) or not math.isfinite(value):
         return "\u2013"
     if isinstance(value, int):
@@ -66,12 +66,12 @@ def number(value: Any) -> str:
 
 
 def signed(value: float) -> str:
-    """Return `+0.021`, or `-0.004` with a true minus sign."""
+    """Format a number with its sign: `+0.021`, or `-0.004` with a typographic minus sign."""
     return f"{round(value, 3) + 0.0:+.3f}".replace("-", "\u2212")
 
 
 def _final(value: Any) -> Any:
-    """Return a value as a template writes it: control characters of texts are made visible; escaped markup stays."""
+    """Convert a value for output by a template: control characters become visible; escaped markup is not changed."""
     return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
@@ -80,7 +80,7 @@ def _visible(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    """Return a value of a truth, a recipe or a manifest as short JSON; texts bare, lists of texts with commas."""
+    """Format a value as short JSON, but texts without quotes, and lists of texts with commas between them."""
     if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
         return visible(", ".join(value))
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,7 +1,7 @@
-"""Small line charts as inline SVG: axes with round ticks, interval bands, values on hover. No script, no file.
+"""Small charts as inline SVG: axes with round ticks, interval bands, values on hover. They need no script and no file.
 
 Colours come from the page's CSS (`--c0`, `--c1`, ... one per run), so a chart follows the reader's light or dark theme.
-All text is escaped here; a page may contain the results unchanged.
+All text is escaped here, so a page may insert the charts unchanged.
 """
 
 from __future__ import annotations
@@ -18,20 +18,24 @@ WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 34
 NUM_COLOURS = 6
 MAX_POINTS = 400
-"""Maximum number of drawn points of a line; of a longer line, the least and the largest point of each stretch."""
+"""Approximate maximum number of drawn points of a line.
+
+A longer line is divided into equal stretches, and the smallest and the largest value of each stretch are drawn.
+"""
 MAX_HOVERS = 160
 STEP = "step"
 SMOOTH_FROM = 30
-"""A training series with at least so many points also gets a moving mean, and its raw line is faint."""
+"""Minimum number of points for which a training series gets a moving mean; its raw line is then drawn faintly."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Line of a chart. `low`, `high`: its 95% interval, drawn as a band (line) or as whiskers (dots); NaN leaves a gap.
+    """Series of values in a chart. NaN leaves a gap.
 
     Args:
+        low, high: bounds of the 95% interval, drawn as a band around a line, or as whiskers on dots.
         colour: index of the run's colour.
-        dots: marks at the points, for sparse series such as validation.
+        dots: draw a dot at each point, for sparse series such as validation.
         smooth: add a moving mean if there are enough points.
     """
 
@@ -47,7 +51,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """Vertical line for an event at this step. The text is shown on hover."""
+    """Vertical line at the step of an event. The text appears on hover."""
 
     x: float
     text: str
@@ -56,7 +60,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class PlotFrame:
-    """Box that data is drawn into: value ranges, and the size of the drawing."""
+    """Frame of a chart: ranges of the values, size of the drawing, and ticks of both axes."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -89,8 +93,8 @@ def line_chart(
     """Return a chart of series over the step.
 
     Args:
-        line: a horizontal, dashed reference line (a baseline, a published number).
-        axis: what x is. An axis of steps has only whole numbers.
+        line: value of a horizontal, dashed reference line, such as a baseline or a published number.
+        axis: title of the x axis. An axis of steps has only whole numbers.
     Example: line_chart("reward", [Series("train", [0, 1], [0.2, 0.4])])
     """
     drawn = [s for s in series if any(map(math.isfinite, s.y))]
@@ -115,7 +119,7 @@ def line_chart(
 
 
 def interval_bar(value: float, low: float | None, high: float | None, span: tuple[float, float], colour: int) -> Markup:
-    """Return a dot with its interval on a short scale, for table cells. `span`: range of the scale."""
+    """Return a drawing for a table cell: a dot with its interval on a short scale. `span`: range of the scale."""
     width, height, pad = 120, 14, 6
     first, last = span if span[1] > span[0] else (span[0] - 0.5, span[0] + 0.5)
 
@@ -145,9 +149,9 @@ def histogram(
     """Return a chart of the distribution of numbers over equal bins; each bar is a share of its own group.
 
     Args:
-        groups: name of a group -> count of each bin; one group, or two back to back: the second's bars go down.
-        span: the numbers that the bins cover.
-        axis: what the numbers are.
+        groups: name of a group -> count of each bin. With two groups, the bars of the second point down.
+        span: range of the numbers that the bins cover.
+        axis: title of the x axis.
     """
     shares = [[count / max(1, sum(counts)) for count in counts] for counts in groups.values()]
     top = (max(share for group in shares for share in group) or 1.0) * 1.15
@@ -170,7 +174,7 @@ def histogram(
 def _bars(
     text: str, counts: Sequence[int], shares: Sequence[float], frame: PlotFrame, style: str, *, down: bool
 ) -> list[str]:
-    """Return the bars of one group, with their counts on hover."""
+    """Return the bars of one group as SVG; their counts appear on hover."""
     (low, high), bins = frame.x, len(counts)
     edges = [low + (high - low) * i / bins for i in range(bins + 1)]
     _, middle = frame.at(low, 0.0)
@@ -195,12 +199,12 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= 0.75 * rough)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    # i * step, not a running sum: 3 * 0.1 and not 0.1 + 0.1 + 0.1, so that rounding errors do not add up.
+    # i * step instead of a running sum, so that rounding errors do not add up.
     return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(first, last + 1)]
 
 
 def short(value: float) -> str:
-    """Return a number in few characters: 0.25, 1.2k, 3e-05, 4.1M."""
+    """Format a number with few characters: 0.25, 1.2k, 3e-05, 4.1M."""
     if not math.isfinite(value):
         return "-"
     size = abs(value)
@@ -227,7 +231,7 @@ def _frame(series: Sequence[Series], line: float | None, width: int, height: int
     ys += [line] if line is not None else []
     low, high = min(ys), max(ys)
     if high - low < 1e-12 * max(1.0, abs(high)):
-        # A flat line: 10% below and above it; 0 to 1 for a line at 0.
+        # A constant line: the range is 10% below and above it; 0 to 1 for a line at 0.
         pad = abs(high) * 0.1
         low, high = (low - pad, high + pad) if pad else (0.0, 1.0)
     ticks = nice_ticks(low, high)
@@ -254,7 +258,7 @@ def _axes(frame: PlotFrame, axis: str) -> str:
 
 
 def _thin(s: Series) -> list[int]:
-    """Return indices of the points to draw: all, or the least and the largest point of each stretch."""
+    """Return the indices of the points to draw: all, or the smallest and the largest value of each stretch."""
     if len(s.y) <= MAX_POINTS:
         return list(range(len(s.y)))
     size = math.ceil(len(s.y) / (MAX_POINTS / 2))
@@ -267,7 +271,7 @@ def _thin(s: Series) -> list[int]:
 
 
 def _path(points: Sequence[tuple[float, float]], frame: PlotFrame) -> str:
-    """Return `M..L..` through the points; a point that is not finite breaks the line."""
+    """Return an SVG path (`M..L..`) through the points; a point that is not finite leaves a gap."""
     words, pen_down = [], False
     for x, y in points:
         if not math.isfinite(y):
@@ -291,7 +295,7 @@ def _line(s: Series, frame: PlotFrame) -> str:
 
 
 def _band(s: Series, frame: PlotFrame) -> str:
-    """Return the interval as a filled area; each sequence of finite points is an area of its own."""
+    """Return the interval as filled areas, one per sequence of finite points."""
     stretches: list[list[int]] = [[]]
     for i in _thin(s):
         if math.isfinite(s.low[i]) and math.isfinite(s.high[i]):
@@ -321,7 +325,7 @@ def _whiskers(s: Series, frame: PlotFrame) -> str:
 
 
 def _points(s: Series, frame: PlotFrame, axis: str) -> str:
-    """Return the dots of a sparse series, and for every series invisible ones that show a value on hover."""
+    """Return the dots of a sparse series, and invisible dots of any series whose values appear on hover."""
     parts, colour = [], s.colour % NUM_COLOURS
     every = max(1, math.ceil(len(s.y) / MAX_HOVERS))
     for i in range(0, len(s.y), 1 if s.dots else every):

@@ -1,4 +1,4 @@
-"""Findings of `reward-check --probe`, as the page of a reward shows them."""
+"""Findings of `reward-check --probe`, prepared for the page of a reward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """Trick that earned reward, or broke the reward. `earned`: mean reward; None if the reward failed."""
+    """Trick with a finding (see trick_results.py). `earned`: its mean score; None if the reward failed on it."""
 
     name: str
     idea: str
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class ProbeVerdict:
-    """Findings of one kind, their meaning and what to do about them. `mild`: they do not let a policy earn reward."""
+    """Findings of one verdict, its meaning and advice. `mild`: a policy cannot earn undeserved scores by them."""
 
     name: str
     words: str

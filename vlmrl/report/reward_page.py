@@ -1,7 +1,8 @@
-"""Page of `vlmrl reward-check --html`: what a reward pays, with the responses that tell most about it.
+"""Page of `vlmrl reward-check --html`: statistics of a reward's scores, with the most informative responses.
 
-For two rewards, it shows the responses on which they differ most; if tricks were tried, their rewards. Everything that
-comes from a model or a dataset is escaped. Images are inside the page, shrunk and within a budget.
+For two rewards, it lists the responses on which they differ most. If tricks were tried, it lists their scores.
+Everything that comes from a model or a dataset is escaped. The page contains its images, reduced in size and within a
+total limit.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class RowView:
     """Response on the page.
 
     Args:
-        scores: value (None = it failed) and note of each reward: one, or the two that are compared.
-        parts: name -> the part in each score.
-        advantage: under both rewards, if groups are known.
-        artifacts, detail: images that the last reward made, and what else it found.
-        prompt: "" if it is not known.
+        scores: (value, note) by each reward: one reward, or the two that are compared. None = the reward failed.
+        parts: name of a part -> its value in each score.
+        advantage: advantage by each of two rewards; None if the groups are not known or there is one reward.
+        artifacts, detail: images that the last reward made, and the detail that it returned.
+        prompt: the prompt; "" or None if it is not known.
     """
 
     where: str
@@ -56,7 +57,7 @@ class RowView:
 
 @dataclass(frozen=True)
 class Section:
-    """Responses of one kind: a title, a sentence about them, the responses."""
+    """Section of the page with responses of one kind: title, explanation, responses."""
 
     title: str
     sentence: str
@@ -102,7 +103,7 @@ def _title(report: Mapping[str, Any]) -> str:
 
 
 def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[str, Any]]]]:
-    """Return (title, sentence, rows) of each kind of responses that the page shows."""
+    """Return (title, explanation, rows) for each section of responses on the page."""
     errors, stored, disagreements, extremes = (report[k] for k in ("errors", "stored", "disagreements", "extremes"))
     kinds: list[tuple[str, str, Sequence[Mapping[str, Any]]]] = []
     if errors["number"]:
@@ -131,7 +132,7 @@ def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[s
 def _pictures(
     saved: SavedResponses, checked: Checked, rows: Iterable[int], album: Album, notes: list[str]
 ) -> dict[int, list[Picture]]:
-    """Return row -> its images: by reference if a run is known, else from the table's own column."""
+    """Return row -> its images. They are found by reference if the run is known, else in the table's column."""
     if isinstance(saved.reader, TableReader):
         images_of_rows = row_images(saved.reader, rows)
         return {row: [album.add_file(image) for image in images] for row, images in images_of_rows}
@@ -162,7 +163,7 @@ def _view(row: Mapping[str, Any], checked: Checked, pictures: Mapping[int, Seque
 
 
 def _with_findings(view: RowView, score: Score | None, album: Album) -> RowView:
-    """Return the view with the reward's detail and images, if its score is the same as before."""
+    """Return the view with the detail and images from a second scoring, if this gave the same score."""
     if score is None or view.scores[-1][0] != score.value:
         return view
     images = [(visible(name), album.add_file(score.files[media.sha256])) for name, media in score.artifacts.items()]

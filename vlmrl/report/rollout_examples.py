@@ -1,4 +1,4 @@
-"""Choice of the rollouts that a report shows, and their views: groups with images, texts, parts and advantages."""
+"""Choice of example rollouts for a report, and their data: groups with images, texts, parts and advantages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_SAMPLES = 8
 MAX_SIDE = 448
 """Maximum width and height of a shown image, in pixels."""
 MAX_IMAGE_BYTES = 12 * 1024 * 1024
-"""Maximum size of all images of a page together; later ones are left out and counted."""
+"""Maximum size of all images of a page together, in bytes. Further images are left out and counted."""
 MAX_IMAGES = 400
 """Maximum number of different images of a page; decoding more would take too long."""
 TAG = re.compile(r"&lt;/?[A-Za-z][\w-]{0,40}&gt;")
@@ -36,7 +36,7 @@ TAG = re.compile(r"&lt;/?[A-Za-z][\w-]{0,40}&gt;")
 
 @dataclass
 class Picture:
-    """Image of the page. `uri` is empty if it was not found or did not fit; `note` then says why."""
+    """Image on the page. If it was not found or the page has no room for it, `uri` is "" and `note` is the reason."""
 
     key: str
     width: int
@@ -48,7 +48,7 @@ class Picture:
 
 @dataclass
 class Album:
-    """Images of a page: each content once, shrunk to the shown size, as PNG data URIs, within a size budget."""
+    """Images of a page as PNG data URIs, each content once, reduced to the displayed size, within a total limit."""
 
     budget: int = MAX_IMAGE_BYTES
     most: int = MAX_IMAGES
@@ -57,7 +57,7 @@ class Album:
     left_out: int = 0
 
     def add(self, media: Media, images: RunImages) -> Picture:
-        """Return the picture of a reference; it is made at the first call."""
+        """Return the picture of an image reference. It is created at the first call."""
         if media.sha256 not in self.pictures:
             try:
                 content = images.find(media)
@@ -68,9 +68,9 @@ class Album:
         return self._used(media.sha256)
 
     def add_file(self, content: bytes | str) -> Picture:
-        """Return the picture of an image file; it is made at the first call.
+        """Return the picture of an image file. It is created at the first call.
 
-        For a text that says why there is no image, the picture has only this note.
+        If `content` is a text with the reason why there is no image, the picture has only this note.
         """
         if isinstance(content, str):
             return Picture("", 1, 1, note=visible(content))
@@ -80,7 +80,7 @@ class Album:
         return self._used(sha256)
 
     def shared(self) -> list[Picture]:
-        """Return the pictures that are shown more than once: the page holds them once and refers to them."""
+        """Return the pictures that are used several times. The page contains them once and refers to them."""
         return [p for p in self.pictures.values() if p.uri and p.uses > 1]
 
     def _used(self, sha256: str) -> Picture:
@@ -110,7 +110,7 @@ class Album:
 
 @dataclass(frozen=True)
 class SampleView:
-    """Response of a group, as the page shows it."""
+    """Data of one response for the page."""
 
     number: int
     text: Markup
@@ -140,7 +140,7 @@ class TurnView:
 
 @dataclass(frozen=True)
 class GroupView:
-    """Prompt with its images and responses. `why`: what it is an example of."""
+    """Data of one prompt for the page, with its images and responses. `why`: reason for its choice as an example."""
 
     why: str
     title: str
@@ -155,7 +155,7 @@ class GroupView:
 
 @dataclass(frozen=True)
 class StepView:
-    """Examples of one step: its number as users count, and the name of its rollout file."""
+    """Examples of one step. `number`: the step counted from 1. `file`: name of its rollout file."""
 
     number: int
     file: str
@@ -164,9 +164,9 @@ class StepView:
 
 
 def example_steps(run: Run, images: RunImages, album: Album, *, max_steps: int = MAX_STEPS) -> list[StepView]:
-    """Return best, worst, most disagreeing and random groups of steps spread over the run, the last step first.
+    """Return example groups (see `choose_groups`) of steps that are spread over the run, the last step first.
 
-    A step with a damaged rollout file has the `problem` instead of groups.
+    If the rollout file of a step is damaged, the step has a `problem` instead of groups.
     """
     files = run.rollout_files()
     steps = list(files)
@@ -185,9 +185,9 @@ def example_steps(run: Run, images: RunImages, album: Album, *, max_steps: int =
 
 
 def choose_groups(groups: Sequence[Group], *, seed: int) -> list[tuple[str, Group]]:
-    """Return (why, group): the best and the worst mean score, the largest spread within a group, and a random one.
+    """Return (reason, group): the best and the worst mean score, the largest spread of scores, and a random group.
 
-    Each group appears once; a group without a score comes first, with its error.
+    Each group is returned at most once. A group without any score comes first, with its error.
     """
     scored = [g for g in groups if _scores(g)]
     unscored = [g for g in groups if g.samples and not _scores(g)]
@@ -209,7 +209,7 @@ def choose_groups(groups: Sequence[Group], *, seed: int) -> list[tuple[str, Grou
 
 
 def view_group(group: Group, why: str, images: RunImages, album: Album) -> GroupView:
-    """Return a group as the page shows it, with its samples from the best to the worst."""
+    """Return the data of a group for the page, with its samples from the best to the worst."""
     ordered = sorted(group.samples, key=lambda s: -s.score.value if math.isfinite(s.score.value) else math.inf)
     shown = ordered if len(ordered) <= MAX_SAMPLES else [*ordered[: MAX_SAMPLES - 2], *ordered[-2:]]
     samples = [_view_sample(s, images, album) for s in shown]
@@ -262,7 +262,7 @@ def _turns_of_images(s: ScoredSample) -> list[Turn]:
 
 
 def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Album, count: int = 4) -> list[GroupView]:
-    """Return answers of an evaluation: those with the lowest score and some random ones."""
+    """Return example answers of an evaluation: those with the lowest scores, and some random ones."""
     scored = [r for r in rows if r["score"] is not None]
     worst = sorted(scored, key=lambda r: (r["score"], str(r["prompt_id"])))[:count]
     rest = [r for r in scored if not any(r is w for w in worst)]
@@ -291,12 +291,12 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
 
 
 def detail_text(detail: Mapping[str, Any] | None) -> str:
-    """Return the detail of a reward as indented JSON, escaped; "" without any."""
+    """Return the detail of a reward as indented JSON, escaped; "" if there is none."""
     return marked_text(json.dumps(detail, ensure_ascii=False, indent=1)) if detail else ""
 
 
 def marked_text(text: str) -> Markup:
-    """Return text of a model or dataset, escaped, with visible control characters, its tags in `<b>`; cut if long."""
+    """Return a text of a model or dataset, escaped, with visible control characters and tags in bold; cut if long."""
     cut = len(text) - MAX_TEXT
     body = escape(visible(text[:MAX_TEXT]))
     body = Markup(TAG.sub(lambda m: f"<b>{m[0]}</b>", str(body)))
@@ -304,7 +304,7 @@ def marked_text(text: str) -> Markup:
 
 
 def png_uri(content: bytes) -> tuple[str, int, int]:
-    """Return an image file as a PNG data URI, at most MAX_SIDE pixels a side, and its size.
+    """Return (PNG data URI, width, height) of an image file, reduced to at most MAX_SIDE pixels per side.
 
     Raises: see `decode_image`.
     """
@@ -320,7 +320,7 @@ def _key(sha256: str) -> str:
 
 
 def _title(source: str, prompt_id: str) -> str:
-    """Return source and prompt id; ids of prepared datasets begin with the source's name already."""
+    """Return source and prompt id, or the id alone if it begins with the source's name, as in prepared datasets."""
     return prompt_id if prompt_id.startswith(source) else f"{source} {prompt_id}"
 
 
@@ -329,12 +329,12 @@ def _scores(group: Group) -> list[float]:
 
 
 def _mean(group: Group) -> float:
-    """Return the mean score of a group that has one."""
+    """Return the mean score of a group, which must have at least one score."""
     scores = _scores(group)
     return math.fsum(scores) / len(scores)
 
 
 def _spread(group: Group) -> float:
-    """Return the standard deviation of the scores within a group that has any."""
+    """Return the standard deviation of the scores of a group, which must have at least one score."""
     scores, mean = _scores(group), _mean(group)
     return math.sqrt(math.fsum((s - mean) ** 2 for s in scores) / len(scores))

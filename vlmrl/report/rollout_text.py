@@ -1,4 +1,4 @@
-"""Response of a rollout as fields for programs and as lines for people: its author, its score and the reasons."""
+"""Formats of a response: as JSON fields for programs, and as text lines about its authors, score and notes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_DETAIL = 300
 
 
 def sample_fields(scored: ScoredSample) -> dict[str, Any]:
-    """Return a response as JSON values: text, score, parts, note, error, status, and other fields that it has."""
+    """Return a response as JSON values: text, score, parts, note, error, status, and optional fields if present."""
     trajectory, score = scored.trajectory, scored.score
     fields: dict[str, Any] = {
         "sample": trajectory.sample,
@@ -61,7 +61,7 @@ def sample_fields(scored: ScoredSample) -> dict[str, Any]:
 
 
 def sample_lines(fields: Mapping[str, Any]) -> list[str]:
-    """Return lines about `sample_fields` other than the text, the score and the parts; often none."""
+    """Return text lines for the `sample_fields` except text, score and parts; often there are none."""
     lines = []
     if fields["status"] == "unavailable":
         lines.append("not scored: a service that the reward needs was unavailable")
@@ -104,7 +104,7 @@ def group_fields(group: Group, sample: int | None = None) -> dict[str, Any]:
 
 
 def image_lines(group: Mapping[str, Any]) -> list[str]:
-    """Return a line for each image of a prompt: its size as stored and as the model saw it."""
+    """Return one line per image of a prompt: its stored size, and its size after resizing for the model."""
     return [f"image {number}: {_image_words(image)}" for number, image in enumerate(group["images"], start=1)]
 
 

@@ -1,4 +1,4 @@
-"""Behaviour of a reward besides its values: repeatability, independence of rows, time and memory."""
+"""Tests of a reward that do not judge its values: same scores when repeated, rows independent, time and memory."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ STEADY = {
     "order_free": ("the rows in reverse", "keep nothing from one row for the next"),
     "alone": ("a row in a call of its own", "score each row by itself: the algorithm compares the samples of a group"),
 }
-"""Kind of repeated call -> (the call in words, what to do if its scores differ). A sound reward gives equal scores."""
+"""Kind of repeated call -> (description of the call, advice if its scores differ from those of the first call)."""
 TO_KEEP_MEMORY = "keep nothing of a response in a global, a default argument or a cache without a limit"
 ROUNDS = 6
 ROUND_SECONDS = 2.0
-"""Time limit in seconds: a round that takes longer is the last."""
+"""Time limit of a round, in seconds. After a round that takes longer, no further round is run."""
 ALONE = 12
 GROWTH_MIB = 32.0
-"""Growth of memory in MiB over all rounds that any process may show."""
+"""Growth of memory over all rounds that is still considered normal, in MiB."""
 
 
 def behaviour(scorer: Scorer, inputs: Sequence[RewardInput]) -> dict[str, Any]:
-    """Score the same inputs again and again, in another order, and one by one.
+    """Score the same inputs several times, in reverse order, and some of them in a call of their own.
 
-    Returns: `deterministic`, `order_free` (the same in reverse), `alone` (the same in a call of its own): each True, or
-        the first row that differs as {"row", "first", "then"}; `memory_mib`: growth over the rounds, None where it
-        cannot be read; `leaks`: whether that growth continues and is more than GROWTH_MIB; `rounds`.
+    Returns: `deterministic` (equal scores in a second call), `order_free` (equal scores in reverse order) and `alone`
+        (equal scores in a call of their own): each is True, or the first row whose score differs, as {"row", "first",
+        "then"}; `memory_mib`: growth of memory over the rounds, None if memory cannot be read; `leaks`: whether the
+        growth is more than GROWTH_MIB and continues in the second half of the rounds; `rounds`: number of rounds.
     """
     first = scorer.score(inputs)
     again = scorer.score(inputs)
@@ -64,7 +65,7 @@ def behaviour(scorer: Scorer, inputs: Sequence[RewardInput]) -> dict[str, Any]:
 
 
 def troubles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what is wrong with a behaviour, in words, and what to do about it.
+    """Return the problems of a reward's behaviour as (problem, advice).
 
     Args:
         report: result of `behaviour`.
@@ -88,7 +89,7 @@ def milliseconds(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def resident_mib(scorer: Scorer) -> float | None:
-    """Return the resident memory in MiB of the processes that run the reward; None where it cannot be read."""
+    """Return the resident memory in MiB of the processes that run the reward; None if it cannot be read."""
     total = 0
     for pid in scorer.pids():
         try:

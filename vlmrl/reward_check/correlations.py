@@ -1,4 +1,4 @@
-"""Correlations of the score with length, parts and step, and words that became frequent and earn more."""
+"""Correlations of the score with length, parts and step; n-grams that became more frequent and earn higher scores."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from vlmrl.reward_check.statistics import correlation, mean, ranks
 
 
 def correlations(facts: ResponseColumns, scores: Scores, texts: Mapping[int, str]) -> dict[str, Any]:
-    """Return Pearson's and rank correlations (Spearman's) of the score, over the rows that have one.
+    """Return Pearson's and rank correlations (Spearman's) of the score, over the rows that have a score.
 
-    Returns: `length`, `tokens` (None where they are not known) and `step`: {"pearson", "spearman"} each; `cut`: the
-        share of responses that the token limit ended, their mean score and that of the others; `parts`: part -> part ->
-        Pearson's; `ngrams`: see `paid_ngrams`; `by_step`: [step, mean score, mean characters, rank correlation of score
-        and length within the step].
+    Returns: `length` (in characters), `tokens` (None if the numbers of tokens are not known) and `step`: for each,
+        {"pearson", "spearman"} with the score; `cut`: share of responses that the token limit ended, their mean score,
+        and the mean score of all other responses; `parts`: part -> part -> Pearson's correlation; `ngrams`: see
+        `paid_ngrams`; `by_step`: [step, mean score, mean characters, rank correlation of score and length within the
+        step].
     """
     there = ~scores.failed_N
     values, chars = scores.values_N[there], facts.chars_N[there].astype(np.float64)
@@ -41,7 +42,7 @@ def _both(a: Floats, b: Floats) -> dict[str, float | None]:
 
 
 def _between(scores: Scores) -> dict[str, dict[str, float | None]]:
-    """Return Pearson's correlation of every two parts, over the rows to which both apply."""
+    """Return Pearson's correlation of each pair of parts, over the rows to which both parts apply."""
     table: dict[str, dict[str, float | None]] = {}
     names = list(scores.parts)
     for i, one in enumerate(names):

@@ -1,6 +1,7 @@
-"""N-grams that became frequent and earn more: they spread over a run and correlate with the score. The work is bounded.
+"""N-grams that became more frequent during a run and that correlate with the score.
 
-Text without spaces between words (Chinese, Thai, a long run of digits) is split into characters.
+Text without spaces between words (Chinese, Thai, a long sequence of digits) is split into characters. The constants
+below limit the work.
 """
 
 from __future__ import annotations
@@ -19,28 +20,37 @@ from vlmrl.reward_check.scores import Floats, Ints, Scores
 from vlmrl.reward_check.texts import joins_words
 
 WORD = re.compile(r"[^\W_]+|</?[A-Za-z][^<>\s]{0,40}>")
-"""A word, or a tag as one word."""
+"""Pattern of one word. A tag such as `<answer>` is one word, too."""
 MAX_WORDS = 400
-"""Maximum number of words of a response, from its start; a character of text without spaces counts as a word."""
+"""Maximum number of words that are read from a response, from its start.
+
+In text without spaces, each character counts as a word.
+"""
 MAX_NGRAM = 3
 MAX_CHARACTERS = 8
 """Length of the longest n-gram of characters."""
 LONGEST_WORD = 24
 """Maximum length of a word, in characters; longer words are split into characters."""
 MIN_TEXTS = 20
-"""Minimum number of texts with an n-gram."""
+"""Minimum number of texts that contain an n-gram; rarer n-grams are ignored."""
 MIN_PROMPTS = 8
-"""Minimum number of prompts that have texts both with and without an n-gram."""
+"""Minimum number of prompts with texts that contain an n-gram and texts that do not; other n-grams are ignored."""
 MOST = 15
 MIN_Z = 4.0
-"""Minimum number of standard errors of both the rise and the pay of an n-gram that is reported. Among some 100,000
-n-grams of honest text, 4 in both at once are not expected.
+"""Threshold for a report, in standard errors: an n-gram's rise in frequency and its extra score must both exceed it.
+
+Among about 100,000 n-grams of honest text, no n-gram is expected to exceed 4 in both.
 """
 
 
 @dataclass(frozen=True)
 class Holders:
-    """Texts that contain each n-gram: pairs (gram, text), each once. `words` returns the words of an n-gram."""
+    """Texts that contain each n-gram, as P distinct pairs of an n-gram and a text.
+
+    Args:
+        number: number of n-grams.
+        words: returns the words of an n-gram.
+    """
 
     gram_P: Ints
     text_P: Ints
@@ -51,18 +61,20 @@ class Holders:
 def paid_ngrams(facts: ResponseColumns, scores: Scores, texts: Mapping[int, str]) -> dict[str, Any]:
     """Return the n-grams whose frequency rose over the run and that correlate with the score.
 
-    An n-gram has 1 to 3 words, or 1 to 8 characters of text without spaces. Each has the number of its texts (`texts`),
-    its share in the first and in the last third of the steps, and how much more texts with it are paid than texts
-    without it (`pays`). Pay is compared among the samples of one prompt, and the rise between prompts. So a score that
-    rises with training or a name that belongs to a prompt cannot look paid. (Where each row is a prompt of its own, the
-    texts of a step are compared, and a name that occurs in easy prompts can look paid.) Rise and pay must both be MIN_Z
-    standard errors above zero.
+    An n-gram has 1 to 3 words, or 1 to 8 characters of text without spaces. The scores of texts with and without an
+    n-gram are compared only between samples of one prompt. Its frequencies are compared between prompts of the first
+    and the last third of the steps. So an n-gram is not reported only because all scores rise during training, or
+    because it belongs to an easy prompt. (If every row has a different prompt, the texts of a step are compared
+    instead; then a name that occurs in easy prompts can be reported.) The rise in frequency and the extra score must
+    both be MIN_Z standard errors above zero.
 
     Args:
-        texts: row of the input -> response: the sample that is examined, with whole groups.
-    Returns: `texts` (how many), `thirds` (whether there are steps to compare), `found`: the n-grams by rise times pay,
-        the largest first; of n-grams that are in the same texts, the longest alone. `unit` of each: words or
-        characters.
+        texts: row of the input -> response: a sample of all responses, with whole groups.
+    Returns: `texts`: number of texts; `thirds`: whether there are several steps to compare; `found`: the n-grams,
+        sorted by rise times extra score, the largest first. If several n-grams occur in the same texts, only the
+        longest is kept. Each n-gram has `texts`: number of texts that contain it; `first` and `last`: its share in the
+        first and the last third of the steps; `pays`: mean score of texts with it minus that of texts without it;
+        `unit`: words or characters.
     """
     at = np.flatnonzero(np.isin(facts.rows_N, np.asarray(list(texts), dtype=np.int64)) & ~scores.failed_N)
     third_D = _thirds(facts.steps_N[at])
@@ -82,15 +94,16 @@ def paid_ngrams(facts: ResponseColumns, scores: Scores, texts: Mapping[int, str]
 
 @dataclass(frozen=True)
 class TextsByPrompt:
-    """Texts by prompt: D texts of C prompts (each text its own prompt where the prompts are not known).
+    """D texts grouped by their C prompts. If the prompts are not known, each text counts as a prompt of its own.
 
     Args:
         prompt_D: prompt of each text.
         size_C: number of texts of each prompt.
-        third_C: third of the steps that a prompt is in.
-        rest_D: score minus the mean of the texts it is compared with: those of its prompt, else those of its step.
-        stratum_D: index of the set of texts that a text is compared with.
-        size_S: number of texts of each stratum.
+        third_C: third of the steps in which a prompt was used: 0, 1 or 2.
+        rest_D: score of a text minus the mean score of its stratum.
+        stratum_D: stratum of a text: the set of texts that it is compared with. These are the texts of its prompt, or
+            those of its step if every prompt has a single text.
+        size_S: number of texts of each of the S strata.
     """
 
     prompt_D: Ints
@@ -114,10 +127,10 @@ class WordSequence:
     """Words of texts, one text after the other; T words in total.
 
     Args:
-        text_T: number of its text.
-        word_T: index in `names`.
-        names: spellings, in lower case.
-        character: for each name, whether it is one character of text without spaces.
+        text_T: index of the text that contains the word.
+        word_T: index of the word in `names`.
+        names: distinct words, in lower case.
+        character: whether each of `names` is one character of text without spaces.
     """
 
     text_T: Ints
@@ -127,7 +140,7 @@ class WordSequence:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> WordSequence:
-        """Split the texts into words, each text's first MAX_WORDS. Other strings are split into their characters."""
+        """Split each text into its first MAX_WORDS words; text without spaces is split into its characters."""
         known: dict[str, int] = {}
         rows = [
             [known.setdefault(m.group().lower(), len(known)) for m, _ in zip(WORD.finditer(t), range(MAX_WORDS))]  # noqa: B905
@@ -145,7 +158,7 @@ class WordSequence:
         return cls(text_T, word_T, [*known, *characters], np.arange(len(known) + len(characters)) >= len(known))
 
     def spelled(self, words: Sequence[int]) -> dict[str, str]:
-        """Return an n-gram as text with the kind of its units: `{"ngram", "unit"}`."""
+        """Return `{"ngram", "unit"}`: an n-gram as text, and whether it consists of "words" or of "characters"."""
         text = self.names[words[0]]
         for before, word in pairwise(words):
             apart = "" if self.character[before] and self.character[word] else " "
@@ -154,15 +167,15 @@ class WordSequence:
 
 
 def _is_word(text: str) -> bool:
-    """Return whether this is a word as languages with spaces have them, or a tag."""
+    """Return whether `text` is a tag, or a word of a language that writes spaces between words."""
     return text.startswith("<") or (len(text) <= LONGEST_WORD and (text.isascii() or not any(map(joins_words, text))))
 
 
 def _ngrams(units: WordSequence, texts: int) -> Iterator[Holders]:
-    """Yield the n-grams of each length that are in at least MIN_TEXTS of the texts.
+    """Yield, for each length, the n-grams that occur in at least MIN_TEXTS of the texts.
 
-    The ends of a frequent n-gram are frequent, so that longer n-grams are built from frequent shorter ones alone.
-    N-grams longer than MAX_NGRAM consist of characters alone.
+    An n-gram can be frequent only if the n-gram without its last word is frequent. So longer n-grams are built only
+    from frequent shorter ones. N-grams longer than MAX_NGRAM consist of characters only.
     """
     text_T, word_T, vocabulary = units.text_T, units.word_T, len(units.names)
     character_T = units.character[word_T] if vocabulary else np.zeros(0, dtype=bool)
@@ -170,7 +183,7 @@ def _ngrams(units: WordSequence, texts: int) -> Iterator[Holders]:
     longer: list[Ints] = []
     for length in range(1, MAX_CHARACTERS + 1):
         if length > 1:
-            # gram_T: the n-gram that begins at each token, -1 = not frequent; one more word makes the next length
+            # gram_T: the n-gram that begins at each word, -1 = not frequent. Here each gets one more word.
             whole = (np.roll(text_T, 1 - length) == text_T) & (gram_T >= 0)
             whole[len(whole) - length + 1 :] = False
             if length > MAX_NGRAM:
@@ -191,7 +204,12 @@ def _ngrams(units: WordSequence, texts: int) -> Iterator[Holders]:
 
 
 def _words(longer: Sequence[Ints], vocabulary: int, gram: int) -> list[int]:
-    """Return the words of an n-gram. Each entry of `longer` splits an n-gram into a shorter one and its last word."""
+    """Return the words of the n-gram `gram`.
+
+    Args:
+        longer: for each length from 2: n-gram -> code of its beginning (without the last word) and its last word.
+        vocabulary: number of distinct words.
+    """
     words: list[int] = []
     for values in reversed(longer):
         gram, word = divmod(int(values[gram]), vocabulary)
@@ -200,7 +218,10 @@ def _words(longer: Sequence[Ints], vocabulary: int, gram: int) -> list[int]:
 
 
 def _judged(holders: Holders, prompts: TextsByPrompt) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the n-grams with certain rise and pay, and these. Letters: K pairs of an n-gram and a prompt."""
+    """Yield (n-gram, its measures) of the n-grams whose rise and extra score are both significant (MIN_Z).
+
+    Suffix K: pairs of an n-gram and a prompt.
+    """
     size, p = holders.number, prompts
     number = len(p.size_C)
     cells, cell_P = np.unique(holders.gram_P * number + p.prompt_D[holders.text_P], return_inverse=True)
@@ -226,7 +247,7 @@ def _judged(holders: Holders, prompts: TextsByPrompt) -> Iterator[tuple[int, dic
 
 
 def _mean_share(share_K: Floats, gram_K: Ints, here_K: Any, size: int, number: int) -> tuple[Floats, Floats]:
-    """Return each n-gram's mean share over `number` prompts (0 for prompts without it), and its standard error."""
+    """Return (mean, standard error) of each n-gram's share over `number` prompts; 0 for a prompt without the n-gram."""
     if number < 2:
         return np.zeros(size), np.full(size, np.inf)
     mean = np.bincount(gram_K[here_K], weights=share_K[here_K], minlength=size) / number
@@ -235,7 +256,7 @@ def _mean_share(share_K: Floats, gram_K: Ints, here_K: Any, size: int, number: i
 
 
 def _thirds(steps: Any) -> Any:
-    """Return 0, 1, 2 for steps in the first, middle and last third of the run's range; 0 for all of a single step."""
+    """Return 0, 1 or 2 for steps in the first, middle or last third of the run; all 0 if there is a single step."""
     if not len(steps) or steps.min() == steps.max():
         return np.zeros(len(steps), dtype=np.int64)
     past = steps.astype(np.int64) - int(steps.min())

@@ -1,4 +1,4 @@
-"""Opening a table of responses: its columns, its task, and the form of its ground truths."""
+"""Opening of a table of responses: finds its columns, its task and the form of its ground truths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vlmrl.reward_check.table_truths import TruthRule
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a path is a table of responses: a text file, or Parquet that is no rollout file of vlmrl."""
+    """Return whether a path is a table of responses: a text file, or Parquet that is no rollout file."""
     kind = path.suffix.lower()
     if kind == ".parquet":
         return path.is_file() and not _is_rollouts(path)
@@ -34,12 +34,12 @@ def open_table(
     """Open a table of responses for scoring.
 
     Args:
-        columns: role -> column, for spellings that are not recognised; see data/columns.py.
-        task, variant: task that the responses answer; it gives the truth's form, the reward and the measure of right
-            and wrong.
+        columns: role -> column, for column names that are not recognised; see data/columns.py.
+        task, variant: task whose prompts the responses answer. It determines how truths are read, the reward, and how
+            accuracy is measured.
         lenient: see `TruthRule`.
-    Raises: DataError for a file without rows or responses, or when the table lacks the truth of the task; RecipeError
-        for a task or variant that does not exist.
+    Raises: DataError for a file without rows or responses, or if the table lacks the truth that the task needs;
+        RecipeError for a task or variant that does not exist.
     """
     require_file(path, hint="name a table of responses, or a run")
     kind = path.suffix.lower()
@@ -70,7 +70,7 @@ def _task_rule(
     first: Mapping[str, Any],
     roles: Mapping[str, str],
 ) -> tuple[TruthRule, TaskRef | None]:
-    """Return the rule for reading truths, and the task; None without a task."""
+    """Return (rule for reading truths, task); the task is None if the user named none."""
     from vlmrl.tasks import find_task, make_task
 
     if task is None:
@@ -81,7 +81,7 @@ def _task_rule(
     form = find_task(task).truth_form(TruthRule().read(cell, first)[0], [n for n in names if n not in roles.values()])
     rule = TruthRule(task, form, variant, lenient)
     truth, problem, _ = rule.read(cell, first)
-    # A truth that holds none of the fields does not show what the other rows hold.
+    # If the first truth lacks the form's fields, it may not represent the truths of the other rows.
     is_sure = not problem and (any(n in truth for n in form.fields[:1]) or not (variant is None or lenient))
     info = {"name": path.stem, **form.info(truth, is_sure)}
     instance = make_task(task, info, variant)

@@ -1,10 +1,10 @@
-"""Attack on a reward: known tricks, tried on the truths of saved responses and compared with honest play.
+"""Attack on a reward: known tricks, tried with the truths of saved responses and compared with honest answers.
 
-Honest play gives three baselines. *Informed* play knows the truth and keeps the form. *Uninformed* play keeps the form
-and knows nothing: one constant answer for every row, the best of a few. *Wrong* play keeps the form and is wrong. A
-trick
-that pays more than uninformed play is a hole: a model will use it instead of the task. A trick that is paid although it
-says nothing, breaks the form or takes its answer back is a leak.
+Honest answers are well formed and give three baselines. *Informed* answers are right, *wrong* answers are wrong.
+*Uninformed* answers ignore the row: one constant answer is given for all rows; of several constants, the one with the
+highest mean score is the baseline. A trick that earns more than the uninformed answer is a hole: a model will learn the
+trick instead of the task. A trick is a leak if it earns something although its response contains no answer, breaks the
+form or withdraws its answer.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from vlmrl.types import RewardInput, Row
 
 MAX_ROWS = 48
 MOST_HUNG = 3
-"""Maximum number of tricks on which the reward hangs; the others are not tried, because each costs a time limit."""
+"""Number of tricks on which the reward hangs after which the probe stops, because each one costs a full time limit."""
 ASKED_FOR = {"relaxed": "never closed"}
-"""Argument of a built-in reward -> the trick that it explicitly allows."""
+"""Argument of a built-in reward -> name of the trick that the argument allows, which is therefore not tried."""
 BELIEFS = (0.1, 0.2, 0.3, 0.4)
 REPEATS = 8
-"""Calls on the same answers that measure the noise of a reward, if two calls differ at all."""
+"""Number of calls with the same answers that measure the noise of a reward. If the first two calls agree, no more."""
 REPEATED_ROWS = 12
 
 
@@ -86,9 +86,9 @@ def probe_source(saved: SavedResponses, facts: ResponseColumns, source: str, cho
 
 
 def _tracer(task: Task | None, source: str) -> Make | None:
-    """Return the response that a user's own task calls correct, for the input of a row; None where it has none.
+    """Return a function from a row's input to a correct response, made by a user's own task; None if it has no traces.
 
-    The same random numbers are used for each row: two texts differ because their rows do.
+    The random generator has the same seed for each row, so two texts differ only if their rows differ.
     """
     if task is None or task.own is None or (trace := task.trace) is None:
         return None
@@ -111,19 +111,21 @@ def probe_reward(
 
     Args:
         inputs: one input per row, with its truth, columns and images; the responses are replaced.
-        play: how the task is played, see `RowKind.play`; None = rows have text answers.
-        trace: a correct response to a row in the task's own form; with `play` it is not used.
-        more: tricks of the task's own.
-        echo: the prompt's template, for rows that do not hold their prompt.
-        limits: of the scorer: timeout_seconds, memory_mb, workers.
-    Returns: `honest` (informed, wrong, uninformed with its answer and all that were tried), `rows`, `probes` (a
-        ProbeResult each, as a mapping, with `flagged`; see `ranked`), `skipped` (number of tricks not tried because
-        MOST_HUNG had hung), `flagged` and `warnings` (how many), `behaviour` (behaviour.py, with `milliseconds` per
-        row), `unsteady` (1 = it does not repeat itself, or rows depend on each other).
-    Raises: RewardError when the reward fails on all honest answers.
+        play: makes the honest answers and tricks of the task, see `RowKind.play`; None = rows have text answers.
+        trace: row -> correct response in the task's own form; ignored if `play` is given.
+        more: additional tricks that the task defines.
+        echo: prompt template, used when a row has no stored prompt.
+        limits: limits of the scorer: timeout_seconds, memory_mb, workers.
+    Returns: `honest`: mean scores of the informed, wrong and uninformed answers, the name of the best uninformed answer
+        (`answer`), and the mean score of each constant that was tried (`all`); `rows`: number of rows; `probes`: one
+        ProbeResult per trick, as a mapping, with `flagged`; see `ranked`; `skipped`: number of tricks that were not
+        tried, because the reward hung on MOST_HUNG others; `flagged`, `warnings`: numbers of both; `behaviour`: see
+        behaviour.py, with `milliseconds` per row; `unsteady`: 1 if repeated calls give other scores or rows depend on
+        each other, else 0.
+    Raises: RewardError if the reward fails on all honest answers.
     """
     rows = list(inputs[:MAX_ROWS])
-    # Without on_timeout a hang is an error, which the verdict needs.
+    # on_timeout would give a hanging response a score. Without it, a hang is an error, and the verdict can be "hangs".
     with Scorer(replace(spec, on_timeout={}), weights, **(limits or {})) as scorer:
         attempts = Attempts(scorer, rows)
         unpaid = [part for part in spec.ranges if not (weights or spec.weights).get(part)]
@@ -166,7 +168,7 @@ def probe_reward(
 
 
 def _all_tried(attempts: Attempts, attacks: Sequence[Attack]) -> tuple[list[Tried], int]:
-    """Return the results of the tricks, and how many tricks were left out."""
+    """Return (results of the tricks, number of tricks that were not tried)."""
     tried: list[Tried] = []
     for attack in attacks:
         if sum(HUNG in t.error for t in tried) == MOST_HUNG:
@@ -176,7 +178,7 @@ def _all_tried(attempts: Attempts, attacks: Sequence[Attack]) -> tuple[list[Trie
 
 
 def _honest(attempts: Attempts, play: Play) -> Honest:
-    """Return honest play. Raises: RewardError when the reward fails on every honest answer."""
+    """Return the scores of honest answers. Raises: RewardError if the reward fails on every constant answer."""
     tried = [attempts.on(guess) for guess in play.guesses]
     earned = {t.attack.name: mean for t in tried if (mean := t.mean) is not None}
     if not earned:
@@ -189,9 +191,9 @@ def _honest(attempts: Attempts, play: Play) -> Honest:
 
 
 def _tolerance(attempts: Attempts, honest: Sequence[Tried]) -> float:
-    """Return twice the widest spread of a row's value over repeated calls, at least EPSILON.
+    """Return twice the largest difference of one row's scores between repeated calls, at least EPSILON.
 
-    A smaller difference means nothing for a reward that draws random numbers or calls a service.
+    If a reward draws random numbers or calls a service, smaller differences are noise.
     """
     rows = attempts.rows[:REPEATED_ROWS]
     spread = 0.0
@@ -207,7 +209,7 @@ def _tolerance(attempts: Attempts, honest: Sequence[Tried]) -> float:
 
 
 def _text_forms(attempts: Attempts) -> list[str]:
-    """Return the forms in which a right answer may be given, the one that pays best first, without those that hang."""
+    """Return the forms of an answer by the mean score of right answers, highest first, without forms that hang."""
     known = answers(attempts.rows)
     earned = {form: attempts.on(_in_form(form, known, right=True)) for form in FORMS}
     forms = [form for form in FORMS if HUNG not in earned[form].error] or list(FORMS)
@@ -215,9 +217,9 @@ def _text_forms(attempts: Attempts) -> list[str]:
 
 
 def _text_play(attempts: Attempts, trace: Make | None) -> Play:
-    """Return the play of rows whose answers are texts, in the form that this reward accepts.
+    """Return honest answers and tricks for rows whose answers are texts, in the form that earns most.
 
-    If the task's own correct responses earn more than every known form, honest play consists of these.
+    If the task's own correct responses (`trace`) earn more than every known form, they are the honest answers.
     """
     known, forms = answers(attempts.rows), _text_forms(attempts)
     guesses = [
@@ -231,9 +233,9 @@ def _text_play(attempts: Attempts, trace: Make | None) -> Play:
 
 
 def _traced_play(attempts: Attempts, play: Play, trace: Make) -> Play:
-    """Return a play whose honest answers are the task's correct responses, if they earn more than `play.informed`.
+    """Return `play` with the task's correct responses as honest answers, if they earn more than `play.informed`.
 
-    A wrong answer is the response that is correct for another row.
+    Its wrong answer to a row is then the correct response to another row. If they earn no more, `play` is returned.
     """
     counts = Counter(text for x in attempts.rows if (text := trace(x)) is not None)
     texts = [text for text, _ in counts.most_common()]
@@ -259,9 +261,12 @@ def _in_form(form: str, known: Sequence[str], *, right: bool) -> Attack:
 
 
 def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play) -> ProbeResult:
-    """Return whether the right answer earns most. If all rows have one truth, a constant may be as good."""
+    """Compare the right answer with wrong and uninformed ones: the verdict is "blind" if it does not earn more.
+
+    If all rows have the same truth, the uninformed answer may earn as much.
+    """
     informed, wrong, blind = (t.mean or 0.0 for t in (honest.informed, honest.wrong, honest.uninformed))
-    vary = len({repr(play.right_answer(x)) for x in rows}) > 1  # by repr: a truth may hold values of any type
+    vary = len({repr(play.right_answer(x)) for x in rows}) > 1  # repr, because values of some types cannot be hashed
     against = f"a wrong one earns {wrong:.3g}, `{honest.uninformed.attack.name}` {blind:.3g}"
     verdict = "blind" if informed <= max(wrong, blind if vary else wrong) + honest.tolerance else ""
     return replace(
@@ -273,7 +278,7 @@ def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play
 
 
 def _judge_all(tried: Sequence[Tried], honest: Honest, low_R: Floats, rows: Sequence[RewardInput]) -> list[ProbeResult]:
-    """Return a verdict on each trick. If names are ignored altogether, this replaces all other near misses."""
+    """Return the result of each trick. If the reward ignores names altogether, only that near miss is returned."""
     results = [_judged(t, honest, low_R, rows) for t in tried]
     if any(r.name == IGNORED and r.verdict for r in results):
         results = [r for r in results if r.kind != "miss" or r.name == IGNORED]
@@ -319,7 +324,7 @@ def _example(attack: Attack, rows: Sequence[RewardInput]) -> str:
 
 
 def _broken_honest(honest: Honest, rows: Sequence[RewardInput], low_R: Floats) -> list[ProbeResult]:
-    """Return the results of honest answers on which the reward fails."""
+    """Return the results of those honest answers (informed, wrong) on which the reward fails."""
     return [_result(t, "breaks", low_R, rows, honest.tolerance) for t in (honest.informed, honest.wrong) if t.error]
 
 
@@ -327,13 +332,13 @@ ANY_TRUTHS: Mapping[str, Callable[[RewardInput], Mapping[str, Any]]] = {
     "no truth at all": lambda x: {},
     "a truth of None": lambda x: {**dict.fromkeys(x.truth), "ground_truth": None},
 }
-"""Truths that no reward should score, for any task: name -> function that makes it from a row's truth."""
+"""Broken truths that a reward of any task should refuse: name -> function that makes the truth from a row's input."""
 
 
 def _broken_truths(attempts: Attempts, honest: Honest, play: Play) -> list[ProbeResult]:
-    """Try broken truths. Each must make the reward fail: a silent 0 for every response wastes an hour of training.
+    """Score honest answers with broken truths. A reward should fail on each: a silent 0 would waste hours of training.
 
-    For a reward that does not read the truth the scores stay the same; that is no finding.
+    If the scores stay the same, the reward does not read the truth; this is no finding.
     """
     results = []
     for name, broken in {**ANY_TRUTHS, **play.broken_truths}.items():
@@ -354,9 +359,9 @@ def _broken_truths(attempts: Attempts, honest: Honest, play: Play) -> list[Probe
 
 
 def _beliefs(attempts: Attempts, question: Belief, slack: float) -> list[ProbeResult]:
-    """Return whether stating one's belief pays best, for believers who give yes each probability of BELIEFS.
+    """Check that stating one's true belief has the highest expected score; a belief is a probability of yes in BELIEFS.
 
-    A reward that is not a proper score teaches extreme answers.
+    If not, the reward is no proper scoring rule and teaches extreme answers.
     """
     yes = np.asarray([question.holds(x) for x in attempts.rows])
     if yes.all() or not yes.any():

@@ -1,4 +1,4 @@
-"""Choice of the reward that scores saved responses: the run's own as it is now, another, or a task's profile."""
+"""Choice of the reward that scores saved responses: the run's own in its present version, another, or a profile."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from vlmrl.types import Media, Score
 
 
 def own_rewards(saved: SavedResponses) -> dict[str, ChosenReward]:
-    """Return the rewards that scored the rollouts, by source, in their present version.
+    """Return source -> the reward that scored its rollouts, in its present version.
 
-    Raises: RewardError when the manifest does not name them, or they cannot be loaded any more.
+    Raises: RewardError if the manifest names no reward, or a reward can no longer be loaded.
     """
     chosen: dict[str, ChosenReward] = {}
     for source in saved.sources:
@@ -46,7 +46,7 @@ def own_rewards(saved: SavedResponses) -> dict[str, ChosenReward]:
 
 
 def _changed(record: Mapping[str, Any], spec: RewardSpec) -> str:
-    """Return in words what has changed about a reward since it scored the run; "" for the same one."""
+    """Describe what has changed in a reward since it scored the run; "" if nothing has changed."""
     then, now = identity_of(record).without_args(), identity_of(reward_record(spec, {})).without_args()
     if then == now:
         return ""
@@ -72,9 +72,9 @@ def named_rewards(
 def profile_rewards(
     saved: SavedResponses, profile: str, *, args: Mapping[str, Any], weights: Mapping[str, float] | None
 ) -> dict[str, ChosenReward]:
-    """Return a reward profile of each source's task, with `args` added to the arguments that the task binds.
+    """Return the reward profile `profile` of each source's task. `args` are added to the arguments that the task sets.
 
-    Raises: RewardError where a source's task is not known or has no reward of its own; RecipeError for an unknown
+    Raises: RewardError if a source's task is not known or has no reward of its own; RecipeError for an unknown
         profile.
     """
     chosen: dict[str, ChosenReward] = {}
@@ -101,9 +101,9 @@ def other_rewards(
     weights: Mapping[str, float] | None,
     style: str = "auto",
 ) -> dict[str, ChosenReward]:
-    """Return the reward `name` for every source. A built-in gets its arguments from the rows (`RowKind`).
+    """Return the reward `name` for every source. The arguments of a built-in reward come from the rows (`RowKind`).
 
-    If the run itself used `name`, its own arguments and weights hold unless `args` and `weights` replace them.
+    If the run itself used `name`, its arguments and weights are used unless `args` and `weights` replace them.
     """
     chosen: dict[str, ChosenReward] = {}
     for source in saved.sources:
@@ -119,7 +119,7 @@ def other_rewards(
 
 
 def _kept_weights(saved: SavedResponses, record: Mapping[str, Any], spec: RewardSpec) -> Mapping[str, float]:
-    """Return the run's weights if its recipe chose them; else the reward's defaults, which depend on its arguments."""
+    """Return the run's weights if its recipe sets them; else the defaults of the reward, which depend on its args."""
     kept = dict(record.get("weights") or {})
     base_dir = saved.run.manifest.cwd if saved.run is not None else None
     try:
@@ -131,7 +131,7 @@ def _kept_weights(saved: SavedResponses, record: Mapping[str, Any], spec: Reward
 
 
 def parse_weights(text: str) -> dict[str, float]:
-    """Return `a=1,b=0.5` as a mapping. Raises: RewardError when the text does not have this form."""
+    """Parse weights such as `a=1,b=0.5`. Raises: RewardError if the text does not have this form."""
     weights: dict[str, float] = {}
     for item in text.split(","):
         name, sign, number = item.partition("=")
@@ -159,9 +159,9 @@ def scan_saved(
 
 
 def image_reader(saved: SavedResponses) -> Callable[[Sequence[Media], str], list[Any]]:
-    """Return a function that reads the images of a row as PIL RGB, from their references and the row's name.
+    """Return a function that reads the images of a row as PIL RGB. Its arguments: their references, and the row's name.
 
-    The function raises StoreError when the rollouts belong to no run, or the image no longer exists.
+    The function raises StoreError if the rollouts belong to no run, or if the image no longer exists.
     """
     cache: dict[str, Any] = {}
 
@@ -184,7 +184,7 @@ def image_reader(saved: SavedResponses) -> Callable[[Sequence[Media], str], list
 
 
 def _taken(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the arguments that a built-in accepts."""
+    """Return only the arguments that the built-in reward `name` accepts."""
     import inspect
 
     taken = inspect.signature(REWARDS[name].build).parameters if name in REWARDS else {}
@@ -194,7 +194,7 @@ def _taken(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 def findings(
     saved: SavedResponses, chosen: Mapping[str, ChosenReward], samples: Mapping[int, SavedSample]
 ) -> dict[int, Score]:
-    """Return row -> its score with details, images and their files, where the reward returned any.
+    """Score the rows again, and return row -> score for the rows for which the reward returns details or images.
 
     Args:
         chosen: source -> its reward; rows of other sources are left out.

@@ -1,4 +1,4 @@
-"""Facts about saved responses besides their texts, as columns; and the chunks in which an input is read."""
+"""Columns of facts about saved responses (all but the texts), and the chunks in which an input is read."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class ResponseColumns:
     """Columns over N responses, in the order of the input.
 
     Args:
-        rows_N: index in the whole input.
-        places_N: line of its text file, or row of its Parquet file.
-        files_N: index of the file.
-        steps_N: training step (0 where it is not known).
-        groups_N: equal for the samples of one prompt in one step.
-        samples_N: index within the group.
-        sources, prompts: `[[data]]` entry and prompt id.
-        cut_N: ended by the token limit.
-        tokens_N: length in tokens; 0 where it is not known.
+        rows_N: index of the row in the whole input.
+        places_N: line in its text file, or row in its Parquet file.
+        files_N: index of its file.
+        steps_N: training step; 0 if it is not known.
+        groups_N: number of the group: equal for all samples of one prompt in one step.
+        samples_N: index of the response within its group.
+        sources, prompts: name of its `[[data]]` entry, and its prompt id.
+        cut_N: whether the token limit ended the response.
+        tokens_N: length in tokens; 0 if it is not known.
         chars_N: length in characters.
-        advantages_N: as saved; NaN where there is none.
+        advantages_N: advantage that was saved with the response; NaN if none was saved.
     """
 
     rows_N: Ints
@@ -48,7 +48,7 @@ class ResponseColumns:
         return len(self.rows_N)
 
     def at(self, rows: Any) -> ResponseColumns:
-        """Return these rows, in that order."""
+        """Return the columns of `rows` (indices or a mask), in that order."""
         return ResponseColumns(**{f.name: _at(getattr(self, f.name), rows) for f in fields(self)})
 
     @classmethod
@@ -56,7 +56,7 @@ class ResponseColumns:
         return cls(**{f.name: _concat([getattr(piece, f.name) for piece in pieces]) for f in fields(cls)})
 
     def group_bounds(self) -> tuple[Ints, Ints]:
-        """Return (order, starts): rows sorted by group, stable, and where each group starts in that order."""
+        """Return (order, starts): row indices sorted by group (stable), and the start of each group in `order`."""
         order = np.argsort(self.groups_N, kind="stable")
         change = np.diff(self.groups_N[order], prepend=self.groups_N[order[:1]] - 1) != 0
         return order, np.flatnonzero(change)
@@ -72,13 +72,13 @@ def _concat(columns: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Part of the input as it was read, cheap to send to another process.
+    """Part of the input, not yet decoded; sending it to another process costs little.
 
     Args:
         first: index of its first row in the whole input.
         rows: number of its rows.
-        file, place: index of its file, and the line or row of that file at which it begins.
-        data: an Arrow record batch, the bytes of whole lines, or rows with their lines; the decoder reads it.
+        file, place: index of its file, and the line or row of that file at which the chunk begins.
+        data: input of the decoder: an Arrow record batch, the bytes of whole lines, or rows with their line numbers.
     """
 
     first: int
@@ -90,7 +90,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Broken:
-    """Row that cannot be read: its place, and the reason."""
+    """Row that cannot be read. `where`: its file and line; `why`: the reason."""
 
     where: str
     why: str
@@ -101,10 +101,10 @@ class Decoded:
     """Chunk as the inputs of a reward.
 
     Args:
-        stored: scores that were saved beside the inputs; None = none.
-        media: images of each row, where they were requested.
-        broken: rows of the chunk that are left out of all other fields.
-        doubts: truths that were used unchanged although they break the task's form: (where, why).
+        stored: scores that were saved with the responses; None = no scores were saved.
+        media: references of each row's images, if they were requested.
+        broken: rows that cannot be read; they are missing in all other fields.
+        doubts: truths that are used unchanged although they break the task's form: (where, why).
     """
 
     inputs: list[RewardInput]
@@ -116,7 +116,7 @@ class Decoded:
 
 
 class PieceReader(Protocol):
-    """Input that yields its chunks in order, with the decoder of a chunk, which can be sent to a process."""
+    """Reader that yields the chunks of an input in order. Its decoder can be sent to another process."""
 
     @property
     def decoder(self) -> Decoder: ...
@@ -140,13 +140,13 @@ class Decoder(Protocol):
         ...
 
     def where(self, facts: ResponseColumns, index: int) -> str:
-        """Return a row's name for people."""
+        """Return the name of a row for messages, such as its file and line."""
         ...
 
 
 @dataclass(frozen=True)
 class Head:
-    """Facts of a source before anything is scored: its task and the first row's truth and columns."""
+    """Facts about a source that are read before scoring: its task, and the truth and columns of its first row."""
 
     task: str
     truth: Mapping[str, Any]

@@ -1,7 +1,7 @@
-"""Tables of responses as chunks and reward inputs: JSONL, CSV, JSON or Parquet, one response and truth per row.
+"""Reader of tables of responses: JSONL, CSV, JSON or Parquet, with one response and its truth per row.
 
-Columns are recognised in the spellings of the trainers that write such files; see data/columns.py. Text files are read
-line by line and Parquet batch by batch, so memory does not grow with the file.
+The names that common trainers give to the columns are recognised; see data/columns.py. Text files are read line by line
+and Parquet files batch by batch, so memory does not grow with the file.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from vlmrl.reward_check.table_truths import TruthReading, TruthRule
 from vlmrl.types import RewardInput, hash64
 
 GIVEN = ("ground_truth", "prompt", "group", "token_ids")
-"""Roles whose columns a reward also gets under their own names, as in training: `solution`, `problem` ..."""
+"""Roles whose columns a reward also receives under the column's own name, as in training: `solution`, `problem` ..."""
 CUT = ("length", "max_tokens")
-"""Names that trainers and servers give to the end at the token limit."""
+"""Values of the finish column that mean: the token limit ended the response. Trainers and servers differ."""
 CHUNK_ROWS = 8192
 """Largest number of rows of a chunk."""
 ROWS_FOR_COLUMNS = 100
-"""Number of rows from which the columns of a text table are collected."""
+"""Number of rows of a text table that are read to collect the names of its columns."""
 CHUNK_BYTES = 8 << 20
-"""Size in bytes of JSONL lines at which a chunk ends."""
+"""Size of a chunk of JSONL lines, in bytes: the chunk ends when its lines reach this size."""
 
 
 def map_roles(columns: Sequence[str], named: Mapping[str, str], where: str) -> dict[str, str]:
-    """Return role -> column; the user's names come first.
+    """Return role -> column. A column that the user names has priority over one that is recognised.
 
     Args:
-        columns: the table's columns.
-        named: role -> column as the user named them.
-        where: the table, for messages.
-    Raises: DataError when there is no column of responses; see `match_columns`.
+        columns: names of the table's columns.
+        named: role -> column, from the user.
+        where: name of the table, for error messages.
+    Raises: DataError if no column holds responses; see also `match_columns`.
     """
     roles = match_columns(RESPONSES, columns, named, where=where, option="--columns")
     if "response" not in roles:
@@ -61,12 +61,12 @@ class TableDecoder:
     """Decoder of a table's rows as reward inputs.
 
     Args:
-        file: the file's name for people.
-        kind: the file's ending.
+        file: name of the file for messages.
+        kind: suffix of the file name.
         source: name of the table.
-        roles: see `map_roles`.
+        roles: role -> column, see `map_roles`.
         truth: rule for reading a ground truth.
-        typed: whether truth fields are columns of their own.
+        typed: whether each truth field has a column of its own.
     """
 
     file: str
@@ -79,7 +79,7 @@ class TableDecoder:
     def decode(
         self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
     ) -> Decoded:
-        """Return the rows of a chunk; those that cannot be read are in `broken`, with their line."""
+        """Return the rows of a chunk; rows that cannot be read are listed in `broken`, with their line."""
         cells = ArrowCells(chunk.data, chunk.place) if self.kind == ".parquet" else RowCells(chunk.data)
         indices = range(chunk.rows) if rows is None else sorted(rows)
         texts = cells.column(self.roles["response"])
@@ -161,7 +161,7 @@ class TableDecoder:
     def _facts(
         self, chunk: Chunk, cells: Cells, readable: Sequence[int], inputs: Sequence[RewardInput]
     ) -> ResponseColumns:
-        """Return the columns of the readable rows; N is their number here."""
+        """Return the columns of facts about the readable rows; N is the number of readable rows here."""
         size, at = len(readable), np.asarray(readable, dtype=np.int64)
         steps = np.zeros(size, np.int32)
         if (name := self.roles.get("step")) is not None:
@@ -170,10 +170,11 @@ class TableDecoder:
         prompts, groups_N = Coded(np.full(size, -1, np.int32), []), at + chunk.first
         if (name := self.roles.get("group")) is not None:
             column = cells.column(name)
-            # A row without a group is one of its own.
+            # A row without a group is a group of its own.
             has_group = np.asarray([column[i] is not None for i in readable], dtype=bool)
             prompts = Coded.of(None if column[i] is None else str(column[i]) for i in readable)
-            # [N] one 64-bit key per row: the group's code above the step; the same group at another step is another one
+            # [N] one 64-bit key per row: group code in the high 32 bits, step in the low. A group name that occurs in
+            # two steps means two groups.
             keys = prompts.codes_N.astype(np.int64) << 32 | steps.astype(np.int64) & 0xFFFFFFFF
             # [rows with a group] -> [G] distinct keys, and for each of the rows the index of its key
             distinct, inverse = np.unique(keys[has_group], return_inverse=True)
@@ -204,7 +205,7 @@ class TableDecoder:
 
 
 def _ids(cell: Any) -> tuple[int, ...] | None:
-    """Return a cell as token ids: a list of numbers, in CSV as JSON; None for anything else."""
+    """Return a cell as token ids: it is a list of numbers, in CSV written as JSON. Return None for anything else."""
     if isinstance(cell, str):
         try:
             cell = parse_json(cell)
@@ -215,18 +216,18 @@ def _ids(cell: Any) -> tuple[int, ...] | None:
 
 
 def _count(cell: Any) -> int:
-    """Return a cell as a step or a number of tokens; 0 if it is no number, or one that no run has (2^31 or more)."""
+    """Return a cell as a step or a number of tokens; 0 if it is not a number or is impossibly large (2^31 or more)."""
     number = number_of(cell)
     return int(number) if abs(number) < 1 << 31 else 0
 
 
 @dataclass(frozen=True)
 class TableReader:
-    """Table of responses; see the module.
+    """Reader of a table of responses as chunks; see the docstring of this module.
 
     Args:
-        decoder: reads its rows.
-        columns: columns of the file.
+        decoder: decodes the rows of the chunks.
+        columns: names of the file's columns.
     """
 
     path: str
@@ -234,7 +235,7 @@ class TableReader:
     columns: Sequence[str] = field(default_factory=tuple)
 
     def chunks(self, rows_N: Ints | None = None) -> Iterator[Chunk]:
-        """Yield all chunks, whatever `rows_N` is. Raises: DataError for a file that cannot be read."""
+        """Yield all chunks; `rows_N` is ignored. Raises: DataError for a file that cannot be read."""
         first = 0
         if self.decoder.kind == ".parquet":
             left_out = {*IMAGES, self.decoder.roles.get("images")}
@@ -249,9 +250,9 @@ class TableReader:
 
 
 def first_row(path: str, kind: str) -> tuple[list[str], dict[str, Any]]:
-    """Return (columns of a table, its first row that can be read).
+    """Return (names of a table's columns, its first readable row).
 
-    Raises: DataError when no row can be read.
+    Raises: DataError if no row can be read.
     """
     return _first_of_parquet(path) if kind == ".parquet" else _first_of_text(path)
 

@@ -1,4 +1,4 @@
-"""Effect of another reward: on values, the order within groups, advantages, and which groups are dead."""
+"""Effect of another reward on the scores, the order within groups, the advantages, and the dead groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Estimate:
     """Advantage estimator of the run: its row of the algorithm table, and the token limit of a response.
 
     Args:
-        stand_in: what replaces the values that only training has, in words; "" = nothing.
+        stand_in: sentence about the values that replace those that only training has, such as a critic's; "" if no
+            value is replaced.
     """
 
     algorithm: Algorithm
@@ -34,10 +35,10 @@ class Estimate:
 
 
 def estimate_of(saved: SavedResponses) -> Estimate:
-    """Return the run's own estimator; GRPO's when the rollouts belong to no run.
+    """Return the run's own estimator; GRPO's if the rollouts belong to no run.
 
-    Scores of greedy answers (ReMax) are not saved: the group mean replaces them. Values of a critic (PPO) are not saved
-    either: 0 replaces them. A KL in the reward is left out.
+    Some inputs of an estimator are not saved with the rollouts. The group mean replaces the score of a greedy answer
+    (ReMax), and 0 replaces the values of a critic (PPO). A KL term in the reward is left out.
     """
     if saved.recipe is None:
         return Estimate(ALGORITHMS["grpo"], 0)
@@ -46,9 +47,10 @@ def estimate_of(saved: SavedResponses) -> Estimate:
 
 
 def advantages_of(saved: SavedResponses, facts: ResponseColumns, scores: Scores, estimate: Estimate) -> Floats:
-    """Return the advantage of every sample under these scores, by the rules of training.
+    """Return the advantage of every sample for `scores`, computed as in training.
 
-    Each step is a batch of its own. Failed rewards are left out, and truncated responses where the recipe drops them.
+    Each step is a batch of its own. Samples whose reward failed are left out. Truncated responses are left out if the
+    recipe drops them.
     """
     advantages = np.zeros(len(scores))
     steps: dict[int, list[list[int]]] = {}
@@ -78,7 +80,7 @@ def advantages_of(saved: SavedResponses, facts: ResponseColumns, scores: Scores,
 
 
 def groups_of(facts: ResponseColumns) -> list[list[int]]:
-    """Return the indices of the samples of each group, groups in the order of their first samples."""
+    """Return the sample indices of each group. Groups are ordered by their first sample."""
     order, starts = facts.group_bounds()
     groups = [g.tolist() for g in np.split(order, starts[1:])]
     return sorted(groups, key=lambda g: g[0]) if len(order) else []
@@ -90,15 +92,17 @@ def diff_rewards(
     """Compare two scorings of the same responses: `first`, the old one, and `second`, the new one.
 
     Returns a mapping with:
-        value: mean of both, mean absolute difference, changed (rows), changed_share, correlation over all samples, rank
-            correlation (Spearman's).
-        parts: part -> mean in both (None where it does not exist), share of samples in which it changes.
-        groups: number; dead in both scorings; died and revived; same_order = mean rank correlation (Spearman's) within
-            groups alive in both; best_changes = groups alive in both whose best samples have none in common.
-        advantages: correlation over samples; flipped = share of samples whose sign changes; moved = mean absolute
-            difference; estimator; stand_in = what it takes in place of what only training has ("" = nothing).
-        changed: the rows that change most in advantage (then in value); see `row_of`.
-        groups and advantages are None where nothing says which rows belong to one prompt.
+        value: mean score in each scoring, mean absolute difference, number (changed) and share (changed_share) of rows
+            whose score changes, correlation over all samples, rank correlation (Spearman's).
+        parts: part -> its mean in each scoring (None if a scoring lacks the part), and the share of samples in which
+            the part changes.
+        groups: number of groups; number of dead groups in each scoring; died and revived = groups that are dead only in
+            the second or only in the first scoring; same_order = mean rank correlation (Spearman's) within groups that
+            are dead in neither; best_changes = number of such groups in which no sample is best in both scorings.
+        advantages: correlation over samples; flipped = share of samples whose advantage changes its sign; moved = mean
+            absolute difference; estimator; stand_in = see `Estimate`.
+        changed: the rows whose advantage (then score) changes most; see `row_of`.
+        `groups` and `advantages` are None if the input does not tell which rows belong to one prompt.
     """
     estimate = estimate_of(saved)
     both = ~(first.failed_N | second.failed_N)

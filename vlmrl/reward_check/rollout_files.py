@@ -1,4 +1,4 @@
-"""Rollout files of a run as chunks and inputs; see response_columns.py. Texts are read when needed, and not kept."""
+"""Reader of a run's rollout files as chunks; see response_columns.py. Texts are read when needed and are not kept."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ COLUMNS = (
     "turns",
 )
 REPEATED = ("source", "task", "prompt_id", "truth", "columns", "prompt_text", "finish", "note", "error", "status")
-"""Columns with one value for many rows: each value becomes a Python object once."""
+"""Columns in which a value repeats in many rows. Rows with equal values share one Python object."""
 CHUNK_ROWS = 8192
 GROUPS_OF_A_FILE = 1 << 32
 
 
 @dataclass(frozen=True)
 class RolloutReader:
-    """Rollout files in the order of their steps.
+    """Reader of rollout files, in the order of their steps.
 
     Args:
         paths: the files.
-        source: only rows of this `[[data]]` entry.
+        source: name of a `[[data]]` entry: only its rows are read; None = all rows.
     """
 
     paths: tuple[str, ...]
@@ -81,7 +81,7 @@ class RolloutReader:
                 first, place = first + batch.num_rows, place + batch.num_rows
 
     def heads(self) -> dict[str, Head]:
-        """Return every source with its first row. Raises: StoreError for a file that cannot be read."""
+        """Return source -> facts from its first row. Raises: StoreError for a file that cannot be read."""
         heads: dict[str, Head] = {}
         names = ("source", "task", "truth", "columns")
         for path in self.paths:
@@ -106,7 +106,7 @@ class RolloutDecoder:
     def decode(
         self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
     ) -> Decoded:
-        """Return a chunk as inputs. Raises: StoreError for a value of the wrong kind."""
+        """Return a chunk as reward inputs. Raises: StoreError for a value of the wrong type."""
         batch, at = chunk.data, np.arange(chunk.rows)
         if self.source is not None:
             codes = batch.column("source").indices.to_numpy(zero_copy_only=False)
@@ -218,7 +218,10 @@ def _sampled_tokens(batch: Any) -> Any:
 
 
 def _pictures(batch: Any) -> list[tuple[tuple[Media, ...], tuple[Size, ...]]]:
-    """Return the images of each row's prompt, and the sizes that the model saw. Rows of a group share one object."""
+    """Return, for each row, the images of its prompt and their sizes after resizing for the model.
+
+    Rows of a group share one object.
+    """
     groups, counts = batch.column("group").to_pylist(), batch.column("num_row_images").to_pylist()
     images, pictures = batch.column("images"), []
     for row, (group, count) in enumerate(zip(groups, counts, strict=True)):

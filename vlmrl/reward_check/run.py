@@ -1,4 +1,4 @@
-"""`vlmrl reward-check` as one function: read, score again, compare, attack. No torch."""
+"""`vlmrl reward-check` as one function: read responses, score them again, compare, attack. It does not import torch."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ class RewardQuestion:
     """Options of a check.
 
     Args:
-        reward: score with this one instead of the run's own: a built-in, `file.py:function` or `profile:name`.
-        diff: another reward to compare with, named in the same way.
-        args, weights, style: of `diff` when given, else of `reward`, else changes to the run's own.
-        probe: attack the reward as well.
-        most: maximum number of rows shown of each kind.
-        jobs: processes for built-in rewards.
-        keep_going: count rows that cannot be read and rows on which a reward fails, instead of stopping.
+        reward: reward that replaces the run's own: a built-in, `file.py:function` or `profile:name`.
+        diff: second reward, which is compared with the first; named in the same way.
+        args, weights, style: arguments, weights and calling style of `diff` if it is given, else of `reward`, else
+            changes to the run's own reward.
+        probe: also attack the reward with known tricks.
+        most: maximum number of rows per list in the report.
+        jobs: number of processes for built-in rewards.
+        keep_going: count unreadable rows and failures of a reward instead of stopping at the first.
     """
 
     reward: str | None = None
@@ -64,18 +65,18 @@ class RewardQuestion:
 
     @property
     def is_lenient(self) -> bool:
-        """Whether all rewards of the check accept any ground truth unchanged."""
+        """Whether every reward of the check accepts a ground truth of any form, unchanged."""
         return takes_any_truth(self.reward) and (self.diff is None or takes_any_truth(self.diff))
 
 
 @dataclass
 class Checked:
-    """Report as JSON values, and what it was made from.
+    """Report of a check as JSON values, with the data that it was computed from.
 
     Args:
-        scores: the scores shown.
-        samples: the rows shown, with their texts.
-        chosen: the reward of each source that gave these scores; {} if they are the stored ones.
+        scores: the scores that the report describes.
+        samples: row -> its texts, for the rows in the report.
+        chosen: source -> the reward that computed `scores`; {} if these are the stored scores.
     """
 
     report: dict[str, Any]
@@ -91,23 +92,25 @@ Sides = tuple["dict[str, ChosenReward] | None", "dict[str, ChosenReward] | None"
 def check_rewards(
     saved: SavedResponses, question: RewardQuestion, progress: Callable[[int], None] | None = None
 ) -> Checked:
-    """Return the whole report.
+    """Run the whole check and return its report.
 
-    It is a mapping with: path, run, steps, samples, groups, sources, notes, seconds;
-        rewards: source -> name, weights, args, changed (of the scores that follow), accuracy (the part that is one);
-        stored: see `compare_stored`, when the run's own reward was used unchanged, else None;
-        broken: number and the first rows that could not be read; errors: number and the first rows that failed, and
-        how many had no score because a service was down;
-        doubts: number of truths scored unchanged although they break the task's form, and of contradictions among
-        them;
-        parts, reasons, dead_groups, disagreements: of the new scores (statistics.py);
-        extremes: the rows paid most and least, where the disagreements have no rows, else None;
+    The report is a mapping with: path, run, steps, samples, groups, sources, notes, seconds;
+        rewards: source -> name, weights, args and changes of the reward whose scores the report describes, and the part
+        of this reward that measures accuracy;
+        stored: comparison with the stored scores if the run's own reward was used unchanged (see `compare_stored`),
+        else None;
+        broken: number of rows that could not be read, and the first of them; errors: number of rows on which the reward
+        failed, the first of them, and the number of rows without a score because a service was down;
+        doubts: number of truths that were used unchanged although they break the task's form, and the number of them
+        that contradict themselves;
+        parts, reasons, dead_groups, disagreements: statistics of the scores (statistics.py);
+        extremes: rows with the highest and the lowest scores, if the disagreements list no rows, else None;
         correlations: see `correlations`;
-        diff: see `diff_rewards`, with `names` of both sides, when there are two sides, else None;
-        probes: source -> see `probe_reward`, when requested, else None.
+        diff: see `diff_rewards`, with the `names` of both rewards; None if there is a single reward;
+        probes: source -> result of `probe_reward` if requested, else None.
 
     Raises: RewardError for a reward that cannot be loaded or that fails on a row; DataError for rows that cannot be
-        read, all of them named.
+        read; it names all of them.
     """
     start = time.perf_counter()
     own, own_error = _own(saved)
@@ -155,12 +158,15 @@ def check_rewards(
 
 
 def _tells(apart: Mapping[str, Any] | None) -> bool:
-    """Return whether reward and accuracy disagree on any row."""
+    """Return whether reward and accuracy disagree on at least one row."""
     return apart is not None and bool(apart["wrong"]["paid"] or apart["right"]["unpaid"])
 
 
 def _own(saved: SavedResponses) -> tuple[dict[str, ChosenReward] | None, VlmrlError | None]:
-    """Return the reward that belongs to the responses: the run's, or that of the task named for a table."""
+    """Return (own reward, None), or (None, error) if the own reward cannot be loaded.
+
+    The own reward is that of the run or, for a table, that of the task that the user named.
+    """
     try:
         if saved.run is None and saved.task is not None:
             return profile_rewards(saved, "default", args={}, weights=None), None
@@ -172,9 +178,9 @@ def _own(saved: SavedResponses) -> tuple[dict[str, ChosenReward] | None, VlmrlEr
 def _sides(
     saved: SavedResponses, question: RewardQuestion, own: dict[str, ChosenReward] | None, own_error: VlmrlError | None
 ) -> Sides:
-    """Return (the reward that scores first, the one to compare it with).
+    """Return (first reward, second reward), each as source -> reward.
 
-    A first side of None stands for the stored scores; the second is None when there is nothing to compare.
+    If the first is None, the stored scores take its place. If the second is None, nothing is compared.
     """
     q = question
     if q.diff is not None:
@@ -196,7 +202,7 @@ def _sides(
 
 
 def _changed(saved: SavedResponses, own: dict[str, ChosenReward], q: RewardQuestion) -> dict[str, ChosenReward] | None:
-    """Return the run's own reward with other arguments or weights; None without any."""
+    """Return the run's own reward with the arguments or weights of the user; None if the user gave neither."""
     if q.args and saved.run is None:
         return profile_rewards(saved, "default", args=q.args, weights=q.weights)
     if q.args:
@@ -211,7 +217,7 @@ def _changed(saved: SavedResponses, own: dict[str, ChosenReward], q: RewardQuest
 
 
 def _tell_broken(saved: SavedResponses, result: ScoredResponses, keep_going: bool) -> None:
-    """Raise for rows that cannot be read, naming them; note doubtful truths, and rows that `keep_going` leaves out."""
+    """Raise an error that names the unreadable rows; with `keep_going`, note them instead. Also note doubts."""
     _tell_doubts(saved, result)
     if not result.num_broken:
         return
@@ -226,7 +232,7 @@ def _tell_broken(saved: SavedResponses, result: ScoredResponses, keep_going: boo
 
 
 def _tell_doubts(saved: SavedResponses, result: ScoredResponses) -> None:
-    """Note how many truths were scored unchanged although they contradict themselves, or break the task's form."""
+    """Add notes: how many truths were used unchanged although they contradict themselves or break the task's form."""
     kinds = {
         True: (
             "ground truth contradicts itself, and was scored as it is",
@@ -249,7 +255,7 @@ def _errors(facts: ResponseColumns, scores: Scores, most: int) -> dict[str, Any]
 
 
 def _fill(saved: SavedResponses, report: Mapping[str, Any]) -> Mapping[int, SavedSample]:
-    """Read the rows that the report shows, and put their texts into it."""
+    """Read the rows that the report lists, add their texts to the report, and return the rows."""
     places = [report["errors"]["first"], (report["stored"] or {}).get("worst", [])]
     places += [(report["disagreements"] or {}).get(k, []) for k in ("wrong_but_paid", "right_but_unpaid")]
     places += [(report["extremes"] or {}).get(k, []) for k in ("paid_most", "paid_least")]
@@ -279,19 +285,22 @@ def _about(saved: SavedResponses, facts: ResponseColumns) -> dict[str, Any]:
 
 
 def _returned(facts: ResponseColumns, source: str, scores: Scores) -> set[str]:
-    """Return the names of the parts that the reward of a source returned: sources share columns, not parts."""
+    """Return the names of the parts that the reward of a source returned.
+
+    `scores` has the parts of all sources as columns, so a part may belong to another source.
+    """
     of_source_N = facts.sources.is_word(source)
     return {name for name, column in scores.parts.items() if not np.isnan(column[of_source_N]).all()}
 
 
 def _accuracy_part(saved: SavedResponses, source: str, choice: ChosenReward, parts: Collection[str]) -> str | None:
-    """Return the part of the reward that is its accuracy; None if there is none, or if the task measures accuracy."""
+    """Return the part of the reward that measures accuracy; None if there is no such part, or the task measures it."""
     ref = saved.task_ref(source)
     task = ref.make() if ref is not None and not choice.spec.accuracy_named else None
     try:
         if task is not None and "accuracy" in task.measured(saved.heads[source].truth):
             return None
-    except RewardError:  # the task cannot read this truth, so it has a measure of its own
+    except RewardError:  # the task has its own accuracy, but cannot read this truth
         return None
     return accuracy_part(parts, choice.spec)
 

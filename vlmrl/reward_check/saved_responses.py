@@ -1,4 +1,4 @@
-"""Saved responses that `vlmrl reward-check` reads, with the facts of the run that they belong to."""
+"""Saved responses that `vlmrl reward-check` reads, with facts about their run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SavedSample:
-    """Saved response with its score, or None. `input` has no images, `media` names them."""
+    """Saved response with its score (None = no score). `media` refers to its images; `input` has none."""
 
     where: str
     source: str
@@ -42,18 +42,18 @@ class SavedSample:
 
 @dataclass
 class SavedResponses:
-    """Saved responses and the facts of their run. Texts are read when they are needed.
+    """Saved responses and facts about their run. Texts are read when they are needed.
 
     Args:
-        path: what was read.
-        reader: reads its rows.
-        heads: source -> its task and first row.
-        run: the run they belong to; None for loose files.
-        recipe: the run's, when it can be read.
-        records: source -> the manifest's record of its reward.
-        task: the task that the user named for a table; else see `task_ref`.
+        path: file or folder of the responses.
+        reader: reads the rows.
+        heads: source -> its task and facts from its first row.
+        run: the run that made the responses; None for files outside a run.
+        recipe: the run's recipe; None if it cannot be read.
+        records: source -> record of its reward in the manifest.
+        task: the task that the user named for a table; for other inputs see `task_ref`.
         grouped: whether it is known which rows belong to one prompt.
-        has_scores: whether scores are saved beside the responses.
+        has_scores: whether scores were saved with the responses.
         notes: messages for the user.
     """
 
@@ -73,9 +73,9 @@ class SavedResponses:
         return list(self.heads)
 
     def arguments(self, source: str) -> dict[str, Any]:
-        """Return the arguments for a built-in reward that the rows of a source give, such as the names of levels.
+        """Return arguments for a built-in reward that follow from a source's rows, such as the names of levels.
 
-        Arguments of the run's reward replace those from the truth of the first row.
+        They come from the truth of the first row. Arguments of the run's own reward replace them.
         """
         from vlmrl.tasks import kind_of
 
@@ -84,7 +84,7 @@ class SavedResponses:
         return {name: list(recorded.get(name) or value) for name, value in arguments.items()}
 
     def task_ref(self, source: str) -> TaskRef | None:
-        """Return the task of a source by name; None for a table without one."""
+        """Return the task of a source; None for a table for which the user named no task."""
         if self.task is not None:
             return self.task
         name = self.heads[source].task
@@ -96,7 +96,7 @@ class SavedResponses:
         return TaskRef(name, {"name": source, **self.arguments(source)}, variant) if name else None
 
     def _own_task(self, source: str, name: str, record: Mapping[str, Any]) -> TaskRef | None:
-        """Return a user's task, if its file is the one that the run was made with. Other files do not run."""
+        """Return a user's task if its file has not changed since the run; a changed file is never run."""
         file, _, function = name.rpartition(":")
         path = str(Path(self.run.manifest.cwd or "") / file) if self.run is not None else file
         try:
@@ -111,13 +111,13 @@ class SavedResponses:
         return None
 
     def limits(self) -> dict[str, Any]:
-        """Return the recipe's limits on time, memory and workers of a user's reward."""
+        """Return the recipe's limits for a user's reward: time, memory and number of workers."""
         if self.recipe is None:
             return {}
         return {k: getattr(self.recipe.reward, k) for k in ("timeout_seconds", "memory_mb", "workers")}
 
     def pick(self, rows: Iterable[int]) -> dict[int, SavedSample]:
-        """Return these rows of the input with their texts, without rows that are filtered out or broken."""
+        """Return row -> its response with texts for `rows` of the input; filtered and broken rows are left out."""
         indices = np.unique(np.asarray(list(rows), dtype=np.int64))
         samples: dict[int, SavedSample] = {}
         decoder = self.reader.decoder
@@ -146,9 +146,9 @@ def open_saved(
     """Open the rollouts that `ref` names: a run (see `open_run`), a run folder, a rollouts folder, or a Parquet file.
 
     Args:
-        steps: only steps from the first to the second, both included.
-        source: only rollouts of this `[[data]]` entry.
-    Raises: StoreError when there are none, or a file cannot be read.
+        steps: (first, last) step to read, both included; None = all steps.
+        source: name of a `[[data]]` entry: only its rollouts are read; None = all.
+    Raises: StoreError if there are no such rollouts, or a file cannot be read.
     """
     path = Path(ref)
     notes: list[str] = []
@@ -176,7 +176,7 @@ def open_saved(
 
 
 def _damage(run: Run, path: Path) -> list[str]:
-    """Return the damage of a run as lines; for a path to one rollout file, only the damage of this file."""
+    """Return the damaged files of a run, one line each; if `path` is one rollout file, only the damage of that file."""
     lines = damage_of(run.dir)
     if path.suffix == ".parquet" and path.is_file():
         lines = [line for line in lines if line.startswith(f"{layout.ROLLOUTS}/{path.name}: ")]
@@ -201,7 +201,7 @@ def _loose_files(folder: Path) -> dict[int, Path]:
 
 
 def _run_of(run_dir: Path, notes: list[str]) -> Run | None:
-    """Return the run around loose files, if there is one that can be read."""
+    """Return the run whose folder contains the files; None if there is none or it cannot be read."""
     if not (run_dir / layout.MANIFEST).exists():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Scores of many responses as columns: a few arrays instead of a million objects."""
+"""Scores of many responses, stored as a few arrays instead of one object per response."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 @dataclass
 class Coded:
-    """Texts that repeat, each stored once: text i is `words[codes_N[i]]`, None where the code is -1."""
+    """N texts, of which each distinct one is stored once: text i is `words[codes_N[i]]`, or None if the code is -1."""
 
     codes_N: NDArray[np.int32]
     words: list[str]
@@ -51,11 +51,11 @@ class Coded:
         return self.codes_N < 0
 
     def is_word(self, word: str) -> Flags:
-        """Return [N]: where the text equals `word`."""
+        """Return [N]: True where the text equals `word`."""
         return self.codes_N == self.words.index(word) if word in self.words else np.zeros(len(self), dtype=bool)
 
     def counts(self) -> Ints:
-        """Return how often each word occurs."""
+        """Return the number of occurrences of each of `words`."""
         return np.bincount(self.codes_N[self.codes_N >= 0], minlength=len(self.words))
 
 
@@ -64,11 +64,11 @@ class Scores(Sequence[Score]):
     """Scores as columns. N responses; `scores[i]` is the i-th as a `Score`.
 
     Args:
-        values_N: NaN where the reward failed.
-        parts: name -> [N]; NaN where a part is None or missing (a part is never NaN itself).
-        notes: "" for none.
-        errors: None for none.
-        statuses: None = derived from the errors: "failed" where there is one, else "ok".
+        values_N: value of the score; NaN where the reward failed.
+        parts: name -> [N] values of a part; NaN where the part is None or missing (a reward never returns NaN).
+        notes: note of each score; "" = no note.
+        errors: error of each score; None = no error.
+        statuses: status of each score; None = the status is "failed" where there is an error, else "ok".
     """
 
     values_N: Floats
@@ -85,7 +85,7 @@ class Scores(Sequence[Score]):
     def of(cls, scores: Sequence[Score]) -> Scores:
         all_parts = [s.parts for s in scores]
         names = dict.fromkeys(name for kind in dict.fromkeys(map(tuple, all_parts)) for name in kind)
-        # None becomes NaN on the way into the array
+        # numpy converts None to NaN here
         parts = {name: np.asarray([p.get(name) for p in all_parts], dtype=np.float64) for name in names}
         values = np.asarray([s.value for s in scores], dtype=np.float64)
         notes, errors = Coded.of(s.note for s in scores), Coded.of(s.error for s in scores)
@@ -118,7 +118,7 @@ class Scores(Sequence[Score]):
 
     @property
     def unavailable_N(self) -> Flags:
-        """Rows on which a service was down that the reward needs; they have an error, too."""
+        """[N]: True where a service that the reward needs was down; such rows have an error, too."""
         return np.zeros(len(self), dtype=bool) if self.statuses is None else self.statuses.is_word("unavailable")
 
     def __len__(self) -> int:
@@ -138,7 +138,7 @@ class Scores(Sequence[Score]):
 
 
 def same_scores(a: Scores, b: Scores) -> Flags:
-    """Return [N]: whether two scorings agree exactly: both failed, or value and parts are equal."""
+    """Return [N]: True where two scorings agree exactly: both failed, or value and all parts are equal."""
     equal_N = a.values_N == b.values_N
     for name in dict.fromkeys([*a.parts, *b.parts]):
         equal_N &= same_part(a.parts.get(name), b.parts.get(name), len(a))
@@ -146,7 +146,7 @@ def same_scores(a: Scores, b: Scores) -> Flags:
 
 
 def same_part(a: Floats | None, b: Floats | None, size: int) -> Flags:
-    """Return [N]: where a part is equal on both sides, or applies on neither; None = the part does not exist there."""
+    """Return [N]: True where a part is equal in two scorings, or applies in neither. a, b: None = it lacks the part."""
     nothing = np.full(size, math.nan)
     a, b = nothing if a is None else a, nothing if b is None else b
     return (a == b) | (np.isnan(a) & np.isnan(b))

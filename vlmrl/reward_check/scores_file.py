@@ -23,7 +23,7 @@ PIECE_ROWS = 1 << 16
 
 
 def check_out(path: Path) -> None:
-    """Raise a StoreError unless scores can be written to `path`. It is called before the work, not after it."""
+    """Check that scores can be written to `path`, before the scoring begins. Raises: StoreError if they cannot."""
     if path.suffix.lower() not in SUFFIXES:
         raise StoreError(f"--out {path} has an unknown ending", hint=f"endings: {', '.join(SUFFIXES)}")
     if not path.parent.is_dir():
@@ -31,12 +31,13 @@ def check_out(path: Path) -> None:
 
 
 def write_scores(path: Path, facts: ResponseColumns, scores: Scores) -> None:
-    """Write `row` (index in the input, from 0), `score`, one column a part, `note`; atomically.
+    """Write the scores as a table, atomically.
 
-    Where the reward failed, the score and parts are missing and the note says `failed: ...`. A part that is called like
-    another column is written as `part_NAME`.
+    The columns are `row` (index in the input, from 0), `score`, one column per part, and `note`. If the reward failed
+    on a row, the row's score and parts are empty and its note is `failed: ...`. If a part has the name of another
+    column, its column is called `part_NAME`.
 
-    Raises: StoreError when the disk refuses.
+    Raises: StoreError if the file cannot be written.
     """
     writers = {".parquet": _parquet, ".jsonl": _jsonl, ".csv": _csv}
     write_atomic(path, writers[path.suffix.lower()](_table(facts, scores)))

@@ -1,7 +1,7 @@
-"""One pass over saved responses: read, score with one or two rewards, measure. In this process or in several.
+"""One pass over saved responses: read them, score them with one or two rewards, measure. It may use several processes.
 
-Built-in pure rewards run where the texts are decoded, in spawned processes when there are many rows. A user's reward
-runs in the workers of its `Scorer` and is called as in training: with one list per step and source.
+Built-in pure rewards run in the process that decodes the texts; with many rows, several processes are spawned. A user's
+reward runs in the workers of its `Scorer` and is called as in training: with one list per step and source.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from vlmrl.tasks.truth_kinds import CONTRADICTS
 from vlmrl.types import Media, RewardInput, Score
 
 MAX_TEXTS = 8_000
-"""Approximate maximum number of responses kept as text, for word statistics: whole groups, picked by a hash."""
+"""Approximate maximum number of responses whose texts are kept for word statistics: whole groups, chosen by a hash."""
 POOL_ROWS = 40_000
-"""Minimum number of rows for several processes: fewer are done before a second process has started."""
+"""Number of rows from which several processes are used. Smaller inputs are done before a second process has started."""
 HASH_RANGE = 1 << 32
 
 
 @dataclass(frozen=True)
 class ChosenReward:
-    """Reward of one source. `changed`: how it differs from the one that scored the rollouts, or ""."""
+    """Reward of one source. `changed`: its difference from the reward that scored the rollouts, in words; "" = none."""
 
     spec: RewardSpec
     weights: Mapping[str, float]
@@ -48,14 +48,14 @@ class ChosenReward:
 
 @dataclass(frozen=True)
 class TaskRef:
-    """Task by name, as a worker can make it. `variant`: see `tasks.make_task`; None = its default."""
+    """Name and settings of a task, from which a worker creates it. `variant`: see `make_task`; None = the default."""
 
     name: str
     info: Mapping[str, Any]
     variant: str | None = None
 
     def make(self) -> Any:
-        """Return the task, or None if this dataset cannot have it."""
+        """Create the task; return None if this dataset does not fit it."""
         from vlmrl.tasks import make_task
 
         try:
@@ -69,15 +69,15 @@ class ScoredResponses:
     """Result of one pass: columns over the rows that could be read.
 
     Args:
-        stored: the scores saved beside the responses; None = there are none.
-        sides: the new scores, one entry per requested reward.
-        seconds: time for each row, one entry per requested reward.
-        right_N: the accuracy of each response, 1 = right; NaN where it is not known.
-        texts: row of the input -> response, for about MAX_TEXTS rows spread over it, with whole groups.
-        broken: rows that could not be read.
-        doubts: see `Decoded`; the first of each chunk.
-        num_broken, num_doubts: number of both.
-        num_contradictions: number of doubts about truths that contradict themselves.
+        stored: scores that were saved with the responses; None = no scores were saved.
+        sides: new scores, one entry per requested reward.
+        seconds: time for each row in seconds, one entry per requested reward.
+        right_N: accuracy of each response, 1 = right; NaN if it is not known.
+        texts: row of the input -> response, for about MAX_TEXTS rows spread over the input, with whole groups.
+        broken: rows that could not be read; only the first ones.
+        doubts: doubtful truths, see `Decoded`; only the first ones.
+        num_broken, num_doubts: number of all broken rows and of all doubtful truths.
+        num_contradictions: number of doubtful truths that contradict themselves.
     """
 
     facts: ResponseColumns
@@ -95,16 +95,16 @@ class ScoredResponses:
 
 @dataclass(frozen=True)
 class ScoringPlan:
-    """Work that is done on every chunk.
+    """Settings of the work that is done on every chunk.
 
     Args:
-        decoder: reads a chunk.
-        sides: source -> reward, for each requested scoring.
-        tasks: source -> task, which measures the accuracy.
-        keep_going: failures of a reward are counted; otherwise the first failure that training did not have stops the
-            scan.
-        limits: of a user's reward.
-        image_of: media of a row -> PIL images, where a reward needs images.
+        decoder: decodes a chunk.
+        sides: one mapping source -> reward per requested scoring.
+        tasks: source -> task that measures the accuracy.
+        keep_going: count failures of a reward. If False, the first failure on a row that did not fail in training stops
+            the scan.
+        limits: limits of a user's reward, see `SavedResponses.limits`.
+        image_of: (references of a row's images, name of the row) -> PIL images; None = no reward needs images.
     """
 
     decoder: Decoder
@@ -125,8 +125,8 @@ def scan(
     """Score the whole input in one pass. The result does not depend on `jobs`.
 
     Args:
-        jobs: processes, used where every reward is pure and there are many rows.
-        progress: called with the number of rows that are done.
+        jobs: number of processes; several are used only if every reward is pure and there are many rows.
+        progress: called with the number of rows that are done so far.
     Raises: RewardError for a failing reward (see `ScoringPlan.keep_going`); StoreError or DataError for an unreadable
         file.
     """
@@ -182,7 +182,10 @@ def _spread(reader: PieceReader, plan: ScoringPlan, jobs: int) -> Iterator[tuple
 
 
 def _with_limits(reader: PieceReader) -> Iterator[tuple[Chunk, int]]:
-    """Yield each chunk with the hash below which a group's texts are kept; it is halved as the input proves longer."""
+    """Yield (chunk, limit): the texts of groups whose hash is below the limit are kept.
+
+    The limit is halved as more rows are read, so that about MAX_TEXTS texts are kept.
+    """
     limit, rows = HASH_RANGE, 0
     for chunk in reader.chunks():
         rows += chunk.rows
@@ -195,7 +198,7 @@ _work: ScoringWork | None = None
 
 
 def _begin(plan: ScoringPlan, sides: Sequence[Mapping[str, Mapping[str, Any]]], parent: int) -> None:
-    """Start a spawned process: the parent handles Ctrl-C, and the process does not outlive it."""
+    """Prepare a spawned process: it ignores Ctrl-C, which its parent handles, and ends when the parent ends."""
     global _work
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent)
@@ -212,7 +215,7 @@ def _on(chunk: Chunk, limit: int) -> ScoredResponses:
 
 
 class ScoringWork:
-    """Scoring of one chunk after another. It is a context manager, because users' rewards have workers."""
+    """Scoring of one chunk after another. It is a context manager, because it starts workers for users' rewards."""
 
     def __init__(self, plan: ScoringPlan) -> None:
         self.plan = plan
@@ -232,7 +235,7 @@ class ScoringWork:
         self._stack.close()
 
     def on(self, chunk: Chunk, limit: int) -> ScoredResponses:
-        """Read and score one chunk; texts of groups whose hash is below `limit` are kept."""
+        """Decode and score one chunk; keep the texts of groups whose hash is below `limit`."""
         decoded = self.plan.decoder.decode(chunk, media=self._images, ids=self._ids)
         results = [self._score(decoded, side) for side in self._scorers]
         scored, sides = [scores for scores, _ in results], [Scores.of(scores) for scores, _ in results]
@@ -272,7 +275,11 @@ class ScoringWork:
         return scores_of_row, seconds
 
     def _called(self, scorer: Scorer, inputs: Sequence[RewardInput], names: Any, failed_then: Any) -> list[Score]:
-        """Call a reward once. A failure that training did not have stops the scan, with the row and its traceback."""
+        """Call a reward once.
+
+        If it fails on a row on which it did not fail in training, an error with the row and the traceback stops the
+        scan, unless `keep_going` is set.
+        """
         if self.plan.keep_going or np.any(failed_then):
             scores = scorer.score(inputs, rows=names)
             new = np.flatnonzero(np.asarray([score.error is not None for score in scores]) & ~failed_then)
@@ -290,15 +297,15 @@ class ScoringWork:
     def _right(self, decoded: Decoded, sides: Sequence[Scores], scored: Sequence[Sequence[Score]]) -> Floats:
         """Return the accuracy of every row.
 
-        The first of these that exists is used: the part that the recipe names, the task's own accuracy, the accuracy of
-        the first reward that has one (rewards/accuracy_part.py).
+        It is the first of these that exists: the part that the recipe names as accuracy, the task's own accuracy, the
+        accuracy part of the first reward that has one (rewards/accuracy_part.py).
         """
         right = np.full(len(decoded.inputs), math.nan)
         for source in decoded.facts.sources.words:
             rows = np.flatnonzero(decoded.facts.sources.codes_N == _code(decoded.facts, source))
             accuracies: list[Floats] = []
             for scores, each, side in zip(sides, scored, self.plan.sides, strict=True):
-                parts = {name for i in rows.tolist() for name in each[i].parts}  # columns are of all sources
+                parts = {name for i in rows.tolist() for name in each[i].parts}  # scores.parts has all sources'
                 if source in side and (part := accuracy_part(parts, side[source].spec)) is not None:
                     accuracies.append(scores.parts[part][rows])
             named = any(side[source].spec.accuracy_named for side in self.plan.sides if source in side)
@@ -308,10 +315,10 @@ class ScoringWork:
         return right
 
     def _own_right(self, decoded: Decoded, source: str, rows: Any, scores: Sequence[Score] | None) -> Floats | None:
-        """Return the task's own accuracy of these rows; None where it has none.
+        """Return the accuracy of these rows as the task measures it; None if the task measures none.
 
         Args:
-            scores: of all rows; None = there are none.
+            scores: scores of all rows of the chunk; None = the rows were not scored.
         """
         outcome = self._outcomes.get(source)
         if outcome is None:
@@ -321,7 +328,7 @@ class ScoringWork:
             x = decoded.inputs[i]
             try:
                 measured = outcome(x, UNSCORED if scores is None else scores[i])
-            except RewardError:  # a doubtful truth, see `Decoded.doubts`: no response to it is right or wrong
+            except RewardError:  # doubtful truth, see `Decoded.doubts`: the accuracy stays NaN
                 has_one = True
                 continue
             accuracy = measured.get("accuracy")
@@ -350,7 +357,7 @@ class _Names(Sequence[str]):
 
 
 def _calls(facts: ResponseColumns) -> Iterator[tuple[str, Any]]:
-    """Yield (source, rows) of every call of a reward: one per step and source, in their order."""
+    """Yield (source, indices of its rows) of every call of a reward: one call per step and source, in input order."""
     codes = facts.sources.codes_N.astype(np.int64)
     key = facts.steps_N.astype(np.int64) * (len(facts.sources.words) + 1) + codes
     for one in dict.fromkeys(key.tolist()) if len(key) and np.ptp(key) else key[:1].tolist():

@@ -1,4 +1,4 @@
-"""Statistics of a scoring: tables of parts, reasons and groups, and rows where reward and accuracy disagree."""
+"""Statistics of a scoring: tables of parts, notes and groups, and the rows on which reward and accuracy disagree."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MOST_REASONS = 10
 
 
 def compare_stored(facts: ResponseColumns, stored: Scores, scores: Scores, most: int = 5) -> dict[str, Any]:
-    """Compare the new scores with the stored ones exactly: value, every part, and which rows failed.
+    """Compare the new scores with the stored ones for exact equality: value, every part, and failures.
 
-    Rows for which a service was down, then or now, say nothing about the reward and count as equal.
+    If a service was down for a row, in training or now, the row counts as equal, because it does not test the reward.
 
-    Returns: `equal`, `different` (number of rows), `largest_difference` (of values), `failed_then`, `failed_now`, and
-        `worst`, the rows that differ most.
+    Returns: `equal`, `different`: numbers of rows; `largest_difference` of two values; `failed_then`, `failed_now`:
+        numbers of rows that failed in training and now; `worst`: the rows that differ most.
     """
     different = np.flatnonzero(~(same_scores(stored, scores) | stored.unavailable_N | scores.unavailable_N))
     gaps = np.abs(stored.values_N[different] - scores.values_N[different])
@@ -43,9 +43,11 @@ def compare_stored(facts: ResponseColumns, stored: Scores, scores: Scores, most:
 
 
 def part_table(scores: Scores) -> dict[str, dict[str, Any]]:
-    """Return part (and `value`) -> mean, min, max, share at min and at max, how often None, correlation with the value.
+    """Return statistics of each part and of the whole score (`value`).
 
-    Correlation is Pearson's over the samples where the part applies; None when either side is constant.
+    They are: mean, minimum, maximum, share of samples at the minimum and at the maximum, number of samples to which the
+    part does not apply (None), and Pearson's correlation with the value over the samples to which it applies (None if
+    the part or the value is constant).
     """
     scored = scores.at(~scores.failed_N)
     table = {"value": _summary(scored.values_N, None)}
@@ -59,7 +61,10 @@ def part_table(scores: Scores) -> dict[str, dict[str, Any]]:
 
 
 def reasons(scores: Scores) -> list[dict[str, Any]]:
-    """Return notes and errors by frequency, without quoted texts and numbers; `example` is the first of each kind."""
+    """Return kinds of notes and errors, the most frequent first; `example` is the first text of a kind.
+
+    Two texts are of one kind if they differ only in quoted texts and numbers.
+    """
     counts: Counter[str] = Counter()
     examples: dict[str, str] = {}
     failed = scores.failed_N
@@ -74,9 +79,10 @@ def reasons(scores: Scores) -> list[dict[str, Any]]:
 
 
 def group_table(facts: ResponseColumns, scores: Scores) -> dict[str, Any]:
-    """Return how many groups have no signal (one score at most, or all equal), in total and by step.
+    """Count the dead groups (at most one score, or all scores equal), in total and per step.
 
-    Returns: `number`, `dead`, `dead_share`, `by_step` = [step, groups, share of dead ones] of each step.
+    Returns: `number` of groups, `dead`: number of dead groups, `dead_share`, `by_step`: [step, number of groups, share
+        of dead groups] for each step.
     """
     dead_G, steps_G = dead_groups(facts, scores)
     steps = np.unique(steps_G)
@@ -90,7 +96,7 @@ def group_table(facts: ResponseColumns, scores: Scores) -> dict[str, Any]:
 
 
 def dead_groups(facts: ResponseColumns, scores: Scores) -> tuple[Flags, Any]:
-    """Return (dead_G, steps_G): whether each group's scores, without failed rows, are all equal; and its step."""
+    """Return (dead_G, steps_G): whether all scores of a group are equal (without failed rows), and the group's step."""
     order, starts = facts.group_bounds()
     values = scores.values_N[order]
     low = np.minimum.reduceat(np.where(np.isnan(values), np.inf, values), starts)
@@ -99,15 +105,15 @@ def dead_groups(facts: ResponseColumns, scores: Scores) -> tuple[Flags, Any]:
 
 
 def disagreements(facts: ResponseColumns, scores: Scores, right_N: Floats, most: int = 5) -> dict[str, Any] | None:
-    """Compare the reward with the accuracy. Return None where there is no accuracy.
+    """Compare the reward with the accuracy. Return None if the accuracy is not known.
 
-    A wrong row is paid when it earns more than the least of its source (0, or the lowest score where that is below 0);
-    a right one is unpaid when it earns less than the highest score of its source.
+    A wrong response is "paid" if it earns more than the minimum of its source (0, or the lowest score if that is below
+    0). A right response is "unpaid" if it earns less than the highest score of its source.
 
-    Returns: `accuracy` (the mean); `binary`: whether every accuracy is right or wrong and nothing in between, else no
-        row counts as either; `agreement`: share of (right, wrong) pairs of one group in which the right one has the
-        higher value (ties count half, None without such pairs); `wrong`, `right`: their number, mean value, and how
-        many of them are paid or unpaid; `wrong_but_paid` and `right_but_unpaid`: the worst rows of both kinds.
+    Returns: `accuracy`: the mean; `binary`: whether every accuracy is 0 or 1 (if not, no row counts as right or wrong);
+        `agreement`: share of pairs of a right and a wrong response of one group in which the right one earns more (a
+        tie counts half; None if there is no such pair); `wrong`, `right`: number of these rows, mean value, and number
+        of paid wrong or unpaid right rows; `wrong_but_paid`, `right_but_unpaid`: the worst rows of each kind.
     """
     measured = np.flatnonzero(~np.isnan(right_N) & ~scores.failed_N)
     if not len(measured):
@@ -134,7 +140,7 @@ def disagreements(facts: ResponseColumns, scores: Scores, right_N: Floats, most:
 
 
 def extremes(facts: ResponseColumns, scores: Scores, most: int = 5) -> dict[str, list[dict[str, Any]]]:
-    """Return `paid_most` and `paid_least`: the scored rows with the highest and, of the others, the lowest values."""
+    """Return `paid_most` and `paid_least`: the rows with the highest scores and, of the remaining rows, the lowest."""
     rows = np.flatnonzero(~scores.failed_N)
     high = _first(rows, -scores.values_N[rows], most)
     rest = np.setdiff1d(rows, high, assume_unique=True)
@@ -151,10 +157,10 @@ def _first(rows: Any, keys: Any, most: int) -> list[int]:
 
 
 def _agreement(groups: Any, values: Floats, right: Floats) -> float | None:
-    """Return the share of (right, wrong) pairs of a group in which the right one is higher: the AUC over all groups.
+    """Return the share of pairs (right, wrong) of a group in which the right row scores higher: the AUC over groups.
 
-    In a group with u right and d wrong rows, the ranks of the right ones (ties at their mean) add up to the number of
-    pairs won plus u (u - 1) / 2.
+    In a group with u right and d wrong rows, the ranks of the right rows (from 0, equal values get their mean rank) add
+    up to u (u - 1) / 2 plus the number of pairs in which the right row scores higher (a tie counts half).
     """
     order = np.lexsort((values, groups))
     groups, values, right = groups[order], values[order], right[order]
@@ -171,12 +177,15 @@ def _agreement(groups: Any, values: Floats, right: Floats) -> float | None:
 
 
 def row_of(facts: ResponseColumns, index: int, new: Scores, **more: Any) -> dict[str, Any]:
-    """Return a row for display; `fill_rows` adds its text. `index` counts the scored rows, `row` those of the input."""
+    """Return a row for the report; `fill_rows` adds its text.
+
+    `index` is the position among the scored rows; `row` of the result is the position in the whole input.
+    """
     return {"row": int(facts.rows_N[index]), "new": score_json(new[index]), **more}
 
 
 def describe(sample: SavedSample) -> dict[str, Any]:
-    """Return what a row for display takes from the input: where, text, truth, the stored score."""
+    """Return the fields of a report's row that come from the input: where, text, truth, the stored score."""
     return {
         "where": sample.where,
         "text": sample.input.response[:MAX_TEXT_CHARS],
@@ -205,31 +214,31 @@ def _summary(values: Floats, beside: Floats | None) -> dict[str, Any]:
 
 
 def mean(values: Any) -> float | None:
-    """Return the mean of an array without NaN, summed exactly so that order has no effect; None if nothing is left."""
+    """Return the mean of the values that are not NaN; None if there are none. The sum is exact in any order."""
     there = values[~np.isnan(values)].tolist()
     if not there:
         return None
     try:
         return math.fsum(there) / len(there)
-    except OverflowError:  # the sum alone is beyond what a float holds
+    except OverflowError:  # the sum is too large for a float, the mean is not
         return math.fsum(value / len(there) for value in there)
 
 
 def correlation(a: Any, b: Any) -> float | None:
-    """Return Pearson's correlation of two arrays; None when either is constant or shorter than two."""
+    """Return Pearson's correlation of two arrays; None if one of them is constant or has fewer than two values."""
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
     return float(np.corrcoef(a, b)[0, 1])
 
 
 def ranks(values: Any) -> Any:
-    """Return ranks from 0, ties at their mean."""
+    """Return the ranks of the values, from 0; equal values get the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return (ends - (counts + 1) / 2)[inverse]
 
 
 def fill_rows(rows: list[dict[str, Any]], samples: Mapping[int, SavedSample]) -> None:
-    """Add the texts and stored scores of the input to rows for display."""
+    """Add the texts and stored scores from the input to the report's rows."""
     for row in rows:
         row |= describe(samples[row["row"]])

@@ -1,4 +1,4 @@
-"""Cells of a chunk of a table, column by column, for every kind of file."""
+"""Access to the cells of a table's chunk by column, with one interface for all kinds of files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Cells(Protocol):
     """Chunk of a table with N rows.
 
     Attributes:
-        places: line or row of each row in its file.
+        places: line number (text file) or row number (Parquet) of each row.
         bad: index of a row that cannot be read -> reason.
     """
 
@@ -24,15 +24,15 @@ class Cells(Protocol):
     def bad(self) -> Mapping[int, str]: ...
 
     def column(self, name: str) -> list[Any]:
-        """Return the [N] cells of a column; None where a row has none."""
+        """Return the [N] cells of a column; None where a row lacks the column."""
         ...
 
     def others(self, taken: set[str]) -> list[Mapping[str, Any]]:
-        """Return, for each of the [N] rows, the cells of all columns but the taken ones, as JSON values."""
+        """Return for each of the [N] rows the cells of all columns except `taken`, as JSON values."""
         ...
 
     def row(self, index: int) -> Mapping[str, Any]:
-        """Return one row by column."""
+        """Return one row as column -> cell."""
         ...
 
 
@@ -45,18 +45,18 @@ class ArrowCells:
         self.bad: dict[int, str] = {}
 
     def column(self, name: str) -> list[Any]:
-        """Return the cells. Raises: DataError with column and row for a value that Python cannot hold."""
+        """Return the cells. Raises: DataError that names column and row of a value that Python cannot represent."""
         column = self._batch.column(name)
         if str(column.type) not in ("string", "large_string"):
             try:
                 return column.to_pylist()
             except UNREADABLE as error:
                 raise unreadable_cell(self._batch.select([name]), self._place) from error
-        # A text that repeats, such as the truth of a group, becomes one Python object for all its rows.
+        # Rows with equal texts, such as the truth of a group, share one Python object.
         coded = column.dictionary_encode() if name not in _LONG else column
         if not hasattr(coded, "dictionary") or len(coded.dictionary) * 2 > len(column):
             return column.to_pylist()
-        # The last word, None, is that of the empty cells.
+        # None is appended as the last word, for empty cells.
         words = [*coded.dictionary.to_pylist(), None]
         return [words[i] for i in coded.indices.fill_null(len(words) - 1).to_pylist()]
 
@@ -75,7 +75,7 @@ class ArrowCells:
 
 
 class RowCells:
-    """Rows of a text file with their places; see `text_rows`."""
+    """Rows of a text file with their line numbers; see `text_rows`."""
 
     def __init__(self, rows: Sequence[tuple[int, TextRow]]) -> None:
         self.places = [place for place, _ in rows]
@@ -94,7 +94,7 @@ class RowCells:
 
 
 _LONG = ("response", "completion", "output")
-"""Columns of texts that hardly repeat: a search for repeats would cost more than it saves."""
+"""Columns whose texts hardly ever repeat: sharing equal texts would cost more time than it saves memory."""
 
 
 def clean(value: Any) -> Any:

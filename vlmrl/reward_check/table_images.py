@@ -1,4 +1,4 @@
-"""Images of the rows of a table that are shown. A table is untrusted input: see `read_image`."""
+"""Images of those rows of a table that a report displays. A table is untrusted input: see `read_image`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from vlmrl.reward_check.table_cells import RowCells
 MOST_A_ROW = 16
 """Largest number of images that are read per row."""
 BATCH_ROWS = 16
-"""Number of rows of a Parquet column of images that are in memory at a time; images are large."""
+"""Number of rows of a Parquet column of images that are read at a time: few, because images are large."""
 
 
 def row_images(reader: TableReader, rows: Iterable[int]) -> Iterator[tuple[int, list[bytes | str]]]:
-    """Yield (row, its images) of these rows, in their order in the table; nothing for a table without images.
+    """Yield (row, its images) for `rows`, in the order of the table; nothing if the table has no images.
 
-    An image is the bytes of its file, unchecked, or a text that says why it cannot be read. A path must stay in the
-    table's folder, links resolved, and nothing is fetched from the network. At most MOST_A_ROW images of a row are
-    read; a text then gives the number of the others.
+    An image is the bytes of its file, unchecked, or a text with the reason why it cannot be read. After links are
+    resolved, a path must lie in the table's folder. Nothing is fetched from the network. At most MOST_A_ROW images of a
+    row are read; if there are more, a text states how many were left out.
 
-    Raises: DataError when the table can no longer be read.
+    Raises: DataError if the table can no longer be read.
     """
     column = reader.decoder.roles.get("images")
     row_numbers = np.unique(np.asarray(list(rows), dtype=np.int64))

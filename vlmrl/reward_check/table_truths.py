@@ -1,4 +1,4 @@
-"""Ground truths of a table as truths of a task: typed fields, or a text in the form of the task."""
+"""Reading of a table's ground truths as truths of a task: from typed fields, or from a text in the task's form."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from vlmrl.tasks.own_task import is_own
 from vlmrl.tasks.truth_kinds import CONTRADICTS, TruthForm
 
 PLAIN_FIELDS = ("answer", "ground_truth")
-"""Fields of a truth that is one value: in training on a table a reward finds it in the first, in a check in both."""
+"""Truth fields for a ground truth that is a single value. Training sets the first field; a check sets both."""
 TruthReading = tuple[Mapping[str, Any], str, str]
-"""(truth, why it cannot be used or "", what is doubtful about it or "")."""
+"""(truth, reason why it cannot be used or "", reason why it is doubtful or "")."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class TruthRule:
     """Rule for reading the ground truths of a table.
 
     Args:
-        task: name of the task; "" = none: the cell is the truth's fields PLAIN_FIELDS, a mapping is the whole truth.
+        task: name of the task; "" = no task: a mapping is the whole truth, any other cell fills PLAIN_FIELDS.
         form: form of the task's truths in a table.
         variant: variant of the task.
-        lenient: a truth that breaks its form is kept unchanged and reported as a doubt, for a reward that takes any
+        lenient: keep a truth that breaks its form unchanged and report it as doubtful; for rewards that accept any
             text.
     """
 
@@ -38,22 +38,22 @@ class TruthRule:
     lenient: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle a rule for another process; that of a user's task is made again there, from the task's file."""
+        """Pickle the rule for another process, which creates the rule of a user's task again from the task's file."""
         if is_own(self.task):
             return _own_rule, (self.task, self.variant, self.lenient)
         return TruthRule, (self.task, self.form, self.variant, self.lenient)
 
     def fields_in(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a row has truth fields as columns."""
+        """Return whether at least one truth field is filled as a column of the row."""
         return any(row.get(name) is not None for name in self.form.fields)
 
     def read(self, cell: Any, row: Mapping[str, Any]) -> TruthReading:
-        """Return the truth of a row from its ground-truth cell and, with a task, from columns named as truth fields."""
+        """Return the truth of a row from its ground-truth cell or, with a task, from columns named as truth fields."""
         if isinstance(cell, str) and cell.lstrip()[:1] == "{":
             try:
                 cell = parse_json(cell)
             except ValueError as error:
-                if self.task:  # without a task it may be any text: {1, 2} is a set
+                if self.task:  # without a task, any text is allowed, such as the set {1, 2}
                     return {}, f"the ground truth looks like JSON and is not: {error}", ""
         if isinstance(cell, Mapping):
             cell = plain(cell)
@@ -73,7 +73,7 @@ class TruthRule:
         return ({} if cell is None else dict.fromkeys(PLAIN_FIELDS, plain(cell))), "", ""
 
     def _from_text(self, cell: Any, read: Callable[[str], Mapping[str, Any]]) -> TruthReading:
-        """Return the truth that a text in the task's form states; `read` is the form's reader."""
+        """Return the truth that `read`, the parser of the task's form, reads from the text of a cell."""
         text = str(int(cell)) if isinstance(cell, bool) else str(cell)
         try:
             if cell is None:
@@ -93,9 +93,9 @@ class TruthRule:
         return truth, "", ""
 
     def _as_text(self, truth: Mapping[str, Any], problem: str) -> TruthReading:
-        """Return an unsound typed truth with its text in the task's form, which lenient rewards score.
+        """Return a typed truth that breaks the schema, with its text in the task's form, which lenient rewards score.
 
-        If the truth cannot be written as a text, the problem is returned instead.
+        If the truth cannot be written as a text, it cannot be used, and `problem` is the reason.
         """
         if self.form.write is None or self.form.read is None:
             return {}, problem, ""
@@ -125,7 +125,7 @@ def _validator(task: str, settings: str, variant: str | None) -> Callable[[Mappi
 
 
 def _typed(cell: Any) -> Any:
-    """Return a cell of a typed column; a text of CSV becomes the value that it spells: true, 0, ["a", "b"], `a; b`."""
+    """Return the value of a typed cell. A text from CSV is parsed: `true`, `0`, `["a", "b"]`, or `a; b` for a list."""
     if not isinstance(cell, str):
         return plain(cell)
     text = cell.strip()

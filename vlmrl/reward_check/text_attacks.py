@@ -1,4 +1,4 @@
-"""Known tricks against a reward for answers that are texts or numbers: hedges, echoes, answers in the wrong place."""
+"""Known tricks against rewards for text or number answers: several answers at once, echoes, answers in wrong places."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMS = (
     "\\boxed{{{}}}",
     "<think>I cannot tell.</think>\\boxed{{{}}}",
 )
-"""Forms in which an honest answer may be given; the reward accepts at least one of them."""
+"""Forms of an honest answer. A reward should accept at least one of them."""
 
 
 def expected(x: RewardInput) -> list[str]:
@@ -47,7 +47,7 @@ def wrong_text(x: RewardInput, known: Sequence[str]) -> str:
 
 
 def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
-    """Return all tricks for rows with text answers. `form`: the form that pays, such as FORMS[0]."""
+    """Return all tricks for rows with text answers. `form`: the form that the reward accepts, such as FORMS[0]."""
     known = answers(rows)
     every = " ".join(known)
     numbers = " ".join(str(n) for n in range(200))
@@ -100,11 +100,11 @@ def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
 
 
 def text_misses(form: str, right: Callable[[RewardInput], str]) -> list[Attack]:
-    """Return the near misses for text answers.
+    """Return the near misses for text answers: wrong answers that are close to the right one.
 
     Args:
-        form: form of an answer, with `{}` in its place.
-        right: returns the right answer of a row.
+        form: form of a response, with `{}` in place of the answer.
+        right: row -> its right answer.
     """
 
     def miss(name: str, idea: str, change: Callable[[str], str | None]) -> Attack:
@@ -131,7 +131,7 @@ def text_misses(form: str, right: Callable[[RewardInput], str]) -> list[Attack]:
 
 
 def _alike(one: str, other: str) -> bool:
-    """Return whether two texts are one answer. The first half of `1.0` is 1, for example, which is no miss."""
+    """Return whether two texts are the same answer. Example: half of `1.0` is `1.`, the same number: no near miss."""
     try:
         return float(one) == float(other)
     except ValueError:

@@ -1,7 +1,7 @@
 """Measures of response texts: similarity, repetition within a text, and classes of characters.
 
-All texts of a step are measured together, in a bounded amount of work. Letters: D texts, N characters of all texts,
-U different texts, K hash functions, G groups.
+All texts of a step are measured together, and the amount of work is bounded. Suffixes: D texts, N characters of all
+texts together, U distinct texts, K hash functions, G groups.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from vlmrl.reward_check.scores import Floats, Ints
 ANSWER = re.compile(r"<answer>([^<]{1,400})</answer>|\\boxed\{([^{}]{1,200})\}")
 MOST_PLAIN_ANSWER_CHARS = 40
 MAX_CHARS = 4_000
-"""Maximum number of characters of a text that are measured: the first half and the last half of this number."""
+"""Maximum number of characters of a text that are measured. Of a longer text, its beginning and its end, half each."""
 LIKENESS_CHARS = 1_000
-"""The same limit where texts are compared with each other."""
+"""Maximum number of characters of a text that are compared with other texts, taken from its beginning and its end."""
 REPEAT_CHARS = 12
-"""Length of the character n-grams whose repetition is counted. Three words, or a formula: longer than a tag name."""
+"""Length of the character n-grams whose repetition is counted: about three words, and longer than a tag's name."""
 REPEATING = 0.9
-"""A text repeats itself if this share of its n-grams occurred before in it. Markup of similar elements stays below."""
+"""A text repeats itself if at least this share of its n-grams occurred earlier in it.
+
+Markup with many similar elements has a lower share.
+"""
 LEAST_REPEATING_CHARS = 100
 SHINGLE_CHARS = 5
 HASHES = 32
@@ -37,7 +40,7 @@ the same ending.
 ENDING_CHARS = 24
 PREFIX_CHARS = 24
 CLASSES = ("lowercase", "digit", "uppercase", "punctuation", "whitespace", "non_ascii")
-"""Classes of characters. Letters of other scripts are `non_ascii`, as are their digits and signs."""
+"""Classes of characters. All characters outside ASCII (letters, digits and signs) are `non_ascii`."""
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _ASCII_CLASS = np.asarray(
@@ -54,12 +57,12 @@ class TextMeasures:
     """Measures of the texts of one step; shares are in [0, 1].
 
     Args:
-        alike_share: the largest set of texts that are alike, as a share of all texts.
-        alike_in_group_share: the same within each group, averaged over groups.
-        same_prefix_share: texts that begin with the most common first PREFIX_CHARS characters.
-        repeating_share: texts that repeat themselves.
-        class_shares: class of characters -> its share of a text, averaged over texts.
-        top_character_share: share of the most common ASCII character of a text but the space, averaged over texts.
+        alike_share: size of the largest set of texts that are alike, as a share of all texts.
+        alike_in_group_share: size of the largest such set in a group, as a share of its texts, averaged over groups.
+        same_prefix_share: share of texts that begin with the most common first PREFIX_CHARS characters.
+        repeating_share: share of texts that repeat themselves.
+        class_shares: class of characters -> its share of a text's characters, averaged over texts.
+        top_character_share: share of a text's most common ASCII character (spaces left out), averaged over texts.
         characters_mean: length of a text in characters, averaged over texts.
     """
 
@@ -76,8 +79,8 @@ def measure_texts(texts: Sequence[str], groups: Sequence[int]) -> TextMeasures:
     """Return the measures of the texts of a step.
 
     Args:
-        groups: number of the group of each text.
-    Raises: ValueError without any text.
+        groups: group number of each text.
+    Raises: ValueError if there is no text.
     """
     if not texts:
         raise ValueError("there is no text to measure")
@@ -109,7 +112,7 @@ def repeats_itself(text: str) -> bool:
 
 
 def answer_of(text: str) -> str | None:
-    """Return the final answer in a response: in `<answer>` or a box, else a short text as a whole; None without one."""
+    """Return the final answer of a response: in `<answer>` or a box, else the whole text if it is short, else None."""
     matches = ANSWER.findall(text)
     if matches:
         return "".join(matches[-1]).strip()
@@ -119,7 +122,7 @@ def answer_of(text: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def joins_words(character: str) -> bool:
-    """Return whether a script writes its words without spaces between them: Han, kana, Thai, Lao, Khmer, Burmese ..."""
+    """Return whether a character's script has no spaces between words: Han, kana, Thai, Lao, Khmer, Burmese ..."""
     name = unicodedata.name(character, "")
     return name.startswith(("CJK ", "HIRAGANA", "KATAKANA", "THAI ", "LAO ", "KHMER ", "MYANMAR ", "TIBETAN ", "YI "))
 
@@ -129,7 +132,7 @@ def _ends(text: str, most: int) -> str:
 
 
 def _characters(texts: Sequence[str]) -> tuple[Any, Ints]:
-    """Return (code point [N], number of its text [N]) of all characters."""
+    """Return (code point [N], index of its text [N]) of all characters."""
     code_N = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.int64)
     return code_N, np.repeat(np.arange(len(texts)), [len(text) for text in texts])
 
@@ -140,7 +143,7 @@ def _table(row_N: Ints, column_N: Ints, rows: int, columns: int) -> Floats:
 
 
 def _ngrams(code_N: Any, text_N: Ints, length: int) -> tuple[Any, Ints]:
-    """Return (hash, number of its text) of every character n-gram that lies within one text."""
+    """Return (hash, index of its text) of every character n-gram that lies within one text."""
     number = max(0, len(code_N) - length + 1)
     hash_N = np.zeros(number, dtype=np.uint64)
     for shift in range(length):
@@ -153,7 +156,7 @@ def _ngrams(code_N: Any, text_N: Ints, length: int) -> tuple[Any, Ints]:
 def _repeating(code_N: Any, text_N: Ints, size_D: Ints) -> Any:
     """Return [D]: whether each text repeats itself."""
     hash_N, owner_N = _ngrams(code_N, text_N, REPEAT_CHARS)
-    # The text in the high bits: one sort brings the equal n-grams of each text together.
+    # The index of the text is in the high bits, so that one sort brings the equal n-grams of each text together.
     key_N = np.sort((owner_N.astype(np.uint64) << np.uint64(44)) | (hash_N >> np.uint64(20)))
     first_N = np.ones(len(key_N), dtype=bool)
     first_N[1:] = key_N[1:] != key_N[:-1]
@@ -163,7 +166,7 @@ def _repeating(code_N: Any, text_N: Ints, size_D: Ints) -> Any:
 
 
 def _alike_shares(texts: Sequence[str], group_D: Ints) -> tuple[float, float]:
-    """Return (the largest set of texts that are alike, its average within the groups), as shares."""
+    """Return `alike_share` and `alike_in_group_share` (see `TextMeasures`)."""
     plain = [_ends(" ".join(_ends(text, 2 * LIKENESS_CHARS).split()).casefold(), LIKENESS_CHARS) for text in texts]
     known = {text: number for number, text in enumerate(dict.fromkeys(plain))}
     text_D = np.asarray([known[text] for text in plain])
@@ -176,7 +179,7 @@ def _alike_shares(texts: Sequence[str], group_D: Ints) -> tuple[float, float]:
 
 
 def _alike(texts: Sequence[str]) -> Floats:
-    """Return [U, U]: 1 where two different texts are alike, else 0. MinHash estimates Jaccard's coefficient."""
+    """Return [U, U]: 1 where two of the U distinct texts are alike, else 0. MinHash estimates Jaccard's coefficient."""
     signature_UK = _signatures(texts)
     ending_U = np.unique([answer_of(t) or t[-ENDING_CHARS:] for t in texts], return_inverse=True)[1]
     alike_UU = np.zeros((len(texts), len(texts)))

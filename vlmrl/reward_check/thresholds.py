@@ -1,8 +1,8 @@
-"""Thresholds of `vlmrl reward-check --fail-on`: conditions on a report that fail, for a check before training.
+"""Conditions of `vlmrl reward-check --fail-on`: if one of them holds for the report, the command fails.
 
     CONDITIONS := CONDITION {"," CONDITION}        CONDITION := NAME [OP NUMBER]        OP := > | >= | < | <=
 
-A name alone means `> 0`. A condition that holds fails; so does one whose number cannot be measured on this input.
+A name alone means `> 0`. The command also fails if the number of a condition cannot be measured on this input.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Report = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Measure:
-    """Number of a report that a condition may name.
+    """Number of a report that a condition can use.
 
     Args:
-        words: description for people.
-        read: returns the number from a report, or None if it cannot be measured.
-        of: kind of the name in brackets, such as "PART"; "" = it takes none.
-        needs: "", "diff" or "probe": the option without which there is no such number.
+        words: description for the user.
+        read: report -> the number, or None if it cannot be measured.
+        of: kind of the name that is written in brackets, such as "PART"; "" = no brackets.
+        needs: option that the number requires: "diff", "probe" or "" (none).
     """
 
     words: str
@@ -114,7 +114,7 @@ MEASURES: dict[str, Measure] = {
 
 @dataclass(frozen=True)
 class GateLimit:
-    """One condition."""
+    """One condition of --fail-on, such as `corr(length)>0.6`. `of` is the name in brackets, None if there is none."""
 
     name: str
     of: str | None
@@ -127,7 +127,7 @@ class GateLimit:
 
     @property
     def needs_errors(self) -> bool:
-        """Whether failing rows must be counted instead of ending the check."""
+        """Whether the check must count rows on which the reward fails, instead of ending at the first."""
         return self.name in ("errors", "broken")
 
     def __str__(self) -> str:
@@ -137,7 +137,7 @@ class GateLimit:
         return self.measure.read(report, self.of) if self.of is not None else self.measure.read(report)
 
     def holds(self, report: Report) -> bool:
-        """Return whether the condition holds, so that the report fails. Raises: RewardError for an unknown part."""
+        """Return whether the condition holds, so that the command fails. Raises: RewardError for an unknown part."""
         value = self.value(report)
         return value is None or OPERATORS[self.op](value, self.bound)
 
@@ -152,8 +152,9 @@ def parse_limits(text: str, *, diff: bool) -> list[GateLimit]:
     """Return the conditions of --fail-on.
 
     Args:
-        diff: whether there is another reward to compare with.
-    Raises: RewardError for what is not a condition, a name that does not exist, or one that needs --diff.
+        diff: whether a second reward is compared (--diff).
+    Raises: RewardError for a text that is not a condition, an unknown name, or a name that needs --diff if it is
+        missing.
     Example: `probe,dead_groups>0.5,corr(length)>0.6` -> three limits.
     """
     return [_parse(item, diff) for item in text.split(",")]

@@ -1,4 +1,4 @@
-"""Results of tricks tried on a reward: what each earned on every row, and the verdict."""
+"""Results of tricks that were tried on a reward: the score of each trick on every row, and the verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPSILON = 1e-9
 HUNG = "no answer within"
 """Text in the error of a row whose worker was killed because it did not answer."""
 SLOW_SECONDS = 1.0
-"""Limit for one response, in seconds. A model that finds a slower text stops the run."""
+"""Time limit for scoring one response, in seconds. If a model learns to write slower responses, the run stalls."""
 WORDS = {
     "hole": "pays more than honest play without knowledge",
     "leak": "pays for what should earn nothing",
@@ -30,7 +30,7 @@ WORDS = {
     "silent": "a broken truth is scored without an error",
     "unfair": "an honest answer in another spelling loses",
 }
-"""Verdict -> its meaning, the worst first: unearned pay, then what stops a run, then lost pay."""
+"""Verdict -> its meaning, the worst first: undeserved scores, then failures that stop a run, then lost scores."""
 ADVICE = {
     "hole": "read one answer from one place, and pay nothing for a response that breaks the format",
     "leak": "pay the minimum for what cannot be read: no default answer, no credit for missing parts",
@@ -42,9 +42,9 @@ ADVICE = {
     "silent": "raise an error for a truth that cannot be read: a 0 for every response hides it",
     "improper": "a proper score, such as 1 - (p - y)**2",
 }
-"""Verdict -> advice."""
+"""Verdict -> advice to the author of the reward."""
 WARNINGS = ("unfair", "silent")
-"""Verdicts that are no way to be paid: shown, and counted separately."""
+"""Verdicts that give no response an undeserved score. They are reported, but counted as warnings."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class ProbeResult:
     """Result of a trick.
 
     Args:
-        kind: see attacks.py; also `truth` and `belief`.
-        mean, best: value over the rows; None when the reward failed on all of them.
-        paid: share of rows on which it earned more than the least that any response earned there.
-        errors: rows on which the reward failed; `error` is the first failure.
+        kind: kind of the trick, see attacks.py; also `truth` and `belief`.
+        mean, best: mean and maximum of its score over the rows; None if the reward failed on all of them.
+        paid: share of rows on which the trick earned more than the lowest-scoring response to the same row.
+        errors: number of rows on which the reward failed; `error` is the first failure.
         verdict: a key of WORDS; "" = no finding.
     """
 
@@ -77,7 +77,7 @@ class ProbeResult:
 
 @dataclass
 class Tried:
-    """Values of one trick, NaN where the reward failed or the trick does not fit the row."""
+    """Scores of one trick on the rows: NaN where the reward failed or the trick does not fit the row."""
 
     attack: Attack
     values_R: Floats
@@ -91,11 +91,11 @@ class Tried:
 
 @dataclass(frozen=True)
 class Honest:
-    """Honest play on the rows: informed, wrong, and the best uninformed answer.
+    """Scores of honest answers (see probe.py): informed, wrong, and the best uninformed answer.
 
     Args:
-        all: uninformed answer -> its mean value.
-        tolerance: a smaller difference of two values is noise of the reward or of rounding.
+        all: uninformed answer -> its mean score.
+        tolerance: differences of two scores up to this are noise of the reward or rounding.
     """
 
     informed: Tried
@@ -106,18 +106,18 @@ class Honest:
 
 
 class Attempts:
-    """Responses tried on the rows with one scorer. `seconds`: time of every row scored so far."""
+    """Tries of responses on the rows, with one scorer. `seconds`: times of all rows that were scored so far."""
 
     def __init__(self, scorer: Scorer, rows: Sequence[RewardInput]) -> None:
         self.scorer, self.rows = scorer, rows
         self.seconds: list[float] = []
 
     def on(self, attack: Attack, *, rows: Sequence[RewardInput] | None = None, strict: bool = False) -> Tried:
-        """Return the values of a trick; with `turned` the lower value of both orders."""
+        """Return the scores of a trick. If the attack has `turned`, the lower score of its two orders."""
         rows = (self.rows if rows is None else rows)[: attack.most]
         values, error = self._score([attack.write(x) for x in rows], strict)
         slowest = max(self.seconds[-len(rows) :], default=0.0)
-        if slowest > SLOW_SECONDS and not error:  # try again: a busy machine stalls once, a slow reward is slow again
+        if slowest > SLOW_SECONDS and not error:  # once more: a slow reward is slow again, a busy machine is not
             self._score([attack.write(x) for x in rows], strict)
             slowest = min(slowest, max(self.seconds[-len(rows) :], default=0.0))
         if attack.turned is not None:
@@ -134,7 +134,7 @@ class Attempts:
         alone = 1 if self.scorer.spec.user is not None and not self.scorer.spec.user.batched else 0
         scores = self.scorer.score(texts[:alone], strict=strict, rows=names)
         self.seconds += self.scorer.seconds
-        if not any(HUNG in (s.error or "") for s in scores):  # if the first row hangs, the others would take hours
+        if not any(HUNG in (s.error or "") for s in scores):  # if the first row hangs, all rows would take hours
             scores += self.scorer.score(texts[alone:], strict=strict, rows=names[alone:])
             self.seconds += self.scorer.seconds
         values = np.full(len(inputs), math.nan)
@@ -143,6 +143,9 @@ class Attempts:
 
 
 def ranked(results: Sequence[ProbeResult]) -> list[ProbeResult]:
-    """Return findings from the worst to the mildest (see WORDS), of a kind those that pay most first; then the rest."""
+    """Return the results sorted by verdict, the worst first (see WORDS); within a verdict by mean score, highest first.
+
+    Results without a finding come last.
+    """
     order = [*WORDS, ""]
     return sorted(results, key=lambda r: (order.index(r.verdict), math.inf if r.mean is None else -r.mean))

@@ -1,7 +1,7 @@
-"""Recipe that passed the quick part of `vlmrl check`, with no open value: every command that runs one begins here.
+"""Loading of a recipe with the quick part of `vlmrl check`. Every command that runs a recipe begins with it.
 
-Nothing is printed here: warnings are returned to the command. The imports stand in the functions, so that a wrong model
-path is reported before a large library is loaded.
+All open values of the recipe are chosen, too. Nothing is printed here: warnings are returned to the command. The
+imports are inside the functions, so that a wrong model path is reported before a large library is loaded.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def load_checked(
 def check_loaded(
     loaded: LoadedRecipe, root: Path, *, trains: bool, files: str | None = None, gpus: str | None = None
 ) -> tuple[LoadedRecipe, list[Problem]]:
-    """Run the quick part of `vlmrl check`. A rank skips it: its launcher has run it.
+    """Run the quick part of `vlmrl check`. A rank skips the check, because its launcher has run it already.
 
     Args:
         root: folder of the runs.
-        trains: whether a run follows; disk and memory must then have room for it.
-        files: folder with the model's files; None = the one that `model.path` leads to.
+        trains: whether a training run follows; disk and memory must then have enough room for it.
+        files: folder with the model's files; None = the folder that `model.path` names.
         gpus: value of `--gpus`; None = one process.
-    Returns: (recipe with no open value (recipe/settle.py), warnings).
+    Returns: (recipe without open values (recipe/settle.py), warnings).
     Raises: ProblemsError with all errors; LaunchError for a `gpus` that cannot be read.
     """
     from vlmrl.preflight.run import check_model, quick_look

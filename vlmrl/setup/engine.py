@@ -42,18 +42,18 @@ def make_generator(
     log: Callable[[str], Path] | None = None,
     pending_bytes: int = 0,
 ) -> Generator:
-    """Return the engine that the recipe names, for this policy.
+    """Return the engine that the recipe selects, for this policy.
 
-    The engine runs in this process. It has processes of its own when it is split over GPUs (`rollout.tensor_parallel`)
-    or when, in training (`log` is given), it runs on GPUs that the launcher reserved.
+    The engine usually runs in this process. It has processes of its own when it is split over GPUs
+    (`rollout.tensor_parallel`), or when it runs in training (`log` is given) on GPUs that the launcher reserved.
 
     Args:
         files: folder or hub name with the model's configuration and processor.
-        say: is called with each unusual event, once.
-        log: name of a process -> path of its log; None outside training.
+        say: called once for each unusual event, with a text.
+        log: name of a process -> path of its log file; None outside training.
         pending_bytes: memory in bytes that the trainer will need and has not allocated yet.
-    Raises: EngineError when the engine is not installed or does not start; LaunchError when its parts do not fit the
-        GPUs.
+    Raises: EngineError when the engine is not installed or does not start; LaunchError when the number of its parts
+        does not match the GPUs.
     """
     r = recipe.rollout
     if r.engine == "torch":
@@ -95,11 +95,11 @@ def make_generator(
 def cache_bytes(recipe: Recipe, policy: Policy, world: World, trains: bool, pending_bytes: int) -> int:
     """Return the size in bytes of vLLM's cache on each of its GPUs.
 
-    It is the recipe's `kv_cache_gib`, else what the responses of a step need, as far as memory is free beside the
-    trainer's sleeping states and the engine's weights.
+    It is the recipe's `kv_cache_gib` if set. Otherwise it is the size that the responses of a step need, but not more
+    than the memory that the trainer's states (in the form they have during sampling) and the engine's weights leave.
 
     Args:
-        trains: whether a trainer shares the machine; else the engine answers whole splits (`vlmrl eval`).
+        trains: whether a trainer uses the same machine; if not, the engine answers whole splits (`vlmrl eval`).
         pending_bytes: as for `make_generator`.
     """
     r = recipe.rollout
@@ -119,7 +119,7 @@ def cache_bytes(recipe: Recipe, policy: Policy, world: World, trains: bool, pend
             text, size, longest, demand.sequences, r.tensor_parallel
         )
         total = memory_use(device)[1]
-        # Reserved GPUs are assumed to be like this one, and empty.
+        # Reserved GPUs are assumed to be of the same type as this GPU, and empty.
         free = total if trains and r.engine_gpus else (free_bytes(device) or 0) - pending_bytes
         free -= engine_bytes + int(RESERVE_SHARE * total)
     else:

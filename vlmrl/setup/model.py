@@ -20,9 +20,9 @@ from vlmrl.types import SamplingParams
 
 
 def load_origin(settings: Model, origin: ModelOrigin, lora: Lora | None = None) -> tuple[Any, Any]:
-    """Return (model, processor) of an origin, on the settings' device and in their dtype; an adapter stays attached."""
+    """Return (model, processor) of an origin, with the device and dtype of `settings`; an adapter is not folded in."""
     if origin.checkpoint is not None:
-        check_files(origin.checkpoint, HF)  # with a changed chat template it would be another model
+        check_files(origin.checkpoint, HF)  # a changed chat template, for example, would change the model's answers
     processor = load_processor(settings, path=origin.files)
     if origin.checkpoint is None:
         return load_model(settings, path=origin.path), processor
@@ -32,10 +32,12 @@ def load_origin(settings: Model, origin: ModelOrigin, lora: Lora | None = None) 
 def load_for_training(recipe: Recipe, origin: ModelOrigin) -> tuple[Any, Any, dict[str, Any]]:
     """Return (model, processor, base of the adapter) at the start of a run.
 
-    The base names the weights below the adapter; without an adapter it has path and revision alone. An adapter of the
-    origin is trained further as it is; without a `[lora]` table it is folded in, and all weights are trained.
+    The base identifies the frozen weights of the adapter; without an adapter it holds only path and revision. If the
+    origin has an adapter and the recipe has a `[lora]` table, this adapter is trained further. If the recipe has no
+    `[lora]` table, the adapter is folded into the weights, and all weights are trained.
 
-    Raises: CheckpointError as `load_origin`, or when the recipe's `[lora]` table is not that of the origin's adapter.
+    Raises: CheckpointError as `load_origin`, or when the recipe's `[lora]` table differs from that of the origin's
+        adapter.
     """
     base: dict[str, Any] = {"path": origin.path, "revision": recipe.model.revision}
     before = None if origin.checkpoint is None else saved_lora(origin.checkpoint)
@@ -62,7 +64,7 @@ def load_for_training(recipe: Recipe, origin: ModelOrigin) -> tuple[Any, Any, di
 
 
 def _same_adapter(before: Lora, now: Lora, origin: ModelOrigin) -> None:
-    """Raise unless an adapter can be trained under this `[lora]` table; dropout is no property of its weights."""
+    """Raise a CheckpointError unless an adapter can be trained with this `[lora]` table. Its dropout may differ."""
     pairs = [(k, v, getattr(now, k)) for k, v in before.model_dump().items() if k != "dropout"]
     for name, was, is_now in pairs:
         if was != getattr(now, name):

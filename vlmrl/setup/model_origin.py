@@ -1,4 +1,4 @@
-"""Origin of a run's first weights, which `model.path` names."""
+"""Origin of a run's first weights. The recipe key `model.path` selects it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class ModelOrigin:
     """Origin of a run's first weights: a Hugging Face folder or name, or a checkpoint of another run.
 
     Args:
-        path: as the recipe or the command names it.
-        checkpoint: folder of the checkpoint; None = the origin is none.
-        parent: as `Manifest.parent`: the run, the checkpoint's name, and why this checkpoint was chosen.
+        path: the path as the recipe or the command states it.
+        checkpoint: folder of the checkpoint; None = the origin is no checkpoint.
+        parent: as `Manifest.parent`: the run, the checkpoint's name, and the reason why this checkpoint was chosen.
         endpoint: address of the server that answers for the model `path`; "" = its weights are loaded here.
     """
 
@@ -41,7 +41,7 @@ class ModelOrigin:
 
     @property
     def run_dir(self) -> Path | None:
-        """Run folder of the checkpoint; None for a model, and for a checkpoint that was taken out of its run."""
+        """Run folder of the checkpoint; None for a model, and for a checkpoint that was moved out of its run folder."""
         folder = self.checkpoint.parent.parent if self.checkpoint else None
         return folder if folder is not None and (folder / MANIFEST).is_file() else None
 
@@ -52,7 +52,7 @@ class ModelOrigin:
 
 
 def describe_origin(path: str, parent: Mapping[str, Any] | None) -> str:
-    """Return which checkpoint of which run `path` stands for, and why; "" if it is no checkpoint of a run.
+    """Describe the run and checkpoint that `path` means, and the reason for this choice; "" = no checkpoint of a run.
 
     Args:
         parent: as `ModelOrigin.parent`.
@@ -64,21 +64,21 @@ def describe_origin(path: str, parent: Mapping[str, Any] | None) -> str:
 
 
 def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOrigin:
-    """Return what `model.path` names: a local folder, a checkpoint folder, a run (one of its checkpoints), a hub name.
+    """Return the origin for `model.path`: a local folder, a checkpoint folder, a checkpoint of a run, or a hub name.
 
-    A path that is none of the others is taken for a hub name.
+    A path that is none of the first three is treated as a hub name.
 
     Args:
         runs_root: folder of the runs.
         which: checkpoint of a run: "best", "last", or a step.
-    Raises: StoreError or CheckpointError when `path` names a run that has no complete checkpoint, or a checkpoint whose
-        folder differs from what was saved (only the names of its files are checked; their content is compared when they
+    Raises: StoreError or CheckpointError when `path` names a run without a complete checkpoint, or a checkpoint whose
+        files differ from the saved ones (only the names of the files are checked; their content is compared when they
         are loaded).
     """
     if not path.strip():
         raise CheckpointError("the model's name is empty", hint="name a run, a model folder or a hub name")
     folder = Path(path)
-    if os.path.isfile(folder / "config.json"):  # False for a name that is too long for a path
+    if os.path.isfile(folder / "config.json"):  # os.path.isfile returns False for a name that is too long for a path
         return ModelOrigin(path)
     if os.path.isfile(folder / COMPLETE):
         read_meta(folder)
@@ -106,7 +106,7 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
 def _last_trained(runs_root: Path) -> Run | None:
     """Return the newest run that has a checkpoint; None if no run has one.
 
-    As a model, `last` must skip a `vlmrl try` or an evaluation.
+    It is used for `last` as a model, which must skip runs without checkpoints, such as a `vlmrl try` or an evaluation.
     """
     for name in run_ids(runs_root):
         if complete_checkpoints(runs_root / name):
@@ -115,7 +115,7 @@ def _last_trained(runs_root: Path) -> Run | None:
 
 
 def _run_named(path: str, runs_root: Path) -> Run | None:
-    """Return the run that `path` names, or None: it may then be a hub name, which the hub knows or not."""
+    """Return the run with the name or path `path`; None = there is no such run, and `path` may be a hub name."""
     try:
         return open_run(runs_root, path)
     except StoreError as error:
@@ -127,12 +127,12 @@ def _run_named(path: str, runs_root: Path) -> Run | None:
 def origin_of(run: Run, path: str, runs_root: Path) -> ModelOrigin:
     """Return the origin of this run's first weights, as its manifest recorded it.
 
-    `last`, or the best checkpoint of a run, may have another meaning by now.
+    The path is not looked up again, because `last` or the best checkpoint of a run may be another one by now.
     """
     parent = run.manifest.first_weights
     if parent is None or (Path(path) / COMPLETE).is_file():
         return find_model(path, runs_root)
-    folder = Path(path)  # a run in another runs folder is named by its path
+    folder = Path(path)  # if the run is in another runs folder, `path` is the path of the run
     is_named = os.path.isfile(folder / MANIFEST) and folder.resolve().name == parent["run"]
     run_dir = folder if is_named else runs_root / parent["run"]
     return ModelOrigin(path, run_dir / CHECKPOINTS / parent["checkpoint"], parent)

@@ -1,4 +1,4 @@
-"""New run folder for a checked recipe."""
+"""Creation of a run folder for a checked recipe."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Labels:
 
 
 def start_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Labels, *, kind: str | None = None) -> Run:
-    """Create a run folder for this recipe, locked by this process. Its parent is the run that the model comes from.
+    """Create a run folder for this recipe, locked by this process. Its parent is the run of the model's checkpoint.
 
     Args:
-        kind: kind of the run where it is not the recipe's (a trial).
+        kind: kind of the run, if it differs from the recipe's kind (for a trial); None = the recipe's kind.
     """
     from vlmrl.setup.model_origin import find_model
     from vlmrl.setup.sources import open_sources

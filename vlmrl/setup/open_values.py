@@ -24,7 +24,7 @@ def choosers(settings: Model, files: Callable[[], str], where: str, target: Targ
 
     Args:
         settings: the recipe's table `model`.
-        files: returns where the model's configuration is; it is called only if needed.
+        files: returns the folder or hub name with the model's configuration; it is called only if needed.
         where: place of the chosen keys in the recipe, for messages.
         target: GPUs on which the run is to run.
     """
@@ -59,7 +59,7 @@ def choosers(settings: Model, files: Callable[[], str], where: str, target: Targ
 
 
 def count_steps(recipe: Recipe) -> Choice:
-    """Count `train.steps` from `train.epochs`: as many steps as draw that many times the number of rows."""
+    """Compute `train.steps` from `train.epochs`: the steps in which epochs times the number of rows are drawn."""
     from vlmrl.data.dataset import require_split
     from vlmrl.data.open_dataset import open_dataset
 
@@ -70,7 +70,7 @@ def count_steps(recipe: Recipe) -> Choice:
             dataset = open_dataset(data)
             require_split(dataset, data.split)
             rows += min(dataset.splits[data.split], data.max_rows or MOST)
-    except VlmrlError as error:  # the check of the data reports the same as an error
+    except VlmrlError as error:  # the check of the data reports the same problem as an error
         return Choice("train.steps", Train().steps, f"the rows cannot be counted: {first_line(error)}")
     epochs = Fraction(str(recipe.train.epochs))
     steps = min(max(1, math.ceil(epochs * rows / per_step)), MOST)
@@ -79,23 +79,23 @@ def count_steps(recipe: Recipe) -> Choice:
 
 
 def count_warmup(recipe: Recipe) -> Choice:
-    """Count `optim.warmup_steps` from `optim.warmup_ratio`, rounded up."""
+    """Compute `optim.warmup_steps` from `optim.warmup_ratio`, rounded up."""
     ratio, steps = recipe.optim.warmup_ratio or 0.0, recipe.train.steps
     return Choice("optim.warmup_steps", math.ceil(Fraction(str(ratio)) * steps), f"{ratio:g} of {steps:,} steps")
 
 
 def _one_step(key: str) -> Chooser:
-    """Return a chooser for a number of steps that has no effect, as nothing is trained."""
+    """Return a chooser for a number of steps that has no effect, because nothing is trained."""
     return lambda recipe: Choice(key, 1, "nothing is trained")
 
 
 def settle_for_run(loaded: LoadedRecipe, root: Path, target: Target = HERE) -> tuple[LoadedRecipe, list[Problem]]:
-    """Choose the values that the recipe leaves open. Ranks take the choices of their launcher.
+    """Choose the values that the recipe leaves open. In a rank, use the choices of its launcher.
 
     Args:
         root: folder of the runs, one of which `model.path` may name.
         target: GPUs on which the run is to run.
-    Returns: the recipe with no open value, and warnings about the choices.
+    Returns: the recipe without open values, and warnings about the choices.
     """
     keys = open_keys(loaded.recipe)
     if not keys:

@@ -1,4 +1,4 @@
-"""Records of data, rewards and prompts in a run's manifest, and how they differ from the present ones."""
+"""Records of data, rewards and prompts for a run's manifest, and their comparison with the present ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PROMPT = OnResume("asked", "what the model is asked", ("best",))
 def records_of(sources: Sequence[Source], validation: Sequence[Source] = ()) -> Records:
     """Return the manifest's `datasets`, `rewards` and `prompts`, one mapping per source each.
 
-    Validation rows that are in a file of their own count as a dataset of their own.
+    Validation rows from a separate file have a dataset record of their own.
     """
     trained = {s.dataset.path for s in sources}
     scored = [s for s in sources if s.reward is not NO_REWARD]
@@ -69,23 +69,26 @@ def dataset_record(source: Source, name: str | None = None) -> dict[str, Any]:
 
 
 def texts_of(sources: Sequence[Source]) -> Texts:
-    """Return the task files, reward files and prompt templates of the sources, by the hashes of their records."""
+    """Return (kind, hash) -> text of the sources' task files, reward files and prompt templates."""
     tasks = {("task", s.task.own.sha256): s.task.own.text for s in sources if s.task.own}
     rewards = {("reward", s.reward.source_sha256): s.reward.user.source for s in sources if s.reward.user}
     return tasks | rewards | {("prompt", s.prompt_sha256): s.template for s in sources if s.template}
 
 
 def content_changes(run: Run, now: Records, texts: Texts, recipe: Sequence[Change] = ()) -> list[Change]:
-    """Return the changes of datasets, rewards and prompts since a run's manifest, for sources that both have.
+    """Return the changes of datasets, rewards and prompts since the manifest of a run was written.
+
+    Only sources that are in both the old and the present records are compared.
 
     Args:
-        run: its manifest has the old records.
+        run: the run; its manifest has the old records.
         now: the present records.
         texts: present texts, from `texts_of`, for the diffs.
-        recipe: changes of the recipe; changed arguments of a reward that follow from them are not reported again.
+        recipe: changes of the recipe. A change of a reward's arguments that is among them is not reported again.
     """
     manifest, changes = run.manifest, []
-    before, after = len(manifest.rewards), len(now["rewards"])  # one per source; datasets of validation files follow
+    # There is one reward per source. Dataset records of validation files stand after those of the sources.
+    before, after = len(manifest.rewards), len(now["rewards"])
     trained = _pairs(manifest.datasets[:before], now["datasets"][:after], "name")
     for old, new in trained + _pairs(manifest.datasets[before:], now["datasets"][after:], "name"):
         if old.get("fingerprint") != new["fingerprint"]:
@@ -109,7 +112,7 @@ def content_changes(run: Run, now: Records, texts: Texts, recipe: Sequence[Chang
 
 
 def _each_diff_once(changes: Sequence[Change]) -> list[Change]:
-    """Return the changes; if a file is both task and reward, only the first of the two has the diff."""
+    """Return the changes with each diff once: if a file is task and reward, only the first change keeps the diff."""
     shown: set[tuple[Any, Any]] = set()
     result = []
     for change in changes:
@@ -121,7 +124,7 @@ def _each_diff_once(changes: Sequence[Change]) -> list[Change]:
 
 
 def changed_since(run: Run, sources: Sequence[Source]) -> list[str]:
-    """Return the names of the tasks, rewards and prompts of these sources that are not what a run was made with."""
+    """Return the names of the tasks, rewards and prompts of these sources that have changed since the run was made."""
     changes = content_changes(run, records_of(sources), texts_of(sources))
     return [change.what for change in changes if change.rule is not ROWS]
 
@@ -129,7 +132,7 @@ def changed_since(run: Run, sources: Sequence[Source]) -> list[str]:
 def _reward_change(
     run: Run, old: Mapping[str, Any], new: Mapping[str, Any], texts: Texts, recipe_says: bool
 ) -> Change | None:
-    """Return what has changed about a source's reward: version, source or arguments; None for the same reward."""
+    """Return the change of a source's reward: its version, source code or arguments; None = the reward is the same."""
     before, after = identity_of(old), identity_of(redact_value(dict(new)))
     after = replace(after, args=_with_hidden(before.args, after.args))
     if before == after or (recipe_says and before.without_args() == after.without_args()):
@@ -142,7 +145,10 @@ def _reward_change(
 
 
 def _with_hidden(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the new arguments; where an old one differs only in that a secret is hidden in it, the old one."""
+    """Return the new arguments, but the old value of an argument that differs only in that a secret is hidden in it.
+
+    Such an argument then counts as unchanged.
+    """
     unchanged = {
         key: value for key, value in old.items() if key in new and hides(_text(value), _text(new[key]), HIDDEN)
     }
@@ -156,9 +162,9 @@ def _text(value: Any) -> str:
 def _pairs(
     old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], key: str
 ) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Return pairs (old, new) of records: by position if their numbers are equal, else by name.
+    """Return pairs (old, new) of records: matched by position if both lists have equal lengths, else by name.
 
-    Position comes first because a table that moved may have another name.
+    The position has priority because the name of a table may change when the table is moved.
     """
     if len(old) == len(new):
         return list(zip(old, new, strict=True))
@@ -167,7 +173,7 @@ def _pairs(
 
 
 def _diff(run: Run, kind: str, name: str, old: Mapping[str, Any], new: Mapping[str, Any], texts: Texts) -> str:
-    """Return a unified diff of the kept text and the present one, secrets hidden in both; "" if either is not known."""
+    """Return a unified diff of the stored and the present text, with secrets hidden; "" if one text is not known."""
     before, after = kept_text(run.dir, kind, str(old.get("sha256"))), texts.get((kind, new["sha256"]))
     if before is None or after is None:
         return ""

@@ -1,4 +1,4 @@
-"""Loggers besides metrics.jsonl. `BUILTIN` is the table of built-in ones; base.py is the protocol of all."""
+"""Loggers besides metrics.jsonl. `BUILTIN` is the table of built-in loggers; base.py has the protocol of loggers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Builtin:
     """Built-in logger.
 
     Args:
-        package: the library it needs.
-        extra: the extra of vlmrl that installs this library.
+        package: library that it needs.
+        extra: optional dependency group of vlmrl that installs this library.
     """
 
     module: str
@@ -34,6 +34,6 @@ def file_and_class(name: str) -> tuple[str, str] | None:
 
 
 def short_name(name: str) -> str:
-    """Return a logger's name in messages and file names: that of a built-in, or the class of a user's logger."""
+    """Return a logger's name for messages and file names: the name of a built-in, or the class of a user's logger."""
     own = file_and_class(name)
     return own[1] if own else name

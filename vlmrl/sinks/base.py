@@ -1,8 +1,8 @@
 """Protocol of `log.sinks`: inputs and methods of a logger.
 
-A logger is a class without arguments that has the four methods of `Sink`. The recipe names a built-in one
+A logger is a class with the four methods of `Sink`; it is created without arguments. The recipe names a built-in logger
 (`vlmrl.sinks.BUILTIN`) or a class in a file: `log.sinks = ["my_logger.py:MyLogger"]`. It runs in a process of its own
-(host.py), which is fed through a queue (feed.py): it may be slow, hang, print or crash, and the run goes on.
+(host.py), which gets its input through a queue (feed.py). So if it is slow, hangs, prints or crashes, the run goes on.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Line:
     """Numbers of one step, under the names that they have in metrics.jsonl.
 
     Args:
-        step: policy version. An attempt that resumes repeats the steps after its checkpoint: steps go back.
-        attempt: number of the attempt. Of two lines with the same step and kind, that of the newer attempt counts.
+        step: policy version. An attempt that resumes repeats the steps after its checkpoint, so steps can go back.
+        attempt: number of the attempt. If two lines have the same step and kind, only that of the newer attempt counts.
         kind: "train" or "validation".
-        number: number of the line in the run, over all its attempts; it only grows.
-        metrics: name -> number, truth value or text. A number may be NaN or infinite.
+        number: number of the line in the run, counted over all attempts; it always increases.
+        metrics: name -> number, bool or text. A number may be NaN or infinite.
     """
 
     step: int
@@ -40,18 +40,18 @@ class SinkRun:
 
     Args:
         id: id of the run, unique; the name of its folder.
-        label: name for people; not unique.
-        folder: the run's folder, where a logger may keep files of its own in a subfolder.
+        label: name of the run for the user; other runs may have the same.
+        folder: the run's folder. A logger may write files to a subfolder of it.
         kind: "rl" or "sft".
-        attempt: 1, and one more with every resume.
-        from_step: the step it begins at.
-        config: the resolved recipe by table, secrets hidden, and under `run` the facts of the manifest.
-        project, entity, group: as in the recipe's `[log]`.
-        tags, note: as a user gave them.
-        parent: of a fork, {"run", "checkpoint", "step", "remote"}; `remote` is what this logger's `open` returned for
-            the parent.
-        remembered: what `open` returned in the attempt before; {} in the first.
-        standing: lines of `from_step` itself that older attempts logged and that still count: its validation.
+        attempt: number of the attempt, from 1; every resume adds one.
+        from_step: step at which the attempt begins.
+        config: the resolved recipe by table, with secrets hidden, and the facts of the manifest under `run`.
+        project, entity, group: values of these keys in the recipe's `[log]`.
+        tags, note: the user's tags and note.
+        parent: for a fork, {"run", "checkpoint", "step", "remote"}; `remote` is the value that this logger's `open`
+            returned for the parent.
+        remembered: the value that `open` returned in the attempt before; {} in the first attempt.
+        standing: lines of `from_step` that older attempts logged and that are still valid: those of its validation.
     """
 
     id: str
@@ -72,7 +72,7 @@ class SinkRun:
 
     @property
     def unique_label(self) -> str:
-        """Label that no other run has: it ends with the end of the id, unless it is the id."""
+        """Label that no other run has: the label with the end of the id appended, or the id itself."""
         return self.label if self.label == self.id else f"{self.label}-{self.id.rpartition('-')[2]}"
 
 
@@ -82,12 +82,13 @@ class SampledRollout:
 
     Args:
         source: name of the `[[data]]` entry.
-        prompt_id: of the row.
-        prompt: as rendered.
-        truth: of the row.
-        score, parts, advantage, note, finish: as in the rollouts; `error` says why there is no score.
-        images: the prompt's images as PNG or JPEG files, at most `host.MAX_SIDE` pixels wide and high. One that cannot
-            be read is left out.
+        prompt_id: prompt id of the dataset row.
+        prompt: rendered prompt.
+        truth: truth of the dataset row.
+        score, parts, advantage, note, finish: the same values as in the rollouts.
+        error: reason why there is no score; None if there is one.
+        images: the prompt's images as PNG or JPEG files, at most `host.MAX_SIDE` pixels wide and high. An image that
+            cannot be read is left out.
     """
 
     source: str
@@ -105,31 +106,31 @@ class SampledRollout:
 
 
 class Sink(Protocol):
-    """Logger. Its exceptions are counted and reported once. `close` has `feed.CLOSE_SECONDS` seconds."""
+    """Logger. Its exceptions are counted and reported once. `close` must end within `feed.CLOSE_SECONDS` seconds."""
 
     def open(self, run: SinkRun) -> Mapping[str, Any] | None:
-        """Begin an attempt of a run. This is called first, once.
+        """Begin an attempt of a run. This method is called first, and once.
 
-        Returns: JSON values that the run's folder keeps, and that the next attempt gets as `SinkRun.remembered`, such
-            as the id of the remote run. `url` and `note` among them are shown to the user.
+        Returns: JSON values, such as the id of the remote run. They are saved in the run's folder, and the next attempt
+            gets them as `SinkRun.remembered`. The values `url` and `note` are printed for the user.
         """
         ...
 
     def log(self, line: Line) -> None:
-        """Take the numbers of one step."""
+        """Log the numbers of one step."""
         ...
 
     def samples(self, line: Line, samples: Sequence[SampledRollout]) -> None:
-        """Take some responses of the step that was logged last. This is called every `log.sample_every_steps` steps."""
+        """Log some responses of the step that was logged last. It is called every `log.sample_every_steps` steps."""
         ...
 
     def close(self, status: Ending) -> None:
-        """End the attempt. This is called last, once, unless the process is killed."""
+        """End the attempt. This method is called last, and once, unless the process is killed."""
         ...
 
 
 NAME = "samples"
-"""Name of the table in every logger."""
+"""Name of the table of responses in every logger."""
 
 
 def sample_table(
@@ -138,7 +139,7 @@ def sample_table(
     """Return (columns, rows): one row per response, one column per image of the prompt and per part of the reward.
 
     Args:
-        show_image: function that returns an image file as the logger's own image value; called once for each image.
+        show_image: function that converts an image file to the logger's own type of image; called once per image.
     """
     images_by_content = {content: show_image(content) for sample in samples for content in sample.images}
     parts = sorted({name for sample in samples for name in sample.parts})

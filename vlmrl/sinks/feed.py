@@ -1,7 +1,7 @@
 """Transport from the run to its loggers. `put` never waits.
 
-Each logger has a process of its own, a queue with a limit in bytes, and a thread that feeds the process from the queue.
-Lines that a logger does not take are counted; trouble is reported once.
+Each logger has its own process, a queue with a limit in bytes, and a thread that sends the queue's content to the
+process. Lines that a logger does not accept are counted. Each kind of problem is reported once.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from vlmrl.store.secrets.redact import redact_text
 from vlmrl.visible import visible
 
 QUEUE_BYTES = 64 << 20
-"""Maximum size of a logger's queue; beyond it, lines are dropped."""
+"""Maximum size of a logger's queue, in bytes. If it is full, further lines are dropped."""
 CLOSE_SECONDS = 60.0
-"""Time that loggers have at the end of a run to send what is left."""
+"""Time limit in seconds for loggers to send the rest of their data at the end of a run."""
 HURRY_SECONDS = 5.0
-"""The same for a run that failed or was told to stop at once. It is less than the launcher waits for such a run."""
+"""The same time limit for a run that failed or must stop at once. The launcher waits longer than this for the run."""
 MOST_CHARS = 500
-"""Maximum number of characters of a logger's error that the user reads."""
+"""Maximum number of characters of a logger's error that are printed."""
 EXIT_SECONDS = 2.0
-"""Time that a logger's process has to exit after the logger is closed."""
+"""Time limit in seconds for a logger's process to exit after the logger is closed."""
 BOOT = "import sys; sys.path[:] = sys.argv[4:]; from vlmrl.sinks.host import main; main(*map(int, sys.argv[1:4]))"
 
 
 class Outbox:
-    """Queue of frames for a logger, of `max_bytes` at most."""
+    """Queue of frames for a logger, with at most `max_bytes` bytes."""
 
     def __init__(self, max_bytes: int = QUEUE_BYTES) -> None:
         self._frames: deque[bytes] = deque()
@@ -65,7 +65,7 @@ class Outbox:
             return frame
 
     def shut(self) -> None:
-        """Accept and return no more frames."""
+        """Close the queue: from now on, `put` accepts no frame and `get` returns None."""
         with self._changed:
             self._shut = True
             self._frames.clear()
@@ -73,17 +73,17 @@ class Outbox:
 
 
 class Feed:
-    """Logger with its process and its queue, and counts of what it was given and took.
+    """Logger with its process and its queue, and counts of the lines that were sent to it and that it accepted.
 
-    Create it in a thread that lives as long as the run: the process dies with the thread that started it.
+    Create it in a thread that lives as long as the run, because the process dies with the thread that started it.
 
     Args:
         name: name of the logger in messages.
-        sink: as in the recipe.
+        sink: name of the logger in the recipe.
         run: fields of `SinkRun`, as JSON.
-        log: file for the output of its process, with secrets hidden.
-        sent, taken: (attributes) lines and samples that were given to it, and those among them that it took.
-        opened: (attribute) what `Sink.open` returned, without `note`; None until then.
+        log: file for the output of the logger's process, with secrets hidden.
+        sent, taken: (attributes) number of lines and samples that were sent to the logger, and that it accepted.
+        opened: (attribute) the value that `Sink.open` returned, without `note`; None until then.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Feed:
         self._outbox = Outbox(queue_bytes)
         self._notes: deque[str] = deque()
         self._said: set[str] = set()
-        self._over = threading.Event()  # it has closed, could not begin, or has ended
+        self._over = threading.Event()  # set when the logger has closed, could not begin, or has ended
         request, self._request = os.pipe()
         self._response, response = os.pipe()
         self._output, printed = os.pipe()
@@ -128,11 +128,11 @@ class Feed:
         return [self._notes.popleft() for _ in range(len(self._notes))]
 
     def ask_to_close(self, status: str) -> None:
-        """Let the logger end after it has taken all that is queued. It returns at once."""
+        """Ask the logger to close after it has processed the whole queue. The method returns at once."""
         self._outbox.put(pack({"op": "close", "status": status}), always=True)
 
     def end(self, deadline: float) -> None:
-        """Wait until the logger has closed, or the deadline (of `time.monotonic`), and leave no process behind."""
+        """Wait until the logger has closed, or until the deadline (`time.monotonic`). Then end its process."""
         if not self._over.wait(max(0.0, deadline - time.monotonic())):
             self._say("slow", "did not finish in time, and was ended")
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -147,7 +147,7 @@ class Feed:
         os.close(self._request)
 
     def _say(self, kind: str, text: str) -> None:
-        """Add a note for the user, once for each kind of trouble."""
+        """Add a note for the user, once per kind of problem."""
         if kind not in self._said:
             self._said.add(kind)
             self._notes.append(f"logger {self.name} {text}")
@@ -158,13 +158,13 @@ class Feed:
             try:
                 while view:
                     view = view[os.write(self._request, view) :]
-            except OSError:  # its process has ended: the reader reports it
+            except OSError:  # its process has ended; `_read` reports this
                 return
 
     def _read(self) -> None:
-        """Take answers and printed lines until the process has ended.
+        """Read the logger's answers and printed lines until its process has ended.
 
-        A process that it started may still hold the pipe for printed lines, and is not waited for.
+        A child of this process may keep the pipe for printed lines open; it is not waited for.
         """
         messages, printed, alive = Messages(), b"", True
         with selectors.DefaultSelector() as selector:
@@ -213,7 +213,7 @@ class Feed:
             self._over.set()
 
     def _gone(self) -> None:
-        """Report that its process ended before it was asked to."""
+        """Report that the logger's process ended although nobody had asked it to close."""
         code = self.process.wait()
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         self._outbox.shut()

@@ -1,8 +1,8 @@
 """Process of a logger: reads frames from the run, calls the logger, and answers each frame.
 
 Requests: {"op": "open", "sink", "run"} once, then {"op": "log", "line"}, {"op": "samples", "line", "samples"} with
-image files as blobs, and {"op": "close", "status"}. Each is answered by {"op", "failed": reason, or null}; after `open`
-also with `opened`, the values to remember.
+image files as blobs, and {"op": "close", "status"}. The answer to each is {"op", "failed"}, where `failed` is the
+reason of a failure or null. The answer to `open` also has `opened`: the values that the logger returned.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from vlmrl.sinks.base import Line, SampledRollout, Sink, SinkRun
 from vlmrl.sinks.wire import Messages, pack
 
 MAX_SIDE = 512
-"""Longest side of an image for a logger, in pixels."""
+"""Maximum width and height of an image for a logger, in pixels."""
 
 
 def main(request_fd: int, response_fd: int, parent_pid: int) -> None:
-    """Serve until the logger is closed, the request pipe closes, or the parent dies."""
+    """Answer requests until the logger is closed, the request pipe closes, or the parent process dies."""
     die_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(5)  # training has priority
@@ -45,7 +45,7 @@ def main(request_fd: int, response_fd: int, parent_pid: int) -> None:
 
 
 class LoggerHost:
-    """Logger with the handler of its requests. `closed`: whether it has ended, or could not begin."""
+    """Logger and the handler of its requests. `closed`: whether the logger has ended or could not begin."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -62,9 +62,7 @@ class LoggerHost:
                 sink = load_sink(request["sink"])
                 answer["opened"] = dict(sink.open(_run(request["run"])) or {})
                 self._sink = sink
-        except (
-            BaseException
-        ) as error:  # a user's code may raise anything, even SystemExit: the run counts and reports it
+        except BaseException as error:  # a user's code may raise even SystemExit; the run counts and reports errors
             answer["failed"] = reason_of(error)
         self.closed = op == "close" or self._sink is None
         return answer
@@ -80,9 +78,9 @@ class LoggerHost:
 
 
 def load_sink(name: str) -> Sink:
-    """Return a logger by its name in a recipe.
+    """Create the logger that a recipe names.
 
-    Raises: VlmrlError when its library, its file or its class does not exist.
+    Raises: VlmrlError if its library, its file or its class does not exist.
     """
     user_class = file_and_class(name)
     if user_class is not None:
@@ -96,7 +94,7 @@ def load_sink(name: str) -> Sink:
 
 
 def _class_in(file: str, class_name: str) -> Any:
-    """Return the class of a user's file, which is imported as a module. Its folder comes last in sys.path."""
+    """Import a user's file as a module, and return the class. The file's folder is added to the end of sys.path."""
     spec = importlib.util.spec_from_file_location("vlmrl_user_sink", file)
     if spec is None or spec.loader is None:
         raise VlmrlError("this is not a Python file", where=file)
@@ -115,7 +113,7 @@ def _run(fields: Mapping[str, Any]) -> SinkRun:
 
 
 def _samples(items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> list[SampledRollout]:
-    """Return the samples of a request. The images of an item are the blobs whose indices it has; each is read once."""
+    """Return the samples of a request. An item has the indices of the blobs that are its images; each is read once."""
     images = [small_image(content) for content in blobs]
     return [
         SampledRollout(**{**item, "images": [image for i in item["images"] if (image := images[i]) is not None]})
@@ -124,7 +122,10 @@ def _samples(items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> list
 
 
 def small_image(content: bytes) -> bytes | None:
-    """Return an image file of at most `MAX_SIDE` pixels a side: JPEG if it was JPEG, else PNG. None if it is broken."""
+    """Reduce an image file to at most `MAX_SIDE` pixels per side. Return None if it cannot be read.
+
+    A JPEG file stays JPEG; any other becomes PNG.
+    """
     try:
         image = decode_image(content)
     except DataError:

@@ -1,7 +1,7 @@
 """TensorBoard event files in the run's folder, below `tensorboard`: `tensorboard --logdir runs`.
 
 They are written with TensorBoard's own event writer, without torch. An attempt that resumes at step S records this in
-its file, and TensorBoard then leaves out what older attempts wrote from S on.
+its file. TensorBoard then ignores the values of older attempts from step S on.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FOLDER = "tensorboard"
 
 
 class TensorBoardSink:
-    """Scalars, images and texts of a run as TensorBoard reads them."""
+    """Logger for TensorBoard: scalars, images and texts of a run in event files."""
 
     def open(self, run: SinkRun) -> Mapping[str, Any]:
-        """Begin an event file with the recipe as text."""
+        """Begin an event file, and write the recipe to it as a text."""
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         folder = Path(run.folder) / FOLDER
@@ -38,7 +38,7 @@ class TensorBoardSink:
         return {"note": f"tensorboard --logdir {folder}"}
 
     def log(self, line: Line) -> None:
-        """Write one scalar per number. TensorBoard has no other values, and draws only finite ones."""
+        """Write one scalar per finite number. TensorBoard draws no other values."""
         self._last_step = line.step
         numbers = {"attempt": line.attempt, **line.metrics}
         self._values(
@@ -52,7 +52,7 @@ class TensorBoardSink:
         self._writer.flush()
 
     def samples(self, line: Line, samples: Sequence[SampledRollout]) -> None:
-        """Write the responses as one text, and the images of each prompt once."""
+        """Write all responses as one text, and the images of each prompt once."""
         columns, rows = sample_table(line, samples, lambda content: None)
         text_columns = [i for i, name in enumerate(columns) if not name.startswith("image ")]
         texts = ["\n".join(f"{columns[i]}: {row[i]}" for i in text_columns) for row in rows]
@@ -64,7 +64,7 @@ class TensorBoardSink:
         self._writer.flush()
 
     def close(self, status: Ending) -> None:
-        """Write how the attempt ended, and flush."""
+        """Write the status at the end of the attempt, and flush the file."""
         self._values(self._last_step, [_text("status", status)])
         self._writer.close()
 
@@ -76,18 +76,18 @@ class TensorBoardSink:
 
 
 def _proto(name: str) -> Any:
-    """Return TensorBoard's message classes of a file. They are created at import, and type checkers cannot see them."""
+    """Import a module with TensorBoard's message classes, which type checkers do not know: they are made at import."""
     return importlib.import_module(f"tensorboard.compat.proto.{name}_pb2")
 
 
 def _session_start() -> Any:
-    """Return the value that makes TensorBoard leave out older events of its step and of later ones."""
+    """Return the message after which TensorBoard ignores older events of the same step and of later steps."""
     SessionLog = _proto("event").SessionLog
     return SessionLog(status=SessionLog.START)
 
 
 def _text(tag: str, markdown: str) -> Any:
-    """Return a value of the text dashboard."""
+    """Return a text as a value for TensorBoard's text dashboard."""
     Summary, SummaryMetadata = _proto("summary").Summary, _proto("summary").SummaryMetadata
     TensorShapeProto = _proto("tensor_shape").TensorShapeProto
     plugin = SummaryMetadata.PluginData(plugin_name="text")
@@ -98,7 +98,7 @@ def _text(tag: str, markdown: str) -> Any:
 
 
 def _code(text: str) -> str:
-    """Return Markdown that shows a text unchanged: nothing that a model writes is used as markup."""
+    """Return Markdown that displays a text unchanged, so that a model's response is never interpreted as markup."""
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 

@@ -1,9 +1,9 @@
 """Logger for trackio. Its own environment variables set the destination and hold the token.
 
-They are TRACKIO_DIR, TRACKIO_SPACE_ID with HF_TOKEN, or TRACKIO_SERVER_URL with TRACKIO_WRITE_TOKEN. Without them it
-writes to a database on this machine.
+They are TRACKIO_DIR, TRACKIO_SPACE_ID with HF_TOKEN, or TRACKIO_SERVER_URL with TRACKIO_WRITE_TOKEN. Without them,
+trackio writes to a database on this machine.
 
-A run of trackio is identified by project and name: the name ends with the end of vlmrl's run id.
+trackio identifies a run by project and name. So the name ends with the end of vlmrl's run id, to be unique.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ DEFAULT_PROJECT = "vlmrl"
 
 
 class TrackioSink:
-    """Run in a trackio project."""
+    """Logger for trackio: one run in a trackio project."""
 
     def open(self, run: SinkRun) -> Mapping[str, Any]:
-        """Begin the run, or continue the one of that name."""
+        """Begin the run, or continue the run with the same name."""
         import trackio
 
         self._trackio, self._last_step = trackio, run.from_step
@@ -35,12 +35,12 @@ class TrackioSink:
         return {"project": project, "name": name, "note": f"trackio show --project {shlex.quote(project)}"}
 
     def log(self, line: Line) -> None:
-        """Write one row of metrics. A repeated step is a second row; `attempt` differs between the two."""
+        """Write one row of metrics. A step that a resume repeats gets a second row with another `attempt`."""
         self._last_step = line.step
         self._run.log({"attempt": line.attempt, **line.metrics}, step=line.step)
 
     def samples(self, line: Line, samples: Sequence[SampledRollout]) -> None:
-        """Write a table with the images in it."""
+        """Write a table of the responses, which contains their images."""
         columns, rows = sample_table(line, samples, self._image)
         self._run.log({NAME: self._trackio.Table(columns=columns, data=rows)}, step=line.step)
 
@@ -50,6 +50,6 @@ class TrackioSink:
         return self._trackio.Image(Image.open(io.BytesIO(content)).convert("RGB"))
 
     def close(self, status: Ending) -> None:
-        """Write what is left, with the status as the last row."""
+        """Write the remaining rows, and the status as the last row."""
         self._run.log({"status": status}, step=self._last_step)
         self._run.finish()

@@ -2,8 +2,9 @@
 
 They are WANDB_API_KEY, WANDB_MODE, WANDB_BASE_URL.
 
-The remote run has the id of vlmrl's run, so that every attempt continues it. wandb's own step has to grow, but steps go
-back when an attempt resumes. So wandb's step is `Line.number`, and every metric is drawn over the metric `step`.
+The remote run has the id of vlmrl's run, so that every attempt continues it. wandb's own step must always increase, but
+vlmrl's steps go back if an attempt resumes. So wandb's step is `Line.number`, and the x axis of all charts is the
+metric `step`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from vlmrl.sinks.base import NAME, Ending, Line, SampledRollout, SinkRun, sample
 
 DEFAULT_PROJECT = "vlmrl"
 INIT_SECONDS = 40.0
-"""Time limit for wandb to begin a run online; then an offline one is begun. WANDB_INIT_TIMEOUT overrides it."""
+"""Time limit in seconds for wandb to begin a run online. After it, an offline run begins.
+
+The environment variable WANDB_INIT_TIMEOUT overrides it.
+"""
 EXIT_CODES: dict[Ending, int] = {"done": 0, "interrupted": 130, "failed": 1}
 SETTINGS: dict[str, Any] = {
     "console": "off",
@@ -28,17 +32,17 @@ SETTINGS: dict[str, Any] = {
     "x_disable_meta": True,
     "x_save_requirements": False,
 }
-"""Settings with which wandb keeps no command line, code, git remote or terminal output.
+"""Settings with which wandb does not record the command line, code, git remote and terminal output.
 
-They may hold secrets, and the run's folder keeps them with the secrets hidden.
+These may contain secrets. The run's folder has them with the secrets hidden.
 """
 
 
 class WandbSink:
-    """Run at Weights & Biases; its files are in the run's folder, below `wandb`."""
+    """Logger for Weights & Biases. Its files are in the run's folder, below `wandb`."""
 
     def open(self, run: SinkRun) -> Mapping[str, Any]:
-        """Begin or continue the remote run; if it cannot be reached, begin an offline one that can be sent later."""
+        """Begin or continue the remote run. If the service cannot be reached, begin an offline run to send later."""
         import wandb
 
         self._wandb: Any = wandb
@@ -72,7 +76,7 @@ class WandbSink:
         return self._about(options, reason)
 
     def _about(self, options: Mapping[str, Any], why: str) -> dict[str, Any]:
-        """Return the values that the run's folder keeps, and the note for the user."""
+        """Return the values to save in the run's folder, and the note for the user."""
         values = {"id": options["id"], "project": options["project"], "entity": self._run.entity or options["entity"]}
         if self._run.offline:
             return values | {"note": f"offline{why}; send it later with: wandb sync {Path(self._run.dir).parent}"}
@@ -83,7 +87,7 @@ class WandbSink:
         self._run.log({"step": line.step, "attempt": line.attempt, **line.metrics}, step=line.number)
 
     def samples(self, line: Line, samples: Sequence[SampledRollout]) -> None:
-        """Write a table with the images in it, in the history row of its step."""
+        """Write a table of the responses with their images, in the history row of its step."""
         columns, rows = sample_table(line, samples, self._image)
         table = self._wandb.Table(columns=columns, data=rows)
         self._run.log({"step": line.step, NAME: table}, step=line.number)
@@ -95,7 +99,7 @@ class WandbSink:
         return self._wandb.Image(image, file_type="jpg" if image.format == "JPEG" else "png")
 
     def close(self, status: Ending) -> None:
-        """Send what is left. An interrupted run is marked as one that will continue."""
+        """Send the remaining data. An interrupted run is marked as one that will continue."""
         self._run.summary["status"] = status
         if status == "interrupted":
             self._run.mark_preempting()

@@ -1,6 +1,7 @@
-"""Messages between a run and the process of a logger: JSON, then raw bytes (image files), in the frames of rewards.
+"""Messages between a run and the process of a logger: JSON, then raw bytes (image files).
 
-Both ends are vlmrl's own code, and a message has no number: messages are answered in order.
+They use the same frames as the workers of rewards. Both ends are vlmrl's own code. Messages need no number, because
+they are answered in order.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ TOKEN = b"logger".ljust(TOKEN_BYTES)
 
 
 def pack(body: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
-    """Return one message as bytes. NaN and infinities are kept; a value that JSON cannot hold becomes its text."""
+    """Encode one message. NaN and infinities are kept; a value that JSON cannot represent is replaced by its text."""
     return pack_frame(TOKEN, 0, WHOLE, os.getpid(), dict(body), blobs)
 
 
 class Messages:
-    """Buffer that takes bytes as they come and yields messages when they are complete."""
+    """Buffer that collects received bytes and yields each message when it is complete."""
 
     def __init__(self) -> None:
         self._buffer = FrameBuffer(TOKEN)
@@ -28,7 +29,7 @@ class Messages:
     def take(self, data: bytes) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
         """Yield the messages that these bytes complete, each as (JSON object, blobs).
 
-        Raises: GarbledError for bytes that are no message.
+        Raises: GarbledError for bytes that are not a message.
         """
         self._buffer.feed(data)
         while (frame := self._buffer.pop()) is not None:

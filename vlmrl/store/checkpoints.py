@@ -1,9 +1,9 @@
 """The files of a checkpoint folder, checked against its meta.json. This module alone decides which files belong to it.
 
 meta.json lists every file of the folder with its size and sha256. COMPLETE is written last and holds the sha256 of
-meta.json (the first versions left it empty). A file that is not listed was added later by something else, and a reader
-that takes all shards of a folder would load it. So readers refuse a folder with such a file, and a folder whose name
-gives another step than its meta.json.
+meta.json (the first versions left it empty). A file that is not listed was added later by another program. A reader
+that loads all shards of a folder would load it, too. So readers refuse a folder with such a file. They also refuse a
+folder if the step in its name differs from the step in its meta.json.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ANOTHER = "use another checkpoint of the run; if you delete this folder, --resum
 def read_meta(folder: Path) -> dict[str, Any]:
     """Return meta.json of a complete checkpoint.
 
-    Its file table is well formed, and the folder holds no other files.
+    Its file table was checked to be well formed, and the folder to hold no other files.
 
-    Raises: CheckpointError when COMPLETE is missing, meta.json is damaged or of another schema, the folder's name gives
+    Raises: CheckpointError if COMPLETE is missing, meta.json is damaged or of another schema, the folder's name has
         another step, or a file is not listed.
     """
     meta = _read_json(folder)
@@ -46,7 +46,7 @@ def check_files(folder: Path, under: str = "", *, read: bool = True) -> list[str
         under: a file or a sub-folder; "" = everything.
         read: whether to compare the sha256 too.
     Returns: the names that were checked, sorted.
-    Raises: CheckpointError as `read_meta`, or for the first file that is missing or differs; it names the file.
+    Raises: CheckpointError as `read_meta`, or one that names the first file that is missing or differs.
     """
     table = listed(folder, under)
     if not table:
@@ -70,7 +70,7 @@ def listed(folder: Path, under: str = "") -> dict[str, dict[str, Any]]:
 
 
 def check_file(folder: Path, name: str, facts: Mapping[str, Any], *, read: bool = True) -> None:
-    """Raise a CheckpointError when a listed file is missing, cannot be read, or is not what was saved."""
+    """Check one listed file. Raises: CheckpointError if it is missing, cannot be read, or differs from its entry."""
     path = folder / name
     try:
         there = path.is_file()
@@ -137,7 +137,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
 
 
 def _table_faults(folder: Path, meta: Mapping[str, Any]) -> Iterator[CheckpointError]:
-    """Yield the faults of the file table, and of the folder's file names compared with it. No file is read."""
+    """Yield the faults of the file table, and files that it or the folder lacks. No file's content is read."""
     where = str(folder)
     named = parse_checkpoint_name(folder.absolute().name)
     if named is not None and meta.get("step") != named:
@@ -162,7 +162,7 @@ def _table_faults(folder: Path, meta: Mapping[str, Any]) -> Iterator[CheckpointE
 
 
 def _sound(table: Any) -> dict[str, dict[str, Any]]:
-    """Return the entries of a file table that name a file within the folder, with its size and sha256."""
+    """Return the valid entries of a file table: they name a file within the folder and have its size and sha256."""
     lines = table.items() if isinstance(table, dict) else ()
     return {name: facts for name, facts in lines if _is_within(name) and _is_facts(facts)}
 
@@ -177,7 +177,7 @@ def _is_facts(facts: Any) -> bool:
 
 
 def _names_in(folder: Path) -> set[str]:
-    """Return the paths of all files in a folder, relative to it. A linked folder is entered once."""
+    """Return the paths of all files in a folder, relative to it. A folder that is a link is searched only once."""
     names: set[str] = set()
     visited: set[tuple[int, int]] = set()
     pending = [""]
@@ -202,7 +202,7 @@ def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "bes
 
     Args:
         which: a step, "last", or "best" (the last one if no validation has named a best).
-    Raises: StoreError when there is none, or none of the best step. Another checkpoint is never returned as the best.
+    Raises: StoreError if there is no such checkpoint. If the best one is missing, no other is returned in its place.
     """
     checkpoints, best = layout.complete_checkpoints(run_dir), manifest.best
     names = ", ".join(p.name for p in checkpoints) or "none"

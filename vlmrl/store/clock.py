@@ -1,4 +1,4 @@
-"""Times as the store writes them (ISO 8601, UTC) and as people read them."""
+"""Formats of times: as the store writes them (ISO 8601, UTC), and as texts for the user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def now() -> str:
 
 
 def parse(text: str | None) -> datetime | None:
-    """Return the time that `now` wrote as text, or None if the text is not a time."""
+    """Parse a time that `now` wrote as text. Return None if the text is not a time."""
     try:
         value = datetime.fromisoformat(text or "")
     except (TypeError, ValueError):
@@ -29,7 +29,7 @@ def seconds_between(start: str | None, end: str | None = None) -> float | None:
 
 
 def span(seconds: float | None) -> str:
-    """Return a duration as people read it: `45 s`, `3 min 20 s`, `2 h 05 min`, `4 d 02 h`; `-` for None."""
+    """Return a duration as text: `45 s`, `3 min 20 s`, `2 h 05 min`, `4 d 02 h`; `-` for None."""
     if seconds is None:
         return "-"
     whole = round(seconds)
@@ -43,7 +43,7 @@ def span(seconds: float | None) -> str:
 
 
 def ago(text: str | None) -> str:
-    """Return the time since then, to the minute: `45 s`, `12 min`, `3 h 05 min`; `-` if it is unknown."""
+    """Return the time since `text`, to the minute, as text: `45 s`, `12 min`, `3 h 05 min`; `-` if it is unknown."""
     seconds = seconds_between(text)
     duration = span(seconds)
     return duration.rpartition(" min ")[0] + " min" if duration.endswith(" s") and " min " in duration else duration

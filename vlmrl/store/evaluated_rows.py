@@ -19,21 +19,21 @@ SCHEMA = 1
 Role = Literal["test", "validation", "training", "held out"]
 """Role of evaluated rows.
 
-test: the split of that name. validation: training chose its checkpoint by these rows. training: the model was trained
-on these rows. held out: none of these, as far as the records say.
+test: rows of the split `test`. validation: training chose its best checkpoint by these rows. training: the model was
+trained on these rows. held out: none of these, according to the records of the run.
 """
 ROLES: tuple[Role, ...] = ("test", "held out", "validation", "training")
-"""All roles. A role whose rows say more about new rows comes earlier."""
+"""All roles, the best measure of the performance on new rows first."""
 
 TRAINING_STEP = re.compile(r"-step-(\d{6,})(?=-|$)")
-"""Step in the name of an evaluation's folder."""
+"""Pattern of the step in the name of an evaluation's folder."""
 LABELS: Mapping[Role, str] = {
     "test": "",
     "validation": "rows that training validated on: they were used to choose its checkpoint",
     "training": "training rows: the result on new rows may differ",
     "held out": "",
 }
-"""Label to show beside the numbers; empty if none is needed."""
+"""Role -> label that is printed beside the numbers; "" if no label is needed."""
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def role_of(meta: Mapping[str, Any]) -> Role:
     """Return the role of the rows of an evaluation, from the `meta` of its summary.
 
-    Evaluations of older versions name only their split. `train` was used where a table had no other split.
+    Evaluations of older versions record only the split. They used `train` if a table had no other split.
     """
     for role in ROLES:
         if meta.get("role") == role:
@@ -66,29 +66,29 @@ def role_of(meta: Mapping[str, Any]) -> Role:
 
 
 def role_label(meta: Mapping[str, Any]) -> str:
-    """Return the label to show beside the numbers of an evaluation; empty if none is needed."""
+    """Return the label that is printed beside the numbers of an evaluation; "" if no label is needed."""
     return LABELS[role_of(meta)]
 
 
 def method_of(summary: Mapping[str, Any]) -> str:
-    """Return the method of a summary's intervals, in words. Older versions always bootstrapped."""
+    """Return the name of the method of a summary's intervals. Older versions record none: they always bootstrapped."""
     return str(summary.get("intervals") or "bootstrap over images (of an older version)")
 
 
 def set_method_of(summary: Mapping[str, Any]) -> str:
-    """Return how the intervals of a summary's metrics of the whole split were made, in words; "" without any."""
+    """Return the name of the method for intervals of metrics of the whole split; "" if the summary has none."""
     sets = summary.get("set_metrics") or {}
     names = sets.get("names") or ()
     return f"of {', '.join(names)}: {sets.get('method')}" if names else ""
 
 
 def without_step(name: str) -> str:
-    """Return an evaluation's folder name without its step: the part that several checkpoints have in common."""
+    """Return an evaluation's folder name without its step. The result is equal for all checkpoints of a run."""
     return TRAINING_STEP.sub("", name)
 
 
 def names_a_step(name: str) -> bool:
-    """Return whether a name ends with a step, as in training. A later step of the run might take such a name."""
+    """Return whether a name ends with a step, as names of validations do. A later step of the run may need it."""
     return re.search(r"-step-\d+$", name) is not None
 
 
@@ -98,7 +98,7 @@ def training_name(split: str, source: str, step: int) -> str:
 
 
 def same_rows_key(meta: Mapping[str, Any]) -> str | None:
-    """Return a key that evaluations of the same rows with the same sampling share; None if the summary does not say."""
+    """Return a key that is equal for evaluations of the same rows with the same sampling; None if these are unknown."""
     if not meta.get("split") or not meta.get("source"):
         return None
     sampling = meta.get("sampling") or {}

@@ -1,4 +1,4 @@
-"""Atomic writes: a kill at any time leaves the old file or the new one, never a part."""
+"""Atomic writes: after a kill at any time, either the old file or the new one exists, never a part of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRASH_PREFIX = ".trash-"
 
 
 def temp_path(path: Path) -> Path:
-    """Return a temporary name beside `path`. No reader takes it for the real file, and no other process uses it."""
+    """Return a temporary name beside `path`. Readers ignore such names, and no other process uses the same one."""
     return path.with_name(f"{TEMP_PREFIX}{path.name}-{os.getpid()}-{secrets.token_hex(3)}")
 
 
@@ -26,8 +26,8 @@ def write_atomic(path: Path, content: bytes, *, crash: str | None = None) -> Non
     """Write a whole file: temporary name, fsync, rename, fsync of the folder.
 
     Args:
-        crash: name of the fault point half-way (see `crash_point`).
-    Raises: StoreError when the write fails (disk full, read-only, no such folder); no temporary file is left then.
+        crash: name of the crash point in the middle of the write (see `crash_point`).
+    Raises: StoreError if the write fails (disk full, read-only, no such folder). No temporary file is left then.
     """
     temp = temp_path(path)
     half = len(content) // 2
@@ -65,9 +65,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """Give a folder a second name: its files are hard links, or copies where the file system has no hard links.
+    """Create a copy `target` of a folder whose files are hard links, or copies if the file system has no hard links.
 
-    It is for files that are never written in place. The links are durable when this returns.
+    Use it only for files that are never changed in place. The links are on disk when the function returns.
 
     Raises: OSError.
     """
@@ -90,7 +90,7 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder: rename it first, then remove it. A kill half-way never leaves a folder that looks whole."""
+    """Delete a folder. It is renamed first, so that a kill never leaves a half-deleted folder under its name."""
     if not path.name.startswith(TRASH_PREFIX):
         trash = path.with_name(f"{TRASH_PREFIX}{path.name}-{secrets.token_hex(3)}")
         os.replace(path, trash)
@@ -112,7 +112,7 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def sweep(folder: Path) -> list[Path]:
-    """Remove the leftovers under `folder` and return them. Only the owner of the run may do this."""
+    """Remove the leftovers under `folder` and return them. Only the process that owns the run may call this."""
     removed = leftovers(folder)
     for path in removed:
         if path.is_dir() and not path.is_symlink():
@@ -127,7 +127,7 @@ def sweep(folder: Path) -> list[Path]:
 def folder_guard(folder: Path) -> Iterator[None]:
     """Context manager: lock a folder while a small file in it is read, changed and written, so that no change is lost.
 
-    This is an advisory lock on the folder itself. Where the file system has none, the change goes on without it.
+    It is an advisory lock on the folder itself. If the file system has no locks, the file is changed without one.
     """
     handle = None
     try:
@@ -150,10 +150,10 @@ _hits: dict[str, int] = {}
 
 
 def crash_point(name: str) -> None:
-    """End this process at once, as a kill would, if `VLMRL_CRASH_AT` names this point. Otherwise do nothing.
+    """End this process at once, as a kill would, if the environment variable `VLMRL_CRASH_AT` names this point.
 
-    The variable holds a point's name, or `name:3` for the third time that the point is passed. Buffers are not flushed
-    and no `finally` runs. Points: mid-manifest, mid-rollout, mid-save, before-complete, mid-prune.
+    The value is the name of a point, or `name:3` for the third time that the point is passed. Buffers are not flushed
+    and no `finally` block runs. Points: mid-manifest, mid-rollout, mid-save, before-complete, mid-prune.
     """
     setting = os.environ.get(VARIABLE)
     if not setting:

@@ -1,8 +1,8 @@
 """Recipes of a run and the texts that they use, kept for each attempt. Nothing old is overwritten.
 
-A resume that changes something writes `resolved-a2.json` (and `recipe-a2.toml`, if a file was given). After that, the
-manifest names the attempt with its changes. Readers follow the manifest, so a resume that was killed in between has
-changed nothing. Reward files and prompt templates are kept under the hash in the manifest, with secrets hidden.
+A resume with changes first writes `resolved-a2.json` (and `recipe-a2.toml`, if a file was given). Then it records the
+attempt and its changes in the manifest. Readers use only what the manifest names, so a resume that was killed in
+between has no effect. Reward files and prompt templates are kept under their hash, with secrets hidden.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vlmrl.store.secrets.redact import hidden_keys, redact_text, redact_value
 Texts = Mapping[tuple[str, str], str]
 """(reward or prompt, sha256 as in the manifest) -> text."""
 Files = dict[str, str]
-"""File relative to the run -> sha256 as it was written: `Manifest.files`."""
+"""Path of a file relative to the run -> sha256 of its content when it was written: see `Manifest.files`."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Renewal:
     """Changes that a resume makes.
 
     Args:
-        changes: one JSON object for each change, for the attempt in the manifest (recipe/changes.py).
-        accepted: whether the user said --accept-changes.
-        resolved: the current recipe.
-        recipe_text: text of its file, if one was given.
-        records: the manifest's current datasets, rewards and prompts.
-        texts: current texts of the rewards and prompts.
-        seeds: as in the manifest.
+        changes: one JSON object per change; they become `Attempt.changes` (recipe/changes.py).
+        accepted: whether the user gave --accept-changes.
+        resolved: the new recipe.
+        recipe_text: text of its file; None if no file was given.
+        records: new values of the manifest's fields datasets, rewards and prompts.
+        texts: new texts of the rewards and prompts.
+        seeds: new value of the manifest's field seeds.
     """
 
     changes: Sequence[Mapping[str, Any]]
@@ -59,9 +59,9 @@ class Fork:
     """Checkpoint that a new run continues from.
 
     Args:
-        checkpoint: a complete checkpoint of another run; the new run gets it as its own.
-        origin: `Manifest.first_weights` of that run, or {}.
-        changes: as in `Attempt`.
+        checkpoint: a complete checkpoint of another run. The new run gets a copy of it.
+        origin: `Manifest.first_weights` of that run; {} if it has none.
+        changes: differences to that run's recipe, as in `Attempt`.
     """
 
     checkpoint: Path
@@ -70,12 +70,12 @@ class Fork:
 
 
 def resolved_files(run_dir: Path) -> list[Path]:
-    """Return the resolved recipes of a run, oldest first: resolved.json, then that of each attempt with changes."""
+    """Return the files of a run's resolved recipes, oldest first: resolved.json, then one per attempt with changes."""
     return [layout.resolved_path(run_dir, number) for number in _changed_attempts(run_dir)]
 
 
 def newest_resolved(run_dir: Path) -> Path:
-    """Return the file of the current resolved recipe. Every reader of a run's recipe calls this."""
+    """Return the file of the current resolved recipe. All code that reads a run's recipe uses this function."""
     return resolved_files(run_dir)[-1]
 
 
@@ -106,7 +106,10 @@ def planned_steps(run_dir: Path) -> int | None:
 
 
 def refuse_hidden(recipe: Mapping[str, Any], where: str) -> None:
-    """Raise a StoreError when the run's record has a recipe value hidden and the user does not give it again."""
+    """Refuse a recipe with a value that was hidden as a secret when it was recorded, unless the user gives it again.
+
+    Raises: StoreError.
+    """
     keys = hidden_keys(recipe)
     if keys:
         raise StoreError(
@@ -118,13 +121,13 @@ def refuse_hidden(recipe: Mapping[str, Any], where: str) -> None:
 
 
 def newest_recipe(run_dir: Path) -> Path:
-    """Return the newest recipe file, as the user gave it."""
+    """Return the path of the newest recipe file: the text that the user gave."""
     files = [layout.recipe_path(run_dir, number) for number in _changed_attempts(run_dir)]
     return next((path for path in reversed(files) if path.is_file()), files[0])
 
 
 def write_recipe(run_dir: Path, resolved: Mapping[str, Any] | None, text: str | None, attempt: int = 1) -> Files:
-    """Write the recipe of an attempt, as resolved and as given; None = there is none."""
+    """Write the recipe of an attempt: the resolved one and the text of the user's file. None = not written."""
     written = []
     if text is not None:
         written.append(layout.recipe_path(run_dir, attempt))
@@ -136,13 +139,13 @@ def write_recipe(run_dir: Path, resolved: Mapping[str, Any] | None, text: str | 
 
 
 def write_renewal(run_dir: Path, attempt: int, renewal: Renewal) -> Files:
-    """Write all of a renewal except what goes into the manifest."""
+    """Write the files of a renewal: recipes, rewards and prompts. The manifest is not changed."""
     recipe = write_recipe(run_dir, renewal.resolved, renewal.recipe_text, attempt)
     return recipe | keep_texts(run_dir, renewal.texts)
 
 
 def keep_texts(run_dir: Path, texts: Texts) -> Files:
-    """Write reward files and prompt templates, each content once."""
+    """Write reward files and prompt templates. Equal texts are written once."""
     paths = {layout.kept_path(run_dir, kind, sha256): text for (kind, sha256), text in texts.items()}
     for path, text in paths.items():
         if not path.exists():
@@ -152,7 +155,7 @@ def keep_texts(run_dir: Path, texts: Texts) -> Files:
 
 
 def keep_diff(run_dir: Path, diff: str) -> Files:
-    """Write the changes of the code since its commit."""
+    """Write code.diff: the changes of the code since its commit."""
     write_text(run_dir / layout.CODE_DIFF, diff)
     return _hashes(run_dir, [run_dir / layout.CODE_DIFF])
 
@@ -167,7 +170,7 @@ def _hashes(run_dir: Path, paths: Iterable[Path]) -> Files:
 
 
 def kept_text(run_dir: Path, kind: str, sha256: str) -> str | None:
-    """Return the text that had this hash, or None if the run did not keep it."""
+    """Return the kept text with this hash, or None if the run did not keep it."""
     try:
         return layout.kept_path(run_dir, kind, sha256).read_text("utf-8")
     except (OSError, UnicodeDecodeError):
@@ -179,7 +182,7 @@ def _changed_attempts(run_dir: Path) -> Iterator[int]:
     yield 1
     try:
         attempts = read_raw(run_dir).get("attempts")
-    except StoreError:  # the first recipe can be found without the manifest
+    except StoreError:  # without the manifest, only the first recipe is known
         attempts = None
     for attempt in attempts if isinstance(attempts, list) else ():
         number = attempt.get("number") if isinstance(attempt, dict) and attempt.get("changes") else None

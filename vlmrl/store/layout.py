@@ -37,7 +37,7 @@ ROLLOUTS = "rollouts"
 EVAL = "eval"
 EVAL_ROWS = "rows.parquet"
 EVAL_MEDIA = "media.arrow"
-"""Images that rewards made, such as renders and overlays."""
+"""File of an evaluation with images that rewards made, such as renders and overlays."""
 EVAL_SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
 META = "meta.json"
@@ -55,7 +55,7 @@ MOST_NAME_BYTES = 180
 """Maximum length of a user's name, in bytes. File systems allow 255, and a source, `.tmp-` or a process id is added."""
 
 MOST_WORD_BYTES = 64
-"""Maximum length of one of the words that a name is made of, in bytes."""
+"""Maximum length of each word of an evaluation's name, in bytes; see `eval_name`."""
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9._-]+-[0-9a-f]{4}")
 RUNS_VARIABLE = "VLMRL_RUNS"
@@ -97,20 +97,20 @@ def rollout_path(run_dir: Path, step: int, attempt: int = 1) -> Path:
 
 
 def media_path(run_dir: Path, step: int, attempt: int = 1) -> Path:
-    """Return `media/step-000010.arrow`: images that were made in a step, which its dataset rows do not have."""
+    """Return `media/step-000010.arrow`, the images that were made during a step (they are in no dataset row)."""
     return run_dir / MEDIA / rollout_path(run_dir, step, attempt).with_suffix(".arrow").name
 
 
 def step_name(step: int) -> str:
-    """Return a step as file names have it: `step-000010`. A step is the policy version that samples in it."""
+    """Return the name of a step in file names: `step-000010`. The number is the policy version that samples."""
     return f"{STEP_PREFIX}{step:06d}"
 
 
 def parse_rollout_name(name: str) -> tuple[int, int] | None:
-    """Return (step, attempt) of a rollout file's name, or None if `rollout_path` gives no such name."""
+    """Return (step, attempt) of a rollout file's name, or None if `rollout_path` cannot have made the name."""
     match = _ROLLOUT.fullmatch(name)
     parsed = (int(match[1]), int(match[2] or 1)) if match else None
-    # Only one spelling counts: otherwise two files could be of one step.
+    # Only the exact name is accepted: otherwise two files could belong to one step.
     return parsed if parsed and rollout_path(Path(), *parsed).name == name else None
 
 
@@ -119,13 +119,13 @@ def checkpoint_dir(run_dir: Path, step: int) -> Path:
 
 
 def parse_checkpoint_name(name: str) -> int | None:
-    """Return the step of a checkpoint folder's name, or None if `checkpoint_dir` gives no such name."""
+    """Return the step of a checkpoint folder's name, or None if `checkpoint_dir` cannot have made the name."""
     match = _CHECKPOINT.fullmatch(name)
     return int(match[1]) if match and checkpoint_dir(Path(), int(match[1])).name == name else None
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:
-    """Return checkpoint folders that hold COMPLETE, oldest first. Readers ignore all others."""
+    """Return the checkpoint folders with a file COMPLETE, oldest first. Readers ignore all other folders."""
     return [path for path in _checkpoint_folders(run_dir) if (path / COMPLETE).is_file()]
 
 
@@ -158,7 +158,7 @@ def eval_log_path(run_dir: Path, name: str, process: str) -> Path:
 
 
 def queue_log(root: Path, group: str, name: str) -> Path:
-    """Return the file for the output of a run that a queue started: beside the runs, in a folder that is no run."""
+    """Return the file for the output of a run that a queue started. Its folder is beside the runs' folders."""
     return root / f"queue-{re.sub(r'[^A-Za-z0-9._-]+', '-', group)}" / f"{name}.log"
 
 
@@ -172,7 +172,7 @@ def eval_dir(run_dir: Path, name: str) -> Path:
 
 
 def eval_name(*words: str) -> str:
-    """Return the folder name of an evaluation: the words joined by `-`. Characters that do not fit in it become `-`."""
+    """Return the folder name of an evaluation: the words joined by `-`. Characters that are not allowed become `-`."""
     return "-".join(_short("".join(c if c.isalnum() or c in "._-" else "-" for c in word)) for word in words)
 
 
@@ -185,7 +185,7 @@ def _short(word: str) -> str:
 
 
 def check_eval_name(name: str | None) -> None:
-    """Raise a StoreError if an evaluation cannot have the name that the user gave; None: the user gave none."""
+    """Check a user's name for an evaluation; None = the user gave none. Raises: StoreError if it is not allowed."""
     if name is None:
         return
     if name.startswith(".") or any(c in name for c in "/\\\0") or not name.strip():
@@ -200,7 +200,7 @@ def eval_dirs(run_dir: Path) -> list[Path]:
 
 
 def eval_folders(run_dir: Path) -> list[Path]:
-    """Return evaluations by name, even if the summary is lost, but not those that are being written or deleted."""
+    """Return all evaluations by name, also without summary.json, except those that are being written or deleted."""
     folder = run_dir / EVAL
     folders = [p for p in folder.iterdir() if p.is_dir()] if folder.is_dir() else []
     return sorted(p for p in folders if not p.name.startswith((".tmp-", ".trash-")))

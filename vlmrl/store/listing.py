@@ -21,7 +21,10 @@ LISTED_KEYS = ("name", "kind", "recipe", "start", "end", "tags", "note", "labels
 
 @dataclass(frozen=True)
 class ListedRun:
-    """Run in a listing. `raw` has the manifest's LISTED_KEYS; `problem` says why the manifest cannot be read, if so."""
+    """Run in a listing.
+
+    `raw` has the manifest's values of LISTED_KEYS. `problem` is the reason why the manifest cannot be read, or None.
+    """
 
     id: str
     dir: Path
@@ -75,10 +78,10 @@ def read_listed(root: Path, run_id: str) -> ListedRun:
 def list_runs(
     root: Path | str, *, kind: str | None = None, tag: str | None = None, status: str | None = None, limit: int = 0
 ) -> list[ListedRun]:
-    """Return runs under the root, newest first. Without a filter only the manifests that are shown are read.
+    """Return runs under the root, newest first. Without a filter, only the manifests of returned runs are read.
 
     Args:
-        kind, tag, status: return only runs that have these; "damaged" is a status too.
+        kind, tag, status: return only runs with this kind, tag or status; "damaged" is a status, too.
         limit: maximum number of runs; 0 = all.
     """
     root = Path(root)
@@ -94,7 +97,7 @@ def list_runs(
         runs.append(run)
         if limit and len(runs) >= limit and run_id[:15] != runs[limit - 1].id[:15]:
             break
-    # Ids hold the second of the start; manifests order the runs that started in one second.
+    # Ids contain the start in whole seconds. Runs that started in the same second are ordered by their manifests.
     runs.sort(key=lambda run: (run.id[:15], str(run.raw.get("start", ""))), reverse=True)
     return runs[:limit] if limit else runs
 
@@ -109,7 +112,7 @@ def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:
     Args:
         ref: path, `last`, id, name, unique prefix of the id, or its last 4 letters.
         trained: `last` means the last run that trains, if there is one.
-    Raises: StoreError with the candidates if `ref` is ambiguous, with the newest runs if no run has it.
+    Raises: StoreError that lists the matching runs if `ref` is ambiguous, and the newest runs if no run matches.
     """
     root = Path(root)
     path = Path(ref)
@@ -150,12 +153,12 @@ def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:
 
 
 def named_ids(root: Path, ids: list[str], name: str) -> list[str]:
-    """Return those of the run ids `ids` whose run has this name, in the same order."""
+    """Return the ids of the runs with this name, in the order of `ids`."""
     return list(_named(root, ids, name))
 
 
 def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:
-    # Few of many runs have a name: a manifest is parsed only if its bytes contain the name.
+    # For speed, a manifest is parsed only if its bytes contain the name.
     needle = name.encode()
     for run_id in ids:
         try:
@@ -170,7 +173,7 @@ def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:
 def _latest(root: Path, ids: list[str], trained: bool) -> str:
     """Return the id of the run that started last; with `trained`, of the runs that train, if there are any.
 
-    Ids hold the second of the start. Manifests order the runs that started in one second.
+    Ids contain the start in whole seconds. Runs that started in the same second are ordered by their manifests.
     """
     trains = lambda run_id: not trained or read_listed(root, run_id).raw.get("kind") in TRAINED  # noqa: E731
     second = next(filter(trains, ids), ids[0])[:15]

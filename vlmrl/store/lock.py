@@ -1,8 +1,9 @@
 """Lock of a run: two processes never write one run, and a dead owner is recognised.
 
-`run.lock` is JSON about the owner, and the owner holds an advisory file lock on it. On one machine, the file lock, or
-the process id with its start time, tells whether the owner is alive. So a process id that another process has now does
-not count. After a reboot the boot id differs. An owner on another machine cannot be checked and counts as alive.
+The owner is the process that writes the run. `run.lock` describes it in JSON, and the owner holds an advisory file lock
+on this file. On the same machine, the file lock shows whether the owner is alive, or else its process id and start
+time: the system may have given the process id to a new process, but that has another start time. After a reboot, the
+boot id differs. An owner on another machine cannot be checked, and is treated as alive.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from vlmrl.store.clock import ago, now
 
 try:
     import fcntl
-except ImportError:  # some platforms have no fcntl: only process ids are compared there
+except ImportError:  # some platforms lack fcntl: there, only process ids are compared
     fcntl = None
 
 State = Literal["alive", "dead", "elsewhere"]
@@ -31,7 +32,7 @@ State = Literal["alive", "dead", "elsewhere"]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Process that writes a run. `process_start`: clock ticks since boot; "" if the system does not give it."""
+    """Process that writes a run. `process_start`: its start in clock ticks since boot; "" if it is not known."""
 
     host: str
     boot_id: str
@@ -53,7 +54,7 @@ def this_process() -> Owner:
 
 
 def owner_state(owner: Owner) -> State:
-    """Return the state of an owner; "dead" only if that is certain."""
+    """Return the state of an owner. "dead" is returned only if it is certain."""
     here = this_process()
     if owner.boot_id != here.boot_id or not here.boot_id:
         if owner.host != here.host:
@@ -67,7 +68,7 @@ def owner_state(owner: Owner) -> State:
 
 
 def read_owner(run_dir: Path) -> Owner | None:
-    """Return the owner in the run's lock file, or None if there is no lock file or a kill left it incomplete."""
+    """Return the owner from the run's lock file; None if there is no lock file, or a kill left it incomplete."""
     try:
         value = parse_json((run_dir / layout.LOCK).read_bytes())
         return Owner(**{field.name: value[field.name] for field in fields(Owner)})
@@ -76,9 +77,9 @@ def read_owner(run_dir: Path) -> Owner | None:
 
 
 def force_release(run_dir: Path) -> Owner | None:
-    """Remove the lock of an owner that cannot be checked from here. Return the owner; None if there was no lock.
+    """Remove the lock of an owner whose state is unknown. Return the owner; None if there was no lock.
 
-    Raises: StoreError when the owner is alive on this machine: stop that process instead.
+    Raises: StoreError if the owner is alive on this machine. The user should stop that process instead.
     """
     owner = read_owner(run_dir)
     if owner is not None and owner_state(owner) == "alive":
@@ -98,9 +99,9 @@ class RunLock:
         self._handle: int | None = None
 
     def acquire(self) -> None:
-        """Take the run.
+        """Lock the run for this process.
 
-        Raises: StoreError that names the owner if it is alive or cannot be checked from here.
+        Raises: StoreError that names the owner if the owner is alive or its state is unknown.
         """
         for _ in range(20):
             handle = self._open()
@@ -143,7 +144,7 @@ class RunLock:
         self.run_dir, self.path = run_dir, run_dir / layout.LOCK
 
     def release(self) -> None:
-        """Give up the lock. A second call does nothing."""
+        """Release the lock. A second call does nothing."""
         if self._handle is None:
             return
         with contextlib.suppress(FileNotFoundError):
@@ -159,7 +160,7 @@ class RunLock:
             raise StoreError(f"cannot lock this run: {error.strerror}", where=str(self.path)) from error
 
     def _is_current(self, handle: int) -> bool:
-        """Return whether the open file still has the lock's name (another process may have replaced it)."""
+        """Return whether the open file is still the lock file; another process may have replaced it."""
         try:
             return os.path.samestat(os.fstat(handle), os.stat(self.path))
         except FileNotFoundError:
@@ -186,7 +187,7 @@ class RunLock:
 
 
 def _try_flock(handle: int) -> bool:
-    """Return whether this process now holds the file lock, or the file system has no locks."""
+    """Try to take the file lock. Return True if this process holds it now, or if the file system has no locks."""
     if fcntl is None:
         return True
     try:

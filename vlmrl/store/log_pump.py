@@ -1,8 +1,8 @@
 """Thread that copies the output of processes from pipes to their log files, with secrets hidden.
 
-A process prints more than vlmrl could check before it is written: C libraries and an interpreter that exits print too.
-So the process prints into a pipe. A thread of the process that started it reads the pipe line by line and writes the
-log. The pipe keeps what was written when its writer dies.
+C libraries and an interpreter that exits print directly, so vlmrl code in a process cannot check all of its output. So
+the process prints into a pipe. A thread of its parent process reads the pipe line by line and writes the log. The
+output stays in the pipe if the process dies.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 from vlmrl.store.secrets.redact import redact_text
 
 MOST_BYTES = 1 << 16
-"""Maximum length of a line or private key that is held back until it is whole, in bytes."""
+"""Maximum number of bytes that are held back until a line or a private key is complete."""
 _KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]{0,24}PRIVATE KEY(?!.*-----END )", re.DOTALL)
-"""Begin of a private key whose end has not come yet."""
+"""Pattern of the beginning of a private key whose end has not been read yet."""
 
 
 @dataclass
 class _Stream:
-    """One pipe. `path` may be set later: until then, what is read is kept in memory."""
+    """One pipe and its log. Until `path` is set, the output is kept in memory."""
 
     fd: int
     path: Path | None
@@ -70,13 +70,13 @@ class _Stream:
             with open(self.path, "ab") as file:
                 file.write(content)
         except OSError as error:
-            if not self.broken:  # warn once and go on: the process that prints must not wait for a disk
+            if not self.broken:  # warn once and go on reading, or the printing process would wait
                 self.broken = True
                 print(f"warning: the log {self.path} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
 
 
 class LogPump:
-    """Reader of pipes in a thread of its own, from the first `add` to `close`."""
+    """Thread that reads pipes, from the first call of `add` to `close`."""
 
     def __init__(self) -> None:
         self._streams: dict[str, _Stream] = {}
@@ -105,7 +105,7 @@ class LogPump:
         return name in self._streams
 
     def write_to(self, name: str, path: Path) -> None:
-        """Set the log of a pipe. What was read so far is written first."""
+        """Set the log of a pipe. The output that was read so far is written to it first."""
         stream = self._streams[name]
         if stream.path is None:
             with self._lock:
@@ -118,11 +118,11 @@ class LogPump:
             return b"".join(stream.held).decode("utf-8", "replace") if stream is not None else ""
 
     def wait(self, name: str, seconds: float) -> None:
-        """Wait until all writers of a pipe have ended and their output is in its log, for at most so many seconds."""
+        """Wait until all writers of a pipe have ended and their output is in the log, but at most `seconds`."""
         self._streams[name].ended.wait(seconds)
 
     def close(self, seconds: float = 2.0) -> None:
-        """Wait at most so many seconds for the pipes to end, write what is held back, and stop."""
+        """Wait at most `seconds` for the pipes to end, write the output that is held back, and stop the thread."""
         if self._thread is None:
             return
         end = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Records of a run's loggers in `sinks.json`: for each logger, the id of the remote run and where it is."""
+"""Records of a run's loggers in `sinks.json`: for each logger, the id and the address of the remote run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SCHEMA = 1
 
 
 def read_remote(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Return logger -> the values that it asked vlmrl to keep; {} for a run without loggers.
+    """Return logger -> the values that its `open` returned; {} for a run without loggers.
 
-    Raises: StoreError when the file is damaged or of a newer schema.
+    Raises: StoreError if the file is damaged or of a newer schema.
     """
     path = run_dir / layout.SINKS
     try:
@@ -35,11 +35,11 @@ def read_remote(run_dir: Path) -> dict[str, dict[str, Any]]:
 
 
 def write_remote(run_dir: Path, sink: str, kept: Mapping[str, Any]) -> None:
-    """Write the values that a logger asked vlmrl to keep; those of other loggers stay.
+    """Write the values that a logger's `open` returned. The values of other loggers stay.
 
-    Secrets are hidden; a damaged file is replaced.
+    Secrets are hidden. A damaged file is replaced.
 
-    Raises: StoreError when the write fails; TypeError when a value is no JSON.
+    Raises: StoreError if the write fails; TypeError if a value is not JSON.
     """
     try:
         before = read_remote(run_dir)

@@ -1,4 +1,4 @@
-"""Manifest of a run: what it is, how it was made, and how it ended. It is one JSON file, written atomically."""
+"""Manifest of a run: all recorded facts about it, in one JSON file that is written atomically."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Attempt:
     """One start of a run, by one process or several. The first has number 1; every `--resume` adds one.
 
     Args:
-        from_step: the step it began at: 0, or the step S of the checkpoint it loaded. It samples with policy version S,
-            so its first rollouts and its first `train` line carry step S.
-        from_checkpoint: path of that checkpoint relative to the run; None at the start.
-        end: when it ended; None while it runs, or if it was killed.
-        changes: differences to the attempt before, or of a fork to its parent: JSON objects with `what`, `old`, `new`,
-            `kind` (free, asked, refused), `why` and maybe `restarts` (recipe/changes.py).
-        accepted: whether the user said --accept-changes.
-        processes: how many processes train together; host and pid are those of the one that writes.
+        from_step: step at which the attempt began: 0, or the step S of the checkpoint that it loaded. It first samples
+            with policy version S, so its first rollouts and its first `train` line have step S.
+        from_checkpoint: path of that checkpoint relative to the run; None for the first attempt of a new run.
+        end: time of its end; None while it runs, or if it was killed.
+        changes: differences from the attempt before (for a fork, from its parent): JSON objects with `what`, `old`,
+            `new`, `kind` (free, asked, refused), `why` and possibly `restarts` (recipe/changes.py).
+        accepted: whether the user gave --accept-changes.
+        processes: number of processes that train together; `host` and `pid` belong to the one that writes.
     """
 
     number: int
@@ -64,7 +64,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Best:
-    """Best validation so far. `metric` as in the recipe's eval.metric."""
+    """Best validation so far. `metric` is the value of the recipe's eval.metric."""
 
     step: int
     metric: str
@@ -76,20 +76,20 @@ class Manifest:
     """All recorded facts of a run. Times are ISO 8601 in UTC.
 
     Args:
-        kind: the command that made it: rl, sft, eval, try, merge ...
+        kind: kind of the run, from the command that made it: rl, sft, eval, try, merge ...
         recipe: name of the recipe (its file name without `.toml`).
-        labels: texts that every report must show beside the numbers, e.g. "validated on the test split".
-        parent: {"run": id, "checkpoint": name} if it started from another run's weights; with "step" if it is a fork,
+        labels: texts that every report prints beside the numbers, e.g. "validated on the test split".
+        parent: {"run": id, "checkpoint": name} if it started from another run's weights; also "step" if it is a fork,
             which continues the whole checkpoint.
-        origin: of a fork: where its parent's first weights came from, in the form of `parent`; {} = from no run.
+        origin: for a fork, the source of its parent's first weights, in the form of `parent`; {} = not from a run.
         datasets: one mapping per source: name, path, fingerprint, task, split, rows ...
         rewards, prompts: one mapping per source: source, name, sha256.
         recipe_sha256: hash of recipe.toml as written.
         source_sha256: hash of the code of vlmrl itself.
-        files: file relative to the run -> sha256, for files that are written once: recipes, code.diff, kept texts. Runs
-            from before this table have {}.
-        best: best validation.
-        error: how it ended if it failed, one line.
+        files: path relative to the run -> sha256, for files that are written once: recipes, code.diff, kept texts. {}
+            for runs of versions without this table.
+        best: best validation so far.
+        error: reason for the end if the run failed, one line.
     """
 
     id: str
@@ -127,22 +127,22 @@ class Manifest:
 
     @property
     def attempt_starts(self) -> dict[int, int]:
-        """Map of attempt -> the step it began at."""
+        """Map of attempt -> the step at which it began."""
         return {a.number: a.from_step for a in self.attempts}
 
     @property
     def forked_at(self) -> int | None:
-        """Step that a fork began at; None for a run that began at step 0."""
+        """Step at which a fork began; None for a run that began at step 0."""
         return None if self.origin is None else self.attempts[0].from_step
 
     @property
     def first_weights(self) -> Mapping[str, Any] | None:
-        """Run and checkpoint of the very first weights: of a fork, those of its parent."""
+        """Run and checkpoint of the first weights, in the form of `parent`. A fork has the same ones as its parent."""
         return self.parent if self.origin is None else self.origin or None
 
     @property
     def parent_text(self) -> str:
-        """Parent in words; empty if there is none."""
+        """Description of the parent; "" if there is none."""
         if not self.parent:
             return ""
         run, checkpoint = self.parent.get("run"), self.parent.get("checkpoint")
@@ -150,18 +150,18 @@ class Manifest:
 
     @property
     def all_datasets(self) -> tuple[Mapping[str, Any], ...]:
-        """Datasets, and those that a change replaced, because images of older rollouts belong to them."""
+        """Current and replaced datasets. Images of older rollouts may belong to a replaced dataset."""
         replaced = (c["old"] for a in self.attempts for c in a.changes if isinstance(c.get("old"), Mapping))
         return (*self.datasets, *(old for old in replaced if "fingerprint" in old))
 
     def restarts_since(self, step: int) -> set[str]:
-        """Return the parts of a checkpoint's state to begin anew, from the changes made at `step` or later."""
+        """Return the parts of a checkpoint's state that must start anew, because of changes at `step` or later."""
         later_attempts = (a for a in self.attempts if a.from_step >= step)
         return {name for a in later_attempts for c in a.changes for name in c.get("restarts", ())}
 
 
 def short_value(value: Any) -> str:
-    """Return a value for one line: a dataset as its rows and fingerprint, a hash cut, `not set` for None."""
+    """Format a value for one line: a dataset as its rows and fingerprint, a hash shortened, None as `not set`."""
     if isinstance(value, Mapping) and "fingerprint" in value:
         return f"{value.get('rows')} rows of {value.get('path')}, fingerprint {str(value['fingerprint'])[:12]}"
     text = "not set" if value is None else str(value)
@@ -175,10 +175,10 @@ def new_attempt(
     checkpoint: Path | None = None,
     changes: Sequence[Mapping[str, Any]] = (),
 ) -> Attempt:
-    """Return an attempt of this process (one of several, by torchrun's environment).
+    """Create the record of an attempt by this process. The number of processes comes from torchrun's environment.
 
     Args:
-        checkpoint: the checkpoint that it continues from.
+        checkpoint: the checkpoint from which the attempt continues.
     """
     owner = this_process()
     name = f"{layout.CHECKPOINTS}/{checkpoint.name}" if checkpoint else None
@@ -193,13 +193,13 @@ def new_attempt(
 def read_manifest(run_dir: Path) -> Manifest:
     """Return the manifest of a run folder.
 
-    Raises: StoreError when it is missing, cut off, not a manifest, or written by a newer vlmrl.
+    Raises: StoreError if it is missing, incomplete, not a manifest, or written by a newer vlmrl.
     """
     return _from_json(read_raw(run_dir), run_dir / layout.MANIFEST)
 
 
 def read_bytes(path: str) -> bytes:
-    """Return a small file whole. This takes half the time of `open(...).read()`, which counts with 10,000 files."""
+    """Return the content of a small file, in half the time of `open(...).read()`; this matters for 10,000 files."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         blocks = [os.read(handle, 1 << 16)]
@@ -211,9 +211,9 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_raw(run_dir: Path | str) -> dict[str, Any]:
-    """Return the manifest as plain JSON, checked only as far as a listing needs it.
+    """Return the manifest as plain JSON. Only the keys that a listing needs are checked.
 
-    It is fast, as `runs list` reads 10,000 of them.
+    So it is fast enough for `runs list` with 10,000 runs.
     """
     path = f"{run_dir}/{layout.MANIFEST}"
     try:
@@ -243,7 +243,7 @@ def read_raw(run_dir: Path | str) -> dict[str, Any]:
 
 
 def write_manifest(run_dir: Path, manifest: Manifest) -> None:
-    """Write the manifest atomically, with secrets hidden. Readers see the old one or the new one."""
+    """Write the manifest atomically, with secrets hidden."""
     write_json(run_dir / layout.MANIFEST, redact_value(asdict(manifest)), crash="mid-manifest")
 
 
@@ -279,20 +279,20 @@ def edit(
 
 
 def settle(run_dir: Path, status: Status | None, reason: str) -> None:
-    """Write into the manifest how a run of several processes ended.
+    """Record in the manifest the end of a run of several processes.
 
-    Its writer may have been killed, or knows only that another process ended. If the disk refuses, the writer's text
-    stays.
+    The process that writes the run may have been killed, or it may know only that another process ended. If the disk
+    refuses the write, the text of that process stays.
 
     Args:
-        status: for a run whose stored status is "running" and whose writer is certainly dead; None = it may be alive.
-        reason: why it ended; "" = the stored error stays.
+        status: new status if the stored one is "running"; None = the writing process may be alive, nothing changes.
+        reason: reason for the end; "" = the stored error stays.
     """
 
     def change(m: Manifest) -> Manifest:
         error = (
             redact_text(reason)[:MAX_ERROR_CHARS] or m.error
-        )  # hide before cutting: a part of a secret may not look like one
+        )  # hide secrets first: a secret that was cut may not be recognised
         if m.status != "running" or status is None:
             return replace(m, error=error)
         last = replace(m.attempts[-1], end=now(), status=status)
@@ -303,7 +303,7 @@ def settle(run_dir: Path, status: Status | None, reason: str) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise a StoreError unless a name can be one word on a command line that means nothing else there."""
+    """Check that a name is one word on a command line without another meaning there. Raises: StoreError if not."""
     allowed = name.isprintable() and not any(c in name for c in "/\\ ") and not name.startswith(("-", "."))
     if not name or len(name) > 80 or not allowed or name == "last":
         message = f"`{name}` cannot be the name of a run"

@@ -1,4 +1,4 @@
-"""Images of a run by content: from its media/*.arrow and its evaluations, then from the datasets it names.
+"""Images of a run by content hash: from its media/*.arrow and its evaluations, then from the datasets in its manifest.
 
 A shard is an Arrow IPC file with the columns `sha256` (hex text) and `bytes` (an image file), memory-mapped. Datasets
 made by `vlmrl prep` hold their images in the same form. Other sources (a user's own table) are given as a callable.
@@ -68,7 +68,7 @@ class ShardFolder:
 
 
 class RunImages:
-    """Image files of one run. `notes` has a sentence for each dataset that was not used (gone, changed since the run).
+    """Image files of one run. `notes` has a sentence for each dataset that is missing or has changed since the run.
 
     Args:
         run_dir: the run folder.
@@ -93,7 +93,7 @@ class RunImages:
         self._resolvers = (*self._resolvers, *resolvers)
 
     def find(self, media: Media) -> bytes | None:
-        """Return the image file, or None if no place has it or the bytes under its hash are others."""
+        """Return the image file; None if it is not found, or if the bytes that are found have another hash."""
         for folder in self._open():
             if (content := folder.get(media.sha256)) is not None:
                 return content if _matches(content, media) else None
@@ -137,7 +137,7 @@ class RunImages:
             self.notes.append(f"dataset {path} is damaged")
             return None
         if dataset.get("fingerprint") not in (None, fingerprint):
-            # Its images can still be used: a hash cannot name other pixels.
+            # Its images can still be used, because they are looked up by their hash.
             self.notes.append(f"dataset {path} has changed since the run")
         return folder
 
@@ -179,7 +179,7 @@ def write_shard(path: Path, images: Iterable[tuple[str, bytes]]) -> int:
 
 
 def rollout_media(paths: Iterable[Path]) -> dict[str, Media]:
-    """Return all images in rollout files by hash, in order of first appearance: of prompts, responses and rewards."""
+    """Return hash -> image for all images in rollout files, in order: of prompts, responses and rewards."""
     from vlmrl.store.rollouts import read_table
 
     media_by_hash: dict[str, Media] = {}

@@ -1,14 +1,14 @@
-"""metrics.jsonl: one JSON object per line, appended, never truncated; and the rule which attempt counts.
+"""metrics.jsonl: one JSON object per line, appended, never truncated; and the rule for lines of several attempts.
 
-Step = policy version. An attempt that resumed from the checkpoint of step S holds policy version S and samples with it.
-So its first rollouts file and its first `train` line are those of step S, and this line's update makes version S + 1. A
-`validation` line of step S measures version S. Therefore a resume from S makes void:
+The step is the policy version. An attempt that resumed from the checkpoint of step S has policy version S and samples
+with it. So its first rollout file and its first `train` line have step S, and the update of this step makes version
+S + 1. A `validation` line of step S measures version S. Therefore a resume from S makes these invalid:
 
 - rollouts and `train` lines of older attempts with step >= S,
-- `validation` lines of older attempts with step > S (that of S measured the same weights as the checkpoint),
-- never `event` lines: they are history.
+- `validation` lines of older attempts with step > S (the one of S measured the same weights as the checkpoint).
 
-If two attempts that count have the same step and kind, the newer attempt wins.
+`event` lines never become invalid, because they are history. Lines and files that are not invalid "count". If two
+attempts have a valid line of the same step and kind, only the line of the newer attempt counts.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from vlmrl.store import layout
 
 KINDS = ("train", "validation", "event")
 LINE_HEAD = b'{"step": '
-"""Begin of every line: `Run.log` puts the step first."""
+"""First bytes of every line: `Run.log` writes the step first."""
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def counts(step: int, attempt: int, starts: Mapping[int, int], kind: str = "train") -> bool:
-    """Return whether something that an attempt made at a step still counts for the run, by the rule above.
+    """Return whether a line or a rollout file of an attempt is still valid, by the rule in this module's docstring.
 
     Args:
-        starts: attempt -> the step it began at (`Manifest.attempt_starts`).
+        starts: attempt -> the step at which it began (`Manifest.attempt_starts`).
         kind: "train" (rollouts too), "validation" or "event".
     """
     if kind == "event":
@@ -45,10 +45,10 @@ def counts(step: int, attempt: int, starts: Mapping[int, int], kind: str = "trai
 
 
 def counted(step: int) -> int:
-    """Return the number that users know for the step of a train line or rollout file: they count steps from 1.
+    """Return the number of a step in output for users, who count from 1, for a train line or a rollout file.
 
-    Files name the policy version that sampled, from 0. Step 24 of 24 is `"step": 23` and `rollouts/step-000023`; it
-    made version 24, which is the step of its validation and its checkpoint.
+    Files contain the policy version that sampled, from 0. Example: step 24 of 24 is `"step": 23` and
+    `rollouts/step-000023`. It made version 24, and its validation and its checkpoint have the step 24.
     """
     return step + 1
 
@@ -56,7 +56,7 @@ def counted(step: int) -> int:
 def newest(
     candidates: Iterable[tuple[int, int, Any]], starts: Mapping[int, int], kind: str = "train"
 ) -> dict[int, Any]:
-    """Return step -> the thing that counts for it, from (step, attempt, thing), in order of steps."""
+    """Return step -> the valid item of the newest attempt, in order of steps. `candidates`: (step, attempt, item)."""
     best: dict[int, tuple[int, Any]] = {}
     for step, attempt, thing in candidates:
         if counts(step, attempt, starts, kind) and (step not in best or attempt >= best[step][0]):
@@ -72,7 +72,7 @@ class MetricsWriter:
         self._handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._handle).st_size
         if size and os.pread(self._handle, 1, size - 1) != b"\n":
-            # A kill cut the last line. It is kept and gets a line end, so that the next line is separate.
+            # A kill left the last line incomplete. It is kept, and a line end separates it from the next line.
             os.write(self._handle, b"\n")
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -126,9 +126,9 @@ class MetricsFile:
 
     Args:
         lines: whole lines in file order.
-        torn: numbers of the other lines; a kill during a write leaves one.
+        torn: line numbers of the other lines; a kill during a write leaves such a line.
         numbers: line numbers of `lines`.
-        foreign: those of `torn` that are not the beginning of a line either; a kill does not leave such lines.
+        foreign: numbers in `torn` whose text is not even the beginning of a line; a kill does not leave such lines.
     """
 
     lines: tuple[dict[str, Any], ...] = ()
@@ -138,7 +138,7 @@ class MetricsFile:
 
 
 def read_file(run_dir: Path) -> MetricsFile:
-    """Return every whole line of every attempt. A torn line (a kill during a write) is skipped and its number kept."""
+    """Read all lines of all attempts. An incomplete line (a kill during a write) is skipped; its number is kept."""
     path = run_dir / layout.METRICS
     try:
         content = path.read_bytes()
@@ -164,7 +164,7 @@ def read_file(run_dir: Path) -> MetricsFile:
 
 
 def current(lines: Iterable[dict[str, Any]], starts: Mapping[int, int], kind: str) -> list[dict[str, Any]]:
-    """Return the lines of one kind that count, one per step, by step. Events: all, in the order of the file."""
+    """Return the valid lines of one kind, one per step, sorted by step. For events: all, in the order of the file."""
     lines_of_kind = [line for line in lines if line["kind"] == kind]
     if kind == "event":
         return lines_of_kind
@@ -172,7 +172,7 @@ def current(lines: Iterable[dict[str, Any]], starts: Mapping[int, int], kind: st
 
 
 def read_tail(run_dir: Path, max_bytes: int = 16_384) -> dict[str, Any] | None:
-    """Return the last whole `train` line, or any last line, for listings. Only the end of the file is read."""
+    """Return the last complete `train` line or, if there is none, the last line. Only the end of the file is read."""
     try:
         with open(run_dir / layout.METRICS, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -185,7 +185,7 @@ def read_tail(run_dir: Path, max_bytes: int = 16_384) -> dict[str, Any] | None:
 
 
 def is_beginning(raw: bytes) -> bool:
-    """Return whether these bytes begin a line but do not complete it: its first object is still open."""
+    """Return whether the bytes are the beginning of an incomplete line: its JSON object is not closed."""
     if not (raw.startswith(LINE_HEAD) or LINE_HEAD.startswith(raw)):
         return False
     depth, quoted, escaped = 0, False, False

@@ -46,15 +46,15 @@ def create_run(
     texts: kept_recipe.Texts = MappingProxyType({}),
     fork: kept_recipe.Fork | None = None,
 ) -> Run:
-    """Create a run folder and lock it. The folder gets its name when it is complete: manifest, recipe and lock.
+    """Create a run folder and lock it. It gets its final name only when manifest, recipe and lock are in it.
 
     Args:
         recipe_text: text of recipe.toml.
         resolved: content of resolved.json.
         texts: reward files and prompts to keep.
-        fork: the checkpoint that the run continues from.
-        kind, name, tags, note ...: as the fields of `Manifest`.
-    Raises: StoreError for an unusable name or tag, or when the runs root cannot be written.
+        fork: the checkpoint from which the run continues.
+        kind, name, tags, note ...: see the fields of `Manifest`.
+    Raises: StoreError for a name or tag that is not allowed, or if the runs root cannot be written.
     """
     if name is not None:
         manifests.check_name(name)
@@ -126,7 +126,7 @@ def open_run(root: Path | str, ref: str, *, trained: bool = False) -> Run:
     Args:
         ref: a unique prefix of its id, its last four characters, `last`, its name, or a path.
         trained: `last` means the last run that trains, if there is one, and not a later `vlmrl try`.
-    Raises: StoreError when no run or more than one matches `ref` (candidates are listed), or its manifest is bad.
+    Raises: StoreError if no run or several runs match `ref` (the error lists them), or if the manifest is damaged.
     """
     run_dir = find(root, ref, trained=trained)
     return Run(run_dir, manifests.read_manifest(run_dir))
@@ -143,13 +143,13 @@ def resume_run(
 ) -> Run:
     """Lock an existing run for a new attempt.
 
-    Leftovers of a kill are removed (they never counted), a torn last line of metrics.jsonl gets a line end, and the
-    attempt before is marked killed if it did not end by itself.
+    Temporary files that a kill left are removed; no reader used them. An incomplete last line of metrics.jsonl gets a
+    line end. The attempt before is marked as killed if it did not record its end.
 
     Args:
-        from_step: step of the complete checkpoint it continues from; default: the newest; 0 if there is none.
-        renewal: changes against the attempt before.
-    Raises: StoreError when another process writes the run, or `from_step` has no complete checkpoint.
+        from_step: step of the complete checkpoint from which it continues; default: the newest; 0 if there is none.
+        renewal: changes from the attempt before; None = no changes.
+    Raises: StoreError if another process writes the run, or `from_step` has no complete checkpoint.
     """
     learn_argv(argv)
     run_dir = open_run(root, ref).dir
@@ -193,7 +193,7 @@ def resume_run(
 
 
 def _sweep_root(root: Path) -> None:
-    """Remove unfinished run folders that a kill left. Those younger than an hour may be in use and stay."""
+    """Remove unfinished run folders that a kill left. Folders younger than an hour stay, because they may be in use."""
     with os.scandir(root) as entries:
         stale = [e.path for e in entries if e.name.startswith(TEMP_PREFIX) and e.stat().st_mtime < time.time() - 3600]
     for path in stale:
@@ -201,9 +201,10 @@ def _sweep_root(root: Path) -> None:
 
 
 def _best_until(run: Run, step: int) -> Best | None:
-    """Return the best validation up to a step, for a resume from there, or None. It has `eval/is_best` in its line.
+    """Return the best validation up to a step, for a resume from this step; None if there is none.
 
-    Validations before a change that restarts the best are not comparable and do not count.
+    The line of such a validation has `eval/is_best`. If a change of the recipe restarted the search for the best,
+    earlier validations are not comparable and are ignored.
     """
     restarts = (a.number for a in run.manifest.attempts if any("best" in c.get("restarts", ()) for c in a.changes))
     first = max(restarts, default=1)

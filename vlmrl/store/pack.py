@@ -1,4 +1,4 @@
-"""Archive of a run in one file: its record, and every image that its rollouts name. Same run, same bytes."""
+"""Archive of a run in one file: its files, and all images of its rollouts. The same run gives the same bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vlmrl.store.secrets.redact import redact_text
 Checkpoints = Literal["none", "last", "all"]
 SHARD = "pack-00000.arrow"
 LOG_PART = 1 << 20
-"""Number of characters of a log that are searched for secrets at a time."""
+"""Size of the parts in which a log is searched for secrets, in characters."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Packed:
     """Content of an archive.
 
     Args:
-        missing: hashes of images that no source has.
+        missing: hashes of images that were not found anywhere.
         left_out: names of checkpoints and merged models that are not in the archive.
     """
 
@@ -44,11 +44,11 @@ class Packed:
 
 
 def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Checkpoints = "none") -> Packed:
-    """Write the run folder as a .tar.gz. After `tar xf FILE` elsewhere it is a run folder like any other.
+    """Write the run folder as a .tar.gz. `tar xf FILE` makes an ordinary run folder from it on any machine.
 
-    The run is not changed. Times, owners and order in the archive are fixed: packing twice gives the same bytes.
+    The run is not changed. Times, owners and order in the archive are fixed, so packing twice gives the same bytes.
 
-    Raises: StoreError when the target is inside the run or the write fails.
+    Raises: StoreError if the target is inside the run or the write fails.
     """
     if run_dir.resolve() in target.resolve().parents:
         raise StoreError(
@@ -96,7 +96,7 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
 
 
 def _redacted(log: Path, scratch: Path) -> Path:
-    """Return a copy of a log without secrets. Logs of earlier versions may hold output of processes as it was."""
+    """Write a copy of a log with secrets hidden, and return its path. Logs of earlier versions may contain secrets."""
     copy = scratch / f"{len(list(scratch.iterdir()))}.log"
     opened = partial(open, encoding="utf-8", errors="surrogateescape", newline="")
     with opened(log) as lines, opened(copy, "w") as out:
@@ -122,8 +122,8 @@ def _entry(name: str, size: int) -> tarfile.TarInfo:
 def _files(run_dir: Path, checkpoints: list[Path]) -> Iterator[Path]:
     """Yield the files of the run that belong in an archive.
 
-    Left out are the lock, half-written files, merged models (`vlmrl merge` makes them again) and other checkpoints than
-    the given ones.
+    The lock, half-written files, merged models (`vlmrl merge` can make them again), and all checkpoints except
+    `checkpoints` are left out.
     """
     merged = layout.merged_dirs(run_dir)
     for base, folders, files in os.walk(run_dir):

@@ -1,4 +1,4 @@
-"""Run names in the commands that vlmrl prints: each command must work when it is typed as printed."""
+"""Run names in the commands that vlmrl prints. A user can copy and run each command unchanged."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vlmrl.store.listing import named_ids, run_ids
 
 
 def reference(run_dir: Path, name: str | None) -> str:
-    """Return the text that names a run within its runs folder: its name if no other run has it, else its id.
+    """Return the name of a run for commands: its own name if no other run has the same name, else its id.
 
-    If the name is also a file or folder here, the id is used, because several commands would take the file.
+    If a file or folder here has this name, the id is used, because several commands would use the file.
     """
     run_id = run_dir.name
     if name is None or os.path.exists(name):
@@ -25,7 +25,7 @@ def reference(run_dir: Path, name: str | None) -> str:
 
 
 def namesake_warning(run_dir: Path, name: str) -> str:
-    """Return the warning for a new run name that other runs have too; "" if it is the only one."""
+    """Return a warning if other runs have the same name as a new run; "" if none has."""
     root = run_dir.parent
     others = [run_id for run_id in named_ids(root, run_ids(root), name) if run_id != run_dir.name]
     if not others:
@@ -37,11 +37,11 @@ def namesake_warning(run_dir: Path, name: str) -> str:
 
 
 def command_line(verb: Sequence[str], run_dir: Path, name: str | None, *options: str) -> str:
-    """Return a command about a run, as one types it in this folder; with `--runs` if the runs are elsewhere.
+    """Return a command about a run that works in the current folder. `--runs` is added if the run is not in ./runs.
 
     Args:
-        verb: the words before the run, such as ("train", "--resume").
-        options: the words after it.
+        verb: words of the command before the run, such as ("train", "--resume").
+        options: words after the run.
     """
     is_default_root = run_dir.parent.resolve() == layout.runs_root().resolve()
     runs_option = () if is_default_root else ("--runs", str(run_dir.parent))

@@ -47,13 +47,13 @@ ENVIRONMENT = (
     "SLURM_JOB_ID",
     "TOKENIZERS_PARALLELISM",
 )
-"""Environment variables that change a result; no other is recorded."""
+"""Environment variables that can change a result. Only these are recorded."""
 
 
 def git_state(folder: Path | None = None) -> tuple[dict[str, Any] | None, str]:
-    """Return ({commit, dirty}, diff of tracked files) of the repository that holds `folder`; (None, "") without one.
+    """Return ({commit, dirty}, diff of tracked files) of the repository of `folder`; (None, "") if there is none.
 
-    The diff has its secrets hidden. It is cut at 1 MB, and its last line then says so.
+    Secrets in the diff are hidden. It is cut at 1 MB, and a last line then states this.
     """
     commit = _git(["rev-parse", "HEAD"], folder)
     if commit is None:
@@ -95,7 +95,7 @@ def environment() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def source_sha256() -> str:
-    """Return a hash of all Python and template files of vlmrl. It identifies the code with and without git."""
+    """Return a hash of all Python and template files of vlmrl, which identifies the code even without git."""
     root = Path(__file__).resolve().parent.parent
     total = hashlib.sha256()
     for path in sorted(root.rglob("*")):

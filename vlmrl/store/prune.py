@@ -1,7 +1,7 @@
 """Deletion of parts of a run: old checkpoints, old rollouts, images that nothing refers to.
 
-Never deleted are the newest complete checkpoint, the best one, and those that another run continues from. The steps of
-deleted rollouts are written to rollouts/pruned.json first, so that `verify` does not report them as lost.
+The newest complete checkpoint, the best one, and those from which another run started are never deleted. Before
+rollouts are deleted, their steps are written to rollouts/pruned.json, so that `verify` does not report them as lost.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from vlmrl.store.media import ShardFolder, rollout_media
 
 @dataclass(frozen=True)
 class RolloutRule:
-    """Rule for rollouts: those of the newest `keep` steps stay, and of every `every`-th step; 0 = of no others."""
+    """Rule for rollouts: the newest `keep` steps are kept, and every `every`-th step; `every` = 0: no other steps."""
 
     keep: int
     every: int = 0
 
     def doomed(self, steps: Iterable[int]) -> list[int]:
-        """Return the steps whose rollouts are to be deleted, in order."""
+        """Return those of `steps` whose rollouts the rule deletes, in order."""
         ordered = sorted(set(steps))
         return [s for s in ordered[: -self.keep or None] if not (self.every and s % self.every == 0)]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Parts of a run to prune; None and False = leave that part alone.
+    """Rules for deleting parts of a run; None or False = delete nothing of this part.
 
     Args:
         keep_last: number of newest checkpoints to keep, at least 1.
-        media: delete image shards that nothing refers to.
+        media: delete image shards to which no rollout or evaluation refers.
     """
 
     keep_last: int | None = None
@@ -71,9 +71,9 @@ def plan_prune(run_dir: Path, rules: Rules, keep_steps: Iterable[int] = ()) -> l
 
 
 def prune_run(run_dir: Path, rules: Rules, keep_steps: Iterable[int] = ()) -> list[Path]:
-    """Delete the files and folders that `plan_prune` returns, of a run that no process writes. Return them.
+    """Delete the files and folders that `plan_prune` returns, and return them.
 
-    Raises: StoreError when a process is writing the run.
+    Raises: StoreError if a process is writing the run.
     """
     lock = RunLock(run_dir)
     lock.acquire()
@@ -98,7 +98,7 @@ def rollout_steps(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def delete_rollouts(run_dir: Path, files: Sequence[Path]) -> None:
-    """Record the steps as pruned, then delete the files. So after a kill in between, no rollouts look lost."""
+    """Record the steps as pruned, then delete the files. In this order, a kill leaves no files that seem to be lost."""
     steps = {parsed[0] for path in files if (parsed := layout.parse_rollout_name(path.name)) is not None}
     if not steps:
         return
@@ -112,9 +112,9 @@ def delete_rollouts(run_dir: Path, files: Sequence[Path]) -> None:
 def pruned_ranges(run_dir: Path) -> list[range]:
     """Return the steps whose rollouts were deleted on purpose, as ranges.
 
-    They stay ranges because a damaged record may name any number.
+    They are not expanded, because a damaged record may contain a huge range.
 
-    Raises: StoreError when the record is damaged.
+    Raises: StoreError if the record is damaged.
     """
     path = run_dir / layout.ROLLOUTS / layout.PRUNED
     if not path.is_file():
@@ -126,7 +126,7 @@ def pruned_ranges(run_dir: Path) -> list[range]:
 
 
 def children(run_dir: Path) -> dict[int, str]:
-    """Return step -> a run in the same folder that needs this run's checkpoint of that step as its first weights."""
+    """Return step -> id of a run in the same folder whose first weights are this run's checkpoint of that step."""
     run_ids: dict[int, str] = {}
     for run in list_runs(run_dir.absolute().parent):
         for parent in (run.raw.get("parent"), run.raw.get("origin")):
@@ -138,7 +138,7 @@ def children(run_dir: Path) -> dict[int, str]:
 
 
 def _joined(ranges: Iterable[range]) -> list[range]:
-    """Return the same steps as sorted ranges, with neighbours joined. Example: 1-2, 3-3, 7-7 -> 1-3, 7-7."""
+    """Return the ranges sorted, with adjacent ones joined. Example: 1-2, 3-3, 7-7 -> 1-3, 7-7."""
     joined: list[range] = []
     for steps in sorted(ranges, key=lambda r: (r.start, r.stop)):
         if joined and steps.start <= joined[-1].stop:
@@ -149,7 +149,7 @@ def _joined(ranges: Iterable[range]) -> list[range]:
 
 
 def _unnamed_shards(run_dir: Path, rollouts: Sequence[Path]) -> list[Path]:
-    """Return image shards of the run none of whose images is in a remaining rollout or an evaluation."""
+    """Return the image shards of which no image is used by a rollout file in `rollouts` or by an evaluation."""
     named = set(rollout_media(rollouts))
     for folder in layout.eval_dirs(run_dir):
         named |= _evaluated_images(folder / layout.EVAL_ROWS)

@@ -15,9 +15,9 @@ from vlmrl.types import Group
 
 
 class FollowedRun(Run):
-    """Run for its processes that do not write it: reading works as usual, and writing does nothing.
+    """Run object of a rank that does not write the run: reading works as usual, and writing does nothing.
 
-    The writing process writes everything except the logs: each process has its own log.
+    Only logs are written: each process has its own log. One rank writes all other files.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -25,7 +25,7 @@ class FollowedRun(Run):
         self._rank = rank
 
     def log(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
-        """Do nothing: all processes have these numbers, and one writes them."""
+        """Do nothing: all ranks have the same numbers, and only one of them writes them."""
 
     def write_log(self, text: str, rank: int = 0) -> None:
         super().write_log(text, self._rank)
@@ -43,4 +43,4 @@ class FollowedRun(Run):
         """Do nothing."""
 
     def finish(self, status: Status = "done", error: str | None = None) -> None:
-        """Do nothing: the writing process records how the run ended."""
+        """Do nothing: the writing process records the end of the run."""

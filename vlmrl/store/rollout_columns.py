@@ -1,4 +1,4 @@
-"""Columns of the rollout files: groups and samples as the values of a row, and back."""
+"""Columns of the rollout files: conversion of groups and samples to rows, and back."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
 
 
 def _images(media: Sequence[Media], seen: Sequence[Size]) -> list[dict[str, Any]]:
-    """Return images with the sizes that the model saw; `seen` may be empty."""
+    """Return images with `seen`, their sizes after resizing for the model; `seen` may be empty."""
     if seen and len(seen) != len(media):
         raise ValueError(f"{len(media)} images but {len(seen)} sizes that the model saw")
     sizes = seen or [(None, None)] * len(media)
@@ -112,7 +112,7 @@ def read_turns(text: str | None) -> tuple[Turn, ...]:
 
 
 def seen_of(images: Sequence[Mapping[str, Any]]) -> tuple[Size, ...]:
-    """Return the sizes that the model saw, from values of the column `images`; () if one of them is unknown."""
+    """Return the sizes of images after resizing for the model, from the column `images`; () if one is not known."""
     sizes = [(image.get("seen_width"), image.get("seen_height")) for image in images]
     return () if any(None in size for size in sizes) else tuple(sizes)  # type: ignore[return-value]
 
@@ -184,7 +184,7 @@ def sample_of(row: dict[str, Any]) -> ScoredSample:
 
 
 def _json(value: Any) -> str:
-    """Return JSON text that Parquet can hold: readable, and escaped if a string has half a surrogate pair."""
+    """Return JSON text that Parquet can store. Characters are escaped only if a string has half a surrogate pair."""
     text = json.dumps(dict(value), ensure_ascii=False)
     try:
         text.encode()
@@ -194,7 +194,7 @@ def _json(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a text that scores are computed from, with only secrets of this process hidden.
+    """Return a text from which scores are computed. Only secrets of this process are hidden in it.
 
     See store/secrets/redact.py.
     """
@@ -203,8 +203,8 @@ def _text(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _remark(text: str) -> str:
-    """Return a note or error of a reward, with secrets hidden. No score is computed from it.
+    """Return a note or error of a reward with all secrets hidden. No score is computed from such texts.
 
-    It is cached because rewards return few different notes.
+    The result is cached, because rewards return few different notes.
     """
     return encodable(redact_text(text))

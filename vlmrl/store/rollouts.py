@@ -1,20 +1,20 @@
-"""Rollouts in Parquet: every sample of a step, with what is needed to repeat the reward and the update.
+"""Rollouts in Parquet: every sample of a step, with all data that repeat the reward and the update.
 
-The file has one row per sample. `write_rollouts` and `read_rollouts` round-trip `types.Group` exactly, with two limits:
-sampler log-probs are stored as float32 (what engines return), and a group without samples leaves no row. The files are
-plain Parquet (zstd); the file metadata holds `vlmrl.schema`, `vlmrl.step` and `vlmrl.attempt`. JSON columns (truth,
-columns, parts) hold what Python's `json` writes. In texts, secrets of the process are hidden; in notes and errors,
-everything that looks like a secret. Token ids are never changed, so they still hold everything that the prompt holds.
+The file has one row per sample. `read_rollouts` returns exactly the `types.Group` that `write_rollouts` wrote, with two
+exceptions: sampler log-probs are stored as float32 (as engines return them), and a group without samples is lost. The
+files are plain Parquet (zstd); their metadata have `vlmrl.schema`, `vlmrl.step` and `vlmrl.attempt`. The columns truth,
+columns and parts hold JSON as Python's `json` writes it. In texts, secrets of the process are hidden; in notes and
+errors, everything that looks like a secret. Token ids are never changed, so they may still contain a secret.
 
 Columns that need an explanation: `group` is the index of the row's group in the step. `token_ids` are all tokens after
-the prompt. `segments` has for each span of them (start and end index into `token_ids`) its author, whether it is
+the prompt. `segments` has an entry per span of tokens: start and end index into `token_ids`, author, whether it is
 trained, whether it was sampled and by which version (null: that of the row), and its number of images. `sampler_logp`
-is NaN where no token was sampled. The first `num_row_images` of `images` are the prompt's, the others those of the
-segments, in order; `seen_width` and `seen_height` are the sizes that the model saw (null: not known). `artifacts` are
-images that the reward made. `turns` is JSON, null if the response is one turn of the assistant.
+is NaN where no token was sampled. The first `num_row_images` of `images` belong to the prompt, the others to the
+segments, in order; `seen_width` and `seen_height` are sizes after resizing for the model (null: not known). `artifacts`
+are images that the reward made. `turns` is JSON, null if the response is a single turn of the assistant.
 
 Schema 1 lacks `status`, `detail`, `artifacts`, `turns`, the authors, versions and images of segments, and the seen
-sizes. Readers get their defaults: sampled tokens are the policy's, the others the environment's.
+sizes. Readers return defaults for them: sampled tokens are the policy's, other tokens the environment's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ADDED = {"status": "ok", "detail": None, "artifacts": (), "turns": None}
 
 
 def arrow_schema() -> pa.Schema:
-    """Return the columns of a rollout file and their types."""
+    """Return the Arrow schema of a rollout file: its columns and their types."""
     import pyarrow as pa
 
     segment = pa.struct(
@@ -171,7 +171,7 @@ def count_rows(path: Path, columns: Sequence[str] | None = ()) -> int:
     """Return the number of samples in a rollout file.
 
     Args:
-        columns: columns that it must have; None = all that `write_rollouts` writes.
+        columns: columns that the file must have; None = all columns that `write_rollouts` writes.
     Raises: StoreError as `read_rollouts`.
     """
     with _opened(path, columns) as (file, _):
@@ -182,7 +182,7 @@ def count_rows(path: Path, columns: Sequence[str] | None = ()) -> int:
 def _opened(
     path: Path, columns: Sequence[str] | None, repeated: Sequence[str] = ()
 ) -> Iterator[tuple[pq.ParquetFile, tuple[str, ...]]]:
-    """Context manager: the file, checked to hold rollouts of the step in its name, and the columns that it lacks.
+    """Context manager: yield (open file, columns that it lacks), after a check that its step is the one in its name.
 
     Errors of Arrow become a StoreError.
     """
@@ -190,7 +190,7 @@ def _opened(
     import pyarrow.parquet as pq
 
     try:
-        # Parquet refuses to encode a missing column, and files of an earlier schema lack some.
+        # Files of an earlier schema lack some columns, and a missing column cannot be dictionary-encoded.
         encoded_columns = sorted({*repeated} & {*pq.read_schema(path).names}) if repeated else []
         with pq.ParquetFile(path, read_dictionary=encoded_columns, pre_buffer=False) as file:
             schema = file.schema_arrow
@@ -226,6 +226,6 @@ def _default(name: str, rows: int) -> Any:
 
 
 def _made_at(metadata: Mapping[bytes, bytes]) -> tuple[int, int] | None:
-    """Return (step, attempt) from a file's metadata, or None if it has none."""
+    """Return (step, attempt) from a file's metadata, or None if they are not in it."""
     words = [metadata.get(key, b"").decode("ascii", "replace") for key in (b"vlmrl.step", b"vlmrl.attempt")]
     return (int(words[0]), int(words[1])) if all(w.isascii() and w.isdigit() for w in words) else None

@@ -1,4 +1,4 @@
-"""Runs: creating, finding, opening, resuming and writing them."""
+"""Object of one run: its methods write the run's files and read them."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from vlmrl.visible import visible
 
 
 class Run:
-    """One run folder. `create_run` and `resume_run` return one for writing, `open_run` one for reading.
+    """One run folder. `create_run` and `resume_run` return it for writing, `open_run` for reading.
 
-    As a context manager it ends the run: "done", "interrupted" (Ctrl-C) or "failed" with the error.
+    Used as a context manager, it records the end of the run: "done", "interrupted" (Ctrl-C) or "failed" with the error.
 
     Attributes:
         dir: the folder.
-        id: its name.
-        manifest: as last read or written.
-        attempt: number of the attempt that writes now; for a reader, of the last one.
+        id: name of the folder.
+        manifest: the manifest when it was last read or written.
+        attempt: number of the attempt that writes now; for a reader, number of the last attempt.
     """
 
     def __init__(self, run_dir: Path, manifest: Manifest, lock: RunLock | None = None) -> None:
@@ -59,13 +59,13 @@ class Run:
 
     @property
     def start_step(self) -> int:
-        """Step that the current attempt began at: 0, or that of the checkpoint it resumed from."""
+        """Step at which the current attempt began: 0, or the step of the checkpoint from which it resumed."""
         return self.manifest.attempts[-1].from_step if self.manifest.attempts else 0
 
     # Written by the owner
 
     def log(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
-        """Append one line to metrics.jsonl; it is whole on disk when this returns. `kind`: train, validation or event.
+        """Append one line to metrics.jsonl; it is on disk when this returns. `kind`: train, validation or event.
 
         Raises: ValueError for another kind.
         """
@@ -90,7 +90,7 @@ class Run:
             file.write(f"{now()} {visible(redact_text(text))}\n")
 
     def write_rollouts(self, step: int, groups: Sequence[Group]) -> Path:
-        """Write the images that a step made, then its groups, atomically. Return the path of the rollouts."""
+        """Write the images that were made in a step, then its groups, atomically. Return the path of the rollouts."""
         self._own()
         samples = [sample for group in groups for sample in group.samples]
         images = {sha: content for s in samples for sha, content in (*s.files.items(), *s.score.files.items())}
@@ -101,7 +101,7 @@ class Run:
         return path
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the manifest, atomically. A user's edits of name, note and tags stay."""
+        """Change fields of the manifest, atomically. Name, note and tags that a user has edited meanwhile stay."""
         self._own()
         try:
             self.manifest = manifests.update_manifest(self.dir, lambda m: replace(m, **changes))
@@ -111,18 +111,18 @@ class Run:
             manifests.write_manifest(self.dir, self.manifest)
 
     def set_best(self, step: int, metric: str, value: float) -> None:
-        """Record the best validation so far; `prune_checkpoints` callers keep its checkpoint."""
+        """Record the best validation so far. Callers of `prune_checkpoints` must keep its checkpoint."""
         self.update(best=Best(int(step), metric, float(value)))
 
     def add_label(self, label: str) -> None:
-        """Add a label. It is shown beside the run's numbers wherever they appear."""
+        """Add a label, which is printed beside the run's numbers in all output."""
         if label not in self.manifest.labels:
             self.update(labels=(*self.manifest.labels, label))
 
     def prune_checkpoints(self, keep_last: int, keep_steps: Iterable[int] = ()) -> list[Path]:
         """Delete complete checkpoints except the newest `keep_last` and those of `keep_steps`. Return the deleted ones.
 
-        Each is renamed before it is deleted: a kill in between leaves no half checkpoint under a checkpoint's name.
+        Each is renamed before it is deleted, so that a kill leaves no half-deleted checkpoint under its name.
         """
         self._own()
         doomed = prunable(self.dir, keep_last, keep_steps)
@@ -138,7 +138,7 @@ class Run:
         delete_rollouts(self.dir, [path for step, path in files if step in doomed])
 
     def finish(self, status: Status = "done", error: str | None = None) -> None:
-        """End the attempt and the run: write how it ended, release the lock. A second call does nothing."""
+        """End the attempt and the run: record its status and release the lock. A second call does nothing."""
         if self._lock is None:
             return
         end = now()
@@ -151,7 +151,7 @@ class Run:
             self.close()
 
     def close(self) -> None:
-        """Release the run without recording how it ended: readers then see it as killed."""
+        """Release the lock without a record of the end: readers then treat the run as killed."""
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
@@ -162,11 +162,11 @@ class Run:
     # Read by any process
 
     def metrics(self, kind: str = "train") -> list[dict[str, Any]]:
-        """Return the metrics lines of one kind that count, one per step, by step (see store/metrics.py)."""
+        """Return the valid metrics lines of one kind, one per step, sorted by step (see store/metrics.py)."""
         return metrics_.current(metrics_.read_file(self.dir).lines, self.manifest.attempt_starts, kind)
 
     def rollout_files(self) -> dict[int, Path]:
-        """Return step -> the rollout file that counts, in order of steps."""
+        """Return step -> its valid rollout file (see store/metrics.py), in order of steps."""
         return rollout_files(self.dir, self.manifest.attempt_starts)
 
     def read_rollouts(self, step: int) -> list[Group]:
@@ -215,13 +215,13 @@ class Run:
         elif issubclass(kind, KeyboardInterrupt):
             self.finish("interrupted")
         else:
-            # A full disk refuses this too: then the first error is the one to raise.
+            # On a full disk this fails, too. Then the first error is raised.
             with contextlib.suppress(StoreError):
                 self.finish("failed", reason_of(error) if error is not None else kind.__name__)
 
 
 def rollout_files(run_dir: Path, starts: Mapping[int, int]) -> dict[int, Path]:
-    """Return step -> the rollout file that counts. `starts`: attempt -> the step it began at."""
+    """Return step -> its valid rollout file. `starts`: attempt -> the step at which it began."""
     files: list[tuple[int, int, Path]] = []
     with contextlib.suppress(FileNotFoundError), os.scandir(run_dir / layout.ROLLOUTS) as entries:
         for entry in entries:

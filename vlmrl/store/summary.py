@@ -1,4 +1,4 @@
-"""Summary of a run, in a form that a command or a page can print."""
+"""Summary of a run as JSON values that commands and pages print."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vlmrl.store.printed_names import command_line
 from vlmrl.store.runs import Run
 
 COMMANDS = {"rl": "train", "sft": "sft"}
-"""Kinds of runs that can be resumed, and the command that resumes them."""
+"""Kind of a run that can be resumed -> the command that resumes it."""
 
 
 def describe(run: Run) -> dict[str, Any]:
     """Return all facts that `vlmrl runs show` prints, as JSON values.
 
-    Damaged parts are listed under "problems"; the rest is still there.
+    Damaged parts are listed under "problems"; all other parts are returned.
     """
     m = run.manifest
     problems: list[str] = []
@@ -88,7 +88,7 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def _was_during(folder: Path) -> bool:
-    """Return whether an evaluation is a validation during training. Of a damaged one, the name decides."""
+    """Return whether an evaluation is a validation during training. If its summary is damaged, its name decides."""
     try:
         return bool((read_summary(folder).get("meta") or {}).get("during"))
     except StoreError:
@@ -127,7 +127,7 @@ def resume_command(run: Run, status: str) -> str | None:
 
 
 def _last_sign(run: Run, attempt: int) -> str | None:
-    """Return the time of the last line that an attempt wrote: the best estimate of the end of a killed attempt."""
+    """Return the time of the last line that an attempt wrote, as an estimate of the time when it was killed."""
     if run.status == "running" and attempt == run.attempt:
         return None
     from vlmrl.store.metrics import read_file

@@ -1,4 +1,4 @@
-"""Following a run that another process writes: its metrics as they come, and the time to its end."""
+"""Observation of a run that another process writes: its new metrics, and the estimated time to its end."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ STEPS_FOR_SPEED = 20
 
 @dataclass
 class Followed:
-    """Run that another process writes. `look` reads what is new; only whole lines of metrics.jsonl are read."""
+    """Run that another process writes. Each call of `look` reads the new complete lines of metrics.jsonl."""
 
     run_dir: Path
     run: Run = field(init=False)
     steps: int | None = field(init=False)
-    """Steps of the recipe; None if the run has no such recipe."""
+    """Planned number of steps; None if no recipe of the run has it."""
     _lines: list[dict[str, Any]] = field(default_factory=list, repr=False)
     _offset: int = field(default=0, repr=False)
 
@@ -36,7 +36,7 @@ class Followed:
     def look(self) -> bool:
         """Read the manifest and the new lines. Return whether the run is still being written.
 
-        The status is read before the lines: if it says that the run has ended, no line is missing.
+        The status is read before the lines. So if the run has ended, all its lines have been read.
         """
         self.run, self.steps = open_run(self.run_dir.parent, str(self.run_dir)), _steps(self.run_dir)
         is_running = self.run.status == "running"
@@ -52,12 +52,15 @@ class Followed:
         return is_running
 
     def lines(self, kind: str = "train") -> list[dict[str, Any]]:
-        """Return the lines of a kind that count so far, one per step, by step."""
+        """Return the valid lines of a kind that were read so far, one per step, sorted by step."""
         return current(self._lines, self.run.manifest.attempt_starts, kind)
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds to the last step, with validations and saving, at the speed of the last steps; None = unknown."""
+        """Estimated seconds to the end of the run, from the speed of the last steps; None = unknown.
+
+        Validations and saving are included.
+        """
         train = self.lines()
         if not train or self.steps is None:
             return None
@@ -72,7 +75,7 @@ class Followed:
 
 
 def phase_seconds(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Return phase -> mean seconds in these lines, longest first, without the step as a whole."""
+    """Return phase of a step -> its mean seconds over these lines, longest first. The whole step is left out."""
     names = {name for line in lines for name in line if name.startswith("time/") and name != "time/step_seconds"}
     means = {n: fmean(float(line.get(n, 0.0)) for line in lines) for n in names}
     ordered = sorted(means.items(), key=lambda item: (-item[1], item[0]))

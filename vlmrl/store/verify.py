@@ -28,8 +28,8 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
 
     Args:
         images: images of the run; default: those in the run's media/ and the prepared datasets in its manifest.
-        quick: find only what is missing, cut or misplaced: heads of rollouts and evaluations, names of a checkpoint's
-            files, no images. A changed byte in the middle of a file is not found.
+        quick: find only missing, incomplete or misplaced files. Only the metadata of rollouts and evaluations and the
+            names of a checkpoint's files are read, and no images. A changed byte in a file is not found.
     """
     verdict = MetricsVerdict()
     try:
@@ -62,13 +62,13 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
 
 
 FOLDERS = (layout.ROLLOUTS, layout.EVAL, layout.CHECKPOINTS, layout.LOGS, layout.MEDIA, layout.KEPT)
-"""Folders of a run; each is created when it is needed."""
+"""Possible folders of a run. Each is created only when it is needed."""
 
 
 def _check_places(run_dir: Path, verdict: MetricsVerdict) -> None:
-    """Check for files where folders should be, and for names that begin like those of steps but are none.
+    """Report files in the place of folders, and names that look like the name of a step but are not valid.
 
-    Readers skip such names.
+    Readers ignore such names, so their content would be lost.
     """
     paths = [run_dir / name for name in FOLDERS]
     paths += _named(run_dir / layout.EVAL)
@@ -88,7 +88,7 @@ def _check_places(run_dir: Path, verdict: MetricsVerdict) -> None:
 
 
 def _named(folder: Path) -> list[Path]:
-    """Return the content of a folder without hidden and half-written names; empty if the folder is missing."""
+    """Return the entries of a folder, without hidden and half-written ones; [] if the folder is missing."""
     return sorted(p for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
 
 
@@ -114,16 +114,16 @@ def _check_texts(run_dir: Path, manifest: Manifest, verdict: MetricsVerdict) -> 
 
 
 def _written_once(run_dir: Path, manifest: Manifest) -> dict[str, str]:
-    """Return file -> its sha256; "" if that is unknown.
+    """Return file -> its sha256, or "" if the sha256 is unknown, for files that are written once.
 
-    This is the manifest's table. For runs from before that table, it is the recipe and the reward files (a prompt's
-    hash is not the hash of its file).
+    They come from the manifest's table. If an older run has no table, they are the recipe and the reward files; prompts
+    are left out, because a prompt's hash is not the hash of its file.
     """
     if manifest.files:
         return dict(manifest.files)
     sha256_by_file = {layout.RECIPE: manifest.recipe_sha256} if manifest.recipe_sha256 else {}
     if not all("changes" in attempt for attempt in read_raw(run_dir).get("attempts", ())):
-        return sha256_by_file  # from before kept/ existed
+        return sha256_by_file  # run of a version without the folder kept/
     for record in manifest.rewards:
         if ".py" in str(record.get("name")):
             path = layout.kept_path(run_dir, "reward", str(record.get("sha256")))
@@ -134,7 +134,7 @@ def _written_once(run_dir: Path, manifest: Manifest) -> dict[str, str]:
 
 
 def _check_rollouts(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> dict[Path, Held]:
-    """Check the rollout files. Return readable file -> its content in numbers."""
+    """Check the rollout files. Return a `Held` for each readable file."""
     sound: dict[Path, Held] = {}
     folder = run_dir / layout.ROLLOUTS
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -179,7 +179,10 @@ def _check_checkpoints(
 
 
 def _check_evaluations(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> None:
-    """Check every folder below eval/. An evaluation gets its name when it is whole, so a part of one is damage."""
+    """Check every folder in eval/.
+
+    An evaluation gets its final name only when it is complete. So an incomplete one is damaged.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -241,15 +244,15 @@ MOST_LINES = 20
 
 
 def damage_of(run_dir: Path) -> list[str]:
-    """Return one sentence for each file of a run that is missing, cut or wrong.
+    """Return one sentence for each file of a run that is missing, incomplete or wrong.
 
-    Every file is checked, but only as much of it is read as that needs.
+    All files are checked, but only the parts that are needed for this are read.
     """
     return [_sentence(problem, run_dir) for problem in verify_run(run_dir, quick=True).errors]
 
 
 def shortened(lines: list[str], run_id: str) -> list[str]:
-    """Return at most MOST_LINES of the lines, and a line that says where the rest can be seen."""
+    """Return the first MOST_LINES lines; if there are more, add a line with the command that prints all."""
     if len(lines) <= MOST_LINES:
         return lines
     return [*lines[:MOST_LINES], f"... and {len(lines) - MOST_LINES} more: vlmrl runs verify {run_id}"]

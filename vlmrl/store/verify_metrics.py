@@ -1,4 +1,4 @@
-"""Check of metrics.jsonl, and of rollouts and checkpoints against it: is a line or a file lost?"""
+"""Check of metrics.jsonl, and comparison with rollouts and checkpoints, to find lost lines and files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TRAINED = ("rl", "sft")
 """Kinds of runs that write a `train` line every step."""
 MOST_STEPS = 5
 SAME_MEAN = 1e-9
-"""Relative tolerance. The mean score is stored as a double; other versions may have added in another order."""
+"""Relative tolerance of a mean score. Other versions may have added the scores in another order."""
 
 
 @dataclass
 class MetricsVerdict:
-    """Result of `verify_run`. Errors: something was lost or changed. Warnings: harmless traces."""
+    """Result of `verify_run`. An error means lost or changed data; a warning means harmless traces."""
 
     problems: list[Problem] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -47,11 +47,11 @@ class MetricsVerdict:
 
 @dataclass(frozen=True)
 class Held:
-    """Content of a rollout file in numbers.
+    """Numbers that describe the content of a rollout file.
 
     Args:
         versions: policy versions that sampled; empty if they were not read.
-        mean_score: of the samples whose reward did not fail; None if there are none, or they were not read.
+        mean_score: mean score of the samples whose reward did not fail; None if there are none or it was not read.
     """
 
     step: int
@@ -67,8 +67,8 @@ def check_metrics(
     """Check the lines of metrics.jsonl, and that no step's line or rollouts are missing.
 
     Args:
-        alive: whether a process writes the run now: its last step may be half done.
-        rollouts: readable files.
+        alive: whether a process is writing the run; its last step may then be incomplete.
+        rollouts: readable rollout files.
     """
     starts = manifest.attempt_starts if manifest else {}
     path = run_dir / layout.METRICS
@@ -98,7 +98,7 @@ def check_metrics(
 
 
 def _check_lines(content: metrics.MetricsFile, starts: Mapping[int, int], path: Path, verdict: MetricsVerdict) -> None:
-    """Check each line that is not whole: a kill may leave one where an attempt ended; any other is damage."""
+    """Check each incomplete line. A kill may leave one at the end of an attempt; any other one is damage."""
     attempts = dict(zip(content.numbers, (line["attempt"] for line in content.lines), strict=True))
     for number in content.torn:
         before = next((attempts[n] for n in sorted(attempts, reverse=True) if n < number), min(starts, default=1))
@@ -114,7 +114,7 @@ def _check_lines(content: metrics.MetricsFile, starts: Mapping[int, int], path: 
 
 
 def _check_order(content: metrics.MetricsFile, path: Path, verdict: MetricsVerdict) -> None:
-    """Check that the lines are in the order of appending: by attempt, and one line per trained step in each attempt."""
+    """Check the order of the lines: attempts in order, and in each attempt one `train` line per step."""
     attempt, last, wrong = 0, -1, []
     for number, line in zip(content.numbers, content.lines, strict=True):
         if line["attempt"] > attempt:
@@ -131,7 +131,7 @@ def _check_order(content: metrics.MetricsFile, path: Path, verdict: MetricsVerdi
 
 
 def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict: MetricsVerdict) -> None:
-    """Check a step's line against its rollouts; None = they cannot be read, which was reported already."""
+    """Compare a step's line with its rollouts. `held`: None = they cannot be read, which was already reported."""
     if held is None:
         return
     step, num_samples, lag = line["step"], line.get("rollout/samples"), line.get("rollout/version_lag", 0)
@@ -154,10 +154,10 @@ def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict:
 def _check_no_step_is_beyond(
     run_dir: Path, planned: int, content: metrics.MetricsFile, files: Mapping[int, Path], verdict: MetricsVerdict
 ) -> None:
-    """Check that no line, rollout file or checkpoint has a step that the run does not have.
+    """Check that no line, rollout file or checkpoint has a step beyond the planned end of the run.
 
     Args:
-        planned: steps of the run. The last one samples version `planned - 1` and makes version `planned`.
+        planned: planned number of steps. The last step samples with version `planned - 1` and makes version `planned`.
     """
     ends = {"train": planned - 1}
     placed = [
@@ -187,14 +187,14 @@ def _check_no_step_is_missing(
 ) -> None:
     """Check that each step from the first to the last has a line.
 
-    The last step follows from the rollouts, the checkpoints and the end of the run. Step numbers beyond the plan are
-    ignored, and only the gaps are listed, because a damaged file may name any number.
+    The last step is derived from the rollouts, the checkpoints and the end of the run. A damaged file may contain any
+    step number. So numbers beyond the plan are ignored, and missing steps are listed as ranges.
     """
     path, first = run_dir / layout.METRICS, manifest.forked_at or 0
     ended = [line["step"] for line in content.lines if line.get("event") == "ended"] if not alive else []
     last_start = manifest.attempts[-1].from_step if manifest.attempts else 0
     saved = [layout.parse_checkpoint_name(p.name) or 0 for p in layout.complete_checkpoints(run_dir)]
-    # After a resume from an older checkpoint, newer checkpoints say nothing about the lines that count.
+    # After a resume from an older checkpoint, newer checkpoints do not show which steps must have valid lines.
     saved = saved if len(manifest.attempts) == 1 else [step for step in saved if step <= last_start]
     marks = [*sampled, *saved, *ended[-1:], *(step + 1 for step in steps[-1:])]
     reached = max((mark for mark in marks if planned is None or mark <= planned), default=first)
@@ -205,7 +205,7 @@ def _check_no_step_is_missing(
 
 
 def _gaps(first: int, end: int, steps: Iterable[int]) -> Iterator[range]:
-    """Yield the steps from `first` to `end` (not included) that are not in these sorted steps, as ranges."""
+    """Yield ranges of the steps from `first` to `end` (not included) that are missing in `steps`, which are sorted."""
     for step in (*(step for step in steps if first <= step < end), end):
         if step > first:
             yield range(first, step)

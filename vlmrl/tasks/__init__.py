@@ -25,21 +25,21 @@ KINDS: tuple[RowKind, ...] = (
     *sorted((kind for module in _ENTRIES for kind in getattr(module, "KINDS", ())), key=lambda kind: -kind.specificity),
     TEXTS,
 )
-"""Kinds of rows that their truth identifies, the most specific first. `TEXTS` matches every truth."""
+"""Kinds of rows, the most specific first. A row's truth determines its kind. `TEXTS` matches every truth."""
 DEFAULT = "table"
-"""Task where none is named: the rows have their own prompt, and the user provides the reward."""
+"""Default task: the rows have their own prompt, and the user provides the reward."""
 
 
 def kind_of(truth: Truth) -> RowKind:
-    """Return the kind of rows with such a truth, whatever task they come from: the most specific one that matches."""
+    """Return the most specific kind of rows that matches a truth. The task of the rows has no effect."""
     return next(kind for kind in KINDS if kind.matches(truth))
 
 
 def task_of(dataset: Dataset, named: str | None = None, variant: str | None = None) -> Task:
     """Return the task of an open dataset: the one that the user names, else the dataset's own.
 
-    Raises: RecipeError when the dataset itself names a file, because such a file runs only if the user names it; else
-        as `make_task`.
+    Raises: RecipeError when only the dataset names a task file, because a task file runs only if the user names it;
+        also the errors of `make_task`.
     """
     named = None if named == DEFAULT else named
     own = str(getattr(dataset, "task", DEFAULT))
@@ -52,7 +52,7 @@ def task_of(dataset: Dataset, named: str | None = None, variant: str | None = No
 
 
 def find_task(name: str) -> TaskEntry:
-    """Return a task of the table; for a user's own task a new entry.
+    """Return the table's entry for a task; for a user's own task, make an entry.
 
     Raises: RecipeError with the nearest name when there is none of that name.
     """
@@ -69,7 +69,7 @@ def make_task(name: str, info: Mapping[str, Any], variant: str | None = None) ->
 
     Args:
         info: the dataset's dataset.json.
-        variant: which variant; None = the largest that the dataset has the truth for.
+        variant: name of the variant; None = the largest variant whose truth fields the dataset has.
     Raises: RecipeError with the nearest name when there is no such task or variant; DataError when the dataset lacks
         what the task or the variant needs.
     """

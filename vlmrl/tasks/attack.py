@@ -1,4 +1,4 @@
-"""Attacks on a reward: responses that no model wrote. A task adds its own (`Task.attacks`)."""
+"""Attacks on a reward: responses written by hand to test it. A task can add attacks of its own (`Task.attacks`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from vlmrl.types import RewardInput
 Kind = Literal["void", "broken", "guess", "fair", "miss"]
 """Kinds of attacks.
 
-void: says nothing. broken: holds the right answer, but breaks the form, contradicts itself or takes the answer back.
-guess: knows nothing and follows no form to the end. fair: right, in another spelling: should earn as much as the plain
-one. miss: wrong in one thing: should earn less than the right one.
+void: states no answer. broken: holds the right answer, but breaks the format, contradicts itself or takes the answer
+back. guess: written without knowledge of the truth, and does not follow the whole format. fair: a right answer in
+another spelling; it should earn as much as the usual spelling. miss: wrong in one thing; it should earn less than the
+right answer.
 """
 Make = Callable[[RewardInput], "str | None"]
 THOUGHT = "I compare both images closely."
@@ -23,23 +24,24 @@ LONG = 20_000
 """Number of characters of filler in the long attacks."""
 HUGE = 400_000
 IGNORED = "false names"
-"""Name of the near miss that shows whether names are read at all. If it earns as much as the right answer, the other
-near misses do, too.
+"""Name of the near miss with false names in all tags. If it earns as much as the right answer, the reward ignores the
+names; the other near misses with names then earn as much, too.
 """
 
 
 @dataclass(frozen=True)
 class Attack:
-    """Response to every row.
+    """Trick: a function that writes one response to each row.
 
     Args:
-        name, idea: a few words, and what it tries.
-        kind: decides what it may earn, see `Kind`.
-        make: returns the response to a row; None = the trick does not fit it.
-        cut: whether the token limit ended it.
-        turned: the same trick in the other order; the lower of both values counts, because a trick must not need to
-            know which order is right.
-        most: maximum number of rows it is tried on.
+        name: a few words.
+        idea: description of the trick.
+        kind: determines how much the trick may earn; see `Kind`.
+        make: returns the response to a row; None = the trick cannot be used on this row.
+        cut: whether the response counts as cut at the token limit.
+        turned: the same trick in the other order. The lower of both values counts, because a trick that works only in
+            the right order would need knowledge of the truth.
+        most: maximum number of rows on which the trick is tried.
     """
 
     name: str
@@ -60,11 +62,11 @@ class Attack:
 
 @dataclass(frozen=True)
 class Belief:
-    """Question of a row with two answers, where an answer is a probability.
+    """Yes-or-no question of rows whose answer is the probability of yes.
 
     Args:
-        holds: whether the answer to a row is yes.
-        write: returns the response that gives this probability of yes.
+        holds: returns whether yes is the right answer to a row.
+        write: probability of yes -> a response that states it.
     """
 
     holds: Callable[[RewardInput], bool]
@@ -73,12 +75,12 @@ class Belief:
 
 @dataclass(frozen=True)
 class Stage:
-    """Rows that a play is written for, and facts about them.
+    """Rows for which the answers and tricks of a `Play` are written, and facts about them.
 
     Args:
         rows: one input per row, with its truth and columns.
-        echo: the prompt's template, for rows without their prompt.
-        unpaid: parts of the reward that have no weight.
+        echo: prompt template, used when a row has no stored prompt.
+        unpaid: reward parts without a weight.
     """
 
     rows: Sequence[RewardInput]
@@ -91,13 +93,14 @@ class Play:
     """Honest answers and tricks of a task, for the probe of its reward.
 
     Args:
-        informed: an answer with knowledge of the truth.
+        informed: a right answer, written with knowledge of the truth.
         wrong: a well-formed wrong answer.
-        guesses: well-formed answers without knowledge; no trick may beat the best of them.
+        guesses: well-formed answers without knowledge of the truth; no trick may earn more than the best of them.
         attacks: the tricks.
-        right_answer: of a row; if it is the same for all rows, a constant answer may be as good.
+        right_answer: returns the right answer to a row. If it is the same for all rows, a constant answer may earn as
+            much as `informed`.
         broken_truths: name -> function that changes a row's truth into one that no reward should score.
-        belief: for answers that are probabilities; None = they are not.
+        belief: the question, if the answers are probabilities; None = the answers are no probabilities.
     """
 
     informed: Attack
@@ -114,7 +117,7 @@ def says(text: str) -> Make:
 
 
 def void_attacks(echo: str) -> list[Attack]:
-    """Return responses that say nothing. `echo`: a prompt, for rows that lack theirs."""
+    """Return attacks that state no answer. `echo`: a prompt, used when a row has no stored prompt."""
     again = echo or "Answer the question."
     return [
         Attack("nothing", "an empty response", "void", says("")),
@@ -144,7 +147,7 @@ def void_attacks(echo: str) -> list[Attack]:
 
 
 def responding(x: RewardInput, text: str, finish: Literal["stop", "length"] = "stop") -> RewardInput:
-    """Return a row's input with another response; a token is four characters, and equal ones have equal ids."""
+    """Return a row's input with another response. Four characters count as one token; equal pieces have equal ids."""
     pieces = [text[i : i + CHARS_OF_A_TOKEN] for i in range(0, len(text), CHARS_OF_A_TOKEN)]
     ids = tuple(zlib.crc32(piece.encode("utf-8", "surrogatepass")) % 50_000 for piece in pieces)
     tokens = max(1, len(text) // CHARS_OF_A_TOKEN)

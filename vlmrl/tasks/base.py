@@ -1,4 +1,4 @@
-"""The class Task: one bundle that training, validation, `eval` and `reward-check` all use."""
+"""The class Task: prompt, truth, reward and metrics, as training, validation, `eval` and `reward-check` use them."""
 
 from __future__ import annotations
 
@@ -37,39 +37,39 @@ class Task:
         template: Jinja source of the user message. Variables: the row's columns and those of `variables`, never the
             truth.
         variables: further template variables that come from the dataset, such as the names of levels.
-        template_file: where `template` is, for messages.
-        validate: truth of a row -> its faults, in words; empty if there are none.
+        template_file: path of the template, for messages.
+        validate: truth of a row -> its faults, in words; an empty list if the truth has no fault.
         profiles: reward profile (`[reward] profile`) -> name in REWARDS and arguments that the task binds; `default` is
-            the task's own reward. Empty when the user must bring one.
-        outcome: (what the reward saw, its score) -> measured numbers of one answer, e.g. accuracy 0/1, brier,
+            the task's own reward. Empty when the user must provide a reward.
+        outcome: (input of the reward, its score) -> measured numbers of one answer, e.g. accuracy 0/1, brier,
             confidence, label, parse_failure 0/1; None, or a number that is not finite = does not apply. A response that
             cannot be parsed counts as wrong, never as missing. The values that the reward has read are in
             `Score.detail`. The detail of an older rollout may be None; then they are read from the text again. If
             `accuracy` is among the numbers, pass@k is computed too.
-        outcome_as: the reward that scores the rows -> `outcome`, reading responses as that reward does (its repairs and
-            aliases); None = `outcome` whatever the reward.
-        metrics: facts about numbers of `outcome` and `set_metrics`: their range and which way is better. Without them a
-            difference of two evaluations is called neither better nor worse.
-        by: fields of the truth, such as a count or a category. The accuracy is also given for each value of the field,
-            as `accuracy/<field>-<value>`, if there are 2 to 20 different values.
-        set_metrics: all responses of a split -> numbers of the whole, such as an average precision; None = not defined.
-            It is called again for every resample, in which responses are there several times or not at all, and must
-            take any list of at least one. None = the task has none.
-        replicates: number of resamples for an interval of `set_metrics`, which is called once for each; 0 = no
-            intervals.
+        outcome_as: takes the reward that scores the rows, and returns an `outcome` that reads responses as this reward
+            does (with its repairs and aliases); None = `outcome` is used with every reward.
+        metrics: range and better direction of the numbers of `outcome` and `set_metrics`. For a metric that is not
+            listed, a difference of two evaluations is called neither better nor worse.
+        by: fields of the truth, such as a count or a category. The accuracy is also reported for each value of the
+            field, as `accuracy/<field>-<value>`, if there are 2 to 20 different values.
+        set_metrics: all responses of a split -> metrics of the whole split, such as an average precision; the value
+            None = not defined. It is also called once per resample, in which a response may be repeated or missing, so
+            it must accept any list of at least one response. None = the task has no such metrics.
+        replicates: number of resamples for an interval of a metric of `set_metrics`; 0 = no intervals.
         figures: all responses of a split -> figures for its report (tasks/figure.py), such as a confusion matrix.
-        unit: row (`truth`, `columns`, `media`, `prompt_id`) -> a name; rows of one name are resampled together for the
-            intervals of `set_metrics`. None = rows that share an image belong together.
-        messages: row -> the prompt when the rows bring their own (task `table`); None = `template` is rendered.
-        trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None when there is none.
-        attacks: inputs of rows -> tricks that the probe tries on the reward beside the known ones (tasks/attack.py).
-        truths: how a table of responses holds the truths; None = each as a mapping, or a plain value as its `answer`.
-        kind: facts about the rows for the probe, the data doctor and `diagnose` (tasks/truth_kinds.py); None = those
-            that the truths show.
-        prep: options -> split -> rows (tasks/own_prep.py), for `vlmrl prep file.py:function`; its parameters are the
-            options of the command; one without a default must be given.
+        unit: row (`truth`, `columns`, `media`, `prompt_id`) -> a name. Rows with the same name are resampled together
+            for the intervals of `set_metrics`. None = rows that share an image are resampled together.
+        messages: row -> its prompt, if the rows have their own prompts (task `table`); None = `template` is rendered.
+        trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None = the task has none.
+        attacks: inputs of rows -> tricks of this task, which the probe tries besides the known ones (tasks/attack.py).
+        truths: form of the truths in a table of responses; None = a cell holds a mapping, or a value for `answer`.
+        kind: facts about the rows for the probe, the data doctor and `diagnose` (tasks/truth_kinds.py); None = the kind
+            is found from the truths.
+        prep: options -> split -> rows (tasks/own_prep.py), for `vlmrl prep file.py:function`. Its parameters are the
+            options of the command; an option without a default is required.
         own: the file of a user's own task (tasks/own_task.py).
-        variant: how much a response must state, one of `variants`; "" for a task without variants.
+        variant: name of the task's variant (`TaskEntry.variants`): it sets how much a response must state. "" = the
+            task has no variants.
     """
 
     name: str
@@ -104,24 +104,24 @@ class Task:
 
     @property
     def reward_args(self) -> Mapping[str, Any]:
-        """Arguments of that reward that come from the dataset."""
+        """Arguments of the task's own reward that come from the dataset."""
         return self.profiles["default"][1] if "default" in self.profiles else {}
 
     def measured(self, truth: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the names of the numbers that `outcome` measures of an answer to this truth."""
+        """Return the names of the numbers that `outcome` measures on a response to a row with this truth."""
         from vlmrl.rewards.base import UNSCORED
 
         return tuple(self.outcome(RewardInput("", truth), UNSCORED))
 
     def measured_of_sets(self, truth: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the names of what `set_metrics` measures."""
+        """Return the names of the metrics that `set_metrics` computes for rows with this truth."""
         from vlmrl.rewards.base import UNSCORED
 
         if self.set_metrics is None:
             return ()
         x = RewardInput("", truth)
         verdict = (x, UNSCORED, self.outcome(x, UNSCORED))
-        self.set_metrics([verdict, verdict])  # a resample may hold a response twice
+        self.set_metrics([verdict, verdict])  # it must accept a repeated response, as resamples contain them
         return tuple(self.set_metrics([verdict]))
 
     def has_profile(self, name: str) -> bool:
@@ -129,7 +129,7 @@ class Task:
         return name == "default" or name in self.profiles
 
     def profile(self, name: str) -> tuple[str | None, Mapping[str, Any]]:
-        """Return the reward and the arguments of a profile; (None, {}) for the default of a task without an own reward.
+        """Return the reward and arguments of a profile; (None, {}) for `default` if the task has no reward of its own.
 
         Raises: RecipeError with the nearest name when the task has no such profile.
         """

@@ -16,14 +16,14 @@ _OF_TASKS = {name: reward for module in modules_of_folders("rewards") for name, 
 REWARDS: Mapping[str, Builtin] = {**_OF_TASKS, **GENERAL}
 
 load_reward = partial(rewards.load_reward, builtins=REWARDS)
-"""`vlmrl.rewards.load_reward` over all of them."""
+"""`vlmrl.rewards.load_reward`, which finds all built-in rewards by name."""
 load_recorded = partial(rewards.load_recorded, builtins=REWARDS)
-"""`vlmrl.rewards.load_recorded` over all of them."""
+"""`vlmrl.rewards.load_recorded`, which finds all built-in rewards by name."""
 PROFILE = "profile:"
-"""Prefix of a reward profile of the task where a reward is named; a profile with a built-in's name is that built-in."""
+"""Prefix of a reward's name that means a profile of the task. A profile named like a built-in reward is that reward."""
 
 
 def takes_any_truth(name: str | None) -> bool:
-    """Return whether a reward takes any ground truth as it is: a built-in by its name, or as `profile:NAME`."""
+    """Return whether `name` or `profile:NAME` is a built-in reward that accepts a ground truth of any type."""
     known = REWARDS.get((name or "").removeprefix(PROFILE))
     return known is not None and known.any_truth

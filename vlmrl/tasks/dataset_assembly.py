@@ -1,7 +1,8 @@
-"""Writing of a dataset folder from checked rows: prompts that are too long, images, rows, the doctor's report.
+"""Writing of a dataset folder from checked rows.
 
-The work is done in parts, so that a killed run can be continued (data/parallel_parts.py). Memory holds facts of rows
-and images, never their files.
+Prompts that are too long are handled first; then images, rows and the data doctor's report are written. The work is
+done in parts, so that a killed run can be continued (data/parallel_parts.py). Memory holds facts of rows and images,
+never the image files.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class PlannedRow(NamedTuple):
 
 
 RowFields = Callable[[Sequence[PlannedRow], Sequence[Media]], Iterator[dict[str, Any]]]
-"""(Rows of a split, in the order of the source; every image as stored) -> what `Build.write_rows` takes."""
+"""(Rows of a split, in the order of the source; every image as stored) -> the rows for `Build.write_rows`."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,10 @@ class Limits:
     """Common options of every `vlmrl prep`.
 
     Args:
-        max_prompt_tokens: limit of a row's prompt, images included; None = none.
-        on_overlong: what happens to rows over the limit.
-        workers: processes; None = one per core.
-        progress: called for finished parts.
+        max_prompt_tokens: limit of a row's prompt in tokens, images included; None = no limit.
+        on_overlong: treatment of rows over the limit: drop them, shrink their images, or fail.
+        workers: number of processes; None = one per core.
+        progress: called when parts are finished.
     """
 
     max_prompt_tokens: int | None = None
@@ -62,17 +63,19 @@ class Limits:
 
 @dataclass
 class Assembly:
-    """Parts of a dataset.
+    """Content of a dataset that is to be written.
 
     Args:
-        images, places: every distinct image, and the place of its file, in the words of `reader`. A place is hashable,
-            and places in sorted order are read fastest.
-        rows: split -> rows; those of a split in the order of the source.
-        fields: makes the rows' columns.
-        schema: of the rows, or None.
+        images: facts of every distinct image.
+        places: for each of `images`, the place of its file, as `reader` expects it. Places are hashable; files are
+            read fastest in the sorted order of their places.
+        reader: reader of the image files.
+        rows: split -> its rows, in the order of the source.
+        fields: returns the columns of rows.
+        schema: Arrow schema of the rows; None = derived from the first rows.
         dropped: rows that are left out, each {"origin", "reason"}.
-        group: see `Facts.group`.
-        notes: see `Facts.notes`.
+        group: see `DatasetFacts.group`.
+        notes: see `DatasetFacts.notes`.
     """
 
     images: list[Examined]
@@ -88,7 +91,14 @@ class Assembly:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Result of `prep`: the folder, "created" / "replaced" / "up to date", dataset.json, and leftovers it found."""
+    """Result of `prep`.
+
+    Args:
+        path: the dataset folder.
+        outcome: "created", "replaced" or "up to date".
+        info: its dataset.json.
+        leftovers: notes on what earlier, interrupted runs had left.
+    """
 
     path: Path
     outcome: str
@@ -99,10 +109,10 @@ class Prepared:
 def assemble(
     build: Build, parts: Assembly, info: Mapping[str, Any], limits: Limits, *, force: bool = False
 ) -> Prepared:
-    """Fit, write and examine a dataset, and put its folder in place.
+    """Handle prompts that are too long, write the dataset, examine it, and put its folder in place.
 
     Args:
-        info: for dataset.json; counts, the doctor's report and what was dropped are added.
+        info: fields of dataset.json; counts, the doctor's report and the dropped rows are added here.
     Raises: DataError when rows are over the limit and `on_overlong` is "fail", or another dataset is at the target.
     """
     shrunk = fit_prompts(build, parts, limits)
@@ -141,9 +151,9 @@ def assemble(
 def fit_prompts(build: Build, parts: Assembly, limits: Limits) -> dict[int, int]:
     """Handle rows whose prompt is over the limit: drop them, shrink their images, or raise an error.
 
-    Images are shrunk equally in every row: an image is the same wherever it is shown.
+    An image that occurs in several rows has one size, the same in all of them.
 
-    Returns: image -> pixels that it was shrunk to.
+    Returns: position of an image -> its area in pixels after shrinking; only the images that were shrunk.
     """
     limit = limits.max_prompt_tokens
     if limit is None:
@@ -209,7 +219,7 @@ def _note_on_drops(parts: Assembly) -> dict[str, tuple[Verdict, str]]:
 
 
 class PromptLengths:
-    """Text tokens of a task's prompts; rows with the same columns are rendered once."""
+    """Counter of the text tokens of a task's prompts. Rows with the same columns are rendered once."""
 
     def __init__(self, task: Task) -> None:
         self._tokens = lru_cache(maxsize=10_000)(self._render)
@@ -218,7 +228,7 @@ class PromptLengths:
     def of(self, columns: Mapping[str, Any], media: Sequence[Media], where: str = "") -> int:
         """Return the text tokens of a row with these columns and as many images as `media`.
 
-        Raises: DataError at `where` when the template fails on them, or its marks are not one per image.
+        Raises: DataError at `where` when the template fails on these columns, or has not one `<image>` mark per image.
         """
         try:
             try:
@@ -236,12 +246,15 @@ class PromptLengths:
 
 
 def is_few(bad: int, total: int, max_bad: float) -> bool:
-    """Return whether a share is within --max-bad: 29 of 100 are within 0.29, despite rounding of floats."""
+    """Return whether `bad` of `total` rows are within the share --max-bad.
+
+    29 of 100 are within 0.29: a tolerance allows for the rounding of floats.
+    """
     return bad <= max_bad * total + 1e-9
 
 
 def leave_out(bad: int, total: int) -> str:
-    """Return in words the smallest --max-bad, in hundredths, that leaves so many rows out."""
+    """Return a hint with the smallest --max-bad, in hundredths, with which `bad` of `total` rows may be left out."""
     return f"--max-bad {math.ceil(100 * bad / total) / 100:g} leaves them out and lists them in dropped.jsonl"
 
 

@@ -1,4 +1,4 @@
-"""The class TaskEntry: what a task's folder registers."""
+"""The class TaskEntry: entry of a task in the table of tasks. A task's folder registers it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ class TaskEntry:
     """Task in the table of tasks.
 
     Args:
-        make: dataset.json of a dataset, and for a task with variants the requested one or None -> the task.
+        make: returns the task for a dataset.json. A task with variants takes the name of a variant, or None, as its
+            second argument.
         summary: its line in `vlmrl recipe list --tasks`.
-        variants: what `[[data]] variant` may name.
-        main: the variant that `im` names, and the default where the dataset has the truth for it.
-        profiles: what `[reward] profile` may name.
-        truth_form: (truth of the first row, unparsed, columns of the table) -> how a table of responses holds the
-            task's truths.
-        prep: `vlmrl prep` of the task; None = there is none.
+        variants: names that `[[data]] variant` accepts.
+        main: the variant that `im` selects. It is also the default if the dataset has the truth fields that it needs.
+        profiles: names that `[reward] profile` accepts.
+        truth_form: (truth of the first row, not parsed; column names of the table) -> form of the task's truths in a
+            table of responses.
+        prep: the command `vlmrl prep` of the task; None = the task has none.
     """
 
     make: Callable[..., Task]

@@ -31,7 +31,7 @@ def row_messages(task: Task, row: Row) -> tuple[Message, ...]:
 
 
 def prompt_tokens(task: Task) -> Callable[[Row], int]:
-    """Return a function that estimates the text tokens of a row's prompt; rows with equal columns are rendered once."""
+    """Return a function: row -> estimated text tokens of its prompt. Rows with equal columns are rendered once."""
     lengths = PromptLengths(task)
 
     def of(row: Row) -> int:
@@ -44,7 +44,7 @@ def prompt_tokens(task: Task) -> Callable[[Row], int]:
 
 
 def prompt_texts(task: Task) -> Callable[[Row], list[str]]:
-    """Return a function that gives a row's own text, which a model reads or (in `vlmrl sft`) learns."""
+    """Return a function: row -> the texts in it that a model reads as a prompt or learns in `vlmrl sft`."""
 
     def of(row: Row) -> list[str]:
         if task.messages is not None:
@@ -61,10 +61,10 @@ def export_dataset(dataset: Dataset, task: Task, out: Path, *, splits: list[str]
     """Write `<split>.parquet` for `datasets.load_dataset(out)`: prompt_id, prompt, images, truth (JSON text), columns.
 
     Args:
-        out: a folder; files of the same name in it are an error.
-        splits: default all.
-    Returns: split -> rows.
-    Raises: DataError when a file is there already or a row cannot be read.
+        out: folder to write to; an existing file of the same name is an error.
+        splits: the splits to write; default: all.
+    Returns: split -> number of rows.
+    Raises: DataError when a file exists already or a row cannot be read.
     """
     chosen = list(dataset.splits) if splits is None else splits
     taken = [split for split in chosen if (out / f"{split}.parquet").exists()]
@@ -113,7 +113,7 @@ def _batches(dataset: Dataset, task: Task, split: str, names: list[str]) -> Iter
 
 
 def _text(value: Any) -> str | None:
-    """Return a column's value as text; other values as JSON, because their types may differ from row to row."""
+    """Return a column's value as text. A value that is no text becomes JSON: the rows may hold values of many types."""
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -1,6 +1,7 @@
 """Figures that a task adds to its evaluations in a report: the summary stores their data, the report draws them.
 
-A summary may come from somebody else's machine. What is read from one is therefore checked like any input.
+A summary may come from somebody else's machine. Figures that are read from a summary are therefore checked like any
+untrusted input.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ MAX_ROWS = 200
 MAX_COLUMNS = 20
 MAX_TEXT = 500
 MAX_INTEGER = 2**63
-"""Larger ones are kept as floats."""
+"""Limit of integers in a figure: larger ones are stored as floats."""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Shares of numbers in equal bins, for one group of numbers, or two back to back.
+    """Histogram with equal bins, for one group of numbers or for two groups back to back.
 
     Args:
-        title: above it.
+        title: text above the histogram.
         groups: name of a group -> its numbers, one or two groups; the second is drawn downwards. Each bar is a share of
             its own group. A number outside `range` counts in the nearest bin.
-        axis: what the numbers are.
-        range: of the numbers.
-        bins: 1 to 100.
-        note: a sentence below it.
+        axis: label of the horizontal axis: the quantity that is counted.
+        range: smallest and largest number on the axis.
+        bins: number of bins, 1 to 100.
+        note: a sentence below the histogram.
     """
 
     title: str
@@ -60,12 +61,12 @@ class Histogram:
 def by_label(
     outcomes: Iterable[Mapping[str, float | None]], texts: tuple[str, str], axis: str, note: str = ""
 ) -> list[Histogram]:
-    """Return histograms of the confidence by label: [] unless there are answers of both labels.
+    """Return a histogram of the confidence with one group per label; [] unless both labels have answers.
 
     Args:
-        outcomes: with `label` (1 or 0) and `confidence`, the probability of 1; None where an answer has none.
-        texts: what the label 1 and the label 0 mean.
-        axis, note: of the histogram.
+        outcomes: each has `label` (1 or 0) and `confidence`: the stated probability of label 1, None if not stated.
+        texts: the meaning of label 1 and of label 0.
+        axis, note: see `Histogram`.
     """
     said = [(one.get("label"), one.get("confidence")) for one in outcomes]
     ones, zeros = ([c for y, c in said if y == label and c is not None] for label in (1.0, 0.0))
@@ -90,10 +91,10 @@ class Lines:
     """Lines through points, such as precision over recall.
 
     Args:
-        title: above it.
-        series: name -> (x, y) in the order in which they are joined, up to 6 lines.
-        x, y: what the axes are.
-        note: a sentence below it.
+        title: text above the figure.
+        series: name -> points (x, y) in the order in which the line joins them; up to 6 lines.
+        x, y: labels of the axes.
+        note: a sentence below the figure.
     """
 
     title: str
@@ -108,10 +109,10 @@ class Table:
     """Small table, such as a confusion matrix.
 
     Args:
-        title: above it.
-        header: of the columns.
-        rows: texts, numbers, or None for an empty cell.
-        note: a sentence below it.
+        title: text above the table.
+        header: titles of the columns.
+        rows: cells of each row: texts, numbers, or None for an empty cell.
+        note: a sentence below the table.
     """
 
     title: str
@@ -126,9 +127,9 @@ KINDS = {"histogram": Counted, "lines": Lines, "table": Table}
 
 
 def figures_to_json(figures: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return figures as a summary stores them.
+    """Return figures as JSON values, as a summary stores them.
 
-    Raises: DataError for anything but a Histogram, Lines or Table, and for figures beyond the limits above.
+    Raises: DataError for anything but a Histogram, Lines or Table, and for figures beyond the limits of this module.
     """
     kept: list[dict[str, Any]] = []
     for figure in islice(figures, MAX_FIGURES + 1):
@@ -146,7 +147,7 @@ def figures_to_json(figures: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def figures_from_json(kept: Any) -> list[Kept]:
-    """Return the figures of a summary. Raises: DataError for what cannot be one."""
+    """Return the figures that a summary stores. Raises: DataError for a value that is no valid figure."""
     if not isinstance(kept, list) or len(kept) > MAX_FIGURES:
         raise DataError(f"the figures of an evaluation are not a list of at most {MAX_FIGURES}")
     return [_checked(one) for one in kept]

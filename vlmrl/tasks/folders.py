@@ -1,4 +1,4 @@
-"""Modules of the folders of tasks, found by their names."""
+"""Import of modules by file name from the folders of all tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 
 
 def modules_of_folders(name: str) -> list[ModuleType]:
-    """Import `<folder>/<name>.py` of every folder of tasks that has it.
+    """Import the module `<name>.py` from every task folder that contains it.
 
     Returns: the modules in the order of their folders' names.
     """

@@ -16,13 +16,15 @@ TYPES = "give it one of the types int, float, str, bool and pathlib.Path, and a 
 
 @dataclass(frozen=True)
 class Option:
-    """Facts about a parameter: `Annotated[int, Option("Training rows.", min=2)]`. A text is its help.
+    """Facts about a parameter: `Annotated[int, Option("Training rows.", min=2)]`.
+
+    A text in place of the Option is used as the help.
 
     Args:
-        help: a sentence.
-        flag: its name on the command line; "" = the parameter's, `_` as `-`.
-        min, max: bounds of a number.
-        positional: it is given without a name.
+        help: a sentence for `--help`.
+        flag: name on the command line; "" = the parameter's name, with `-` for `_`.
+        min, max: bounds of a number, inclusive; None = no bound.
+        positional: whether the value is given without the option's name.
     """
 
     help: str = ""
@@ -34,7 +36,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter that is an option. `default` is `inspect.Parameter.empty` where it must be given."""
+    """Parameter that is an option. If `default` is `inspect.Parameter.empty`, the option is required."""
 
     name: str
     kind: Any
@@ -48,8 +50,8 @@ class PrepCommand:
 
     Args:
         run: makes the dataset, and returns a `Prepared`; its parameters are the options, except `limits` and `force`.
-        help: the first paragraph says what is made; the others what is read, with an example.
-        keeps: options -> whether an interrupted run is continued.
+        help: help text: the first paragraph describes the dataset, the others the accepted sources, with an example.
+        keeps: options -> whether an interrupted run with these options is continued.
     """
 
     run: Callable[..., Any]
@@ -58,9 +60,9 @@ class PrepCommand:
 
 
 def parameters_of(function: Callable[..., Any], where: str = "") -> list[Parameter]:
-    """Return the parameters of a function as options; those called `limits` and `force` are left out.
+    """Return the parameters of a function as options; `limits` and `force` are left out.
 
-    Raises: RecipeError for a parameter that no option can give: it is no number, text, path or yes/no.
+    Raises: RecipeError for a parameter that is no number, text, path or yes/no: no option can set it.
     """
     try:
         hints, parameters = hints_of(function), inspect.signature(function).parameters
@@ -80,12 +82,12 @@ def parameters_of(function: Callable[..., Any], where: str = "") -> list[Paramet
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the types of a function's parameters, of a `functools.partial` too. Raises: NameError or TypeError."""
+    """Return the types of the parameters of a function or `functools.partial`. Raises: NameError or TypeError."""
     return get_type_hints(getattr(function, "func", function), include_extras=True)
 
 
 def _annotation(hint: Any, default: Any) -> tuple[Any, Option]:
-    """Return the type of a parameter and its facts; without an annotation the type of the default."""
+    """Return the type of a parameter, and its `Option`. Without an annotation, the type of the default is used."""
     option = Option()
     if get_origin(hint) is Annotated:
         hint, *notes = get_args(hint)

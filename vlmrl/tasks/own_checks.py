@@ -1,7 +1,8 @@
-"""Checks of a user's own task: the types of its fields, and what its functions return.
+"""Checks of a user's own task: the types of its fields, and the values that its functions return.
 
-Its functions run at every answer and after the last one. An error is therefore reported with the function that returned
-the value. Valid values get one form: numbers of NumPy and torch become floats, iterators lists.
+A wrong value of a function would often fail much later, in other code. Each value is therefore checked where it is
+returned, and the error names the function. Valid values are converted: numbers of NumPy and torch become floats,
+iterators become lists.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from vlmrl.tasks.truth_kinds import RowKind, TruthForm
 from vlmrl.types import Message
 
 ALWAYS = ("validate", "outcome", "attacks", "figures")
-"""Functions that every task has; a task may set the others to None."""
+"""Functions that every task must have. The other functions may be None."""
 FUNCTIONS = (*ALWAYS, "set_metrics", "messages", "trace", "unit", "outcome_as", "prep")
 MOST_ATTACKS = 1000
 MOST_NUMBERS = 1000
-"""Maximum number of numbers that are measured of one answer, or of one split."""
+"""Maximum number of metrics per response, and of metrics per split."""
 
 
 def check_fields(task: Task, where: str) -> None:
@@ -76,7 +77,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _measures(returned: Any) -> Outcome:
-    """Return the outcome of one answer as floats; None for what does not apply.
+    """Return the outcome of one answer as floats. None stays None: the metric does not apply to the answer.
 
     Raises: DataError for anything but a mapping of names to finite numbers.
     """
@@ -84,7 +85,7 @@ def _measures(returned: Any) -> Outcome:
 
 
 def _whole(returned: Any) -> Outcome:
-    """Return the metrics of a split. NaN, which the mean of an empty list gives, becomes None: not defined."""
+    """Return the metrics of a split. NaN, such as NumPy's mean of an empty list, becomes None: not defined."""
     numbers = {_name(k): math.nan if v is None else _number(k, v, nan=True) for k, v in _mapping(returned).items()}
     return {name: None if math.isnan(number) else number for name, number in numbers.items()}
 
@@ -136,7 +137,10 @@ def _turns(returned: Any) -> tuple[Message, ...]:
 
 
 def response_of(returned: Any) -> str | None:
-    """Return the text of a response, or None where a trick does not fit the row. Raises: DataError."""
+    """Return the text of a trick's response; None = the trick cannot be used on the row.
+
+    Raises: DataError for any other value.
+    """
     return None if returned is None else _trace(returned)
 
 
@@ -166,7 +170,7 @@ def _unit(returned: Any) -> Hashable:
 
 
 def _figures(returned: Any) -> list[Any]:
-    """Return at most one figure more than allowed; figure.py then reports that there are too many."""
+    """Return the figures as a list, cut after one figure more than allowed; figure.py then reports too many figures."""
     if not isinstance(returned, Iterable):
         raise DataError(f"it returned {_shown(returned)}, not a list of figures")
     return list(islice(returned, MAX_FIGURES + 1))
@@ -186,4 +190,4 @@ RETURNS: Mapping[str, Callable[[Any], Any]] = {
     "unit": _unit,
     "figures": _figures,
 }
-"""Function of a task -> the check that returns its result in one form."""
+"""Name of a task's function -> the check of its results, which returns them converted."""

@@ -1,4 +1,4 @@
-"""Dataset folder from rows of a user's own task: images stored by content, truths checked, the doctor's report."""
+"""Writing of a dataset folder from the rows of a user's own task, with checks of the truths and the doctor's report."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from vlmrl.types import Media, Row
 
 SHOWN_BAD = 3
 SPLIT = re.compile(r"[A-Za-z0-9_-]{1,100}", re.ASCII)
-"""Name of a split, which is the name of a file."""
+"""Pattern of a split's name, which is also the name of a file."""
 COLUMNS = ("prompt_id", "truth", "images")
-"""Columns of every dataset, which no row may have as its own."""
+"""Columns of every dataset. The rows of a task cannot have further columns with these names."""
 MOST_ID_CHARS = 200
 TAKEN = {"out", "name", "limits", "force", "as_json", "json", "help", "max_prompt_tokens", "on_overlong", "workers"}
-"""Options of every `vlmrl prep`."""
+"""Names of the options of every `vlmrl prep`. No parameter of a task's `prep` can have one of them."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class NewRow:
     """Row that a task's `prep` makes.
 
     Args:
-        truth: what the answer is checked against, JSON values.
+        truth: the known right facts, as JSON values; responses are compared with them.
         images: in the order of the prompt's `<image>` marks; each a PIL image, a file's path, or a file's bytes.
-        columns: variables of the prompt's template; every row of a split has the same ones.
-        id: of the prompt; None = made from the content of the row.
-        origin: where it came from, for messages.
+        columns: variables of the prompt's template; all rows of a split have the same column names.
+        id: the prompt id; None = made from the content of the row.
+        origin: place in the user's source, for messages.
     """
 
     truth: Mapping[str, Any]
@@ -55,7 +55,7 @@ class NewRow:
 
 @dataclass(frozen=True)
 class _Folder:
-    """Image files of a folder by name."""
+    """Reader of the image files of a folder, by file name."""
 
     root: Path
 
@@ -65,7 +65,7 @@ class _Folder:
 
 @dataclass
 class _Shelf:
-    """Distinct images, in a folder until they are stored."""
+    """Collection of the distinct images, which are kept in a folder until they are stored in the dataset."""
 
     folder: Path
     seen: list[Examined] = field(default_factory=list)
@@ -73,7 +73,7 @@ class _Shelf:
     numbers: dict[str, int] = field(default_factory=dict)
 
     def put(self, image: Any, where: str) -> int:
-        """Return the number of an image. Raises: DataError when it is none."""
+        """Add an image unless it is there already, and return its number. Raises: DataError if it is no image."""
         try:
             data = image if isinstance(image, bytes) else _file_of(image)
             name = hashlib.sha256(data).hexdigest()
@@ -96,9 +96,9 @@ def prepare_own(
     """Make the dataset folder of a task's own `prep`.
 
     Args:
-        options: keyword arguments of `Task.prep`, which dataset.json keeps.
-    Raises: DataError for a task without `prep`, rows that break the task's truth, images that cannot be read, or a
-        folder that holds something else.
+        options: keyword arguments of `Task.prep`; they are stored in dataset.json.
+    Raises: DataError for a task without `prep`, rows whose truth the task does not accept, images that cannot be read,
+        or a folder that holds something else than a dataset of these options.
     """
     if task.prep is None:
         raise no_prep(task.name)
@@ -135,8 +135,8 @@ def rows_command(task: Task, *, named: str | None = None, default: str | None = 
     """Return the command `vlmrl prep NAME` of a task that has a `prep`: the options are its parameters.
 
     Args:
-        named: the task as it is typed behind `vlmrl prep`; None = its name.
-        default: name of the dataset if no option gives one; None = the task's name.
+        named: word for the task after `vlmrl prep`; None = the task's name.
+        default: name of the dataset if no option sets it; None = the task's name.
     Raises: RecipeError for a parameter that cannot be used; DataError for a task without `prep`.
     """
     named, default = named or task.name, default or task.name
@@ -163,7 +163,7 @@ def rows_command(task: Task, *, named: str | None = None, default: str | None = 
 
 
 def _with_parameters(run: Callable[..., Prepared], prep: Callable[..., Any]) -> Callable[..., Prepared]:
-    """Return `run` with the parameters of `prep` in the place of its `**options`."""
+    """Return `run` with a signature in which the parameters of `prep` replace `**options`."""
     own = [p for p in inspect.signature(run).parameters.values() if p.kind is not p.VAR_KEYWORD]
     more = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(prep).parameters.values()]
     hints = get_type_hints(run, include_extras=True) | hints_of(prep)
@@ -196,7 +196,7 @@ def _assembled(build: Build, parts: Assembly, whole: Mapping[str, Any], limits: 
 
 
 def _require_alike(split: str, rows: Sequence[Row]) -> None:
-    """Raise a DataError unless the truths and columns of a split make one table."""
+    """Raise a DataError unless the truths and columns of all rows of a split fit into one table."""
     import pyarrow as pa
 
     try:
@@ -209,7 +209,7 @@ def _require_alike(split: str, rows: Sequence[Row]) -> None:
 
 
 def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> list[PlannedRow]:
-    """Return the rows of a split, checked; each once."""
+    """Check the rows of a split and return them, without repeated rows."""
     lengths, planned, bad = PromptLengths(task), list[PlannedRow](), list[str]()
     taken: set[str] = set()
     for index, row in enumerate(_each(task, rows)):
@@ -281,7 +281,7 @@ def _labels(task: Task, row: Row) -> Any:
 
 
 def _fields(rows: Sequence[PlannedRow], media: Sequence[Media]) -> Iterator[dict[str, Any]]:
-    """Return the columns of rows, their images as they were stored."""
+    """Yield the columns of each row, with references to its stored images."""
     for planned in rows:
         row = planned.key[0]
         images = [media[number] for number in planned.facts.images]

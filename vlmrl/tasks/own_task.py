@@ -1,7 +1,7 @@
-"""User's own tasks: `path/to/file.py:function`, run in this very process.
+"""Loader of users' own tasks: `path/to/file.py:function`. Their code runs in this process, without a sandbox.
 
-The function takes the dataset's dataset.json (an empty mapping before there is one) and returns a `Task`. The file runs
-only where the user names it, in a recipe or on the command line. A dataset that names one is data: it runs no code.
+The function takes the dataset's dataset.json (an empty mapping as long as there is none) and returns a `Task`. The file
+runs only if the user names it, in a recipe or on the command line. If only a dataset names the file, it does not run.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class OwnFile:
     """File of a user's own task, as it was read.
 
     Args:
-        path: as it was named.
-        text: the whole file.
-        sha256: of its bytes.
+        path: the path as the user wrote it.
+        text: the whole text of the file.
+        sha256: hash of the file's bytes.
     """
 
     path: str
@@ -45,15 +45,15 @@ class OwnFile:
 
 
 def is_own(name: str) -> bool:
-    """Return whether a task's name means `path/to/file.py:function`."""
+    """Return whether a task's name has the form `path/to/file.py:function`."""
     return ".py:" in name or name.endswith(".py")
 
 
 def load_own(name: str, info: Mapping[str, Any]) -> Task:
-    """Return the task that the user's function gives for a dataset. Its name is `name`.
+    """Return the task that the user's function returns for a dataset, under the name `name`.
 
-    Names of rewards in its profiles may be relative to the file: `:score` is a function of the file itself,
-    `reward.py:score` one of a file beside it.
+    Names of rewards in the task's profiles may be relative to the file: `:score` is a function in the file itself,
+    `reward.py:score` is a function in another file of the same folder.
 
     Raises: RecipeError with file and line: no such file or function, code that cannot be imported or that raises, or a
         function that returns anything but a `Task`.
@@ -103,7 +103,7 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
 
 
 def read_own(path_text: str) -> OwnFile:
-    """Return the file of a task. Raises: RecipeError when it cannot be read."""
+    """Read the file of a user's own task. Raises: RecipeError when it cannot be read."""
     path = Path(path_text).expanduser()
     try:
         if path.stat().st_size > MAX_SOURCE_BYTES:
@@ -121,7 +121,7 @@ def read_own(path_text: str) -> OwnFile:
 
 
 class _Loader(SourceFileLoader):
-    """Loader of the text that was read: a compiled file beside it may belong to an older version."""
+    """Loader that compiles the text that was read. A compiled file in __pycache__ may belong to an older version."""
 
     def __init__(self, name: str, path: str, text: str) -> None:
         super().__init__(name, path)
@@ -132,7 +132,7 @@ class _Loader(SourceFileLoader):
 
 
 def _module(path_text: str, file: OwnFile) -> ModuleType:
-    """Import a file, once per content, as a module with a unique name, so that its classes can be pickled."""
+    """Import a file under a unique module name, so that its classes can be pickled. Equal content is imported once."""
     path = str(Path(path_text).expanduser().resolve())
     name = f"vlmrl_task_{hashlib.sha256(f'{path} {file.sha256}'.encode()).hexdigest()[:16]}"
     if name in sys.modules:
@@ -150,7 +150,7 @@ def _module(path_text: str, file: OwnFile) -> ModuleType:
 
 
 def guarded(what: str, path_text: str, run: Callable[[], Any], *, hint: str | None = None) -> Any:
-    """Run the user's code. Raises: RecipeError with the line of the file that failed."""
+    """Run the user's code. Raises: RecipeError with the line of the user's file that failed."""
     try:
         return run()
     except VlmrlError as error:
@@ -170,7 +170,7 @@ def guarded(what: str, path_text: str, run: Callable[[], Any], *, hint: str | No
 def _watched(
     function: Callable[..., Any], what: str, path_text: str, check: Callable[[Any], Any]
 ) -> Callable[..., Any]:
-    """Return the user's function with its errors named, and with a check of what it returns."""
+    """Return the user's function in a wrapper that checks its result, and reports its errors with file and line."""
     line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
     place = path_text if line is None else f"{path_text}:{line}"
 
@@ -182,7 +182,8 @@ def _watched(
 
     @wraps(function)
     def call(*args: Any, **more: Any) -> Any:
-        return guarded(what, path_text, lambda: checked(function(*args, **more)))  # a generator runs in its check
+        # Inside `guarded`, because the code of a generator function runs only when the check reads its items.
+        return guarded(what, path_text, lambda: checked(function(*args, **more)))
 
     return call
 
@@ -190,7 +191,7 @@ def _watched(
 def _with_attacks_watched(
     attacks: Callable[..., Sequence[Attack]], what: str, path_text: str
 ) -> Callable[..., list[Attack]]:
-    """Return a task's `attacks` whose tricks report errors, and results that are no text, with their line."""
+    """Return a task's `attacks` with every trick in the wrapper of `_watched`, which checks that it returns a text."""
 
     def call(*args: Any, **more: Any) -> list[Attack]:
         return [
@@ -231,7 +232,7 @@ def _functions(module: ModuleType) -> list[str]:
 
 
 def _beside(path_text: str, reward: str) -> str:
-    """Return a reward's name as the recipe would write it."""
+    """Return a reward's name that is relative to the user's file in the form that a recipe needs."""
     if reward.startswith(":"):
         return path_text + reward
     file, colon, function = reward.rpartition(":")

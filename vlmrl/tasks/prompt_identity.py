@@ -1,11 +1,13 @@
-"""Fingerprints of prompts: of the rendered text, wherever the template is stored and however it is written.
+"""Fingerprints of prompts. They identify the rendered text, not the template's path or the style of its source.
 
-A template is reduced with the settings of its task (`Task.variables`, which a row cannot override). What does not
-depend on the row becomes the text that it renders. The rest stays as Jinja's parsed tree, with the settings that it
-reads. Comments, quotes and blanks within `{{ }}` are not in that tree; the white space around it is. So two prompts
-with one fingerprint render the same text for every row: their texts are equal, and the trees between them are the same
-program on the same values. The converse does not hold: two programs that happen to give the same text have two
-fingerprints, and so may one program under two releases of Jinja whose trees differ.
+A template is reduced with the settings of its task (`Task.variables`, which a row cannot override). Parts of the
+template that do not depend on the row are rendered to text. The other parts stay as Jinja's parsed tree, together with
+the settings that they read. The tree does not contain comments, quotes and blanks within `{{ }}`; it contains the white
+space around them. Two prompts with the same fingerprint therefore render the same text for every row: their texts are
+equal, and the trees between these texts are the same program with the same settings.
+
+The converse does not hold. Two different programs that render the same text have different fingerprints. One program
+may have different fingerprints under two releases of Jinja, if their trees differ.
 """
 
 from __future__ import annotations
@@ -23,19 +25,19 @@ if TYPE_CHECKING:
     from jinja2 import nodes
 
 Piece = str | list[Any]
-"""A text as it is rendered, or a tree as JSON values."""
+"""Piece of a reduced template: rendered text, or a parsed tree as JSON values."""
 
 
 def prompt_print(template: str, system: str | None, variables: Mapping[str, Any], rows_of: str = "") -> str:
     """Return the fingerprint of a prompt, as the hex digits of a SHA-256.
 
-    The rules for every prompt (image marks, outer white space) are part of it by `prompt_template.RENDERING`.
+    It includes `prompt_template.RENDERING`, the version of the rules for all prompts (image marks, outer white space).
 
     Args:
-        template: Jinja source of the user message; "" where the rows have their own messages.
-        system: the system message.
+        template: Jinja source of the user message; "" = the rows have their own messages.
+        system: the system message; None = none.
         variables: settings of the task.
-        rows_of: the name of the task whose rows have their own messages, where there is no template.
+        rows_of: name of the task; used only without a template, when the rows have their own messages.
     """
     pieces: list[Any] = _reduced(template, variables) if template else [["messages", rows_of]]
     return _sha256([RENDERING, system, pieces])
@@ -46,12 +48,13 @@ def earlier_prints(
 ) -> tuple[str, ...]:
     """Return the fingerprints that earlier versions recorded for this prompt.
 
-    They were hashes of the template's source, of the task's name and of all its settings. `OLD_PROMPTS` lists them for
-    the prompts that vlmrl ships, because sources and names change; for other prompts they are computed.
+    Earlier fingerprints were hashes of the template's source, the task's name and all its settings. For the prompts
+    that are part of vlmrl, `OLD_PROMPTS` lists them, because the sources and names have changed since then. For other
+    prompts they are computed.
 
     Args:
-        now: its `prompt_print`.
-        task: its task's name.
+        now: the prompt's present fingerprint (`prompt_print`).
+        task: name of the task.
         template, system, variables: as for `prompt_print`.
     """
     computed = _sha256([task, template, system, dict(variables)])
@@ -59,17 +62,18 @@ def earlier_prints(
 
 
 def same_prompt(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two records are of one prompt: by the fingerprint, or by an earlier fingerprint of one of them."""
+    """Return whether two records describe the same prompt: equal fingerprints, earlier fingerprints included."""
     a, b = one.get("sha256"), other.get("sha256")
     return a == b or a in (other.get("earlier") or ()) or b in (one.get("earlier") or ())
 
 
 def _reduced(template: str, variables: Mapping[str, Any]) -> list[Any]:
-    """Return the pieces of a template, without outer white space, and last the settings that its trees read."""
+    """Return the pieces of a template without outer white space. The last item holds the settings that they read."""
     from jinja2.nodes import Assign
 
     tree = parse_template(template, "prompt template")
-    # After assignments and macros a name may mean something else, and a template that is not plain may not run here.
+    # Parts are rendered only if the template is plain: an assignment or a macro could give a setting another value, and
+    # a template that is not plain must not run in this process.
     pieces = _pieces(tree.body, variables if is_plain(tree) and tree.find(Assign) is None else None)
     left = [piece for piece in pieces if not isinstance(piece, str)]
     reads = {name: value for name, value in variables.items() if any(_mentions(piece, name) for piece in left)}
@@ -77,7 +81,7 @@ def _reduced(template: str, variables: Mapping[str, Any]) -> list[Any]:
 
 
 def _pieces(body: Sequence[nodes.Node], variables: Mapping[str, Any] | None) -> list[Piece]:
-    """Return nodes in order, as texts where the row has no effect; adjacent texts are joined.
+    """Return the nodes as pieces, in order: nodes that do not depend on the row as text. Adjacent texts are joined.
 
     Args:
         variables: settings of the task; None = no node is rendered.
@@ -101,9 +105,9 @@ def _pieces(body: Sequence[nodes.Node], variables: Mapping[str, Any] | None) -> 
 
 
 def _settled(node: nodes.Node, variables: Mapping[str, Any]) -> str | None:
-    """Return the text of a node that reads the task's settings alone, or None.
+    """Return the rendered text of a node that depends only on the task's settings; else None.
 
-    None is also returned for a node that cannot be rendered without a row.
+    The result is also None if rendering the node without a row fails.
     """
     from jinja2.meta import find_undeclared_variables
     from jinja2.nodes import Expr, Output, Template
@@ -141,7 +145,7 @@ def _stripped(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _as_json(node: Any) -> Any:
-    """Return a part of a tree as JSON values: the kinds of its nodes and what is in them, without line numbers."""
+    """Return a part of a tree as JSON values: the type and the fields of each node, without line numbers."""
     from jinja2.nodes import Node, Output
 
     if isinstance(node, Output):
@@ -211,4 +215,4 @@ OLD_PROMPTS: dict[str, tuple[str, ...]] = {
         "555d94f6c24dc1b64e5b47c3acbdeef625c9b3066b5d61ceefac5bd987a692cf",
     ),
 }
-"""Fingerprint of a prompt -> those that earlier runs recorded for it, without a system message."""
+"""Fingerprint of a prompt without a system message -> the fingerprints that earlier versions recorded for it."""

@@ -1,4 +1,4 @@
-"""Prompt templates: Jinja in a sandbox, every variable known, `<image>` for each of the row's images."""
+"""Prompt templates: Jinja in a sandbox, in which an unknown variable is an error. `<image>` marks the row's images."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from vlmrl.visible import plural
 
 IMAGE = "<image>"
 RENDERING = 1
-"""Version of the steps that change every prompt: image marks, outer white space, the sandbox's filters.
+"""Version of the code that renders all prompts: image marks, outer white space, the sandbox's filters.
 
-It is part of each prompt's fingerprint. A change of the prompt of any row must raise it.
+The number is part of each prompt's fingerprint. Increase it with every change of the code that changes a prompt.
 """
 _BOUNDED = "a prompt needs no long loops, powers or padding"
 
 
 WORKER = TemplateWorker()
-"""Worker of this process; it starts with the first template that is not plain."""
+"""Process that renders templates with limits. It is started for the first template that is not plain."""
 
 
 @lru_cache(maxsize=64)
 def compile_template(source: str, where: str) -> Callable[[Mapping[str, Any]], str]:
-    """Return a function that renders a template: in this process when it is plain, else in one with limits.
+    """Return a function that renders a template: in this process if the template is plain, else in `WORKER`.
 
     Raises: RecipeError with file and line when it is not valid Jinja.
     """
@@ -52,12 +52,13 @@ def compile_template(source: str, where: str) -> Callable[[Mapping[str, Any]], s
 
 
 def render_user(source: str, row: Row, variables: Mapping[str, Any], *, where: str) -> str:
-    """Return the user message of a row. The row's columns are variables by name, all of them together are `columns`.
+    """Return the user message of a row.
 
-    The truth is not among the variables: a prompt cannot give the answer away by mistake.
+    Each column of the row is a variable of the template; the variable `columns` holds all of them. The truth is not
+    among the variables, so a prompt cannot reveal the answer by mistake.
 
-    Raises: DataError when the template uses a name that the row does not have, or does something the sandbox refuses;
-        RecipeError when it takes too much time, memory or text, whatever the row.
+    Raises: DataError when the template uses an unknown name, or does something that the sandbox refuses; RecipeError
+        when it exceeds the limits on time, memory or text.
     """
     names: dict[str, Any] = {**row.columns, "columns": row.columns, **variables}
     try:
@@ -71,9 +72,10 @@ def render_user(source: str, row: Row, variables: Mapping[str, Any], *, where: s
 
 
 def place_images(messages: tuple[Message, ...], row: Row) -> tuple[tuple[Message, ...], bool]:
-    """Make the `<image>` marks match the row's images.
+    """Ensure that the messages have one `<image>` mark per image of the row.
 
-    Returns: (messages, moved): without any mark, the images are put before the first user message and `moved` is True.
+    Returns: (messages, moved). If no message has a mark, all marks are put before the text of the first user message,
+        and `moved` is True.
     Raises: DataError when there are marks, but not one for each image.
     """
     marks = sum(message.content.count(IMAGE) for message in messages)

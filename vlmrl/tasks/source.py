@@ -1,4 +1,4 @@
-"""One opened `[[data]]` entry: rows, task, prompt and reward together."""
+"""The class Source: an opened `[[data]]` entry of a recipe with its rows, task, prompt and reward."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ class Source:
     """Rows with everything needed to render their prompts and to score responses.
 
     Args:
-        name: its name in metrics and rollouts.
+        name: name of the source in metrics and rollouts.
         split: the split that `rows` belong to.
-        rows: each is created when indexed.
+        rows: the rows; each is created when it is indexed.
         share: relative share of the prompts of a step.
-        weights: part -> weight: the recipe's when it gives any, else the reward's own.
-        template, template_path, system: the prompt; an empty template means that the rows have their own messages.
-        prompt_sha256: fingerprint of all that shapes the prompt besides the row (`prompt_print`).
-        prompt_earlier: the fingerprints that earlier versions gave the same prompt.
-        notes: messages for the user, added while rows are rendered.
+        weights: reward part -> weight: the recipe's weights if it sets any, else the reward's own.
+        template: Jinja source of the user message; "" = the rows have their own messages.
+        template_path: path of the template, for messages.
+        system: the system message; None = none.
+        prompt_sha256: fingerprint of the prompt without the row (`prompt_print`).
+        prompt_earlier: fingerprints of the same prompt in earlier versions of vlmrl.
+        notes: messages for the user; some are added while rows are rendered.
     """
 
     name: str
@@ -66,9 +68,9 @@ class Source:
         return {"source": self.name, "sha256": self.prompt_sha256, "earlier": list(self.prompt_earlier)}
 
     def messages(self, row: Row) -> tuple[Message, ...]:
-        """Return the prompt: a system message if there is one, then the user's, with one `<image>` mark per image.
+        """Return the prompt: the system message if there is one, then the other messages, with one mark per image.
 
-        Raises: DataError with the row when the template or the number of images does not fit.
+        Raises: DataError with the row when the template fails, or the `<image>` marks do not match its images.
         """
         if self.template:
             text = render_user(self.template, row, self.task.variables, where=self.template_path)
@@ -88,7 +90,7 @@ class Source:
         return turns
 
     def reward_input(self, row: Row, text: str, finish: Finish, num_tokens: int, prompt: str) -> RewardInput:
-        """Return what the reward sees of one response; images are decoded only for a reward that needs them."""
+        """Return the input of the reward for one response. Images are decoded only if the reward needs them."""
         images = [self.dataset.image(media) for media in row.media] if self.reward.needs_images else []
         return RewardInput(text, row.truth, row.columns, images, finish, num_tokens, prompt)
 
@@ -99,7 +101,7 @@ class Source:
 
 
 def scores_responses(recipe: Recipe) -> bool:
-    """Return whether a run of the recipe scores responses: all do but a supervised start without validation."""
+    """Return whether a run of the recipe scores responses: every run except supervised training without validation."""
     return recipe.kind == "rl" or recipe.eval.enabled
 
 
@@ -107,8 +109,8 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None, scored:
     """Open a `[[data]]` entry with its task, prompt and reward.
 
     Args:
-        split: default: the entry's own.
-        scored: whether responses will be scored; if not, an entry for which there is no reward has NO_REWARD.
+        split: the split to open; None = the entry's own.
+        scored: whether responses will be scored. If not, a missing reward is no error, and NO_REWARD takes its place.
     Raises: DataError, RecipeError or RewardError: a missing file, task, split or reward, or an invalid template.
     """
     dataset = open_dataset(data)
@@ -146,9 +148,10 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None, scored:
 
 
 def open_validation(data: Data, reward: Reward) -> Source | None:
-    """Return the validation rows of an entry: the split or file it names, else its split `validation`, else None.
+    """Open the validation rows of an entry: the split or file that it names, else the split `validation`, if any.
 
-    Raises: as `open_source`; also when the split or file that it names does not exist.
+    Returns: None if the entry names no validation rows and the dataset has no split `validation`.
+    Raises: as `open_source`; also when the split or file that the entry names does not exist.
     """
     named = data.validation
     if named is not None and Path(named).suffix.lower() in TABLE_SUFFIXES:
@@ -159,8 +162,10 @@ def open_validation(data: Data, reward: Reward) -> Source | None:
 
 
 def open_rows_file(data: Data, reward: Reward, file: str, split: str) -> Source:
-    """Return rows of another table file as a source with the prompt and reward of an entry; `split`: their name.
+    """Open another table file as a source with the prompt and reward of an entry.
 
+    Args:
+        split: name of the split that the file's rows get.
     Raises: as `open_source`.
     """
     other = data.model_copy(update={"path": file, "split": "train", "max_rows": None, "name": data.name})
@@ -168,9 +173,9 @@ def open_rows_file(data: Data, reward: Reward, file: str, split: str) -> Source:
 
 
 def _template(data: Data, task: Task) -> tuple[str, str]:
-    """Return the template's text and its place: the recipe's file, else the task's own.
+    """Return the template's text and path: from the recipe's file, else the task's own template.
 
-    It is compiled once, so that mistakes show now.
+    The template is compiled here, so that an invalid template is reported before the run begins.
     """
     if data.prompt is None:
         where = task.template_file
@@ -184,11 +189,11 @@ def _template(data: Data, task: Task) -> tuple[str, str]:
 
 
 def _reward(data: Data, reward: Reward, task: Task, scored: bool = True) -> tuple[RewardSpec, dict[str, float]]:
-    """Return the entry's reward, else the recipe's, else the task's of `[reward] profile`.
+    """Return the reward of the entry, else of `[reward] name`, else of the task's profile `[reward] profile`.
 
-    `[reward] args` and `weights` belong to the recipe's choice: they apply to an entry's own reward only when
-    `[reward]` names no other. They replace the arguments that the task binds, key by key, also within a table
-    (`aliases`).
+    `[reward] args` and `[reward] weights` belong to the reward that `[reward]` selects. They apply to the entry's own
+    reward only if `[reward] name` is the same reward or is not set. The arguments replace those that the task binds,
+    key by key, also within a table (such as `aliases`).
     """
     from vlmrl.rewards import earn_on_timeout, name_accuracy
     from vlmrl.rewards.base import NO_REWARD, check_weight_sizes
@@ -226,5 +231,5 @@ def _reward(data: Data, reward: Reward, task: Task, scored: bool = True) -> tupl
 
 
 def _over(own: Any, given: Any) -> Any:
-    """Return an argument with the recipe's value: a table adds to the task's own, and wins where both have a key."""
+    """Return the recipe's value of an argument. Two tables are merged; the recipe's keys replace the task's."""
     return {**own, **given} if isinstance(own, Mapping) and isinstance(given, Mapping) else given

@@ -1,4 +1,4 @@
-"""Kinds of rows known by their truth: loose rollouts and tables of responses name no task."""
+"""Kinds of rows, found from the truth of a row, because single rollout files and tables of responses name no task."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ def _no_arguments(truth: Truth) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class RowKind:
-    """Kind of rows. Every function takes the truth alone (`labels`: the row), so that saved responses suffice.
+    """Kind of rows. All functions except `labels` need only the truth of a row, so saved responses are sufficient.
 
     Args:
-        matches: whether a truth is of this kind.
-        arguments: arguments for a built-in reward that accepts them, such as the names of levels.
-        play: play of such rows in the probe of a reward; None = their answers are texts (reward_check/text_attacks.py).
-        is_right: (truth, the text of an answer) -> whether it is right, None where it decides nothing; None = the
-            answer is compared as a text.
-        labels: what the data doctor counts.
-        specificity: of the kinds that match a truth, the one with the largest number counts.
+        matches: truth -> whether it is of this kind.
+        arguments: truth -> arguments for built-in rewards that accept them, such as the names of levels.
+        play: returns the answers and tricks for the probe of a reward; None = the answers are texts
+            (reward_check/text_attacks.py).
+        is_right: (truth, text of an answer) -> whether the answer is right; the result None = it decides nothing. If
+            `is_right` is None, answers are compared as texts.
+        labels: row -> the labels that the data doctor counts.
+        specificity: if several kinds match a truth, the one with the largest number is used.
     """
 
     matches: Callable[[Truth], bool]
@@ -51,14 +52,17 @@ def _same_info(truth: Truth, is_sure: bool) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class TruthForm:
-    """Form of a task's truths in a table of responses. It is sent to other processes: functions of modules only.
+    """Form of a task's truths in a table of responses.
+
+    It is sent to other processes and must be picklable, so its functions must be defined at the level of a module.
 
     Args:
-        fields: truth fields that may be columns of their own; a mapping that has the first of them is a truth.
+        fields: truth fields that may be columns of their own. A mapping that has the first of them is a truth.
         read: text of a cell -> truth (raises RewardError); None = a text is no truth.
-        write: truth -> text of a cell, sound or not (raises RewardError); needed where `read` is.
-        settings: replaces the dataset's dataset.json when a truth is validated.
-        info: (truth of the first row, whether it has all fields that rows may hold) -> the same for making the task.
+        write: truth -> text of a cell, also if the truth is wrong (raises RewardError); required if `read` is set.
+        settings: used in place of the dataset's dataset.json when a truth is validated.
+        info: returns the fields that are used in place of dataset.json to make the task. Arguments: the truth of the
+            first row, and whether this truth has all the fields that the other rows may have.
     """
 
     fields: tuple[str, ...] = ()

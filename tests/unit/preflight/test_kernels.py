@@ -92,6 +92,6 @@ def test_a_hybrid_is_warned_of_each_kernel_that_it_lacks(tmp_path, environment, 
 
 def test_the_screen_names_the_missing_kernel():
     lines = dict(check_plan._attention_lines({"text": OWN, "images": OWN, "missing": INSTALL}))
-    assert lines["attention"] == OWN and lines[""].endswith(INSTALL) and "flash-attn is not installed" in lines[""]
+    assert lines["attention"] == OWN and lines[""].endswith(INSTALL) and "flash-attn would be used instead" in lines[""]
     [(_, line)] = check_plan._attention_lines({"text": "FlexAttention", "images": PLAIN_ATTENTION, "missing": None})
-    assert line == f"FlexAttention; of images {PLAIN_ATTENTION}"
+    assert line == f"FlexAttention; for images {PLAIN_ATTENTION}"

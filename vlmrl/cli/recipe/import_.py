@@ -66,7 +66,7 @@ def import_(
 
 
 def _checked_text(text: str, out: Path | None) -> list[Problem]:
-    """Return the problems of an imported recipe. `out`: its file; None = it has not been written."""
+    """Return the problems of an imported recipe. `out`: file of the recipe; None = it was not written to a file."""
     import tempfile
     from dataclasses import replace
 

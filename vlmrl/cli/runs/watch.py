@@ -67,7 +67,7 @@ def _wait(followed: Followed, every: float) -> None:
 
 
 def _plain(followed: Followed, every: float) -> None:
-    """Print a line per step as soon as it appears; the lines of earlier steps are printed at once."""
+    """Print the lines of all earlier steps, then one line per new step as soon as it exists."""
     from vlmrl.store.metrics import counted
 
     shown: set[tuple[int, int]] = set()
@@ -85,7 +85,7 @@ def _plain(followed: Followed, every: float) -> None:
 
 
 def _live(followed: Followed, every: float) -> None:
-    """Draw a table of the last steps, again every `every` seconds until the run ends."""
+    """Draw a table of the last steps every `every` seconds until the run ends."""
     from rich.live import Live
 
     out = console(stderr=False)

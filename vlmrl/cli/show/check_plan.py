@@ -134,7 +134,7 @@ def _attention_lines(attention: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def show_problems(problems: Sequence[Problem], shown: Sequence[Problem] = ()) -> None:
-    """Print the problems, errors first, and their number. `shown`: problems that have been printed already."""
+    """Print the problems, errors first, and their number. `shown`: problems that are already printed."""
     from rich.text import Text
 
     show_each([p for p in problems if p not in shown])

@@ -1,4 +1,4 @@
-"""Tables of `vlmrl compare`: what differs between two runs or evaluations."""
+"""Tables of `vlmrl compare`: differences between two runs or evaluations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from vlmrl.cli.output import show_table, tell
 
 QUIET_GROUPS = ("time/", "memory/")
-"""Prefixes of metrics that the tables leave out; they are in --json."""
+"""Prefixes of metrics that are not in the tables, but in --json."""
 
 
 def side_title(side: dict[str, Any]) -> str:

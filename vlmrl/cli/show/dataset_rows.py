@@ -9,7 +9,7 @@ from typing import Any
 from vlmrl.cli.output import tell
 
 MOST_CHARS = 600
-"""Maximum number of characters of a row's truth, and of its columns."""
+"""Maximum number of characters that are shown of a row's truth, and of its columns."""
 
 
 def show_rows(opened: Any, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
@@ -41,7 +41,7 @@ def _short_json(value: Any) -> str:
 
 
 def row_fields(opened: Any, row: Any, task: Any, save: Path | None) -> dict[str, Any]:
-    """Return a dataset row as `--json` prints it. `save`: folder to write its images to; None = do not write them."""
+    """Return a dataset row for `--json`. `save`: folder for its images; None = they are not written."""
     from vlmrl.tasks.export import row_messages
 
     turns = row_messages(task, row)

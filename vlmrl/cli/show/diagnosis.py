@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 MOST_TEXT = 160
-"""Maximum number of characters of a response that is quoted."""
+"""Maximum number of characters of a quoted response."""
 
 
 def show_diagnosis(diagnosis: Diagnosis) -> None:
@@ -47,6 +47,6 @@ def _show_cause(number: int, cause: Cause) -> None:
 
 
 def _quoted(text: str) -> str:
-    """Return a response in one line, in quotes; a long one without its middle."""
+    """Return a response on one line, in quotes. The middle of a long response is left out."""
     quoted = visible_json(json.dumps(text, ensure_ascii=False))
     return quoted if len(quoted) <= MOST_TEXT else f"{quoted[: MOST_TEXT // 2]} ... {quoted[-MOST_TEXT // 2 :]}"

@@ -1,4 +1,4 @@
-"""Table of `vlmrl eval`: the metrics of an evaluation, with notes on its rows below; the same facts for --json."""
+"""Output of `vlmrl eval`: table of metrics with notes on the rows below it, and the same facts for --json."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
 
 
 def number(value: float | None) -> str:
-    """Return a number with three decimals below 10, else one; "" for None."""
+    """Return a number with three decimals if it is below 10, else with one; "" for None."""
     if value is None:
         return ""
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
@@ -86,7 +86,7 @@ def difference(m: dict[str, Any] | None) -> str:
 
 
 def result_fields(folder: Path, evaluation: Evaluation, other: Path | None) -> dict[str, Any]:
-    """Return one evaluation as `--json` prints it: summary, folder, and the differences to another evaluation."""
+    """Return one evaluation for `--json`: its summary, its folder, and differences to another evaluation."""
     from vlmrl.evaluate.compare import differences
     from vlmrl.evaluate.records import read_evaluation
     from vlmrl.evaluate.scoring_rewards import scored_alike

@@ -1,4 +1,4 @@
-"""Memory plan as a table: a line per phase with its largest parts, and changes that make the run fit."""
+"""Memory plan as a table with a line per phase and its largest parts, and changes that make the run fit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vlmrl.cli.output import console
 from vlmrl.errors import gib
 
 SHOWN_PARTS = 5
-"""Number of parts of a phase that are named, the largest first."""
+"""Number of parts that are listed per phase, the largest first."""
 
 
 def show_memory(plan: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Last lines of `vlmrl merge`: what was written, the proof, and how to use the model."""
+"""Last lines of `vlmrl merge`: written files, proof of equality, and commands that use the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def show_merged(done: Merged, checkpoint: str, address: str | None, adapter: bool) -> None:
-    """Print what was written, the proof that it is the same model, and how to use it."""
+    """Print the written files, the proof that the model is the same, and commands that use it."""
     for line in done.leftovers:
         say(f"found: {line}")
     if done.whole:

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TEXT_CHARS = 160
-"""Maximum number of characters of an example."""
+"""Maximum number of characters that are shown of an example."""
 
 
 def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
-    """Print the findings, then how the reward behaves.
+    """Print the findings, then facts about the reward's behaviour.
 
-    The findings are ranked: tricks that earn without merit first, right answers that lose last.
+    The findings are ranked: first tricks that earn a score without merit, last right answers that lose score.
     """
     from vlmrl.reward_check.trick_results import ADVICE, WORDS
 

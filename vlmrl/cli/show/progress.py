@@ -1,4 +1,4 @@
-"""Progress lines and counters on stderr: of training, of evaluation, and of making data."""
+"""Progress lines and counters on stderr, for training, evaluation and data preparation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MINUTE = 60.0
 
 
 class ConsoleWatcher:
-    """Progress of training: a line per step and validation, some rollouts; in a terminal also a counter of responses.
+    """Progress of training: a line per step and validation, and some rollouts; on a terminal also a response counter.
 
-    The lines are plain text: they are readable in a terminal and in a log file.
+    The lines are plain text, so that they are readable on a terminal and in a log file.
     """
 
     def __init__(self, stream: Any = None) -> None:
@@ -84,10 +84,10 @@ class ConsoleWatcher:
 
 
 class PartCounter:
-    """Counter of the parts of long work (data/parallel_parts.py).
+    """Counter of finished parts of a long computation (data/parallel_parts.py).
 
-    In a terminal it is one line that changes. Elsewhere it prints a line per minute, and one when a stage of several
-    parts ends.
+    On a terminal it is one line that is updated. Elsewhere it prints one line per minute, and one line when a stage
+    with several parts ends.
     """
 
     def __init__(self, stream: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -117,7 +117,7 @@ class PartCounter:
 
 
 def counter(what: str, stream: TextIO) -> Callable[[int, int], None]:
-    """Return a function (done, total) that draws a counter on one line of a terminal. Elsewhere it prints nothing."""
+    """Return a function (done, total) that draws a counter on one line if `stream` is a terminal, and else nothing."""
 
     def draw(done: int, total: int) -> None:
         if stream.isatty():
@@ -128,7 +128,7 @@ def counter(what: str, stream: TextIO) -> Callable[[int, int], None]:
 
 
 def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
-    """Return the columns of the line of a step of reinforcement learning (reward ...) or supervised learning (loss)."""
+    """Return the columns of a step's line: for reinforcement learning reward ..., for supervised learning loss."""
     m = metrics
     parts: list[str] = []
     if "reward/mean" in m:

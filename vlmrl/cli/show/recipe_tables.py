@@ -20,7 +20,7 @@ def describe_task(entry: Mapping[str, Any]) -> str:
 
 
 def show_import(report: dict[str, Any], out: Path | None) -> None:
-    """Print on stderr which settings of an imported configuration need attention."""
+    """Print on stderr the settings of an imported configuration that the user should look at."""
     for note in report["notes"]:
         say(f"note: {note}")
     say(f"{len(report['mapped'])} settings mapped from {report['system']}" + (f" to {out}" if out else ""))
@@ -90,7 +90,7 @@ def show_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
 
 
 def default_text(key: Any) -> str:
-    """Return the default of a key as text; for a key that rows of the algorithm table set, the default per row."""
+    """Return the default of a key as text; if rows of the algorithm table set it, the default of each row."""
     if not key.by_row:
         return "required" if key.required else value_text(key.default)
     rows: dict[str, list[str]] = {}

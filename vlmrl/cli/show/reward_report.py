@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TEXT_CHARS = 240
-"""Maximum number of characters of a response."""
+"""Maximum number of characters that are shown of a response."""
 
 
 def show(report: Mapping[str, Any], out: Console, most: int) -> None:

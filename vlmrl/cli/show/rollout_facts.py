@@ -21,7 +21,7 @@ def show_rollout(run: Run, place: str, as_json: bool) -> None:
     """Show the responses of a step, of one of its prompts, or one response.
 
     Args:
-        place: `STEP[/PROMPT[/SAMPLE]]`. Steps are counted from 1; the beginning of a prompt's id is enough.
+        place: `STEP[/PROMPT[/SAMPLE]]`. Steps are counted from 1. A prompt is given by its id or a prefix of it.
     Raises: StoreError if there is no such step, prompt or sample.
     """
     from vlmrl.report.rollout_text import group_fields
@@ -45,7 +45,7 @@ def show_rollout(run: Run, place: str, as_json: bool) -> None:
 
 
 def _parse(place: str) -> tuple[int, str | None, int | None]:
-    """Return (step, from 1; prompt; sample). A prompt id may contain slashes: only a number at the end is a sample."""
+    """Return (step from 1, prompt, sample). Only a number at the end is a sample: a prompt id may contain slashes."""
     step, _, rest = place.partition("/")
     if not step.isascii() or not step.isdigit() or int(step) < 1:
         raise StoreError(f"`{place}` does not begin with a step, 1 or more", hint=HINT)

@@ -9,7 +9,7 @@ from vlmrl.cli.output import tell
 LEAD = ("reward/mean", "policy/entropy", "rollout/dead_group_share", "rollout/truncated_share")
 """Metrics of a step that are shown if they exist, in addition to every `loss/...`."""
 MOST_NUMBERS = 6
-"""Maximum number of metrics on one line, if none of LEAD exists, and of a validation."""
+"""Maximum number of metrics on a line for a step without metrics of LEAD, and for a validation."""
 
 
 def print_facts(about: dict[str, Any]) -> None:
@@ -57,11 +57,11 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def numbers(line: dict[str, Any] | None, lead: tuple[str, ...] = LEAD, *, train: bool = False) -> str:
-    """Return the step of a metrics line, as all screens count it, and its main numbers; "" for None.
+    """Return the step of a metrics line, counted as in all screens, and the line's main numbers; "" for None.
 
     Args:
         lead: metrics that are shown if they exist.
-        train: whether it is the line of a training step; else of a validation.
+        train: whether the line belongs to a training step; False = to a validation.
     Example: `42: reward/mean 0.81, policy/entropy 0.4`.
     """
     from vlmrl.store.metrics import counted
@@ -112,7 +112,7 @@ def _best(best: dict[str, Any] | None, checkpoints: list[str]) -> str:
 
 
 def _processes(attempts: list[dict[str, Any]]) -> str:
-    """Return the number of processes, `, 2 processes`; "" for one. If attempts differ, it lists each attempt's."""
+    """Return the number of processes, as `, 2 processes`; "" for one. If attempts differ, list the number of each."""
     counts = [a["processes"] for a in attempts]
     shown = [counts[0]] if len(set(counts)) == 1 else counts
     return f", {', '.join(map(str, shown))} processes" if max(counts, default=1) > 1 else ""

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 MOST_PHASES = 3
-"""Maximum number of phases of a step whose times are shown, the slowest first."""
+"""Maximum number of phases of a step that are shown with their times, the slowest first."""
 SHORTEST_TABLE = 5
-"""Minimum number of rows of the table, in a terminal of any height."""
+"""Minimum number of rows of the table, even if the terminal is lower."""
 LINES_AROUND_TABLE = 8
-"""Terminal lines that are kept free for everything else."""
+"""Number of terminal lines that are reserved for output other than the table."""
 
 
 def step_table(followed: Followed, height: int) -> Any:
@@ -62,7 +62,7 @@ def _validation(followed: Followed) -> str:
 
 
 def columns(line: Mapping[str, Any]) -> dict[str, str]:
-    """Return column -> text of a step, for reinforcement and supervised learning; "" if the step has no such metric."""
+    """Return column -> text for a step of reinforcement or supervised learning; "" if the step lacks the metric."""
     from vlmrl.store.tail import phase_seconds
 
     memory = line.get("memory/peak_bytes")

@@ -1,4 +1,4 @@
-"""Last lines of `vlmrl train` and `vlmrl sft`: how the run ended, and the next commands."""
+"""Last lines of `vlmrl train` and `vlmrl sft`: status of the run, and the next commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def show_end(done: Run, status: str, resume_command: str, as_json: bool) -> None
         say(closing_lines(done))
         return
     say(f"saved {done.checkpoint_dirs()[-1].name}")
-    if not launched():  # otherwise the launcher, which knows the number of GPUs, prints the command
+    if not launched():  # else the launcher prints the command, with the number of GPUs
         say(f"continue with: {resume_command}")
 
 
@@ -41,7 +41,7 @@ def closing_lines(done: Run) -> str:
                 ", the model it started from: no later validation was better" if best.step == 0 else " (not kept)"
             )
             which = ("--checkpoint", "last")
-    # Without test and validation rows, eval would score rows that were trained on.
+    # If there are no test or validation rows, eval would score training rows.
     rows = ("--split", "ROWS.jsonl") if only_training_rows(done.dir) else ()
     verbs = {"eval": (*which, *rows), "merge": which, "report": ()}
     commands = [command_line((verb,), done.dir, done.manifest.name, *options) for verb, options in verbs.items()]
@@ -50,7 +50,7 @@ def closing_lines(done: Run) -> str:
 
 
 def _warnings(done: Run) -> str:
-    """Return the warnings of the run's metrics, for the line that says that the run is done; "" for none."""
+    """Return the warnings about the run's metrics, as an addition to the line about its end; "" for none."""
     from vlmrl.diagnose.signs import find_signs, since
     from vlmrl.store.printed_names import command_line
 
@@ -61,7 +61,7 @@ def _warnings(done: Run) -> str:
 
 
 def result_fields(run: Run) -> dict[str, Any]:
-    """Return a finished run as `--json` prints it."""
+    """Return the facts about a finished run for `--json`."""
     from vlmrl.diagnose.signs import find_signs
 
     best = run.manifest.best

@@ -32,7 +32,7 @@ def trial_fields(run: Any, trial: Any) -> dict[str, Any]:
         }
         for group, rate in zip(trial.groups, trial.solve_rates, strict=True)
     ]
-    # If the model sees an image as several tiles, there are more pictures than images: then none is named.
+    # If the processor cuts images into tiles, there are more pictures than images: then no file names are shown.
     pictures = trial.pictures if len(trial.pictures) == len(first.row.media) else [None] * len(first.row.media)
     return finite(
         {
@@ -81,7 +81,7 @@ def show_trial(trial: Any, result: dict[str, Any], show: int) -> None:
 
 
 def _rate(group: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """Return the solve rate of a prompt and its definition, or else the spread of its rewards."""
+    """Return the solve rate of a prompt with its definition; if there is none, the spread of its rewards."""
     if group["solve_rate"] is not None:
         return f"solve rate {group['solve_rate']:.2f} ({result['solve_rate_is'][group['source']]})"
     stats = group["spread"]

@@ -1,7 +1,8 @@
-"""FlexAttention backend of packed rows, for GPUs: one compiled kernel call per layer; hidden blocks are skipped.
+"""FlexAttention backend of packed rows, for GPUs: one compiled kernel call per layer, which skips masked blocks.
 
-Lengths are padded to buckets, so that few shapes are compiled; padding sees only itself and is cut off. On the CPU the
-same code runs uncompiled and forward only, which is how its masks are tested; it has not been run on a GPU yet.
+Row lengths are padded to a few fixed lengths (buckets), so that few shapes are compiled. Padding tokens attend only to
+themselves and are removed from the result. On the CPU the same code runs uncompiled and without a backward pass; the
+tests of the masks use this. It has not been run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from vlmrl.model.attention.row_plan import RowPlan, RowTokens
 
 COMPILATIONS = 128
-"""Maximum number of shapes that the kernel is compiled for. Rows up to 65,536 tokens have 64 lengths, in models of one
-window."""
+"""Maximum number of shapes that the kernel is compiled for. In a model with one window size, rows of up to 65,536
+tokens have 64 different padded lengths."""
 BUCKET_TOKENS = 512
-"""Rows are padded to a multiple of this; long rows to coarser steps, each at most an eighth of the row."""
+"""Rows are padded to a multiple of this number; long rows to a larger multiple, which is at most an eighth of the
+row."""
 
 compiled_shapes: set[tuple[Any, ...]] = set()
 """Shapes that the compiled kernel was called with: each is one compilation (`policy/attention_compilations`)."""
@@ -39,7 +41,7 @@ def flex_row_attention(
 
     Args:
         query: [1, H, N, D].
-        key, value: as `query`, with H or fewer heads.
+        key, value: [1, heads, N, D], with H or fewer heads.
     """
     tokens = query.shape[2]
     padded = bucket(tokens)
@@ -68,8 +70,9 @@ def _block_mask(plan: RowPlan, window: int | None, padded: int) -> BlockMask:
         tokens, blocks = _padded_tokens(plan.tokens, padded), plan.has_blocks(window)
         device = tokens.index.device
 
-        # The variables that this function captures are part of the compiled kernel: tensors of the bucket's size and
-        # what a model's layers share. The row's own length must not be among them, or each row would be compiled again.
+        # The variables that this function captures are part of the compiled kernel. It may capture tensors of the
+        # padded length and values that all layers share, but not the row's own length: otherwise each row would be
+        # compiled again.
         def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             return tokens.sees(q, k, window, blocks)
 
@@ -81,7 +84,7 @@ def _block_mask(plan: RowPlan, window: int | None, padded: int) -> BlockMask:
 
 
 def _padded_tokens(tokens: RowTokens, padded: int) -> RowTokens:
-    """Return the row's tokens, followed by those that fill the bucket, each in a group of its own. [N] -> [padded]."""
+    """Return the row's tokens, followed by padding tokens, each in a group of its own. [N] -> [padded]."""
     more = torch.arange(padded - len(tokens.group), device=tokens.group.device)
     return RowTokens(
         torch.cat([tokens.group, -1 - more]),
@@ -107,7 +110,7 @@ def _compiled_block_mask() -> Any:
 def _allow_compilations() -> None:
     """Allow one compilation per bucket.
 
-    torch's own limit is 8. Past the limit it runs uncompiled, with all scores in memory at once.
+    torch's default limit is 8. Beyond the limit, torch runs the code uncompiled, with all scores in memory at once.
     """
     from torch._dynamo import config
 

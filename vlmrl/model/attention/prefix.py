@@ -1,7 +1,8 @@
 """Exact attention for rows whose responses share one prompt, through transformers' AttentionInterface.
 
-Model code is neither patched nor copied: the row's plan is a keyword argument of `forward` (model/attention/row_plan.py
-defines which token sees which). Without a plan (generation, the padded path) this is transformers' own SDPA attention.
+Model code is neither patched nor copied: the row's plan is passed as a keyword argument of `forward`
+(model/attention/row_plan.py defines which token sees which). Without a plan (generation, the padded path) the attention
+is transformers' own SDPA attention.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from vlmrl.model.decode_cache import DecodeCache
 
 NAME = "vlmrl_shared_prefix"
 VISION_NAME = "vlmrl_flash_vision"
-"""Attention of vision towers. As its name contains "flash", transformers passes whole sequences of windows to it."""
+"""Name of the attention of vision towers. Because the name contains "flash", transformers passes all windows in one
+sequence to it."""
 BACKENDS = ("sdpa", "split", "flex", "varlen")
 
 
@@ -42,14 +44,14 @@ class ForkPlan:
 def fork_plan(prompt_tokens: int, response_tokens: int, device: torch.device) -> ForkPlan:
     """Return the plan of forked responses: a response token sees the whole prompt and its own past.
 
-    Padding needs no mask: it comes after all trained tokens.
+    Padding needs no mask: it comes after all trained tokens, which see only earlier tokens.
     """
     causal = torch.ones(response_tokens, prompt_tokens + response_tokens, dtype=torch.bool, device=device)
     return ForkPlan(causal.tril(prompt_tokens))  # [R, P + R]
 
 
 def no_mask(device: torch.device) -> Tensor:
-    """Return the attention mask of a forward with a plan. transformers passes a 4-D mask on and builds none."""
+    """Return the placeholder mask for a forward with a plan: transformers builds no mask if it gets a 4-D one."""
     return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
 
 
@@ -81,12 +83,12 @@ def prefix_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the attention of one packed row, of forked responses, or of one decoding step over a `DecodeCache`.
 
-    Without any of these it is transformers' SDPA. Letters: B batch (1 for a packed row), H heads, N tokens, D head
-    width.
+    In all other cases it is transformers' SDPA attention. Letters: B batch (1 for a packed row), H heads, N tokens, D
+    head width.
 
     Args:
         query: [B, H, N, D].
-        key, value: as `query`, with H or fewer heads (grouped queries).
+        key, value: [B, heads, N, D], with H or fewer heads (grouped queries).
     Returns: ([B, N, H, D], None), as transformers expects.
     """
     if decode_cache is not None:

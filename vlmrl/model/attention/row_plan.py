@@ -1,8 +1,8 @@
 """Attention masks of a packed row, computed from its spans once per row for every layer and backend.
 
 A prompt token sees its prompt's past; a response token sees its whole prompt and its own response's past, never another
-response or another group. A sliding window counts distance within the token's own sequence `[prompt][response]`. Where
-a family lets the tokens of an image see each other in both directions, they do so within the window.
+response or another group. A sliding window counts distance within the token's own sequence `[prompt][response]`. In
+some model families, the tokens of an image see each other in both directions; the window limits this too.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch import Tensor
 from vlmrl.packed import Span
 
 CHUNK_TOKENS = 1024
-"""Maximum number of response tokens that attend in one call. Their mask has this many rows; its columns are these
-tokens and the prompt's."""
+"""Maximum number of response tokens that attend in one call. Their mask has one row per response token of the call, and
+one column per token of the prompt and of the call."""
 
 
 @dataclass(frozen=True)
 class RowTokens:
-    """Numbers per token that decide which tokens see each other. int64, [N].
+    """Numbers per token that determine which tokens see each other. Each field is int64, [N].
 
     Args:
         group: number of the token's group in the row.
         response: -1 for a prompt, else 0, 1, ... within the group.
-        index: position in the token's own sequence, counted through prompt and response.
-        block: number of the image that the token belongs to, unique in the row; -1 for text, and for every token where
-            images are seen in one direction only.
+        index: position in the token's own sequence `[prompt][response]`, from 0.
+        block: number of the image that the token belongs to, unique in the row; -1 for text, and for every token if
+            image tokens see each other in one direction only.
     """
 
     group: Tensor
@@ -54,7 +54,7 @@ class RowTokens:
 class AttentionPiece:
     """Queries [start, end) of the row that attend together to `prompt` and, for responses, to themselves.
 
-    `prompt` is None when the queries are a prompt: it attends to itself.
+    If the queries are a prompt, `prompt` is None: the prompt attends to itself.
     """
 
     start: int
@@ -67,13 +67,13 @@ class RowPlan:
     """Row prepared for attention.
 
     Args:
-        spans: the layout.
+        spans: prompts and responses of the row, in order.
         tokens: see `RowTokens`.
         pieces: the parts into which the SDPA backend cuts the row.
-        has_images: whether any token is an image's; only known where `bidirectional` is not "never".
+        has_images: whether the row has image tokens; only set if `bidirectional` is not "never".
         bidirectional: layers in which image tokens see each other in both directions: "never", "sliding" or "always".
         backend: "sdpa", "split", "flex" or "varlen".
-        masks, prepared: what the backends keep from layer to layer.
+        masks, prepared: caches in which the backends keep masks and indices for the next layers.
     """
 
     spans: tuple[Span, ...]
@@ -91,10 +91,10 @@ class RowPlan:
         return two_way and self.has_images
 
     def mask(self, piece: AttentionPiece, window: int | None) -> Tensor | None:
-        """Return which keys each query of a piece sees: bool [queries, keys], True = sees.
+        """Return the mask of a piece: bool [queries, keys], True = the query sees the key.
 
-        The keys are the piece's prompt and the piece itself. None = plainly causal: a prompt without a window that cuts
-        and without bidirectional images.
+        The keys are the piece's prompt and the piece itself. None = a plain causal mask is enough: the piece is a
+        prompt that fits in the window and has no bidirectional images.
         """
         blocks = self.has_blocks(window)
         if window is not None and window >= self._longest(piece):
@@ -132,7 +132,7 @@ def plan_row(
     Raises: ValueError when the spans are not contiguous or a group does not begin with its prompt.
     """
     _check_layout(layout)
-    # Computed on the CPU and copied once: every copy to or from a GPU makes it wait.
+    # Computed on the CPU and copied once, because every copy to or from a GPU makes the GPU wait.
     group, response, index = _token_numbers(layout).to(device)
     block_kinds = kinds_N if bidirectional != "never" else None
     block = torch.full_like(group, -1) if block_kinds is None else _image_blocks(block_kinds, layout)
@@ -142,8 +142,8 @@ def plan_row(
 
 
 def _token_numbers(layout: Sequence[Span]) -> Tensor:
-    """Return group, response and position in the own sequence of every token. int64 [3, N], on the CPU."""
-    moved: list[int] = []  # position in the row minus position in the own sequence, per span
+    """Return (group, response, index) of every token as in `RowTokens`: int64 [3, N], on the CPU."""
+    moved: list[int] = []  # per span: position in the row minus position in the token's own sequence
     prompt_length = 0
     for span in layout:
         prompt_length = span.end - span.start if span.response == -1 else prompt_length

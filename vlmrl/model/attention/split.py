@@ -1,13 +1,13 @@
 """Attention over keys in two places, joined by the log-sum-exp of the scores, without copying any key.
 
-A response's keys are its prompt's and its own. softmax over both is the mean of the two outputs, weighted by each
-part's share of the exponentials. Given the joint output and log-sum-exp, flash attention's backward pass over one part
-returns that part's exact gradient. So all responses of a group attend to their one prompt in a single call without a
-mask, each response to itself in another, and only query, key, value, output and one number per token are kept for
-backward.
+A response token attends to the keys of its prompt and to those of its own response. Softmax attention over both parts
+is the mean of the two parts' outputs, weighted by each part's share of the summed exponentials. If flash attention's
+backward pass over one part gets the output and the log-sum-exp of both parts together, it returns the exact gradient of
+that part. So all responses of a group attend to their prompt in one call without a mask, and each response attends to
+itself in a second call. Only query, key, value, output and one number per token are kept for the backward pass.
 
-Decoding uses the forward half on any device; packed rows use both halves, on the CPU (torch's CPU flash attention has
-them).
+Decoding uses the forward pass on any device. Packed rows use forward and backward pass, on the CPU only, with the
+kernels of torch's CPU flash attention.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vlmrl.model.attention.row_plan import RowPlan, groups_of
 
 _aten = torch.ops.aten
 HAS_KERNEL = hasattr(_aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
-"""True if this torch has the two kernels, which are not part of its public interface."""
+"""True if this torch has the forward and backward kernels, which are not part of its public interface."""
 
 
 def attention_part(
@@ -38,8 +38,8 @@ def attention_part(
         q: [X, H, Q, D].
         k, v: [X, H, T, D].
         bias: added to the scores, [X, 1, 1, T].
-        causal: needs Q = T.
-    Returns: [X, H, Q, D] and, at least float32, [X, H, Q].
+        causal: whether a query sees only keys up to its own position; requires Q = T.
+    Returns: (output [X, H, Q, D], log-sum-exp [X, H, Q] in float32 or float64).
     """
     if HAS_KERNEL and q.device.type == "cpu":
         mask = None if bias is None else bias.to(q.dtype).expand(-1, -1, q.shape[2], -1)
@@ -55,7 +55,7 @@ def attention_part(
 
 
 def join_parts(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Join two results of `attention_part` over different keys into the result over all of them."""
+    """Join two results of `attention_part` over different keys into the result over all these keys."""
     (a, a_lse), (b, b_lse) = first, second
     share = torch.sigmoid(a_lse - b_lse)[..., None].to(b.dtype)
     return torch.lerp(b, a, share), torch.logaddexp(a_lse, b_lse)
@@ -63,7 +63,7 @@ def join_parts(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> t
 
 @dataclass(frozen=True)
 class _Group:
-    """Positions of a group's tokens in the row: its prompt, all its responses together, and each of them."""
+    """Positions of a group in the row: of its prompt, of all its responses together, and of each response."""
 
     prompt: slice
     responses: slice
@@ -82,7 +82,8 @@ def _groups(plan: RowPlan) -> Sequence[_Group]:
 def can_split(plan: RowPlan, window: int | None, query: Tensor) -> bool:
     """Return whether `split_row_attention` can run a layer.
 
-    It runs on the CPU, without a window that cuts or images that are seen in both directions.
+    It can on the CPU, if no sequence is longer than the window and image tokens do not see each other in both
+    directions.
     """
     if not HAS_KERNEL or query.device.type != "cpu" or plan.has_blocks(window):
         return False
@@ -94,7 +95,7 @@ def split_row_attention(query: Tensor, key: Tensor, value: Tensor, plan: RowPlan
 
     Args:
         query: [1, H, N, D].
-        key, value: as `query`, with H or fewer heads.
+        key, value: [1, heads, N, D], with H or fewer heads.
     Returns: [1, H, N, D], the transpose of a contiguous [1, N, H, D].
     """
     if "split" not in plan.prepared:
@@ -106,7 +107,8 @@ def split_row_attention(query: Tensor, key: Tensor, value: Tensor, plan: RowPlan
 class _SplitAttention(torch.autograd.Function):
     """Attention of a packed row by `attention_part`, with a backward pass by torch's kernel.
 
-    Letters: K key heads, R = H / K queries per key head, N tokens of the row. Inside, query is [K, R, N, D].
+    Letters: K key heads, R = H / K query heads per key head, N tokens of the row. Inside the function, the query has
+    the shape [K, R, N, D].
     """
 
     @staticmethod
@@ -159,14 +161,14 @@ def _by_key_head(x: Tensor, key: Tensor) -> Tensor:
 
 
 def _expand(x: Tensor, q: Tensor) -> Tensor:
-    """Repeat keys or values for the queries of a key head, without a copy: [K, T, D] -> [K, R, T, D]."""
+    """Repeat keys or values for the query heads of each key head, without a copy: [K, T, D] -> [K, R, T, D]."""
     return x[:, None].expand(-1, q.shape[1], -1, -1)
 
 
 def _flat(x: Tensor) -> Tensor:
-    """Flatten the queries of a key head: [K, R, Q, ...] -> [1, K, R * Q, ...].
+    """Flatten the query heads of a key head: [K, R, Q, ...] -> [1, K, R * Q, ...].
 
-    Without a mask all of them are treated alike.
+    This is possible because without a mask all queries are treated alike.
     """
     return x.flatten(1, 2)[None]
 

@@ -1,9 +1,9 @@
 """Variable-length backend of packed rows and vision towers, for GPUs in half precision.
 
-It makes one flash-attention call per layer. Every span of a row is one sequence of the call. A prompt's keys are its
-own; a response's keys are its prompt's, copied, followed by its own. Flash attention aligns the causal mask at the end,
-so that each response token sees its whole prompt and its own past. The index arithmetic is tested on the CPU; the
-kernel has not been run yet.
+It makes one flash-attention call per layer. Every span of a row is one sequence of the call. A prompt attends to its
+own keys; a response attends to a copy of its prompt's keys, followed by its own keys. Flash attention aligns the causal
+mask with the last key, so that each response token sees its whole prompt and its own past. The index arithmetic is
+tested on the CPU; the kernel has not been run yet.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ class VarlenIndex:
     """Sequences of a varlen call over a row of N tokens.
 
     Args:
-        key_at: int64, the token of the row that each copied key is; the queries are the row as it is.
-        own_at: int64 [N], the position among the copied keys of each token in its own span's sequence.
-        copies: of each prompt that responses copy: start and end in the row, and int64 [1 + responses, P], the
-            positions among the copied keys of its own keys and of its copies.
-        query_starts, key_starts: int32, cumulative lengths, one more than there are sequences.
-        longest_query, longest_key: length of the longest sequence.
+        key_at: int64 [keys of the call], the row index of the token that each key is copied from. The queries are the
+            row's own, not copied.
+        own_at: int64 [N], for each token of the row, the index of its key in its own span's sequence.
+        copies: for each prompt with responses: its start and end in the row, and int64 [1 + responses, P], the indices
+            of its own keys and of their copies among the keys of the call.
+        query_starts, key_starts: int32 [sequences + 1], cumulative lengths of the sequences.
+        longest_query, longest_key: number of queries and of keys of the longest sequence.
     """
 
     key_at: Tensor
@@ -86,11 +87,11 @@ def _starts(lengths: list[int]) -> Tensor:
 
 
 class _Copied(torch.autograd.Function):
-    """Copy keys or values [N, heads, D] of the row into those of the call.
+    """Copy keys or values [N, heads, D] of the row to the sequences of the call.
 
-    In the backward pass, each prompt token's copies are summed in float32 and rounded once, in a fixed order. Plain
-    indexing would sort all indices in every layer and add the copies one by one in the tensor's own precision (8 bits
-    in bfloat16).
+    In the backward pass, the gradients of a prompt token's copies are summed in float32, in a fixed order, and rounded
+    once. Plain indexing would sort all indices in every layer and add the copies one by one in the tensor's own
+    precision (8 bits in bfloat16).
     """
 
     @staticmethod
@@ -115,7 +116,7 @@ def varlen_row_attention(
 
     Args:
         query: [1, H, N, D].
-        key, value: as `query`, with H or fewer heads.
+        key, value: [1, heads, N, D], with H or fewer heads.
     Raises: ValueError for rows whose image tokens see each other in both directions, which this kernel does not
         support.
     """
@@ -156,12 +157,12 @@ def vision_attention(
     """Return the attention of a vision tower whose images, or windows of images, form one sequence of N patches.
 
     On a GPU in half precision it is one kernel call. Elsewhere it is one call per window, as transformers does under
-    SDPA; on a GPU those would be thousands of small launches, and each layer would read the lengths back from the
-    device.
+    SDPA; on a GPU those would be thousands of small launches, and each layer would copy the lengths from the GPU to the
+    CPU.
 
     Args:
         query, key, value: [1, H, N, D].
-        cu_seq_lens_q: int32, the starts of the windows, and N.
+        cu_seq_lens_q: int32 [windows + 1], the start of each window, and N at the end.
         max_length_q: length of the longest window.
     Returns: ([1, N, H, D], None), as transformers expects.
     """
@@ -232,8 +233,8 @@ def _flash_attn() -> Callable[..., Any]:
 
 
 def _window(window: int | None) -> tuple[int, int]:
-    """Return the window as (left, right); right 0 is causal.
+    """Return the window as (tokens to the left, tokens to the right); 0 to the right = causal.
 
-    A token of a window of W sees itself and W - 1 tokens before it.
+    With a window of W, a token sees itself and the W - 1 tokens before it.
     """
     return (-1 if window is None else window - 1, 0)

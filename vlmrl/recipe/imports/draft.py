@@ -1,4 +1,4 @@
-"""Draft of a recipe from another system's settings: the values taken over, changed and left out."""
+"""Draft of a recipe, made from another system's settings: values that are taken over, changed and left out."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class RecipeValue:
 
     Args:
         key: dotted recipe key.
-        source: the settings, joined by " and "; "a placeholder" if there are none.
-        why: how the meaning here differs from that in the other system; "" = it does not.
+        source: names of the settings, joined by " and "; "a placeholder" if there are none.
+        why: difference between its meaning here and in the other system; "" = there is no difference.
     """
 
     key: str
@@ -31,18 +31,18 @@ class RecipeValue:
 
 @dataclass
 class Draft:
-    """Recipe that is being made from another system's settings.
+    """Recipe under construction, from another system's settings.
 
     Args:
-        system: name of the other system, as people write it.
-        given: the settings that the configuration writes; dotted key -> value.
-        defaults: the system's own values of settings that are not written.
-        taken: recipe key -> its value.
-        left: setting -> why the recipe does not have it.
+        system: name of the other system, for messages.
+        given: settings that are written in the configuration: dotted key -> value.
+        defaults: the system's own defaults: dotted key -> value.
+        taken: recipe key -> its value and sources.
+        left: setting -> reason why it is left out of the recipe.
         todo: tasks for the user.
         used: settings that the import has read, taken over or left out.
-        unfilled: setting -> its text, with a variable that the file does not set.
-        last: the setting that was read last; an error names it.
+        unfilled: setting -> its text, which contains a variable that the file does not set.
+        last: the setting that was read last, for error messages.
     """
 
     system: str
@@ -56,7 +56,7 @@ class Draft:
     last: str = ""
 
     def get(self, key: str) -> Any:
-        """Return a setting as written, else the system's default, else None. The setting is then used."""
+        """Return the value of a setting: as written, else the system's default, else None. Mark the setting as used."""
         self.used.add(key)
         self.last = key
         return self.given.get(key, self.defaults.get(key))
@@ -71,15 +71,15 @@ class Draft:
         self.taken[key] = RecipeValue(key, value, " and ".join(labels), why)
 
     def same(self, names: Mapping[str, str]) -> None:
-        """Take over settings that mean the same in both systems: name in the other system -> recipe key."""
+        """Take over settings with the same meaning in both systems. `names`: the other system's name -> recipe key."""
         for source, key in names.items():
             if (value := self.get(source)) is not None:
                 self.put(key, value, source)
 
     def put_table(self, key: str, start: str) -> None:
-        """Set a recipe key that is a table from all settings below `start`.
+        """Set a recipe key whose value is a table, from all settings whose names begin with `start`.
 
-        Inner tables have one level; a setting below it is left out.
+        The table may contain tables, but these may not contain further ones: such settings are left out.
         """
         table: dict[str, Any] = {}
         sources = []
@@ -97,20 +97,20 @@ class Draft:
             self.put(key, table, *sources)
 
     def leave(self, key: str, why: str) -> None:
-        """Note why a written setting is left out. A setting that is not written needs no note."""
+        """Record why a setting is left out, if the configuration writes it."""
         if self.written(key):
             self.used.add(key)
             self.left[key] = why
 
     def leave_all(self, reasons: Mapping[str, str]) -> None:
-        """Leave out all settings of these names, and of whole tables (`worker.ref.`), that are not used yet."""
+        """Leave out all unused settings with these names; a name with a dot at its end is a table (`worker.ref.`)."""
         for start, why in reasons.items():
             for key in [k for k in self.given if k == start or (start.endswith(".") and k.startswith(start))]:
                 if key not in self.used:
                     self.leave(key, why)
 
     def drop_unfilled(self) -> None:
-        """Remove numbers and switches that are still a `$VARIABLE`: the default is taken, and notes say so."""
+        """Remove numbers and switches whose text is a `$VARIABLE` without a value: use defaults, and add notes."""
         for key, value in list(self.given.items()):
             default = self.defaults.get(key)
             if isinstance(value, str) and "$" in value and isinstance(default, (bool, int, float)):
@@ -120,7 +120,7 @@ class Draft:
                 self.todo.append(f"set {key}: its value `{value[:80]}` is filled in elsewhere")
 
     def finish(self) -> None:
-        """Note the settings that the import does not know, and put placeholders where a recipe needs a value."""
+        """Record the settings that the import does not know, and set placeholders for required keys without a value."""
         for key in self.given:
             if key not in self.used:
                 self.left[key] = "no counterpart is known"
@@ -134,7 +134,7 @@ class Draft:
         return [t for t in self.taken.values() if t.why]
 
     def toml(self, about: str) -> str:
-        """Return the recipe as TOML: `about` is its first comment, and a comment behind each value names its source."""
+        """Return the recipe as TOML. `about`: its first comment. A comment behind each value names its source."""
         tables: dict[str, list[RecipeValue]] = {}
         for taken in self.taken.values():
             table, _, name = taken.key.partition(".")
@@ -148,7 +148,7 @@ class Draft:
         return "\n".join(lines) + "\n"
 
     def report(self) -> dict[str, Any]:
-        """Return mapped, changed, left_out, as_here (settings that a recipe need not write), todo: all JSON values."""
+        """Return the report as JSON values: mapped, changed, left_out, as_here (not needed in a recipe), todo."""
         sources = {word for t in self.taken.values() for word in t.source.split(" and ")}
         silent = [key for key in self.given if key not in sources and key not in self.left]
         return {
@@ -163,7 +163,7 @@ class Draft:
 
 
 def number(convert: Callable[[Any], Any], value: Any, lowest: float | None = None) -> Any:
-    """Convert `value` to a number. Return None if it is no number, or below `lowest` (-1 often means "off")."""
+    """Convert `value` to a number. Return None if it is not a number or is below `lowest` (-1 often means "off")."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (lowest is not None and value < lowest):
         return None
     return convert(value)
@@ -181,6 +181,6 @@ def _line(taken: RecipeValue, table: str) -> str:
 def _comment(text: str) -> str:
     """Return a comment of one line.
 
-    Names and values of the imported file stand in comments, too: unprintable characters become `?`.
+    Comments contain names and values of the imported file, so unprintable characters are replaced by `?`.
     """
     return "# " + "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))

@@ -63,7 +63,7 @@ DEFAULTS: dict[str, Any] = {
     "trainer.save_freq": -1,
     "trainer.save_limit": -1,
 }
-"""EasyR1's own values of the keys that are taken over, where a configuration does not write them."""
+"""Defaults of EasyR1 for the settings that are taken over, used if a configuration does not write them."""
 EXAMPLE: dict[str, Any] = {
     "data.prompt_key": "problem",
     "data.max_prompt_length": 2048,
@@ -101,9 +101,9 @@ SAME = {
     "worker.actor.tau_positive": "algo.tau_positive",
     "worker.actor.tau_negative": "algo.tau_negative",
 }
-"""Settings that mean the same: EasyR1's key -> recipe key."""
+"""Settings with the same meaning: EasyR1's key -> recipe key."""
 KL = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "low_var_kl", "full": "full"}
-"""EasyR1's estimators of the KL -> `algo.kl`."""
+"""EasyR1's name of a KL estimator -> value of `algo.kl`."""
 ADVANTAGES = {
     "grpo": {},
     "rloo": {"algo.advantage": "leave_one_out"},
@@ -165,7 +165,7 @@ LEFT = {
 
 
 def from_easyr1(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from EasyR1's settings. `base`: the file's folder; the others: see `run.import_recipe`."""
+    """Fill a draft from EasyR1's settings. `base`: folder of the imported file. Others: see `run.import_recipe`."""
     if (config := draft.given.pop("__config__", None)) and str(config).endswith("config.yaml"):
         draft.defaults = DEFAULTS | EXAMPLE
         draft.todo.append(f"compare with {config}, which was not found: the values of EasyR1's own example were taken")

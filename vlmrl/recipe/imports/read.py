@@ -1,7 +1,7 @@
-"""Readers of other systems' configurations: YAML, JSON, override lists and launch scripts. Nothing is ever run.
+"""Readers of other systems' configurations: YAML, JSON, override lists and launch scripts. Scripts are never run.
 
 shlex splits a shell script into words. Variables and arrays that the script sets to plain text are replaced by their
-values. `$(...)`, back quotes and variables from outside stay as they are, and a note names them.
+values. `$(...)`, back quotes and variables that the script does not set are kept as they are and listed in a note.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_DEPTH, MAX_WORD_CHARS, MOST_DIGITS = 20, 10_000, 40
 SYSTEMS = ("easyr1", "verl", "rllava", "trl")
 NULLS = ("null", "~", "")
 OWN_PROGRAMS = ("rllava.train.", "rllava/train/")
-"""Prefixes of the programs of RLLaVA. It has several, and they use the same settings for different things."""
+"""Prefixes of RLLaVA's programs. Its programs use settings of the same name for different purposes."""
 MOST_REFERENCES = 4
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^{}]*))?\}|\$([A-Za-z_]\w*)")
@@ -46,7 +46,7 @@ class Foreign:
         system: one of SYSTEMS.
         values: dotted key -> value; settings without a value (null) are absent.
         file: the file that was read.
-        notes: remarks for the user about how it was read.
+        notes: remarks for the user about the reading of the file.
     """
 
     system: str
@@ -56,7 +56,7 @@ class Foreign:
 
 
 def read_foreign(file: Path, system: str | None = None) -> Foreign:
-    """Read a configuration of `system`, one of SYSTEMS. None: recognise the system by its keys and programs.
+    """Read a configuration of `system`, one of SYSTEMS. None = recognise the system by keys and program names.
 
     Raises: RecipeError when the file cannot be read, has no settings, or its system is not recognised.
     """
@@ -82,7 +82,7 @@ def read_foreign(file: Path, system: str | None = None) -> Foreign:
 
 
 def flatten(value: Any, file: Path, prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as dotted keys. Raises: RecipeError for anything but a mapping, or too many keys."""
+    """Return nested mappings as dotted keys. Raises: RecipeError if it is not a mapping, or has too many keys."""
     if not isinstance(value, Mapping):
         raise RecipeError("this file does not hold a table of settings", where=str(file))
     settings: dict[str, Any] = {}
@@ -105,9 +105,9 @@ def _leaves(value: Mapping[Any, Any], prefix: str, depth: int = 0) -> Iterator[t
 
 
 def plain_value(text: str) -> Any:
-    """Return the value of a text: number, true, false, a list of them, None, else the text without quotes.
+    """Return the value of a text: a number, True, False, None, or a list of these; else the text without quotes.
 
-    YAML 1.1 reads `1e-6` as text; here it is a number.
+    `1e-6` is a number here, although YAML 1.1 reads it as text.
     """
     text = text.strip()
     if text in NULLS:
@@ -141,7 +141,7 @@ def _text(file: Path) -> str:
 
 
 def _parsed(text: str, file: Path, twice: dict[str, None]) -> Any:
-    """Parse JSON if the file's name ends so, else YAML. Names that a table has several times are added to `twice`."""
+    """Parse JSON if the file's name ends with .json, else YAML. Add names that a table repeats to `twice`."""
     import yaml
 
     def repeated(names: Iterable[str]) -> None:
@@ -180,7 +180,7 @@ def _from_table(text: str, file: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _launch_words(text: str, notes: list[str]) -> list[str]:
-    """Return the words of a script's launch command (the one with most settings), with the values of variables."""
+    """Return the words of a script's launch command (the command with most settings); variables are replaced."""
     variables: dict[str, str] = {}
     arrays = ShellArrays(notes)
     commands: list[list[str]] = []
@@ -202,7 +202,7 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
         if words and all(_ASSIGNMENT.match(word) and "." not in word.partition("=")[0] for word in words):
             for name, value in (word.split("=", 1) for word in words):
                 first_value = variables.get(name)
-                if arrays.depth and first_value and first_value != value:  # this branch may not run
+                if arrays.depth and first_value and first_value != value:  # set in a branch that may not run
                     doubtful[name] = first_value
                 else:
                     variables[name] = value
@@ -235,7 +235,7 @@ def _put_in(word: str, variables: Mapping[str, str]) -> str:
 
     for _ in range(3):  # `${NAME:-x_${OTHER}}` from the inside out
         replaced = _VARIABLE.sub(value, word) if len(word) <= MAX_WORD_CHARS else word
-        if replaced == word or len(replaced) > MAX_WORD_CHARS:  # variables of variables can double per line
+        if replaced == word or len(replaced) > MAX_WORD_CHARS:  # values that contain variables can double per line
             break
         word = replaced
     return word
@@ -246,7 +246,7 @@ def _is_setting(word: str) -> bool:
 
 
 def _from_words(words: Sequence[str], file: Path, notes: list[str]) -> dict[str, Any]:
-    """Return a command's settings: those of the file it names (`config=FILE`, `--config FILE`), then its own on top."""
+    """Return a command's settings. They override those of its configuration file (`config=FILE`, `--config FILE`)."""
     own = _overrides(words) | _flags(words)
     if program := next((word for word in words if word.startswith(OWN_PROGRAMS)), None):
         own["__program__"] = program
@@ -271,7 +271,7 @@ EXAMPLE_SAYS = "the known settings of the system's own example are taken for it,
 
 
 def _overrides(words: Sequence[str]) -> dict[str, Any]:
-    """Read `key=value` and `+key=value`, as OmegaConf and Hydra do. `~key`, which removes a key there, is skipped."""
+    """Read `key=value` and `+key=value`, as OmegaConf and Hydra do. Skip `~key`, which removes a key in Hydra."""
     settings: dict[str, Any] = {}
     for word in words:
         if (match := _OVERRIDE.fullmatch(word)) and not word.startswith(("~", "--")):
@@ -282,7 +282,7 @@ def _overrides(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _table_of(text: str) -> dict[str, Any] | None:
-    """Return the table that `{"a": 1}` or `{a:1,b:2}` stands for; None for any other text and for an empty table."""
+    """Return the table that is written as `{"a": 1}` or `{a:1,b:2}`; None for other texts and for an empty table."""
     if not (text.startswith("{") and text.endswith("}")):
         return None
     try:
@@ -315,11 +315,12 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
     """Replace references to other keys, and remove None values.
 
-    `${KEY}` and `${oc.select:KEY,512}` become the key's value, else the default; `${oc.env:NAME,x}` always its default.
+    `${KEY}` and `${oc.select:KEY,512}` become the key's value; the second form becomes its default if the key is
+    missing. `${oc.env:NAME,x}` always becomes its default.
     """
     settings = {}
     for key, value in values.items():
-        for _ in range(MOST_REFERENCES):  # a reference to a reference, or to itself
+        for _ in range(MOST_REFERENCES):  # a reference may lead to another one, or to itself
             if not isinstance(value, str) or (match := _REFERENCE.fullmatch(value)) is None:
                 break
             source, name, default = match.groups()

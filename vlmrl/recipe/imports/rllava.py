@@ -3,8 +3,8 @@
 It is OmegaConf YAML, or a launch script of `rllava.train.pipeline.*` or of TinyLLaVA's trainer.
 
 Source: RLLaVA at 4753d4a (github.com/TinyLoopX/RLLaVA: rllava/ppo/config.py, rllava/data/config.py,
-rllava/model/config.py, rllava/utils/config.py, rllava/ppo/plugins). It grew out of verl and EasyR1: advantages, losses
-and the KL are verl's, rewards and templates EasyR1's.
+rllava/model/config.py, rllava/utils/config.py, rllava/ppo/plugins). It is derived from verl and EasyR1: advantages,
+losses and the KL are those of verl, rewards and templates those of EasyR1.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ DEFAULTS: dict[str, Any] = {
     "trainer.save_limit": -1,
     "trainer.max_try_make_batch": 20,
 }
-"""RLLaVA's own values of the keys that are taken over, where a configuration does not write them."""
+"""Defaults of RLLaVA for the settings that are taken over, used if a configuration does not write them."""
 
 
 def from_rllava(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from RLLaVA's settings. `base`: the file's folder; the others: see `run.import_recipe`."""
+    """Fill a draft from RLLaVA's settings. `base`: folder of the imported file. Others: see `run.import_recipe`."""
     program = str(draft.given.pop("__program__", "")).rpartition(".")[2]
     if program == "py":
         from_tinyllava(draft, rows, processes)
@@ -115,7 +115,7 @@ def from_rllava(draft: Draft, base: Path, rows: int | None, processes: int | Non
 
 
 def _pipeline(draft: Draft, program: str) -> None:
-    """Set the kind of training by the program: reinforcement learning unless it is `sft`."""
+    """Set the kind of training according to the program: supervised for `sft`, else reinforcement learning."""
     if program == "sft":
         draft.put("kind", "sft", "data.train_files", why="the program is rllava.train.pipeline.sft: use `vlmrl sft`")
         return
@@ -218,7 +218,7 @@ def _reward(draft: Draft) -> None:
 
 
 def _processes(draft: Draft) -> None:
-    """Note the number of processes: torchrun's `nproc_per_node`. RLLaVA does not read `trainer.n_gpus_per_node`."""
+    """Record the number of processes, torchrun's `nproc_per_node`. RLLaVA does not read `trainer.n_gpus_per_node`."""
     if count := draft.get("nproc_per_node"):
         draft.left["nproc_per_node"] = f"on the command line: vlmrl train RECIPE --gpus {count}"
         if draft.written("trainer.n_gpus_per_node"):
@@ -250,7 +250,7 @@ _SAMPLING = (
 
 
 def _leave_rest(draft: Draft) -> None:
-    """Leave out all remaining settings. A name that ends with `_` stands for all names that begin with it."""
+    """Leave out all remaining settings. A name that ends with `_` means all names that begin with it."""
     prefixes = {key: why for key, why in LEFT.items() if key.endswith("_")}
     for start, why in prefixes.items():
         for key in [k for k in draft.given if k.startswith(start) and k not in draft.used]:

@@ -1,4 +1,4 @@
-"""Keys of RLLaVA's configuration: what they become in a recipe, or why they have no counterpart."""
+"""Keys of RLLaVA's configuration with the recipe keys that replace them, or with the reason why there is none."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SAME = {
     "actor.entropy_coeff": "algo.entropy_coef",
 }
 MIXED_LOSSES = ("luffy", "srft", "uft", "hpt", "sft")
-"""Losses that learn from demonstrations and from samples at once."""
+"""Losses that learn from demonstrations and from samples at the same time."""
 PACKED = "rows are packed up to train.tokens_per_row; results do not depend on it"
 DEMONSTRATIONS = "for demonstrations among the samples, which have no counterpart"
 NOT_READ = "not read there either"

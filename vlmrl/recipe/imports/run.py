@@ -1,4 +1,4 @@
-"""Import of another system's configuration as a recipe, with a report of the settings that did not map, and why."""
+"""Import of another system's configuration as a recipe, with a report of the settings that are left out, and why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMPORTS: dict[str, tuple[str, dict[str, Any], Fill]] = {
     "rllava": ("RLLaVA", import_rllava.DEFAULTS, import_rllava.from_rllava),
     "trl": ("TRL", import_trl.DEFAULTS, import_trl.from_trl),
 }
-"""System -> its name, its values of settings that are not written, and the function that fills the draft."""
+"""System -> (its name, its defaults, the function that fills the draft)."""
 
 
 def import_recipe(
@@ -35,12 +35,12 @@ def import_recipe(
     Args:
         file: YAML, JSON, a list of overrides, or a launch script.
         system: one of `SYSTEMS`; None = recognised by its settings.
-        rows: number of training rows; with it, epochs become steps.
-        processes: number of processes that the configuration was for (TRL's batch sizes are per device).
-    Returns: (the recipe as TOML, the report). The recipe loads. The report has `system`, `mapped`, `changed` (mapped,
-        with another meaning), `left_out`, `as_here`, `todo`, `notes`.
-    Raises: RecipeError when the file cannot be read, belongs to no known system, or has a value that its setting
-        cannot have; ProblemsError when the recipe does not load.
+        rows: number of training rows, to convert epochs to steps; None = unknown: epochs are kept.
+        processes: number of processes for which the configuration was written (TRL's batch sizes are per device).
+    Returns: (recipe as TOML, which is known to load; report). The report has the keys `system`, `mapped`, `changed`
+        (mapped, with another meaning), `left_out`, `as_here`, `todo`, `notes`.
+    Raises: RecipeError when the file cannot be read, belongs to no known system, or has an invalid value; ProblemsError
+        when the recipe does not load.
     """
     if system is not None and system not in SYSTEMS:
         raise unknown("system", system, SYSTEMS)
@@ -67,7 +67,7 @@ def _filled(foreign: Foreign, rows: int | None, processes: int | None) -> Draft:
 
 
 def _check_loads(text: str, file: Path) -> None:
-    """Check that the imported text loads as a recipe. Raises: ProblemsError that names the wrong values."""
+    """Check that the imported text loads as a recipe. Raises: ProblemsError with the wrong values."""
     lines = text.splitlines()
     with tempfile.TemporaryDirectory() as folder:
         recipe_file = Path(folder) / "recipe.toml"

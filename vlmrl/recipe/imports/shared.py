@@ -11,7 +11,7 @@ from vlmrl.recipe.imports.draft import Draft, number
 
 LOGGERS = ("tensorboard", "wandb", "trackio")
 NO_LOGGERS = ("", "console", "file", "none", "None")
-"""Loggers that need no entry in log.sinks: they write what vlmrl always writes, or nothing."""
+"""Loggers that need no entry in log.sinks: vlmrl always writes their output, or they write nothing."""
 KL_NAMES = {
     "kl": "k1",
     "k1": "k1",
@@ -22,16 +22,17 @@ KL_NAMES = {
     "k3": "low_var_kl",
     "full": "full",
 }
-"""Estimators of the KL: verl's name -> `algo.kl`."""
+"""verl's name of a KL estimator -> value of `algo.kl`."""
 NO_GRADIENT = {f"{kind}+": value for kind, value in KL_NAMES.items()}
-"""Estimators whose name has a + in verl: value of the estimator without the +, gradient of another one."""
+"""verl's name with a + -> value of `algo.kl`. In verl these have the value of the estimator without the +, but the
+gradient of another estimator."""
 DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32"}
 
 
 def data_source(draft: Draft, train: str, validation: str) -> None:
     """Set one `[[data]]` entry from `name@split` of training and validation.
 
-    Validation on training rows or on a test split is left out.
+    If the configuration validates on training rows or on a test split, validation is left out.
     """
     files = draft.get(train)
     trained = [str(f) for f in files] if isinstance(files, list) else [str(files)]
@@ -69,13 +70,13 @@ def data_source(draft: Draft, train: str, validation: str) -> None:
 
 
 def located(path: str) -> str:
-    """Return the path, or `hub:org/name` for a text `org/name` that is no file or folder here."""
+    """Return the path; for a text `org/name` that is no file or folder on this machine, return `hub:org/name`."""
     looks_like_hub = path.count("/") == 1 and not path.startswith((".", "/", "~")) and not Path(path).suffix
     return f"hub:{path}" if looks_like_hub and not Path(path).exists() else path
 
 
 def engine_of(draft: Draft, engine: str, parts: str) -> None:
-    """Set rollout.engine, and for vLLM the number of GPUs of one engine, which depends on the machine, if written."""
+    """Set rollout.engine; for vLLM also the number of GPUs per engine, but only if the configuration writes it."""
     engine_name, count = draft.get(engine), number(int, draft.get(parts), 2)
     if engine_name == "vllm":
         draft.put("rollout.engine", "vllm", engine)
@@ -88,7 +89,7 @@ def engine_of(draft: Draft, engine: str, parts: str) -> None:
 
 
 def filtered_sampling(draft: Draft, top_p: str, top_k: str) -> None:
-    """Set rollout.top_p and rollout.top_k where they are on, and the key that permits them here."""
+    """Set rollout.top_p and rollout.top_k if they filter, and then allow_filtered_sampling, which vlmrl requires."""
     p, k = number(float, draft.get(top_p)), number(int, draft.get(top_k), 1)
     sources = []
     if p is not None and p < 1:
@@ -103,7 +104,7 @@ def filtered_sampling(draft: Draft, top_p: str, top_k: str) -> None:
 
 
 def step_size(draft: Draft, key: str, why: str) -> None:
-    """Keep rollout.prompts_per_step unless `key` is 0, which means "as they come": then leave it out, with `why`."""
+    """Keep rollout.prompts_per_step; but if `key` is 0, which means no fixed number, leave it out with reason `why`."""
     if draft.given.get(key) == 0:
         draft.taken.pop("rollout.prompts_per_step", None)
         draft.leave(key, why)
@@ -111,7 +112,7 @@ def step_size(draft: Draft, key: str, why: str) -> None:
 
 
 def updates_of(draft: Draft, prompts: str, batch: str) -> None:
-    """Set train.updates_per_step for a system whose two batch sizes count prompts."""
+    """Set train.updates_per_step from the sizes of a step and of an update, which must both be numbers of prompts."""
     drawn, each = draft.get(prompts), draft.get(batch)
     if isinstance(drawn, int) and isinstance(each, int) and each > 0:
         name = batch.rpartition(".")[2]
@@ -120,7 +121,7 @@ def updates_of(draft: Draft, prompts: str, batch: str) -> None:
 
 
 def chosen(draft: Draft, key: str, value: Any, table: Mapping[str, Mapping[str, Any]]) -> None:
-    """Set the cells of `[algo]` that `value`, the value of `key`, stands for in `table`; leave unknown values out."""
+    """Set the cells of `[algo]` that `table` lists for `value`, the value of `key`; leave unknown values out."""
     if value not in table:
         draft.left[key] = f"`{value}` has no counterpart: choose an algorithm of `vlmrl recipe list --algos`"
     for cell, choice in table.get(value, {}).items():
@@ -128,9 +129,10 @@ def chosen(draft: Draft, key: str, value: Any, table: Mapping[str, Mapping[str, 
 
 
 def clip_of_one(draft: Draft, loss: Any, key: str) -> None:
-    """Replace a lower clip of 1 or more, which bounds nothing because a ratio is never below 0.
+    """Replace a lower clip of 1 or more, which has no effect because a ratio is never below 0.
 
-    Two losses have a row of the algorithm table without a lower bound: it is named. The others get a clip just below 1.
+    For `cispo` and `clip_cov`, set `algo.name` to the variant without a lower bound. For other losses, set the clip to
+    a number just below 1.
     """
     low = draft.taken.get("algo.clip_low")
     if low is None or low.value < 1:
@@ -144,7 +146,7 @@ def clip_of_one(draft: Draft, loss: Any, key: str) -> None:
 
 
 def discounts(draft: Draft, estimator: Any) -> None:
-    """Set algo.gamma and algo.gae_lambda for the estimators that have a return per token."""
+    """Set algo.gamma and algo.gae_lambda for estimators that use a return per token."""
     if estimator in ("gae", "reinforce_plus_plus") and draft.written("algorithm.gamma"):
         draft.put("algo.gamma", float(draft.get("algorithm.gamma")), "algorithm.gamma")
     if estimator == "gae" and draft.written("algorithm.lam"):
@@ -152,7 +154,7 @@ def discounts(draft: Draft, estimator: Any) -> None:
 
 
 def spread_filter(draft: Draft, on: str, tries: str, why: str) -> None:
-    """Set algo.filter and the maximum number of draws under it. `why`: end of the note, on the measure used there."""
+    """Set algo.filter and its maximum number of draws. `why`: end of the note, about the other system's measure."""
     if draft.get(on):
         draft.put("algo.filter", "spread", on, why=f"prompts whose scores are all equal are replaced by new draws{why}")
         if (most := number(int, draft.get(tries), 1)) is not None:
@@ -167,7 +169,7 @@ def betas_of(draft: Draft, key: str) -> None:
 
 
 def adapter(draft: Draft, rank: str, alpha: str, targets: str, exclude: str) -> None:
-    """Set the `[lora]` table if the rank is above 0. Targets: a list, names with commas, or all-linear."""
+    """Set the `[lora]` table if the rank is above 0. Targets: a list, names separated by commas, or all-linear."""
     if (size := number(int, draft.get(rank), 1)) is None:
         for key in (alpha, targets, exclude):
             draft.leave(key, "no adapter: its rank is 0")
@@ -190,7 +192,7 @@ def frozen_tower(draft: Draft, key: str) -> None:
 
 
 def sharding(draft: Draft, size: str, offload: str, dtype: str) -> None:
-    """Set how many processes share a model, whether unused weights wait in main memory, and the arithmetic's type."""
+    """Set the number of processes per copy of the model, offloading to main memory, and the type of the arithmetic."""
     if (processes := number(int, draft.get(size), 1)) is not None:
         draft.put("parallel.shard_size", processes, size)
     if draft.get(offload) is True:
@@ -199,7 +201,7 @@ def sharding(draft: Draft, size: str, offload: str, dtype: str) -> None:
 
 
 def arithmetic(draft: Draft, key: str) -> None:
-    """Set model.dtype if `key` names a type that it can have."""
+    """Set model.dtype if the value of `key` is one of its possible types."""
     dtype = draft.get(key)
     if isinstance(dtype, str) and dtype.removeprefix("torch.") in DTYPES:
         draft.put("model.dtype", DTYPES[dtype.removeprefix("torch.")], key)
@@ -214,7 +216,7 @@ def thinking(draft: Draft, key: str) -> None:
 
 
 def reward_of(draft: Draft, table: str) -> None:
-    """Take over the reward function named in a table of EasyR1's kind; a file without `:function` means its `main`."""
+    """Take over the reward function of a table in EasyR1's format. A file without `:function` means its `main`."""
     source = f"{table}.reward_function"
     function = draft.get(source)
     if not function:
@@ -252,11 +254,11 @@ def trainer_of(draft: Draft, validation: str, keep: str) -> None:
 
 
 def loggers_of(draft: Draft, key: str, services: Mapping[str, str]) -> None:
-    """Set log.sinks where loggers are written.
+    """Set log.sinks if the configuration writes loggers.
 
     Args:
-        key: the setting that names the loggers.
-        services: setting -> key of `[log]`, taken over if a logger is a service (any but tensorboard).
+        key: the setting with the loggers' names.
+        services: setting -> key of `[log]`. They are taken over if a logger is a service (any but tensorboard).
     """
     loggers = draft.get(key)
     logger_names = [str(name) for name in loggers] if isinstance(loggers, list) else str(loggers or "").split(",")
@@ -278,7 +280,7 @@ def loggers_of(draft: Draft, key: str, services: Mapping[str, str]) -> None:
 
 
 def dropped_rows(draft: Draft, longest: str, dropped: str) -> None:
-    """Set the limit of the prompt's tokens. A longer row is an error here; there it is dropped or cut."""
+    """Set the token limit of a prompt. A row with a longer prompt is an error here; other systems drop or cut it."""
     value = number(int, draft.get(longest), 1)
     if value is None:
         return
@@ -293,11 +295,12 @@ def dropped_rows(draft: Draft, longest: str, dropped: str) -> None:
 
 
 def kl_of(draft: Draft, on_loss: str, loss_keys: tuple[str, str], on_reward: str) -> None:
-    """Set the keys of the KL, for verl and the systems derived from it.
+    """Set the keys of the KL, for verl and systems derived from it.
 
     Args:
-        on_loss, on_reward: settings that turn the KL on, in the loss or in the reward (by `algorithm.kl_ctrl`).
-        loss_keys: settings of the coefficient and of the estimator in the loss.
+        on_loss, on_reward: settings that turn on the KL in the loss, and in the reward (with the coefficient of
+            `algorithm.kl_ctrl`).
+        loss_keys: settings with the coefficient and with the estimator of the KL in the loss.
     """
     in_loss, in_reward = draft.get(on_loss), draft.get(on_reward)
     reward_keys = (
@@ -338,7 +341,7 @@ def kl_of(draft: Draft, on_loss: str, loss_keys: tuple[str, str], on_reward: str
 
 
 def columns_and_prompt(draft: Draft) -> None:
-    """Set the names of the columns and the prompt's template, for EasyR1 and the systems derived from it."""
+    """Set column names and prompt template, for EasyR1 and systems derived from it."""
     settings = {"prompt": "data.prompt_key", "answer": "data.answer_key", "images": "data.image_key"}
     columns = {role: draft.get(key) for role, key in settings.items() if draft.written(key)}
     usual = {"prompt": "problem", "answer": "answer", "images": "images"}

@@ -13,15 +13,15 @@ _ELEMENTS = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}")
 
 
 class ShellArrays:
-    """Arrays of a script: `NAME=(...)` and `NAME+=(...)` over any number of lines. They replace `"${NAME[@]}"`.
+    """Arrays of a script: `NAME=(...)` and `NAME+=(...)` over any number of lines. Their words replace `"${NAME[@]}"`.
 
-    Arrays inside a condition are skipped: it is not known which branch would run.
+    Arrays inside a condition are skipped, because it is unknown which branch would run.
     """
 
     def __init__(self, notes: list[str]) -> None:
         self.notes = notes
         self.elements: dict[str, list[str]] = {}
-        self.filled: list[str] | None = None  # the array whose `)` is still to come
+        self.filled: list[str] | None = None  # words of the array whose closing `)` has not been read yet
         self.depth = 0
 
     def expand(self, words: Sequence[str]) -> list[str]:
@@ -33,7 +33,7 @@ class ShellArrays:
         return expanded
 
     def take(self, words: list[str]) -> bool:
-        """Return whether a line belongs to an array. If so, the array gets its words."""
+        """Add a line's words to the array that it belongs to. Return False if it belongs to none."""
         if self.filled is None:
             bare = words
             while bare and (bare[0] in _DECLARES or (len(bare) < len(words) and bare[0].startswith("-"))):
@@ -57,7 +57,7 @@ class ShellArrays:
         open_array, depth = self.filled, 0
         for n, word in enumerate(words):
             depth += word.count("(") - word.count(")")
-            if depth < 0:  # the end of the array, not of a `$(command)` in it; the rest of the line is no element
+            if depth < 0:  # end of the array, not of a `$(command)` in it; what follows is no element
                 last = word[: word.rindex(")")]
                 words, self.filled = [*words[:n], *([last] if last else [])], None
                 break

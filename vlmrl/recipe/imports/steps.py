@@ -15,11 +15,11 @@ SCHEDULES = {
     "cosine_with_min_lr": "cosine",
 }
 COUNTED_LATER = "the steps are counted when a run starts; the last rows of an epoch are trained on, too"
-"""Note on `train.epochs`, for imports that do not compute steps."""
+"""Note about `train.epochs`, used if the import cannot compute the number of steps."""
 
 
 def steps_of(draft: Draft, rows: int | None, most: str, epochs: str) -> None:
-    """Set train.steps as written, or computed from the epochs where the number of rows is known; else train.epochs."""
+    """Set train.steps, as written or computed from epochs and number of rows; if rows are unknown, set train.epochs."""
     steps, prompts = number(int, draft.get(most), 1), draft.taken.get("rollout.prompts_per_step")
     passes = draft.get(epochs)
     if steps:
@@ -33,14 +33,14 @@ def steps_of(draft: Draft, rows: int | None, most: str, epochs: str) -> None:
 
 
 def schedule_keys(draft: Draft, kind: str, warmup: str, ratio: str, lowest: str) -> None:
-    """Set the learning rate's schedule and warm-up. A ratio becomes steps where the number of steps is known."""
+    """Set the schedule of the learning rate and its warm-up. A ratio becomes steps if the number of steps is known."""
     shape = draft.get(kind)
     if shape in SCHEDULES:
         draft.put("optim.schedule", SCHEDULES[shape], kind)
     elif shape is not None:
         draft.left[kind] = f"`{shape}` has no counterpart: choose constant, linear or cosine"
     steps, share = draft.get(warmup), draft.get(ratio)
-    if isinstance(steps, float) and 0 < steps < 1:  # transformers 5 has one setting for both
+    if isinstance(steps, float) and 0 < steps < 1:  # transformers 5 has one setting for number and ratio
         share, ratio = steps, warmup
     steps = number(int, steps, 1)
     total = draft.taken.get("train.steps")

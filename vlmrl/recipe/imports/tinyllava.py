@@ -29,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "lora_r": 128,
     "lora_alpha": 256,
 }
-"""The trainer's own values of the arguments that are taken over, where a script does not write them."""
+"""Defaults of the trainer for the arguments that are taken over, used if a script does not write them."""
 SAME = {
     "image_folder": "data.images_root",
     "learning_rate": "optim.lr",

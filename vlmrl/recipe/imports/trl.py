@@ -46,7 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "vllm_importance_sampling_mode": "sequence_mask",
     "vllm_importance_sampling_clip_max": 3.0,
 }
-"""TRL's own values of the arguments that are taken over, where a configuration does not write them."""
+"""Defaults of TRL for the arguments that are taken over, used if a configuration does not write them."""
 SAME = {
     "model_name_or_path": "model.path",
     "model_revision": "model.revision",
@@ -72,14 +72,14 @@ SUPERVISED = (
     "completion_only_loss",
     "dataset_text_field",
 )
-"""Arguments of SFTConfig alone."""
+"""Arguments that only SFTConfig has."""
 LEFT_SUPERVISED = {
     "max_length": "no row is cut: see rollout.max_prompt_tokens",
     "max_seq_length": "no row is cut: see rollout.max_prompt_tokens",
     "packing": "rows are always packed up to train.tokens_per_row",
 }
 SAMPLED = ("num_generations", "max_completion_length", "reward_funcs", "beta", "epsilon", "loss_type", "scale_rewards")
-"""Arguments of GRPOConfig alone."""
+"""Arguments that only GRPOConfig has."""
 LOSSES = {
     "grpo": ({"algo.aggregation": "sequence_mean"}, ""),
     "dapo": ({"algo.aggregation": "token_mean"}, ""),
@@ -95,7 +95,7 @@ IMPORTANCE = {
     "sequence_mask": ("mask", "sequence"),
 }
 SERVICES = {"project": "project", "wandb_project": "project", "wandb_entity": "entity", "wandb_run_group": "group"}
-"""Settings of logging services -> key of `[log]`: TRL's own, and those of scripts around TRL."""
+"""Setting of a logging service -> key of `[log]`. Some are TRL's, others belong to scripts that use TRL."""
 OPTIMIZERS = {"adamw_8bit": "adamw_8bit", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit"}
 _BATCH = "rows are packed up to train.tokens_per_row; see rollout.prompts_per_step"
 LEFT = {
@@ -149,7 +149,7 @@ LEFT = {
 
 
 def from_trl(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from TRL's arguments. `base`: the file's folder; the others: see `run.import_recipe`."""
+    """Fill a draft from TRL's arguments. `base`: folder of the imported file. Others: see `run.import_recipe`."""
     draft.get("__config__")
     if (sign := next((key for key in SUPERVISED if draft.written(key)), None)) and not any(map(draft.written, SAMPLED)):
         _supervised(draft, sign, rows, processes)
@@ -169,7 +169,7 @@ def from_trl(draft: Draft, base: Path, rows: int | None, processes: int | None) 
 
 
 def _supervised(draft: Draft, sign: str, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from SFTConfig's arguments: rows instead of prompts and samples, and no keys of sampling."""
+    """Fill a draft from SFTConfig's arguments, with rows instead of prompts and samples and without sampling keys."""
     draft.defaults = {**draft.defaults, "learning_rate": 2e-5}
     draft.put("kind", "sft", sign, why="an argument of SFTConfig, not of GRPOConfig: use `vlmrl sft`")
     draft.same({source: key for source, key in SAME.items() if not key.startswith(("rollout.", "algo."))})
@@ -184,7 +184,7 @@ def _supervised(draft: Draft, sign: str, rows: int | None, processes: int | None
         draft.todo.append(
             "train.rows_per_step is for one process: multiply it by their number, or import with --processes N"
         )
-    draft.put("rollout.prompts_per_step", draft.taken["train.rows_per_step"].value, *batch)  # `_steps` computes with it
+    draft.put("rollout.prompts_per_step", draft.taken["train.rows_per_step"].value, *batch)  # `_steps` reads this key
     _steps(draft, 1, rows)
     del draft.taken["rollout.prompts_per_step"]
     draft.leave_all(LEFT_SUPERVISED)
@@ -296,7 +296,7 @@ def _algorithm(draft: Draft) -> None:
         draft.put("algo.tau_negative", float(draft.get("sapo_temperature_neg")), "sapo_temperature_neg")
     draft.put("algo.clip_low", low, "epsilon")
     bound = low if high is None else float(high)
-    if loss == "cispo" and high is not None:  # there it is the bound of the ratio itself
+    if loss == "cispo" and high is not None:  # in TRL this is the bound of the ratio itself, not of ratio - 1
         draft.put(
             "algo.clip_high", max(bound - 1.0, 1e-6), "epsilon_high", why="counted from a ratio of 1; there from 0"
         )

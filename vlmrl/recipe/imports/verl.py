@@ -1,7 +1,7 @@
 """verl's configuration (Hydra YAML, overrides, launch scripts of `verl.trainer.main_ppo`) as a recipe.
 
 Source: verl at 1dda039 (github.com/verl-project/verl: trainer/config/_generated_ppo_trainer.yaml, the dataclasses
-behind it, trainer/ppo/core_algos.py) and at b178a3c, half a year before, for names that have moved since.
+behind it, trainer/ppo/core_algos.py) and at b178a3c, half a year older, for settings whose names have changed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ DEFAULTS: dict[str, Any] = {
     "trainer.test_freq": -1,
     "trainer.save_freq": -1,
 }
-"""verl's own values of the keys that are taken over, where a configuration does not write them."""
+"""Defaults of verl for the settings that are taken over, used if a configuration does not write them."""
 SAME = {
     f"{MODEL}.path": "model.path",
     f"{MODEL}.enable_gradient_checkpointing": "model.gradient_checkpointing",
@@ -93,7 +93,7 @@ SAME = {
     f"{ACTOR}.entropy_coeff": "algo.entropy_coef",
 }
 REWARDS = ("custom_reward_function", "reward.custom_reward_function")
-"""Tables that name the reward function, in older and in newer configurations."""
+"""Tables with the reward function, in older and in newer configurations."""
 BUFFERS = (
     "reward_model.overlong_buffer",
     "reward_model.reward_kwargs.overlong_buffer_cfg",
@@ -125,7 +125,7 @@ LOSSES = {
     "sapo": {"algo.surrogate": "sapo"} | _BY_RESPONSE,
     "cispo": {"algo.surrogate": "cispo"},
 }
-"""verl's losses -> cells of `[algo]`. A loss that sets the aggregation ignores `loss_agg_mode`."""
+"""verl's name of a loss -> cells of `[algo]`. If the cells include the aggregation, `loss_agg_mode` is ignored."""
 NUMBERS = {
     "sapo": {"tau_pos": "tau_positive", "tau_neg": "tau_negative"},
     "clip_cov": {
@@ -135,7 +135,7 @@ NUMBERS = {
     },
     "kl_cov": {"policy_loss.kl_cov_ratio": "cov_share", "policy_loss.ppo_kl_coef": "cov_kl_coef"},
 }
-"""Loss -> its numbers: verl's name below `actor` -> recipe key below `algo`."""
+"""verl's name of a loss -> its settings: name in verl's table `actor` -> name in the recipe's table `algo`."""
 AGGREGATIONS = {
     "token-mean": ("token_mean", ""),
     "seq-mean-token-mean": ("sequence_mean", ""),
@@ -222,7 +222,7 @@ LEFT = {
 
 
 def from_verl(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from verl's settings. `base`: the file's folder; the others: see `run.import_recipe`."""
+    """Fill a draft from verl's settings. `base`: folder of the imported file. Others: see `run.import_recipe`."""
     draft.get("__config__")
     draft.put("algo.name", "grpo", "algorithm.adv_estimator")
     draft.same(SAME)
@@ -306,7 +306,7 @@ def _aggregation(draft: Draft) -> None:
 
 
 def _importance(draft: Draft) -> None:
-    """Set the correction for the engine's log-probs, if on: a limit of the weight, or two bounds ("0.5_2.0")."""
+    """Set the correction for the engine's log-probs if it is on. Its value is a limit, or two bounds ("0.5_2.0")."""
     table = "algorithm.rollout_correction"
     level = draft.get(f"{table}.rollout_is")
     if draft.get(f"{table}.bypass_mode") and draft.get(f"{table}.loss_type") in (None, "ppo_clip"):

@@ -1,4 +1,4 @@
-"""Rules about `[algo]`: cells of the algorithm table that contradict each other, or that another one makes useless."""
+"""Rules about `[algo]`: cells that contradict each other, and cells that do nothing because of another cell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vlmrl.recipe.load import LoadedRecipe
 
 
 def overridden_row(loaded: LoadedRecipe) -> Algorithm | None:
-    """Return the row of the algorithm table with the recipe's overrides; their names are not checked.
+    """Return the row of the algorithm table with the recipe's overrides, whose values are not checked.
 
     Returns: None if there is no such row, or the recipe is not for reinforcement learning.
     """
@@ -25,7 +25,7 @@ def overridden_row(loaded: LoadedRecipe) -> Algorithm | None:
 
 
 def _unread(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
-    """Find keys that are set and that nothing reads, given the other cells."""
+    """Find keys that are set but not read, because of the values of other cells."""
     algo = loaded.recipe.algo
     for cell in CELLS.values():
         value = getattr(algo, cell.name)
@@ -35,7 +35,7 @@ def _unread(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         if unmet is None:
             continue
         other_value, names = getattr(row, unmet.cell), CELLS[unmet.cell].choices
-        if other_value in names or not names:  # another rule reports a misspelt name
+        if other_value in names or not names:  # a misspelt value is reported by another rule
             message = f"`algo.{cell.name}` does nothing: {unmet.unread(algo.name, other_value)}"
             yield Problem(message, loaded.where(("algo", cell.name)), unmet.remedy, "warning")
 
@@ -53,7 +53,7 @@ def _kl(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
 
 
 def _parts(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
-    """Refuse rules on the whole score if the advantage is computed from the reward's parts."""
+    """Refuse rules about the whole score if the advantage is computed from the parts of the reward."""
     algo = loaded.recipe.algo
     if row.advantage != "part_by_part":
         return
@@ -136,7 +136,7 @@ def _critic(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
 
 
 def _overlap(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
-    """Refuse settings that do not fit rollouts of older weights whose prompts are drawn before the filter runs."""
+    """Refuse settings that do not work with overlap: older weights sample, and prompts are drawn before the filter."""
     where = loaded.where(("rollout", "overlap"))
     if not loaded.recipe.rollout.overlap:
         return

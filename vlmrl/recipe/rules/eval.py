@@ -10,7 +10,7 @@ from vlmrl.recipe.load import LoadedRecipe
 
 TEST_SPLITS = ("test", "testing")
 NEEDS_VALIDATION = ("train.stop_above", "eval.patience")
-"""Keys that end a run because of a validation."""
+"""Keys that end a run according to the result of a validation."""
 USELESS_WITHOUT_VALIDATION = (
     "eval.every_steps",
     "eval.at_start",
@@ -19,7 +19,7 @@ USELESS_WITHOUT_VALIDATION = (
     "eval.allow_test_split",
     "checkpoint.keep_best",
 )
-"""Keys that do nothing without validation, if a recipe sets them."""
+"""Keys that have no effect without validation; setting them is then reported."""
 
 
 def _validation(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -42,7 +42,7 @@ def wrong_goal(loaded: LoadedRecipe, metric: Metric) -> Iterator[Problem]:
 
 
 def _validation_off(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Find keys that depend on validations if there is none, or none before the end."""
+    """Find keys that need validation, in a recipe without validation or with none before the end."""
     settings, train = loaded.recipe.eval, loaded.recipe.train
     if not settings.enabled:
         for name, value in zip(NEEDS_VALIDATION, (train.stop_above, settings.patience), strict=True):
@@ -52,7 +52,7 @@ def _validation_off(loaded: LoadedRecipe) -> Iterator[Problem]:
         set_here = [
             n for n in USELESS_WITHOUT_VALIDATION if loaded.origins.get(n, "default") not in ("default", "--set")
         ]
-        # If --set turns validation off for one run, the recipe may still say how it validates in other runs.
+        # If --set turns validation off for one run, the recipe may keep its keys about validation for other runs.
         if set_here and loaded.origins.get("eval.enabled") != "--set":
             keys, where = "`, `".join(set_here), loaded.where(tuple(set_here[0].split(".")))
             verb = "does" if len(set_here) == 1 else "do"

@@ -14,17 +14,17 @@ from vlmrl.recipe.template import read_template
 from vlmrl.recipe.toml_lines import Key, dotted
 
 TABLE_ENDINGS = (".parquet", ".jsonl", ".json", ".csv")
-"""Endings of table files."""
+"""File name endings of tables."""
 MAX_SOURCE_BYTES = 4 << 20
 """Maximum size of a reward's or task's source file, in bytes."""
 TINY_MODEL = "demo/model"
-"""Path at which shipped recipes expect the tiny model that `vlmrl demo --model-only` makes."""
+"""Path of the tiny model in shipped recipes; `vlmrl demo --model-only` makes it."""
 
 _HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 
 def is_file_reward(name: str) -> bool:
-    """Return whether a reward's name is `path/to/file.py:function` and not that of a built-in one."""
+    """Return whether a reward is given as `path/to/file.py:function`, not as the name of a built-in reward."""
     return ".py" in name or "/" in name or ":" in name
 
 
@@ -50,7 +50,7 @@ def _data_paths(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def _how_to_make(loaded: LoadedRecipe, data: Data) -> str:
-    """Return a hint with the command that makes a task's dataset: from the published rows if the recipe names them."""
+    """Return a hint with the command that makes a task's dataset; it uses published rows if the recipe names them."""
     published = loaded.recipe.paper.get("dataset")
     source = f" hub:{published}" if isinstance(published, str) else ""
     out = f" --out {data.path}" if Path(data.path) != Path("data") / data.task else ""
@@ -113,7 +113,7 @@ def _rewards(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def _tasks(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Find files of users' own tasks that are missing, not Python, or lack the function. None of them is run here."""
+    """Find files of users' tasks that are missing, are not Python, or lack the function. The files are not run."""
     for i, data in enumerate(loaded.recipe.data):
         if is_file_reward(data.task) and (problem := _function_problem(loaded, ("data", i, "task"), data.task, "task")):
             yield problem
@@ -130,7 +130,7 @@ def _reward_problem(loaded: LoadedRecipe, key: Key, name: str) -> Problem | None
 
 
 def _function_problem(loaded: LoadedRecipe, key: Key, name: str, what: str) -> Problem | None:
-    """Return what is wrong with `file.py:function`, from its source alone. `what`: "reward" or "task"."""
+    """Return the problem of a `file.py:function`, found by reading its source. `what`: "reward" or "task"."""
     where = loaded.where(key)
     file, _, function = name.rpartition(":") if ".py:" in name else (name, "", "")
     path = Path(file)
@@ -167,9 +167,9 @@ def _parse_python(path: Path, what: str) -> ast.Module | Problem:
 
 
 def _top_level_names(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None]:
-    """Map the names that a module defines at its top level to the function; None for a class, value or import."""
+    """Return name -> function for the top-level names of a module. A class, value or import has None."""
     names: dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None] = {}
-    blocks = (ast.If, ast.Try, ast.With)  # names that are defined in these are names of the module, too
+    blocks = (ast.If, ast.Try, ast.With)  # names defined inside these statements are top-level names too
     nodes = [inner for node in tree.body for inner in (ast.walk(node) if isinstance(node, blocks) else (node,))]
     for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -199,7 +199,7 @@ def _args_problem(
 
 
 def _model(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Find a local model folder that is missing or has no model. Hub names and runs are searched in `vlmrl check`."""
+    """Find a local model folder that is missing or has no model. `vlmrl check` looks up hub names and runs."""
     key: Key = ("model", "path")
     value = loaded.recipe.model.path
     path = Path(value).expanduser()
@@ -221,7 +221,7 @@ def _model(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def _missing(loaded: LoadedRecipe, key: Key, value: str, hint: str | None = None, what: str = "") -> Problem:
-    """Return the problem of a path that does not exist: the places that were searched, and a similar path there."""
+    """Return the problem of a path that does not exist, with the searched folders and a similar path in them."""
     places = loaded.paths_tried(key, value)
     nearby_paths = [str(p) for path in places if path.parent.is_dir() for p in _listing(path.parent) if p.exists()]
     nearest_path = nearest(str(places[0]), nearby_paths, cutoff=0.75)
@@ -237,5 +237,5 @@ def _listing(folder: Path, most: int = 500) -> list[Path]:
 
 
 MADE_ELSEWHERE_RULES = (_model, _data_paths, _validation_files, _images_roots)
-"""Rules about files that other commands make, or that are on another machine."""
+"""Rules about files that may be made later by other commands, or may be on another machine."""
 FILE_RULES = (_model, _data_paths, _validation_files, _images_roots, _prompts, _tasks, _rewards)

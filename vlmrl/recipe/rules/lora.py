@@ -1,4 +1,4 @@
-"""Rules about the trained weights: adapters, frozen parts, quantized weights, and the optimizers that fit them."""
+"""Rules about the trained weights: adapters, frozen parts, quantized weights, and the optimizers for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _frozen(loaded: LoadedRecipe) -> Iterator[Problem]:
 def _frozen_under_adapter(loaded: LoadedRecipe) -> Iterator[Problem]:
     """Find a `model.freeze` that contradicts `[lora]`.
 
-    With an adapter all weights are frozen. A part in `model.freeze` then gets no adapter.
+    With an adapter, all weights are frozen anyway, and `model.freeze` means that a part gets no adapter.
     """
     lora, freeze = loaded.recipe.lora, loaded.recipe.model.freeze
     where = loaded.where(("model", "freeze"))

@@ -1,4 +1,4 @@
-"""Rules about numbers that are allowed one by one and make no sense together."""
+"""Rules about numbers whose combination makes no sense, although each is allowed by itself."""
 
 from __future__ import annotations
 

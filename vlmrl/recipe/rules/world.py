@@ -1,4 +1,4 @@
-"""Rules about several processes: settings that only one process can train, and numbers that must be divisible."""
+"""Rules about several processes: settings that work only with one process, and numbers that must be divisible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vlmrl.recipe.toml_lines import Key
 
 @dataclass(frozen=True)
 class Unfit:
-    """Setting of a recipe that does not fit a number of processes. `key`: its place."""
+    """Setting of a recipe that does not fit the number of processes. `key`: key of the setting."""
 
     key: Key
     message: str

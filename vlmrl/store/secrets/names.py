@@ -1,9 +1,9 @@
-"""Names of secrets: how likely `OPENAI_API_KEY`, `dbpass`, `x-api-key` or `monkey` is the name of a secret.
+"""Names of secrets: an estimate whether `OPENAI_API_KEY`, `dbpass`, `x-api-key` or `monkey` is the name of a secret.
 
-A name is split into words (`openaiApiKey` -> openai, api, key). Words written together are split at the last one:
-`PGPASSWORD` -> pg, password; `authtoken` -> auth, token. The short endings key, pass and pwd are split off only after
-words that often precede them in names of secrets (`dbpass`, `sshkey`), because `monkey`, `compass` and `hotkey` have
-these endings too.
+A name is split into words (`openaiApiKey` -> openai, api, key). If words are written together, the last one is split
+off: `PGPASSWORD` -> pg, password; `authtoken` -> auth, token. The short endings key, pass and pwd are split off only
+after words that often precede them in names of secrets (`dbpass`, `sshkey`), because `monkey`, `compass` and `hotkey`
+have these endings, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SYSTEMS = _words(
     " server remote login sudo svc service account acct client keystore truststore cert pfx ssl tls registry docker git"
     " github gitlab jenkins samba smb rpc api app web"
 )
-"""Words before `pass` and `pwd` that make it a password."""
+"""Words after which `pass`, `pwd` or `pw` means a password."""
 SURE_PAIRS = frozenset((first, "key") for first in _words("api access private secret signing encryption master auth"))
 SURE_PAIRS |= {(first, "token") for first in _words("auth access api bearer refresh")} | {("account", "key")}
 SURE_PAIRS |= {(first, last) for first in SYSTEMS for last in ("pass", "pwd", "pw")}
@@ -41,7 +41,10 @@ MAYBE_WORDS = _words(
     "key token auth login bearer pass pw pwd pat jwt sig signature cookie session dsn webhook authorization cred creds"
     " sas"
 )
-"""Words in names of passwords and of other things (a folder, part weights): a short value counts if it is no word."""
+"""Words in names of passwords, but also of other values (a folder, weights of parts).
+
+A short value under such a name is hidden only if it is not a word.
+"""
 PHRASES = _words("passphrase mnemonic")
 """Names whose value is a sequence of words."""
 KEY_OWNERS = SYSTEMS | _words(
@@ -63,14 +66,14 @@ OTHER_KINDS = {
         " idempotency candidate source map index join merge cluster"
     ),
 }
-"""Last word -> words before it with which the name is not that of a secret: a stop token, a cache key."""
+"""Last word -> words before it that make the name harmless, such as a stop token or a cache key."""
 ABOUT_IT = _words(
     "name path file dir folder url uri env var variable field column header prefix suffix regex pattern hint help label"
     " type kind len length size count id ids index limit hash sha sha1 sha256 md5 digest fingerprint checksum policy"
     " prompt question riddle word words message error required enabled valid expiry expires ttl age format placeholder"
     " manager provider store vault usage cost budget rate ratio embedding embeddings per and or is of"
 )
-"""Last words of names that describe a secret but do not hold it."""
+"""Last words of names whose value describes a secret but is not the secret."""
 SUFFIXES = _words("prod dev test staging primary secondary value val str string b64 base64 raw default")
 """Last words that do not change the meaning of a name."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -82,7 +85,7 @@ def words_of(name: str) -> tuple[str, ...]:
 
 
 def _parts(word: str) -> tuple[str, ...]:
-    """Return the words that are written together in a word: at most two."""
+    """Split a word into the words that are written together in it: at most two."""
     one = _singular(word)
     if one in SURE_WORDS or one in MAYBE_WORDS:
         return (word,)
@@ -96,7 +99,7 @@ def _parts(word: str) -> tuple[str, ...]:
 
 
 def _bare(name: str) -> list[str]:
-    """Return the words of a name without those that do not change its meaning, the last one in the singular."""
+    """Return the words of a name without SUFFIXES, and with the last word in the singular."""
     words = list(words_of(name.rpartition(".")[2] or name))
     if words[-2:] == ["key", "data"]:  # `key-data` in Kubernetes configurations
         words.pop()
@@ -107,7 +110,7 @@ def _bare(name: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def kind_of_name(name: str) -> Sure:
-    """Return how likely a value under this name is a secret."""
+    """Return how likely it is that a value with this name is a secret."""
     words = _bare(name)
     if not words:
         return "none"

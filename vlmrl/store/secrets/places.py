@@ -1,6 +1,6 @@
-"""Secrets without an assignment: in addresses, headers, cookies, commands and sentences of errors.
+"""Search for secrets that are not assigned to a name: in addresses, headers, cookies, commands and error messages.
 
-Also pairs of a name and a value in configuration files.
+It also finds pairs of a name and a value in configuration files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Span = tuple[int, int]
 
 
 def _begin(*words: str) -> str:
-    """Return a pattern of words that begin here. A search with it looks only for their first letters."""
+    """Return a pattern that matches where one of the words begins. It is fast: only first letters are searched for."""
     return "(?:" + "|".join(rf"{word}(?<!\w{word})" for word in words) + ")"
 
 
@@ -33,7 +33,7 @@ USERINFO = re.compile(r"(?<=://)([^/\s:@\"'<>]*):([^/\s\"'<>]+)(?=@)|(?<=://)([^
 _PARAMETER = re.compile(r"[?&;#]([\w.-]{1,64})=([^&\s\"'`<>#)\]}\\,;]+)")
 _IN_ADDRESS = ("token", "sig", "signature", "auth", "jwt", "sas", "session", "hmac", "csrf")
 _RANDOM_IN_ADDRESS = ("code", "sid", "state", "nonce")
-"""Parameters that are secrets if they look random."""
+"""Parameters of addresses whose values are hidden if they look random."""
 _HEADER = re.compile(r"authorization\\?[\"']?\s*[:=,]\s*\\?[frb]?[\"']?(?:[a-z][\w-]{2,20}[ ]+)([^\s\"',;\\]{6,})")
 _BEARER = re.compile(rf"{_begin('bearer', 'token')}[ ]+([\w.~+/=-]{{16,}})")
 _BASIC = re.compile(rf"{_begin('basic')}[ ]+([a-z0-9+/]{{8,}}={{0,2}})")
@@ -103,7 +103,7 @@ _PAIR = re.compile(
 
 
 def addresses(text: str) -> Iterator[Span]:
-    """Yield the spans of users and passwords in addresses, and of values of parameters with names of secrets."""
+    """Yield the spans of users and passwords in addresses, and of parameter values whose names are those of secrets."""
     if "://" in text:
         for m in USERINFO.finditer(text):
             password, alone = m[2], m[3]
@@ -128,7 +128,7 @@ def _is_parameter(name: str, value: str) -> bool:
 
 
 def _is_written(value: str) -> bool:
-    """Return whether a word of a command is the secret itself, and not a variable or a placeholder."""
+    """Return whether a word of a command is a secret, and not a variable or a placeholder for one."""
     return not is_placeholder(value) and not is_number(value) and value[0] not in "$-%{<" and HIDDEN not in value
 
 
@@ -138,8 +138,8 @@ class _Rule:
 
     Args:
         shape: the pattern; its last group is the secret.
-        needles: the text is searched only if it contains one of these.
-        fits: whether the last group's text is a secret.
+        needles: the pattern is tried only on texts that contain one of these (for speed).
+        fits: function that returns whether the text of the last group is a secret.
     """
 
     shape: re.Pattern[str]

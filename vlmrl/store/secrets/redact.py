@@ -1,17 +1,17 @@
 """Hiding of secrets. Every text that a run writes about itself passes through this module.
 
-There are two rules. Texts that people and programs write (code, recipes, command lines, logs, notes, errors) go through
-`redact_text`, which knows the forms of secrets. Texts that scores are computed from (prompts, responses, truths in
-rollouts and evaluations) go through `hide_known`. It hides only secrets that this process has: values of its
-environment, and those that `learn` found in the run's own recipe, prompts, reward files and command line. So a riddle
-about a password stays unchanged, and a later scoring gives the same digits. Token ids never change. Output of user code
-for the terminal goes through `redact_said`, which knows values and shapes but no names; errors go through
-`redact_text`.
+There are two rules. Texts by people and programs (code, recipes, command lines, logs, notes, errors) go through
+`redact_text`, which recognises forms of secrets. Texts from which scores are computed (prompts, responses, truths in
+rollouts and evaluations) go through `hide_known`. It hides only the secrets of this process: values of its environment,
+and those that `learn` found in the run's own recipe, prompts, reward files and command line. So a riddle about a
+password stays unchanged, and scoring it later gives exactly the same score. Token ids never change. Output of user code
+for the terminal goes through `redact_said`, which recognises known values and typical shapes, but no names; errors go
+through `redact_text`.
 
-Not every secret is found. Some stay, because innocent text looks the same: words and plain numbers as secrets (a PIN)
-away from the place where they are assigned, passwords of five words and more, random characters without a name or a
-known beginning, arguments of calls whose name says nothing (`connect("host", "me", "...")`), and values that code puts
-together.
+Not every secret is found. Some are not hidden, because harmless text looks the same: words and plain numbers as secrets
+(a PIN) away from the place where they are assigned, passwords of five words and more, random characters without a name
+or a known beginning, arguments of functions with a general name (`connect("host", "me", "...")`), and values that code
+assembles from parts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vlmrl.store.secrets.values import Span, assigned
 MOST_KNOWN = 1000
 """Maximum number of secrets that `learn` remembers."""
 SAID_BY_CODE = ("note", "error", "output")
-"""Keys of results whose values a reward returned, raised or printed."""
+"""Keys of a result whose values are texts that a reward returned, raised as an error, or printed."""
 
 _PEM = re.compile(r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d")
 _PEM_END = re.compile(r"-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|Private-MAC: \w+")
@@ -48,20 +48,20 @@ MOST_PEM_CHARS = 20_000
 _REST = re.compile(r"[\w-]*", re.ASCII)
 _learned: frozenset[str] = frozenset()
 _learned_passwords: frozenset[str] = frozenset()
-"""Passwords in addresses that are plain words: hidden only in addresses (`:word@`)."""
+"""Passwords of addresses that are plain words. They are hidden only in addresses (`:word@`)."""
 
 
 def redact_text(text: str) -> str:
-    """Return the text with every secret hidden; line ends stay.
+    """Return the text with all recognised secrets hidden; line ends stay.
 
-    Hidden are tokens of services, values assigned to names of secrets, private keys, passwords and tokens in addresses
-    and headers, and everything that `hide_known` hides.
+    These are hidden: tokens of services, values that are assigned to names of secrets, private keys, passwords and
+    tokens in addresses and headers, and everything that `hide_known` hides.
     """
     return _replaced(text, secret_spans(text)) if text else text
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
-    """Return a command line without secrets: `--token X`, `--hf-token=X`, `--set a.api_key=X`, and as `redact_text`."""
+    """Return a command line with secrets hidden: `--token X`, `--hf-token=X`, `--set a.api_key=X` and the like."""
     result: list[str] = []
     hide_next = False
     for word in map(str, argv):
@@ -80,7 +80,8 @@ def redact_argv(argv: Sequence[str]) -> list[str]:
 def redact_value(value: Any, name: str = "") -> Any:
     """Return a JSON value without secrets.
 
-    Strings under names of secrets are hidden, other strings go through `redact_text`, and names through `redact_said`.
+    Strings whose key is the name of a secret are hidden. Other strings go through `redact_text`, keys through
+    `redact_said`.
     """
     if isinstance(value, Mapping):
         return {redact_said(str(k)): redact_value(v, str(k)) for k, v in value.items()}
@@ -100,15 +101,15 @@ def hide_known(text: str) -> str:
 def redact_said(text: str) -> str:
     """Return output of user code or a model with secrets hidden, for the terminal. It takes microseconds.
 
-    Hidden are the secrets of this process, and those that are known by their look: tokens of services, private keys,
-    passwords in addresses, headers and commands. Names of secrets are not considered, so a riddle about a password
-    stays unchanged.
+    These are hidden: the secrets of this process, and those with a typical shape or place: tokens of services, private
+    keys, passwords in addresses, headers and commands. Names of secrets are not considered, so a riddle about a
+    password stays unchanged.
     """
     return _replaced(text, _merged(_by_look(text), text)) if text else text
 
 
 def redact_result(value: Any, name: str = "") -> Any:
-    """Return a JSON value for the terminal: notes and errors of scores as `redact_text`, the rest as `redact_said`."""
+    """Hide secrets in a JSON value for the terminal: notes and errors by `redact_text`, the rest by `redact_said`."""
     if isinstance(value, Mapping):
         return {redact_said(k) if isinstance(k, str) else k: redact_result(v, str(k)) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -119,7 +120,7 @@ def redact_result(value: Any, name: str = "") -> Any:
 
 
 def learn(texts: Iterable[str]) -> None:
-    """Remember the secrets in texts of the run's own (recipe, prompts, reward files), for `hide_known`."""
+    """Remember the secrets in the run's own texts (recipe, prompts, reward files), so that `hide_known` hides them."""
     for text in texts:
         secrets = [text[start:end] for start, end in secret_spans(text)]
         # In an address, `user:password` is hidden as a whole, but the password is the secret.
@@ -128,7 +129,7 @@ def learn(texts: Iterable[str]) -> None:
 
 
 def learn_argv(argv: Sequence[str]) -> None:
-    """Remember the secrets of a command line, for `hide_known`."""
+    """Remember the secrets of a command line, so that `hide_known` hides them."""
     words = list(zip(map(str, argv), redact_argv(argv), strict=True))
     _remember(word.removeprefix(shown.removesuffix(HIDDEN)) for word, shown in words if shown.endswith(HIDDEN))
     learn(word for word, shown in words if word != shown and not shown.endswith(HIDDEN))
@@ -143,7 +144,7 @@ def _remember(values: Iterable[str], passwords: Iterable[str] = ()) -> None:
 
 
 def hidden_keys(value: Any, key: str = "") -> list[str]:
-    """Return the dotted keys of a JSON value whose values are hidden, so that a record cannot give them back."""
+    """Return the dotted keys in a JSON value whose values are hidden and therefore lost."""
     if isinstance(value, Mapping):
         return [hidden for k, v in value.items() for hidden in hidden_keys(v, f"{key}.{k}" if key else str(k))]
     if isinstance(value, (list, tuple)):
@@ -160,20 +161,20 @@ def secret_spans(text: str) -> list[Span]:
 
 
 def _by_look(text: str) -> list[Span]:
-    """Return the spans of secrets that need no name: known ones, and those with a shape or a place of their own."""
+    """Return the spans of secrets that are recognised without a name: known values, typical shapes and places."""
     known = _known_pattern(*_known())
     spans: list[Span] = [m.span() for m in known.finditer(text)] if known is not None else []
     return [*spans, *service_tokens(text), *_private_keys(text), *addresses(text), *headers(text)]
 
 
 def _token_end(text: str, end: int) -> int:
-    """Return the end of the word whose beginning a shape of fixed length has matched."""
+    """Return the end of the whole token if a pattern of fixed length has matched only its beginning."""
     rest = _REST.match(text, end)
     return rest.end() if rest else end
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Return whether a whole value under a name is hidden, whatever it contains."""
+    """Return whether the whole value is hidden because of its name."""
     kind = kind_of_name(name)
     if kind == "none" or not value or is_number(value) or is_placeholder(value) or value == HIDDEN:
         return False
@@ -184,7 +185,7 @@ def _is_secret(name: str, value: str) -> bool:
 def _private_keys(text: str) -> Iterator[Span]:
     """Yield the lines of private keys between the first and the last line, each as a span.
 
-    Of a key without an end, every following line that looks like a part of the key is one.
+    If the last line is missing, all following lines that look like parts of the key are yielded.
     """
     position, end = 0, _PEM_END.search(text)
     while begin := _PEM.search(text, position):
@@ -206,7 +207,7 @@ def _private_keys(text: str) -> Iterator[Span]:
 
 
 def _merged(spans: Iterable[Span], text: str) -> list[Span]:
-    """Return the spans in order, with overlapping ones joined. Text that is already hidden is left out."""
+    """Return the spans in order, with overlapping ones joined. Spans of text that is already hidden are left out."""
     result: list[Span] = []
     for start, end in sorted(spans):
         if result and start < result[-1][1]:
@@ -225,7 +226,7 @@ def _replaced(text: str, spans: Sequence[Span]) -> str:
 
 
 def _known() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the secrets of this process (environment and learned), and its passwords in addresses that are words."""
+    """Return (secrets of this process, from its environment and `learn`; passwords of addresses that are words)."""
     named = tuple(sorted((n, v) for n, v in os.environ.items() if kind_of_name(n) != "none" or "://" in v))
     secrets, passwords = _of_environment(named)
     return secrets | _learned, passwords | _learned_passwords
@@ -251,13 +252,13 @@ def _is_address_password(value: str) -> bool:
 
 
 def _is_distinct(value: str) -> bool:
-    """Return whether a secret is unlike any other text, so that it can be hidden everywhere."""
+    """Return whether a secret differs from ordinary text, so that it can be hidden wherever it occurs."""
     return HIDDEN not in value and ((len(value) >= 8 and is_mixed(value)) or looks_random(value))
 
 
 @lru_cache(maxsize=8)
 def _known_pattern(secrets: frozenset[str], passwords: frozenset[str]) -> re.Pattern[str] | None:
-    """Return a pattern of all these values, as they are and as JSON writes them; the longest first."""
+    """Return a pattern of all these values, unchanged and as JSON writes them, the longest first."""
     spellings = {s for secret in secrets for s in (secret, json.dumps(secret)[1:-1])}
     if not spellings and not passwords:
         return None

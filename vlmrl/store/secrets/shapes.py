@@ -94,7 +94,7 @@ SERVICES = (
     r"LS0tLS1CRUdJTiB(?:QUklWQVRFI|SU0EgUFJJV|FQyBQUklWQ|PUEVOU1NII|FTkNSWVBUR)[\w+/=]{24,}",
 )
 PLAIN = (r"AIza[\w-]{30,}", r"A(?:KIA|SIA|BIA|CCA)[A-Z0-9]{16}")
-"""Tokens that begin like a word: they must not be a part of base64 either."""
+"""Patterns of tokens that begin like a word. They are not accepted inside base64 text."""
 HOOKS = (
     r"(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/+-]{8,}",
     r"(?<=discord\.com/api/webhooks/)[\d]+/[\w-]{8,}",
@@ -107,7 +107,7 @@ HOOKS = (
     r"(?<=/open-apis/bot/v2/hook/)[\w-]{8,}",
 )
 _RUN = re.compile(r"[\w.+/=$,-]{15,}", re.ASCII)
-"""Tokens are long: a short word of prose is not searched further."""
+"""Pattern of a long sequence without spaces. Tokens are long, so shorter words are not searched (for speed)."""
 _SERVICE = re.compile(rf"(?<![\w-])(?:{'|'.join(SERVICES)})", re.ASCII)
 _PLAIN = re.compile(rf"A(?<![\w+/-]A)(?:{'|'.join(shape.replace('A', '', 1) for shape in PLAIN)})", re.ASCII)
 _HOOK = re.compile("|".join(HOOKS), re.ASCII)
@@ -140,7 +140,7 @@ def service_tokens(text: str) -> Iterator[tuple[int, int]]:
 
 
 def lowered(text: str) -> str:
-    """Return the text in lower case, of the same length: the one character with two in lower case becomes one."""
+    """Return the text in lower case with the same length: the character that would become two becomes one."""
     return text.replace("\u0130", "I").lower()
 
 
@@ -148,9 +148,9 @@ def lowered(text: str) -> str:
 def scanner_shapes() -> re.Pattern[str]:
     """Return one pattern of the tokens that detect-secrets knows by their service. It is imported at the first call.
 
-    Left out are detectors of any assignment, entropy or address (git hashes and fingerprints are no secrets here),
-    those whose search is quadratic in the text (JWT, OpenAI, basic authentication: our shapes cover them), and those
-    that match ordinary words (Artifactory, IBM).
+    These detectors are left out: those for any assignment, entropy or address (git hashes and fingerprints are no
+    secrets here), those whose time is quadratic in the text's length (JWT, OpenAI, basic authentication: our shapes
+    cover them), and those that match ordinary words (Artifactory, IBM).
     """
     from detect_secrets.plugins import (
         aws,
@@ -189,10 +189,10 @@ def scanner_shapes() -> re.Pattern[str]:
 
 
 def is_placeholder(value: str, *, names: bool = True) -> bool:
-    """Return whether a value only marks the place of one: `<token>`, `${TOKEN}`, `...`, or a name such as `HF_TOKEN`.
+    """Return whether a value is a placeholder: `<token>`, `${TOKEN}`, `...`, or a name such as `HF_TOKEN`.
 
     Args:
-        names: whether a name counts as a placeholder; in an address, `user:password` is the value that is sent.
+        names: whether a name counts as a placeholder. In an address it does not: `user:password` is really sent.
     """
     if _PLACEHOLDER.fullmatch(value) or not names:
         return _PLACEHOLDER.fullmatch(value) is not None
@@ -206,14 +206,14 @@ def is_number(value: str) -> bool:
 
 
 def is_mixed(value: str) -> bool:
-    """Return whether a value is one word of letters with digits or signs: no word of a language, no number."""
+    """Return whether a value is one word that mixes letters with digits or signs, so neither a word nor a number."""
     if len(value) < 6 or any(c.isspace() for c in value) or is_number(value):
         return False
     return any(c.isalpha() for c in value) and any(c.isdigit() or c in "!@#$%^&*+/=~" for c in value)
 
 
 def looks_random(value: str) -> bool:
-    """Return whether a value looks like random characters: not words, numbers, dates or versions put together."""
+    """Return whether a value looks like random characters, and not like words, numbers, dates or versions."""
     if len(value) < 12 or not re.fullmatch(r"[\w.+/=~:@!#$%^&*?-]+", value, re.ASCII) or _TIME.fullmatch(value):
         return False
     if _UUID.fullmatch(value):
@@ -229,17 +229,17 @@ def has_random_part(value: str) -> bool:
 def _is_random_part(part: str) -> bool:
     if len(part) < 8 or part.isdigit():
         return False
-    if part.isalpha():  # random letters of both cases do not form words as `MyClassName` does
+    if part.isalpha():  # words in camel case, such as `MyClassName`, are not random
         words = sum(map(len, _CAMEL_WORD.findall(part)))
         return len(part) >= 16 and words < len(part) / 2 and _changes(part) >= 6
     if len(part) >= 16 and re.fullmatch("[0-9a-f]+|[0-9A-F]+", part):
         return True
-    # A word may begin with a capital and end in a number: that is two changes of kind at most.
+    # A word that begins with a capital and ends in a number has two changes of kind.
     return _changes(part) >= 3
 
 
 def _changes(part: str) -> int:
-    """Return how often the kind of character changes: digit, capital, small letter."""
+    """Return the number of changes between digits, capitals and small letters in a value."""
     kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" for c in part]
     return sum(a != b for a, b in pairwise(kinds))
 

@@ -3,9 +3,10 @@
 Examples: `api_key: str = "..."`, `{"token": "..."}`, `os.environ["X_API_KEY"] = "..."`, `PASSWORD=...`, `--token ...`,
 `<password>...</password>`, lists of keys.
 
-A name is found by a word in it. Then the text after the name is read: a separator, and string literals, a list of them,
-or a bare word. In a Python expression, the literals that can become the value are read: `"" or "..."`, `str("...")`, `x
-+ "..."`. Code stays unchanged: `password = getpass()`, `key=lambda x: x`, `api_key: str`, `token = tokens[i]`.
+A name is recognised by a word in it. Then the text after the name is parsed: a separator, and string literals, a list
+of literals, or a word without quotes. In a Python expression, the literals that can become the value are found:
+`"" or "..."`, `str("...")`, `x + "..."`. Code stays unchanged: `password = getpass()`, `key=lambda x: x`,
+`api_key: str`, `token = tokens[i]`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _WORD = re.compile(
     r"key|token|secret|passw|passphrase|passcode|pwd|pass|pw|cred|auth|login|bearer|pat|jwt|sig|cookie|session|dsn"
     r"|webhook|sas|mnemonic"
 )
-"""Words in names of secrets, for texts in lower case."""
+"""Pattern of words in names of secrets, for texts in lower case."""
 _LEFT = re.compile(r"[\w.-]*\Z", re.ASCII)
 _RIGHT = re.compile(r"[\w-]*", re.ASCII)
 _BEHIND = re.compile(
@@ -51,7 +52,7 @@ WRAPPERS = re.compile(
     r"str|bytes|bytearray|\w*b(?:64|32|16)decode|[ab]85decode|fromhex|unhexlify|encode|decode|format|join|[lr]?strip"
     r"|(?:un)?quote|SecretStr|SecretBytes"
 )
-"""Functions that return their argument in another form."""
+"""Pattern of functions that return their argument in another form."""
 LOOKUPS = frozenset(("get", "getenv", "pop", "setdefault", "getattr"))
 """Functions whose second argument is the default value."""
 LOGINS = re.compile(r"(?:login|auth|password|passwd)\Z", re.IGNORECASE)
@@ -71,10 +72,10 @@ _PLAIN = re.compile(r"[^\[\](){}\"'`,\\rbfuRBFU]*")
 _OPENING, _CLOSING = tuple("[({"), tuple("])}")
 MOST_DEPTH = 6
 MOST_WORDS = 4
-"""A quoted value with more words than this is prose about a password, not a password."""
+"""Maximum number of words of a quoted password. A longer value is prose about a password."""
 MOST_PHRASE_WORDS = 24
 MOST_LOOKED_AT = 300
-"""Number of characters of a bare word that decide whether it is a secret."""
+"""Maximum number of characters of a word without quotes that are examined to decide whether it is a secret."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,11 @@ class _Place:
 
     Args:
         start, end: span of the name.
-        sure: whether any value of this name is a secret; else only one that looks random is.
+        sure: whether any value of this name is a secret. If False, only a value that looks random is.
         quoted: whether the name itself is in quotes.
-        mark: the separator; "" = white space only.
+        mark: the separator; "" = only white space.
         tight: whether there is no white space around the separator.
-        typed: whether an annotation stands before the separator.
+        typed: whether there is a type annotation before the separator.
     """
 
     text: str
@@ -109,7 +110,7 @@ class _Place:
 
     @property
     def begins_line(self) -> bool:
-        """Whether the name is a key at the beginning of a line or an entry, and not a word in a sentence."""
+        """Whether the name is at the beginning of a line or an entry: then it is a key, not a word in a sentence."""
         return self.quoted or self.typed or bool(_LINE_START.search(self.text, max(0, self.start - 60), self.start))
 
 
@@ -145,7 +146,7 @@ def _values(text: str, start: int, end: int, sure: bool) -> Iterator[Span]:
     quote = text[start - 1] if start and text[start - 1] in "\"'`" else ""
     closed = bool(behind["close"]) and behind["close"][-1] == quote
     mark, at = behind["mark"] or "", behind.end()
-    if behind["close"] and not closed:  # the name is the end of a longer text
+    if behind["close"] and not closed:  # the name is only the end of a longer quoted text
         return
     following = _NEXT_LINE.match(text, at) if mark in ("=", ":=", ",") or (mark == ":" and closed) else None
     at = following.end() if following else at
@@ -171,7 +172,7 @@ def _values(text: str, start: int, end: int, sure: bool) -> Iterator[Span]:
 
 
 def _literals(place: _Place, literal: re.Match[str]) -> Iterator[Span]:
-    """Yield the string literals after the mark: one, or several that are joined, or as many as names are unpacked."""
+    """Yield the string literals after the separator: one, several that Python joins, or one per unpacked name."""
     text = place.text
     unpacked = place.mark == "=" and _UNPACKED.search(text, max(0, place.start - 80), place.start)
     literals: list[re.Match[str]] = []
@@ -212,12 +213,12 @@ def _is_quoted_secret(place: _Place, value: str, kind: str) -> bool:
 
 
 def _is_short(place: _Place, value: str) -> bool:
-    """Return whether a value of `pwd` is a password: no word, no path."""
+    """Return whether a value of `pwd` is a password, and not a word or a path."""
     return is_short_password(place.name) and is_mixed(value) and not {"/", "\\"} & set(value)
 
 
 def _fits(place: _Place, value: str) -> bool:
-    """Return whether a literal that is not assigned directly is the secret. Words never are."""
+    """Return whether a literal that is not assigned directly is the secret. Ordinary words never are."""
     if is_placeholder(value) or is_number(value) or HIDDEN in value:
         return False
     return is_mixed(value) if place.sure else looks_random(value)
@@ -225,7 +226,10 @@ def _fits(place: _Place, value: str) -> bool:
 
 @dataclass(frozen=True)
 class _Enclosed:
-    """Literals in brackets: (span, text, number of the argument, whether it is the whole argument, by position)."""
+    """Literals in a pair of brackets.
+
+    Each is (span, text, number of the argument, whether it is the whole argument and is passed by position).
+    """
 
     literals: list[tuple[Span, str, int, bool]]
     several: bool
@@ -233,7 +237,7 @@ class _Enclosed:
 
 
 def _enclosed(text: str, at: int, most: int = MOST_LIST_CHARS) -> _Enclosed:
-    """Return the literals in the bracket that opens here, except the keys of a mapping."""
+    """Return the literals in the bracket that opens at `at`, except the keys of a mapping."""
     depth, first, commas = 0, at, 0
     several, begins = False, False
     literals: list[tuple[Span, str, int, bool]] = []
@@ -258,11 +262,11 @@ def _enclosed(text: str, at: int, most: int = MOST_LIST_CHARS) -> _Enclosed:
 
 
 def _listed(place: _Place, at: int) -> Iterator[Span]:
-    """Yield the literals in brackets after the mark, except the keys of a mapping."""
+    """Yield the literals in brackets after the separator, except the keys of a mapping."""
     enclosed = _enclosed(place.text, at)
     literals = enclosed.literals
     fits = is_mixed if place.sure else looks_random
-    if place.text[at] == "(" and not enclosed.several:  # one text that is split into several literals
+    if place.text[at] == "(" and not enclosed.several:  # one text that is written as several literals
         whole = "".join(content for _, content, _, _ in literals)
         literals = literals if _is_quoted_secret(place, whole, "") else []
         fits = bool
@@ -272,7 +276,7 @@ def _listed(place: _Place, at: int) -> Iterator[Span]:
 
 
 def _arguments(place: _Place, at: int) -> Iterator[Span]:
-    """Yield literals in a call of `login`, `set_password` and the like: those that look random, and a last password."""
+    """Yield secrets in a call of `login`, `set_password` and so on: literals that look random, and a last password."""
     literals = [item for item in _enclosed(place.text, at, MOST_EXPRESSION_CHARS).literals if item[3]]
     for span, content, number, _ in literals:
         last = number > 0 and span == literals[-1][0] and LOGINS.search(place.name) is not None
@@ -281,7 +285,7 @@ def _arguments(place: _Place, at: int) -> Iterator[Span]:
 
 
 def _inserted(place: _Place, at: int) -> Iterator[Span]:
-    """Yield the literals that a template is filled with: `"token=%s", "..."`."""
+    """Yield the literals that are inserted into a template: `"token=%s", "..."`."""
     for _ in range(MOST_WORDS):
         literal = _LITERAL.match(place.text, at)
         if not literal:
@@ -298,7 +302,7 @@ def _inserted(place: _Place, at: int) -> Iterator[Span]:
 def _operands(place: _Place, at: int) -> Iterator[Span]:
     """Yield the literals of a Python expression that can become the value.
 
-    These are operands of or, else, + and %, and arguments of functions that return their argument.
+    These are operands of `or`, `else`, `+` and `%`, and arguments of functions that return their argument.
     """
     if not place.begins_line:
         return

@@ -1,9 +1,10 @@
-"""Pairs of the 1,797 handwritten digit scans that scikit-learn carries (UCI Optical Recognition of Handwritten Digits).
+"""Pairs of the 1,797 handwritten digit scans in scikit-learn (UCI Optical Recognition of Handwritten Digits).
 
-Hierarchy: `loop` (does the digit, as it is written, close a loop?), then `digit`. 0, 6, 8 and 9 are `closed`; 1, 2, 3,
-5 and 7 are `open`, and so is 4: written by hand its top is left open, and in these scans a 4 shows an enclosed
-background region in half of the cases at best (of 0, 6, 8 and 9 seven to nine in ten do, of the others one to three in
-ten), where two strokes touch at 8 x 8 pixels. The level is a property of the digit, not of the single scan.
+The hierarchy has two levels: `loop` (does the digit contain a closed loop when written?) and `digit`. 0, 6, 8 and 9 are
+`closed`; 1, 2, 3, 4, 5 and 7 are `open`. 4 is `open` because its top is usually left open when it is written by hand.
+The level is a property of the digit, not of a single scan. A closed loop is an enclosed background region: 70% to 90%
+of the scans of 0, 6, 8 and 9 have one, at most half of the scans of 4 (where two strokes touch at 8 x 8 pixels), and
+10% to 30% of the scans of the other digits.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ SUMMARY = "pairs of handwritten digits: closed loop or not, which digit, the sam
 LEVELS = ["loop", "digit"]
 CLOSED = frozenset({0, 6, 8, 9})
 SCALE = 7
-"""8 x 8 scans become 56 x 56 pixels: four image tokens."""
+"""Factor by which scans are enlarged: 8 x 8 scans become images of 56 x 56 pixels, which are four image tokens."""
 SPLIT_SHARES = {"train": 0.66, "start": 0.04, "validation": 0.1, "test": 0.2}
 """Share of the scans in each split.
 
-`start` is for the supervised start. It has few scans: it teaches the format and how the answer follows from the names,
-and leaves the reading of most scans to reinforcement learning.
+`start` is the split for supervised training before reinforcement learning. It has few scans, because it teaches only
+the format and how the answer follows from the names. The model learns to read most scans in reinforcement learning.
 """
 NUM_PAIRS = {"train": 6000, "start": 400, "validation": 300, "test": 1200}
 
@@ -45,8 +46,8 @@ def digits_task(info: Mapping[str, Any]) -> Task:
 def read_scans() -> tuple[Any, list[int]]:
     """Return the scans of scikit-learn's `load_digits`: (ink, array [1797, 8, 8] from 0 to 16; digits).
 
-    Its data file is read directly, because importing scikit-learn takes seconds; `load_digits` is used if the file
-    moved.
+    The data file is read directly, because importing scikit-learn takes seconds. If the file is not at its usual path,
+    `load_digits` is called.
     """
     from importlib.util import find_spec
 
@@ -91,7 +92,8 @@ def prepare_digits(
     """Make the dataset; no scan is in two splits.
 
     Args:
-        num_pairs: training pairs. `start` gets as many, 400 at most; validation gets 300 and the test 1,200.
+        num_pairs: number of training pairs. `start` has the same number, but at most 400; validation has 300 pairs, and
+            test has 1,200.
     """
     args = {"seed": seed, "pairs": num_pairs}
     refuse_other(out, args, force=force)

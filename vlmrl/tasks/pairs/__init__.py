@@ -1,1 +1,1 @@
-"""Same class or not: two images, a hierarchy of names, a probability."""
+"""The task `pairs`: a row shows two images; the answer is the probability that they are of the same class."""

@@ -1,4 +1,4 @@
-"""Form of a pair task's answers, and how to write one. Attacks on its reward are built from it."""
+"""Form of the answers of a pair task, and functions that write such answers. Attacks on rewards are built from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class FormField:
-    """Truth field that an answer states. `labels`: what it may hold, () = any; `level`: a rank of a hierarchy."""
+    """Truth field that an answer states.
+
+    Args:
+        name: name of the truth field.
+        tag: name of its tag in answers.
+        labels: the names that it may hold; () = any name.
+        level: whether the field is a level of the hierarchy.
+    """
 
     name: str
     tag: str
@@ -26,13 +33,18 @@ class FormField:
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """`<think>...</think><answer>P</answer>` with one tag per field inside think; the kinds: taxonrl/domain.py."""
+    """Form `<think>...</think><answer>P</answer>` with one tag per field inside think.
+
+    Args:
+        kind: form of a tag's text; see `Form` in taxonrl/domain.py.
+        fields: the fields in the order of their tags.
+    """
 
     kind: Kind
     fields: tuple[FormField, ...]
 
     def stated(self, names: Mapping[str, Pair | None]) -> list[tuple[FormField, Pair]]:
-        """Return the fields that an answer states: levels with known names, down to the first that differs."""
+        """Return the fields that an answer states, with their names: the known ones, down to the first that differs."""
         fields: list[tuple[FormField, Pair]] = []
         for field in self.fields:
             pair = names.get(field.name)
@@ -44,7 +56,7 @@ class AnswerForm:
         return fields
 
     def value(self, pair: Pair) -> str:
-        """Return the text in a tag."""
+        """Return the text of the tag that states these two names."""
         if self.kind == "verdicts":
             return "Same" if pair[0] == pair[1] else "Different"
         return f"Image1={pair[0]}; Image2={pair[1]}" if self.kind == "named_labels" else f"{pair[0]}; {pair[1]}"
@@ -58,11 +70,11 @@ class AnswerForm:
         return f"<think>\n{THOUGHT}{self.tags(names) or ' '}</think>\n<answer>{four(p)}</answer>"
 
     def names_of(self, x: RewardInput) -> dict[str, Pair | None]:
-        """Return the true names of a row; None where the truth does not know both."""
+        """Return field -> the two true names of a row; None where a name is not known."""
         return {field.name: _pair(x.truth.get(field.name)) for field in self.fields}
 
     def commonest(self, rows: Sequence[RewardInput]) -> dict[str, Pair | None]:
-        """Return the most frequent name of each image in each field: the best guess without looking at the images."""
+        """Return field -> the most frequent name of image 1 and of image 2: the best guess without the images."""
         guess: dict[str, Pair | None] = {}
         for field in self.fields:
             pairs = [pair for x in rows if (pair := _pair(x.truth.get(field.name))) is not None]
@@ -71,7 +83,7 @@ class AnswerForm:
         return guess
 
     def others(self, x: RewardInput, rows: Sequence[RewardInput]) -> dict[str, Pair | None]:
-        """Return wrong names for a row: none of them is right, and they are equal where the true ones differ."""
+        """Return wrong names for a row: equal where the true names differ, and different where these are equal."""
         names: dict[str, Pair | None] = {}
         for field in self.fields:
             pair = _pair(x.truth.get(field.name))
@@ -86,7 +98,7 @@ class AnswerForm:
 
 
 def form_of(levels: Sequence[str]) -> AnswerForm:
-    """Return the form of answers that name two names per level; without levels the answer alone."""
+    """Return the form of answers with two names per level. Without levels, the form has no tags inside think."""
     return AnswerForm("names" if levels else "answer", tuple(FormField(name, name) for name in levels))
 
 

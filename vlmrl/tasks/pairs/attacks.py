@@ -1,4 +1,4 @@
-"""Known tricks against a pair reward, made from the task's own form. probe.py tries and judges them."""
+"""Known tricks against a pair reward, written in the task's own answer form. reward_check/probe.py tries them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vlmrl.types import RewardInput
 
 
 def pair_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> list[Attack]:
-    """Return all attacks for a form."""
+    """Return all attacks for an answer form. `echo`: prompt template, used when a row has no stored prompt."""
     attacks = [*void_attacks(echo), *_answer_attacks(form), *_guesses(), *_fair(form)]
     if form.fields:
         empty = "".join(f"<{f.tag}></{f.tag}>" for f in form.fields)
@@ -53,7 +53,7 @@ def _odd_numbers() -> list[tuple[str, str, Make]]:
 
 
 def _answer_attacks(form: AnswerForm) -> list[Attack]:
-    """Return attacks with the answer tag. The names are right, so that nothing but the trick is wrong."""
+    """Return attacks on the answer tag. Their names are right, so that only the trick is wrong."""
 
     def tags(x: RewardInput) -> str:
         return form.tags(form.names_of(x))
@@ -127,7 +127,7 @@ def _answer_attacks(form: AnswerForm) -> list[Attack]:
 
 
 def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> list[Attack]:
-    """Return attacks with the names, verdicts or labels that a form asks for."""
+    """Return attacks on the tags with names, verdicts or labels."""
 
     def tags(x: RewardInput) -> str:
         return form.tags(form.names_of(x))
@@ -205,7 +205,7 @@ def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> 
 
 
 def _guesses() -> list[Attack]:
-    """Return guesses without knowledge and without the form: missing answers, constants and hedges."""
+    """Return guesses that use no knowledge and break the form: missing answers, constants and hedges."""
     attacks = [
         Attack(f"only {p}", f"nothing but {p} in an answer tag", "guess", says(f"<think></think><answer>{p}</answer>"))
         for p in ("0.0000", "0.5000", "1.0000")
@@ -278,7 +278,7 @@ def _fair(form: AnswerForm) -> list[Attack]:
 
 
 def confident(x: RewardInput) -> str:
-    """Return the probability of a confident right answer: high, but not quite certain."""
+    """Return the text of a right answer with high confidence that is still below certainty."""
     return "0.9000" if x.truth.get("same") else "0.1000"
 
 
@@ -315,7 +315,7 @@ def _has_tags(form: AnswerForm, prompt: str) -> bool:
 
 
 def _decided(form: AnswerForm, x: RewardInput) -> bool:
-    """Return whether the true names alone settle the answer: two of them differ at a level."""
+    """Return whether the true names determine the answer: at one level at least, they differ."""
     return any(f.level and pair[0] != pair[1] for f, pair in form.stated(form.names_of(x)))
 
 
@@ -336,7 +336,7 @@ def _number(x: RewardInput) -> Mapping[str, Any]:
 
 
 def broken_truths(x: RewardInput) -> dict[str, Callable[[RewardInput], Mapping[str, Any]]]:
-    """Return truths that no reward for such rows should score: name -> function that makes one."""
+    """Return name -> function that changes a row's truth into one that no reward should score."""
     raw = x.truth.get("ground_truth")
     makers: dict[str, Callable[[RewardInput], Mapping[str, Any]]] = {"an answer that is no answer": _no_answer}
     if raw is None or isinstance(raw, (int, float)) or (isinstance(raw, str) and ";" not in raw):

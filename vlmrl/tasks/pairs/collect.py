@@ -1,4 +1,4 @@
-"""`vlmrl prep pairs`: from a folder or archive of labelled images to a pair dataset."""
+"""`vlmrl prep pairs`: make a pair dataset from a folder or archive of labelled images."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ def prepare_folder(
     force: bool = False,
     limits: Limits = Limits(),
 ) -> Prepared:
-    """Read the images, then split, pair and write them.
+    """Read the images, distribute them over the splits, draw pairs, and write the dataset.
 
     Args:
-        source: a folder or a zip archive; the last len(levels) folders above an image are its names.
-        levels: coarse to fine.
-        name: of the dataset; default: the source's name without its ending.
-        out: default `data/<name>`.
-        num_pairs: split -> pairs.
+        source: a folder or a zip archive; the names of the last len(levels) folders above an image are its labels.
+        levels: names of the levels, coarse to fine.
+        name: name of the dataset; default: the source's name without its ending.
+        out: the dataset folder; default: `data/<name>`.
+        num_pairs: split -> number of pairs.
+        unseen_classes: number of whole classes that only the test split has.
+        distance_shares: distance -> relative share of the different pairs; None = equal.
     Raises: DataError for a source, level or name that cannot be used, or too few images.
     """
     check_levels(levels)

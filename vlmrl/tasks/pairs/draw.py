@@ -1,8 +1,9 @@
-"""Pairs of images for "same class or not": half the same, the others balanced over the distance of their classes.
+"""Drawing of image pairs for the question "same class or not?".
 
-The distance of a pair is how many levels, from the leaf up, have different classes: 0 = the same class, 1 = the same
-parent, ..., n = different at the coarsest of n levels. Work is bounded: pairs are drawn by rank from a space whose size
-is known, so that a small class or a leaf without a sibling is reported and causes no endless loop.
+Half of the pairs are of the same class; the others are balanced over the distance of their classes. The distance of a
+pair is the number of levels, counted from the finest level up, at which its names differ: 0 = the same class, 1 = only
+the finest level differs, ..., n = the coarsest of n levels differs, too. Pairs are drawn by their number (rank) from a
+space of known size. So the drawing always ends, and a class that is too small or has no sibling is reported.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two images; `distance` as in the module's text."""
+    """Two images. `distance` is defined at the top of this file."""
 
     first: LabelledImage
     second: LabelledImage
@@ -38,7 +39,7 @@ class Pair:
 
 @dataclass
 class PairSet:
-    """Pairs of one split, and what could not be made: `reports` are rows for dataset.json."""
+    """Pairs of one split. `reports`: entries for dataset.json about pairs that could not be drawn."""
 
     pairs: list[Pair]
     reports: list[dict[str, Any]] = field(default_factory=list)
@@ -46,7 +47,10 @@ class PairSet:
 
 @dataclass
 class _Node:
-    """Images below one name, to be paired across its children. `distance` = levels from here down to the leaf."""
+    """Images below one name of the hierarchy. Two images below different children of this name make a pair.
+
+    The distance of such a pair is the number of levels below this name.
+    """
 
     path: Labels
     classes: list[list[LabelledImage]]
@@ -59,7 +63,7 @@ class _Node:
 
 
 def pair_distance(first: Labels, second: Labels) -> int:
-    """Return 0 for the same class, else the number of levels from the first that differs down to the leaf."""
+    """Return 0 for the same class, else the number of levels from the coarsest different one down to the finest."""
     for level, (a, b) in enumerate(zip(first, second, strict=True)):
         if a != b:
             return len(first) - level
@@ -69,17 +73,18 @@ def pair_distance(first: Labels, second: Labels) -> int:
 def build_pairs(
     images: Sequence[LabelledImage], num_pairs: int, *, seed: int, distance_shares: Mapping[int, float] | None = None
 ) -> PairSet:
-    """Draw pairs: half of the same class, half different with the given share of each distance; no pair twice.
+    """Draw distinct pairs: half of the same class, half of different classes with the given share of each distance.
 
     Args:
-        images: one split; contents differ. Classes with one image are left out and reported: they are in no same pair,
-            so that they would give the answer away.
-        num_pairs: how many to make; an odd one is made even. Fewer are made, and reported, when there are not enough.
-        seed: the result depends on it and on the images' contents and labels, not on their order.
-        distance_shares: distance -> relative share of the different pairs; default: equal over the distances that
+        images: images of one split, each content once. Classes with one image are left out and reported: they have no
+            pair of the same class, so their name would reveal the answer "different".
+        num_pairs: number of pairs; an odd number is increased by 1. If there are not enough pairs, fewer are drawn, and
+            this is reported.
+        seed: the result depends on the seed and on the images' contents and labels, not on the order of the images.
+        distance_shares: distance -> relative share of the different pairs; default: equal shares of all distances that
             exist.
-    Returns: PairSet; pairs in random order.
-    Raises: DataError when no same or no different pair can be made at all, or a share names a distance that cannot be.
+    Returns: the pairs, in random order, and the reports.
+    Raises: DataError when no same or no different pair can be drawn at all, or a share has an impossible distance.
     """
     depth = len(images[0].labels) if images else 0
     shares = _check_shares(distance_shares, depth)
@@ -110,9 +115,11 @@ def build_pairs(
 
 
 def fill(total: int, weights: Mapping[Any, float], room: Mapping[Any, int]) -> dict[Any, int]:
-    """Divide `total` among the keys by weight, none above its room; what exceeds a key's room goes to the others.
+    """Divide `total` among the keys in proportion to their weights; no key gets more than its room.
 
-    Whole numbers that add up to min(total, sum of room); ties go to the earlier key. At most one pass per key.
+    The rest of a key whose room is full is divided among the other keys. The results are whole numbers that add up to
+    min(total, sum of room). Of keys with equal fractions, the earlier one is rounded up. There is at most one pass per
+    key.
     """
     given = dict.fromkeys(weights, 0)
     open_keys = [key for key in weights if room[key] > 0 and weights[key] > 0]
@@ -165,7 +172,7 @@ def _usable_classes(images: Sequence[LabelledImage]) -> tuple[dict[Labels, list[
 
 
 def _nodes(classes: Mapping[Labels, list[LabelledImage]], prefix: int) -> list[_Node]:
-    """Return every name path of length `prefix` that has two children or more."""
+    """Return a node for every path of `prefix` names, coarse to fine, that has two children or more."""
     grouped: dict[Labels, list[Labels]] = defaultdict(list)
     for labels in classes:
         grouped[labels[:prefix]].append(labels)
@@ -182,7 +189,7 @@ def _nodes(classes: Mapping[Labels, list[LabelledImage]], prefix: int) -> list[_
 
 
 def _report_lonely(classes: Mapping[Labels, Any], nodes: Mapping[int, list[_Node]], depth: int) -> list[dict[str, Any]]:
-    """Return reports of classes that have no sibling at some distance: they are in no pair of that distance."""
+    """Return a report for each name without a sibling at a distance: its images are in no pair of that distance."""
     reports = []
     for distance in sorted(nodes):
         paired = {node.path for node in nodes[distance]}
@@ -204,10 +211,10 @@ def _report_shares(
 
 
 def _same_pairs(classes: Mapping[Labels, list[LabelledImage]], total: int, rng: random.Random) -> list[Pair]:
-    """Return equally many pairs from each class, as far as it has them."""
+    """Draw the same number of pairs from each class; a class with fewer pairs gives all of them."""
     room = {labels: len(members) * (len(members) - 1) // 2 for labels, members in classes.items()}
     order = list(classes)
-    rng.shuffle(order)  # which classes get one pair more must not depend on the alphabet
+    rng.shuffle(order)  # `fill` gives earlier classes one pair more: this must not depend on the alphabet
     quota = fill(total, dict.fromkeys(order, 1.0), room)
     pairs = []
     for labels, members in classes.items():
@@ -226,9 +233,9 @@ def _unrank_two(rank: int) -> tuple[int, int]:
 
 
 def _different_pairs(nodes: Sequence[_Node], total: int, distance: int, rng: random.Random) -> list[Pair]:
-    """Return different pairs, divided by the number of classes of each node.
+    """Draw different pairs; each node gets a number of pairs in proportion to its number of classes.
 
-    A name then says as little as possible about whether a pair is the same.
+    A name then reveals as little as possible about whether a pair is of the same class.
     """
     keys = list(range(len(nodes)))
     rng.shuffle(keys)
@@ -241,7 +248,7 @@ def _different_pairs(nodes: Sequence[_Node], total: int, distance: int, rng: ran
 
 
 def _cross_pairs(node: _Node, quota: int, distance: int, rng: random.Random) -> list[Pair]:
-    """Return `quota` different pairs across the node's children: classes drawn evenly first, the rest by rank."""
+    """Draw `quota` different pairs across the node's children: first with equally likely classes, the rest by rank."""
     child_of = [span for span in node.child_spans for _ in range(*span)]
     num_classes = len(node.classes)
     pairs: dict[tuple[str, str], Pair] = {}
@@ -263,7 +270,7 @@ def _cross_pairs(node: _Node, quota: int, distance: int, rng: random.Random) -> 
 
 
 def _ranked_cross_pairs(node: _Node, count: int, distance: int, rng: random.Random) -> list[Pair]:
-    """Return `count` distinct pairs, all equally likely: enough to complete any smaller set of distinct pairs."""
+    """Draw `count` distinct pairs, all equally likely. They suffice to fill up any smaller set of distinct pairs."""
     items = [image for members in node.classes for image in members]
     child_end, position = [], 0
     for start, end in node.child_spans:

@@ -1,4 +1,4 @@
-"""Reward for pairs with a label of a closed vocabulary for each image: age groups, types, species."""
+"""Reward for pairs whose images each have a label from a closed vocabulary: age groups, types, species."""
 
 from __future__ import annotations
 
@@ -40,24 +40,25 @@ def pair_labels(
     relaxed: bool = False,
     aliases: Mapping[str, str] | None = None,
 ) -> RewardSpec:
-    """Return the reward with parts `format`, `answer` and the labels' (named as `field`), each in [0, 1].
+    """Return the reward with the parts `format`, `answer` and one for the labels (named as `field`), each in [0, 1].
 
-    The rules are those of `taxonomy`. The response states `<TAG>label 1; label 2</TAG>` inside think, once: 1 for both
-    labels right and in order, 0.5 for one (`partial`). A label that is not in the vocabulary breaks the format, and
-    then nothing is earned: `Adult or Juvenile`, which names two possibilities, is no label. Case, `-`, `_` and blanks
-    have no effect: `sub-adult` is `SubAdult`.
+    The rules of `taxonomy` hold. The response states `<TAG>label 1; label 2</TAG>` inside think, once. It earns 1 for
+    two right labels in the right order, and 0.5 for one right label (`partial`). A label that is not in the vocabulary
+    breaks the format, and then the response earns nothing: `Adult or Juvenile`, which names two possibilities, is no
+    label. Case, `-`, `_` and blanks have no effect: `sub-adult` is `SubAdult`.
 
     Args:
         tag: name of the tag, such as `age-group`.
         labels: the vocabulary.
         field: truth field with the two labels, and name of the part; default: the tag with `_` for `-`.
-        named: the tag holds `Image1=label 1; Image2=label 2`.
-        levels_decide: what labels say about the answer: "different" where two images with different labels cannot be
-            the same (species of two individuals), False where they can (ages). Equal labels of two individuals decide
-            nothing; True says that they do.
-        aliases: other spelling -> label. The other arguments are those of `taxonomy`.
-    Raises: RewardError for an empty vocabulary, an alias of no label, or what `taxonomy` refuses; while scoring, for a
-        truth that is not in the vocabulary.
+        named: whether the tag holds `Image1=label 1; Image2=label 2`.
+        levels_decide: whether the labels determine the answer. "different": two images with different labels cannot be
+            the same individual (labels are species); equal labels determine nothing. False: the labels determine
+            nothing (ages). True: equal labels also mean the same individual.
+        aliases: other spelling -> label.
+        The other arguments are those of `taxonomy`.
+    Raises: RewardError for an empty vocabulary, an alias of an unknown label, and all that `taxonomy` refuses; while
+        scoring, for a truth that is not in the vocabulary.
     """
     aliases = dict(aliases or {})
     vocabulary = Vocabulary(tuple(map(str, labels)), aliases)
@@ -78,7 +79,7 @@ def pair_labels(
 
 @dataclass(frozen=True)
 class LabelForm:
-    """`label 1; label 2`, or (named) `Image1=label 1; Image2=label 2`, both of one vocabulary."""
+    """Form `label 1; label 2`, or (named) `Image1=label 1; Image2=label 2`, with labels of one vocabulary."""
 
     vocabulary: Vocabulary
     named: bool = False

@@ -1,4 +1,4 @@
-"""Answers that are wrong in one thing. If one earns as much as the right answer, the reward ignores this thing."""
+"""Near misses: answers with a single error. If one earns as much as the right answer, the reward ignores this error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vlmrl.tasks.pairs.attacks import confident
 from vlmrl.types import RewardInput
 
 FALSE = ("Falsum", "Errorum")
-"""Invented names."""
+"""Invented names, which no dataset contains."""
 
 
 def name_misses(form: AnswerForm) -> list[Attack]:
@@ -45,13 +45,13 @@ def name_misses(form: AnswerForm) -> list[Attack]:
 
 
 def _false(field: FormField, pair: Pair) -> Pair:
-    """Return false names for a pair: one name twice where the true ones are equal, else two."""
+    """Return false names for a pair: the same false name twice if the true names are equal, else two different ones."""
     free = [*(label for label in field.labels if label not in pair), *FALSE]
     return (free[0], free[0]) if pair[0] == pair[1] else (free[0], free[1])
 
 
 def _among(form: str) -> Callable[[FormField, Pair], Pair]:
-    """Return a change that puts a false name beside each right name."""
+    """Return a function that puts a false name beside each right name, as in `{} or {}`."""
 
     def change(field: FormField, pair: Pair) -> Pair:
         false = _false(field, pair)
@@ -61,7 +61,7 @@ def _among(form: str) -> Callable[[FormField, Pair], Pair]:
 
 
 def every_name(form: AnswerForm, rows: Sequence[RewardInput]) -> list[Attack]:
-    """Return attacks with all names of the dataset in both places of every tag, and an uninformed answer."""
+    """Return attacks with all names of the dataset in both places of every tag; their answer is always 0.5."""
     if form.kind != "names" or not form.fields:
         return []
     known = {f.name: sorted({name for x in rows for name in form.names_of(x)[f.name] or ()}) for f in form.fields}

@@ -21,17 +21,20 @@ METRICS = {
     "consistent": Metric("higher", SHARE),
     "repaired": Metric("lower", SHARE),
 }
-"""Facts about the numbers of `pair_outcome` that no other task has."""
+"""Ranges and better directions of the metrics of `pair_outcome` that no other task has."""
 RELAXED_FUNCTION = "lfw_relax_format:"
-"""TaxonRL's reward file that accepts a missing slash in a closing tag."""
+"""Prefix of TaxonRL's reward functions that accept a closing tag without its slash."""
 
 
 def outcome_as(name: str, args: Mapping[str, Any]) -> Callable[[RewardSpec | None], Callable[..., Outcome]]:
-    """Return a task's `Task.outcome_as` from its own reward: the reward that scores the rows -> `Task.outcome`.
+    """Return a function for `Task.outcome_as`: the reward that scores the rows -> a function for `Task.outcome`.
 
-    If the scoring reward is a pair reward, responses are read as it reads them, including its repairs and aliases; the
-    levels stay the task's own. If it reads as the task does, its reading is taken from the score, and no response is
-    read twice.
+    If the scoring reward is a pair reward, responses are read by its rules, including its repairs and aliases; the
+    levels are always those of the task. If its rules equal those of the task's own reward, the reading is taken from
+    the score, so that no response is read twice.
+
+    Args:
+        name, args: the task's own reward and its arguments.
     """
     own = load_reward(name, args=args, builtins=REWARDS).fn
     assert isinstance(own, PairReward)
@@ -44,7 +47,7 @@ def outcome_as(name: str, args: Mapping[str, Any]) -> Callable[[RewardSpec | Non
 
 
 def _reads_alike(scored_by: Any, reads: PairReward) -> bool:
-    """Return whether two rewards read every response alike, before their rules."""
+    """Return whether two rewards find the same content in every response, before their rules are applied."""
     names = ("form", "levels", "levels_decide", "relaxed")
     return isinstance(scored_by, PairReward) and all(getattr(scored_by, n) == getattr(reads, n) for n in names)
 
@@ -62,18 +65,21 @@ def pair_outcome(reward: PairReward, scored_by: str | None = None) -> Callable[[
     """Return a function that measures an answer as `reward` reads it.
 
     Args:
-        scored_by: the reward in `Score.detail` whose reading equals that of `reward`; None = every response is read
-            here, and so is one whose score has no such detail.
+        scored_by: name of the reward whose reading in `Score.detail` is used; its rules equal those of `reward`. A
+            response without such a detail is read here. None = every response is read here.
 
-    accuracy: the probability is on the right side of 0.5 (exactly 0.5 decides nothing and is wrong).
-    accuracy/<field>: the tag is right about both images (a relation left out below Different is Different, as the
-    reward reads it); None where it is not due (a coarser level truly differs) or the truth is not known.
-    label_accuracy/<field>, for labels: the share of the two that are right.
-    brier: (probability - label) squared, 0 is best; 1 when the answer cannot be parsed.
-    confidence: the probability, None when it cannot be parsed. label: 1 = same.
+    The measured numbers are:
+    accuracy: 1 if the probability is on the right side of 0.5; exactly 0.5 is wrong.
+    accuracy/<field>: 1 if the tag is right for both images. A relation that is left out below Different counts as
+    Different, as in the reward. None if a coarser level truly differs (the tag is then not required), or if the truth
+    is not known.
+    label_accuracy/<field>, for labels: share of the two labels that are right.
+    brier: (probability - label) squared; 0 is best, and 1 is used when the answer cannot be parsed.
+    confidence: the probability; None when it cannot be parsed. label: 1 = same.
     parse_failure: 1 when the response does not follow the format; it then counts as wrong in all of the above.
-    consistent: the answer agrees with the tags; None where they decide nothing. Only where tags can decide.
-    repaired: a closing tag had to be repaired. Only where the reward allows that.
+    consistent: 1 if the answer agrees with the tags; None if the tags determine no answer. Measured only for rewards
+    whose tags can determine the answer.
+    repaired: 1 if a closing tag had to be repaired. Measured only for rewards that allow this.
     """
     judge = replace(reward, consistency="part", complete=False)
 
@@ -100,7 +106,7 @@ def pair_outcome(reward: PairReward, scored_by: str | None = None) -> Callable[[
 
 
 def confidence_figures(verdicts: Sequence[Verdict]) -> list[Histogram]:
-    """Return histograms of the confidence: of pairs that are the same, and of pairs that differ."""
+    """Return a histogram of the confidence with two groups: pairs of the same class, and pairs of different classes."""
     note = (
         "Bars up: pairs that are the same; down: pairs that differ. "
         "A model that hedges answers in the middle, one that knows at the ends."
@@ -110,7 +116,7 @@ def confidence_figures(verdicts: Sequence[Verdict]) -> list[Histogram]:
 
 
 def _levels(judge: PairReward, stated: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return `accuracy/<field>`, and for labels `label_accuracy/<field>`, of every level."""
+    """Return `accuracy/<field>` of every level, and for labels also `label_accuracy/<field>`."""
     accuracies: dict[str, float | None] = {}
     stated = judge.form.said(stated, judge.levels)
     due = True
@@ -126,7 +132,7 @@ def _levels(judge: PairReward, stated: Mapping[str, Any], right: Mapping[str, An
 
 
 def _differs(truth: Any) -> bool:
-    """Return whether the two images differ in a level, from its true value: two names, or a word for their relation."""
+    """Return whether the two images differ at a level. `truth`: its true value, two names or a word for a relation."""
     if truth is None:
         return False
     return truth == "different" if isinstance(truth, str) else truth[0] != truth[1]

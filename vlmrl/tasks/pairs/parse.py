@@ -1,8 +1,9 @@
 """Strict parser of pair responses. It accepts any string, and its time is linear in the length of the text.
 
-A pair response is `<think>...</think><answer>P</answer>`: inside think one `<LEVEL>name 1; name 2</LEVEL>` per
-hierarchy level, from coarse to fine, as far down as the writer went; P is the probability that both images show the
-same class. `PairFormat` splits it at its tags, whatever they hold; `parse_pair_response` reads the names, too.
+A pair response is `<think>...</think><answer>P</answer>`. Inside think it has one `<LEVEL>name 1; name 2</LEVEL>` per
+hierarchy level, from coarse to fine; the finest levels may be missing. P is the probability that both images show the
+same class. `PairFormat` splits a response at its tags and does not read their content; `parse_pair_response` also reads
+the names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from vlmrl.rewards.text_parsing import BLANKS, MAX_NAME_CHARS, VISIBLE, Tag, find_tags, normalise_name, tag_alternatives
 
 MAX_CACHED_PIECES = 100
-"""Maximum number of pieces of a response whose parse is cached: no format has so many tags."""
+"""Maximum number of pieces of a response whose parse is cached. No format has this many tags."""
 PROBABILITY = re.compile(r"0(?:\.[0-9]{1,4})?|1(?:\.0{1,4})?")
 
 Names = tuple[str, str]
@@ -27,10 +28,10 @@ class PairText(NamedTuple):
     """Pair response split at its tags.
 
     Args:
-        problem: the first reason why the text does not follow the format, in words; empty when it does.
-        confidence: probability of "same" in [0, 1]; None where there is a problem.
-        bodies: tag -> the text that it holds, in the order of the response; empty where there is a problem.
-        repair: what was read as something else, in words; empty when nothing was, and always unless `relaxed`.
+        problem: the first reason why the text does not follow the format, in words; "" if it does.
+        confidence: probability of "same" in [0, 1]; None if there is a problem.
+        bodies: tag -> the text in it, in the order of the response; empty if there is a problem.
+        repair: description of the repaired tags; "" = nothing was repaired, which is always so unless `relaxed`.
     """
 
     problem: str
@@ -44,11 +45,12 @@ class PairResponse:
     """Content of a pair response.
 
     Args:
-        ok: the whole text follows the format. Only then may anything be earned.
-        problem: the first reason why it does not, in words; empty when ok.
-        confidence: probability of "same" in [0, 1]; from the last readable answer when not ok; None when there is none.
-        names: level -> the two names, normalised, image 1 first; None where the level is not stated (or not readable).
-        think: text inside think, tags included; empty when there is no closed think.
+        ok: whether the whole text follows the format. If not, the response earns nothing.
+        problem: the first reason why the text does not follow the format, in words; "" if `ok`.
+        confidence: probability of "same" in [0, 1]; if not `ok`, that of the last readable answer; None = there is no
+            readable answer.
+        names: level -> the two names, normalised, image 1 first; None = the level is not stated or not readable.
+        think: text inside think, tags included; "" if there is no closed think.
     """
 
     ok: bool
@@ -63,8 +65,8 @@ class PairFormat:
 
     Args:
         tags: names of the tags that think may hold, each at most once and in this order; may be empty.
-        relaxed: repair a slash that is missing in the closing tag of think or answer: a second `<think>` is read as
-            `</think>` where there is none, a second `<answer>` as `</answer>`. Nothing else is repaired.
+        relaxed: whether a missing slash in the closing tag of think or answer is repaired. A second `<think>` is read
+            as `</think>` if there is no `</think>`; the same holds for answer. Nothing else is repaired.
     Raises: ValueError for names that cannot be tags (a programming error, not a bad response).
     """
 
@@ -132,7 +134,7 @@ def parse_probability(text: str) -> float | None:
 
 
 def two_pieces(body: str, tag: str, what: str = "name") -> tuple[Names, str]:
-    """Return the two texts that a tag holds, separated by `;`, and what is wrong with them ("" = nothing)."""
+    """Return the two texts in a tag, which `;` separates, and a description of their first error ("" = no error)."""
     first, semicolon, second = body.partition(";")
     if not semicolon or ";" in second:
         return ("", ""), f"<{tag}> does not hold two {what}s separated by `;`"
@@ -145,7 +147,7 @@ def two_pieces(body: str, tag: str, what: str = "name") -> tuple[Names, str]:
 
 
 def two_names(body: str, level: str, aliases: Mapping[str, str] | None = None) -> tuple[Names | None, str]:
-    """Return the two names that a level tag holds, normalised; or None and the reason why there are not exactly two."""
+    """Return the two names in a level's tag, normalised; or None and the reason why there are not exactly two."""
     (first, second), problem = two_pieces(body, level)
     if problem:
         return None, problem
@@ -153,7 +155,7 @@ def two_names(body: str, level: str, aliases: Mapping[str, str] | None = None) -
 
 
 class _Plan(NamedTuple):
-    """Result of reading a sequence of tags: its problem, or which pieces of the split text to read."""
+    """Result of checking a sequence of tags: its error, or the positions of the pieces to read in the split text."""
 
     problem: str
     repair: str = ""
@@ -163,7 +165,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(written: tuple[str, ...], levels: tuple[str, ...], relaxed: bool) -> _Plan:
-    """Return the plan of a sequence of tags. Tag i stands between the pieces 2i and 2i + 2 of the split text."""
+    """Return the `_Plan` of a sequence of tags. Tag i stands between the pieces 2i and 2i + 2 of the split text."""
     repairs = []
     for name in ("think", "answer") if relaxed else ():
         opening, closing = f"<{name}>", f"</{name}>"
@@ -181,7 +183,7 @@ def _plan(written: tuple[str, ...], levels: tuple[str, ...], relaxed: bool) -> _
 
 
 def _structure_problem(written: tuple[str, ...], levels: tuple[str, ...]) -> str:
-    """Return the first way in which a sequence of tags breaks the format; "" when it does not."""
+    """Describe the first error in a sequence of tags; return "" if the sequence follows the format."""
     counts = Counter(written)
     for name in ("think", "answer", *levels):
         for tag in (f"<{name}>", f"</{name}>"):
@@ -205,7 +207,7 @@ def _structure_problem(written: tuple[str, ...], levels: tuple[str, ...]) -> str
 
 
 def _closed_spans(tags: Sequence[Tag]) -> dict[str, tuple[int, int]]:
-    """Return tag name -> (start, end) of the text in its last opening and the next closing tag after it."""
+    """Return tag name -> (start, end) of the text between its last opening tag and the closing tag after that."""
     spans: dict[str, tuple[int, int]] = {}
     opened: dict[str, int] = {}
     for tag in tags:

@@ -1,4 +1,4 @@
-"""Pairs in the probe of a reward: honest play, blind play and tricks, for an answer form."""
+"""Honest answers, blind guesses and tricks for pair rows, written in an answer form, for the probe of a reward."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from vlmrl.tasks.pairs.near_misses import every_name, name_misses
 
 
 def player(form: AnswerForm) -> Callable[[Stage], Play]:
-    """Return a function that plays rows whose answers have this form: a `RowKind.play`."""
+    """Return a function for `RowKind.play`, for rows whose answers have this form."""
     return partial(play_pairs, form)
 
 
 def play_pairs(form: AnswerForm, stage: Stage) -> Play:
-    """Return the play of pairs. Names in tags without a weight need not be right, so no trick tries false ones."""
+    """Return the answers and tricks for pairs. If no tag has a weight, there are no tricks with false names.
+
+    Such a reward does not score the names, so false names may earn as much as right ones.
+    """
     rows = stage.rows
     guess = form.commonest(rows)
     prior = sum(bool(x.truth.get("same")) for x in rows) / len(rows)
@@ -54,10 +57,10 @@ def play_pairs(form: AnswerForm, stage: Stage) -> Play:
 
 
 def _belief(form: AnswerForm) -> Belief:
-    """Return how a probability of "the same" is given.
+    """Return the `Belief` of pairs: the question "the same?", and a function that writes an answer to it.
 
-    The names are stated to differ, so that the answers from 0 to 0.5 agree with them; they earn the same for all of
-    these answers.
+    The written names always differ, so that all answers from 0 to 0.5 agree with them. The names then earn the same for
+    all of these answers.
     """
     names = {f.name: ((f.labels[0], f.labels[1]) if len(f.labels) > 1 else ("Prima", "Secunda")) for f in form.fields}
     return Belief(lambda x: bool(x.truth.get("same")), lambda p: form.write(names, p))

@@ -1,4 +1,4 @@
-"""Pair dataset from labelled images: splits, pairs, rows, measurements, folder."""
+"""Writing of a pair dataset from labelled images: splits, pairs, rows, measurements, folder."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from vlmrl.tasks.pairs.draw import Pair, build_pairs
 from vlmrl.types import Media, hash64
 
 SPLIT_SHARES = {"train": 0.65, "validation": 0.15, "test": 0.2}
-"""Share of each class's images per split. With 20 images in a class, validation gets 3 of them and so three same pairs;
-two images would make one.
+"""Share of each class's images per split. Of 20 images of a class, validation gets 3. They make three pairs of the same
+class, while two images would make only one.
 """
 
 
@@ -33,20 +33,20 @@ class PairPlan:
     Args:
         name: name of the dataset.
         levels: names of the hierarchy's levels, coarse to fine.
-        num_pairs: split -> pairs.
-        seed: of splits and pairs.
+        num_pairs: split -> number of pairs.
+        seed: seed of splits and pairs.
         unseen_classes: number of whole classes that only the test split has.
         distance_shares: distance -> relative share of the different pairs; None = equal.
-        args: the arguments as given, for dataset.json.
+        args: the arguments of the command, for dataset.json.
         split_shares: split -> share of each class's images.
-        source: what the images are and where they came from, for dataset.json.
-        split_of: origin -> split, where the source has splits of its own; they are kept.
-        whole_classes: splits share no class: for individuals.
-        truth_of: the truth of a pair; default: `level_truth` over the levels.
+        source: description and origin of the images, for dataset.json.
+        split_of: origin of an image -> its split in the source, which is kept; empty = the source has no splits.
+        whole_classes: whether each class is in one split only, as for individuals.
+        truth_of: returns the truth of a pair; default: `level_truth` over the levels.
         schema: Arrow schema of the rows; None = derived from the first rows.
-        truth_fields: for dataset.json: the truth fields that are known, where not all are.
-        individuals: the last label is an individual's, and is written beside the truth.
-        group, notes: for the data doctor (data/doctor.py).
+        truth_fields: the truth fields that are known, for dataset.json; used if not all fields are known.
+        individuals: whether the last label is the name of an individual; it is then stored in a column of its own.
+        group, notes: for the data doctor (see `DatasetFacts` in data/doctor.py).
     """
 
     name: str
@@ -81,16 +81,16 @@ def prepare_pairs(
     dropped: Sequence[Mapping[str, Any]] = (),
     force: bool = False,
 ) -> Prepared:
-    """Split, pair, check every row against the task's truth schema, and write the folder.
+    """Distribute images over splits, draw pairs, check every row against the task's truth schema, and write the folder.
 
     Args:
         out: the dataset folder.
-        plan: what to make.
-        task: gives the prompt and the truth schema.
+        plan: plan of the dataset.
+        task: task with the prompt and the truth schema.
         images: the labelled collection; sound images only.
-        files: the file of an image, by its origin.
-        dropped: what the reader left out already, each {"origin", "reason"}.
-        force: replace another dataset at `out`.
+        files: reader of an image's file by its origin.
+        dropped: files that the reader of the collection has left out, each {"origin", "reason"}.
+        force: whether another dataset at `out` is replaced.
     Raises: DataError when there are too few images or another dataset is at `out`.
     """
     with building(out) as build:
@@ -198,7 +198,7 @@ def write_pairs(
 
 
 def deal_images(images: Sequence[LabelledImage], plan: PairPlan) -> Splits:
-    """Return the images of each split; images with a split in the source stay there."""
+    """Distribute the images over the splits. An image that has a split in the source keeps it."""
     given: dict[str, list[LabelledImage]] = {}
     for image in images:
         given.setdefault(plan.split_of.get(image.origin, ""), []).append(image)
@@ -218,7 +218,10 @@ def deal_images(images: Sequence[LabelledImage], plan: PairPlan) -> Splits:
 
 
 def _refuse_few_classes(images: Sequence[LabelledImage], plan: PairPlan) -> None:
-    """Raise a DataError if splits share no class and one has fewer than two: it would have no different pair."""
+    """Raise a DataError if splits may not share a class and there are too few classes for two in every split.
+
+    A split with one class would have no pair of different classes.
+    """
     sizes, splits = Counter(image.labels for image in images), list(plan.split_shares)
     count = sum(size > 1 for size in sizes.values())
     if plan.whole_classes and count < 2 * len(splits):
@@ -240,7 +243,7 @@ def _first_reason(dropped: Sequence[Mapping[str, Any]]) -> str | None:
 def _pairs_of_split(
     split: str, members: Sequence[LabelledImage], unseen: set[tuple[str, ...]], plan: PairPlan
 ) -> tuple[list[Pair], list[dict[str, Any]]]:
-    """Return the pairs of a split. With unseen classes, half of the test pairs are of these, half of seen ones."""
+    """Return (pairs, reports) of a split. Test pairs: half of unseen classes, if there are any, half of seen ones."""
     seed = hash64(plan.seed, split)
     groups = {"": list(members)}
     if split == "test" and unseen:
@@ -293,7 +296,7 @@ def level_truth(levels: Sequence[str], pair: Pair) -> dict[str, Any]:
 
 
 def count_pairs(rows: Sequence[PlannedRow]) -> dict[str, Any]:
-    """Return the entries of a split in dataset.json, except its number of rows."""
+    """Return the counts of a split for dataset.json, except its number of rows."""
     distances = Counter(row.facts.distance for row in rows if row.facts.distance is not None)
     same = sum(row.facts.label == "same" for row in rows)
     images = len({i for row in rows for i in row.facts.images})

@@ -1,7 +1,7 @@
-"""Core of the rewards for pairs of images: read the response, check it against itself, score it against the truth.
+"""Core of the rewards for pairs of images: read a response, check that it is consistent, score it against the truth.
 
-A `Form` defines what a level's tag may hold (names, labels, relations) and what it earns. `PairReward` holds the rules
-that are the same for all: the strict format, how far down a response must go, and that it must not contradict itself.
+A `Form` defines the content of a level's tag (names, labels, relations) and its score. `PairReward` holds the rules
+that are common to all forms: the strict format, the levels that a response must state, and its consistency.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Said(NamedTuple):
     """Content of a level's tag, or of its truth.
 
     Args:
-        value: None = nothing that can be read, or not known.
-        differs: whether the two images differ there; None = it does not say.
-        problem: what is wrong with it; "" = nothing.
+        value: the content; None = it cannot be read, or the truth is not known.
+        differs: whether the two images differ at the level; None = the content does not determine this.
+        problem: the error in the tag's content, in words; "" = no error.
     """
 
     value: Any
@@ -41,24 +41,24 @@ class Said(NamedTuple):
 
 
 class Form(Protocol):
-    """Form of a level's tag, with what it earns.
+    """Form of the tag of a level, and its score.
 
-    Results of `read` and `read_truth` are cached: they must depend on their arguments alone.
+    Results of `read` and `read_truth` are cached, so they may depend only on their arguments.
     """
 
     what: ClassVar[str]
-    """Word for the content of the levels, in the plural."""
+    """Word for the content of the tags, in the plural, such as "names"."""
     stops: ClassVar[bool]
-    """True if stating a level below one that differs breaks the format."""
+    """True = stating a level below one that differs breaks the format."""
 
     def read(self, level: str, body: str) -> Said: ...
 
     def read_truth(self, level: str, first: str | None, second: str | None) -> Said:
-        """Read the truth from a pair of names. Raises: RewardError for names that the form does not know."""
+        """Read the truth from a pair of names. Raises: RewardError for names that are not in the form's vocabulary."""
         ...
 
     def said(self, stated: Mapping[str, Any], levels: Sequence[str]) -> Mapping[str, Any]:
-        """Return the stated values, with those that follow from them for levels that are left out."""
+        """Return the stated values, and the values of missing levels as far as they follow from the stated ones."""
         ...
 
     def parts(
@@ -69,15 +69,15 @@ class Form(Protocol):
 
 
 class PairReading(NamedTuple):
-    """Content of a response, as a reward reads it, whatever the truth is.
+    """Content of a response as a reward reads it, without the truth. See `problem` for an unreadable response.
 
     Args:
-        problem: why it earns nothing; "" = it follows the rules.
+        problem: reason why the response earns nothing; "" = it follows the rules. If the response cannot be read,
+            `confidence` and `agrees` are None and `stated` is empty. If it only contradicts itself, they have values.
         confidence: probability of "same" in [0, 1].
-        stated: level -> value of its tag, where it is stated.
-        agrees: whether the answer agrees with the levels; None where they do not decide. These three are None and empty
-            where the response cannot be read; where it only contradicts itself, they say how.
-        repair: what was read as something else, in words; "" = nothing.
+        stated: level -> value of its tag, for the levels that the response states.
+        agrees: whether the answer agrees with the levels; None = the levels do not determine the answer.
+        repair: description of the repaired tags; "" = nothing was repaired.
     """
 
     problem: str
@@ -117,7 +117,7 @@ class PairReading(NamedTuple):
 
 @dataclass(frozen=True)
 class NameForm:
-    """`name 1; name 2`. `partial`: half of a level's value for one right name; `aliases`: other spelling -> name."""
+    """Form `name 1; name 2`. `partial`: one right name earns half of the level; `aliases`: other spelling -> name."""
 
     partial: bool = True
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -145,11 +145,11 @@ class NameForm:
 
 @dataclass(frozen=True)
 class PairReward:
-    """Reward function of a pair task; see `taxonomy` in taxonomy.py for the arguments and the rules.
+    """Reward function of a pair task; see `taxonomy` in taxonomy.py for the other arguments and the rules.
 
     Args:
         form: the form of the levels' tags.
-        fields: level -> name of its truth field and of its part; a level that is not listed: its own name.
+        fields: level -> name of its truth field and of its part, if this is not the level's own name.
     """
 
     form: Form
@@ -183,10 +183,10 @@ class PairReward:
         return self._by_the_rules(*self.read_freely(response))
 
     def read_freely(self, response: str) -> tuple[PairReading, str]:
-        """Return the reading of a response without two rules: it may leave levels out and contradict itself.
+        """Read a response, but allow it to leave levels out and to contradict itself.
 
-        Returns: the reading; and, in words, the first level that the response leaves out although none above it differs
-            ("" = none).
+        Returns: the reading; and, in words, the first missing level without a different level above it ("" = none). The
+            response should have stated this level.
         """
         problem, confidence, bodies, repair = self._format.split(response)
         if problem or confidence is None:
@@ -204,10 +204,10 @@ class PairReward:
         return free
 
     def read_truth(self, truth: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
-        """Return the truth of a row, checked: `same`, and level -> value (None = not known).
+        """Check the truth of a row, and return `same` and level -> value (None = not known).
 
-        Raises: RewardError when `same` is not true or false, a level does not hold two names that the form knows, or
-            `same` contradicts the levels. A wrong truth must be repaired; it is never a 0 for every response.
+        Raises: RewardError when `same` is not true or false, a level does not hold two names of the form's vocabulary,
+            or `same` contradicts the levels. The user must repair a wrong truth; responses are not scored 0 for it.
         """
         same = truth.get("same")
         if same is not True and same is not False:
@@ -230,10 +230,10 @@ class PairReward:
         return same, values
 
     def _read(self, bodies: Mapping[str, str]) -> tuple[dict[str, Any], bool | None, str, str]:
-        """Return (level -> value, whether the levels differ, what is wrong, what is missing).
+        """Return (level -> value, whether the images differ, first error, first missing level), the last two in words.
 
-        They differ when one does, and are equal when every level is stated and equal; None is neither. Nothing is read
-        below the first error.
+        The images differ if one level differs. They are equal if every level is stated and equal. In all other cases
+        the result is None. Reading stops at the first error.
         """
         stated: dict[str, Any] = {}
         missing = parted = ""
@@ -257,7 +257,7 @@ class PairReward:
         return stated, True if parted else False if equal else None, "", missing
 
     def _agrees(self, confidence: float, differs: bool | None) -> bool | None:
-        """Return whether the answer agrees with the levels; None when they do not decide. 0.5 agrees with both."""
+        """Return whether the answer agrees with the levels; None if they determine no answer. 0.5 agrees with both."""
         if differs is None or not self.levels_decide:
             return None
         if differs:
@@ -294,8 +294,8 @@ class PairReward:
 def pair_spec(name: str, reward: PairReward, *, levels_weight: float = 0.0, format_weight: float = 0.2) -> RewardSpec:
     """Return the reward with its weights.
 
-    The format gets `format_weight`, the levels share `levels_weight` equally, and the answer gets the rest. A part
-    `consistency` takes a quarter of the levels' share.
+    The format has the weight `format_weight`, the levels have equal shares of `levels_weight`, and the answer has the
+    rest of 1. If there is a part `consistency`, it has a quarter of `levels_weight`.
 
     Raises: RewardError for an unknown option, levels that cannot be tags, or weights that are not shares of 1.
     """
@@ -320,7 +320,7 @@ def pair_spec(name: str, reward: PairReward, *, levels_weight: float = 0.0, form
 
 
 def answer_score(confidence: float, same: bool, rule: AnswerRule = "brier") -> float:
-    """Return the score in [0, 1] of the probability `confidence` of "same".
+    """Return the score in [0, 1] of an answer: `confidence` is its probability of "same", `same` is the truth.
 
     Example: confidence 0.8, same -> brier 1 - 0.2^2 = 0.96; truncated_bce 1 + ln 0.8 = 0.7769.
     """
@@ -333,7 +333,7 @@ def answer_score(confidence: float, same: bool, rule: AnswerRule = "brier") -> f
 def level_parts(
     stated: Mapping[str, Names | None], truth: Mapping[str, Names | None], levels: Sequence[str], *, partial: bool
 ) -> dict[str, float | None]:
-    """Return one number in [0, 1] per level of names; None where its truth is not known. The rules: see `taxonomy`.
+    """Return level -> score of its names in [0, 1] by the rules of `taxonomy`; None where its truth is not known.
 
     Example: truth order (a, b), family (c, d); stated order (a, b) only -> {"order": 1.0, "family": 1.0}.
     """
@@ -369,7 +369,7 @@ def _checked_same(same: Any) -> bool:
 
 
 def _two(pair: Any, level: str) -> tuple[str | None, str | None]:
-    """Return a truth field as two texts; None = not known."""
+    """Return the value of a truth field as two texts; None in place of a text = not known."""
     if pair is None:
         return None, None
     if isinstance(pair, (str, bytes)) or not isinstance(pair, Sequence) or len(pair) != 2:

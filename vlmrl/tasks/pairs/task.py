@@ -1,4 +1,4 @@
-"""Pair task: truth schema, outcome, and correct answers for learning the format."""
+"""The pair task: its truth schema, its outcome, and correct answers from which a model learns the format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vlmrl.tasks.pairs.truth_kind import kind_of_levels
 
 SUMMARY = "same class or not: two images, a hierarchy of names, a probability (made by `vlmrl prep pairs`)"
 RESERVED_LEVELS = frozenset({"think", "answer", "format", "consistency", "note", "detail", "same", "distance"})
-"""Words that the answer format, the truth or the reward's parts already use."""
+"""Names that no level may have, because the answer format, the truth or the reward's parts use them."""
 
 
 def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SUMMARY) -> Task:
@@ -53,7 +53,7 @@ def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SU
 
 
 def check_levels(levels: Sequence[str]) -> None:
-    """Raise a DataError unless these can be the names of a hierarchy: tags, each once, none a word of the format."""
+    """Raise a DataError unless all levels are valid tags, no level is repeated, and none has a reserved name."""
     for level in levels:
         if not LEVEL_NAME.fullmatch(level) or level in RESERVED_LEVELS:
             raise DataError(
@@ -65,7 +65,7 @@ def check_levels(levels: Sequence[str]) -> None:
 
 
 def levels_due(truth: Mapping[str, Any], levels: Sequence[str]) -> list[str]:
-    """Return the levels that an answer must name: down to and including the first whose two names differ."""
+    """Return the levels that an answer must state: all levels down to the first one whose two names differ."""
     due = []
     for level in levels:
         due.append(level)
@@ -75,18 +75,19 @@ def levels_due(truth: Mapping[str, Any], levels: Sequence[str]) -> list[str]:
 
 
 def write_trace(truth: Mapping[str, Any], levels: Sequence[str], rng: random.Random) -> str:
-    """Return a correct answer: the names of the levels due, and a probability on the right side.
+    """Return a correct answer: the names of the required levels (`levels_due`), and a probability on the right side.
 
-    The probability is 0.9 most often and at least 0.6 (0.1 and at most 0.4 where the pair differs). It varies, so that
-    a policy started on these answers has other probabilities to explore. It varies little, because random numbers are
-    noise that delays learning the step from the names to the answer.
+    For a pair of the same class, the probability is at least 0.6, and most often 0.9. For a different pair it is at
+    most 0.4, and most often 0.1. It varies, so that a policy trained on these answers can explore several
+    probabilities. It varies little, because random numbers are noise: they delay learning how the answer follows from
+    the names.
     """
     tags = "".join(f"<{level}>{truth[level][0]}; {truth[level][1]}</{level}>" for level in levels_due(truth, levels))
     return f"<think>{tags}</think><answer>{draw_probability(truth['same'], rng):.1f}</answer>"
 
 
 def draw_probability(same: bool, rng: random.Random) -> float:
-    """Return a probability on the right side, in tenths; see `write_trace`."""
+    """Draw a probability on the right side of 0.5, a multiple of 0.1; see `write_trace`."""
     tenths = rng.choices((9, 8, 7, 6), (6, 2, 1, 1))[0]
     return (tenths if same else 10 - tenths) / 10
 

@@ -1,8 +1,8 @@
 """Rewards for pairs over a hierarchy: format, a calibrated answer, and one part per level of names or of relations.
 
-The level rules are TaxonRL's (arXiv:2603.04380, its `concrete` and `basic` rewards), generalised to any number and
-names of levels, and without the holes of the published code: every known trick is a named test in
-tests/unit/rewards/test_tricks.py. The published rewards, unchanged, are in tasks/taxonrl/published.py.
+The rules for levels are those of TaxonRL (arXiv:2603.04380, its `concrete` and `basic` rewards), for any number of
+levels with any names. Tricks that earn too much with the published code do not work here: each known trick is a named
+test in tests/unit/rewards/test_tricks.py. The unchanged published rewards are in tasks/taxonrl/published.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vlmrl.rewards.text_parsing import normalise_name
 from vlmrl.tasks.pairs.reward import AnswerRule, ConsistencyRule, LevelsDecide, NameForm, PairReward, Said, pair_spec
 
 RELATIONS = {"same": False, "different": True, "uncertain": None}
-"""Word -> whether the pair differs."""
+"""Word in a tag -> whether the pair differs at the level; None = not stated."""
 
 
 def taxonomy(
@@ -35,34 +35,37 @@ def taxonomy(
 ) -> RewardSpec:
     """Return the reward with parts `format`, `answer` and one per level, each in [0, 1].
 
-    `consistency` or `repaired` are parts on request. Nothing at all is earned by a response that breaks the format, was
-    cut at the token limit, (complete) leaves a level out although no level above it differs, or (consistency "gate")
-    answers the opposite of what its own names say. Otherwise, going down the levels:
-    - the truth of the level is not known: None, its weight goes to the other parts;
-    - the pair has been the same so far: 1 for both names right and in order, 0.5 for one of them (`partial`);
-    - the pair truly differs at a coarser level: 1 for leaving the level out, if both names of the level where the pair
-      first differs were right; 0 for stating it, and 0 for a missing level after wrong names;
-    - it is stated although a level above it is stated to differ: 0 for it and for all levels below. Otherwise a
+    The parts `consistency` and `repaired` exist only if the arguments ask for them. A response earns nothing at all if
+    it breaks the format, was cut at the token limit, leaves a level out although no level above it differs (with
+    `complete`), or gives an answer that contradicts its own names (with `consistency` "gate"). Otherwise each level,
+    from coarse to fine, earns the following:
+    - if the truth of the level is not known: None; its weight goes to the other parts;
+    - if all levels above it are truly the same: 1 for two right names in the right order, 0.5 for one (`partial`);
+    - if a level above it truly differs: 1 for leaving the level out, provided that both names of the first different
+      level were right; 0 for stating the level, and 0 for leaving it out after wrong names;
+    - if it is stated below a level that the response states to differ: 0 for it and for all levels below. Otherwise a
       response could bet on two outcomes at once.
 
     Args:
-        levels: tag names, coarse -> fine; the truth has a field of the same name with the two names.
-        levels_weight: share of the whole reward that the levels have, in equal parts.
-        format_weight: share of the format; the answer gets the rest.
-        answer: "brier" = 1 - (p - y)^2, a proper score; "truncated_bce" = 1 - min(cross-entropy, 1), TaxonRL's, which
-            favours extreme answers (with a belief of 0.6, the answer 1 earns 0.600 and the answer 0.6 earns 0.327).
-        partial: half of a level's value for one right name; False = both or nothing, as in TaxonRL's bird and fungi
-            rewards.
-        consistency: what happens when p > 0.5 and a level is stated different, or p < 0.5 and every level is stated and
-            equal: "gate" = the response earns nothing; "part" = an extra part with a quarter of the levels' share;
-            "off" = it earns its score in the usual way.
-        levels_decide: what names say about the answer. True: two images are the same exactly when all levels are equal.
-            "different": a level that differs makes them different, equal levels decide nothing (the levels end above
-            the class: genera of two species). False: nothing.
-        complete: a response must go down until two names differ or the levels end. False = as in TaxonRL: a level left
-            out costs that level only, and a model that is unsure learns to leave it out and to hedge.
-        relaxed: repair a missing slash in the closing tag of think or answer (see `PairFormat`), say so in the note,
-            and report the part `repaired` (1 = it was), which has no weight: its mean is the share of repaired ones.
+        levels: tag names, coarse -> fine; each is also the name of the truth field with the two names.
+        levels_weight: share of all levels together in the whole reward; each level has an equal part of it.
+        format_weight: share of the format; the answer has the rest.
+        answer: "brier" = 1 - (p - y)^2, a proper score; "truncated_bce" = 1 - min(cross-entropy, 1), TaxonRL's score.
+            The latter favours extreme answers: if the true probability is 0.6, the answer 1 earns 0.600 on average, and
+            the answer 0.6 earns 0.327.
+        partial: whether one right name earns half of the level; False = only two right names earn it, as in TaxonRL's
+            bird and fungi rewards.
+        consistency: treatment of a contradiction: p > 0.5 and a level is stated to differ, or p < 0.5 and every level
+            is stated and equal. "gate" = the response earns nothing; "part" = an extra part with a quarter of the
+            levels' share; "off" = no effect on the score.
+        levels_decide: what the names determine. True: two images are the same exactly when all levels are equal.
+            "different": a level that differs makes the images different, but equal levels determine nothing (the levels
+            end above the class: two species of one genus). False: nothing.
+        complete: whether a response must state all levels down to the first whose names differ. False, as in TaxonRL: a
+            missing level earns 0 for that level only; an unsure model then learns to leave levels out and to hedge.
+        relaxed: whether a missing slash in the closing tag of think or answer is repaired (see `PairFormat`). A repair
+            is mentioned in the note. The part `repaired` (1 = it was repaired) has no weight; its mean is the share of
+            repaired responses.
         aliases: other spelling -> name.
     Raises: RewardError for levels that cannot be tags, an unknown option, or weights that are not shares of 1.
     """
@@ -84,17 +87,18 @@ def taxonomy_relations(
 ) -> RewardSpec:
     """Return the reward as `taxonomy` does, for tags that say Same, Different or Uncertain instead of two names.
 
-    The words are accepted in any case. A response states every level until one is Different, and none below. Going
-    down:
-    - the truth of the level is not known: None, its weight goes to the other parts;
-    - stated: 1 for the right word, 0 for the other;
-    - left out below a level that is Different: it is Different, too, because levels below a difference differ.
-    So each level earns by its own word alone, and the likelier word at each level earns most, for any belief.
-    Uncertain is a legal word that leaves the answer free, and earns 0. A value below one half would change no choice
-    (the likelier of the two words earns at least one half on average), and a value above it would reward silence.
+    Upper and lower case are accepted. A response states every level down to the first Different, and no level below it.
+    Each level, from coarse to fine, earns the following:
+    - if the truth of the level is not known: None; its weight goes to the other parts;
+    - if it is stated: 1 for the right word, 0 for the other;
+    - if it is left out below a Different level: it counts as Different, because levels below a difference differ.
+    So the score of each level depends on its own word alone, and the more likely word earns most on average. Uncertain
+    is a legal word; it earns 0 and agrees with any answer. Its value is 0 because a positive value below one half would
+    change no choice (the more likely of the two words earns at least one half on average), and a value above one half
+    would reward a response that states nothing.
 
-    The truth of a level is its field with the two names; where these are not known, `distance` (0 = same class; each
-    level further up that differs counts one more, the class itself being 1). The arguments are those of `taxonomy`.
+    The truth of a level is the field with its two names. If these are not known, `distance` is used: 0 = same class, 1
+    = only the class differs, and 1 more for each higher level that differs. The arguments are those of `taxonomy`.
     """
     reward = RelationReward(
         RelationForm(NameForm(aliases=dict(aliases or {}))),
@@ -108,14 +112,17 @@ def taxonomy_relations(
 
 
 def pair_answer(*, format_weight: float = 0.2, answer: AnswerRule = "brier", relaxed: bool = False) -> RewardSpec:
-    """Return the baseline without levels: parts `format` and `answer` (the rest of 1), by the rules of `taxonomy`."""
+    """Return the baseline reward without levels: the parts `format` and `answer`, by the rules of `taxonomy`.
+
+    Their weights are `format_weight` and 1 - `format_weight`.
+    """
     reward = PairReward(NameForm(), (), answer, consistency="off", levels_decide=False, relaxed=relaxed)
     return pair_spec("pair_answer", reward, format_weight=format_weight)
 
 
 @dataclass(frozen=True)
 class RelationForm:
-    """Same, Different or Uncertain. The truth is given as names: it differs where they do."""
+    """Form with the words Same, Different or Uncertain. The truth holds names: a level differs if its names differ."""
 
     names: NameForm
     what: ClassVar[str] = "relations"
@@ -138,7 +145,7 @@ class RelationForm:
         return {level: None if (right := truth.get(level)) is None else float(said[level] == right) for level in levels}
 
     def said(self, stated: Mapping[str, Any], levels: Sequence[str]) -> dict[str, Any]:
-        """Return the word for every level: Different for one left out below Different; None where nothing is said."""
+        """Return the word of every level. A level left out below Different is Different; others are None if missing."""
         words: dict[str, Any] = {}
         implied = None
         for level in levels:
@@ -149,7 +156,7 @@ class RelationForm:
 
 @dataclass(frozen=True)
 class RelationReward(PairReward):
-    """Pair reward for relations. Where the names of a level are not known, `distance` says whether it differs."""
+    """Pair reward for relations. If the names of a level are not known, `distance` determines whether it differs."""
 
     def read_truth(self, truth: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
         same, values = super().read_truth(truth)

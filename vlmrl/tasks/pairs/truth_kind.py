@@ -1,4 +1,4 @@
-"""Rows that show two images and ask whether they are of one class, known by their truth."""
+"""Kind of the rows that show two images and ask whether they are of one class. Their truth identifies them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def is_pair(truth: Truth) -> bool:
 
 
 def level_names(truth: Truth) -> list[str]:
-    """Return the truth fields that hold two names, in their order: the levels if nothing else names them."""
+    """Return the truth fields that hold two names, in their order. They are the levels if no levels are known."""
     return [name for name, value in truth.items() if isinstance(value, list) and len(value) == 2]
 
 
 def side_of(truth: Truth, answer: str) -> bool | None:
-    """Return whether a probability is on the right side of one half; None for one half, and for text that is none."""
+    """Return whether an answer is a probability on the right side of 0.5; None for 0.5 and for any other text."""
     if not isinstance(truth.get("same"), bool):
         return None
     confidence = float(answer) if NUMBER.fullmatch(answer) else 0.5
@@ -36,7 +36,7 @@ def side_of(truth: Truth, answer: str) -> bool | None:
 
 
 def pair_labels_of(row: Row) -> RowLabels:
-    """Return what the data doctor counts of a pair: same or different, its distance, and the individuals shown."""
+    """Return the labels of a pair for the data doctor: same or different, its distance, and the individuals shown."""
     same, distance = row.truth.get("same"), row.truth.get("distance")
     label = ("same" if same else "different") if isinstance(same, bool) else answer_labels(row).label
     shown = row.columns.get("individuals")
@@ -45,7 +45,7 @@ def pair_labels_of(row: Row) -> RowLabels:
 
 
 def play_by_levels(stage: Stage) -> Play:
-    """Return the play of pairs of which nothing but the truth is known."""
+    """Return the answers and tricks for pairs without a task; the levels are found from their truths."""
     return play_pairs(form_of(level_names(stage.rows[0].truth)), stage)
 
 
@@ -65,7 +65,7 @@ def kind_of_levels(levels: Sequence[str]) -> RowKind:
 
 
 def truth_form(truth: Truth, columns: Sequence[str]) -> TruthForm:
-    """Return how a table holds the truths of pairs: `same`, and columns or a mapping of two names per level."""
+    """Return the form of pair truths in a table: `same`, and two names per level, in columns or in one mapping."""
     named = level_names(truth)
     levels = {"levels": [name for name in named if name != "same"] or None}
     fields = ("same", "distance", *(name for name in columns if name in named))

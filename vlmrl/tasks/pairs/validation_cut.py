@@ -1,4 +1,4 @@
-"""Cut of a validation split from a training set of pairs: no image (or, on request, no species) is in both."""
+"""Separation of a validation split from training pairs: no image (or, on request, no species) is in both splits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from vlmrl.types import hash64
 
 MAX_LOST = 0.1
-"""Largest share of the training rows that may be lost because their images would be in both splits."""
+"""Largest share of the training rows that may be left out because their images would be in both splits."""
 
 
 class PairUnits(NamedTuple):
-    """Row to be cut: the images, species or individuals in it, and its label."""
+    """Units of a row (its images, species or individuals), and its label."""
 
     units: tuple[Hashable, ...]
     label: Hashable
@@ -22,21 +22,25 @@ class PairUnits(NamedTuple):
 
 @dataclass(frozen=True)
 class Cut:
-    """Positions of the rows of the new split, and of those that can be in neither. Sorted; the others stay."""
+    """Positions of the rows that move to the new split, and of those that fit neither split; both sorted.
+
+    All other rows stay in the training split.
+    """
 
     taken: list[int]
     lost: list[int]
 
 
 def cut_rows(rows: Sequence[PairUnits], num_rows: int, *, seed: int) -> Cut:
-    """Take about `num_rows` rows so that no unit is both among them and among those that stay.
+    """Select about `num_rows` rows for a new split, so that no unit is both in it and in the rows that stay.
 
-    Where rows form groups that share no unit, whole groups are taken and nothing is lost. Otherwise units are drawn.
-    Rows with some of their units drawn are lost, at most 10% of all rows; fewer rows are taken then. The shares of the
-    labels stay as they are among all rows.
+    If the rows form groups that share no unit, whole groups are selected, and no row is lost. Otherwise units are drawn
+    for the new split. A row is lost if some, but not all, of its units are drawn. At most 10% of all rows may be lost;
+    to keep this limit, fewer rows than `num_rows` are selected. In the new split, each label has the same share as
+    among all rows.
 
     Args:
-        seed: the result depends on it and on the rows, not on the order of units within a row.
+        seed: the result depends on the seed and on the rows, not on the order of units within a row.
     """
     if num_rows <= 0 or not rows:
         return Cut([], [])
@@ -47,7 +51,7 @@ def cut_rows(rows: Sequence[PairUnits], num_rows: int, *, seed: int) -> Cut:
 
 
 def _whole_groups(rows: Sequence[PairUnits], num_rows: int, seed: int) -> list[int]:
-    """Return the rows of groups, in a random order, each taken unless it brings more than `num_rows` rows."""
+    """Go through the groups in a random order, select each that keeps the total within `num_rows`; return the rows."""
     parent: dict[Hashable, Hashable] = {}
 
     def root(unit: Hashable) -> Hashable:
@@ -80,7 +84,7 @@ def _drawn_units(rows: Sequence[PairUnits], num_rows: int, seed: int) -> Cut:
     last = [max(rank[unit] for unit in row.units) for row in rows]
     shares = {label: count / len(rows) for label, count in Counter(row.label for row in rows).items()}
     low, high, best = 1, len(units), Cut([], [])
-    while low <= high:  # the more units are drawn, the more rows are taken, and the more are lost
+    while low <= high:  # binary search: the more units are drawn, the more rows are selected, and the more are lost
         drawn = (low + high) // 2
         cut = _cut_at(rows, first, last, drawn, num_rows, shares, seed)
         affordable = len(cut.lost) <= MAX_LOST * len(rows)

@@ -11,7 +11,7 @@ from vlmrl.rewards.text_parsing import normalise_name
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """All names that a field may hold. `aliases`: other spelling -> name. `codes`: name -> its code in the data.
+    """Names that a field may hold. `aliases`: other spelling -> name; `codes`: name -> its code in the data.
 
     Case, `-`, `_` and blanks have no effect: `sub-adult` is `SubAdult`.
     """
@@ -21,7 +21,7 @@ class Vocabulary:
     codes: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, text: str) -> str | None:
-        """Return the name that a text spells; None when it is none of them."""
+        """Return the name for a text, which may have another spelling; None if the text is no name of the list."""
         return self._spelt.get(_squeezed(text))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Example folders for users, with a recipe and a test that passes: a table with prompt and reward, or a whole task."""
+"""Example folders for users: a table with prompt and reward, or a whole task; each with a recipe and a passing test."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def write_task(folder: Path, *, style: str = "vlmrl", model: str = MODEL, whole:
 
     Args:
         folder: must not exist, or be empty.
-        whole: a task with its own data, truth, reward and attacks in one file; False = rows, a prompt and a reward.
+        whole: True = one file with a task: its data, truth, reward and attacks; False = rows, a prompt and a reward.
         style: calling convention of the reward: vlmrl, trl, verl or easyr1.
-        model: for the recipe.
+        model: `model.path` in the recipe.
     Returns: the files, sorted.
-    Raises: DataError when something is there already, the style is unknown, or the folder cannot be written.
+    Raises: DataError when the folder is not empty, the style is unknown, or the folder cannot be written.
     """
     if whole and style != "vlmrl":
         raise DataError(f"a task's own reward is in vlmrl's style, not {style}", hint="leave out --style or --task")
@@ -110,7 +110,7 @@ def _write_task_file(part: Path, folder: Path, model: str) -> None:
 
 
 def _in_toml(text: str) -> str:
-    """Return a text as it stands between the quotes of a TOML string."""
+    """Return a text with the escapes that it needs between the quotes of a TOML string."""
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
@@ -141,7 +141,10 @@ def draw_squares(count: int, rng: random.Random) -> bytes:
 
 
 def _identifier(name: str) -> str:
-    """Return a folder's name as part of a module's name: pytest accepts no two test modules of one name."""
+    """Return a folder's name as a part of a module name.
+
+    It makes the test file's name unique, because pytest does not accept two test modules with the same name.
+    """
     return re.sub(r"\W", "_", name)
 
 

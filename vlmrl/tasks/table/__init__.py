@@ -1,4 +1,4 @@
-"""The task `table`: rows bring their own prompt, the user brings the reward."""
+"""The task `table`: the rows have their own prompts, and the user provides the reward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ SUMMARY = "your own table: Parquet, JSONL, JSON, CSV or a hub dataset, with any 
 
 
 def table_task(info: Mapping[str, Any]) -> Task:
-    """Return the task of a table; `info` comes from its reader: `columns` (role -> column), `response_column`."""
+    """Return the task of a table.
+
+    Args:
+        info: set by the table's reader: `columns` (role -> column), `response_column`.
+    """
     columns: Mapping[str, str] = info.get("columns") or {}
     prompt, response = columns.get("prompt"), info.get("response_column")
 
@@ -46,5 +50,5 @@ def table_task(info: Mapping[str, Any]) -> Task:
 
 
 def _validate(truth: Mapping[str, Any]) -> list[str]:
-    """Return an error for an empty answer: it makes every response wrong. A table may lack the field altogether."""
+    """Return an error for an empty answer, because no response could be right. A missing answer field is no error."""
     return ["the answer is empty"] if "answer" in truth and truth["answer"] in (None, "", [], {}) else []

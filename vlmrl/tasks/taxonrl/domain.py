@@ -1,8 +1,8 @@
 """Definition of a domain: pairs of photographs, the question, the truth of a row, and the variants of the task.
 
-A row shows two images. Its truth is `same` (bool), `distance` (int or None) if there is a hierarchy, and one entry per
-field: two names, that of image 1 first, None where unknown. The fields and their vocabularies are those of the domain's
-layout (layouts.py). A variant says which of the fields a response must name, and in which form.
+A row shows two images. Its truth has `same` (bool), `distance` (int or None) if there is a hierarchy, and one entry per
+field: two names, image 1 first, with None for an unknown name. The fields and their vocabularies are those of the
+domain's layout (layouts.py). A variant determines which fields a response must name, and in which form.
 
 Source: TaxonRL, arXiv:2603.04380 (repository max-vkl/TaxonRL at f4b80ac): its data sets, prompts and reward functions.
 """
@@ -18,13 +18,15 @@ from vlmrl.tasks.entry import MAIN
 from vlmrl.tasks.taxonrl.layouts import LAYOUTS, settled_distance
 
 Form = Literal["answer", "names", "verdicts", "labels", "named_labels"]
-"""Form of a response inside think: nothing but reasoning; two names per level; Same, Different or Uncertain per level;
-two labels `a; b`; or two labels `Image1=a; Image2=b`.
+"""Form of a response inside think.
+
+answer: reasoning without tags. names: two names per level. verdicts: Same, Different or Uncertain per level. labels:
+two labels `a; b`. named_labels: two labels `Image1=a; Image2=b`.
 """
 BASELINE = "baseline"
 INDIVIDUAL = "individual"
 RANKS = ("order", "family", "genus", "species")
-"""Fields that are levels of a hierarchy where the question is about the species; coarse to fine."""
+"""Fields that are levels of the hierarchy in domains that compare species; coarse to fine."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,12 @@ class Field:
     """Truth field: two names, image 1 first.
 
     Args:
-        name: in the truth.
-        tag: in responses, `<tag>a; b</tag>`.
-        labels: the closed vocabulary, as written in the truth; empty = any name.
-        aliases: other spelling -> label; case, `-`, `_` and blanks have no effect anyway.
-        level: a level of the hierarchy: two different names mean two different species.
-        fixed: an individual never changes it: two different labels mean two different individuals.
+        name: its name in the truth.
+        tag: its tag in responses, `<tag>a; b</tag>`.
+        labels: the closed vocabulary, as spelled in the truth; empty = any name.
+        aliases: other spelling -> label; differences in case, `-`, `_` and blanks need no alias.
+        level: whether it is a level of the hierarchy: two different names mean two different species.
+        fixed: whether it never changes for an individual: two different labels mean two different individuals.
     """
 
     name: str
@@ -54,7 +56,7 @@ class Variant:
 
     Args:
         required_fields: truth fields that a response must name, in order.
-        published: the function of TaxonRL that scored it, `file:function`.
+        published: TaxonRL's reward function for this variant, `file:function`.
     """
 
     name: str
@@ -68,15 +70,15 @@ class Domain:
     """One domain.
 
     Args:
-        name: of the task.
+        name: name of the task.
         summary: one line for `vlmrl recipe list --tasks`.
         about: first paragraph of the help of `vlmrl prep`.
-        subject: what an image shows, in the singular.
-        target: what the two images are compared by, "species" or "individual".
-        variants: the baseline first.
+        subject: word for the thing in an image, in the singular.
+        target: "species" or "individual": the question is whether the two images show the same one.
+        variants: variants of the task, the baseline first.
         datasets: TaxonRL's data sets on the hub.
-        main: the variant that `im` names; None where there is only the baseline.
-        layout: in layouts.py, of TaxonRL's `answer_im`; "answer" where there is only `answer`.
+        main: the variant that `im` selects; None if there is only the baseline.
+        layout: name of the layout (layouts.py) of TaxonRL's `answer_im`; "answer" if there is only the column `answer`.
     """
 
     name: str
@@ -114,9 +116,10 @@ class Domain:
 
     @property
     def ranks(self) -> tuple[str, ...]:
-        """Ranks of the hierarchy down to the question's, coarse to fine, including a species that the truth lacks.
+        """Ranks of the hierarchy, coarse to fine, down to the rank that is compared; empty without a hierarchy.
 
-        Empty where there is none. A pair that first differs at the last rank has distance 1, at the one above 2.
+        The species is included even if the truth has no field for it. A pair that first differs at the last rank has
+        distance 1; a pair that first differs at the rank above has distance 2.
         """
         return (*LAYOUTS[self.layout].ranks[::-1], "species") if self.levels else ()
 
@@ -137,12 +140,12 @@ class Domain:
 
 
 def classes_of(domain: Domain) -> tuple[str, ...]:
-    """Return the classes that two equal images share, coarse to fine: all ranks, or the individual."""
+    """Return the fields that are equal for every pair with the answer "same": all ranks, or the individual."""
     return domain.ranks or (INDIVIDUAL,)
 
 
 def known_fields(domain: Domain, truths: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the fields that at least one truth knows for both images: `truth_fields` of a dataset's dataset.json."""
+    """Return the fields with two known names in at least one truth: `truth_fields` of a dataset's dataset.json."""
     known: set[str] = set()
     for truth in truths:
         known |= {name for name in domain.field_names if _known(truth.get(name))}
@@ -150,7 +153,7 @@ def known_fields(domain: Domain, truths: Iterable[Mapping[str, Any]]) -> list[st
 
 
 def truth_distance(domain: Domain, truth: Mapping[str, Any]) -> int | None:
-    """Return `settled_distance` where the domain has a hierarchy, else None."""
+    """Return `settled_distance` of a truth if the domain has a hierarchy, else None."""
     return settled_distance(truth) if domain.levels else None
 
 

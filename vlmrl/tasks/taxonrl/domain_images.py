@@ -1,4 +1,4 @@
-"""`vlmrl prep <domain>` from raw images, named by their folders, by a table, or by LFW's pairs.txt."""
+"""`vlmrl prep <domain>` from raw images. Their names come from folders, from a table, or from LFW's pairs.txt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "gender": ("gender", "sex"),
     "type": ("type", "class"),
 }
-"""Role -> names of a table's column, in small letters without blanks, - and _."""
+"""Role -> column names that are recognised for it, in lower case without blanks, - and _."""
 
 
 @dataclass
@@ -43,13 +43,14 @@ class Specimens:
     """Labelled images of a domain.
 
     Args:
-        images: the sound ones; see `specimen`.
-        files: reads an image file by its origin.
+        images: the sound images; see `specimen`.
+        files: reader of an image file by its origin.
         dropped: images that were left out, each {"origin", "reason"}.
-        split_of: origin -> split, where the source says so.
-        pairs: split -> pairs, where the source has pairs; None = they are to be drawn.
+        split_of: origin -> split, if the source has splits.
+        pairs: split -> pairs, if the source has pairs; None = pairs are to be drawn.
         lost: pairs of the source that are wrong and were left out, each {"origin", "reason"}.
-        spare: sound pairs that were left out because they repeat another or join two splits, each likewise.
+        spare: correct pairs that were left out because they repeat another pair or have images of two splits; each
+            {"origin", "reason"}.
         source: entry of dataset.json about the source.
     """
 
@@ -64,9 +65,9 @@ class Specimens:
 
 
 def specimen(domain: Domain, image: LabelledImage, labels: Mapping[str, str]) -> LabelledImage:
-    """Return an image with its class as labels, and the names of the domain's other truth fields as its facts.
+    """Return an image with its class as `labels`, and with the names of the domain's other truth fields as `facts`.
 
-    Raises: DataError for a label that the domain does not know.
+    Raises: DataError for a label that is not in the domain's vocabulary.
     """
     facts: dict[str, str | None] = {}
     vocabularies = LAYOUTS[domain.layout].vocabularies
@@ -83,7 +84,7 @@ def specimen(domain: Domain, image: LabelledImage, labels: Mapping[str, str]) ->
 
 @dataclass(frozen=True)
 class PairTruth:
-    """Function from a pair of specimens to its truth, complete in the domain's schema."""
+    """Function that returns the truth of a pair of specimens, with all keys of the domain's schema."""
 
     domain: str
 
@@ -105,8 +106,8 @@ def read_folders(
     """Read images that are named by their folders.
 
     Args:
-        levels: truth field that each folder names, outermost first; "-" for a folder that says nothing; None = the
-            classes.
+        levels: for each folder above an image, outermost first, the truth field that the folder's name is for; "-" =
+            the name is ignored; None = the folders name the classes (`classes_of`).
     """
     levels = check_folders(domain, levels)
     read = read_labelled(source, levels, work, workers=limits.workers, progress=limits.progress)
@@ -128,9 +129,9 @@ def read_folders(
 
 
 def check_folders(domain: Domain, levels: Sequence[str] | None) -> list[str]:
-    """Return the truth field that each folder above an image names; a folder that says nothing gets a name in "-".
+    """Return the truth field for each folder above an image; an ignored folder gets a unique name with "-".
 
-    Raises: DataError unless they name what the domain needs, and only that.
+    Raises: DataError if a required field of the domain is missing, or a field is unknown to it.
     """
     needed = classes_of(domain)
     chosen = list(levels) if levels else list(needed)
@@ -148,7 +149,7 @@ def check_folders(domain: Domain, levels: Sequence[str] | None) -> list[str]:
 
 @dataclass(frozen=True)
 class RootedFiles:
-    """Image files by a path that must stay in a folder."""
+    """Reader of image files by path. The path must stay inside a root folder."""
 
     root: Path
 
@@ -157,15 +158,16 @@ class RootedFiles:
 
 
 def is_image_table(domain: Domain, columns: Sequence[str]) -> bool:
-    """Return whether a table has one image per row, with its names, and not rows of pairs."""
+    """Return whether a table has one image and its names per row, and not a pair of images."""
     roles = _columns(domain, columns)
     return "image" in roles and all(name in roles for name in classes_of(domain))
 
 
 def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits: Limits) -> Specimens:
-    """Read images by a table of paths and names, as Danish Fungi has it: image_path, order, family, genus, species.
+    """Read images from a table of paths and names, such as Danish Fungi's: image_path, order, family, genus, species.
 
-    A column `split` is kept. Of several tables (train, test), each is the split that its name says.
+    A column `split` determines the split of each image. If there are several tables (train, test), the name of each
+    table is the split of its images.
     """
     columns = _columns(domain, table.columns)
     labels = [name for name in columns if name not in ("image", "split")]
@@ -210,7 +212,7 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits:
 
 
 def _columns(domain: Domain, columns: Sequence[str]) -> dict[str, str]:
-    """Return role or truth field -> the table's column."""
+    """Return role or truth field -> name of the table's column for it."""
     by_spelling = {re.sub(r"[\s_-]+", "", column).lower(): column for column in reversed(columns)}
     roles = ("image", "split", *classes_of(domain), *domain.field_names)
     spellings = {role: SPELLINGS.get(role, (role,)) for role in roles}
@@ -218,7 +220,7 @@ def _columns(domain: Domain, columns: Sequence[str]) -> dict[str, str]:
 
 
 def _split(value: Any) -> str:
-    """Return the split that a cell names; "" = none. Raises: DataError for a word that is no split."""
+    """Return the split that a cell contains; "" = no split. Raises: DataError for a word that is no split."""
     text = "" if value is None else str(value).strip()
     if text.lower() not in ("", *SPLIT_NAMES):
         raise DataError(f"the split {text!r} is none of train, validation, test")
@@ -241,9 +243,10 @@ def _names(domain: Domain, values: Mapping[str, Any]) -> dict[str, str]:
 def keep_one_parent(
     domain: Domain, images: Sequence[LabelledImage], dropped: list[dict[str, Any]]
 ) -> list[LabelledImage]:
-    """Return the images whose ranks agree with each other: a genus is in one family, a family in one order.
+    """Return the images with consistent ranks: a genus belongs to one family only, a family to one order only.
 
-    A name that stands under several parents keeps its most frequent one; the other images are added to `dropped`.
+    If a name occurs under several parents, images under its most frequent parent are kept; the others are added to
+    `dropped`.
     """
     kept = list(images)
     for depth, (coarse, fine) in enumerate(pairwise(domain.ranks)):
@@ -267,7 +270,7 @@ def keep_one_parent(
 def refuse_bad(specimens: Specimens, max_bad: float) -> None:
     """Raise a DataError when too many images were left out: a share above `max_bad`, or all of them.
 
-    The error shows the first ones. If the source has pairs, they are checked likewise.
+    The error lists the first of them. If the source has pairs, the pairs are checked in the same way.
     """
     name = specimens.source.get("name")
     if not specimens.images and not specimens.dropped:

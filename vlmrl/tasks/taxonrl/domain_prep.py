@@ -1,4 +1,4 @@
-"""`vlmrl prep <domain>` from rows as TaxonRL published them: check every row, keep the splits, cut off validation."""
+"""`vlmrl prep <domain>` from a table in TaxonRL's form: check every row, keep the splits, separate validation rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from vlmrl.types import Media
 MAX_BAD = 0.01
 VALIDATION_PAIRS = 300
 MAX_CUT = 0.1
-"""Largest share of the training rows that is cut off for validation."""
+"""Largest share of the training rows that is moved to the validation split."""
 SHOWN_BAD = 5
 
 
@@ -46,11 +46,11 @@ class DomainRowPlan:
     """Plan of a dataset from a table.
 
     Args:
-        source: as `locate_rows` takes it.
-        name: of the dataset.
-        seed: of the rows that are cut off for validation.
-        validation_pairs: how many, where the table has no validation split; 0 = none.
-        max_bad: largest share of rows that may be left out because something is wrong with them.
+        source: the table, as `locate_rows` accepts it.
+        name: name of the dataset.
+        seed: seed for the choice of the validation rows.
+        validation_pairs: number of training rows to move to validation if the table has no validation split; 0 = none.
+        max_bad: largest share of rows that may be left out because they are wrong.
         images_root: folder that paths of images are relative to; None = the table's folder.
     """
 
@@ -64,10 +64,10 @@ class DomainRowPlan:
 
 @dataclass
 class Survey:
-    """Result of reading a table: facts of its sound rows, every image once, and what is wrong with the other rows.
+    """Result of reading a table: facts of its sound rows, every image once, and the errors of the other rows.
 
     Args:
-        known: truth field -> number of rows that know it for both images.
+        known: truth field -> number of rows in which the names of both images are known.
     """
 
     images: list[Examined] = field(default_factory=list)
@@ -136,10 +136,10 @@ def prepare_rows(out: Path, domain: Domain, plan: DomainRowPlan, limits: Limits,
 
 
 def survey_rows(domain: Domain, table: RowFiles, columns: RowColumns, parts: Sequence[Path]) -> Survey:
-    """Read the checked rows once: collect facts, and leave out rows that are wrong only beside another row.
+    """Read the checked rows once: collect facts, and leave out rows that repeat or contradict another row.
 
-    A row that repeats an earlier one of its split (same images, same label) is left out once. If a pair of images is
-    called the same in one row and different in another, all its rows are wrong.
+    A row that repeats an earlier row of its split (same images, same label) is left out. If a pair of images has the
+    label "same" in one row and "different" in another, all rows of this pair are wrong.
     """
     survey, number_of = Survey(), {}
     fields = domain.field_names if columns.composite else ()
@@ -195,7 +195,7 @@ def _leave_out_repeats(survey: Survey) -> None:
 
 
 def note_on_names(domain: Domain, survey: Survey) -> str:
-    """Return the fields that only some of the rows know, with their numbers of rows; "" if there are none."""
+    """Return a note on the fields that only some rows fill, with the numbers of these rows; "" = no such field."""
     rows = sum(len(rows) for rows in survey.rows.values()) + len(survey.repeated)
     some = {name: survey.known[name] for name in domain.field_names if 0 < survey.known[name] < rows}
     listing = ", ".join(f"{name} in {count:,}" for name, count in some.items())
@@ -224,13 +224,13 @@ def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
 
 
 def group_of(domain: Domain) -> str:
-    """Return what tells the pairs of a domain apart besides their images: its finest rank where the truth holds it."""
+    """Return the truth field that identifies the subject of an image: the finest rank, if the truth has it, or ""."""
     finest = domain.ranks[-1] if domain.ranks else ""
     return finest if finest in domain.field_names else ""
 
 
 def groups_of(domain: Domain, truth: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of `group_of` in a row, those that are known."""
+    """Return the known names in the field `group_of` of a row."""
     name = group_of(domain)
     return tuple(one for one in truth[name] if one is not None) if name else ()
 
@@ -268,7 +268,10 @@ def cut_validation(assembly: Assembly, domain: Domain, plan: DomainRowPlan) -> N
 
 
 def _units(rows: Sequence[PlannedRow], by: str) -> list[PairUnits]:
-    """Return what must not be in two splits: the names of each row's group, or its images; [] if a name is unknown."""
+    """Return the units of each row that must not be in two splits: the names of its group, or its images.
+
+    The result is [] if a name is unknown.
+    """
     if by == "image":
         return [PairUnits(row.facts.images, row.facts.label) for row in rows]
     if any(len(row.facts.groups) < 2 for row in rows):
@@ -279,7 +282,7 @@ def _units(rows: Sequence[PlannedRow], by: str) -> list[PairUnits]:
 def row_fields(
     name: str, table: RowFiles, parts: Sequence[Path], rows: Sequence[PlannedRow], media: Sequence[Media]
 ) -> Iterator[dict[str, Any]]:
-    """Return the columns of the rows, their texts read again from the parts. See `Assembly.fields`."""
+    """Yield the columns of the rows; their texts are read again from the parts. See `Assembly.fields`."""
     facts_by_key = {row.key: row.facts for row in rows}
     for index, number, _, line in _lines_of(parts, table, facts_by_key):
         facts = facts_by_key[index, number]
@@ -308,7 +311,7 @@ def row_schema(domain: Domain, more: str | None = "problem") -> Any:
     """Return the Arrow schema of a domain's rows.
 
     Args:
-        more: `problem` (text), `individuals` (two names), or None.
+        more: name of a further column: `problem` (text) or `individuals` (two names); None = no further column.
     """
     import pyarrow as pa
 

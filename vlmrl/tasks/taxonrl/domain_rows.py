@@ -1,4 +1,4 @@
-"""Rows as TaxonRL published them (`problem`, `images`, `answer`, `answer_im`), each checked and given a typed truth."""
+"""Reader of rows in TaxonRL's published form (`problem`, `images`, `answer`, `answer_im`): checks and typed truths."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RowColumns:
     """Columns of a table; None = the table has none.
 
     Args:
-        composite: TaxonRL's `answer_im`, the `;` layout with the intermediate truth.
+        composite: TaxonRL's `answer_im`: a `;`-separated text with the answer and the names.
     """
 
     images: str
@@ -55,7 +55,7 @@ def find_columns(table: RowFiles, classes: Sequence[str]) -> RowColumns:
     """Return the columns of a table, TaxonRL's names first.
 
     Args:
-        classes: columns that a table of labelled images would have, for the message.
+        classes: columns that a table of labelled images would have, for the error message.
     Raises: DataError when images or answers are missing.
     """
     columns = table.columns
@@ -75,9 +75,9 @@ def find_columns(table: RowFiles, classes: Sequence[str]) -> RowColumns:
 def read_truth(domain: Domain, answer: Any, composite: Any) -> dict[str, Any]:
     """Return the typed truth of a row: `same`, `distance`, each field as two names, and `ground_truth`.
 
-    `ground_truth` is the text as published if writing the truth would spell it otherwise, else None.
+    `ground_truth` is the published text if writing the typed truth would give another text, else None.
 
-    Raises: RewardError that says what is wrong with the text, or that `answer` and `answer_im` contradict each other.
+    Raises: RewardError with the error in the text, or when `answer` and `answer_im` contradict each other.
     """
     text = composite if composite not in (None, "") else answer
     layout = LAYOUTS[domain.layout if isinstance(text, str) and ";" in text else "answer"]
@@ -92,7 +92,7 @@ def read_truth(domain: Domain, answer: Any, composite: Any) -> dict[str, Any]:
 
 
 def complete_truth(domain: Domain, truth: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a truth with every key of the domain's schema, in its order; what is not known is None."""
+    """Return a truth with every key of the domain's schema, in the schema's order; unknown values are None."""
     whole: dict[str, Any] = {"same": truth["same"], "distance": truth.get("distance")}
     for name in domain.field_names:
         pair = truth.get(name) or (None, None)
@@ -104,9 +104,9 @@ def complete_truth(domain: Domain, truth: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ScanRows:
-    """Writer of the part of a piece of a table: one JSON line per row, for `checked_rows`.
+    """Function that checks a piece of a table and writes a file with one JSON line per row, for `checked_rows`.
 
-    See data/parallel_parts.py.
+    It is the `Make` of data/parallel_parts.py.
     """
 
     table: RowFiles
@@ -158,7 +158,7 @@ class ScanRows:
 
 
 def checked_rows(parts: Sequence[Path], table: RowFiles) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
-    """Yield (piece, row in the piece, split, line) of every row, in order, from the parts that `ScanRows` made."""
+    """Yield (number of the piece, row in the piece, split, JSON values) of the rows that `ScanRows` wrote, in order."""
     for index, part in enumerate(parts):
         with part.open(encoding="ascii") as lines:
             for number, line in enumerate(lines):
@@ -187,7 +187,7 @@ class RowReader:
 
 
 def _name_of(value: Any) -> str:
-    """Return the path that a table gives for an image; "" if it gives none."""
+    """Return the path of an image in a table's cell; "" if the cell holds no path."""
     path = value.get("path") if isinstance(value, Mapping) else value
     is_path = isinstance(path, str) and 0 < len(path) <= MAX_PATH and not path.startswith("data:")
     return show(path, 60) if is_path else ""

@@ -22,8 +22,9 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
     """Return the task bound to a dataset made by `vlmrl prep <domain>`.
 
     Args:
-        info: its dataset.json; `truth_fields` names the fields that its rows know, by default all of them.
-        variant: None = the main one, or the baseline where the dataset lacks a field that it needs.
+        info: its dataset.json; `truth_fields` lists the fields that are known in its rows, by default all fields.
+        variant: name of the variant; None = the main variant, or the baseline if the dataset lacks a field that the
+            main variant needs.
     Raises: DataError when the dataset is a table that was not prepared, or lacks a field that the variant needs.
     """
     chosen = _choose(domain, info, variant)
@@ -91,5 +92,8 @@ def default_reward(domain: Domain, variant: Variant) -> tuple[str, dict[str, Any
 
 
 def published_reward(domain: Domain, variant: Variant) -> tuple[str, dict[str, Any]]:
-    """Return TaxonRL's published reward of a variant, bugs included; a baseline reads the answer alone."""
+    """Return TaxonRL's published reward of a variant, with its bugs: name in REWARDS and arguments.
+
+    For a baseline, only the answer is read from the ground truth.
+    """
     return "taxonrl", {"function": variant.published, "layout": domain.layout if variant.required_fields else "answer"}

@@ -1,4 +1,4 @@
-"""Correct responses of a domain's variant, for `vlmrl sft`: tags, and words that are true from the truth alone."""
+"""Correct responses for a domain's variant, for `vlmrl sft`: tags, and sentences that follow from the truth alone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def write_response(domain: Domain, variant: Variant, row: Row, rng: random.Rando
     """Return a correct response to a row: the tags down to the first level that differs, then the probability.
 
     The probability has four decimals and varies as in `pairs.task.write_trace`. The response follows the domain's own
-    prompt, so it earns the whole of every part but the answer, under the task's own reward and under the published one.
+    prompt. It therefore earns the maximum of every part except the answer, with the task's own reward and with the
+    published reward.
 
-    Raises: DataError when the row does not know what the response must state.
+    Raises: DataError when a name that the response must state is not known for the row.
     """
     lines, settled = [], False
     for name in variant.required_fields:
@@ -48,7 +49,7 @@ def write_response(domain: Domain, variant: Variant, row: Row, rng: random.Rando
 
 
 def _level_agrees(level: str, truth: Mapping[str, Any]) -> bool | None:
-    """Return whether the pair is equal at a level of unknown names, by its distance (1 = the species differ)."""
+    """Return whether the pair is equal at a level whose names are unknown, from `distance` (1 = the species differ)."""
     distance = truth.get("distance")
     return None if distance is None else distance < 2 + LEVELS_UP.index(level)
 

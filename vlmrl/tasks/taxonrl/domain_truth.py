@@ -9,14 +9,14 @@ from vlmrl.tasks.taxonrl.domain import Domain, Field
 from vlmrl.tasks.taxonrl.layouts import DISTANCES, LAYOUTS, contradictions
 
 FORBIDDEN = ";<>\n"
-"""Characters that a name cannot hold, neither in an answer nor in TaxonRL's layouts."""
+"""Characters that no name may contain, because answers and TaxonRL's layouts use them as separators."""
 
 
 def truth_problems(domain: Domain, truth: Mapping[str, Any]) -> list[str]:
-    """Return every mistake in the truth of a row; [] when it is sound.
+    """Return every mistake in the truth of a row, in words; [] = there is none.
 
-    `same` must be true or false; a field two names, each None where unknown, of its vocabulary where that is closed.
-    Names, `same` and `distance` must not contradict each other, as far as they are known.
+    `same` must be true or false. A field must hold two names, each None if unknown, and from its vocabulary if that is
+    closed. The known names, `same` and `distance` must not contradict each other.
     """
     same = truth.get("same")
     wrong = [] if isinstance(same, bool) else [f"`same` is {same!r}, not true or false"]

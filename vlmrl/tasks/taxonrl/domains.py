@@ -1,4 +1,4 @@
-"""Table of the seven domains of TaxonRL (arXiv:2603.04380); the facts of each are in its package."""
+"""Table of the seven domains of TaxonRL (arXiv:2603.04380); each domain is defined in its own package."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ from vlmrl.tasks.taxonrl.whale import WHALE
 DOMAINS: Mapping[str, Domain] = MappingProxyType(
     {domain.name: domain for domain in (FUNGI, BIRD, SEA_STAR, CHIMP, GORILLA, HUMAN, WHALE)}
 )
-"""Domain by the name of its task."""
+"""Name of a task -> its domain."""

@@ -1,4 +1,4 @@
-"""Pairs of faces as LFW and CPLFW list them in text files."""
+"""Reader of face pairs from the text files of LFW and CPLFW."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vlmrl.tasks.pairs.validation_cut import PairUnits, cut_rows
 from vlmrl.tasks.taxonrl.domain_images import RootedFiles, Specimens
 
 LISTS = {"pairsDevTrain.txt": "train", "pairsDevTest.txt": "test"}
-"""Files of LFW's view 1. `pairs.txt` is its view 2: ten folds that share no person."""
+"""File of LFW's view 1 -> split. `pairs.txt` is its view 2: ten folds that share no person."""
 FOLDS = {8: "validation", 9: "test"}
-"""Fold of pairs.txt, from 0 -> split; the others are train."""
+"""Number of a fold of pairs.txt, from 0 -> split; the other folds are train."""
 CPLFW_LINE = re.compile(r"(\S+\.(?:jpe?g|png))\s+([0-9]+)", re.IGNORECASE)
 PERSON = re.compile(r"_[0-9]+\.[a-z]+$", re.IGNORECASE)
 INDEX = re.compile(r"[0-9]{1,9}")
@@ -38,7 +38,7 @@ class FacePair:
 
 
 def find_pair_lists(source: Path) -> dict[str, Path]:
-    """Return split -> list of pairs; "" = one list for all splits. Empty when the source has none."""
+    """Return split -> file with its pairs; the key "" = one list for all splits. Empty = the source has no list."""
     if source.is_file():
         return {"": source} if source.suffix == ".txt" else {}
     if not source.is_dir():
@@ -52,10 +52,10 @@ def find_pair_lists(source: Path) -> dict[str, Path]:
 def parse_pairs(text: str, where: str) -> list[FacePair]:
     """Return the pairs of a list in LFW's or CPLFW's form.
 
-    LFW: `name i j`, `name i name j`, a first line with folds and pairs in each. CPLFW: two lines per pair, `file.jpg
-    label`, label 0 = different.
+    LFW: the first line has the number of folds and the number of pairs per fold. A line `name i j` is a pair of the
+    same person, `name i name j` a pair of two persons. CPLFW: two lines `file.jpg label` per pair, label 0 = different.
 
-    Raises: DataError with the line that is neither, or when the number of pairs differs from the first line's.
+    Raises: DataError with a line of another form, or when the number of pairs differs from that of the first line.
     Example: "10 300" first; "Ann_Li 1 4" -> Ann_Li/Ann_Li_0001.jpg, Ann_Li/Ann_Li_0004.jpg, the same, fold 0.
     """
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
@@ -106,9 +106,10 @@ def _cplfw(lines: list[tuple[int, str]], where: str) -> list[FacePair]:
 
 
 def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits) -> Specimens:
-    """Return the pairs of the lists, their images examined. The folder of images is the list's, or one in it.
+    """Read the pairs of the lists, and examine their images, which are in the list's folder or in a folder inside it.
 
-    Splits: the lists' own; of a list with ten folds the last two are validation and test; else by person.
+    Several lists are one split each. Of a single list with ten folds, the last two folds are validation and test, and
+    the others train. Otherwise the persons are distributed over the splits.
     """
     pairs: dict[str, list[FacePair]] = {}
     for split, path in lists.items():
@@ -143,9 +144,9 @@ def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits
 def _sound_pairs(
     pairs: Mapping[str, list[FacePair]], images: Mapping[str, LabelledImage]
 ) -> tuple[dict[str, list[FacePair]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the sound pairs of each list, each once; and the wrong and the repeated pairs, with the reason.
+    """Return the sound pairs of each list, each once; then the wrong pairs and the repeated pairs, with reasons.
 
-    A pair is sound if its images are there and the lists agree about it.
+    A pair is sound if both images exist and are sound, and no list gives it another label.
     """
     content = {path: image.media.sha256 for path, image in images.items()}
     keys = {
@@ -181,12 +182,15 @@ def _sound_pairs(
 
 
 def person_of(path: str) -> str:
-    """Return the person of an image: `Ann_Li/Ann_Li_0004.jpg` and `Ann_Li_4.jpg` show Ann_Li."""
+    """Return the person's name from an image's path: `Ann_Li/Ann_Li_0004.jpg` and `Ann_Li_4.jpg` -> Ann_Li."""
     return PERSON.sub("", path.rpartition("/")[2])
 
 
 def image_root(folder: Path, paths: list[str]) -> Path:
-    """Return the folder, or the one in it, with most of the first images. Raises: DataError when none has any."""
+    """Return the folder, or a folder inside it, whichever has most of the first images.
+
+    Raises: DataError when none of these folders has any of them.
+    """
     some = paths[:200]
     places = [folder, *sorted(place for place in folder.iterdir() if place.is_dir() and not place.is_symlink())]
     best = max(places, key=lambda place: sum((place / path).is_file() for path in some))
@@ -196,7 +200,7 @@ def image_root(folder: Path, paths: list[str]) -> Path:
 
 
 def _with_splits(pairs: Mapping[str, list[FacePair]]) -> tuple[dict[str, list[FacePair]], list[dict[str, Any]]]:
-    """Return the pairs by split, and those that no split can have, with the reason."""
+    """Return the pairs of each split, and the pairs that fit no split, with reasons."""
     if "" not in pairs:
         return dict(pairs), []
     every = pairs[""]

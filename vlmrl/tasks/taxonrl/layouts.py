@@ -1,7 +1,8 @@
-"""TaxonRL's ground truths: one `;`-separated line per row, with its own layout in each domain, to typed truth and back.
+"""Conversion of TaxonRL's ground truths to typed truths and back.
 
-The layouts are those of the data sets that arXiv:2603.04380 published. A typed truth holds `same`, where there is a
-hierarchy `distance`, and each field as a list of two names, image 1 first, None where a name is not known.
+A ground truth of TaxonRL is one `;`-separated line per row; each domain has its own layout. The layouts are those of
+the data sets that arXiv:2603.04380 published. A typed truth holds `same`, `distance` if there is a hierarchy, and each
+field as a list of two names, image 1 first, with None for an unknown name.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from vlmrl.tasks.pairs.vocabulary import Vocabulary
 from vlmrl.tasks.truth_kinds import CONTRADICTS
 
 DISTANCES = ("sameSpecies", "sameGenus", "sameFamily", "sameOrder", "sameClass")
-"""Words for `distance` 0, 1, 2, 3, 4."""
+"""Words for `distance` 0, 1, 2, 3 and 4 in the ground truths."""
 RANKS = ("genus", "family", "order")
-"""Fields that may first differ at distance 2, 3 and 4; at distance 1 it is the species."""
+"""Coarsest rank that differs at distance 2, 3 and 4. At distance 1, only the species differs."""
 UNKNOWN = ("", "nan", "none", "null", "n/a", "na", "unknown", "incertae sedis")
-"""Words of tables for an unknown name, in lower case. Taxa of uncertain placement (incertae sedis) may have nothing in
-common.
+"""Words that mean an unknown name in tables, in lower case. "Incertae sedis" (uncertain placement) is one of them: two
+taxa with this word are not necessarily related.
 """
 HARD_LABEL = re.compile(r"([01])(?:\.0*)?")
 
@@ -34,12 +35,13 @@ class Layout:
     """Order of the fields in one domain's ground truth.
 
     Args:
-        name: the domain, or `answer` for the baseline's answer alone.
-        columns: `answer`, `distance`, or a field and the image that it belongs to, such as `family1`.
-        fields: fields of the typed truth, in its order.
-        vocabularies: field -> its names, where they are closed.
+        name: the domain, or `answer` for the layout of the baseline, which has the answer alone.
+        columns: names of the line's columns in order: `answer`, `distance`, or a field with the number of its image,
+            such as `family1`.
+        fields: fields of the typed truth, in order.
+        vocabularies: field -> its names, for fields with a closed vocabulary.
         fixed: fields that cannot differ between two images of the same class.
-        also: a second order of columns that is read, but not written; a column `-` is not kept.
+        also: a second order of columns, which is read but never written; a column `-` is ignored.
     """
 
     name: str
@@ -55,12 +57,12 @@ class Layout:
         return tuple(rank for rank in RANKS if rank in self.fields)
 
     def read(self, text: str | float) -> dict[str, Any]:
-        """Return the typed truth of a ground truth.
+        """Return the typed truth for the text of a ground truth.
 
-        Only 0 and 1 are read as an answer. A probability is refused: `same` is yes or no, and rounding would change the
-        row; the reward `taxonrl` scores such a row from its own text.
+        Only 0 and 1 are accepted as an answer. A probability is refused, because `same` is yes or no, and rounding
+        would change the row. The reward `taxonrl` can score such a row from the original text.
 
-        Raises: RewardError with the problem: number of fields, no answer, an unknown label or distance, or fields that
+        Raises: RewardError for a wrong number of fields, a missing answer, an unknown label or distance, or fields that
             contradict each other.
         Example: fungi, `0;Boletaceae;Boletus;Boletales;Boletus edulis;Boletaceae;Suillus;Boletales;Suillus luteus` ->
             same False, distance 2, order [Boletales, Boletales], family ..., genus [Boletus, Suillus], species ...
@@ -80,12 +82,13 @@ class Layout:
         return truth
 
     def write(self, truth: Truth, *, sound: bool = True) -> str:
-        """Return the ground truth of a typed truth, as TaxonRL writes it; `read` returns the typed truth again.
+        """Return a typed truth as a text in TaxonRL's form. `read` converts this text to the same typed truth.
 
         Args:
-            sound: False = also a truth that contradicts itself, or has unknown labels: TaxonRL's functions score it.
+            sound: whether the truth must be without error. False = a truth that contradicts itself or has unknown
+                labels is written, too, because TaxonRL's functions score such a truth.
         Raises: RewardError for a truth without `same`, a field that does not hold two names, or a name that cannot be
-            written; where it must be sound, also for everything that `read` refuses.
+            written; if `sound`, also for everything that `read` refuses.
         """
         same = truth.get("same")
         if not isinstance(same, (bool, int, float)) or same not in (0, 1):
@@ -164,12 +167,12 @@ class Layout:
 
 
 def distance_bounds(same: bool, equal: Mapping[str, bool | None]) -> tuple[int, int]:
-    """Return the smallest and the largest distance that fit.
+    """Return the smallest and the largest distance that are consistent with `same` and the known ranks.
 
     If the smallest is above the largest, the ranks contradict each other.
 
     Args:
-        equal: genus, family, order -> equal, different or not known.
+        equal: genus, family, order -> whether the two names are equal; None = not known.
     Example: not the same, genus different, family not known, order equal -> (2, 3).
     """
     differ = [i for i, rank in enumerate(RANKS, start=2) if equal.get(rank) is False]
@@ -179,7 +182,7 @@ def distance_bounds(same: bool, equal: Mapping[str, bool | None]) -> tuple[int, 
 
 
 def settled_distance(truth: Truth) -> int | None:
-    """Return the only distance that fits `same` and the names; None when several fit.
+    """Return the distance if `same` and the known names allow only one; None if they allow several.
 
     Example: fungi of one family whose genera differ -> 2.
     """
@@ -188,7 +191,7 @@ def settled_distance(truth: Truth) -> int | None:
 
 
 def contradictions(layout: Layout, truth: Truth) -> list[str]:
-    """Return the contradictions between `same`, `distance` and the names of a truth, in words, as far as known.
+    """Return the contradictions between `same`, `distance` and the known names of a truth, in words.
 
     Args:
         truth: `same` true or false, each field two names or None, `distance` from 0 to 4 or None.
@@ -218,7 +221,7 @@ def contradictions(layout: Layout, truth: Truth) -> list[str]:
 
 
 def names_agree(pair: Sequence[str | None] | None, field: str) -> bool | None:
-    """Return whether the two names of a field are equal, as the rewards compare them; None where one is not known."""
+    """Return whether the two names of a field are equal in the rewards' comparison; None if one is not known."""
     first, second = pair or (None, None)
     if first is None or second is None:
         return None
@@ -226,7 +229,7 @@ def names_agree(pair: Sequence[str | None] | None, field: str) -> bool | None:
 
 
 def _text(text: Any) -> str:
-    """Return a ground truth as text; a table may hold an answer as a number."""
+    """Return a ground truth as text; a table may hold a number in place of a text."""
     if isinstance(text, bool):
         return str(int(text))
     return text if isinstance(text, str) else "" if text is None else str(text)
@@ -272,4 +275,4 @@ LAYOUTS: dict[str, Layout] = {
         also=("answer", "type1", "-", "type2", "-"),
     ),
 }
-"""Domain -> layout. `fungi` and `bird` order their ranks differently; `gorilla` is also read in chimp's five fields."""
+"""Domain -> layout. `fungi` and `bird` have different orders of ranks. `gorilla` also reads chimp's five fields."""

@@ -1,4 +1,4 @@
-"""`vlmrl prep <domain>`: the kinds of sources, and the function that makes a dataset of each."""
+"""`vlmrl prep <domain>`: make the dataset of a domain from any kind of source."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ class DomainRequest:
     """Options of `vlmrl prep <domain>`.
 
     Args:
-        domain: its name.
+        domain: name of the domain.
         source: a table, a folder, an archive, or `hub:name`; None = the published data set.
-        synthetic: number of training pairs to draw instead; None = read a source.
-        out, name: default data/<name>, and the domain's name.
-        num_pairs: split -> pairs to make of raw images; of a table, `validation` alone counts.
+        synthetic: number of training pairs of drawn images, which replace a source; None = read a source.
+        out: the dataset folder; default: data/<name>.
+        name: name of the dataset; default: the domain's name.
+        num_pairs: split -> number of pairs to make from raw images. For a table, only `validation` is used.
         levels: meaning of the folders above a raw image, outermost first; None = the domain's own levels.
     """
 
@@ -86,7 +87,11 @@ def prepare_domain(request: DomainRequest, limits: Limits, *, force: bool = Fals
 
 
 def is_raw(source: str, *, by_folders: bool = False) -> bool:
-    """Return whether a source is images: an archive, a list of pairs, a folder without tables (any if `by_folders`)."""
+    """Return whether a source holds raw images: an archive, a list of pairs, or a folder without tables.
+
+    Args:
+        by_folders: whether the user has named the folders' levels; any folder then counts as raw images.
+    """
     place = Path(split_spelling(source)[0])
     if source.startswith("hub:") or not place.exists():
         return False
@@ -192,6 +197,6 @@ def _write(
 
 
 def published(domain: Domain) -> str:
-    """Return the hub name of the domain's published data set: one with intermediate truth, where there is one."""
+    """Return the hub name of the domain's published data set; one with names besides the answer, if there is one."""
     with_truth = [name for name in domain.datasets if re.search(r"-im(-|$)", name)]
     return f"hub:{(with_truth or domain.datasets)[0]}"

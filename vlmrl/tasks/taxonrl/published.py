@@ -1,11 +1,11 @@
-"""Rewards that TaxonRL published, exact to the digit, with their flaws: to reproduce its runs, not to start new ones.
+"""Rewards that TaxonRL published, with identical results and with their flaws. Use them only to reproduce its runs.
 
 Source: arXiv:2603.04380 and its repository (max-vkl/TaxonRL at f4b80ac, examples/reward_function). A name such as
     `lfw_fungi_im:compute_score_gemini` is the file and the function there.
 
-Every flaw that this module keeps on purpose is a named test in tests/unit/rewards/test_taxonrl.py; the rewards
-`taxonomy`, `pair_labels` and `pair_answer` do not have them. The time of all functions is linear in the length of a
-response; several of the originals are slower.
+Every flaw that this module keeps on purpose has a named test in tests/unit/rewards/test_taxonrl.py; R1, R2, ... are
+its numbers of flaws. The rewards `taxonomy`, `pair_labels` and `pair_answer` have none of these flaws. The time of all
+functions is linear in the length of a response; several of the originals are slower.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from vlmrl.tasks.taxonrl.layouts import LAYOUTS
 from vlmrl.types import RewardInput
 
 Fields = Sequence[str]
-"""Ground truth split at its `;`, without outer blanks."""
+"""Fields of a ground truth: its text split at every `;`, without outer blanks."""
 Middle = Callable[[str, Fields], float]
-"""(Squeezed response, ground truth) -> the score in [0, 1] of the part between thinking and answer."""
+"""(Response after `squeeze`, ground truth) -> score in [0, 1] of the part that is neither format nor answer."""
 
 EPSILON = 1e-15
 MOST_ANSWER_CHARS = 200
-"""Maximum number of characters of an answer in a detail: where no tag is closed the answer is the whole response."""
+"""Maximum length of an answer in `Score.detail`, in characters. Without a closed tag, it is the whole response."""
 RANKS = ("order", "family", "genus")
 FORMAT_END = re.compile(r"</think><answer>\d+\.\d{4}</answer>\Z")
 RELAXED_FORMAT_END = re.compile(r"</?think><answer>\d+\.\d{4}</?answer>\Z")
@@ -42,7 +42,7 @@ NAMED_TYPES = re.compile(r"<(?:age-group|type)>Image1=([\w\s-]+);\s*Image2=([\w\
 SECOND_SPECIES = re.compile(r"([^<]+)</species>")
 NAMED_SECOND_SPECIES = re.compile(r"\s*Image2=([^<]+)</species>")
 SAME_RANKS = {"samespecies": 3, "samegenus": 3, "samefamily": 2, "sameorder": 1}
-"""Distance -> how many ranks, from the order down, are the same; every other word counts as 0."""
+"""Word for the distance -> number of equal ranks, from the order down; any other word means 0."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Function:
     """One published function.
 
     Args:
-        layout: the layout of its ground truth; `answer`: the whole ground truth is the answer.
-        part: name of the part between format and answer; "" when there is none.
-        middle: that part.
+        layout: the layout of its ground truth; `answer` = the whole ground truth is the answer.
+        part: name of the middle part, besides format and answer; "" = there is none.
+        middle: function that computes the middle part.
         weights: format weight -> (weight of the answer, weight of the middle part).
-        format_weight: its default.
+        format_weight: default of the format weight.
         relaxed: whether the slashes of both closing tags may be missing.
-        batch: whether precision and f1 are those of the batch, with `macro_accuracy` beside them.
+        batch: whether precision and f1 are computed over the whole batch, together with `macro_accuracy`.
     """
 
     layout: str
@@ -68,9 +68,9 @@ class Function:
     batch: bool = False
 
     def parts(self, response: str, ground_truth: Any) -> tuple[dict[str, float], str | None, str]:
-        """Return its parts for one response, the cell of the confusion matrix, and the answer that it read.
+        """Return (scores of the parts, cell of the confusion matrix, text of the answer) for one response.
 
-        The cell is tp, fp, fn, tn or None: not readable.
+        The cell is tp, fp, fn or tn; None = the answer or the truth cannot be read.
         """
         text = squeeze(response)
         fields = [field.strip() for field in str(ground_truth).split(";")]
@@ -100,17 +100,17 @@ class Function:
 
 
 def taxonrl(*, function: str, layout: str | None = None, format_weight: float | None = None) -> RewardSpec:
-    """Return a published TaxonRL reward: its parts under its names, its weights, its value.
+    """Return a published TaxonRL reward with the original names of the parts, their weights and the value.
 
-    The value is the original's `overall`. `precision` and `f1` are those of the sample alone (1 for a true positive,
-    else 0), also where the original writes those of the batch into every sample: `score_batch` does that.
+    The value is the original's `overall`. `precision` and `f1` are computed for the sample alone (1 for a true
+    positive, else 0). Some originals write the batch's precision and f1 into every sample; `score_batch` does this.
 
     Args:
         function: file and function, such as `lfw_fungi_im:compute_score_gemini`.
-        layout: how the typed truth is written when a row has no `ground_truth` text of its own; default: the
-            function's. "answer", when given, also takes the answer alone out of a row's own text: TaxonRL gave its
-            baselines the column `answer` of rows that have `answer_im`, too.
-        format_weight: the original's parameter; default: the function's.
+        layout: layout in which the typed truth is written if a row has no `ground_truth` text; default: the function's
+            layout. If "answer" is given, only the answer is taken from a row's `ground_truth`, too: TaxonRL's baselines
+            use the column `answer`, also of rows that have `answer_im`.
+        format_weight: the original's parameter; default: the function's own.
     Raises: RewardError for an unknown function or layout, or a format weight that is not a number.
     """
     published = _published(function)
@@ -141,8 +141,8 @@ def score_batch(
 ) -> list[dict[str, float]]:
     """Return the result of a published function for a batch of (response, ground truth): parts and `overall` of each.
 
-    If the function writes the batch's precision and f1 into every sample, they are the batch's here, too, with
-    `macro_accuracy`: answers that cannot be read are left out of all three.
+    If the original writes the batch's precision, f1 and `macro_accuracy` into every sample, this function does so, too.
+    Answers that cannot be read do not count in these three numbers.
     """
     published = _published(function)
     weights = published.shares(format_weight)
@@ -153,7 +153,10 @@ def score_batch(
 
 
 def batch_metrics(cells: Mapping[str, int]) -> dict[str, float]:
-    """Return precision, f1 and macro_accuracy (plain accuracy, in fact) of counts of tp, fp, fn, tn; 0 for 0 of 0."""
+    """Return precision, f1 and macro_accuracy from the counts of tp, fp, fn and tn; 0 / 0 is 0.
+
+    Despite its name, macro_accuracy is the usual accuracy.
+    """
     tp, fp, fn, tn = (cells.get(cell, 0) for cell in ("tp", "fp", "fn", "tn"))
     precision = tp / (tp + fp) if tp + fp else 0.0
     recall = tp / (tp + fn) if tp + fn else 0.0
@@ -170,13 +173,13 @@ def squeeze(response: str) -> str:
 
 
 def format_score(text: str, relaxed: bool = False) -> float:
-    """Return 1 if the text starts with `<think>` and ends with a closed think and a four-place answer (R1 to R4)."""
+    """Return 1 if the text starts with `<think>` and ends with `</think>` and a four-place answer (R1 to R4)."""
     end = (RELAXED_FORMAT_END if relaxed else FORMAT_END).search(text, len("<think>"))
     return float(text.startswith("<think>") and end is not None)
 
 
 def first_answer(text: str, closings: Sequence[str]) -> str:
-    """Return the text in the first `<answer>` that is closed on its own line, else the whole text (R1, R6)."""
+    """Return the text in the first `<answer>` that is closed on the same line; without one, the whole text (R1, R6)."""
     start = text.find("<answer>")
     while start >= 0:
         start += len("<answer>")
@@ -205,7 +208,7 @@ def answer_score(answer: str, truth: Any) -> float:
 
 
 def confusion_cell(answer: str, truth: Any) -> str | None:
-    """Return tp, fp, fn or tn of an answer at 0.5; None when either side is not a number from 0 to 1 (R9)."""
+    """Return tp, fp, fn or tn for the threshold 0.5; None if answer or truth is not a number from 0 to 1 (R9)."""
     p = _float(answer)
     label = _float(truth if isinstance(truth, (int, float)) else str(truth).strip())
     if p is None or label is None or not (0 <= p <= 1 and 0 <= label <= 1):
@@ -214,10 +217,10 @@ def confusion_cell(answer: str, truth: Any) -> str | None:
 
 
 def names_of(order: int, family: int, genus: int, step: int) -> Middle:
-    """Return the part `taxonomy` of the concrete prompts: names per rank, by the rules R11 to R16.
+    """Return the function for the part `taxonomy` of the concrete prompts: names per rank, by the rules R11 to R16.
 
-    Going down from the order: both names must be right, until the first rank at which the pair differs; every rank
-    below it must be absent. A rank whose truth is not known ends the descent.
+    The ranks are checked from the order down. Both names must be right at every rank down to the first one at which the
+    pair differs. All ranks below it must be missing. The check stops at a rank whose truth is not known.
 
     Args:
         order, family, genus: index of image 1's name in the ground truth.
@@ -245,7 +248,7 @@ def names_of(order: int, family: int, genus: int, step: int) -> Middle:
 def relations(text: str, fields: Fields) -> float:
     """Return the part `taxonomy` of the basic prompt: Same or Different per rank; a missing rank is Different (R11).
 
-    Uncertain is always wrong, and a distance that is not known counts as sameClass (R24).
+    Uncertain is always wrong. An unknown distance counts as sameClass (R24).
     """
     same_ranks = SAME_RANKS.get(_field(fields, 1).lower(), 0)
     right = 0
@@ -257,7 +260,7 @@ def relations(text: str, fields: Fields) -> float:
 
 
 def labels_in(pattern: re.Pattern[str], truths: Callable[[Fields], Fields]) -> Middle:
-    """Return the part `age_group`: half for each right label in the first match, case ignored (R14, R18, R20)."""
+    """Return the function for `age_group`: 0.5 per right label in the first match, case ignored (R14, R18, R20)."""
 
     def score(text: str, fields: Fields) -> float:
         match = pattern.search(text)
@@ -269,7 +272,7 @@ def labels_in(pattern: re.Pattern[str], truths: Callable[[Fields], Fields]) -> M
 
 
 def species_in(opening: str, second: re.Pattern[str]) -> Middle:
-    """Return the part `species`: half for each name that is right by what it contains (R19)."""
+    """Return the function for the part `species`: 0.5 for each name with the right `species_code` (R19)."""
 
     def score(text: str, fields: Fields) -> float:
         start = text.find(opening)
@@ -290,7 +293,7 @@ def species_in(opening: str, second: re.Pattern[str]) -> Middle:
 
 
 def species_code(label: str) -> str:
-    """Return Asru or Anau for every text that contains one of their words, Asru first; else the text itself."""
+    """Return Asru or Anau if the text contains a word for this species, Asru first; else return the text itself."""
     plain = re.sub(r"[.\s]+", " ", label.lower()).strip()
     if plain == "asru" or plain == "anau":
         return plain.capitalize()
@@ -300,9 +303,9 @@ def species_code(label: str) -> str:
 
 
 def _stated_names(text: str, rank: str) -> list[str] | None:
-    """Return the content of the first tag of a rank, cut to two names, in lower case; None without the tag.
+    """Return the first two names in the first tag of a rank, in lower case; None if there is no such tag.
 
-    The case of tags is ignored.
+    Upper and lower case of the tag are accepted.
     """
     opening, closing = RANK_TAGS[rank]
     start = opening.search(text)
@@ -328,7 +331,7 @@ def _chimp(fields: Fields) -> Fields:
 
 
 def _gorilla(fields: Fields) -> Fields:
-    """Return fields in gorilla's layout; five fields are read as chimp's."""
+    """Return the fields in gorilla's layout. Five fields are taken for chimp's layout and reordered."""
     return _chimp(fields) if len(fields) >= 5 else _second_and_third(fields)
 
 
@@ -352,7 +355,7 @@ def _fixed(share: float) -> Callable[[float], tuple[float, float]]:
 
 
 def _hard(w: float) -> tuple[float, float]:
-    """Return the weights by R22: both stay at 0.4, for any weight of the format."""
+    """Return the weights (answer, middle part) of rule R22: both are 0.4 for any weight of the format."""
     return 0.4, 0.4
 
 
@@ -390,4 +393,4 @@ def _table() -> dict[str, Function]:
 
 
 FUNCTIONS: dict[str, Function] = _table()
-"""Published function -> its definition."""
+"""Name of a published function, `file:function` -> its definition."""

@@ -1,4 +1,4 @@
-"""Built-in rewards of TaxonRL's tasks, by name; those of pairs are in tasks/pairs/rewards.py."""
+"""Built-in rewards of TaxonRL's tasks, by name. The rewards of pair tasks are in tasks/pairs/rewards.py."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Drawn specimens for every domain: what a picture shows spells its names, so that a model can learn them offline.
+"""Drawn specimens for every domain. Visual traits determine the names, so a model can learn them without a download.
 
-Fungi and birds: shape = order, colour = family, marking = genus, stem or tail = species; a name is made of the stems of
-its traits (`Conrubpuncta crassa`: cone-shaped, red, dotted, thick). Animals and faces: age, type or species by size,
-colour and form, the individual by a pattern of its own. Position, size, tilt, light and ground vary.
+Fungi and birds: the shape determines the order, the colour the family, the marking the genus, and the stem or tail the
+species. A name is made of the word stems of its traits (`Conrubpuncta crassa`: cone-shaped, red, dotted, thick).
+Animals and faces: size, colour and form determine the age, type or species; each individual has a pattern of its own.
+Position, size, tilt, light and background vary.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ if TYPE_CHECKING:
 SIDE = 112
 """Side of a picture in pixels: 16 image tokens."""
 SCALE = 2
-"""Factor of the size at which pictures are drawn; they are then made smaller, for smooth edges."""
+"""Pictures are drawn enlarged by this factor and then scaled down, which makes their edges smooth."""
 SHAPES = ("Con", "Plan", "Glob", "Fun")
 COLOURS = {"rub": (200, 45, 40), "aur": (235, 185, 40), "vir": (60, 150, 70), "caer": (60, 90, 200)}
 MARKINGS = ("nuda", "puncta", "linea")
 ENDINGS = ("gracilis", "crassa")
 IMAGES_OF_SPECIES, IMAGES_OF_INDIVIDUAL = 20, 12
 FEW_PAIRS = 1000
-"""With fewer training pairs the taxonomy is smaller."""
+"""Number of training pairs below which a smaller taxonomy is used."""
 DOT_PLACES = 9
 
 Draw = Callable[[Any, Mapping[str, str], random.Random], None]
 
 
 def draw_collection(domain: Domain, num_pairs: int, *, seed: int) -> tuple[list[LabelledImage], dict[str, bytes]]:
-    """Return the images of a domain, and their files by origin; enough of them for `num_pairs` training pairs.
+    """Draw enough images of a domain for `num_pairs` training pairs; return them, and origin -> file of each image.
 
     The same arguments give the same pictures.
     """
@@ -57,7 +58,12 @@ def draw_collection(domain: Domain, num_pairs: int, *, seed: int) -> tuple[list[
 
 
 def draw(domain: str, traits: Mapping[str, str], rng: random.Random) -> PILImage:
-    """Return one picture of a specimen with these names; `rng` decides how it is seen. RGB, 112 x 112."""
+    """Draw one picture of a specimen, RGB, 112 x 112 pixels.
+
+    Args:
+        traits: the specimen's names, which determine its look.
+        rng: determines position, size, tilt, light and background.
+    """
     from PIL import Image, ImageDraw, ImageFilter
 
     side = SIDE * SCALE
@@ -106,7 +112,7 @@ def taxonomy(shape: str, colour: str, marking: str, ending: str) -> tuple[str, s
 
 
 def _traits(names: Mapping[str, str]) -> tuple[str, tuple[int, int, int], str, str]:
-    """Return shape, colour, marking and ending, derived from the names."""
+    """Return the shape, colour, marking and ending (form of the stem or tail) that the names determine."""
     shape = names["order"].removesuffix("ales")
     colour = names["family"].removesuffix("aceae").removeprefix(shape)
     return shape, COLOURS[colour], names["genus"].removeprefix(shape + colour), names["species"].partition(" ")[2]
@@ -244,7 +250,7 @@ def _whale(canvas: Any, names: Mapping[str, str], rng: random.Random) -> None:
     canvas.polygon([(100, 170), (124, 170), (120, 104), (104, 104)], (40, 48, 58))
     for side in (-1, 1):
         edge: list[tuple[float, float]] = [(112 + side * 104, 40)]
-        for place in range(5):  # bites out of the trailing edge
+        for place in range(5):  # notches in the rear edge, one per bit of the pattern
             depth = 16 if code >> (place + (5 if side > 0 else 0)) & 1 else 0
             edge += [
                 (112 + side * (88 - 16 * place), 52 + 4 * place),
@@ -265,7 +271,7 @@ def _dots(
 
 
 def _pattern(names: Mapping[str, str], bits: int) -> int:
-    """Return the individual's pattern of `bits` bits: always the same, and never empty."""
+    """Return an individual's pattern as a number of `bits` bits, always the same for an individual and never 0."""
     return hash64("pattern", names["individual"]) % ((1 << bits) - 1) + 1
 
 

@@ -1,4 +1,4 @@
-"""Kinds of TaxonRL's rows, known by their truth, and the form of their truths in a table of responses."""
+"""Kinds of TaxonRL's rows, which their truths identify, and the form of these truths in a table of responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def has_species(truth: Truth) -> bool:
 
 
 def labels_of(row: Row) -> RowLabels:
-    """Return what the data doctor counts: of pairs, and the species shown if the rows ask for species."""
+    """Return the labels for the data doctor: those of pairs, and the species in the images if the rows ask for them."""
     labels = pair_labels_of(row)
     if labels.group or labels.distance is None or not row.truth.get("species"):
         return labels
@@ -34,7 +34,7 @@ SPECIES_PAIRS = replace(PAIRS, matches=has_species, labels=labels_of, specificit
 
 
 def domain_kind(domain: Domain, variant: Variant) -> RowKind:
-    """Return the kind of a domain's rows, played in the form of the variant's answers."""
+    """Return the kind of a domain's rows. In the probe, its answers have the form of the variant."""
     return replace(SPECIES_PAIRS, play=player(answer_form(domain, variant)))
 
 
@@ -45,7 +45,7 @@ def answer_form(domain: Domain, variant: Variant) -> AnswerForm:
 
 
 def truth_form(domain: str, truth: Truth, columns: Sequence[str]) -> TruthForm:
-    """Return how a table holds the truths of a domain: typed fields, or TaxonRL's `;` line."""
+    """Return the form of a domain's truths in a table: typed fields, or TaxonRL's `;`-separated line."""
     fields = ("same", "distance", *DOMAINS[domain].field_names)
     layout = DOMAINS[domain].layout
     return TruthForm(
@@ -58,12 +58,12 @@ def read_line(layout: str, text: str) -> Truth:
 
 
 def write_line(layout: str, truth: Truth) -> str:
-    """Return an unsound truth as its line; a line that cannot be read back raises a RewardError that carries `text`."""
+    """Return a truth, which may contain errors, as a `;`-separated line. Raises: RewardError as `Layout.write`."""
     return LAYOUTS[layout].write(truth, sound=False)
 
 
 def known_fields_of(domain: str, truth: Truth, is_sure: bool) -> Mapping[str, Any]:
-    """Return which truth fields the rows know, by the first row; {} if it does not show this for the others."""
+    """Return the truth fields that are filled in the first row; {} if that row may not represent the others."""
     if not is_sure:
         return {}
     return {"truth_fields": [name for name in DOMAINS[domain].field_names if truth.get(name) is not None]}
