@@ -139,7 +139,7 @@ def picks(rows: Sequence[Record], by: Sequence[str] = ()) -> dict[str, Callable[
         pick_by_name[name] = lambda r, name=name: _finite(r["outcome"].get(name))
     for name in _names(rows, "parts"):
         pick_by_name[f"part/{name}"] = lambda r, name=name: _finite(r["parts"].get(name))
-    pick_by_name["response_tokens"] = lambda r: float(r["num_tokens"])
+    pick_by_name["response_tokens"] = lambda r: _finite(r["num_tokens"])
     pick_by_name["truncated"] = lambda r: float(r["finish"] == "length")
     return pick_by_name
 

@@ -161,7 +161,7 @@ def _reward_input(rollout: Rollout, index: int) -> RewardInput:
     )
     return replace(
         base,
-        token_ids=sample.token_ids,
+        token_ids=sample.token_ids or None,
         step=sample.version,
         prompt_id=prompt.row.prompt_id,
         sample=index,
