@@ -40,7 +40,7 @@ def test_the_written_folder_passes_its_test_and_trains(tmp_path: Path, tiny_fold
     done = subprocess.run(tested, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout
     file = tmp_path / "squares" / "task.py"
-    start = file.read_text().index("    found = WHOLE.fullmatch")
+    start = file.read_text().index("    match = WHOLE.fullmatch")
     end = file.read_text().index("def picture_of(")
     file.write_text(file.read_text()[:start] + f"{LETTERS}\n\n" + file.read_text()[end:])
     made = this_process("prep", "squares/task.py:task", "--out", "squares/data", "--rows", 8, cwd=tmp_path)
