@@ -133,7 +133,7 @@ class Attempts:
         texts = [x for x in inputs if x is not None]
         runs = self.scorer.spec.in_worker
         alone = 1 if runs is not None and not runs.batched else 0
-        scores = self.scorer.score(texts[:alone], strict=strict, rows=names)
+        scores = self.scorer.score(texts[:alone], strict=strict, rows=names[:alone])
         self.seconds += self.scorer.seconds
         if not any(HUNG in (s.error or "") for s in scores):  # if the first row hangs, all rows would take hours
             scores += self.scorer.score(texts[alone:], strict=strict, rows=names[alone:])
