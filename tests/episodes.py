@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,20 +36,25 @@ class Episodes:
 
     def __init__(self, inner: Generator, policy: Policy, encoder: Encoder, demonstration: str = "") -> None:
         self.inner, self.policy, self.encoder, self.demonstration = inner, policy, encoder, demonstration
+        self.asked: dict[int, tuple[SamplingRequest, SamplingParams]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def generate(
-        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
-    ) -> list[list[Sample]]:
-        answers = self.inner.generate(requests, params, progress)
-        if params.temperature == 0 or max(map(len, answers)) < 2:  # validation, and the check of a sync
-            return answers
-        return [
-            [self._demonstrated(s) if k == len(own) - 1 else self._episode(request, s) for k, s in enumerate(own)]
-            for request, own in zip(requests, answers, strict=True)
-        ]
+    generate = Generator.generate
+
+    def submit(self, request: SamplingRequest, params: SamplingParams) -> int:
+        number = self.inner.submit(request, params)
+        self.asked[number] = request, params
+        return number
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, list[Sample]]]:
+        return [(number, self._changed(*self.asked.pop(number), own)) for number, own in self.inner.poll(timeout)]
+
+    def _changed(self, request: SamplingRequest, params: SamplingParams, own: list[Sample]) -> list[Sample]:
+        if params.temperature == 0 or len(own) < 2:  # validation, and the check of a sync
+            return own
+        return [self._demonstrated(s) if k == len(own) - 1 else self._episode(request, s) for k, s in enumerate(own)]
 
     def _demonstrated(self, sample: Sample) -> Sample:
         ids = self.encoder.encode_text(self.demonstration)

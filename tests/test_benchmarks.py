@@ -16,9 +16,13 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts" / "bench"
 SHOWN = {
     "demo_seeds": "pooled accuracy: +",
+    "grading": "as_by_hand 417",
+    "intervals": "(57 cases, 3 draws each)",
+    "eval_kills": "holds: true",
     "kill": "kill.py: 2 kills, 2 recovered, resumed runs bitwise equal: yes (1 runs)",
     "kill_ranks": '"finished": {"equal within tolerance": 1}',
     "merge": '"whole"',
+    "path": "holds",
     "prefix_sweep": "log-prob",
     "prep": '"pairs": 4, "images": 8',
     "reward_check": "32 responses",

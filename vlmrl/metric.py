@@ -49,6 +49,8 @@ METRICS: Mapping[str, Metric] = {
     "part": Metric("higher"),
     "accuracy": Metric("higher", SHARE),
     "pass@k": Metric("higher", SHARE),
+    "maj@k": Metric("higher", SHARE),
+    "mean@k": Metric("higher", SHARE),
     "brier": Metric("lower", SHARE),
     "auc": Metric("higher"),
     "ece": Metric("lower"),
@@ -71,7 +73,8 @@ def metric_facts(name: str, own: Mapping[str, Metric] | None = None) -> Metric:
     Args:
         own: facts that the task declares; they have priority over METRICS.
     """
-    base = "pass@k" if name.startswith("pass@") else name.split("/")[0]
+    kind, at, _ = name.partition("@")
+    base = f"{kind}@k" if at and f"{kind}@k" in METRICS else name.split("/")[0]
     for table in (own or {}, METRICS):
         for key in (name, base):
             if key in table:

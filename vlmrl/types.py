@@ -145,6 +145,7 @@ class Segment:
         version: policy version that sampled the segment; None = the version of the trajectory.
         media: images within the segment, in the order of their tokens.
         seen_sizes: (width, height) of each of `media` as the model saw it; () = unknown.
+        unlisted: number of tokens whose ids are unknown, beside `ids`: an endpoint counts its tokens, and gives texts.
     """
 
     role: str
@@ -155,6 +156,12 @@ class Segment:
     version: int | None = field(default=None, kw_only=True)
     media: tuple[Media, ...] = field(default=(), kw_only=True)
     seen_sizes: tuple[Size, ...] = field(default=(), kw_only=True)
+    unlisted: int = field(default=0, kw_only=True)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, with those whose ids are unknown."""
+        return len(self.ids) + self.unlisted
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +192,7 @@ class Sample:
     @property
     def num_sampled_tokens(self) -> int:
         """Number of tokens that the policy wrote."""
-        return sum(len(s.ids) for s in self.parts if s.author == "policy")
+        return sum(s.num_tokens for s in self.parts if s.author == "policy")
 
 
 INAPPLICABLE = "the reward does not apply to this response"
@@ -324,7 +331,7 @@ class Trajectory:
     @property
     def num_sampled_tokens(self) -> int:
         """Number of tokens that the policy wrote: the length of a response, and the unit of an engine's speed."""
-        return sum(len(s.ids) for s in self.segments if s.author == "policy")
+        return sum(s.num_tokens for s in self.segments if s.author == "policy")
 
 
 @dataclass(frozen=True, slots=True)

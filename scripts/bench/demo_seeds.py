@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.evaluate.estimates import difference_interval, pooled_difference_interval
-from vlmrl.evaluate.metrics import clusters_of, joined_ranges, range_of_metric
+from vlmrl.evaluate.metrics import clusters_of, range_of_metric
+from vlmrl.evaluate.paired import joined_ranges
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
 from vlmrl.store.layout import eval_dir
 from vlmrl.store.listing import run_ids

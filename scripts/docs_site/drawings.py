@@ -11,6 +11,7 @@ from pathlib import Path
 LAYERS_TEST = Path(__file__).resolve().parents[2] / "tests" / "test_layers.py"
 HOLDS = {
     "recipe": "recipes: schema, loading, checks",
+    "endpoint": "client of model servers",
     "rewards": "built-in rewards, sandbox",
     "algo": "algorithms: table, losses, advantages",
     "store": "run folders",

@@ -26,7 +26,7 @@ INTERRUPTED = [
     (
         "vlmrl.setup.model_origin.find_model",
         ("eval", "one"),
-        "eval was interrupted: finished evaluations are kept",
+        "eval was interrupted: finished evaluations and responses are kept",
     ),
     (
         "vlmrl.reward_check.open_table.is_table",

@@ -284,6 +284,65 @@ def test_compare_shows_what_differs_and_a_paired_difference(root: Path):
         assert f"\n{title}\n" in f"\n{text.out}"
 
 
+def test_compare_tests_the_difference_and_says_how_many_rows_would_show_a_small_one(root: Path):
+    with make(root, name="a") as a:
+        for name in ("test", "other"):
+            add_evaluation(a, name, [1, 0, 0, 0, 0, 0, 0, 0, 1, 0] * 2)
+        add_evaluation(a, "held", [1] * 20, role="held out")
+    with make(root, name="b") as b:
+        add_evaluation(b, "held", [0] * 20, role="held out")
+        add_evaluation(b, "test", [0, 1, 1, 1, 1, 1, 1, 1, 1, 0] * 2)
+        add_evaluation(b, "other", [1, 0, 0, 0, 0, 0, 0, 0, 1, 1] * 2)
+    result = as_json("compare", "a", "b", runs=root)
+    tests = {e["name"]: {m["metric"]: m["test"] for m in e["metrics"]} for e in result["evaluations"]}
+    # 2 of the 16 rows that tell speak for A: 2 * (1 + 16 + 120) / 2^16; Holm doubles the smaller of two p-values.
+    test = tests["test"]["accuracy"]
+    assert (test["method"], test["only_a"], test["only_b"], test["groups"]) == ("exact McNemar", 2, 14, 20)
+    assert test["p"] == pytest.approx(274 / 65536) and test["p_holm"] == pytest.approx(548 / 65536)
+    assert tests["held"]["accuracy"]["comparisons"] == 1, "rows of another role"
+    assert tests["other"]["accuracy"]["p"] == tests["other"]["accuracy"]["p_holm"] == 0.5
+    low, high = test["bootstrap"]
+    assert 0 < low < 0.6 < high < 1 and tests["test"]["truncated"] is None
+    power = next(e["power"] for e in result["evaluations"] if e["name"] == "test")
+    assert power["metric"] == "accuracy" and power["discordant"] == 0.8 and 15_000 < power["rows"] < 16_500
+    text = vlmrl("compare", "a", "b", runs=root).out
+    assert "accuracy: exact McNemar p = 0.00418 (only A right on 2 rows, only B on 14), 0.00836 with Holm" in text
+    assert "to see 2 points of accuracy with 80% chance: 15," in text and "disagree on 80.0%" in text
+
+
+def test_compare_takes_several_runs_as_seeds_of_a_setting_and_several_settings(root: Path):
+    for name, answers in (("a1", [0, 0, 0, 1]), ("a2", [0, 0, 1, 1]), ("b1", [1, 1, 1, 1]), ("b2", [1, 1, 0, 1])):
+        with make(root, name=name) as run:
+            add_evaluation(run, "test", answers * 5, role="test")
+    result = as_json("compare", "a1,a2", "b1,b2", runs=root)
+    (evaluation,) = result["evaluations"]
+    assert [s["letter"] for s in result["settings"]] == ["A", "B"] and len(result["settings"][0]["runs"]) == 2
+    assert evaluation["settings"]["B"]["accuracy"]["runs"] == [1.0, 0.75]
+    done = vlmrl("compare", "a1,a2", "b1,b2", runs=root)
+    assert done.code == 0 and "A\taccuracy\t0.3750\t0.1768\t0.250 0.500" in done.out
+    assert "B - A\taccuracy\t+0.5000\t[" in done.out and "2 against 2 runs" in done.out
+    several = vlmrl("compare", "a1", "a2", "b1", runs=root)
+    assert several.code == 0 and "with Holm's correction for 2" in several.out.splitlines()[0]
+    twice = vlmrl("compare", "a1,a1", "b1", runs=root)
+    assert twice.code == 2 and "has the run a1 twice" in twice.err
+
+
+def test_compare_labels_a_maximum_over_checkpoints_that_was_chosen_on_test(root: Path):
+    with make(root, name="a") as a:
+        for step, answers in ((1, [1, 1]), (3, [0, 1])):
+            add_evaluation(a, f"test-digits-step-{step:06d}", answers * 10, step=step)
+    with make(root, name="b") as b:
+        add_evaluation(b, "test-digits-step-000003", [0, 1] * 10, step=3)
+    result = as_json("compare", "a", "b", runs=root)
+    (entry,) = result["checkpoints"]
+    assert (entry["side"], entry["mean"], entry["best"]["value"], entry["selected"]["value"]) == ("A", 0.75, 1.0, 0.5)
+    text = vlmrl("compare", "a", "b", runs=root).out
+    assert "1.000 at step 1 (best of 2 checkpoints, chosen on these test rows themselves" in text
+    folders = [str(layout.eval_dir(run.dir, f"test-digits-step-{step:06d}")) for run, step in ((a, 1), (b, 3))]
+    (note,) = as_json("compare", *folders, runs=root)["notes"]
+    assert "1 of 2 checkpoints evaluated on these rows, and validation selected step 3" in note
+
+
 def test_compare_pairs_evaluations_of_other_steps_and_keeps_suffixes_apart(root: Path):
     with make(root, name="a") as a:
         for step, answers in ((1, [1, 1]), (3, [0, 0])):

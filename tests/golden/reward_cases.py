@@ -372,6 +372,51 @@ def length_inputs() -> Iterator[Input]:
             yield given("x", {}, finish, tokens)
 
 
+def response_inputs() -> Iterator[Input]:
+    for text in (
+        "<think>so</think>It is 5.", "<think></think>5", "<think>so</think>", "a<think>so</think>5", "<think>so", "",
+        "5",
+        "<think>a</think><think>b</think>5", "\u043e\u0442\u0432\u0435\u0442 5", "so \u7b54\u6848 \u03b1 = 5",
+        "\uc815\ub2f5",
+    ):  # fmt: skip
+        yield given(text, {"answer": "5"})
+        yield given(text, {"answer": "5"}, "length", 3)
+
+
+def math_inputs() -> Iterator[Input]:
+    """Answers on which the arguments of `math` disagree; tests/golden/math/pairs.jsonl has the default's verdicts."""
+    pairs = (
+        ("20", "20"), ("20", "21"), ("12 cm", "12"), ("12 cm", "12 in"), ("12 cm", "0.12 m"), ("45^\\circ", "45"),
+        ("45^\\circ", "45^\\circ"), ("20\\%", "20"), ("20\\%", "0.2"), ("20", "20\\%"), ("\\$20", "20"), ("\\$20",
+        "\u20ac20"),
+        ("6\\sqrt{5}", "13.4"), ("6\\sqrt{5}", "13.416"), ("\\{1,2\\}", "(1,2)"), ("\\{1,2\\}", "2,1"), ("[1,2)",
+        "(1,2)"),
+        ("[1,2)", "[1,2)"), ("B", "B. 45"), ("B", "B"), ("2.5", "2\\frac{1}{2}"), ("1", "2\\frac{1}{2}"), ("x+1",
+        "1+x"),
+    )  # fmt: skip
+    for gold, answer in pairs:
+        yield given(f"<think>so</think>It is \\boxed{{{answer}}}.", {"answer": gold})
+    for text in ("It is <answer>20</answer>.", "20", "<think>\\boxed{20}</think>", "<answer>\\boxed{20}</answer>", ""):
+        yield given(text, {"answer": "20"})
+        yield given(text, {"answer": ["19", "20"]}, "length", 2)
+    yield given("\u043e\u0442\u0432\u0435\u0442 \\boxed{20}", {"answer": "20"})
+    yield given("\\boxed{20}", {"answer": ""})
+    yield given("\\boxed{20}", {"answer": "So \\boxed{20}."})
+
+
+def maye_inputs() -> Iterator[Input]:
+    texts = (
+        "So \\boxed{20}.", "So \\boxed{21}.", "<think>a</think> \\boxed{20}", "<think></think> no", "",
+        "\u7b54\u6848 \\boxed{20}",
+        "\\boxed{20}. I hope this boxed answer helps.", "\\boxed{20^3}", "\\boxed{1, 200, 3}",
+    )  # fmt: skip
+    for text in texts:
+        for gold in ("\\boxed{20}", "So it is \\boxed{20^\\circ}.", "\\boxed{1, 2, 3}", "20"):
+            yield given(text, {"solution": gold}, "stop", 12)
+        yield given(text, {"solution": "\\boxed{20}"}, "length", 12)
+        yield given(text, {"solution": "\\boxed{20}"}, "stop", 1)
+
+
 CASES: dict[str, tuple[list[Args], list[Input]]] = {
     "taxonomy": (
         [
@@ -446,5 +491,27 @@ CASES: dict[str, tuple[list[Args], list[Input]]] = {
     ),
     "format_tags": ([{}, {"tags": ["a", "b"]}, {"tags": ["answer"]}], list(tag_inputs())),
     "length": ([{"soft_tokens": 10, "max_tokens": 20}, {"soft_tokens": 1, "max_tokens": 2}], list(length_inputs())),
+    "think_format": ([{}], list(response_inputs())),
+    "language": ([{}, {"script": "cyrillic"}, {"script": "han"}], list(response_inputs())),
+    "ending": ([{}, {"min_tokens": 4}], list(response_inputs())),
+    "math": (
+        [
+            {},
+            {"place": "tag"},
+            {"place": "text", "thought": "read"},
+            {"units": "required", "degrees": "required"},
+            {"units": "ignored", "degrees": "ignored", "money": "ignored", "percent": "ignored"},
+            {"percent": "value", "money": "required"},
+            {"decimals": 0},
+            {"decimals": 5},
+            {"sets": "loose"},
+            {"intervals": "ends"},
+            {"choices": "exact"},
+            {"mixed": "product"},
+            {"key": "answer", "min_tokens": 4},
+        ],
+        list(math_inputs()),
+    ),
+    "maye": ([{}, {"min_tokens": 0, "penalty": -0.5}], list(maye_inputs())),
 }
 """Built-in -> (arguments, inputs): each is scored with each."""

@@ -34,7 +34,14 @@ OWN_MESSAGES = {
     "recipe/template_worker.py",
 }
 """Files that read what a process of this program has just written to another one."""
-SCRATCH = {"data/table_pieces.py", "data/image_scan.py", "tasks/taxonrl/domain_prep.py", "tasks/taxonrl/domain_rows.py"}
+SCRATCH = {
+    "data/table_pieces.py",
+    "data/image_scan.py",
+    "tasks/geometry/dataset_rows.py",
+    "tasks/geometry/survey.py",
+    "tasks/taxonrl/domain_prep.py",
+    "tasks/taxonrl/domain_rows.py",
+}
 """Files that read what the same command wrote into a folder for its own use."""
 CAUGHT = {"recipe/imports/read.py"}
 """Reads foreign recipes with a parser of its own hooks, and catches what it raises."""

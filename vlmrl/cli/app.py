@@ -26,6 +26,7 @@ COMMANDS = (
     "train",
     "merge",
     "eval",
+    "generate",
     "compare",
     "reward_check",
     "report",

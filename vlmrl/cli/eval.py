@@ -11,27 +11,18 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit, say, say_origin, show_warnings
+from vlmrl.cli.served import endpoint_of, served_origin
 from vlmrl.cli.show.eval_table import result_fields, show_evaluation
 from vlmrl.cli.show.progress import counter
 from vlmrl.errors import RecipeError
 
 if TYPE_CHECKING:
+    from vlmrl.endpoint.client import EndpointOptions
     from vlmrl.evaluate.records import Evaluation
     from vlmrl.inference.evaluation import EvalSettings, PlannedEvaluation
     from vlmrl.recipe.schema import Recipe
     from vlmrl.setup.model_origin import ModelOrigin
 
-Model = Annotated[str, typer.Argument(help="Run (id, prefix, name, `last`), Hugging Face folder or hub name.")]
-RecipeOrRun = Annotated[
-    str | None,
-    typer.Option(
-        "--recipe", help="Recipe or run that gives data and reward; default: the run's own.", show_default=False
-    ),
-]
-Data = Annotated[
-    str | None,
-    typer.Option(help="Dataset to evaluate on instead of the recipe's: a folder or a table.", show_default=False),
-]
 Split = Annotated[
     str | None,
     typer.Option(
@@ -40,18 +31,6 @@ Split = Annotated[
         show_default=False,
     ),
 ]
-Source = Annotated[
-    str | None, typer.Option(help="Only this [[data]] entry, if the recipe has several.", show_default=False)
-]
-Checkpoint = Annotated[str, typer.Option(help="Checkpoint of a run: best, last, or a step.")]
-Sample = Annotated[
-    float | None, typer.Option(help="Sample at this temperature; default: greedy.", min=0.0, show_default=False)
-]
-Samples = Annotated[int, typer.Option("--n", min=1, help="Responses per prompt; more than 1 needs --sample.")]
-MaxRows = Annotated[
-    int | None, typer.Option(min=1, help="Maximum number of rows of each source: the first ones.", show_default=False)
-]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling.")]
 Name = Annotated[
     str | None, typer.Option(help="Name of the evaluation; default: rows, source and step.", show_default=False)
 ]
@@ -77,21 +56,25 @@ def register(app: typer.Typer) -> None:
 
 def eval_(
     ctx: typer.Context,
-    model: Model,
-    recipe: RecipeOrRun = None,
-    data: Data = None,
+    model: options.AnsweringModel = None,
+    recipe: options.RecipeOrRun = None,
+    data: options.OtherData = None,
     split: Split = None,
-    source: Source = None,
-    checkpoint: Checkpoint = "best",
-    sample: Sample = None,
-    n: Samples = 1,
-    max_rows: MaxRows = None,
-    seed: Seed = 0,
+    source: options.OneSource = None,
+    checkpoint: options.EvalCheckpoint = "best",
+    sample: options.Sample = None,
+    n: options.Samples = 1,
+    max_rows: options.MaxRows = None,
+    seed: options.EvalSeed = 0,
     name: Name = None,
     compare: Compare = None,
     overrides: options.Set = None,
     force: Force = False,
     gpus: Gpus = None,
+    endpoint: options.Endpoint = None,
+    served: options.Served = None,
+    key_env: options.KeyEnv = None,
+    concurrency: options.Concurrency = 16,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
@@ -103,8 +86,13 @@ def eval_(
 
     Example: vlmrl eval models/merged
 
+    Example: vlmrl eval --endpoint https://api.openai.com/v1 --model NAME --key-env OPENAI_API_KEY --data data/digits
+
     Sampling is greedy unless --sample is given. An answer that cannot be parsed counts as wrong. Results are written to
     the run's folder eval/. For a model that is not a run, they are written to a new run of kind eval.
+
+    With --endpoint, each response is kept as soon as it is there. After an outage or a kill, the same command goes on
+    and asks for nothing twice. A prompt that the endpoint refuses counts as wrong, and its row says so.
 
     Intervals are Wilson's score intervals at the effective sample size of rows that share images. They are never
     outside the range of a metric. A metric without a declared range counts as one from 0 to 1 if all its values are.
@@ -122,8 +110,9 @@ def eval_(
     if n > 1 and not sample:
         raise RecipeError(f"--n {n} needs --sample: greedy gives the same answer {n} times", hint="--sample 1.0")
     check_eval_name(name)
+    endpoint_options = endpoint_of(endpoint, served, key_env, concurrency, model=model, gpus=gpus)
     request = EvalRequest(
-        model,
+        model or str(served),
         recipe,
         data,
         split,
@@ -143,24 +132,30 @@ def eval_(
         options.typed_words(ctx),
     )
     root, argv = runs_root(runs), recorded_command(request.argv)
-    origin = find_model(model, root, int(checkpoint) if checkpoint.isdigit() else checkpoint)
+    if endpoint_options is None:
+        origin = find_model(request.model, root, int(checkpoint) if checkpoint.isdigit() else checkpoint)
+    else:
+        origin = served_origin(endpoint_options)
     settings = work.EvalSettings(sample or None, n, name, seed, force)
     chosen = choose_recipe(origin, root, recipe=recipe, data=data, overrides=list(request.overrides))
-    settled, warnings = settle_for_answers(chosen.recipe, origin.files)
+    settled, warnings = (chosen.recipe, []) if endpoint_options else settle_for_answers(chosen.recipe, origin.files)
     if not launched():
         show_warnings(warnings)
     rows = rows_to_evaluate(settled, chosen.seen, split, max_rows, source)
     others = [find_evaluation(compare, root, r.source.split, r.source.name) for r in rows] if compare else None
     planned = work.plan(settled, origin, rows, chosen.run_dir, settings, argv)
     if not launched():
-        say_origin(model, origin.parent)
+        say_origin(request.model, origin.parent)
         _announce(planned)
         if chosen.run_dir is not None and recipe is None and data is None and not overrides:
             _warn_of_changes(chosen.run_dir, planned)
         if gpus is not None and (evaluated := _launch(gpus, request, settled, planned, chosen.run_dir, root)):
             _show(*evaluated, others, as_json)
             return
-    done = _evaluate(settled, origin, planned, chosen.run_dir, root, settings, argv)
+    if endpoint_options is not None:
+        done = _evaluate_endpoint(endpoint_options, settled, origin, planned, root, settings, argv)
+    else:
+        done = _evaluate(settled, origin, planned, chosen.run_dir, root, settings, argv)
     if not launched():
         _show([d.folder for d in done], [d.evaluation for d in done], others, as_json)
 
@@ -231,7 +226,27 @@ def _evaluate(
         answerer = work.load_answerer(recipe, origin, settings, say if world.is_main else _silent, world=world, log=log)
         stack.callback(answerer.engine.close)
         progress: Callable[[int, int], None] = counter("evaluating", stderr()) if world.is_main else _silent
-        return work.run_evaluation(recipe, answerer, planned, folder, settings, progress=progress, world=world)
+        return work.run_evaluation(recipe, origin, answerer, planned, folder, settings, progress=progress, world=world)
+
+
+def _evaluate_endpoint(
+    endpoint: EndpointOptions,
+    recipe: Recipe,
+    origin: ModelOrigin,
+    planned: Sequence[PlannedEvaluation],
+    root: Path,
+    settings: EvalSettings,
+    argv: Sequence[str],
+) -> list[Any]:
+    from vlmrl.dist.rank_process import stderr
+    from vlmrl.endpoint.client import EndpointClient
+    from vlmrl.inference.endpoint_eval import evaluate_endpoint
+    from vlmrl.inference.endpoint_responses import learn_key
+
+    learn_key(endpoint.key_env)
+    progress = counter("evaluating", stderr())
+    with EndpointClient(endpoint, notify=say) as client:
+        return evaluate_endpoint(recipe, origin, planned, root, settings, client, argv, progress=progress)
 
 
 def _silent(*words: Any) -> None:

@@ -9,7 +9,7 @@ from vlmrl.errors import Interruption
 
 KEPT = {
     "fetch": "what was downloaded is kept",
-    "eval": "finished evaluations are kept",
+    "eval": "finished evaluations and responses are kept",
     "demo": "the files of finished commands are kept",
     "runs": "changes already made are kept",
 }

@@ -28,6 +28,57 @@ Debug = Annotated[
     ),
 ]
 
+# Options of `eval` and `generate`
+AnsweringModel = Annotated[
+    str | None,
+    typer.Argument(
+        help="Run (id, prefix, name, `last`), Hugging Face folder or hub name; none with --endpoint.",
+        show_default=False,
+    ),
+]
+RecipeOrRun = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe", help="Recipe or run that gives data and reward; default: the run's own.", show_default=False
+    ),
+]
+OtherData = Annotated[
+    str | None,
+    typer.Option(help="Dataset to evaluate on instead of the recipe's: a folder or a table.", show_default=False),
+]
+OneSource = Annotated[
+    str | None, typer.Option(help="Only this [[data]] entry, if the recipe has several.", show_default=False)
+]
+EvalCheckpoint = Annotated[str, typer.Option(help="Checkpoint of a run: best, last, or a step.")]
+Sample = Annotated[
+    float | None, typer.Option(help="Sample at this temperature; default: greedy.", min=0.0, show_default=False)
+]
+Samples = Annotated[int, typer.Option("--n", min=1, help="Responses per prompt; more than 1 needs --sample.")]
+MaxRows = Annotated[
+    int | None, typer.Option(min=1, help="Maximum number of rows of each source: the first ones.", show_default=False)
+]
+EvalSeed = Annotated[int, typer.Option(min=0, help="Seed of sampling.")]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint",
+        metavar="URL",
+        help="Ask a server for the responses: address of an OpenAI-compatible endpoint, such as "
+        "http://localhost:8000/v1.",
+        show_default=False,
+    ),
+]
+Served = Annotated[str | None, typer.Option("--model", help="Name of the model at the endpoint.", show_default=False)]
+KeyEnv = Annotated[
+    str | None,
+    typer.Option(
+        "--key-env", metavar="NAME", help="Environment variable that holds the endpoint's key.", show_default=False
+    ),
+]
+Concurrency = Annotated[
+    int, typer.Option("--concurrency", min=1, max=1024, help="Maximum number of requests to the endpoint at once.")
+]
+
 # Options of the commands of `vlmrl data`
 Dataset = Annotated[
     str, typer.Argument(help="The dataset: a prepared folder, a table file, a folder of tables, or hub:name.")

@@ -14,10 +14,19 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import METHOD, excludes_zero
-from vlmrl.evaluate.metrics import joined_by, joined_ranges, paired_differences, shared_rows
+from vlmrl.evaluate.over_checkpoints import over_checkpoints, picked_by_hand
+from vlmrl.evaluate.paired import (
+    PairedColumn,
+    joined_by,
+    joined_ranges,
+    paired_columns,
+    paired_differences,
+    shared_rows,
+)
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.scoring_rewards import reward_words, scored_alike, scored_by
 from vlmrl.evaluate.set_metrics import set_differences
+from vlmrl.evaluate.tested import TEST_METHODS, correct_for_many, rows_needed_of, tests_of
 from vlmrl.evaluate.verdict import OTHER_REWARDS, conclude, verdict
 from vlmrl.json_text import parse_json
 from vlmrl.recipe.load import leaves, with_defaults
@@ -52,11 +61,13 @@ class Side:
         ref: name that the user gave.
         run: the run; None for an evaluation folder outside of a run.
         evaluations: name -> folder. If one name has several steps, it is the one at the best (else the last) step.
+        named: folders of evaluations that the user named.
     """
 
     ref: str
     run: Run | None
     evaluations: Mapping[str, Path] = field(default_factory=dict)
+    named: Sequence[Path] = ()
 
     @property
     def title(self) -> str:
@@ -72,7 +83,7 @@ def open_side(root: Path, ref: str) -> Side:
     if (folder / layout.EVAL_SUMMARY).is_file():
         run_dir = folder.resolve().parent.parent
         run = open_run(root, str(run_dir)) if (run_dir / layout.MANIFEST).is_file() else None
-        return Side(ref, run, {"evaluation": folder})
+        return Side(ref, run, {"evaluation": folder}, (folder,))
     run = open_run(root, ref, trained=True)
     return Side(ref, run, _evaluations(run))
 
@@ -85,7 +96,8 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     runs = [s.run for s in (a, b)]
     both = a.run is not None and b.run is not None
     notes = [f"{s.title}: {line}" for s in (a, b) if s.run for line in shortened(damage_of(s.run.dir), s.run.id)]
-    trained_alike = not (a.run and b.run) or _rewards(a.run) == _rewards(b.run)
+    notes += [note for s in (a, b) for folder in s.named for note in [picked_by_hand(folder, s.run)] if note]
+    trained_alike = not (a.run and b.run) or rewards_of(a.run) == rewards_of(b.run)
     evaluations = []
     for name, folder_a, folder_b in _common_evaluations(a, b, notes):
         try:
@@ -102,16 +114,24 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
             + "".join(f"; A by {reward_a}; B by {reward_b}" for reward_a, reward_b in _scored_by(a, b, evaluations))
         )
     evaluations.sort(key=lambda e: ROLES.index(e["role"]))
+    correct_for_many((e["role"], m["metric"], m["test"]) for e in evaluations for m in e["metrics"] if m["test"])
     return {
         "conclusion": conclude(evaluations, [s.title for s in (a, b)]),
-        "a": _describe(a),
-        "b": _describe(b),
-        "recipe": _recipe_differences(a, b, notes) if both else [],
+        "a": describe(a),
+        "b": describe(b),
+        "recipe": recipe_differences(a, b, notes) if both else [],
         "made_with": _provenance_differences(*(run for run in runs if run)) if both else [],
         "train": _lines(runs, "train") if both else [],
         "validation": _lines(runs, "validation") if both else [],
         "evaluations": evaluations,
+        "checkpoints": [
+            {"side": letter, **entry}
+            for letter, s in (("A", a), ("B", b))
+            if s.run
+            for entry in over_checkpoints(s.run)
+        ],
         "intervals": METHOD,
+        "tests": TEST_METHODS,
         "notes": notes,
     }
 
@@ -125,7 +145,7 @@ def _common_evaluations(a: Side, b: Side, notes: list[str]) -> list[tuple[str, P
     """Return (name, folder of A, folder of B) of evaluations with equal names, then of others on equally named rows."""
     pairs = [(n, a.evaluations[n], b.evaluations[n]) for n in a.evaluations if n in b.evaluations]
     names = {name for name, *_ in pairs}
-    mine, theirs = (_by_rows(side, names) for side in (a, b))
+    mine, theirs = (evaluations_by_rows(side, names) for side in (a, b))
     pairs += [(key, mine[key], theirs[key]) for key in mine if key in theirs]
     if not pairs and (a.evaluations or b.evaluations):
         names_of_sides = (", ".join(s.evaluations) or "none" for s in (a, b))
@@ -133,7 +153,7 @@ def _common_evaluations(a: Side, b: Side, notes: list[str]) -> list[tuple[str, P
     return pairs
 
 
-def _by_rows(side: Side, taken: set[str]) -> dict[str, Path]:
+def evaluations_by_rows(side: Side, taken: set[str]) -> dict[str, Path]:
     """Return rows and sampling -> the evaluation, without names in `taken`.
 
     A key that two evaluations have is left out.
@@ -162,7 +182,7 @@ def _evaluations(run: Run) -> dict[str, Path]:
     return folders
 
 
-def _describe(side: Side) -> dict[str, Any]:
+def describe(side: Side) -> dict[str, Any]:
     if side.run is None:
         return {"ref": side.ref, "run": None}
     m = side.run.manifest
@@ -178,7 +198,7 @@ def _describe(side: Side) -> dict[str, Any]:
     }
 
 
-def _recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, Any]]:
+def recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, Any]]:
     values = []
     for side in (a, b):
         assert side.run is not None
@@ -237,7 +257,7 @@ def _provenance(run: Run) -> dict[str, Any]:
     return facts
 
 
-def _rewards(run: Run) -> list[tuple[Any, ...]]:
+def rewards_of(run: Run) -> list[tuple[Any, ...]]:
     """Return the reward and its weights for each source."""
     return [(entry.get("source"), identity_of(entry), entry.get("weights")) for entry in run.manifest.rewards]
 
@@ -295,6 +315,9 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
     alike = trained_alike if recorded_alike is None else recorded_alike
     of_reward = any("accuracy_of" in e.summary for e in (left, right))
     differences_by_metric = differences(right, left)
+    verdicts = {metric: verdict(metric, m, alike, of_reward) for metric, m in differences_by_metric.items()}
+    columns = {n: c for n, c in paired_columns_of(right, left).items() if verdicts[n] != "other reward"}
+    tests = tests_of(columns)
     return {
         "name": name,
         "a": str(a),
@@ -309,6 +332,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "rows_b": len(right.rows),
         "rows_paired": len(pairs),
         "rows_with_other_truth": changed,
+        "power": rows_needed_of(columns),
         "metrics": [
             {
                 "metric": metric,
@@ -320,12 +344,19 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
                 "n": m["n"],
                 "clusters": m["clusters"],
                 "range": m["range"],
-                "verdict": verdict(metric, m, alike, of_reward),
+                "verdict": verdicts[metric],
                 "excludes_zero": excludes_zero(m["low"], m["high"]),
+                "test": tests.get(metric),
             }
             for metric, m in differences_by_metric.items()
         ],
     }
+
+
+def paired_columns_of(after: Evaluation, before: Evaluation) -> dict[str, PairedColumn]:
+    """Return metric -> its values on the rows that both have, with the ranges and fields that both declare."""
+    summaries = (before.summary, after.summary)
+    return paired_columns(after.rows, before.rows, joined_ranges(*summaries), joined_by(*summaries))
 
 
 def _number(value: Any) -> float | None:

@@ -3,7 +3,8 @@
 A row is one response (`evaluate.run.make_records`). The task decides which numbers there are (`Task.outcome`); here
 each is averaged over the rows that have it. Metric names: `reward`, `accuracy`, `accuracy/<level>`,
 `accuracy/<field>-<value>` (see `Task.by`), `brier`, `parse_failure`, any other outcome of the task, `auc`, `ece`,
-`precision`, `recall`, `f1`, `part/<name>`, `response_tokens`, `truncated`, `pass@<k>` for several samples per prompt.
+`precision`, `recall`, `f1`, `part/<name>`, `response_tokens`, `truncated`; for several samples per prompt `pass@<k>`,
+`maj@<k>` and `mean@<n>` (see `evaluate/repeated.py`).
 
 `auc` to `f1` exist if the answer is a probability (outcomes `label` and `confidence`). They are computed from the
 counts of the whole split, never as means of means. An answer that cannot be parsed counts as wrong in each of them:
@@ -12,14 +13,16 @@ ranked last, certain of the wrong label, in the wrong cell of the confusion matr
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from vlmrl.evaluate.estimates import auc_interval, difference_interval, ece_interval, mean_interval, ratio_interval
+from vlmrl.evaluate.estimates import auc_interval, ece_interval, mean_interval, ratio_interval
 from vlmrl.evaluate.interval import METHOD, UNIT_RANGE, Clusters, Interval, Range, range_of
+from vlmrl.evaluate.repeated import PromptSamples, repeated_interval, shown_estimates
 from vlmrl.metric import metric_facts
-from vlmrl.rewards.accuracy_part import RIGHT, is_binary
+from vlmrl.rewards.accuracy_part import is_binary
 from vlmrl.types import INAPPLICABLE
 
 Record = Mapping[str, Any]
@@ -31,6 +34,8 @@ PROBABILITY_METRICS = ("auc", "ece", "precision", "recall", "f1")
 LENGTHS = ("response_tokens",)
 """Metrics that count tokens: Student's t, clipped at the declared range."""
 SIGNED_RANGE = (-1.0, 1.0)
+ANSWER_KEYS = ("answer_value", "answer")
+"""Keys of a reward's detail with the answer that it has read, for maj@k; the first that is not None counts."""
 MAX_VALUES = 20
 """Maximum number of different values of a field that groups rows. With more, it is a measurement or a name."""
 OLD_BY = ("distance",)
@@ -51,7 +56,7 @@ def summarise(
     Returns: {"rows", "prompts", "samples", "images", "by", "reward_errors", "reward_unavailable" (if there are any),
         "intervals": name of the method, "metrics": name -> {"value", "low", "high", "n", "clusters", "range"},
         "baselines": name -> {"value", "what"}}. A metric that no row has is left out. low and high are None if there is
-        no interval, range if none is declared. pass@k needs accuracies that are right or wrong only.
+        no interval, range if none is declared. pass@k needs accuracies that are right or wrong only, maj@k answers.
     """
     metrics: dict[str, dict[str, Any]] = {}
     probability_metrics = {
@@ -63,9 +68,9 @@ def summarise(
         rows_with_value = [(r, v) for r in rows if (v := pick(r)) is not None]
         if rows_with_value:
             clusters, values = clusters_of([r for r, _ in rows_with_value]), [v for _, v in rows_with_value]
-            declared = _holding(range_of_metric(name, ranges or {}), values)
+            declared = range_holding(range_of_metric(name, ranges or {}), values)
             metrics[name] = as_json(mean_interval(values, clusters, declared, length=name in LENGTHS), declared)
-    metrics |= _pass_at_k(rows)
+    metrics |= _of_repeats(rows)
     prompts = {r["prompt_id"] for r in rows}
     unavailable = sum(r.get("status") == "unavailable" for r in rows)
     return {
@@ -105,7 +110,7 @@ def range_of_metric(name: str, ranges: Mapping[str, Range]) -> Range | None:
     return ranges.get(name) or metric_facts(name).range
 
 
-def _holding(declared: Range | None, values: Sequence[float]) -> Range | None:
+def range_holding(declared: Range | None, values: Sequence[float]) -> Range | None:
     """Return the declared range if it contains all values, else None; [-1, 1] if rewards use -1 and 1.
 
     The accuracy of a user's reward need not be a share: it may be -1 for wrong and 1 for right.
@@ -134,7 +139,7 @@ def picks(rows: Sequence[Record], by: Sequence[str] = ()) -> dict[str, Callable[
         pick_by_name[name] = lambda r, name=name: _finite(r["outcome"].get(name))
     for name in _names(rows, "parts"):
         pick_by_name[f"part/{name}"] = lambda r, name=name: _finite(r["parts"].get(name))
-    pick_by_name["response_tokens"] = lambda r: float(r["num_tokens"])
+    pick_by_name["response_tokens"] = lambda r: _finite(r["num_tokens"])
     pick_by_name["truncated"] = lambda r: float(r["finish"] == "length")
     return pick_by_name
 
@@ -187,37 +192,64 @@ def baselines(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
     }
 
 
-def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Return the chance that one or more of k samples, drawn without replacement from n, are correct.
+def prompt_samples(rows: Sequence[Record]) -> dict[str, PromptSamples]:
+    """Return prompt id -> its samples that have an accuracy, for pass@k, maj@k and mean@k.
 
-    It is 1 - C(n - c, k) / C(n, k), unbiased for the chance with k fresh samples (Chen et al. 2021, eq. 1).
-
-    Raises: ValueError unless 1 <= k <= n and 0 <= c <= n.
-    Example: n = 4, c = 1, k = 2 -> 1 - 3/6 = 0.5.
+    It is {} if an accuracy is neither a share nor -1, 0 or 1; -1 is wrong and becomes 0.
     """
-    n, c = num_samples, num_correct
-    if not (1 <= k <= n and 0 <= c <= n):
-        raise ValueError(f"pass@{k} of {c} correct among {n} samples")
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def _pass_at_k(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Return pass@1, 2, 4, ... and n over prompts, if each has several samples and accuracy is right or wrong only."""
     groups: dict[str, list[Record]] = {}
     for r in rows:
         if r["outcome"].get("accuracy") is not None:
             groups.setdefault(str(r["prompt_id"]), []).append(r)
-    if not is_binary([r["outcome"]["accuracy"] for g in groups.values() for r in g]):
+    values = [r["outcome"]["accuracy"] for g in groups.values() for r in g]
+    if not (is_binary(values) or all(0.0 <= v <= 1.0 for v in values)):
         return {}
-    smallest = min((len(g) for g in groups.values()), default=0)
-    if smallest < 2:
-        return {}
-    metrics = {}
-    for k in sorted({2**i for i in range(smallest.bit_length()) if 2**i <= smallest} | {smallest}):
-        values = [pass_at_k(len(g), sum(r["outcome"]["accuracy"] == RIGHT for r in g), k) for g in groups.values()]
-        clusters = clusters_of([g[0] for g in groups.values()])
-        metrics[f"pass@{k}"] = as_json(mean_interval(values, clusters, UNIT_RANGE), UNIT_RANGE)
-    return metrics
+    has_answers = any(_has_answer(r) for r in rows)
+    return {
+        prompt_id: PromptSamples(
+            tuple(max(0.0, r["outcome"]["accuracy"]) for r in group),
+            tuple(map(answer_of, group)) if has_answers else None,
+            tuple(clusters_of(group[:1])[0]),
+        )
+        for prompt_id, group in groups.items()
+    }
+
+
+def answer_of(row: Record) -> Hashable | None:
+    """Return the answer with which a response votes in maj@k; None if there is none.
+
+    It is `answer_value`, else `answer`, in the reward's detail: the first as the reward has read it, in a form in which
+    equal answers are equal. White space at the ends and the case of a text do not count.
+    """
+    for detail in _details(row):
+        for key in ANSWER_KEYS:
+            answer = detail.get(key)
+            if isinstance(answer, str):
+                return answer.strip().casefold() or None
+            if isinstance(answer, (int, float)):
+                return answer if math.isfinite(answer) else None
+            if answer is not None:
+                return json.dumps(answer, sort_keys=True)
+    return None
+
+
+def _has_answer(row: Record) -> bool:
+    return any(key in detail for detail in _details(row) for key in ANSWER_KEYS)
+
+
+def _details(row: Record) -> list[Mapping[str, Any]]:
+    """Return the details of a response's rewards."""
+    details = row.get("detail")
+    return [d for d in details.values() if isinstance(d, Mapping)] if isinstance(details, Mapping) else []
+
+
+def _of_repeats(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """Return pass@k, maj@k and mean@k over prompts, if each prompt has several samples."""
+    prompts = list(prompt_samples(rows).values())
+    return {
+        f"{metric}@{k}": as_json(repeated_interval(prompts, metric, k), UNIT_RANGE)
+        for metric, k in shown_estimates(prompts)
+    }
 
 
 def _of_probabilities(rows: Sequence[Record]) -> dict[str, Interval]:
@@ -267,65 +299,6 @@ def accuracies_by(truths: Sequence[Mapping[str, Any]], by: Sequence[str]) -> dic
             ordered = sorted(values, key=lambda v: (isinstance(v, str), v))
             names |= {f"accuracy/{field}-{value}": (field, value) for value in ordered}
     return names
-
-
-def paired_differences(
-    rows: Sequence[Record],
-    others: Sequence[Record],
-    ranges: Mapping[str, Range] | None = None,
-    by: Sequence[str] = (),
-) -> dict[str, dict[str, Any]]:
-    """Return the mean of (rows - others) for every number that both have, on the rows they share.
-
-    Rows are the same if their prompt id, sample and truth are: an answer to another question is no pair.
-
-    Args:
-        ranges, by: as of `summarise`.
-    Returns: metric name -> {"value", "low", "high", "n", "clusters", "range" (of the metric), "a", "b": the means of
-        `others` and of `rows` on these rows}; names as in `summarise`. Empty when no row is shared.
-    """
-    pairs, _ = shared_rows(rows, others)
-    differences = {}
-    for name, pick in picks([r for r, _ in pairs], by).items():
-        both = [(r, a, b) for r, o in pairs if (a := pick(r)) is not None and (b := pick(o)) is not None]
-        if not both:
-            continue
-        mine, theirs = [x for _, x, _ in both], [x for _, _, x in both]
-        declared = _holding(range_of_metric(name, ranges or {}), [*mine, *theirs])
-        clusters = clusters_of([r for r, _, _ in both])
-        difference = difference_interval(mine, theirs, clusters, declared, length=name in LENGTHS)
-        means = {"a": math.fsum(theirs) / len(both), "b": math.fsum(mine) / len(both)}
-        differences[name] = as_json(difference, declared) | means
-    return differences
-
-
-def shared_rows(rows: Sequence[Record], others: Sequence[Record]) -> tuple[list[tuple[Record, Record]], int]:
-    """Return (pairs of a row and the other's row with the same prompt, sample and truth; number with another truth)."""
-    before = {(r["prompt_id"], r["sample"]): r for r in others}
-    pairs = [(r, o) for r in rows if (o := before.get((r["prompt_id"], r["sample"]))) is not None]
-    same = [(r, o) for r, o in pairs if r["truth"] == o["truth"]]
-    return same, len(pairs) - len(same)
-
-
-def declared_ranges(summary: Mapping[str, Any]) -> dict[str, Range]:
-    """Return the declared ranges of a summary's metrics. Older evaluations have none."""
-    return {n: (float(r[0]), float(r[1])) for n, m in summary["metrics"].items() if (r := m.get("range"))}
-
-
-def joined_ranges(*summaries: Mapping[str, Any]) -> dict[str, Range]:
-    """Return the widest range of each metric for which all of these summaries declare one."""
-    ranges_of_summaries = [declared_ranges(s) for s in summaries]
-    names = set.intersection(*(set(ranges) for ranges in ranges_of_summaries)) if ranges_of_summaries else set()
-    return {
-        n: (min(ranges[n][0] for ranges in ranges_of_summaries), max(ranges[n][1] for ranges in ranges_of_summaries))
-        for n in names
-    }
-
-
-def joined_by(*summaries: Mapping[str, Any]) -> list[str]:
-    """Return the fields of the truth by which all of these summaries also average accuracy."""
-    fields_of_summaries = [s.get("by", OLD_BY) for s in summaries]
-    return [field for field in fields_of_summaries[0] if all(field in others for others in fields_of_summaries)]
 
 
 def _finite(value: Any) -> float | None:

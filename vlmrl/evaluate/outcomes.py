@@ -38,7 +38,7 @@ def response_input(group: Group, sample: ScoredSample) -> RewardInput:
         finish=trajectory.finish,
         num_tokens=trajectory.num_sampled_tokens,
         prompt=group.prompt_text,
-        token_ids=trajectory.response_ids,
+        token_ids=trajectory.response_ids or None,
         step=trajectory.version,
         prompt_id=row.prompt_id,
         sample=trajectory.sample,

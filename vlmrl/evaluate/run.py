@@ -21,30 +21,35 @@ from vlmrl.evaluate.records import (
     read_evaluation,
     write_evaluation,
 )
+from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.set_metrics import no_clash, summarise_sets
 from vlmrl.metric import metric_facts
 from vlmrl.rewards.accuracy_part import accuracy_part, accuracy_words
 from vlmrl.rewards.base import RewardSpec, value_range
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
+from vlmrl.rollout.sample import Rollout, encode_prompt, sample_rollouts
+from vlmrl.rollout.scoring import score_rollouts
 from vlmrl.tasks.base import Task, Verdict
 from vlmrl.tasks.figure import figures_to_json
 from vlmrl.tasks.source import Source
-from vlmrl.types import Group, SamplingParams, Score
+from vlmrl.types import Group, Row, SamplingParams, Score
 
 CHUNK_PROMPTS = 512
 """Number of prompts encoded at once: it bounds memory and does not change results."""
 NO_PROMPT_LIMIT = 2**31
 
 TAKEN = {*COLUMNS, "outcome", "reward", "response_tokens", "truncated"}
-TAKEN_BEGINNINGS = ("part/", "pass@")
+TAKEN_BEGINNINGS = ("part/", *BEGINNINGS)
 """Beginnings of names that no outcome may have, as every evaluation has such metrics.
 
 `TAKEN` has whole names and fields.
 """
 
-__all__ = ["Evaluation", "evaluate", "read_evaluation", "write_evaluation"]
+Respond = Callable[[Sequence[int], Sequence[Row]], list[Rollout]]
+"""(numbers of rows in their source, the rows) -> their responses, in order."""
+
+__all__ = ["Evaluation", "evaluate", "evaluate_responses", "read_evaluation", "write_evaluation"]
 
 
 def evaluate(
@@ -68,11 +73,52 @@ def evaluate(
     Args:
         params: temperature 0 = greedy.
         seed: seed of the sampling.
-        max_rows: evaluate only this number of rows, from the first; None = all.
         samples: responses per prompt.
-        strict: a bug in the reward stops with its row; else the row's score is None and it is counted.
         progress: called with the number of newly finished responses.
-        world: processes that share the work, each with an engine of its own; all get the whole evaluation.
+        max_rows, strict, world, artifact_bytes, patient: as of `evaluate_responses`. Each process of `world` has an
+            engine of its own.
+    Raises: as `evaluate_responses`.
+    """
+
+    def respond(numbers: Sequence[int], rows: Sequence[Row]) -> list[Rollout]:
+        prompts = [encode_prompt(source, row, 0, encoder, NO_PROMPT_LIMIT) for row in rows]
+        return sample_rollouts(
+            generator, prompts, params, num_samples=samples, run_seed=seed, version=generator.version, progress=progress
+        )
+
+    return evaluate_responses(
+        respond,
+        source,
+        scorer,
+        params=params,
+        max_rows=max_rows,
+        strict=strict,
+        world=world,
+        artifact_bytes=artifact_bytes,
+        patient=patient,
+    )
+
+
+def evaluate_responses(
+    respond: Respond,
+    source: Source,
+    scorer: Scorer,
+    *,
+    params: SamplingParams,
+    max_rows: int | None = None,
+    strict: bool = False,
+    world: World = ALONE,
+    artifact_bytes: int = KEPT_BYTES,
+    patient: bool = False,
+) -> Evaluation:
+    """Parse and score the responses that `respond` gives to the rows of a source.
+
+    Args:
+        respond: (numbers of rows, the rows) -> their responses, in order. It gets some rows at a time.
+        params: sampling parameters of the responses.
+        max_rows: evaluate only this number of rows, from the first; None = all.
+        strict: a bug in the reward stops with its row; else the row's score is None and it is counted.
+        world: processes that share the work; all get the whole evaluation.
         artifact_bytes: limit of the images that the reward makes, in bytes; those of later responses are left out.
         patient: a service that is unavailable for every row is no error: there are no scores then.
     Raises: DataError when the source has no rows; RewardError when strict, or when the reward failed for every row.
@@ -84,11 +130,8 @@ def evaluate(
     groups: list[Group] = []
     limit = ArtifactLimit(artifact_bytes // world.size)
     for start in range(0, count, CHUNK_PROMPTS):
-        rows = [source.rows[start + i] for i in world.mine(min(CHUNK_PROMPTS, count - start))]
-        prompts = [encode_prompt(source, row, 0, encoder, NO_PROMPT_LIMIT) for row in rows]
-        rollouts = sample_rollouts(
-            generator, prompts, params, num_samples=samples, run_seed=seed, version=generator.version, progress=progress
-        )
+        numbers = [start + i for i in world.mine(min(CHUNK_PROMPTS, count - start))]
+        rollouts = respond(numbers, [source.rows[i] for i in numbers])
         # A reward that fails on every row of the first chunk has a bug: strict scoring shows the first row.
         scored = score_rollouts(rollouts, {source.name: scorer}, strict=strict)
         limit.left_out += scorer.images_left_out
@@ -215,7 +258,7 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
                 "truth": dict(group.row.truth),
                 "text": s.text,
                 "finish": s.trajectory.finish,
-                "num_tokens": s.trajectory.num_sampled_tokens,
+                "num_tokens": s.trajectory.num_sampled_tokens or None,  # an endpoint may not tell it
                 "score": s.score.value if math.isfinite(s.score.value) else None,
                 "parts": dict(s.score.parts),
                 "note": s.score.note,

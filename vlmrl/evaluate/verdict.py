@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from vlmrl.evaluate.interval import excludes_zero
+from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.metric import metric_facts
 from vlmrl.store.evaluated_rows import ROLES
 
@@ -15,7 +16,7 @@ Answer = Literal["better", "worse", "mixed", "not clear", "same", "not known"]
 OTHER_REWARDS = "A and B were scored by different rewards"
 OF_THE_REWARD = ("reward", "part")
 """Metrics that come from the reward: the score and its parts."""
-OF_THE_ACCURACY = ("accuracy", "pass@")
+OF_THE_ACCURACY = ("accuracy", *BEGINNINGS)
 """Beginnings of metrics that come from the accuracy.
 
 They come from the reward if the task has no measure of its own.

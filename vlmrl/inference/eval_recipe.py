@@ -64,9 +64,10 @@ def choose_recipe(
         errors of the recipe.
     """
     run_dir = origin.run_dir
-    if run_dir is None and origin.checkpoint is None:
+    is_served = bool(origin.endpoint)  # its name belongs to the endpoint, whatever is here under that name
+    if run_dir is None and origin.checkpoint is None and not is_served:
         _require_there(origin.path, root)
-    source_run = run_dir or _merged_from(origin.path, root)
+    source_run = run_dir or (None if is_served else _merged_from(origin.path, root))
     run_values = None if source_run is None else _run_recipe(source_run)
     values: dict[str, Any] = {"model": {"path": origin.path}}
     if recipe is not None:

@@ -17,8 +17,9 @@ from vlmrl.dist import rank_process
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import Evaluation, write_evaluation
-from vlmrl.evaluate.run import evaluate
+from vlmrl.evaluate.run import evaluate_responses
 from vlmrl.evaluate.scoring_rewards import scored_alike, scored_by
+from vlmrl.inference.engine_responses import EngineResponder, engine_identity
 from vlmrl.inference.eval_rows import EvalRows
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import require_settled
@@ -35,12 +36,14 @@ from vlmrl.store.evaluated_rows import names_a_step, read_summary
 from vlmrl.store.metrics import encode
 from vlmrl.store.open_run import create_run
 from vlmrl.store.provenance import usable_threads
+from vlmrl.store.response_journal import ResponseJournal
 from vlmrl.store.runs import Run
 from vlmrl.tasks.prompt_identity import same_prompt
 from vlmrl.types import SamplingParams
 
 IDENTITY = (
     "model",
+    "endpoint",
     "checkpoint",
     "split",
     "source",
@@ -186,6 +189,7 @@ def load_answerer(
 
 def run_evaluation(
     recipe: Recipe,
+    origin: ModelOrigin,
     answerer: Answerer,
     planned: Sequence[PlannedEvaluation],
     run_dir: Path,
@@ -195,6 +199,8 @@ def run_evaluation(
     world: World = ALONE,
 ) -> list[Evaluated]:
     """Evaluate a model and write each result to `run_dir`/eval/<name>. All processes of `world` get all results.
+
+    Responses are kept as they come: the same evaluation goes on after a kill, in whichever run it then is.
 
     Args:
         progress: called with (finished responses, all responses). With several processes, the first number is an
@@ -214,23 +220,32 @@ def run_evaluation(
         source, folder = one.rows.source, layout.eval_dir(run_dir, one.name)
         rank_process.phase("evaluation")
         begin = time.perf_counter()
-        with make_scorer(source, recipe) as scorer:
-            evaluation = evaluate(
+        identity = engine_identity(one.meta, recipe, origin, settings.samples, world)
+        with (
+            ResponseJournal(
+                run_dir.parent, source.name, identity, rows=one.rows.count, samples=settings.samples
+            ) as journal,
+            make_scorer(source, recipe) as scorer,
+        ):
+            respond = EngineResponder(
                 answerer.engine,
                 answerer.encoder,
+                journal,
                 source,
-                scorer,
-                params=answerer.params,
-                seed=settings.seed,
-                max_rows=one.rows.max_rows,
-                samples=settings.samples,
-                progress=tell,
-                world=world,
+                answerer.params,
+                settings.seed,
+                settings.samples,
+                tell,
             )
-        seconds = round(time.perf_counter() - begin, 3)
-        meta = {**one.meta, "seconds": seconds, "time": now(), "device": answerer.device, "processes": world.size}
-        if world.is_main:
-            evaluation = Evaluation(evaluation.rows, write_evaluation(folder, evaluation, meta))
+            evaluation = evaluate_responses(
+                respond, source, scorer, params=answerer.params, max_rows=one.rows.max_rows, world=world
+            )
+            seconds = round(time.perf_counter() - begin, 3)
+            meta = {**one.meta, "seconds": seconds, "time": now(), "device": answerer.device, "processes": world.size}
+            if world.is_main:
+                evaluation = Evaluation(evaluation.rows, write_evaluation(folder, evaluation, meta))
+            world.gather(None)  # no rank removes its responses before the results are on disk
+            journal.remove()
         results.append(Evaluated(folder, evaluation))
     return results
 
@@ -266,6 +281,7 @@ def _meta(
         "model": parent.get("run", origin.path),
         "checkpoint": origin.checkpoint.name if origin.checkpoint else None,
         "step": origin.step,
+        **({"endpoint": origin.endpoint} if origin.endpoint else {}),
         "split": source.split,
         "role": rows.role,
         "source": source.name,

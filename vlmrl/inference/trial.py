@@ -30,8 +30,8 @@ from vlmrl.rollout.sample import (
     encode_prompt,
     is_dead_group,
     sample_rollouts,
-    score_rollouts,
 )
+from vlmrl.rollout.scoring import score_rollouts
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.setup.model import load_origin, make_encoder, make_policy, sampling_params
 from vlmrl.setup.model_origin import find_model

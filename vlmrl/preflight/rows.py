@@ -19,7 +19,8 @@ from vlmrl.recipe.rules.eval import wrong_goal
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.rewards.accuracy_part import accuracy_part, with_accuracy
 from vlmrl.rewards.base import NO_REWARD
-from vlmrl.rewards.scorer import Scorer, earned_on_timeout
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring_call import earned_on_timeout
 from vlmrl.tasks.attack import responding
 from vlmrl.types import RewardInput, Row, Score
 
@@ -147,7 +148,7 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
         if wrong and metric_facts(metric).better is None:  # otherwise the check of the recipe reports it
             return wrong
         known = metric_names(source)
-        open_ended = metric.startswith("part/") and not source.reward.pure
+        open_ended = metric.startswith("part/") and not source.reward.is_builtin
         open_ended |= any(metric.startswith(f"accuracy/{field}-") for field in source.task.by)
         if metric == "accuracy" and metric not in known and source.reward.user is not None:
             parts = _parts_seen(loaded, source)

@@ -169,12 +169,12 @@ class Reward(RecipeTable):
     """Part that says whether a response is right: it becomes the metric `accuracy` and needs no weight. Default: the
     task's own measure, else the part `accuracy`, `acc` or `correct`."""
     timeout_seconds: Annotated[float, Field(ge=1e-3, le=3600), SPEED] = 10.0
-    """Maximum wall time of one call of a user's reward, in seconds. It runs in a worker process, which is ended after
-    that time."""
+    """Maximum wall time of one call of a reward in a worker process, in seconds. The process is ended after that time.
+    A user's reward runs there, and some built-ins do, which may have a shorter limit of their own."""
     memory_mb: Annotated[int, Field(ge=128, le=MOST), SPEED] = 4096
     """Address-space limit of one reward worker, in MiB."""
     workers: Annotated[int, Field(gt=0, le=4096), SPEED] = 1
-    """Worker processes for a user's reward."""
+    """Worker processes for a user's reward, or for a built-in that runs in workers."""
     on_timeout: Annotated[dict[str, Number], REWARD] = {}
     """Parts of the score of a response that hangs or kills a user's reward twice, the second time scored alone, such as
     `{ answer = 0.0 }`. Left out = ON_TIMEOUT in the reward's file; without one, such a response has no score, like any

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.compare import differences
+from vlmrl.evaluate.compare import differences, paired_columns_of
 from vlmrl.evaluate.interval import excludes_zero
 from vlmrl.evaluate.metrics import task_problems
-from vlmrl.evaluate.records import read_evaluation
+from vlmrl.evaluate.over_checkpoints import over_checkpoints, step_of, words_of_steps
+from vlmrl.evaluate.records import Evaluation, read_evaluation
+from vlmrl.evaluate.repeated import BEGINNINGS
+from vlmrl.evaluate.scoring_rewards import scored_alike
 from vlmrl.evaluate.set_metrics import set_metrics_of
+from vlmrl.evaluate.tested import rows_needed_of, tests_of, words_of_power, words_of_test
 from vlmrl.evaluate.verdict import Verdict, verdict
 from vlmrl.report.figures import FigureView, confidence_figures, figure_views
 from vlmrl.report.plots import interval_bar
@@ -37,12 +41,13 @@ MAX_FIGURE_COLUMNS = 4
 
 @dataclass(frozen=True)
 class EvalColumn:
-    """One evaluation, which is a column of a table."""
+    """One evaluation, which is a column of a table. `is_selected`: of the checkpoint that validation selected."""
 
     label: str
     colour: int
     summary: Mapping[str, Any]
     folder: Path
+    is_selected: bool = False
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -61,7 +66,8 @@ def eval_columns(run: Run, label: str, colour: int) -> tuple[list[EvalColumn], l
     best = run.manifest.best.step if run.manifest.best else None
     for folder in layout.eval_dirs(run.dir):
         try:
-            column = EvalColumn(label, colour, read_summary(folder), folder)
+            summary = read_summary(folder)
+            column = EvalColumn(label, colour, summary, folder, best is not None and step_of(summary) == best)
         except StoreError as error:
             problems.append(f"Evaluation {folder.name}: {error.message}.")
             continue
@@ -86,7 +92,9 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
     tables = []
     for kind, group in groups.items():
         names = list(dict.fromkeys(n for c in group for n in c.summary["metrics"]))
-        differences = _differences(group)
+        compared = _compared(group)
+        pair = _read_pair(*(c.folder for c in compared)) if compared else None
+        differences = _differences(pair) if pair else {}
         paper = next((p for c in group if (p := c.meta.get("paper"))), {})
         baselines = next((b for c in group if (b := c.summary.get("baselines"))), {})
         numbers = paper.get("numbers") or {}
@@ -94,7 +102,7 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
         tables.append(
             {
                 "kind": kind,
-                "notes": _notes(group),
+                "notes": [*_notes(group), *(_test_notes(pair, compared) if differences and pair and compared else [])],
                 "columns": group,
                 "rows": rows,
                 "paper": paper if numbers else {},
@@ -161,22 +169,64 @@ def _figures(group: Sequence[EvalColumn]) -> list[FigureView]:
     return views
 
 
-def _differences(group: Sequence[EvalColumn]) -> dict[str, dict[str, Any]]:
-    """Return paired differences, last evaluation minus first, if they belong to two runs and have common rows."""
-    if len(group) < 2 or group[0].label == group[-1].label:
-        return {}
-    differences = _paired(group[0].folder, group[-1].folder)
-    shown = {*DIFFERENCES, *set_metrics_of(group[-1].summary)}
-    return {n: d for n, d in differences.items() if n in shown or n.startswith("accuracy/")}
+def _compared(group: Sequence[EvalColumn]) -> tuple[EvalColumn, EvalColumn] | None:
+    """Return one column of the first and one of the last run: at the step that validation selected, else the last.
+
+    It is None for columns of a single run.
+    """
+    first, last = group[0].label, group[-1].label
+    if first == last:
+        return None
+    a, b = (
+        sorted([c for c in group if c.label == label], key=lambda c: (c.is_selected, group.index(c)))[-1]
+        for label in (first, last)
+    )
+    return a, b
+
+
+def _differences(pair: tuple[Evaluation, Evaluation]) -> dict[str, dict[str, Any]]:
+    """Return the paired differences that are shown, of the second evaluation to the first; {} if they share no rows."""
+    before, after = pair
+    shown = {*DIFFERENCES, *set_metrics_of(after.summary)}
+    return {
+        n: d for n, d in differences(after, before).items() if n in shown or n.startswith(("accuracy/", *BEGINNINGS))
+    }
+
+
+def _test_notes(pair: tuple[Evaluation, Evaluation], compared: tuple[EvalColumn, EvalColumn]) -> list[str]:
+    """Return the tests of the shown differences, and the number of rows that would show a small one."""
+    before, after = pair
+    alike = scored_alike(*(e.summary.get("meta") or {} for e in pair)) is not False
+    columns = paired_columns_of(after, before)
+    columns = {n: c for n, c in columns.items() if n == "accuracy" or (alike and n == "reward")}
+    steps = [f", step {c.meta['step']}" if c.meta.get("step") is not None else "" for c in compared]
+    letters = f"A = {compared[0].label}{steps[0]}; B = {compared[1].label}{steps[1]}"
+    tests = tests_of(columns)
+    notes = [f"Paired test ({letters}): {words_of_test(name, test)}." for name, test in tests.items()]
+    power = rows_needed_of(columns)
+    return [*notes, f"Rows needed {words_of_power(power)}."] if power else notes
+
+
+def _read_pair(first: Path, last: Path) -> tuple[Evaluation, Evaluation] | None:
+    try:
+        return read_evaluation(first), read_evaluation(last)
+    except StoreError:
+        return None
 
 
 def _paired(first: Path, last: Path) -> dict[str, dict[str, Any]]:
-    """Return paired differences, last evaluation minus first, by row; {} if one of them cannot be read."""
-    try:
-        before, after = read_evaluation(first), read_evaluation(last)
-    except StoreError:
-        return {}
-    return differences(after, before)
+    """Return differences of the last evaluation to the first, row by row; {} if one of them cannot be read."""
+    pair = _read_pair(first, last)
+    return differences(pair[1], pair[0]) if pair else {}
+
+
+def step_notes(run: Run, label: str) -> list[str]:
+    """Return the results over the checkpoints of a run, on other rows than those of validation.
+
+    A maximum over checkpoints has the label of the rows that it was chosen on.
+    """
+    entries = [entry for entry in over_checkpoints(run) if entry["role"] != "validation"]
+    return [f"{label}, {entry['evaluation']}: {words_of_steps(entry)}." for entry in entries]
 
 
 def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[str, Any], Verdict]]:

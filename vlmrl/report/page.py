@@ -15,7 +15,7 @@ from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.json_text import parse_json
 from vlmrl.report import curves
-from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables, validation_changes
+from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables, step_notes, validation_changes
 from vlmrl.report.page_shell import number, render, write_page
 from vlmrl.report.rollout_examples import Album, GroupView, StepView, answer_views, example_steps
 from vlmrl.rewards.identity import identity_of
@@ -94,6 +94,7 @@ def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = 
         health=curves.health_charts(lines),
         others=curves.other_charts(lines),
         evaluations=eval_tables(columns),
+        step_notes=[note for run, view in zip(runs, views, strict=True) for note in step_notes(run, view.label)],
         differing=recipe_differences(views),
         shared=album.shared(),
         left_out=album.left_out,

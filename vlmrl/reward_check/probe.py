@@ -20,6 +20,7 @@ import numpy as np
 
 from vlmrl.errors import RewardError
 from vlmrl.reward_check.behaviour import behaviour, milliseconds
+from vlmrl.reward_check.math_attacks import BOX, math_attacks
 from vlmrl.reward_check.rescore import image_reader
 from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.saved_responses import SavedResponses
@@ -131,7 +132,7 @@ def probe_reward(
         unpaid = [part for part in spec.ranges if not (weights or spec.weights).get(part)]
         played = play(Stage(rows, echo, unpaid)) if play is not None else _text_play(attempts, trace)
         honest = _honest(attempts, played)
-        allowed = [trick for name, trick in ASKED_FOR.items() if spec.pure and spec.args.get(name)]
+        allowed = [trick for name, trick in ASKED_FOR.items() if spec.is_builtin and spec.args.get(name)]
         attacks = [a for a in (*played.attacks, *more) if a.name not in allowed]
         tried, skipped = _all_tried(attempts, attacks)
         values = np.array([honest.informed.values_R, honest.wrong.values_R, *(t.values_R for t in tried)])
@@ -228,7 +229,10 @@ def _text_play(attempts: Attempts, trace: Make | None) -> Play:
         for form in forms
     ]
     informed, wrong = (_in_form(forms[0], known, right=right) for right in (True, False))
-    play = Play(informed, wrong, guesses, text_attacks(attempts.rows, forms[0]), right_answer=right_text)
+    attacks = text_attacks(attempts.rows, forms[0])
+    if BOX in forms[0]:
+        attacks += math_attacks(forms[0], right_text, known)
+    play = Play(informed, wrong, guesses, attacks, right_answer=right_text)
     return play if trace is None else _traced_play(attempts, play, trace)
 
 

@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from vlmrl.errors import RewardError
+from vlmrl.rewards.math.answer_text import last_box
+from vlmrl.rewards.math.latex import tidy
+from vlmrl.rewards.math.units import split_unit
 from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.tasks.attack import Attack, Make, says, void_attacks
 from vlmrl.types import RewardInput
@@ -21,13 +24,13 @@ FORMS = (
 
 
 def expected(x: RewardInput) -> list[str]:
-    """Return the accepted answers of a row as texts."""
+    """Return the accepted answers of a row as texts; of a solution with a box, the box."""
     try:
         truth = ground_truth(x)
     except RewardError:
         return []
     accepted = truth if isinstance(truth, (list, tuple)) else [truth]
-    return [str(one) for one in accepted]
+    return [last_box(str(one)).text or str(one) for one in accepted]
 
 
 def answers(rows: Sequence[RewardInput]) -> list[str]:
@@ -131,8 +134,8 @@ def text_misses(form: str, right: Callable[[RewardInput], str]) -> list[Attack]:
 
 
 def _alike(one: str, other: str) -> bool:
-    """Return whether two texts are the same answer. Example: half of `1.0` is `1.`, the same number: no near miss."""
+    """Return whether two texts are the same answer. Example: half of `1.0` is `1.`, and half of `12 cm` is `12`."""
     try:
         return float(one) == float(other)
     except ValueError:
-        return one.strip(" .") == other.strip(" .")
+        return one.strip(" .") in (other.strip(" ."), split_unit(tidy(other))[0])

@@ -131,8 +131,9 @@ class Attempts:
         places = [i for i, x in enumerate(inputs) if x is not None]
         names = [f"row {i}" for i in places]
         texts = [x for x in inputs if x is not None]
-        alone = 1 if self.scorer.spec.user is not None and not self.scorer.spec.user.batched else 0
-        scores = self.scorer.score(texts[:alone], strict=strict, rows=names)
+        runs = self.scorer.spec.in_worker
+        alone = 1 if runs is not None and not runs.batched else 0
+        scores = self.scorer.score(texts[:alone], strict=strict, rows=names[:alone])
         self.seconds += self.scorer.seconds
         if not any(HUNG in (s.error or "") for s in scores):  # if the first row hangs, all rows would take hours
             scores += self.scorer.score(texts[alone:], strict=strict, rows=names[alone:])

@@ -16,6 +16,7 @@ from typing import Any
 from vlmrl.errors import RewardError, listed, unknown
 from vlmrl.rewards import text_rewards
 from vlmrl.rewards.base import STYLES, RewardSpec, check_on_timeout
+from vlmrl.rewards.math import rules as math_rules
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,21 @@ GENERAL: dict[str, Builtin] = {
     ),
     "format_tags": Builtin(text_rewards.format_tags, "the response is exactly a sequence of tags", version=1),
     "length": Builtin(text_rewards.length, "full reward up to a soft length, falling to zero at a hard one", version=1),
+    "think_format": Builtin(
+        text_rewards.think_format, "the response is one thought in <think> tags, then an answer", version=1
+    ),
+    "language": Builtin(text_rewards.language, "minus the share of letters that belong to another script", version=1),
+    "ending": Builtin(
+        text_rewards.ending, "-1 for a response that the token limit cut, or that is too short", version=1
+    ),
+    "math": Builtin(
+        math_rules.math,
+        "the last box is the expected number, expression, set, interval or option; runs in workers",
+        version=1,
+    ),
+    "maye": Builtin(
+        math_rules.maye, "MAYE's published judge, format and language for boxed answers; runs in workers", version=1
+    ),
 }
 
 
@@ -142,7 +158,7 @@ def earn_on_timeout(spec: RewardSpec, parts: Mapping[str, float]) -> RewardSpec:
     if not parts:
         return spec
     where = "[reward] on_timeout"
-    if spec.pure and (unknown_parts := [part for part in parts if part not in spec.ranges]):
+    if spec.is_builtin and (unknown_parts := [part for part in parts if part not in spec.ranges]):
         raise RewardError(
             f"reward `{spec.name}` has no part `{unknown_parts[0]}`",
             where=where,
@@ -158,7 +174,7 @@ def name_accuracy(spec: RewardSpec, part: str | None) -> RewardSpec:
     """
     if part is None:
         return spec
-    if spec.pure and part not in spec.ranges:
+    if spec.is_builtin and part not in spec.ranges:
         raise RewardError(
             f"[reward] accuracy names the part `{part}`, which reward `{spec.name}` does not have",
             hint=listed(part, spec.ranges, "its parts"),

@@ -28,8 +28,9 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.accuracy_part import FUNCTION
-from vlmrl.rewards.base import RewardSpec, UserReward, check_on_timeout, part_name
+from vlmrl.rewards.base import RewardSpec, check_on_timeout, part_name
 from vlmrl.rewards.conventions import call_easyr1, call_trl, call_verl, check_args, is_open
+from vlmrl.rewards.worker_code import UserReward, WorkerFunction
 from vlmrl.types import RewardInput, Score
 
 MARKS = {
@@ -149,6 +150,12 @@ def bind_user_reward(module: ModuleType, user: UserReward, guard: AbstractContex
         VALUE_PART[style] if is_accuracy else None,
         check_on_timeout(getattr(module, "ON_TIMEOUT", {}), ranges, f"ON_TIMEOUT of {Path(user.file).name}"),
     )
+
+
+def bind_builtin(worker: WorkerFunction) -> BoundReward:
+    """Return a built-in as a worker runs it, one response a call; what it declares is known where it was chosen."""
+    fn = worker.make()
+    return BoundReward(lambda inputs: [fn(x) for x in inputs], "auto", False, False, False, {}, {}, None, {})
 
 
 def _find_function(module: ModuleType, user: UserReward) -> Callable[..., Any]:

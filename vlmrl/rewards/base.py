@@ -6,7 +6,7 @@ imported from modules here: they are bound before that code runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import fsum, inf, isfinite, nan
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from unicodedata import category
 
 from vlmrl.errors import RewardError
+from vlmrl.rewards.worker_code import Parts, RewardFn, UserReward, WorkerFunction, WorkerReward
 from vlmrl.types import RewardInput, RewardResult, Score
 
-Parts = Mapping[str, float | None]
 LARGEST = 1e9
 """Largest size of a part, of a weight and of their sum.
 
@@ -34,33 +34,6 @@ STYLES = ("vlmrl", "trl", "verl", "easyr1")
 """Calling conventions of users' rewards; see rewards/adapters.py."""
 UNSCORED = Score(nan, {})
 """Score of a response that no reward has scored."""
-RewardFn = Callable[..., "Parts | float | RewardResult"]
-
-
-@dataclass(frozen=True)
-class UserReward:
-    """User's function as its worker needs it: with the source as it was read, so that a restart runs the same code.
-
-    Args:
-        file: path as shown to people.
-        function: name in the file.
-        source: text of the file.
-        style: calling convention, see rewards/adapters.py; "auto" until the worker has inspected the function.
-        args: keyword arguments bound to every call.
-        batched: the function gets the whole list of responses in one call.
-    """
-
-    file: str
-    function: str
-    source: str
-    style: str
-    args: Mapping[str, Any]
-    batched: bool = False
-
-    @property
-    def code(self) -> str:
-        """Source as Python compiles it: without a byte order mark, which editors put before UTF-8."""
-        return self.source.removeprefix("\ufeff")
 
 
 @dataclass(frozen=True)
@@ -74,7 +47,8 @@ class RewardSpec:
         ranges: part -> (low, high), checked after every call; a part that is not listed may be any finite number.
         weights: default weight of each part; a part without a weight (here and in the recipe) is reported, not counted.
             Empty (here and in the recipe): the part `reward` counts, or, when there is none, every part with weight 1.
-        pure: it may run in this process (built-ins only); a user's reward always runs in a worker.
+        pure: it may run in this process (built-ins only); a user's reward always runs in a worker, and so does a
+            built-in with `worker`.
         needs_images, needs_token_ids: whether `RewardInput.images` and `RewardInput.token_ids` are filled.
         accuracy: the part that says whether a response is right; None = see accuracy_part.py.
         accuracy_named: the recipe names that part: it is then used instead of the task's own measure.
@@ -84,6 +58,8 @@ class RewardSpec:
         version: a built-in's declared version (see `Builtin`); None for a user's reward. Both are for the manifest.
         user: the user's function; None for a built-in. `fn` is then never called in this process.
         args: the arguments that were bound, as JSON values.
+        worker: how workers make a built-in that runs there; None = it runs in this process, or is a user's.
+        timeout_seconds: a built-in's own limit for one response, in seconds; it holds where the recipe's is longer.
     """
 
     name: str
@@ -100,6 +76,8 @@ class RewardSpec:
     version: int | None = None
     user: UserReward | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
+    worker: WorkerFunction | None = None
+    timeout_seconds: float = inf
 
     def __call__(self, x: RewardInput) -> Parts:
         return split_result(self.fn(x)).parts
@@ -108,6 +86,16 @@ class RewardSpec:
     def key(self) -> str:
         """Name of the reward in `Score.detail`: a built-in's own; of `path/to/file.py:function` the function."""
         return self.name if self.user is None else self.user.function
+
+    @property
+    def is_builtin(self) -> bool:
+        """Whether it is a built-in: `ranges` then has every part that it may return."""
+        return self.user is None
+
+    @property
+    def in_worker(self) -> WorkerReward | None:
+        """Code that workers run; None = the reward runs in this process."""
+        return self.user or self.worker
 
 
 def _refuse(x: RewardInput) -> Parts:

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.base import UserReward
 from vlmrl.rewards.text_rewards import ground_truth
+from vlmrl.rewards.worker_code import UserReward
 from vlmrl.types import RewardInput
 
 Parameters = Mapping[str, inspect.Parameter]

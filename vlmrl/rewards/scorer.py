@@ -6,7 +6,7 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -23,8 +23,10 @@ from vlmrl.rewards.base import (
 )
 from vlmrl.rewards.file_limit import LEFT_OUT, MOST_CALL_BYTES, FileLimit
 from vlmrl.rewards.sandbox.frames import CONTRACT, UNAVAILABLE
-from vlmrl.rewards.sandbox.pool import Failure, Outcome, Result, WorkerPool, as_error
+from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, Result, as_error
+from vlmrl.rewards.sandbox.pool import WorkerPool
 from vlmrl.rewards.sandbox.results import artifact_files, read_artifacts
+from vlmrl.rewards.scoring_call import EARNED, Call, Scored, is_lost, noted
 from vlmrl.types import INAPPLICABLE, Media, RewardInput, Score
 from vlmrl.visible import encodable
 
@@ -33,22 +35,23 @@ CHUNK = 32
 """Maximum number of inputs in one request to a worker."""
 CHUNK_WITH_IMAGES = 4
 """The same if each input carries its images: a megapixel is three megabytes."""
-EARNED = "alone too: it earns `on_timeout`"
-"""End of the note of a score that is `on_timeout`."""
 LOST_IN_A_ROW = 8
-"""After so many rows in a row that hung or ended their worker, the rest of the call is not scored, to save hours."""
+"""After so many rows in a row that hung or ended their worker, the rest of the call is not scored, to save hours. All
+rows are scored if the reward has `on_timeout` and has answered before: then the responses are the cause."""
+MESSAGE_SECONDS = 0.05
+"""Additional time in which `collect` listens while a message is being sent or received, in seconds."""
 ALONE_FAILURES = 3
 """After a failed batch call each row is scored alone, until this many rows in a row have failed."""
 
 
 class Scorer:
-    """Scorer of responses with one reward. As a context manager it ends the worker processes of a user's reward.
+    """Scorer of responses with one reward. As a context manager it ends the reward's worker processes.
 
     Args:
         spec: the reward.
         weights: part -> weight, used as given; None or empty: the reward's own (see `RewardSpec.weights`).
-        timeout_seconds: wall clock limit for one call of a user's function; then its worker is ended and another one
-            started.
+        timeout_seconds: wall clock limit for one call in a worker; then the worker is ended and another one started.
+            A built-in's own limit holds where it is shorter.
         memory_mb: address space of one worker, in MiB.
         workers: number of worker processes.
         failures: (attribute) rows so far on which the reward failed, without those where a service was unavailable.
@@ -72,11 +75,13 @@ class Scorer:
         self.seconds: list[float] = []
         self.images_left_out = 0
         self._pool = None
-        self._answers = False
-        if spec.user is not None:
+        self._answers = spec.is_builtin
+        self._call: Call | None = None
+        if spec.in_worker is not None:
             if spec.on_timeout and isinstance(price := self._valued(spec.on_timeout, ""), Failure):
                 raise RewardError(f"on_timeout cannot be used: {price.message}", where=spec.name, hint=price.hint)
-            self._pool = WorkerPool(spec.user, size=workers, memory_mb=memory_mb, timeout_seconds=timeout_seconds)
+            seconds = min(timeout_seconds, spec.timeout_seconds)
+            self._pool = WorkerPool(spec.in_worker, size=workers, memory_mb=memory_mb, timeout_seconds=seconds)
 
     def __enter__(self) -> Scorer:
         return self
@@ -88,6 +93,7 @@ class Scorer:
 
     def close(self) -> None:
         """End the workers."""
+        self._call = None
         if self._pool is not None:
             self._pool.close()
 
@@ -110,62 +116,169 @@ class Scorer:
             rows: names of the rows for messages; default `row 0`, `row 1`, ...
         Raises: RewardError (strict); RewardError when the user's file cannot be loaded (always).
         """
-        limit = FileLimit(MOST_CALL_BYTES)
+        if self._call is not None:
+            raise ValueError("`score` was called while groups were submitted and not collected")
+        self.submit(0, inputs, strict=strict, rows=rows)
+        return self.collect()[0][1]
+
+    def submit(
+        self, key: int, inputs: Sequence[RewardInput], *, strict: bool = False, rows: Sequence[str] | None = None
+    ) -> None:
+        """Begin to score a group while others are still generated. A call is all groups up to `collect()`.
+
+        Workers score while the caller does other work; a built-in reward scores here. A function that gets lists is
+        called by `collect()`, once, with all groups.
+
+        Args:
+            key: the group's position in the call; the groups may come in any order.
+            strict, rows: as in `score`.
+        """
+        if self._call is None:
+            self._call = Call(strict, FileLimit(MOST_CALL_BYTES))
+            if self._pool is not None:
+                self._pool.begin()
+        if self._pool is not None:
+            inputs = [self._without_unneeded(x) for x in inputs]
+        self._call.add(key, inputs, rows or [f"row {k}" for k in range(len(inputs))])
+        try:
+            self._begin(self._call, key)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def collect(self, timeout: float | None = None) -> list[tuple[int, list[Score]]]:
+        """Return groups whose scores are final: (key, scores), each once.
+
+        Args:
+            timeout: how long to listen to the workers, in seconds; 0 = take what they have sent. None = no more groups
+                will come: wait for all, end the call, and return all groups that were not returned yet.
+        Raises: as `score`. The call has ended then.
+        """
+        call = self._call
+        if call is None:
+            return []
+        try:
+            if self._pool is not None:
+                self._listen(self._pool, call, timeout)
+            if timeout is not None and not (call.strict and call.stopped):
+                return [(key, self._scores(call, key)) for key in call.complete(again=bool(self.spec.on_timeout))]
+            return self._end(call)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Forget all groups that were submitted, and end the workers that score them."""
+        self._call = None
+        if self._pool is not None and self._pool.pending:
+            self._pool.close()
+
+    def _begin(self, call: Call, key: int) -> None:
+        """Begin to score a group, except with a function that gets lists."""
+        places = call.groups[key]
+        if call.stopped:
+            return
         if self._pool is None:
-            scored: Iterable[tuple[int, Any]] = enumerate(self._score_here(inputs, limit))
-        else:
-            outcomes = sorted(self._run_workers(self._pool, inputs, strict, limit).items())
-            outcomes = [(i, o if limit.keeps(i) else o.without_images()) for i, o in outcomes]
-            scored = ((index, self._score_of(outcome)) for index, outcome in outcomes)
-        scores, self.seconds, self.images_left_out = [], [], 0
-        for index, (score, seconds) in scored:
+            for place in places:
+                call.keep_here(place, self._score_here(call.inputs[place]))
+                if call.strict and isinstance(call.here[place][0], Failure):
+                    call.stopped = True
+                    return
+        elif not self._pool.runs.batched:
+            most = CHUNK_WITH_IMAGES if self.spec.needs_images else CHUNK
+            size = max(1, min(most, -(-len(places) // self._pool.size)))
+            batches = [places[i : i + size] for i in range(0, len(places), size)]
+            self._pool.add(batches, call.inputs)
+
+    def _listen(self, pool: WorkerPool, call: Call, timeout: float | None) -> None:
+        """Take the workers' outcomes: all of them, or those of the next `timeout` seconds."""
+        if timeout is None and pool.runs.batched:
+            pool.add([sorted(call.inputs)], call.inputs)
+        end = None if timeout is None else time.monotonic() + timeout
+        while pool.pending and not call.stopped:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            # A message that is on its way may take a moment longer: a pipe holds only a part of an image.
+            outcomes = pool.advance(MESSAGE_SECONDS / 10 if left == 0.0 and pool.transfers else left)
+            for place, outcome in outcomes:
+                call.keep_outcome(place, outcome)
+                call.lost_in_a_row = call.lost_in_a_row + 1 if is_lost(outcome) and not pool.runs.batched else 0
+                self._answers = self._answers or isinstance(outcome, Result)
+                lost_too_often = call.lost_in_a_row == LOST_IN_A_ROW and not (self.spec.on_timeout and self._answers)
+                call.stopped = lost_too_often or (call.strict and self._is_bug(outcome))
+                if call.stopped:
+                    pool.close()
+                    return
+            late = 0.0 if end is None else time.monotonic() - end
+            if end is not None and not outcomes and late >= (MESSAGE_SECONDS if pool.transfers else 0.0):
+                return
+
+    def _end(self, call: Call) -> list[tuple[int, list[Score]]]:
+        """Return all groups that were not returned yet, and end the call."""
+        if self._pool is not None:
+            call.outcomes = self._settled(self._pool, call)
+        self.seconds, self.images_left_out = [], 0
+        for place in sorted(call.inputs):
+            if place in call.outcomes or place in call.here:
+                self._score_at(call, place)
+        scores = [call.scores[place][0] for place in sorted(call.scores)]
+        self.seconds = [call.scores[place][1] for place in sorted(call.scores)]
+        self.images_left_out = sum(score.note.endswith(LEFT_OUT) for score in scores)
+        if call.strict and scores:
+            if all(score.error is not None for score in scores):
+                failure = Failure(CONTRACT, f"it returned None for all {len(scores)} responses of a call")
+                raise as_error(failure, self.spec.name, call.rows[min(call.scores)])
+            self.check_weights(scores)
+        self._call = None
+        return [(key, self._scores(call, key)) for key in call.groups if key not in call.returned]
+
+    def _scores(self, call: Call, key: int) -> list[Score]:
+        """Return the final scores of a group."""
+        call.returned.add(key)
+        return [self._score_at(call, place) for place in call.groups[key]]
+
+    def _score_at(self, call: Call, place: Place) -> Score:
+        """Return the final score of an input. A failure raises if strict, else it is counted.
+
+        Raises: RewardError.
+        """
+        if place not in call.scores:
+            score, seconds = call.here[place] if place in call.here else self._score_of(call.outcomes[place])
             if isinstance(score, Failure):
-                if strict:
-                    raise as_error(score, self.spec.name, rows[index] if rows else f"row {index}")
+                if call.strict:
+                    raise as_error(score, self.spec.name, call.rows[place])
                 unavailable = score.kind == UNAVAILABLE
                 self.failures += not unavailable
                 status = "unavailable" if unavailable else "failed"
                 score = Score(math.nan, {}, error=encodable(str(score)), status=status)
-            self.images_left_out += score.note.endswith(LEFT_OUT)
-            scores.append(score)
-            self.seconds.append(seconds)
-        if strict and scores:
-            if all(score.error is not None for score in scores):
-                failure = Failure(CONTRACT, f"it returned None for all {len(scores)} responses of a call")
-                raise as_error(failure, self.spec.name, rows[0] if rows else "row 0")
-            self.check_weights(scores)
-        return scores
+            call.scores[place] = score, seconds
+        return call.scores[place][0]
 
-    def _score_here(self, inputs: Sequence[RewardInput], limit: FileLimit) -> Iterator[tuple[Score | Failure, float]]:
-        """Yield the score or failure of each input in this process, and the seconds that the function took."""
-        fn, clock = self.spec.fn, time.perf_counter
-        for index, x in enumerate(inputs):
-            start = clock()
-            try:
-                result = fn(x)
-            except VlmrlError as error:
-                kind = UNAVAILABLE if isinstance(error, RewardUnavailable) else CONTRACT
-                yield Failure(kind, error.message, hint=error.hint), clock() - start
-            except Exception as error:
-                last = traceback.extract_tb(error.__traceback__)[-1]
-                line = f"{Path(last.filename).name}:{last.lineno} in {last.name}: {last.line}"
-                yield Failure(type(error).__name__, str(error), (line,)), clock() - start
-            else:
-                seconds = clock() - start
-                yield self._score_of_result(result, index, limit), seconds
+    def _score_here(self, x: RewardInput) -> Scored:
+        """Return the score or failure of an input in this process, and the seconds that the function took."""
+        clock = time.perf_counter
+        start = clock()
+        try:
+            result = self.spec.fn(x)
+        except VlmrlError as error:
+            kind = UNAVAILABLE if isinstance(error, RewardUnavailable) else CONTRACT
+            return Failure(kind, error.message, hint=error.hint), clock() - start
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            line = f"{Path(last.filename).name}:{last.lineno} in {last.name}: {last.line}"
+            return Failure(type(error).__name__, str(error), (line,)), clock() - start
+        seconds = clock() - start
+        return self._score_of_result(result), seconds
 
-    def _score_of_result(self, result: Any, index: int, limit: FileLimit) -> Score | Failure:
+    def _score_of_result(self, result: Any) -> Score | Failure:
         """Return the score of a built-in reward's result. Its details are JSON values; its own tests ensure that."""
         try:
             parts, note, detail, images = split_result(result)
             artifacts, files = read_artifacts(artifact_files(images)) if images else ({}, {})
-            if limit.add(index, sum(map(len, files.values()))):  # rows are in order: only the last one can be dropped
-                artifacts, files, note = {}, {}, "; ".join(filter(None, (note, LEFT_OUT)))
         except RewardError as error:
             return Failure(CONTRACT, error.message, hint=error.hint)
         return self._valued(parts, note, detail, artifacts, files)
 
-    def _score_of(self, outcome: Outcome) -> tuple[Score | Failure, float]:
+    def _score_of(self, outcome: Outcome) -> Scored:
         """Return the score or failure of a worker's outcome, and the seconds that the function took."""
         if isinstance(outcome, Failure):
             return outcome, 0.0
@@ -223,47 +336,28 @@ class Scorer:
                     hint=f"its parts: {', '.join(sorted(known))}",
                 )
 
-    def _run_workers(
-        self, pool: WorkerPool, inputs: Sequence[RewardInput], strict: bool, limit: FileLimit
-    ) -> dict[int, Outcome]:
-        """Return outcomes by index; in strict mode only those up to the first failure, perhaps not all of them."""
-        inputs = [self._without_unneeded(x) for x in inputs]
-        indices = range(len(inputs))
-        if pool.user.batched:
-            batches = [indices]
-        else:
-            most = CHUNK_WITH_IMAGES if self.spec.needs_images else CHUNK
-            size = max(1, min(most, -(-len(inputs) // pool.size)))
-            batches = [indices[i : i + size] for i in range(0, len(inputs), size)]
-        run_of_lost = 0
-
-        def give_up(outcome: Outcome) -> bool:
-            nonlocal run_of_lost
-            run_of_lost = run_of_lost + 1 if _is_lost(outcome) and not pool.user.batched else 0
-            return (strict and self._is_bug(outcome)) or run_of_lost == LOST_IN_A_ROW
-
-        outcomes = pool.run(batches, inputs, give_up, limit=limit)
-        self._answers = self._answers or any(isinstance(o, Result) for o in outcomes.values())
-        if strict and any(map(self._is_bug, outcomes.values())):
-            return {i: o for i, o in outcomes.items() if isinstance(o, Result) or self._is_bug(o)}
-        lost = [i for i, outcome in outcomes.items() if _is_lost(outcome)]
+    def _settled(self, pool: WorkerPool, call: Call) -> dict[Place, Outcome]:
+        """Return the outcomes after second tries; in strict mode, if there is a failure, perhaps not all."""
+        outcomes = call.outcomes
+        if call.strict and any(map(self._is_bug, outcomes.values())):
+            return {place: o for place, o in outcomes.items() if isinstance(o, Result) or self._is_bug(o)}
+        lost = [place for place, outcome in outcomes.items() if is_lost(outcome)]
         raised = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind not in (CONTRACT, UNAVAILABLE)]
-        if pool.user.batched and len(inputs) > 1 and len(raised) == len(inputs):
-            alone = self._run_alone(pool, inputs, limit)
-            return self._with_timeout_scores(outcomes | alone, [i for i in lost if i in alone])
+        if pool.runs.batched and len(call.inputs) > 1 and len(raised) == len(call.inputs):
+            alone = self._run_alone(pool, call)
+            return self._with_timeout_scores(outcomes | alone, [place for place in lost if place in alone])
         if self.spec.on_timeout and lost:
-            again = pool.run([[i] for i in lost], inputs, lambda outcome: False, fresh=True, limit=limit)
-            outcomes = self._with_timeout_scores(outcomes | {i: _noted(o, outcomes[i]) for i, o in again.items()}, lost)
-        if len(outcomes) < len(inputs):
-            message = f"not scored: the worker had been lost {LOST_IN_A_ROW} times in a row"
-            outcomes = {i: outcomes.get(i, Failure("", message)) for i in indices}
-        return outcomes
+            for place, outcome in pool.run([[place] for place in lost], call.inputs, fresh=True).items():
+                call.keep_outcome(place, noted(outcome, outcomes[place]))
+            outcomes = self._with_timeout_scores(outcomes, lost)
+        missing = Failure("", f"not scored: the worker had been lost {LOST_IN_A_ROW} times in a row")
+        return {place: outcomes.get(place, missing) for place in call.inputs}
 
     def _is_bug(self, outcome: Outcome) -> bool:
         """Return whether the reward failed. With `on_timeout`, a response that hangs is not a failure of the reward."""
         return isinstance(outcome, Failure) and not (self.spec.on_timeout and outcome.is_lost)
 
-    def _with_timeout_scores(self, outcomes: dict[int, Outcome], lost: Sequence[int]) -> dict[int, Outcome]:
+    def _with_timeout_scores(self, outcomes: dict[Place, Outcome], lost: Sequence[Place]) -> dict[Place, Outcome]:
         """Return the outcomes with `on_timeout` for those that were `lost` once, and again when they were alone.
 
         A reward that has never answered hangs by itself: its responses stay without a score.
@@ -282,36 +376,20 @@ class Scorer:
             x = replace(x, images=())
         return replace(x, token_ids=None) if x.token_ids is not None and not self.spec.needs_token_ids else x
 
-    def _run_alone(self, pool: WorkerPool, inputs: Sequence[RewardInput], limit: FileLimit) -> dict[int, Outcome]:
+    def _run_alone(self, pool: WorkerPool, call: Call) -> dict[Place, Outcome]:
         """Score each row in a call of its own.
 
         After too many failures in a row, the others keep the batch call's failure.
         """
-        outcomes: dict[int, Outcome] = {}
-        failed = 0
-        for index in range(len(inputs)):
-            outcome = pool.run([[index]], inputs, lambda _: False, limit=limit)[index]
+        failed, places = 0, sorted(call.inputs)
+        for index, place in enumerate(places):
+            outcome = pool.run([[place]], call.inputs)[place]
             failed = failed + 1 if isinstance(outcome, Failure) else 0
             if isinstance(outcome, Result):
                 note = "; ".join(filter(None, (outcome.note, "scored alone: the batch call failed")))
                 outcome = replace(outcome, note=note)
-            outcomes[index] = outcome
+            call.keep_outcome(place, outcome)
             if failed == ALONE_FAILURES:
+                places = places[: index + 1]
                 break
-        return outcomes
-
-
-def earned_on_timeout(score: Score) -> bool:
-    """Return whether a score is `on_timeout`: the response hung or killed the worker twice."""
-    return score.note.endswith(EARNED)
-
-
-def _is_lost(outcome: Outcome) -> bool:
-    return isinstance(outcome, Failure) and outcome.is_lost
-
-
-def _noted(outcome: Outcome, before: Outcome) -> Outcome:
-    """Return the result of a row that was scored again alone, with a note that says why."""
-    if not isinstance(outcome, Result) or not isinstance(before, Failure):
-        return outcome
-    return replace(outcome, note="; ".join(filter(None, (outcome.note, f"asked again alone: {before.message}"))))
+        return {place: call.outcomes[place] for place in places}

@@ -1,14 +1,15 @@
-"""Small rewards on text: an exact answer, a number, the presence of tags, the length."""
+"""Small rewards on text: an exact answer, a number, the presence of tags, the length, the script, the end."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.rewards import response_parts
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, find_tags, tagged_text
 from vlmrl.types import RewardInput
@@ -88,10 +89,40 @@ def length(*, soft_tokens: int, max_tokens: int) -> RewardSpec:
 
     Source: DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), moved from [-1, 0] to [0, 1].
     """
-    if not 0 < soft_tokens < max_tokens:
-        raise RewardError(f"soft_tokens = {soft_tokens} and max_tokens = {max_tokens}: 0 < soft < max must hold")
+    response_parts.check_lengths(soft_tokens, max_tokens)
     fn = partial(_length_part, soft_tokens=soft_tokens, max_tokens=max_tokens)
     return RewardSpec("length", fn, {"length": UNIT}, {"length": 1.0}, pure=True)
+
+
+def think_format() -> RewardSpec:
+    """Return a reward. Part `think_format`: 1 for one `<think>` thought, then an answer, neither of them empty."""
+    return _part("think_format", response_parts.think_format)
+
+
+def language(*, script: str = "latin") -> RewardSpec:
+    """Return a reward. Part `language`: minus the share of letters that belong to another script.
+
+    Latin and Greek letters stand in formulas of every language and never count as another script.
+
+    Args:
+        script: latin, cyrillic, greek, han, hangul, arabic or devanagari.
+    """
+    response_parts.check_script(script)
+    return _part("language", partial(response_parts.language, script=script))
+
+
+def ending(*, min_tokens: int = 0) -> RewardSpec:
+    """Return a reward. Part `ending`: 0 for a response that ended by itself, -1 for one that was cut or is too short.
+
+    Args:
+        min_tokens: minimum length in tokens; 0 = any.
+    """
+    response_parts.check_min_tokens(min_tokens)
+    return _part("ending", partial(response_parts.ending, min_tokens=min_tokens))
+
+
+def _part(name: str, measure: Callable[[RewardInput], float]) -> RewardSpec:
+    return RewardSpec(name, lambda x: {name: measure(x)}, {name: response_parts.RANGES[name]}, {name: 1.0}, pure=True)
 
 
 def plain_number(text: str) -> float | None:
@@ -144,6 +175,5 @@ def _tags_in_order(x: RewardInput, *, tags: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _length_part(x: RewardInput, *, soft_tokens: int, max_tokens: int) -> dict[str, Any]:
-    if x.finish == "length":
-        return {"length": 0.0, "note": "cut off at the token limit"}
-    return {"length": min(1.0, max(0.0, (max_tokens - x.num_tokens) / (max_tokens - soft_tokens)))}
+    part = {"length": response_parts.length(x, soft_tokens, max_tokens)}
+    return {**part, "note": "cut off at the token limit"} if x.finish == "length" else part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,25 +21,57 @@ class SamplingRequest:
 
 
 class Generator(Protocol):
-    """Rollout engine.
+    """Rollout engine. Requests are submitted and polled within a round.
 
     Attributes:
-        version: policy version of its weights; every sample carries it.
+        version: policy version of its weights; every sample carries the version that sampled it.
         copies_weights: whether it has its own copy of the weights, which a sync could get wrong.
+        works_alone: whether it goes on generating between two polls, on GPUs that the trainer does not use. Requests
+            may then be submitted before an update and polled after it.
     """
 
     version: int
     copies_weights: bool
+    works_alone: bool
 
-    def generate(
-        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
-    ) -> list[list[Sample]]:
-        """Return the samples of every request, in order.
+    def round(self, progress: Callable[[int], Any] | None = None) -> AbstractContextManager[Any]:
+        """Context manager: inside, requests can be submitted and polled. On exit, requests that are left are dropped.
+
+        What all ranks must do together, such as gathering sharded weights, happens at its edges. So all ranks enter a
+        round, each with its own requests, which may be none.
 
         Args:
             progress: called with the number of newly finished responses.
         """
         ...
+
+    def submit(self, request: SamplingRequest, params: SamplingParams) -> int:
+        """Queue a request and return its id. Generation begins with the next `poll`, at the latest."""
+        ...
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, list[Sample]]]:
+        """Generate until a request is complete, and return the complete ones: (id, all its samples).
+
+        Args:
+            timeout: return after about this many seconds even if none is complete; at least one token is generated.
+                None = no limit. Without open requests, the result is [] at once.
+        """
+        ...
+
+    def generate(
+        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
+    ) -> list[list[Sample]]:
+        """Return the samples of every request, in order: one round.
+
+        Args:
+            progress: called with the number of newly finished responses.
+        """
+        with self.round(progress):
+            ids = [self.submit(request, params) for request in requests]
+            samples: dict[int, list[Sample]] = {}
+            while len(samples) < len(ids):
+                samples |= dict(self.poll())
+        return [samples[i] for i in ids]
 
     def sleep(self) -> None:
         """Free the memory that is needed only while generating (caches)."""

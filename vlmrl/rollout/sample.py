@@ -11,8 +11,7 @@ from vlmrl.algo.advantages import ScoredGroup, value_targets
 from vlmrl.algo.family import Algorithm
 from vlmrl.algo.inputs import passes_filter, scored_group, step_advantages
 from vlmrl.data.encode import EncodedPrompt, Encoder
-from vlmrl.errors import DataError, EngineError, RewardError
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.errors import DataError, EngineError
 from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.types import (
     Finish,
@@ -24,7 +23,6 @@ from vlmrl.types import (
     Sample,
     SamplingParams,
     ScoredSample,
-    Trajectory,
     sample_seed,
 )
 
@@ -138,50 +136,6 @@ def rollouts_of(
     return [Rollout(p, tuple(samples), seconds) for p, samples in zip(prompts, answers, strict=True)]
 
 
-def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *, strict: bool) -> list[Group]:
-    """Score all responses, each source with its own reward. Advantages are still 0.
-
-    Args:
-        scorers: by source name.
-        strict: a bug in a reward stops the run and names the row, instead of masking the sample.
-    """
-    scored: dict[tuple[int, int], tuple[Any, float]] = {}
-    by_source: dict[str, list[int]] = {}
-    for index, rollout in enumerate(rollouts):
-        by_source.setdefault(rollout.prompt.source.name, []).append(index)
-    for name, indices in by_source.items():
-        places = [(i, k) for i in indices for k in range(len(rollouts[i].samples))]
-        inputs = [_reward_input(rollouts[i], k) for i, k in places]
-        names = [f"{name} row {rollouts[i].prompt.row.prompt_id} sample {k}" for i, k in places]
-        start = time.perf_counter()
-        try:
-            scores = scorers[name].score(inputs, strict=strict, rows=names)
-        except RewardError as error:
-            raise type(error)(error.message, where=error.where or f"source {name}", hint=error.hint) from error
-        seconds = (time.perf_counter() - start) / max(1, len(inputs))
-        scored |= {place: (score, seconds) for place, score in zip(places, scores, strict=True)}
-    return [
-        Group(
-            rollout.prompt.row,
-            rollout.prompt.encoded.text,
-            tuple(
-                ScoredSample(
-                    _trajectory(rollout.prompt, k, sample),
-                    sample.text,
-                    scored[i, k][0],
-                    masked=scored[i, k][0].error is not None,
-                    generate_seconds=rollout.seconds,
-                    reward_seconds=scored[i, k][1],
-                    turns=sample.turns,
-                    files=sample.files,
-                )
-                for k, sample in enumerate(rollout.samples)
-            ),
-        )
-        for i, rollout in enumerate(rollouts)
-    ]
-
-
 def add_advantages(
     groups: Sequence[Group],
     algorithm: Algorithm,
@@ -283,37 +237,4 @@ def _with_targets(group: Group, scored: ScoredGroup, algorithm: Algorithm) -> Gr
     pairs = zip(group.samples, targets, strict=True)
     return replace(
         group, samples=tuple(s if s.masked else replace(s, value_targets=tuple(t.tolist())) for s, t in pairs)
-    )
-
-
-def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
-    return Trajectory(
-        task=prompt.source.task_name,
-        prompt_id=prompt.row.prompt_id,
-        occurrence=prompt.occurrence,
-        sample=index,
-        version=sample.version,
-        seed=sample.seed,
-        prompt_ids=prompt.encoded.prompt_ids,
-        segments=sample.parts,
-        media=prompt.row.media,
-        finish=sample.finish,
-        seen_sizes=prompt.encoded.image_sizes,
-    )
-
-
-def _reward_input(rollout: Rollout, index: int) -> RewardInput:
-    prompt, sample = rollout.prompt, rollout.samples[index]
-    base = prompt.source.reward_input(
-        prompt.row, sample.text, sample.finish, sample.num_sampled_tokens, prompt.encoded.text
-    )
-    return replace(
-        base,
-        token_ids=sample.token_ids,
-        step=sample.version,
-        prompt_id=prompt.row.prompt_id,
-        sample=index,
-        media=prompt.row.media,
-        seen_sizes=prompt.encoded.image_sizes,
-        turns=sample.turns,
     )

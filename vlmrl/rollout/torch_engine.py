@@ -9,10 +9,13 @@ inverting the cumulative distribution. So a sample does not depend on the other 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -31,7 +34,7 @@ from vlmrl.model.device_memory import asking_for, give_back
 from vlmrl.model.families import head_of
 from vlmrl.model.logprobs import banned_mask, policy_logits
 from vlmrl.model.policy import Policy
-from vlmrl.rollout.engine import SamplingRequest, finish_reason
+from vlmrl.rollout.engine import Generator, SamplingRequest, finish_reason
 from vlmrl.types import Sample, SamplingParams, name_row
 
 RETIRE_SHARE = 0.75
@@ -59,7 +62,7 @@ class _Running:
     logp: list[float] = field(default_factory=list)
 
 
-class TorchEngine:
+class TorchEngine(Generator):
     """Engine that generates with a `Policy` in this process.
 
     Args:
@@ -74,7 +77,7 @@ class TorchEngine:
         shares_prompts: whether a prompt's keys and values are stored once for all of its samples.
     """
 
-    copies_weights = False
+    copies_weights = works_alone = False
 
     def __init__(
         self,
@@ -88,6 +91,10 @@ class TorchEngine:
         self.may_halve = True
         self.version = 0
         self.shares_prompts = can_store_once(policy)
+        self._ids = count()
+        self._waiting: list[tuple[int, SamplingRequest, SamplingParams]] = []
+        self._work: Iterator[list[tuple[int, list[Sample]]]] | None = None
+        self._progress: Callable[[int], Any] = lambda n: None
 
     def sleep(self) -> None:
         """Do nothing: no memory is kept between calls."""
@@ -102,28 +109,60 @@ class TorchEngine:
     def close(self) -> None:
         """Do nothing: there is no memory to free."""
 
-    def generate(
-        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
-    ) -> list[list[Sample]]:
-        """Return the samples of every request: see `Generator.generate`.
+    @contextmanager
+    def round(self, progress: Callable[[int], Any] | None = None) -> Iterator[None]:
+        """Context manager: the policy's weights are gathered. See `Generator.round`."""
+        self._progress = progress or (lambda n: None)
+        try:
+            # Gather first: the update must not compute with tensors that were created in inference mode.
+            with gathered(self.policy), fast_linears(self.policy.model):
+                yield
+        finally:
+            self._waiting, self._work = [], None
 
-        Requests are batched by the token budget, longest prompts first. All ranks of a sharded policy must call it,
-        each with its own requests, which may be none.
+    def submit(self, request: SamplingRequest, params: SamplingParams) -> int:
+        """Queue a request: see `Generator.submit`."""
+        self._waiting.append((next(self._ids), request, params))
+        return self._waiting[-1][0]
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, list[Sample]]]:
+        """Generate until a request is complete: see `Generator.poll`.
+
+        All requests that wait when no other is open are batched together, by the token budget, longest prompts first.
+        So the batches, and with them the last bits of all numbers, depend on the requests alone, not on the time.
         """
+        end = None if timeout is None else time.monotonic() + timeout
+        complete: list[tuple[int, list[Sample]]] = []
+        with torch.inference_mode():
+            while self._work is not None or self._waiting:
+                if self._work is None:
+                    self._work = self._answer_waiting()
+                answers = next(self._work, None)
+                if answers is None:
+                    self._work = None
+                complete += answers or []
+                if complete or (end is not None and time.monotonic() >= end):
+                    break
+        return complete
+
+    def _answer_waiting(self) -> Iterator[list[tuple[int, list[Sample]]]]:
+        """Generate the waiting requests that have the parameters of the first. Yield complete ones after each token."""
+        params = self._waiting[0][2]
+        chosen = [(i, request) for i, request, its_params in self._waiting if its_params == params]
+        self._waiting = [waiting for waiting in self._waiting if waiting[2] != params]
+        requests = [request for _, request in chosen]
         results: list[list[Sample | None]] = [[None] * r.num_samples for r in requests]
-        # Gather first: the update must not compute with tensors that were created in inference mode.
-        with gathered(self.policy), torch.inference_mode(), fast_linears(self.policy.model):
-            self._answer(requests, params, results, progress or (lambda n: None))
-        return [[s for s in samples if s is not None] for samples in results]
+        for finished in self._answer(requests, params, results):
+            yield [
+                (chosen[index][0], samples)
+                for index in finished
+                if len(samples := [s for s in results[index] if s is not None]) == requests[index].num_samples
+            ]
 
     def _answer(
-        self,
-        requests: Sequence[SamplingRequest],
-        params: SamplingParams,
-        results: list[list[Sample | None]],
-        progress: Callable[[int], Any],
-    ) -> None:
-        """Fill the empty entries of `results`.
+        self, requests: Sequence[SamplingRequest], params: SamplingParams, results: list[list[Sample | None]]
+    ) -> Iterator[list[int]]:
+        """Fill the empty entries of `results`. Yield after each token the requests of which a sample is finished.
 
         Raises: OutOfMemoryError when a batch does not fit and its budget was halved before, or it is one sample.
         """
@@ -131,7 +170,7 @@ class TorchEngine:
         try:
             for batch in self._batches(requests, params.max_new_tokens, open_places):
                 with asking_for(partial(self._load, requests, batch, params.max_new_tokens), self.policy.device):
-                    self._generate_batch(requests, batch, params, results, progress)
+                    yield from self._generate_batch(requests, batch, params, results)
             return
         except OutOfMemoryError as error:
             load = error.load
@@ -141,7 +180,7 @@ class TorchEngine:
         give_back(self.policy.device)
         self.on_halved(load)
         self.batch_tokens, self.may_halve = load.half(self.batch_tokens), False
-        self._answer(requests, params, results, progress)
+        yield from self._answer(requests, params, results)
 
     def _load(self, requests: Sequence[SamplingRequest], batch: Sequence[tuple[int, int]], max_new_tokens: int) -> Load:
         """Return the size of a batch, for the out-of-memory error."""
@@ -187,8 +226,7 @@ class TorchEngine:
         batch: list[tuple[int, int]],
         params: SamplingParams,
         results: list[list[Sample | None]],
-        progress: Callable[[int], Any],
-    ) -> None:
+    ) -> Iterator[list[int]]:
         prompts = list(dict.fromkeys(index for index, _ in batch))
         copies = [sum(1 for index, _ in batch if index == p) for p in prompts]
         running = [_running(requests[i], i, s, params.max_new_tokens) for i, s in batch]
@@ -196,7 +234,7 @@ class TorchEngine:
         alive = list(range(len(running)))  # cache row -> index into `running`
         while True:
             tokens = self._sample([running[i] for i in alive], hidden, params)
-            keep = []
+            keep, finished = [], set()
             for row, i in enumerate(alive):
                 if results[running[i].request][running[i].sample] is not None:
                     continue  # finished earlier; it stays in the cache until the next compaction
@@ -205,7 +243,9 @@ class TorchEngine:
                     keep.append(row)
                 else:
                     results[running[i].request][running[i].sample] = self._finished(running[i], reason)
-                    progress(1)
+                    finished.add(running[i].request)
+                    self._progress(1)
+            yield sorted(finished)
             if not keep:
                 return
             # Finished rows stay until there are enough of them, because compacting copies the whole cache.

@@ -26,11 +26,13 @@ class ModelOrigin:
         path: the path as the recipe or the command states it.
         checkpoint: folder of the checkpoint; None = the origin is no checkpoint.
         parent: as `Manifest.parent`: the run, the checkpoint's name, and the reason why this checkpoint was chosen.
+        endpoint: address of the server that answers for the model `path`; "" = its weights are loaded here.
     """
 
     path: str
     checkpoint: Path | None = None
     parent: Mapping[str, Any] | None = None
+    endpoint: str = ""
 
     @property
     def files(self) -> str:

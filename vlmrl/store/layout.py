@@ -10,6 +10,7 @@
       checkpoints/step-000010/ meta.json ... COMPLETE (last)
       logs/attempt-1/rank-0.log, logs/eval-<name>/rank-0.log          media/*.arrow          report.html
     <runs root>/queue-<group>/<run name>.log                  of `train --seeds`, `--grid`
+    <runs root>/unfinished/<name>-<16 hex>.jsonl              responses of an evaluation until it is finished
 
 Files and folders that begin with `.tmp-` are being written, those with `.trash-` are being deleted. Readers skip them.
 """
@@ -48,6 +49,7 @@ PACKED = "packed.json"
 PRUNED = "pruned.json"
 SINKS = "sinks.json"
 STEP_PREFIX = "step-"
+UNFINISHED = "unfinished"
 
 MOST_NAME_BYTES = 180
 """Maximum length of a user's name, in bytes. File systems allow 255, and a source, `.tmp-` or a process id is added."""
@@ -158,6 +160,11 @@ def eval_log_path(run_dir: Path, name: str, process: str) -> Path:
 def queue_log(root: Path, group: str, name: str) -> Path:
     """Return the file for the output of a run that a queue started. Its folder is beside the runs' folders."""
     return root / f"queue-{re.sub(r'[^A-Za-z0-9._-]+', '-', group)}" / f"{name}.log"
+
+
+def unfinished_path(root: Path, name: str, key: str) -> Path:
+    """Return the file for the responses of unfinished work; `key`: 16 hex digits that identify the work."""
+    return root / UNFINISHED / f"{eval_name(name)}-{key}.jsonl"
 
 
 def eval_dir(run_dir: Path, name: str) -> Path:

@@ -220,7 +220,7 @@ def _reward(data: Data, reward: Reward, task: Task, scored: bool = True) -> tupl
     spec = earn_on_timeout(spec, reward.on_timeout if meant else {})
     weights = dict(reward.weights) if meant and reward.weights else dict(spec.weights)
     check_weight_sizes(weights, f"reward `{name}`")
-    unknown = [part for part in weights if part not in spec.ranges] if spec.pure else []
+    unknown = [part for part in weights if part not in spec.ranges] if spec.is_builtin else []
     if unknown:
         raise RecipeError(
             f"reward `{name}` has no part `{unknown[0]}`",

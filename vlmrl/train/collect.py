@@ -10,20 +10,12 @@ from statistics import fmean
 from vlmrl.algo.family import Algorithm
 from vlmrl.data.packing import PromptTokens
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.sample import (
-    Prompt,
-    Rollout,
-    has_spread,
-    requests_for,
-    rollouts_of,
-    sample_rollouts,
-    score_rollouts,
-)
-from vlmrl.rollout.vllm.hosted_engine import HostedEngine
+from vlmrl.rollout.sample import Prompt, Rollout, has_spread, requests_for, rollouts_of
+from vlmrl.rollout.scoring import Scoring, sample_scored
 from vlmrl.train.prompt_feed import Drawn, PromptFeed
 from vlmrl.train.step_batch import Tail
 from vlmrl.train.step_metrics import Clock
-from vlmrl.types import Group, Row, ScoredSample
+from vlmrl.types import Group, Row, Sample, ScoredSample
 
 
 @dataclass
@@ -68,38 +60,54 @@ class Ahead:
     """Prompts of the next step, which the engine GPUs answer during this step's update.
 
     Args:
-        engine: the engines.
+        engine: the engine; it works alone.
+        requests: id of each request -> index among this rank's prompts.
         drawn: all rows of the draw.
         own: one entry per drawn row: this rank's prompt, or None where another rank answers.
         cursor: position of the stream before the draw. A checkpoint saves it, since a resumed run draws the rows again.
         version: policy version of the weights that answer.
         started: start of sampling, in seconds of `time.perf_counter`.
+        samples: the complete answers, by index among this rank's prompts.
         rollouts: the answers; [] until `finish`.
     """
 
-    engine: HostedEngine
+    engine: Generator
+    requests: Mapping[int, int]
     drawn: Sequence[Drawn]
     own: list[Prompt | None]
     cursor: Mapping[str, object]
     version: int
     started: float
+    samples: dict[int, list[Sample]] = field(default_factory=dict)
     rollouts: list[Rollout] = field(default_factory=list)
+
+    def take(self, timeout: float | None) -> None:
+        """Let the engine begin, and take the answers that are complete after at most `timeout` seconds."""
+        self.samples |= {self.requests[number]: samples for number, samples in self.engine.poll(timeout)}
 
     def finish(self) -> None:
         """Wait for the answers and keep them in `rollouts`."""
         prompts = [p for p in self.own if p is not None]
-        answers = self.engine.answers()
+        while len(self.samples) < len(self.requests):
+            self.take(None)
+        answers = [self.samples[index] for index in range(len(prompts))]
         self.rollouts = rollouts_of(prompts, answers, time.perf_counter() - self.started, self.version)
 
 
-def look_ahead(feed: PromptFeed, engine: HostedEngine, clock: Clock, step: int) -> Ahead:
-    """Draw the prompts of the next step and let the engines begin to answer them with their current weights."""
+def look_ahead(feed: PromptFeed, engine: Generator, clock: Clock, step: int) -> Ahead:
+    """Draw the prompts of the next step and let the engine begin to answer them with its current weights.
+
+    The engine works alone, see `Generator`: nothing of its round is collective, and the update may come before its end.
+    """
     recipe = feed.recipe
     cursor = feed.stream.state_dict()
     drawn, own = _draw(feed, recipe.rollout.prompts_per_step, clock)
     prompts = [p for p in own if p is not None]
-    engine.ask(requests_for(prompts, recipe.rollout.samples_per_prompt, recipe.train.seed, step), feed.sampling)
-    return Ahead(engine, drawn, own, cursor, engine.version, time.perf_counter())
+    requests = requests_for(prompts, recipe.rollout.samples_per_prompt, recipe.train.seed, step)
+    numbers = {engine.submit(request, feed.sampling): index for index, request in enumerate(requests)}
+    ahead = Ahead(engine, numbers, drawn, own, cursor, engine.version, time.perf_counter())
+    ahead.take(0.0)
+    return ahead
 
 
 def collect(
@@ -135,19 +143,24 @@ def collect(
     draws = passed = 0
     # One draw without a filter. With one, each further draw has as many prompts as are still missing.
     while passed < count and draws < (algorithm.filter_tries if algorithm.filter != "none" else 1):
-        if ahead is not None:
-            drawn, own, rollouts = ahead.drawn, ahead.own, ahead.rollouts
-            collected.metrics["rollout/version_lag"] = step - ahead.version
-        else:
-            drawn, own = _draw(feed, count - passed, clock)
-            with clock("rollout"):
-                rollouts = _sample(feed, generator, [p for p in own if p is not None], len(drawn), step, show)
-        with clock("reward"):
-            # This rank's groups -> the groups of all ranks, in the order of the draw.
-            groups = feed.world.interleave(score_rollouts(rollouts, feed.scorers, strict=strict))
+        drawn, own = (ahead.drawn, ahead.own) if ahead is not None else _draw(feed, count - passed, clock)
+        prompts = [p for p in own if p is not None]
+        # "rollout" includes the rewards that are scored meanwhile, "reward" is the wait for the others.
+        with Scoring(feed.scorers, strict=strict) as scoring:
+            if ahead is not None:
+                collected.metrics["rollout/version_lag"] = step - ahead.version
+                seconds = ahead.rollouts[0].seconds if ahead.rollouts else 0.0
+                with clock("reward"):
+                    scoring.submit_all(ahead.rollouts)
+            else:
+                with clock("rollout"):
+                    seconds = _sample(feed, generator, prompts, scoring, len(drawn), step, show)
+            with clock("reward"):
+                # This rank's groups -> the groups of all ranks, in the order of the draw.
+                groups = feed.world.interleave(scoring.finish(seconds))
         collected.groups += groups
         collected.prompts += own
-        collected.seconds += rollouts[0].seconds if rollouts else 0.0
+        collected.seconds += seconds if prompts else 0.0
         collected.owners += [i % feed.world.size for i in range(len(drawn))]
         passed += sum(has_spread(g, algorithm, limit) for g in groups)
         draws += 1
@@ -174,11 +187,16 @@ def _sample(
     feed: PromptFeed,
     generator: Generator,
     prompts: Sequence[Prompt],
+    scoring: Scoring,
     total: int,
     step: int,
     show: Callable[[int, int], None],
-) -> list[Rollout]:
-    """Sample the responses to this rank's prompts. `total`: number of prompts on all ranks, for the progress."""
+) -> float:
+    """Sample the responses to this rank's prompts and begin to score them. Return the seconds of the sampling.
+
+    Args:
+        total: number of prompts on all ranks, for the progress.
+    """
     recipe = feed.recipe
     count = recipe.rollout.samples_per_prompt
     done, responses = 0, total * count
@@ -188,10 +206,11 @@ def _sample(
         done += newly * feed.world.size  # assumes that the other ranks are as fast as this one
         show(min(done, responses), responses)
 
-    return sample_rollouts(
+    return sample_scored(
         generator,
         prompts,
         feed.sampling,
+        scoring,
         num_samples=count,
         run_seed=recipe.train.seed,
         version=step,
@@ -208,17 +227,20 @@ def _greedy_scores(
     """
     params = replace(feed.sampling, temperature=0.0, top_p=1.0, top_k=0)
     sampled = collected.sampled()
-    with clock("rollout"):
-        answers = sample_rollouts(
-            generator,
-            [prompt for _, prompt in sampled],
-            params,
-            num_samples=1,
-            run_seed=feed.recipe.train.seed,
-            version=step,
-        )
+    with Scoring(feed.scorers, strict=strict) as scoring:
+        with clock("rollout"):
+            sample_scored(
+                generator,
+                [prompt for _, prompt in sampled],
+                params,
+                scoring,
+                num_samples=1,
+                run_seed=feed.recipe.train.seed,
+                version=step,
+            )
+        with clock("reward"):
+            scores = [g.samples[0].score for g in scoring.finish()]
     with clock("reward"):
-        scores = [g.samples[0].score for g in score_rollouts(answers, feed.scorers, strict=strict)]
         own_scores = {
             i: None if score.error is not None else score.value for (i, _), score in zip(sampled, scores, strict=True)
         }

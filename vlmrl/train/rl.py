@@ -19,7 +19,6 @@ from vlmrl.dist import rank_process
 from vlmrl.evaluate.outcomes import accuracy_metrics, accuracy_text
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.vllm.hosted_engine import HostedEngine
 from vlmrl.setup.engine import make_generator
 from vlmrl.tasks.source import Source
 from vlmrl.train.checkpointing import save
@@ -80,7 +79,7 @@ def train_rl(session: Session) -> str:
                 journal.watcher.message(note)
             generator.sleep()  # frees its caches for the update
             # With overlap, the engine GPUs sample the next step during this update, with the weights of this step.
-            if isinstance(generator, HostedEngine) and recipe.rollout.overlap and step + 1 < recipe.train.steps:
+            if generator.works_alone and recipe.rollout.overlap and step + 1 < recipe.train.steps:
                 ahead = look_ahead(feed, generator, clock, step + 1)
                 feed.cursor = ahead.cursor
 

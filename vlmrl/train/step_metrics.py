@@ -16,7 +16,8 @@ from vlmrl.dist.world import World
 from vlmrl.evaluate.estimates import mean_interval
 from vlmrl.evaluate.interval import Interval
 from vlmrl.rewards.base import value_range
-from vlmrl.rewards.scorer import Scorer, earned_on_timeout
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring_call import earned_on_timeout
 from vlmrl.rollout.sample import is_dead_group
 from vlmrl.types import Group
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 
@@ -14,12 +13,10 @@ from hypothesis import strategies as st
 from vlmrl.evaluate.metrics import (
     accuracies_by,
     baselines,
-    joined_by,
     metric_value,
-    paired_differences,
-    pass_at_k,
     summarise,
 )
+from vlmrl.evaluate.paired import joined_by, paired_differences
 
 FOUR = [
     row("p0", score=1.0, label=1.0, confidence=0.9, images=("a", "b"), distance=0),
@@ -131,26 +128,6 @@ def test_the_value_of_a_metric_that_is_not_there_is_nan():
     summary = summarise(FOUR)
     assert metric_value(summary, "accuracy") == 0.5
     assert math.isnan(metric_value(summary, "accuracy/species"))
-
-
-def test_pass_at_k_by_hand():
-    # 4 samples, 1 right, 2 drawn: 3 of the 6 pairs hold the right one.
-    assert pass_at_k(4, 1, 2) == 0.5
-    assert pass_at_k(5, 0, 3) == 0.0
-    assert pass_at_k(5, 3, 3) == 1.0
-
-
-@given(st.integers(1, 7), st.data())
-def test_pass_at_k_counts_all_draws(n: int, data: st.DataObject):
-    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
-    draws = list(itertools.combinations([1] * c + [0] * (n - c), k))
-    assert pass_at_k(n, c, k) == pytest.approx(sum(any(d) for d in draws) / len(draws), abs=1e-12)
-
-
-@pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 5), (4, 5, 1), (4, 1, 0), (4, -1, 1)])
-def test_pass_at_k_refuses_what_makes_no_sense(n: int, c: int, k: int):
-    with pytest.raises(ValueError, match="pass@"):
-        pass_at_k(n, c, k)
 
 
 def test_several_samples_a_prompt_give_pass_at_1_2_4_and_n():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -332,6 +333,26 @@ def test_paired_differences_to_the_first_run_say_whether_they_are_sure(tmp_path:
     text = re.sub(r"\s+", " ", page(*runs).text)
     assert "new - old" in text
     assert "+0.700" in text
+
+
+def test_the_page_tests_the_difference_and_labels_a_maximum_over_checkpoints(tmp_path: Path):
+    runs = [make_run(tmp_path, name=name, steps=1) for name in ("one", "two")]
+    for run, scores in zip(runs, ([0.2] * 20, [0.2] * 4 + [0.9] * 16), strict=True):
+        evaluate_run(run.dir, "test", scores, step=1)
+    evaluate_run(runs[1].dir, "test-later", [0.9] * 20, step=2)
+    for step, score in ((1, 0.9), (2, 0.2)):
+        evaluate_run(runs[1].dir, f"other-digits-step-{step:06d}", [score] * 20, split="other", step=step, role="test")
+    page = unescape(render_report(runs))
+    # No validation chose a step: the last one of each run. All rows show the same images, so they count as one.
+    words = "accuracy: sign-flip permutation p = 1 (only A right on 0 rows, only B on 20)"
+    assert f"Paired test (A = one, step 1; B = two, step 2): {words}" in page
+    assert "Rows needed to see 2 points of accuracy with 80% chance: " in page
+    assert (
+        "two, other-digits: accuracy over 2 checkpoints: mean 0.500; 0.000 at step 2, the last one; 1.000 at step 1"
+        in page
+    )
+    assert "(best of 2 checkpoints, chosen on these test rows themselves: too good for new rows)" in page
+    assert "Over checkpoints" not in render_report(runs[:1])
 
 
 def test_numbers_of_the_paper_stand_beside_ours(tmp_path: Path):

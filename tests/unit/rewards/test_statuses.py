@@ -141,14 +141,18 @@ def test_a_grader_that_never_answered_hangs_by_itself(scorer, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_lost_rows_has_a_price_and_what_was_not_asked_has_no_score(scorer, tmp_path, monkeypatch):
+def test_a_run_of_lost_rows_ends_the_call_unless_it_has_a_price(scorer, tmp_path, monkeypatch):
     monkeypatch.setattr("vlmrl.rewards.scorer.LOST_IN_A_ROW", 2)
+    rows = [RewardInput(t) for t in ("fine", "exit", "exit", "fine")]
     with scorer(hangs(tmp_path)) as s:
-        scores = s.score([RewardInput(t) for t in ("fine", "exit", "exit", "fine")])
+        scores = s.score(rows)
         strict = s.score([RewardInput(t) for t in ("exit", "fine")], strict=True)
-    assert [score.status for score in scores] == ["ok"] * 3 + ["failed"]
-    assert "not scored" in (scores[-1].error or "")
+    assert [score.value for score in scores] == [2.0, 0.25, 0.25, 2.0]
     assert [score.value for score in strict] == [0.25, 2.0]
+    with scorer(hangs(tmp_path)) as s:
+        scores = s.score(rows[1:])
+    assert [score.status for score in scores] == ["failed"] * 3, "a grader that never answered hangs by itself"
+    assert "not scored" in (scores[-1].error or "")
 
 
 def test_in_a_batch_the_row_that_kills_it_alone_too_has_the_price(scorer):

@@ -119,7 +119,8 @@ def test_every_builtin_has_a_summary_a_version_and_weights_within_its_parts():
     }
     for name, builtin in REWARDS.items():
         spec = load_reward(name, args=args.get(name, {}))
-        assert builtin.summary and spec.pure and spec.name == name and spec.version == builtin.version >= 1
+        assert builtin.summary and spec.name == name and spec.version == builtin.version >= 1
+        assert spec.pure != (spec.worker is not None) and spec.is_builtin
         assert set(spec.weights) <= set(spec.ranges)
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 from tinyworld import image
 
 from vlmrl.errors import DataError, EngineError, RewardError
-from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.sample import encode_prompt, sample_rollouts
+from vlmrl.rollout.scoring import Scoring, sample_scored, score_rollouts
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import Media, Message, RewardInput, Row, Sample, SamplingParams, Score, sample_seed
 
 
@@ -51,14 +57,22 @@ class Judge:
     """A scorer that remembers what it was given; fails on the inputs it is told to."""
 
     def __init__(self, value: float, error: str | None = None) -> None:
-        self.value, self.error, self.seen, self.rows = value, error, [], []
+        self.value, self.error, self.seen, self.rows, self.groups = value, error, [], [], {}
 
-    def score(self, inputs, *, strict: bool, rows=()) -> list[Score]:
+    def submit(self, key, inputs, *, strict: bool, rows=()) -> None:
         self.seen += list(inputs)
-        self.rows = list(rows)
-        if strict and self.error:
+        self.rows += rows
+        self.strict, self.groups = strict, {**self.groups, key: len(inputs)}
+
+    def collect(self, timeout=None) -> list[tuple[int, list[Score]]]:
+        if self.strict and self.error:
             raise RewardError(self.error)
-        return [Score(self.value + len(self.seen), {"p": self.value}, error=self.error) for _ in inputs]
+        self.seconds = [0.25 * k for k in range(len(self.seen))]
+        score = Score(self.value + len(self.seen), {"p": self.value}, error=self.error)
+        return [(key, [score] * count) for key, count in self.groups.items()]
+
+    def cancel(self) -> None:
+        self.cancelled = True
 
 
 @pytest.fixture
@@ -141,3 +155,79 @@ def test_a_prompt_that_is_too_long_is_an_error_with_the_row_and_its_image_tokens
     with pytest.raises(DataError, match="4 of them image tokens") as caught:
         encode_prompt(source, source.row("x"), 0, tiny_encoder, exact - 1)
     assert "row x" in (caught.value.where or "")
+
+
+class InTurn(Generator):
+    """An engine that completes the last prompt first, and each other one when `ready` says so."""
+
+    copies_weights = works_alone = False
+
+    def __init__(self, ready, version: int = 4) -> None:
+        self.version, self.ready, self.open, self.rounds = version, ready, [], 0
+
+    @contextmanager
+    def round(self, progress=None):
+        self.rounds += 1
+        yield
+        self.open = []
+
+    def submit(self, request, params) -> int:
+        self.open.append(request)
+        return len(self.open) - 1
+
+    def poll(self, timeout=None):
+        left = [i for i, request in enumerate(self.open) if request is not None]
+        if len(left) < len(self.open) and not self.ready():
+            return []
+        request, self.open[left[-1]] = self.open[left[-1]], None
+        samples = [
+            Sample((5, 6), f"{request.prompt.row.prompt_id} {k}", (-1.0, -2.0), "stop", self.version, request.seed + k)
+            for k in range(request.num_samples)
+        ]
+        return [(left[-1], samples)]
+
+
+REMEMBERS = """
+import pathlib
+
+def reward(x):
+    with open(pathlib.Path(__file__).parent / "scored", "a") as file:
+        file.write(x.prompt_id + "\\n")
+    return float(x.sample)
+"""
+
+
+def test_a_group_is_scored_while_the_others_are_generated_and_groups_keep_their_order(prompts, tmp_path):
+    (tmp_path / "mine.py").write_text(REMEMBERS)
+    scored, end = tmp_path / "scored", time.monotonic() + 60
+
+    def ready() -> bool:
+        """Both responses of the first complete group are scored: nothing else is generated before that."""
+        assert time.monotonic() < end
+        time.sleep(0.01)
+        return scored.exists() and scored.read_text().count("y\n") == 2
+
+    engine = InTurn(ready)
+    spec = load_reward("mine.py:reward", base_dir=tmp_path)
+    with Scorer(spec) as a, Scorer(spec) as b, Scoring({"a": a, "b": b}, strict=True) as scoring:
+        seconds = sample_scored(engine, prompts, SamplingParams(), scoring, num_samples=2, run_seed=9, version=4)
+        groups = scoring.finish(seconds)
+    assert [(g.row.source, g.row.prompt_id) for g in groups] == [("a", "x"), ("b", "x"), ("a", "y")]
+    assert [[s.text for s in g.samples] for g in groups] == [["x 0", "x 1"], ["x 0", "x 1"], ["y 0", "y 1"]]
+    assert [[s.score.value for s in g.samples] for g in groups] == [[0.0, 1.0]] * 3
+    assert {s.generate_seconds for g in groups for s in g.samples} == {seconds}
+
+
+def test_samples_of_another_version_are_an_error_before_they_are_scored(prompts):
+    judge = Judge(1)
+    with pytest.raises(EngineError, match="version 3, not with 4"), Scoring({"a": judge, "b": judge}, strict=True) as s:  # type: ignore[dict-item]
+        sample_scored(InTurn(lambda: True, 3), prompts, SamplingParams(), s, num_samples=2, run_seed=9, version=4)
+    assert judge.seen == []
+
+
+def test_a_round_that_fails_cancels_what_is_being_scored(prompts):
+    judge = Judge(1)
+    with pytest.raises(KeyboardInterrupt), Scoring({"a": judge, "b": judge}, strict=True) as scoring:  # type: ignore[dict-item]
+        scoring.submit_all(rollouts_of(prompts))
+        raise KeyboardInterrupt
+    assert judge.cancelled

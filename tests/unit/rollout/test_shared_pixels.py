@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +13,12 @@ from tinyworld import encoded
 from vlmrl.data import dataset
 from vlmrl.data.encode import Encoder
 from vlmrl.data.images import decode_image, encode_png, store_form
-from vlmrl.rollout.sample import Rollout, encode_prompt, score_rollouts
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.rollout.sample import Rollout, encode_prompt
+from vlmrl.rollout.scoring import score_rollouts
 from vlmrl.rollout.vllm.shared_pixels import SharedPixels, split_images
-from vlmrl.types import Message, RewardInput, Row, Sample, Score
+from vlmrl.types import Message, RewardInput, Row, Sample
 
 
 @pytest.fixture
@@ -146,11 +148,11 @@ def test_an_image_is_decoded_and_resized_once_for_prompt_reward_and_engine(tiny_
     own.image_processor.__class__ = type("Counting", (type(own.image_processor),), {"__call__": counting})
     encoder, source = Encoder(own), Source(files)
     seen = []
-    scorer = SimpleNamespace(score=lambda inputs, **_: [seen.append(i) or Score(0.5, {}) for i in inputs])
     for step in range(2):
         rows = [Row(f"r{k}", "digits", "digits", {}, (files.media,) * 2) for k in range(2)]
         prompts = [encode_prompt(source, row, step, encoder, 500) for row in rows]
         samples = tuple(Sample((5,), "a", (-0.1,), "stop", step, k) for k in range(4))
-        score_rollouts([Rollout(p, samples, 0.0) for p in prompts], {"digits": scorer}, strict=True)  # type: ignore
+        reward = RewardSpec("half", lambda x: seen.append(x) or {"reward": 0.5}, {}, {}, pure=True, needs_images=True)
+        score_rollouts([Rollout(p, samples, 0.0) for p in prompts], {"digits": Scorer(reward)}, strict=True)
     assert len(seen) == 16 and all(len(i.images) == 2 for i in seen)
     assert files.decoded == {str(tmp_path): 1} and processed == [1]

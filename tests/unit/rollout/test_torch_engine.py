@@ -386,3 +386,59 @@ def test_no_stop_string_needs_no_decoding():
         raise AssertionError("decoded for nothing")
 
     assert finish_reason((3,), replace(PARAMS, stop=()), refuse) is None
+
+
+def test_a_request_comes_back_before_the_others_are_complete(policy, tiny_processor, engine, prompts, params):
+    requests = requests_of(prompts)
+    expected = engine.generate(requests, params)
+    small = TorchEngine(policy, tiny_processor.tokenizer, batch_tokens=1_000)
+    with small.round():
+        numbers = {small.submit(request, params): index for index, request in enumerate(requests)}
+        polls = []
+        while sum(map(len, polls)) < len(requests):
+            polls.append(small.poll())
+        assert small.poll() == []
+    assert len(polls) > 1 and all(polls)
+    found = {numbers[number]: samples for poll in polls for number, samples in poll}
+    assert [[s.token_ids for s in found[i]] for i in range(len(requests))] == [
+        [s.token_ids for s in g] for g in expected
+    ]
+
+
+def test_a_poll_of_no_time_generates_one_token_and_the_samples_are_bitwise_the_same(engine, prompts, params):
+    requests, polls = requests_of(prompts), 0
+    expected = engine.generate(requests, params)
+    with engine.round():
+        numbers = {engine.submit(request, params): index for index, request in enumerate(requests)}
+        found = {}
+        while len(found) < len(requests):
+            found |= {numbers[number]: samples for number, samples in engine.poll(0.0)}
+            polls += 1
+    assert [found[i] for i in range(len(requests))] == expected
+    assert polls >= max(len(s.token_ids) for g in expected for s in g)
+
+
+def test_requests_of_other_parameters_and_later_ones_are_batches_of_their_own(engine, prompts, params):
+    greedy = replace(params, temperature=0.0)
+    one, two, three = requests_of(prompts[:3], 2)
+    expected = [engine.generate([one], params), engine.generate([two], greedy), engine.generate([three], params)]
+    with engine.round():
+        first, second = engine.submit(one, params), engine.submit(two, greedy)
+        found = dict(engine.poll(0.0))
+        third = engine.submit(three, params)
+        while len(found) < 3:
+            found |= dict(engine.poll())
+    assert [[found[first]], [found[second]], [found[third]]] == expected
+
+
+def test_what_is_left_of_a_round_is_dropped(engine, prompts, params):
+    requests = requests_of(prompts)
+    expected = engine.generate(requests, params)
+    with pytest.raises(KeyboardInterrupt), engine.round():
+        for request in requests:
+            engine.submit(request, params)
+        engine.poll(0.0)
+        raise KeyboardInterrupt
+    with engine.round():
+        assert engine.poll() == []
+    assert engine.generate(requests, params) == expected

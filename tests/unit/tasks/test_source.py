@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from vlmrl.data.images import encode_png
-from vlmrl.errors import DataError, RecipeError, VlmrlError
+from vlmrl.errors import DataError, RecipeError, RewardError, VlmrlError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.rewards.base import NO_REWARD
 from vlmrl.tasks.source import open_source, open_validation
@@ -95,6 +95,19 @@ def test_rewards_come_from_the_entry_then_the_recipe_then_the_task(table: Path) 
         open_source(Data(path=str(table)), Reward())
     assert open_source(Data(path=str(table)), Reward(), scored=False).reward is NO_REWARD
     assert open_source(Data(path=str(table)), EXACT, scored=False).reward.name == "exact_match"
+
+
+def test_a_built_in_of_workers_is_chosen_and_weighed_like_any_other(table: Path) -> None:
+    math = Reward(name="math", args={"units": "required"}, weights={"accuracy": 1.0, "think_format": 0.1})
+    source = open_source(Data(path=str(table)), math)
+    assert source.reward.worker is not None and source.reward.args == {"units": "required"}
+    assert source.weights == {"accuracy": 1.0, "think_format": 0.1}
+    with pytest.raises(RecipeError, match="no part `nope`"):
+        open_source(Data(path=str(table)), Reward(name="math", weights={"nope": 1.0}))
+    with pytest.raises(RewardError, match="no part `nope`"):
+        open_source(Data(path=str(table)), Reward(name="math", on_timeout={"nope": 0.0}))
+    with pytest.raises(RewardError, match="accuracy names the part `nope`"):
+        open_source(Data(path=str(table)), Reward(name="math", accuracy="nope"))
 
 
 def test_weights_of_the_recipe_replace_the_rewards_own_and_must_name_its_parts(table: Path) -> None:

@@ -41,6 +41,8 @@ def show_side_by_side(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def show_paired(evaluation: dict[str, Any]) -> None:
+    from vlmrl.evaluate.tested import LEADING, words_of_power, words_of_test
+
     n, a, b = evaluation["rows_paired"], evaluation["rows_a"], evaluation["rows_b"]
     tell("")
     if not evaluation["metrics"]:
@@ -54,17 +56,44 @@ def show_paired(evaluation: dict[str, Any]) -> None:
             _value(m["b"]),
             f"{m['difference']:+.4f}",
             _interval(m),
+            _p_value(m["test"]),
             m["verdict"],
             str(m["n"]),
         )
         for m in evaluation["metrics"]
     ]
     title = f"Evaluation {evaluation['name']}, paired on {n}{of} rows"
-    show_table(title, ("", "A", "B", "B - A", "95% interval", "verdict", "rows"), cells, titled=True)
+    corrected = any(m["test"] and m["test"]["comparisons"] > 1 for m in evaluation["metrics"])
+    p_name = "p (Holm)" if corrected else "p"
+    show_table(title, ("", "A", "B", "B - A", "95% interval", p_name, "verdict", "rows"), cells, titled=True)
+    for m in evaluation["metrics"]:
+        if m["test"] and m["metric"] in LEADING:
+            tell(words_of_test(m["metric"], m["test"]))
+    if evaluation["power"]:
+        tell(words_of_power(evaluation["power"]))
     if evaluation["label"]:
         tell(f"these are {evaluation['label']}")
     if evaluation["rows_with_other_truth"]:
         tell(f"{evaluation['rows_with_other_truth']} rows left out: the same prompt has another truth")
+
+
+def show_checkpoints(entries: list[dict[str, Any]]) -> None:
+    """Print the results over the checkpoints of each run; a maximum that was chosen on its own rows has a label.
+
+    Those of validation rows are left out: the table of validations has them.
+    """
+    from vlmrl.evaluate.over_checkpoints import words_of_steps
+
+    shown = [entry for entry in entries if entry["role"] != "validation"]
+    if shown:
+        tell("\nOver checkpoints (selected by validation alone)")
+    for entry in shown:
+        tell(f"{entry['side']}  {entry['evaluation']}: {words_of_steps(entry)}")
+
+
+def _p_value(test: dict[str, Any] | None) -> str:
+    """Return the p-value of a test, corrected if several were made; "" if the metric is not tested."""
+    return "" if test is None else f"{test['p_holm']:.3g}"
 
 
 def _interval(metric: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
 
     meta, sampling = result["meta"], result["meta"]["sampling"]
     of = meta["model"] if meta["checkpoint"] is None else f"{meta['model']} {meta['checkpoint']}"
+    of += f" at {meta['endpoint']}" if meta.get("endpoint") else ""
     how = "greedy" if sampling["greedy"] else f"T={sampling['temperature']:g}, {sampling['samples']} samples per prompt"
     numbers = (meta.get("paper") or {}).get("numbers") or {}
     baselines, differences = result["baselines"], result.get("differences", {})
@@ -51,6 +52,9 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
         tell(f"the reward failed for {result['reward_errors']} of {result['rows']} answers: they are not in `reward`")
     if down := result.get("reward_unavailable"):
         tell(f"the reward was unavailable for {down} of {result['rows']} answers: they are not in `reward`")
+    if refused := result.get("refused"):
+        say(f"warning: the endpoint refused {refused['rows']} of {result['rows']} responses, which count as empty ones")
+        say(f"the first: {refused['first']}")
     for problem in task_problems(result):
         say(f"warning: {problem}")
     label = role_label(meta)

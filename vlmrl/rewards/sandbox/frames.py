@@ -117,6 +117,11 @@ class FrameBuffer:
     def __init__(self, token: bytes, most: tuple[int, int] | None = None) -> None:
         self._token, self._most, self._bytes = token, most, bytearray()
 
+    @property
+    def has_part(self) -> bool:
+        """Whether there are bytes of a frame that is not complete."""
+        return bool(self._bytes)
+
     def feed(self, data: bytes) -> None:
         self._bytes += data
 

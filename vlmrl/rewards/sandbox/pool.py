@@ -1,10 +1,12 @@
-"""Workers of a user's reward: started when there is work, watched by the clock, replaced when they are lost.
+"""Workers of a reward: started when there is work, watched by the clock, replaced when they are lost.
 
-One thread and one `select` loop serve all workers. An answer is accepted only if it matches the request: its number,
-the item that is due, and the process that was started. A worker that sends anything else counts as lost, like one that
-has ended. A row on which a worker is lost is sent once more, to a new worker, if the lost worker had answered before:
-an alarm, a thread or a child of an earlier row may have caused it. If the second worker is lost too, the row itself is
-the cause.
+One thread and one `select` loop serve all workers. `run` stays in that loop until all rows are done. A caller with
+other work in the same thread uses `begin` and `add`, and calls `advance` again and again.
+
+An answer is accepted only if it matches the request: its number, the item that is due, and the process that was
+started. A worker that sends anything else counts as lost, like one that has ended. A row on which a worker is lost is
+sent once more, to a new worker, if the lost worker had answered before: an alarm, a thread or a child of an earlier row
+may have caused it. If the second worker is lost too, the row itself is the cause.
 """
 
 from __future__ import annotations
@@ -14,168 +16,114 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from vlmrl.errors import RewardError, RewardUnavailable
+from vlmrl.errors import RewardError
 from vlmrl.process import has_terminal, patience
-from vlmrl.rewards.base import UserReward, part_name
-from vlmrl.rewards.file_limit import LEFT_OUT, FileLimit
+from vlmrl.rewards.base import part_name
 from vlmrl.rewards.sandbox.frames import (
     BROKEN,
     CONTRACT,
     LOST_PIPE,
     MOST_PROCESSES,
-    UNAVAILABLE,
     WHOLE,
     Frame,
     GarbledError,
 )
+from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, Result, as_error
 from vlmrl.rewards.sandbox.results import read_artifacts, read_detail
 from vlmrl.rewards.sandbox.worker_handle import LOAD_SECONDS, Worker
-from vlmrl.types import Media, RewardInput
+from vlmrl.rewards.worker_code import UserReward, WorkerReward
+from vlmrl.types import RewardInput
 
+AWAY_SECONDS = 1.0
+"""Longest pause between two calls of a pool that counts for the time limits of its workers, in seconds."""
 ONE_VOICE = "only the return value may be an answer: look for os.write, os.fork, os.dup2 and the like"
 
 
-@dataclass(frozen=True)
-class Result:
-    """Result of the function for one input.
-
-    Args:
-        parts: checked parts.
-        seconds: time that the function took.
-        detail: as a JSON value.
-        artifacts: references by name.
-        files: image files by sha256.
-    """
-
-    parts: dict[str, float | None]
-    note: str
-    seconds: float
-    detail: Any = None
-    artifacts: Mapping[str, Media] = field(default_factory=dict)
-    files: Mapping[str, bytes] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """Bytes of its images."""
-        return sum(map(len, self.files.values()))
-
-    def without_images(self) -> Result:
-        """Return the result without its images, and with a note that says so."""
-        note = "; ".join(filter(None, (self.note, LEFT_OUT)))
-        return replace(self, note=note, artifacts={}, files={}) if self.files else self
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Reason why there is no result.
-
-    Args:
-        kind: the exception's class; CONTRACT if the result is not a score; UNAVAILABLE if a service is down; "" if the
-            worker was lost.
-        lines: the user's own lines of the traceback.
-        output: text that the function printed during that call.
-    """
-
-    kind: str
-    message: str
-    lines: tuple[str, ...] = ()
-    hint: str | None = None
-    output: str = ""
-    size = 0
-
-    def without_images(self) -> Failure:
-        """Return itself: it has no images."""
-        return self
-
-    def __str__(self) -> str:
-        line = f" ({self.lines[-1].partition(' in ')[0]})" if self.lines else ""
-        return (self.raised or self.message) + line
-
-    @property
-    def raised(self) -> str:
-        if self.kind in ("", CONTRACT, UNAVAILABLE):
-            return ""
-        return f"{self.kind}: {self.message}".removesuffix(": ")
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the response hung or ended its worker."""
-        return self.kind == ""
-
-
-Outcome = Result | Failure
-
-
-def as_error(failure: Failure, name: str, where: str | None = None) -> RewardError:
-    """Return a failure as the error for the user: the exception, the user's lines, the output.
-
-    If a service is down, it is the reward's own message.
-    """
-    if failure.kind == UNAVAILABLE:
-        hint = failure.hint or "start the service that it needs, then begin again; this is not a bug of the reward"
-        return RewardUnavailable(f"reward `{name}` is unavailable: {failure.message}", where=where, hint=hint)
-    verb_phrase = f"raised {failure.raised}" if failure.raised else f"failed: {failure.message}"
-    lines = "".join(f"\n    {line}" for line in failure.lines)
-    printed = "".join(f"\n    {line}" for line in failure.output.strip().splitlines()[-5:])
-    printed = f"\n  it had printed:{printed}" if printed else ""
-    return RewardError(f"reward `{name}` {verb_phrase}{lines}{printed}", where=where, hint=failure.hint)
-
-
 class WorkerPool:
-    """Up to `size` workers of one user's reward; started when there is work, ended by `close`."""
+    """Up to `size` workers of one reward; started when there is work, ended by `close`."""
 
-    def __init__(self, user: UserReward, *, size: int, memory_mb: int, timeout_seconds: float) -> None:
-        self.user, self.memory_mb, self.timeout = user, memory_mb, timeout_seconds
+    def __init__(self, runs: WorkerReward, *, size: int, memory_mb: int, timeout_seconds: float) -> None:
+        self.runs, self.memory_mb, self.timeout = runs, memory_mb, timeout_seconds
         self.size = 1 if has_terminal() else size
         self._workers: list[Worker] = []
-        self._asked_again: dict[int, str] = {}
-        self._fresh = False
+        self.begin()
+
+    @property
+    def pending(self) -> bool:
+        """Whether an input that was added has no outcome yet."""
+        return bool(self._queue) or any(w.busy for w in self._workers)
+
+    @property
+    def transfers(self) -> bool:
+        """Whether a part of a request or of an answer is on its way."""
+        return any(w.busy and (w.unsent or w.receiving) for w in self._workers)
 
     def run(
         self,
-        batches: Sequence[Sequence[int]],
-        inputs: Sequence[RewardInput],
-        stop: Callable[[Outcome], bool],
+        batches: Sequence[Sequence[Place]],
+        inputs: Mapping[Place, RewardInput],
+        stop: Callable[[Outcome], bool] = lambda outcome: False,
         *,
         fresh: bool = False,
-        limit: FileLimit | None = None,
-    ) -> dict[int, Outcome]:
-        """Score the inputs of `batches`, one request for each batch of indices.
+    ) -> dict[Place, Outcome]:
+        """Score the inputs of `batches` and wait for all outcomes.
 
         Args:
+            batches: a worker gets one request for each batch.
             stop: called with every outcome; True ends the run early.
             fresh: each request gets a worker that has had no other one.
-            limit: limit of the images; None = all are kept.
         Raises: RewardError when the user's file cannot be loaded.
         """
-        queue, outcomes = deque(list(b) for b in batches if b), {}
-        self._asked_again, self._fresh = {}, fresh
+        outcomes: dict[Place, Outcome] = {}
+        self.begin(fresh=fresh)
+        self.add(batches, inputs)
+        while self.pending:
+            for place, outcome in self.advance():
+                outcomes[place] = outcome
+                if stop(outcome):
+                    self.close()
+                    return outcomes
+        return outcomes
+
+    def begin(self, *, fresh: bool = False) -> None:
+        """Begin with an empty queue. `fresh`: see `run`."""
+        self._queue: deque[list[Place]] = deque()
+        self._inputs: dict[Place, RewardInput] = {}
+        self._asked_again: dict[Place, str] = {}
+        self._fresh = fresh
+        self._last_seen = time.monotonic()
+
+    def add(self, batches: Sequence[Sequence[Place]], inputs: Mapping[Place, RewardInput]) -> None:
+        """Queue requests, one for each batch, and give them to idle workers. Does not wait."""
+        self._excuse_pause()
+        self._queue += [list(batch) for batch in batches if batch]
+        self._inputs |= inputs
+        self._feed()
+
+    def advance(self, seconds: float | None = None) -> list[tuple[Place, Outcome]]:
+        """Wait until something happens, at most `seconds` (None = until then), and return the outcomes that follow.
+
+        Raises: RewardError when the user's file cannot be loaded.
+        """
+        self._excuse_pause()
         try:
-            while queue or any(w.busy for w in self._workers):
-                self._feed(queue, inputs)
-                for worker in self._wait():
-                    for index, outcome in self._answers(worker, queue):
-                        outcomes[index] = outcome
-                        for dropped in limit.add(index, outcome.size) if limit is not None else ():
-                            if dropped in outcomes:
-                                outcomes[dropped] = outcomes[dropped].without_images()
-                        if stop(outcome):
-                            self.close()
-                            return outcomes
+            self._feed()
+            outcomes = [pair for worker in self._wait(seconds) for pair in self._answers(worker)]
+            self._feed()
         except BaseException:
             self.close()
             raise
+        self._last_seen = time.monotonic()
         return outcomes
 
     def describe(self) -> dict[str, Any]:
         """Return facts about the function that a worker found: style, batched, needs_images, weights, ranges."""
         worker = self._start()
         while worker.loaded is None:
-            for ready in self._wait():
-                list(self._answers(ready, deque()))
+            self.advance()
         return worker.loaded
 
     def pids(self) -> list[int]:
@@ -184,29 +132,44 @@ class WorkerPool:
 
     def close(self) -> None:
         """End all workers. The pool can be used again."""
+        self._queue.clear()
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.end()
 
+    def _excuse_pause(self) -> None:
+        """Extend all time limits by the time since the last call, if that was longer than AWAY_SECONDS.
+
+        An answer that was ready in time, but that no call has received, is not late.
+        """
+        now = time.monotonic()
+        if (pause := now - self._last_seen) > AWAY_SECONDS:
+            for worker in self._workers:
+                worker.deadline += pause
+        self._last_seen = now
+
     def _start(self) -> Worker:
-        worker = Worker(self.user, self.memory_mb)
+        worker = Worker(self.runs, self.memory_mb)
         self._workers.append(worker)
         return worker
 
-    def _feed(self, queue: deque[list[int]], inputs: Sequence[RewardInput]) -> None:
+    def _feed(self) -> None:
+        """Start as many workers as there is work for, and give each idle one a request."""
+        if not self._queue:
+            return
         idle = [w for w in self._workers if not w.busy and w.loaded is not None]
         for worker in [w for w in idle if w.has_ended or (self._fresh and w.request)]:
             self._workers.remove(worker)
             worker.end()
-        num_workers = min(self.size, len(queue) + sum(bool(w.busy) for w in self._workers))
+        num_workers = min(self.size, len(self._queue) + sum(bool(w.busy) for w in self._workers))
         while len(self._workers) < num_workers:
             self._start()
         for worker in self._workers:
-            if queue and worker.loaded is not None and not worker.busy:
-                worker.assign(queue.popleft(), inputs, self.timeout)
+            if self._queue and worker.loaded is not None and not worker.busy:
+                worker.assign(self._queue.popleft(), self._inputs, self.timeout)
 
-    def _wait(self) -> list[Worker]:
-        """Sleep until something happens. Return the workers that answered, ended or ran out of time."""
+    def _wait(self, seconds: float | None) -> list[Worker]:
+        """Sleep until something happens, at most `seconds`. Return workers that answered, ended or ran out of time."""
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
                 selector.register(worker.response_fd, selectors.EVENT_READ, worker)
@@ -215,7 +178,8 @@ class WorkerPool:
                 if worker.unsent:
                     selector.register(worker.request_fd, selectors.EVENT_WRITE, worker)
             pending = [w.deadline for w in self._workers if w.busy or w.loaded is None]
-            events = selector.select(max(0.0, min(pending, default=0.0) - time.monotonic()))
+            limit = max(0.0, min(pending, default=0.0) - time.monotonic())
+            events = selector.select(limit if seconds is None else min(limit, seconds))
         ready: dict[int, Worker] = {}
         for key, _ in events:
             worker: Worker = key.data
@@ -229,7 +193,7 @@ class WorkerPool:
         late = {id(w): w for w in self._workers if (w.busy or w.loaded is None) and now >= w.deadline}
         return list({**late, **ready}.values())
 
-    def _answers(self, worker: Worker, queue: deque[list[int]]) -> list[tuple[int, Outcome]]:
+    def _answers(self, worker: Worker) -> list[tuple[Place, Outcome]]:
         """Return the outcomes that follow from a worker's answers, from its end, or from its timeout."""
         alive, outcomes = worker.receive(), []
         try:
@@ -239,20 +203,16 @@ class WorkerPool:
         except GarbledError as error:
             worker.drain()
             message = f"its worker's pipe had a wrong message: {error}"
-            return [
-                *outcomes,
-                *self._lost(worker, queue, Failure("", message, (), ONE_VOICE, worker.printed), again=True),
-            ]
+            failure = Failure("", message, (), ONE_VOICE, worker.printed)
+            return [*outcomes, *self._lost(worker, failure, again=True)]
         if not alive:
-            return [*outcomes, *self._lost(worker, queue, None, again=True)]
+            return [*outcomes, *self._lost(worker, None, again=True)]
         if (worker.busy or worker.loaded is None) and time.monotonic() >= worker.deadline:
             worker.drain()
-            return [*outcomes, *self._lost(worker, queue, self._timeout(worker), again=False)]
+            return [*outcomes, *self._lost(worker, self._timeout(worker), again=False)]
         return outcomes
 
-    def _lost(
-        self, worker: Worker, queue: deque[list[int]], failure: Failure | None, *, again: bool
-    ) -> list[tuple[int, Outcome]]:
+    def _lost(self, worker: Worker, failure: Failure | None, *, again: bool) -> list[tuple[Place, Outcome]]:
         """End a worker that cannot be used any more. Return the outcomes of the rows that were lost with it.
 
         Args:
@@ -263,19 +223,19 @@ class WorkerPool:
         ending = worker.end(ask=failure is None)
         failure = failure or _crash(ending, worker.printed)
         if worker.loaded is None:
-            raise as_error(failure, self.user.function, self.user.file)
+            raise as_error(failure, _name_of(self.runs), self.runs.file)
         if not worker.busy:
             return []
-        lost = worker.busy if self.user.batched else worker.busy[:1]
+        lost = worker.busy if self.runs.batched else worker.busy[:1]
         if rest := worker.busy[len(lost) :]:
-            queue.appendleft(rest)
+            self._queue.appendleft(rest)
         if again and worker.answered and lost[0] not in self._asked_again:
             self._asked_again |= dict.fromkeys(lost, failure.message)
-            queue.appendleft(lost)
+            self._queue.appendleft(lost)
             return []
         return [(index, failure) for index in lost]
 
-    def _answer(self, worker: Worker, frame: Frame) -> list[tuple[int, Outcome]]:
+    def _answer(self, worker: Worker, frame: Frame) -> list[tuple[Place, Outcome]]:
         """Return the outcomes of an answer. Raises: GarbledError for one that cannot be read."""
         answer = frame.body
         if "loaded" in answer:
@@ -283,7 +243,7 @@ class WorkerPool:
             return []
         worker.drain()
         if "fatal" in answer:
-            raise as_error(_failure(answer["fatal"], worker), self.user.function, self.user.file)
+            raise as_error(_failure(answer["fatal"], worker), _name_of(self.runs), self.runs.file)
         worker.deadline = time.monotonic() + patience(self.timeout)
         if "failed" in answer:
             indices, worker.busy = worker.busy, []
@@ -303,6 +263,11 @@ class WorkerPool:
             return Failure("", f"the file was not imported within {LOAD_SECONDS:g} s", output=worker.printed)
         hint = "make it faster, or raise [reward] timeout_seconds"
         return Failure("", f"no answer within {self.timeout:g} s; its worker was ended", (), hint, worker.printed)
+
+
+def _name_of(runs: WorkerReward) -> str:
+    """Return the reward's name in messages."""
+    return runs.function if isinstance(runs, UserReward) else runs.name
 
 
 def inspect_user_reward(user: UserReward, *, memory_mb: int = 4096) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from types import ModuleType
 from typing import Any
 
 from vlmrl.errors import RewardUnavailable, VlmrlError
-from vlmrl.rewards.adapters import BoundReward, bind_user_reward
-from vlmrl.rewards.base import UserReward, check_parts, split_result
+from vlmrl.rewards.adapters import BoundReward, bind_builtin, bind_user_reward
+from vlmrl.rewards.base import check_parts, split_result
 from vlmrl.rewards.sandbox.frames import (
     BROKEN,
     CONTRACT,
@@ -43,6 +43,7 @@ from vlmrl.rewards.sandbox.frames import (
     pack_frame,
 )
 from vlmrl.rewards.sandbox.results import MOST_NAME_CHARS, artifact_files, detail_text
+from vlmrl.rewards.worker_code import UserReward, WorkerFunction, WorkerReward
 from vlmrl.types import Media, RewardInput, Turn
 
 Answer = tuple[dict[str, Any], Sequence[bytes]]
@@ -192,8 +193,10 @@ def serve(channel: Channel, guard: Guard) -> None:
     reward, file = None, ""
     for body, blobs in channel.requests():
         if body["op"] == "load":
-            file = body["user"]["file"]
-            reward, answer = _load(UserReward(**body["user"]), body["memory_mb"], guard)
+            runs = UserReward(**body["user"]) if "user" in body else WorkerFunction(**body["builtin"])
+            reward, answer = _load(runs, body["memory_mb"], guard)
+            module = None if isinstance(runs, UserReward) else sys.modules.get(runs.module)
+            file = str(getattr(module, "__file__", runs.file))
             guard.flush()
             channel.answer(WHOLE, answer)
         elif reward is not None:
@@ -239,14 +242,17 @@ def read_inputs(items: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> list
     return inputs
 
 
-def _load(user: UserReward, memory_mb: int, guard: Guard) -> tuple[BoundReward | None, dict[str, Any]]:
+def _load(runs: WorkerReward, memory_mb: int, guard: Guard) -> tuple[BoundReward | None, dict[str, Any]]:
     try:
         limit_memory(memory_mb)
-        with guard:
-            module = import_source(user)
-        reward = bind_user_reward(module, user, guard)
+        if isinstance(runs, UserReward):
+            with guard:
+                module = import_source(runs)
+            reward = bind_user_reward(module, runs, guard)
+        else:
+            reward = bind_builtin(runs)
     except BaseException as error:
-        return None, {"fatal": describe_error(error, user.file)}
+        return None, {"fatal": describe_error(error, runs.file)}
     facts = {
         "style": reward.style,
         "batched": reward.batched,

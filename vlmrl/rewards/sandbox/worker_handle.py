@@ -1,4 +1,4 @@
-"""Worker of a user's reward as its pool uses it: a process, four channels, and its current request.
+"""Worker of a reward as its pool uses it: a process, four channels, and its current request.
 
 Its descriptors have high numbers in this process and in the worker. So a standard descriptor that was closed (`vlmrl
 check <&-`) is never taken for a pipe, and a reward that writes to all low descriptors reaches none of them.
@@ -15,12 +15,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from vlmrl.process import has_terminal, patience
-from vlmrl.rewards.base import UserReward
 from vlmrl.rewards.sandbox.frames import (
     ASK,
     END,
@@ -32,6 +31,8 @@ from vlmrl.rewards.sandbox.frames import (
     FrameBuffer,
     pack_frame,
 )
+from vlmrl.rewards.sandbox.outcomes import Place
+from vlmrl.rewards.worker_code import UserReward, WorkerReward
 from vlmrl.types import RewardInput
 
 LOAD_SECONDS = 60.0
@@ -70,7 +71,7 @@ class Worker:
     """Worker and its keeper (keeper.py).
 
     Attributes:
-        busy: indices of the inputs that it has not answered yet.
+        busy: places of the inputs that it has not answered yet.
         deadline: time at which it will be ended.
         request: number of its current request.
         item: index of the next answer.
@@ -79,7 +80,7 @@ class Worker:
         pid: process id of the worker itself.
     """
 
-    def __init__(self, user: UserReward, memory_mb: int) -> None:
+    def __init__(self, runs: WorkerReward, memory_mb: int) -> None:
         self._token = secrets.token_bytes(TOKEN_BYTES)
         request_read, self.request_fd = _pipe()
         self.response_fd, response_write = _pipe()
@@ -101,11 +102,12 @@ class Worker:
         self._frames = FrameBuffer(self._token, (MOST_ANSWER_BYTES, MOST_BLOB_BYTES))
         self._output, self.output_open = b"", True
         self.loaded: dict[str, Any] | None = None
-        self.busy: list[int] = []
+        self.busy: list[Place] = []
         self.pid = self.request = self.answered = self.item = 0
         self.deadline = time.monotonic() + patience(LOAD_SECONDS)
+        kind = "user" if isinstance(runs, UserReward) else "builtin"
         load = pack_frame(
-            self._token, 0, WHOLE, os.getpid(), {"op": "load", "user": asdict(user), "memory_mb": memory_mb}
+            self._token, 0, WHOLE, os.getpid(), {"op": "load", kind: asdict(runs), "memory_mb": memory_mb}
         )
         self.unsent = memoryview(self._token + load)
 
@@ -115,15 +117,20 @@ class Worker:
         return self._output.decode(errors="replace")
 
     @property
+    def receiving(self) -> bool:
+        """Whether a part of an answer has arrived, and the rest has not."""
+        return self._frames.has_part
+
+    @property
     def has_ended(self) -> bool:
         return self._keeper.poll() is not None
 
-    def assign(self, indices: Sequence[int], inputs: Sequence[RewardInput], timeout: float) -> None:
+    def assign(self, places: Sequence[Place], inputs: Mapping[Place, RewardInput], timeout: float) -> None:
         """Queue one request. The clock starts now."""
-        self.busy, self._output = list(indices), b""
+        self.busy, self._output = list(places), b""
         self.request, self.item = self.request + 1, 0
         items, blobs = [], []
-        for x in (inputs[i] for i in indices):
+        for x in (inputs[place] for place in places):
             item = {name: getattr(x, name) for name in SENT}
             item |= {"media": [asdict(m) for m in x.media], "turns": [asdict(turn) for turn in x.turns]}
             images = [image.convert("RGB") for image in x.images]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from vlmrl.dist.isolation import has_world, undisturbed, world_kept
 from vlmrl.errors import EngineError
 from vlmrl.model.engine_memory import BATCHED_TOKENS, MAX_SEQUENCES
 from vlmrl.recipe.rules.engine import MIN_TEMPERATURE, TORCH_HINT, VLLM_HINT, vllm_refusal
-from vlmrl.rollout.engine import SamplingRequest, finish_reason
+from vlmrl.rollout.engine import Generator, SamplingRequest, finish_reason
 from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.vllm.shared_memory_dir import OwnedFolder
 from vlmrl.rollout.vllm.shared_pixels import SharedPixels
@@ -47,7 +49,16 @@ MAX_IMAGES = 64
 """Maximum number of images in one prompt."""
 
 
-class VllmEngine:
+@dataclass(frozen=True)
+class _Open:
+    """Request that vLLM has not completed. `name`: vLLM's own id of it."""
+
+    name: str
+    request: SamplingRequest
+    params: SamplingParams
+
+
+class VllmEngine(Generator):
     """Engine that generates with vLLM and its own copy of a policy's weights. Unusable before the first `load_weights`.
 
     Several processes with a sharded policy have one engine each. They create them at the same time, and call
@@ -60,7 +71,7 @@ class VllmEngine:
     Raises: EngineError when vllm cannot be imported, cannot generate for the model, or does not start.
     """
 
-    copies_weights = True
+    copies_weights, works_alone = True, False
 
     def __init__(
         self, weights: WeightSource, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
@@ -72,6 +83,8 @@ class VllmEngine:
         self.version = 0
         self._loaded = self._discarded = False
         self._adapter: Any = None
+        self._open: dict[int, _Open] = {}
+        self._progress: Callable[[int], Any] = lambda n: None
         self._in_world = has_world()  # read before vLLM creates a process group of its own
         self._folder = OwnedFolder()
         self._handover: Handover = InProcess(weights)
@@ -122,48 +135,54 @@ class VllmEngine:
         self._loaded, self._discarded, self.version = True, False, version
         self.wake()
 
-    def generate(
-        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
-    ) -> list[list[Sample]]:
-        """Return the samples of every request: see `Generator.generate`.
-
-        Each prompt is one request: its samples share the prompt's keys and values.
-
-        Raises: EngineError when a prompt is too long, or the engine's ids of it differ from the trainer's.
-        """
-        self._check(requests, params)
+    @contextmanager
+    def round(self, progress: Callable[[int], Any] | None = None) -> Iterator[None]:
+        """Context manager: the global random generator is as before when it ends. See `Generator.round`."""
+        self._progress = progress or (lambda n: None)
         devices = [torch.cuda.current_device()] if self.settings.device == "cuda" else []
         with torch.random.fork_rng(devices):  # vLLM also draws from the global generator, without using the numbers
-            outputs = self._run(requests, params, progress or (lambda n: None))
-        return [self._samples(*pair, params) for pair in zip(requests, outputs, strict=True)]
+            try:
+                yield
+            finally:
+                if self._open:  # interrupted: no request of this round may remain for the next
+                    self._llm.llm_engine.abort_request([one.name for one in self._open.values()], internal=True)
+                    self._open = {}
 
-    def _run(
-        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any]
-    ) -> list[Any]:
-        """Return vLLM's outputs, in the order of the requests."""
-        engine = self._llm.llm_engine
-        ids: list[str] = []
-        outputs: list[Any] = []
-        try:
-            for request in requests:
-                with self.pixels.of(request.prompt):
-                    ids += self._llm.enqueue(
-                        [_prompt(request)],
-                        [_vllm_params(request, params)],
-                        use_tqdm=False,
-                        lora_request=self._adapter,
-                        mm_processor_kwargs=dict(self.settings.image_arguments),
-                    )
-            while engine.has_unfinished_requests():
-                for output in engine.step():
-                    outputs.append(output)
-                    progress(len(output.outputs))
-        finally:
-            if engine.has_unfinished_requests():  # interrupted: no request of this call may remain for the next
-                engine.abort_request(ids, internal=True)
-        return sorted(outputs, key=lambda output: int(output.request_id))  # ids are numbers in the order of enqueueing
+    def submit(self, request: SamplingRequest, params: SamplingParams) -> int:
+        """Queue a request: see `Generator.submit`. Its samples share the prompt's keys and values.
 
-    def _check(self, requests: Sequence[SamplingRequest], params: SamplingParams) -> None:
+        Raises: EngineError when the prompt is too long.
+        """
+        self._check(request, params)
+        with self.pixels.of(request.prompt):
+            (name,) = self._llm.enqueue(
+                [_prompt(request)],
+                [_vllm_params(request, params)],
+                use_tqdm=False,
+                lora_request=self._adapter,
+                mm_processor_kwargs=dict(self.settings.image_arguments),
+            )
+        number = int(name.partition("-")[0])  # vLLM adds random letters to the number by which it returns the output
+        self._open[number] = _Open(name, request, params)
+        return number
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, list[Sample]]]:
+        """Generate until a request is complete: see `Generator.poll`.
+
+        Raises: EngineError when the engine's ids of a prompt differ from the trainer's.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        complete: list[tuple[int, list[Sample]]] = []
+        while self._open and not complete:
+            for output in self._llm.llm_engine.step():
+                one = self._open.pop(int(output.request_id))
+                complete.append((int(output.request_id), self._samples(one.request, output, one.params)))
+                self._progress(len(output.outputs))
+            if end is not None and time.monotonic() >= end:
+                break
+        return complete
+
+    def _check(self, request: SamplingRequest, params: SamplingParams) -> None:
         if not self._loaded:
             raise EngineError("the engine has no weights yet", hint="call load_weights first")
         if 0 < params.temperature < MIN_TEMPERATURE:
@@ -171,15 +190,14 @@ class VllmEngine:
                 f"vLLM cannot sample at temperature {params.temperature}: it takes at least {MIN_TEMPERATURE}, or 0",
                 hint='raise rollout.temperature, or use rollout.engine = "torch"',
             )
-        for r in requests:
-            longest = len(r.prompt.prompt_ids) + params.max_new_tokens
-            if longest > self.settings.max_tokens:
-                raise EngineError(
-                    f"prompt and response may have {longest} tokens, and the engine was built for"
-                    f" {self.settings.max_tokens}",
-                    where=_name(r),
-                    hint="raise rollout.max_prompt_tokens",
-                )
+        longest = len(request.prompt.prompt_ids) + params.max_new_tokens
+        if longest > self.settings.max_tokens:
+            raise EngineError(
+                f"prompt and response may have {longest} tokens, and the engine was built for"
+                f" {self.settings.max_tokens}",
+                where=_name(request),
+                hint="raise rollout.max_prompt_tokens",
+            )
 
     def _samples(self, request: SamplingRequest, output: Any, params: SamplingParams) -> list[Sample]:
         _check_prompt(request, output.prompt_token_ids)

@@ -1,22 +1,26 @@
 """vLLM in separate processes: the trainer's side of the engines that `rollout/vllm/host.py` runs.
 
 Engines are on engine GPUs, or in parts (tensor parallel) on the GPUs of some trainers. Each engine has one trainer that
-leads it: it starts the engine and sends it the weights. A call of `generate` distributes a trainer's prompts over the
-engines that it is connected to: all engines on engine GPUs, or the one on its own GPU.
+leads it: it starts the engine and sends it the weights. A trainer's requests go to the engines that it is connected to:
+all engines on engine GPUs, or the one on its own GPU. Several engines take whole groups from one queue: an engine that
+is done early gets what would have waited for the others.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,8 @@ from vlmrl.dist.isolation import environment_without_world
 from vlmrl.dist.rank_process import ENGINES_VARIABLE
 from vlmrl.dist.world import World
 from vlmrl.errors import EngineError, LaunchError
-from vlmrl.rollout.engine import SamplingRequest
+from vlmrl.model.engine_memory import MAX_SEQUENCES
+from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.rollout.vllm import wire
 from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.vllm.shared_memory_dir import OwnedFolder
@@ -108,7 +113,14 @@ def visible_gpus(device: str, count: int) -> list[str]:
     return listed or [str(i) for i in range(torch.cuda.device_count())]
 
 
-class HostedEngine:
+@dataclass(frozen=True)
+class _Request:
+    number: int
+    request: SamplingRequest
+    params: SamplingParams
+
+
+class HostedEngine(Generator):
     """Engines in separate processes, used as one `Generator`. All ranks of the trainer create it together.
 
     Args:
@@ -141,7 +153,14 @@ class HostedEngine:
             if world.rank in place.trainers
         }
         self._known = {i: wire.Known() for i in self._links}
-        self._asked: dict[int, list[int]] | None = None
+        self.works_alone = not shared
+        self._ids, self._progress = count(), _ignore
+        self._waiting: deque[_Request] = deque()
+        self._open: dict[int, dict[int, _Request]] = {i: {} for i in self._links}
+        # Of several engines, each gets at once only what it can generate at the same time, in responses.
+        share = MAX_SEQUENCES // max((len(place.trainers) for place in places), default=1)
+        self._most = max(1, share) if len(self._links) > 1 else sys.maxsize
+        self._in_round = False
         for i in self._links:
             self._send(i, {"rank": world.rank, "leads": i in led})
         model_facts = {"model_type": weights.model_type, "two_way_images": weights.two_way_images}
@@ -209,46 +228,69 @@ class HostedEngine:
             self._answer(i)
         if folder is not None:
             shutil.rmtree(folder)
+        self.world.wait()  # no rank's requests may reach an engine before its new weights
         self.version, self._loaded = version, True
 
-    def generate(
-        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
-    ) -> list[list[Sample]]:
-        """Return the samples of every request: see `Generator.generate`.
+    @contextmanager
+    def round(self, progress: Callable[[int], Any] | None = None) -> Iterator[None]:
+        """Context manager: see `Generator.round`. Nothing is collective."""
+        self._progress, self._in_round = progress or _ignore, True
+        try:
+            yield
+        finally:
+            self._waiting.clear()
+            self._open = {i: {} for i in self._links}
+            self._progress, self._in_round = _ignore, False
 
-        All ranks of the trainer must call it, each with its own requests.
+    def submit(self, request: SamplingRequest, params: SamplingParams) -> int:
+        """Queue a request: see `Generator.submit`."""
+        self._waiting.append(_Request(next(self._ids), request, params))
+        return self._waiting[-1].number
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, list[Sample]]]:
+        """Give waiting requests to the engines, and wait until one is complete: see `Generator.poll`.
+
+        Raises: EngineError when an engine fails.
         """
-        self.ask(requests, params)
-        return self.answers(progress)
+        self._hand_out()
+        links = {self._links[i]: i for i, requests in self._open.items() if requests}
+        ready, _, _ = select.select(list(links), [], [], timeout) if links else ([], [], [])
+        complete: list[tuple[int, list[Sample]]] = []
+        for link in ready:
+            answer = self._receive(links[link])
+            for number, samples in zip(answer["numbers"], wire.unpack_samples(answer["samples"]), strict=True):
+                if self._open[links[link]].pop(number, None) is not None:  # else it is of a round that was left early
+                    complete.append((number, samples))
+                    self._progress(len(samples))
+        if complete:
+            self._hand_out()
+        return complete
 
-    def ask(self, requests: Sequence[SamplingRequest], params: SamplingParams) -> None:
-        """Begin `generate`. The engines work while the trainer does other things."""
-        if self._asked is not None:
-            raise EngineError("`ask` was called twice without `answers`: the engines' samples were not fetched")
+    def _hand_out(self) -> None:
+        """Give waiting requests to engines with room, each to the one with the fewest open responses.
+
+        Each rank begins at another engine, so that few prompts are spread over all engines.
+        """
+        if not self._waiting:
+            return
         engines = list(self._links)
-        # Each rank begins at another engine, so that few prompts are spread over all engines.
-        dealt = {
-            i: range(len(requests))[(n - self.world.rank) % len(engines) :: len(engines)] for n, i in enumerate(engines)
-        }
-        self._asked = {i: list(indices) for i, indices in dealt.items()}
-        for i, indices in self._asked.items():
-            forget = self._known[i].forget()
-            packed, blobs = wire.pack_requests([requests[k] for k in indices], self._known[i])
+        order = engines[self.world.rank % len(engines) :] + engines[: self.world.rank % len(engines)]
+        given: dict[tuple[int, SamplingParams], list[_Request]] = {}
+        while self._waiting:
+            loads = {i: sum(r.request.num_samples for r in self._open[i].values()) for i in order}
+            engine = min(order, key=lambda i: loads[i])
+            # Outside a round the trainer is busy with an update: it could not hand out the rest in time.
+            most = self._most if self._in_round else sys.maxsize
+            if loads[engine] and loads[engine] + self._waiting[0].request.num_samples > most:
+                break
+            request = self._waiting.popleft()
+            self._open[engine][request.number] = request
+            given.setdefault((engine, request.params), []).append(request)
+        for (engine, params), requests in given.items():
+            forget = self._known[engine].forget()
+            packed, blobs = wire.pack_requests([r.request for r in requests], self._known[engine])
             command = {"do": "generate", "params": asdict(params), "requests": packed, "forget": forget}
-            self._send(i, command, blobs)
-
-    def answers(self, progress: Callable[[int], Any] | None = None) -> list[list[Sample]]:
-        """End `generate`: wait for the samples of the last `ask`."""
-        if self._asked is None:
-            raise EngineError("`answers` was called without `ask`")
-        results: dict[int, list[Sample]] = {}
-        for i, indices in self._asked.items():
-            samples = wire.unpack_samples(self._answer(i)["samples"])
-            results |= dict(zip(indices, samples, strict=True))
-            if progress is not None:
-                progress(sum(map(len, samples)))
-        self._asked = None
-        return [results[i] for i in range(len(results))]
+            self._send(engine, command | {"numbers": [r.number for r in requests]}, blobs)
 
     def close(self) -> None:
         """End the engines that this process started."""
@@ -297,6 +339,12 @@ class HostedEngine:
             raise
 
     def _answer(self, engine: int) -> Mapping[str, Any]:
+        """Return an engine's answer to a command."""
+        while "samples" in (answer := self._receive(engine)):  # of a round that was left early
+            pass
+        return answer
+
+    def _receive(self, engine: int) -> Mapping[str, Any]:
         try:
             header, _ = wire.receive(self._links[engine])
         except EngineError as error:
@@ -311,6 +359,10 @@ class HostedEngine:
 def reserved_gpus() -> list[str]:
     """Return the GPUs that the launcher reserved for engines; empty when it reserved none."""
     return [c for c in os.environ.get(ENGINES_VARIABLE, "").split(",") if c]
+
+
+def _ignore(newly: int) -> None:
+    """Show no progress."""
 
 
 def _socket_path(folder: Path, engine: int) -> Path:

@@ -15,6 +15,7 @@ from vlmrl.data.doctor import RowFacts
 from vlmrl.data.image_scan import examined
 from vlmrl.data.image_shards import Examined
 from vlmrl.data.parallel_parts import make_parts
+from vlmrl.data.row_images import RowPlace, RowReader
 from vlmrl.data.table_pieces import RowFiles, locate_rows, open_row_files
 from vlmrl.errors import DataError
 from vlmrl.tasks.dataset_assembly import (
@@ -30,7 +31,7 @@ from vlmrl.tasks.dataset_assembly import (
 from vlmrl.tasks.pairs.prep import count_pairs, pair_id
 from vlmrl.tasks.pairs.validation_cut import Cut, PairUnits, cut_rows
 from vlmrl.tasks.taxonrl.domain import Domain, classes_of, known_fields
-from vlmrl.tasks.taxonrl.domain_rows import RowColumns, RowPlace, RowReader, ScanRows, checked_rows, find_columns
+from vlmrl.tasks.taxonrl.domain_rows import RowColumns, ScanRows, checked_rows, find_columns
 from vlmrl.tasks.taxonrl.domain_task import domain_task
 from vlmrl.types import Media
 

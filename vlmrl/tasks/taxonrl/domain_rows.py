@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from vlmrl.data.cells import image_bytes, read_image, show, split_images
+from vlmrl.data.cells import show, split_images
 from vlmrl.data.columns import PAIRS, match_columns
 from vlmrl.data.image_scan import EXAMINER, Examiner
 from vlmrl.data.parallel_parts import write_lines
+from vlmrl.data.row_images import look_at_cell
 from vlmrl.data.table_pieces import RowFiles, TablePiece, read_piece
 from vlmrl.errors import DataError, RewardError
 from vlmrl.tasks.prompt_template import IMAGE
@@ -21,16 +21,6 @@ from vlmrl.tasks.taxonrl.domains import DOMAINS
 from vlmrl.tasks.taxonrl.layouts import LAYOUTS
 
 IMAGES_IN_A_ROW = 2
-MAX_PATH = 1000
-"""Longest path of an image, in characters; a longer text is an image in base64."""
-
-
-class RowPlace(NamedTuple):
-    """Place of an image in a table: piece, row in the piece, position in the row."""
-
-    piece: int
-    row: int
-    position: int
 
 
 @dataclass(frozen=True)
@@ -141,20 +131,11 @@ class ScanRows:
             faults.append(f"{len(values)} image{'s' * (len(values) != 1)}, not {IMAGES_IN_A_ROW}")
         elif marks not in (0, len(values)):
             faults.append(f"{len(values)} images, but {marks} {IMAGE} mark{'s' * (marks != 1)} in `{columns.problem}`")
-        images = [self._image(value, examiner) for value in values]
+        images = [look_at_cell(value, self.table.root, examiner) for value in values]
         for number, image in enumerate(images, start=1):
             if "reason" in image:
                 faults.append(f"image {number}: {image['reason']}")
         return {"truth": truth, "problem": problem, "images": images}, faults
-
-    def _image(self, value: Any, examiner: Examiner) -> dict[str, Any]:
-        try:
-            data = image_bytes(read_image(value, self.table.root, ""), "")
-        except DataError as error:
-            return {"reason": error.message}
-        fields = examiner.look(data)
-        name = _name_of(value)
-        return {"reason": f"{name}: {fields['reason']}"} if "reason" in fields and name else fields
 
 
 def checked_rows(parts: Sequence[Path], table: RowFiles) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
@@ -163,31 +144,3 @@ def checked_rows(parts: Sequence[Path], table: RowFiles) -> Iterator[tuple[int, 
         with part.open(encoding="ascii") as lines:
             for number, line in enumerate(lines):
                 yield index, number, table.pieces[index].split, json.loads(line)
-
-
-@dataclass(frozen=True)
-class RowReader:
-    """Reader of image files by their place in a table, for `write_shards`.
-
-    Places in the table's order are read in one pass.
-    """
-
-    table: RowFiles
-    column: str
-
-    def files(self, places: Sequence[RowPlace]) -> Iterator[bytes]:
-        for index, piece_places in groupby(places, key=lambda place: place[0]):
-            rows = enumerate(read_piece(self.table.pieces[index], [self.column]))
-            number, values = -1, []
-            for place in piece_places:
-                while number < place[1]:
-                    number, row = next(rows)
-                    values = split_images(row.get(self.column))
-                yield image_bytes(read_image(values[place[2]], self.table.root, ""), "")
-
-
-def _name_of(value: Any) -> str:
-    """Return the path of an image in a table's cell; "" if the cell holds no path."""
-    path = value.get("path") if isinstance(value, Mapping) else value
-    is_path = isinstance(path, str) and 0 < len(path) <= MAX_PATH and not path.startswith("data:")
-    return show(path, 60) if is_path else ""

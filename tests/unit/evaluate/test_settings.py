@@ -1,0 +1,196 @@
+"""Settings of several runs: mean and band, the interval over rows and seeds, and what is no setting."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from evaluation_builders import row
+from scipy import stats
+
+from vlmrl.errors import StoreError
+from vlmrl.evaluate.metrics import summarise
+from vlmrl.evaluate.records import Evaluation, write_evaluation
+from vlmrl.evaluate.settings import (
+    BY_RUNS,
+    band,
+    compare_settings,
+    is_list,
+    open_settings,
+    setting_difference,
+    tables_of,
+)
+from vlmrl.store import layout
+from vlmrl.store.open_run import create_run
+
+
+def test_mean_and_band_by_hand():
+    # Three runs of 4 rows: means 0.25, 0.5, 0.75: mean 0.5, standard deviation 0.25.
+    values = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]], dtype=float)
+    assert band(values) == {"mean": 0.5, "sd": pytest.approx(0.25), "runs": [0.25, 0.5, 0.75]}
+    assert band(values[:1])["sd"] is None
+
+
+def test_the_difference_of_settings_by_hand():
+    # A: two runs of four rows, B: two runs. Row means A (1, 0, 1/2, 0), B (1, 1, 1, 1/2): d = (0, 1, 1/2, 1/2).
+    a = np.array([[1, 0, 1, 0], [1, 0, 0, 0]], dtype=float)
+    b = np.array([[1, 1, 1, 1], [1, 1, 1, 0]], dtype=float)
+    found, p, method = setting_difference(a, b, [(i,) for i in range(4)], (0.0, 1.0))
+    # Over rows: d - 1/2 = (-1/2, 1/2, 0, 0): 1/2 / 16 * 4/3 = 1/24. Over runs: means 1/2, 1/4 and 1, 3/4: variance
+    # 1/32 each, of the mean 1/64. Sum 1/24 + 2/64 = 7/96.
+    variance = 1 / 24 + 2 / 64
+    # Freedom: of the runs 1 each; of the rows min(3, 2 / (2/16 / (1/2)^2 - 1/4)) = 3, as sum r^4 / (sum r^2)^2 = 1/2.
+    freedom = variance**2 / ((1 / 24) ** 2 / 3 + 2 * (1 / 64) ** 2)
+    half = stats.t.ppf(0.975, freedom) * math.sqrt(variance)
+    assert method == BY_RUNS and found.mean == 0.5 and (found.n, found.clusters) == (4, 4)
+    assert (found.low, found.high) == pytest.approx((0.5 - half, min(1.0, 0.5 + half)), abs=1e-12)
+    assert p == pytest.approx(2 * stats.t.sf(0.5 / math.sqrt(variance), freedom), abs=1e-12)
+
+
+def test_a_single_run_adds_nothing_and_two_single_runs_are_paired_as_ever():
+    a, b = np.array([[1.0, 0, 0, 0] * 5]), np.array([[1.0, 1, 1, 0] * 5])
+    ids = [(i,) for i in range(20)]
+    _, p, method = setting_difference(a, b, ids, (0.0, 1.0))
+    assert method == "exact McNemar" and p == pytest.approx(2 / 2**10)
+    same_twice, _, _ = setting_difference(a, np.vstack([b, b]), ids, (0.0, 1.0))
+    # No spread between runs: Student's t over the rows alone.
+    difference = (b - a)[0]
+    half = stats.t.ppf(0.975, 19) * difference.std(ddof=1) / math.sqrt(20)
+    assert (same_twice.low, same_twice.high) == pytest.approx((0.5 - half, 0.5 + half), rel=1e-9)
+
+
+def test_without_any_spread_or_with_one_cluster_there_is_no_interval():
+    ones = np.ones((2, 5))
+    for clusters in ([(i,) for i in range(5)], [("one",)] * 5):
+        found, p, _ = setting_difference(ones * 0, ones, clusters, (0.0, 1.0))
+        assert found.mean == 1.0 and math.isnan(found.low) and p == 1.0
+
+
+def test_the_interval_holds_the_truth_over_new_rows_and_seeds_and_one_of_rows_alone_does_not():
+    """100 rows of different difficulty; each run has a level of its own (standard deviation 0.05); B gains 0.1."""
+    rng = np.random.default_rng(11)
+    told, by_rows, worlds = 0, 0, 400
+    for _ in range(worlds):
+        hard = rng.uniform(0.2, 0.7, 100)
+        a, b = (
+            (rng.random((3, 100)) < np.clip(hard + gain + rng.normal(0, 0.05, (3, 1)), 0, 1)).astype(float)
+            for gain in (0.0, 0.1)
+        )
+        found, _, _ = setting_difference(a, b, [(i,) for i in range(100)], (0.0, 1.0))
+        told += found.low <= 0.1 <= found.high
+        d = b.mean(0) - a.mean(0)
+        by_rows += abs(d.mean() - 0.1) <= 1.984 * d.std(ddof=1) / 10
+    # Slightly too wide by intention; over rows alone far too narrow.
+    assert 0.94 <= told / worlds <= 0.995
+    assert by_rows / worlds < 0.9
+
+
+def make_run(root: Path, name: str, right: list[int], **changes: Any):
+    recipe = {"train": {"seed": int(name[-1]), "steps": changes.pop("steps", 3)}}
+    run = create_run(root, kind="rl", recipe_name="r", name=name, resolved={"recipe": recipe}, **changes)
+    with run:
+        rows = [row(f"p{i}", confidence=0.9 if x else 0.1, score=0.5 * x, images=()) for i, x in enumerate(right)]
+        meta = {"split": "test", "role": "test", "source": "digits"}
+        write_evaluation(layout.eval_dir(run.dir, "test-digits"), Evaluation(rows, summarise(rows)), meta)
+    return run
+
+
+RIGHT = {
+    "a1": [1, 0, 0, 0] * 5, "a2": [1, 1, 0, 0] * 5, "b1": [1, 1, 1, 0] * 5, "b2": [1, 1, 1, 1] * 5,
+    "c1": [1, 0, 0, 0] * 4 + [1, 0, 0, 1], "d1": [0, 0, 0, 0] * 5,
+}  # fmt: skip
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, right in RIGHT.items():
+        make_run(tmp_path, name, right)
+    return tmp_path
+
+
+def test_settings_are_compared_with_the_first(root: Path):
+    found = compare_settings(open_settings(root, ["a1,a2", "b1,b2"]))
+    (evaluation,) = found["evaluations"]
+    assert evaluation["settings"]["A"]["accuracy"] == {
+        "mean": 0.375,
+        "sd": pytest.approx(0.1767767),
+        "runs": [0.25, 0.5],
+    }
+    d = next(d for d in evaluation["differences"] if d["metric"] == "accuracy")
+    assert (d["pair"], d["difference"], d["runs"], d["n"]) == ("B - A", 0.5, [2, 2], 20)
+    assert d["test"]["comparisons"] == 1 and found["notes"] == []
+    assert found["conclusion"]["evaluation"] == "test-digits"
+    assert not [d for d in evaluation["differences"] if d["metric"] == "brier"], "only what is tested"
+
+
+def test_several_settings_have_holms_correction_and_it_can_change_the_verdict(root: Path):
+    found = compare_settings(open_settings(root, ["a1", "b1", "c1", "d1"]))
+    by_pair = {d["pair"]: d for d in found["evaluations"][0]["differences"] if d["metric"] == "accuracy"}
+    # Of B 10 rows tell, all for B: 2 / 2^10, times 3. Of C one row: 1. Of D five, all for A: 2 / 2^5, times 2.
+    assert by_pair["B - A"]["test"]["p_holm"] == pytest.approx(3 * 2 / 2**10)
+    assert by_pair["C - A"]["test"]["p"] == 1.0
+    assert by_pair["D - A"]["test"]["p"] == 2 / 2**5 and by_pair["D - A"]["test"]["p_holm"] == 4 / 2**5
+    assert {pair: d["verdict"] for pair, d in by_pair.items()} == {
+        "B - A": "better", "C - A": "not clear", "D - A": "not clear",
+    }  # fmt: skip
+    assert by_pair["D - A"]["high"] < 0, "the interval of D alone excludes zero"
+    assert "B is better than A: accuracy +0.500" in found["conclusion"]["text"]
+    assert "It is not clear whether D is better than A" in found["conclusion"]["text"]
+
+
+def test_runs_that_differ_in_more_than_their_seed_are_no_setting(root: Path):
+    make_run(root, "a3", RIGHT["a1"], steps=9)
+    notes = compare_settings(open_settings(root, ["a1,a2,a3", "b1"]))["notes"]
+    assert notes[0] == "the runs of setting A differ in train.steps: they are not seeds of one setting"
+    assert notes[1].startswith("setting B has one run") and len(notes) == 2
+
+
+def test_what_came_from_different_rewards_is_not_compared(root: Path):
+    rewards = [{"source": "digits", "name": "r", "sha256": "0", "weights": {"x": 1.0}}]
+    make_run(root, "e1", RIGHT["b1"], rewards=rewards)
+    found = compare_settings(open_settings(root, ["a1", "b1", "e1"]))
+    assert {d["metric"] for d in found["evaluations"][0]["differences"]} == {"accuracy"}
+    assert "scored by different rewards" in found["notes"][-1]
+
+
+def test_rows_in_common_of_all_runs_count(root: Path):
+    make_run(root, "f1", RIGHT["b1"][:6])
+    found = compare_settings(open_settings(root, ["a1,a2", "f1"]))
+    assert found["evaluations"][0]["rows"] == 6
+    with create_run(root, kind="rl", recipe_name="r", name="empty"):
+        pass
+    none = compare_settings(open_settings(root, ["a1,a2", "empty"]))
+    assert none["evaluations"] == [] and "no evaluation in common" in none["notes"][-1]
+    assert "not known" in none["conclusion"]["text"]
+
+
+def test_what_is_a_list_of_settings_and_what_is_not(root: Path, tmp_path: Path):
+    assert is_list(["a,b", "c"]) and is_list(["a", "b", "c"])
+    assert not is_list(["a", "b"]) and not is_list(["a,", "b"])
+    (tmp_path / "with,comma").mkdir()
+    assert not is_list([str(tmp_path / "with,comma"), "b"])
+    with pytest.raises(StoreError, match="has the run a1 twice"):
+        open_settings(root, ["a1,a1", "b1"])
+    with pytest.raises(StoreError, match="no run `,`"):
+        open_settings(root, [",", "a1,a2"])
+    with pytest.raises(StoreError, match="at most 26"):
+        open_settings(root, ["a1"] * 27)
+
+
+def test_samples_of_a_prompt_give_pass_at_k_of_settings():
+    def evaluation(*right: list[int]) -> Evaluation:
+        rows = [
+            row(f"p{i}", sample=k, confidence=0.9 if x else 0.1, images=())
+            for i, own in enumerate(right)
+            for k, x in enumerate(own)
+        ]
+        return Evaluation(rows, summarise(rows))
+
+    one, other = evaluation([1, 0], [0, 0], [1, 1]), evaluation([0, 1], [0, 1], [1, 1])
+    tables = tables_of([one, other], [1, 1])
+    assert [v.tolist() for v in tables["pass@2"].values] == [[[1, 0, 1]], [[1, 1, 1]]]
+    assert [v.tolist() for v in tables["pass@1"].values] == [[[0.5, 0, 1]], [[0.5, 0.5, 1]]]
+    assert tables["accuracy"].values[0].shape == (1, 6) and len(tables["mean@2"].clusters) == 3

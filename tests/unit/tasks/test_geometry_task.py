@@ -1,0 +1,116 @@
+"""The tasks geometry3k and mm_math: prompts, traces, rewards, and the drawn dataset as a whole."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlmrl.data.open_dataset import open_dataset
+from vlmrl.errors import DataError, RecipeError
+from vlmrl.recipe.schema import Data, Reward
+from vlmrl.tasks import TASKS, make_task
+from vlmrl.tasks.dataset_assembly import Limits
+from vlmrl.tasks.geometry.prepare import GeometryRequest, prepare_collection
+from vlmrl.tasks.geometry.task import GEOMETRY3K, GRADING, MM_MATH
+from vlmrl.tasks.source import Source, open_source
+from vlmrl.types import RewardInput, Row
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    request = GeometryRequest(
+        GEOMETRY3K, synthetic=20, out=tmp_path_factory.mktemp("data") / "drawn", seed=7, width=224
+    )
+    return prepare_collection(request, Limits(workers=1)).path
+
+
+def source_of(path: Path, variant: str | None = None, profile: str = "default") -> Source:
+    return open_source(Data(path=str(path), variant=variant), Reward(profile=profile))
+
+
+def test_a_drawn_dataset_is_sound_and_its_rows_pass_their_own_checks(drawn: Path) -> None:
+    dataset = open_dataset(Data(path=str(drawn)))
+    assert dict(dataset.splits) == {"train": 20, "validation": 20, "test": 40}
+    task = make_task("geometry3k", dataset.info)
+    for split in dataset.splits:
+        for row in dataset.rows(split):
+            assert task.validate(row.truth) == []
+            assert dataset.image(row.media[0]).size == (224, 168)
+    assert {row.truth["topic"] for row in dataset.rows("test")} == {"angles", "lengths", "circles", "areas"}
+    checks = {check["check"]: check["verdict"] for check in dataset.info["doctor"]["checks"]}
+    assert checks["same image in two splits"] == "ok"
+
+
+def test_the_prompt_holds_the_problem_with_one_mark_and_asks_for_a_box(drawn: Path) -> None:
+    for variant, words in ((None, "step by step"), ("zero", "<think>")):
+        source = source_of(drawn, variant)
+        row = source.rows[0]
+        (message,) = source.messages(row)
+        assert message.content.count("<image>") == 1
+        assert str(row.columns["problem"]) in message.content and words in message.content
+        assert "\\boxed{answer}" in message.content
+        assert str(row.truth["solution"]) not in message.content
+        assert source.notes == []
+
+
+def test_the_default_prompt_is_chat_and_its_print_differs_from_zero(drawn: Path) -> None:
+    assert source_of(drawn).prompt_sha256 == source_of(drawn, "chat").prompt_sha256
+    assert source_of(drawn).prompt_sha256 != source_of(drawn, "zero").prompt_sha256
+    with pytest.raises(RecipeError, match="variant"):
+        source_of(drawn, "chta")
+
+
+@pytest.mark.parametrize("variant", ["chat", "zero"])
+@pytest.mark.parametrize("profile", ["default", "maye"])
+def test_a_trace_earns_all_accuracy_and_a_wrong_box_none(drawn: Path, variant: str, profile: str) -> None:
+    source = source_of(drawn, variant, profile)
+    assert source.task.trace is not None
+    for row in [source.rows[i] for i in range(20)]:
+        text = source.task.trace(row, random.Random(0))
+        assert text.startswith("<think>") == (variant == "zero")
+        assert accuracy(source, row, text) == 1.0, (text, row.truth)
+        assert accuracy(source, row, f"{text} No, it is \\boxed{{123456.5}}") == 0.0
+        assert accuracy(source, row, "I do not know.") == 0.0
+
+
+def accuracy(source: Source, row: Row, text: str) -> float:
+    result: Any = source.reward.fn(RewardInput(text, row.truth, row.columns, [], "stop", 10, ""))
+    return float(getattr(result, "parts", result)["accuracy"])
+
+
+def test_published_rows_without_a_solution_are_learnt_as_a_box() -> None:
+    task = make_task("mm_math", {}, "zero")
+    row = Row("r", "s", "mm_math", {"answer": "3\\pi", "solution": None}, (), {})
+    assert task.trace is not None
+    assert task.trace(row, random.Random(0)) == "<think>\\boxed{3\\pi}</think>\n\\boxed{3\\pi}"
+    assert make_task("mm_math", {}).trace(row, random.Random(0)) == "\\boxed{3\\pi}"  # type: ignore[misc]
+
+
+def test_both_tasks_use_the_grading_that_one_place_names() -> None:
+    for name in ("geometry3k", "mm_math"):
+        assert make_task(name, {}).profiles["default"] == GRADING
+        assert TASKS[name].variants == ("chat", "zero")
+        assert set(TASKS[name].profiles) == set(make_task(name, {}).profiles)
+
+
+def test_a_truth_without_an_answer_or_with_a_solution_without_a_box_is_refused() -> None:
+    validate = make_task("geometry3k", {}).validate
+    assert validate({"answer": "5", "solution": "\\boxed{5}"}) == validate({"answer": "5"}) == []
+    assert len(validate({"answer": " ", "solution": "five"})) == 2
+    assert len(validate({"answer": 5})) == 1
+
+
+def test_a_table_that_was_not_prepared_is_refused() -> None:
+    with pytest.raises(DataError, match="prepared"):
+        make_task("geometry3k", {"style": "own", "path": "rows.parquet"})
+
+
+def test_the_text_of_mm_math_states_the_values_and_its_figure_shows_none(tmp_path: Path) -> None:
+    request = GeometryRequest(MM_MATH, synthetic=20, out=tmp_path / "drawn", topics=("angles",), width=224)
+    prepared = prepare_collection(request, Limits(workers=1))
+    rows = list(open_dataset(Data(path=str(prepared.path))).rows("train"))
+    assert {row.truth["topic"] for row in rows} == {"angles"}
+    assert all("^\\circ$" in row.columns["problem"] for row in rows)

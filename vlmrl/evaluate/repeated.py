@@ -1,0 +1,185 @@
+"""Estimates from several samples per prompt: pass@k, maj@k and mean@k, with intervals over prompts.
+
+The k samples are a random draw without replacement from the n samples of a prompt. Each estimate is the mean over all
+such draws, so it is unbiased for k fresh samples and has no randomness of its own. A prompt counts as one number,
+whatever n is; its interval therefore treats the samples of a prompt as one cluster.
+
+A prompt with fewer than k samples has no estimate (NaN), and is left out of the mean; the interval's `n` is the number
+of prompts that are in it. If no prompt has k samples, the estimate is NaN, and None in a summary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+
+from vlmrl.evaluate.estimates import mean_interval
+from vlmrl.evaluate.interval import EMPTY, UNIT_RANGE, Clusters, Interval
+
+BEGINNINGS = ("pass@", "maj@", "mean@")
+"""Beginnings of the names of these metrics."""
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Return the chance that one or more of k samples, drawn without replacement from n, are correct.
+
+    It is 1 - C(n - c, k) / C(n, k), unbiased for the chance with k fresh samples (Chen et al. 2021, eq. 1).
+
+    Returns: NaN for k > n: fewer samples do not tell.
+    Raises: ValueError unless 1 <= k and 0 <= c <= n.
+    Example: n = 4, c = 1, k = 2 -> 1 - 3/6 = 0.5.
+    """
+    n, c = num_samples, num_correct
+    if not (k >= 1 and 0 <= c <= n):
+        raise ValueError(f"pass@{k} of {c} correct among {n} samples")
+    return math.nan if k > n else 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def mean_at_k(accuracies: Sequence[float], k: int) -> float:
+    """Return the mean accuracy of k samples of a prompt, averaged over all draws: the mean of all n.
+
+    Returns: NaN for k > n.
+    Raises: ValueError unless 1 <= k.
+    """
+    if k < 1:
+        raise ValueError(f"mean@{k} needs k of at least 1")
+    return math.nan if k > len(accuracies) else math.fsum(accuracies) / len(accuracies)
+
+
+def maj_at_k(answers: Sequence[Hashable | None], accuracies: Sequence[float], k: int) -> float:
+    """Return the expected accuracy of the most frequent answer among k samples, drawn without replacement from n.
+
+    Rule for ties: the most frequent answers have equal chances, so the result is their mean accuracy. A sample without
+    an answer (None) has no vote; a draw without any vote counts as 0. If equal answers have different accuracies, the
+    answer has their mean.
+
+    Args:
+        answers: the answer of each sample in a form in which equal answers are equal, or None.
+        accuracies: of the same samples, each in [0, 1].
+    Returns: in [0, 1]; NaN for k > n.
+    Raises: ValueError unless 1 <= k, and for lengths that differ.
+    Source: self-consistency, Wang et al. 2023 (arXiv:2203.11171), averaged over all draws instead of one.
+    Example: answers A, A, B with accuracies 1, 1, 0; k = 2: the draws AA, AB, AB -> (1 + 1/2 + 1/2) / 3 = 2/3.
+    """
+    if k < 1 or len(answers) != len(accuracies):
+        raise ValueError(f"maj@{k} of {len(answers)} answers and {len(accuracies)} accuracies")
+    if k > len(answers):
+        return math.nan
+    by_answer: dict[Hashable, list[float]] = {}
+    for answer, accuracy in zip(answers, accuracies, strict=True):
+        if answer is not None:
+            by_answer.setdefault(answer, []).append(accuracy)
+    if k == len(answers):  # a single draw
+        most = max(map(len, by_answer.values()), default=0)
+        means = [math.fsum(own) / len(own) for own in by_answer.values() if len(own) == most]
+        return math.fsum(means) / len(means) if means else 0.0
+    # Answers in descending order of their votes: the chances depend only on these numbers, and are kept for reuse.
+    of_answers = sorted(by_answer.values(), key=len, reverse=True)
+    chances = _winning_chances(tuple(map(len, of_answers)), len(answers) - sum(map(len, of_answers)), k)
+    return math.fsum(chance * math.fsum(own) / len(own) for chance, own in zip(chances, of_answers, strict=True))
+
+
+@lru_cache(maxsize=4096)
+def _winning_chances(votes: tuple[int, ...], abstentions: int, k: int) -> tuple[float, ...]:
+    """Return for each answer the chance to win a draw of k samples; tied answers share it. Exact up to rounding.
+
+    Args:
+        votes: number of samples with each answer, in descending order.
+        abstentions: number of samples without an answer.
+    """
+    draws = math.comb(sum(votes) + abstentions, k)
+    chances: list[float] = []
+    for own, equals in groupby(votes):  # answers with equal votes have equal chances
+        others = list(votes)
+        others.remove(own)
+        won = Counter[int]()
+        for drawn in range(1, min(own, k) + 1):
+            won.update(_wins(own, others, abstentions, k, drawn))
+        # Integers of any size: one division per number of tied answers, so that nothing overflows.
+        chance = math.fsum(count / (tied * draws) for tied, count in won.items())
+        chances += [chance] * len(list(equals))
+    return tuple(chances)
+
+
+def _wins(own: int, others: Sequence[int], abstentions: int, k: int, drawn: int) -> dict[int, int]:
+    """Return t -> number of draws of k in which an answer has `drawn` votes, no other more, and t answers as many."""
+    # (samples drawn so far, answers with as many votes as this one) -> number of ways
+    ways = {(drawn, 1): math.comb(own, drawn)}
+    for votes in others:
+        following: dict[tuple[int, int], int] = {}
+        for (taken, tied), count in ways.items():
+            for more in range(min(votes, drawn, k - taken) + 1):
+                key = (taken + more, tied + (more == drawn))
+                following[key] = following.get(key, 0) + count * math.comb(votes, more)
+        ways = following
+    wins = Counter[int]()
+    for (taken, tied), count in ways.items():
+        wins[tied] += count * math.comb(abstentions, k - taken)
+    return wins
+
+
+@dataclass(frozen=True)
+class PromptSamples:
+    """Graded samples of one prompt.
+
+    Args:
+        accuracies: one number per sample, in [0, 1]; 1 = correct.
+        answers: the answer of each sample, None where it has none; None = the answers are not known.
+        cluster: ids of what the prompt shares with others, such as its images; () = it is a cluster of its own.
+    """
+
+    accuracies: tuple[float, ...]
+    answers: tuple[Hashable | None, ...] | None = None
+    cluster: tuple[Hashable, ...] = ()
+
+
+def estimates_per_prompt(prompts: Sequence[PromptSamples], metric: str, k: int) -> list[float]:
+    """Return an estimate for every prompt, NaN where it has fewer than k samples.
+
+    Args:
+        metric: "pass", "maj" or "mean".
+    Raises: ValueError for another metric, and for maj@k if answers are not known.
+    """
+    if metric == "pass":
+        return [pass_at_k(len(p.accuracies), sum(a == 1.0 for a in p.accuracies), k) for p in prompts]
+    if metric == "mean":
+        return [mean_at_k(p.accuracies, k) for p in prompts]
+    if metric != "maj" or any(p.answers is None for p in prompts):
+        raise ValueError(f"{metric}@{k}: the metric is not known, or the answers are not")
+    return [maj_at_k(p.answers or (), p.accuracies, k) for p in prompts]
+
+
+def repeated_interval(prompts: Sequence[PromptSamples], metric: str, k: int) -> Interval:
+    """Return the mean of an estimate over the prompts that have k samples, with its 95% interval over prompts.
+
+    Args:
+        metric: "pass", "maj" or "mean".
+    Returns: EMPTY if no prompt has k samples.
+    """
+    values = estimates_per_prompt(prompts, metric, k)
+    usable = [(v, p.cluster) for v, p in zip(values, prompts, strict=True) if not math.isnan(v)]
+    if not usable:
+        return EMPTY
+    clusters: Clusters = [cluster for _, cluster in usable]
+    return mean_interval([v for v, _ in usable], clusters, UNIT_RANGE)
+
+
+def shown_estimates(prompts: Sequence[PromptSamples]) -> list[tuple[str, int]]:
+    """Return (metric, k) of the estimates that a summary shows; [] if a prompt has fewer than two samples.
+
+    With n = samples of the prompt that has the fewest: pass@k for k = 1, 2, 4, ... and n; maj@k for the same k from 3
+    (with two votes it is the mean), if answers are known; mean@n. Only mean@n and maj@k if an accuracy is neither 0
+    nor 1.
+    """
+    n = min((len(p.accuracies) for p in prompts), default=0)
+    if n < 2:
+        return []
+    ks = sorted({2**i for i in range(n.bit_length()) if 2**i <= n} | {n})
+    is_share = all(a in (0.0, 1.0) for p in prompts for a in p.accuracies)
+    has_answers = all(p.answers is not None for p in prompts)
+    shown = [("pass", k) for k in ks if is_share] + [("maj", k) for k in ks if has_answers and k > 2]
+    return [*shown, ("mean", n)]

@@ -1,0 +1,344 @@
+"""Comparison of settings: each is one run, or several runs that differ only in their seed.
+
+A setting's result is the mean over its runs, with a band of one standard deviation between runs. The difference of two
+settings is taken on the rows that all runs answered. Its interval covers new rows and new seeds: the variance over rows
+(of the mean difference over runs, robust to shared images) plus the variance of each setting's mean over runs, with
+Student's t and Satterthwaite's degrees of freedom. The sum counts noise of single rows twice, so it is slightly too
+large. A setting of a single run adds nothing: the interval is then about this run. Two single runs are compared as
+`evaluate/compare.py` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlmrl.errors import StoreError
+from vlmrl.evaluate.compare import Side, describe, evaluations_by_rows, open_side, recipe_differences, rewards_of
+from vlmrl.evaluate.estimates import difference_interval
+from vlmrl.evaluate.interval import METHOD, Clusters, Floats, Interval, Range, Units
+from vlmrl.evaluate.metrics import clusters_of, picks, prompt_samples, range_holding, range_of_metric
+from vlmrl.evaluate.over_checkpoints import over_checkpoints, picked_by_hand
+from vlmrl.evaluate.paired import joined_by, joined_ranges
+from vlmrl.evaluate.paired_tests import LEVEL, paired_test
+from vlmrl.evaluate.records import Evaluation, read_evaluation
+from vlmrl.evaluate.repeated import estimates_per_prompt, shown_estimates
+from vlmrl.evaluate.scoring_rewards import scored_alike
+from vlmrl.evaluate.tested import LEADING, TEST_METHODS, correct_for_many, is_tested
+from vlmrl.evaluate.verdict import verdict
+from vlmrl.store.evaluated_rows import ROLES, role_label, role_of
+
+BY_RUNS = "Student's t over rows and runs"
+SETTING_METHOD = (
+    "of settings with several runs: Student's t from the variance over rows plus that of the means over runs; "
+    "bands: one standard deviation between runs"
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ only in their seed.
+
+    Args:
+        letter: A, B, C, ...
+        sides: one per run.
+    """
+
+    letter: str
+    sides: tuple[Side, ...]
+
+    @property
+    def title(self) -> str:
+        """Names of its runs."""
+        return ", ".join(side.title for side in self.sides)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Values of a metric on the rows, or prompts, that all runs of all settings answered.
+
+    Args:
+        values: one array per setting, [runs, N].
+        declared: range of the metric; None = unknown.
+    """
+
+    values: tuple[Floats, ...]
+    clusters: Clusters
+    declared: Range | None
+
+
+def is_list(refs: Sequence[str]) -> bool:
+    """Return whether these arguments of `vlmrl compare` are settings: more than two, or one with several runs."""
+    return len(refs) > 2 or any(len(_split(ref)) > 1 for ref in refs)
+
+
+def _split(ref: str) -> list[str]:
+    names = [name for name in ref.split(",") if name]
+    return [ref] if Path(ref).exists() or not names else names
+
+
+def open_settings(root: Path, refs: Sequence[str]) -> list[Setting]:
+    """Return the settings of `A1,A2,A3 B1,B2,B3 ...`; each run by any of its names, or an evaluation's folder.
+
+    Raises: StoreError for what is no run, a run that is twice in a setting, and more than 26 settings.
+    """
+    if len(refs) > 26:
+        raise StoreError(f"{len(refs)} settings to compare; at most 26 can be")
+    settings = []
+    for letter, ref in zip("ABCDEFGHIJKLMNOPQRSTUVWXYZ", refs, strict=False):
+        sides = tuple(open_side(root, one) for one in _split(ref))
+        places = [tuple(map(str, side.named)) or (side.run.id if side.run else side.ref,) for side in sides]
+        for i, place in enumerate(places):
+            if place in places[:i]:
+                raise StoreError(f"`{ref}` has the run {sides[i].title} twice", hint="give each run of a setting once")
+        settings.append(Setting(letter, sides))
+    return settings
+
+
+def compare_settings(settings: Sequence[Setting]) -> dict[str, Any]:
+    """Return the results of each setting, and the difference of each later setting to the first; JSON values.
+
+    Returns: {"conclusion", "settings", "evaluations", "checkpoints", "intervals", "tests", "notes"}. Each evaluation
+        has "settings": letter -> metric -> {"mean", "sd", "runs"}, and "differences": one mapping per pair and metric.
+    """
+    notes: list[str] = []
+    sides = [side for setting in settings for side in setting.sides]
+    for setting in settings:
+        notes += _mixed(setting) + _alone(setting, settings)
+    notes += [note for s in sides for folder in s.named for note in [picked_by_hand(folder, s.run)] if note]
+    evaluations = []
+    for name, folders in _common(sides).items():
+        try:
+            evaluations.append(_evaluation(name, folders, settings, notes))
+        except StoreError as error:
+            notes.append(f"evaluation {name} is left out: {error.message}")
+    if not evaluations:
+        notes.append("no evaluation in common of all runs (make them: vlmrl eval RUN)")
+    evaluations.sort(key=lambda e: ROLES.index(e["role"]))
+    differences = [d for e in evaluations for d in e["differences"]]
+    correct_for_many((e["role"], d["metric"], d["test"]) for e in evaluations for d in e["differences"])
+    for d in differences:
+        if d["verdict"] in ("better", "worse") and d["test"]["p_holm"] > LEVEL:
+            d["verdict"] = "not clear"
+    return {
+        "conclusion": _conclusion(evaluations, settings),
+        "settings": [{"letter": s.letter, "runs": [describe(side) for side in s.sides]} for s in settings],
+        "evaluations": evaluations,
+        "checkpoints": [
+            {"side": f"{setting.letter} {side.title}", **entry}
+            for setting in settings
+            for side in setting.sides
+            if side.run
+            for entry in over_checkpoints(side.run)
+        ],
+        "intervals": f"{METHOD}; {SETTING_METHOD}",
+        "tests": f"{TEST_METHODS}; where a setting has several runs: Student's t",
+        "notes": notes,
+    }
+
+
+def _mixed(setting: Setting) -> list[str]:
+    """Return a note if the recipes of the runs of a setting differ in more than seeds."""
+    keys: dict[str, None] = {}
+    first = setting.sides[0]
+    for side in setting.sides[1:]:
+        if first.run and side.run:
+            keys |= dict.fromkeys(row["key"] for row in recipe_differences(first, side, []))
+    keys = {key: None for key in keys if not key.endswith("seed")}
+    if not keys:
+        return []
+    return [f"the runs of setting {setting.letter} differ in {', '.join(keys)}: they are not seeds of one setting"]
+
+
+def _alone(setting: Setting, settings: Sequence[Setting]) -> list[str]:
+    """Return a note if a setting has one run where others have several."""
+    if len(setting.sides) > 1 or all(len(other.sides) == 1 for other in settings):
+        return []
+    return [
+        f"setting {setting.letter} has one run, so its spread between seeds is not known: its intervals are about this "
+        "run, not about new seeds"
+    ]
+
+
+def _common(sides: Sequence[Side]) -> dict[str, list[Path]]:
+    """Return name -> the evaluation of each run, for names that all have, then for rows that all have."""
+    names = [n for n in sides[0].evaluations if all(n in side.evaluations for side in sides)]
+    folders = {name: [side.evaluations[name] for side in sides] for name in names}
+    by_rows = [evaluations_by_rows(side, set(names)) for side in sides]
+    keys = [key for key in by_rows[0] if all(key in one for one in by_rows)]
+    return folders | {key: [one[key] for one in by_rows] for key in keys}
+
+
+def _evaluation(name: str, folders: Sequence[Path], settings: Sequence[Setting], notes: list[str]) -> dict[str, Any]:
+    """Return the results of all settings on one evaluation."""
+    evaluations = [read_evaluation(folder) for folder in folders]
+    metas = [e.summary.get("meta") or {} for e in evaluations]
+    worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
+    tables = tables_of(evaluations, [len(setting.sides) for setting in settings])
+    if not _alike(settings, metas):
+        of_reward = any("accuracy_of" in e.summary for e in evaluations)
+        kept = () if of_reward else tuple(name for name in tables if name != "reward")
+        tables = {name: table for name, table in tables.items() if name in kept}
+        notes.append(f"{name}: the runs were scored by different rewards; what comes from the reward is not compared")
+    better = {n: m.get("better") for e in evaluations for n, m in e.summary["metrics"].items()}
+    return {
+        "name": name,
+        "role": role_of(worst),
+        "label": role_label(worst),
+        "rows": next((len(t.clusters) for t in tables.values()), 0),
+        "settings": {
+            setting.letter: {metric: band(table.values[i]) for metric, table in tables.items()}
+            for i, setting in enumerate(settings)
+        },
+        "differences": [
+            _difference(metric, table, i, setting.letter, better.get(metric))
+            for i, setting in enumerate(settings)
+            if i
+            for metric, table in tables.items()
+        ],
+    }
+
+
+def _alike(settings: Sequence[Setting], metas: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether one reward scored all; by the records of the runs where an evaluation does not say it."""
+    sides = [side for setting in settings for side in setting.sides]
+    for side, meta in zip(sides[1:], metas[1:], strict=True):
+        recorded = scored_alike(metas[0], meta)
+        if recorded is None:
+            first, other = sides[0].run, side.run
+            recorded = not (first and other) or rewards_of(first) == rewards_of(other)
+        if not recorded:
+            return False
+    return True
+
+
+def tables_of(evaluations: Sequence[Evaluation], runs: Sequence[int]) -> dict[str, Table]:
+    """Return metric -> its values on the rows that all evaluations have, for the metrics that are tested.
+
+    Args:
+        evaluations: those of all runs, setting by setting.
+        runs: number of runs of each setting.
+    """
+    rows_by_key = [{(r["prompt_id"], r["sample"]): r for r in e.rows} for e in evaluations]
+    first = rows_by_key[0]
+    keys = [key for key in first if all(key in own and own[key]["truth"] == first[key]["truth"] for own in rows_by_key)]
+    rows = [[own[key] for key in keys] for own in rows_by_key]
+    summaries = [e.summary for e in evaluations]
+    ranges, by = joined_ranges(*summaries), joined_by(*summaries)
+    tables = {}
+    for metric, pick in picks(rows[0], by).items():
+        if is_tested(metric):
+            columns = [[pick(row) for row in own] for own in rows]
+            kept = [i for i, values in enumerate(zip(*columns, strict=True)) if None not in values]
+            if kept:
+                values = np.array([[column[i] for i in kept] for column in columns], dtype=np.float64)
+                declared = range_holding(range_of_metric(metric, ranges), values.ravel().tolist())
+                tables[metric] = Table(_by_setting(values, runs), clusters_of([rows[0][i] for i in kept]), declared)
+    samples = [prompt_samples(own) for own in rows]
+    ids = [i for i in samples[0] if all(i in own for own in samples)]
+    shown = [shown_estimates([own[i] for i in ids]) for own in samples]
+    for metric, k in shown[0]:
+        if all((metric, k) in own for own in shown):
+            values = np.array([estimates_per_prompt([own[i] for i in ids], metric, k) for own in samples])
+            clusters = [samples[0][i].cluster for i in ids]
+            tables[f"{metric}@{k}"] = Table(_by_setting(values, runs), clusters, (0.0, 1.0))
+    return tables
+
+
+def _by_setting(values: Floats, runs: Sequence[int]) -> tuple[Floats, ...]:
+    """Return the values of each setting, [runs, N], from those of all runs, [all runs, N]."""
+    return tuple(np.split(values, np.cumsum(runs)[:-1]))
+
+
+def band(values: Floats) -> dict[str, Any]:
+    """Return {"mean" over runs, "sd": sample standard deviation between runs, None for one run, "runs": their means}.
+
+    Args:
+        values: [runs, N].
+    """
+    means = values.mean(1)
+    sd = float(means.std(ddof=1)) if len(means) > 1 else None
+    return {"mean": float(means.mean()), "sd": sd, "runs": means.tolist()}
+
+
+def _difference(metric: str, table: Table, i: int, letter: str, better: str | None) -> dict[str, Any]:
+    """Return the difference of a setting to the first one, with its interval, its test and its verdict."""
+    a, b = table.values[0], table.values[i]
+    interval, p, method = setting_difference(a, b, table.clusters, table.declared)
+    low, high = (x if math.isfinite(x) else None for x in (interval.low, interval.high))
+    means = {"a": float(a.mean()), "b": float(b.mean())}
+    facts = {"value": interval.mean, "low": low, "high": high, "better": better, **means}
+    return {
+        "metric": metric,
+        "pair": f"{letter} - A",
+        **means,
+        "difference": interval.mean,
+        "low": low,
+        "high": high,
+        "n": interval.n,
+        "clusters": interval.clusters,
+        "runs": [len(a), len(b)],
+        "test": {"method": method, "p": p},
+        "verdict": verdict(metric, facts),
+    }
+
+
+def setting_difference(a: Floats, b: Floats, clusters: Clusters, declared: Range | None) -> tuple[Interval, float, str]:
+    """Return the interval of the mean of b - a over runs and rows, the p-value, and the method of the test.
+
+    Args:
+        a, b: values of two settings on the same rows, [runs of a, N] and [runs of b, N].
+        declared: range of a value.
+    """
+    if len(a) == len(b) == 1:
+        result = paired_test(a[0], b[0], clusters)
+        return difference_interval(b[0], a[0], clusters, declared), result.p, result.method
+    from scipy.stats import t
+
+    difference_N = b.mean(0) - a.mean(0)
+    value = float(difference_N.mean())
+    units = Units(clusters, len(difference_N))
+    none = Interval(value, math.nan, math.nan, len(difference_N), units.count)
+    if units.count < 2:
+        return none, 1.0, BY_RUNS
+    influence_N = difference_N - value
+    parts = [(float(x.mean(1).var(ddof=1)) / len(x), len(x) - 1.0) for x in (a, b) if len(x) > 1]
+    parts.append((units.variance(influence_N), units.freedom(influence_N) if influence_N.any() else 1.0))
+    variance = sum(part for part, _ in parts)
+    if variance == 0:
+        return none, 1.0, BY_RUNS
+    freedom = variance**2 / sum(part**2 / df for part, df in parts)
+    half = float(t.ppf(1 - LEVEL / 2, freedom)) * math.sqrt(variance)
+    width = math.inf if declared is None else declared[1] - declared[0]
+    p = float(2 * t.sf(abs(value) / math.sqrt(variance), freedom))
+    ends = max(-width, value - half), min(width, value + half)
+    return Interval(value, *ends, len(difference_N), units.count), p, BY_RUNS
+
+
+def _conclusion(evaluations: Sequence[Mapping[str, Any]], settings: Sequence[Setting]) -> dict[str, Any]:
+    """Return {"text": one sentence per pair, on the rows that say most about new rows, "evaluation": its name}."""
+    for evaluation in evaluations:
+        metric = next((m for m in LEADING if any(d["metric"] == m for d in evaluation["differences"])), None)
+        if metric is not None:
+            chosen = [d for d in evaluation["differences"] if d["metric"] == metric]
+            texts = [_sentence(d, s) for d, s in zip(chosen, settings[1:], strict=True)]
+            return {"text": " ".join(texts) + f" Rows: {evaluation['name']}.", "evaluation": evaluation["name"]}
+    text = "It is not known which setting is better: there are no rows in common, or different rewards scored them."
+    return {"text": text, "evaluation": None}
+
+
+def _sentence(d: Mapping[str, Any], setting: Setting) -> str:
+    begin = {
+        "better": f"{setting.letter} is better than A",
+        "worse": f"{setting.letter} is worse than A",
+        "same": f"A and {setting.letter} score the same",
+    }.get(d["verdict"], f"It is not clear whether {setting.letter} is better than A")
+    ends = "no interval" if d["low"] is None else f"[{d['low']:+.3f}, {d['high']:+.3f}]"
+    runs = f"{d['runs'][1]} against {d['runs'][0]} run{'s' if d['runs'][0] != 1 else ''}"
+    corrected = f" with Holm's correction for {d['test']['comparisons']}" if d["test"]["comparisons"] > 1 else ""
+    return f"{begin}: {d['metric']} {d['difference']:+.3f} {ends}, {runs}, p = {d['test']['p_holm']:.3g}{corrected}."

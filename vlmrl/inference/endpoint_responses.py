@@ -1,0 +1,206 @@
+"""Responses of an endpoint to dataset rows, in the form in which responses of a local engine are graded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
+
+from vlmrl.data.encode import EncodedPrompt
+from vlmrl.data.images import encode_png, probe_image, remarks_on
+from vlmrl.endpoint.chat import ChatAnswer, ChatRequest, ChatTurn, ImageFile
+from vlmrl.endpoint.client import EndpointClient
+from vlmrl.endpoint.failures import BrokenAnswer, RequestRefused
+from vlmrl.rollout.sample import Prompt, Rollout
+from vlmrl.store.response_journal import ResponseJournal
+from vlmrl.store.secrets.redact import hide_known, learn
+from vlmrl.tasks.prompt_template import IMAGE
+from vlmrl.tasks.source import Source
+from vlmrl.types import Finish, Media, Message, Row, Sample, SamplingParams, Segment, sample_seed
+
+MOST_SEED = 2**31
+"""Seeds that are sent are below this number: not every server takes larger ones."""
+AHEAD = 2
+"""Requests that are prepared, as a multiple of those in flight: their images are in memory."""
+Place = tuple[int, Row, int]
+"""(number of the row, the row, sample)."""
+SENT_AS_STORED = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
+
+
+class EndpointResponder:
+    """Responses of an endpoint to the rows of a source; each is in the journal as soon as it is there.
+
+    Args:
+        params: sampling parameters. Strings that end a response are applied here, as endpoints cut them off.
+        seed: seed of the sampling.
+        samples: responses per row; each has a request and a seed of its own.
+        progress: called with the number of newly finished responses.
+
+    Attributes:
+        refusals: (prompt id, sample) -> why the endpoint gave no response; it counts as an empty one.
+    """
+
+    def __init__(
+        self,
+        client: EndpointClient,
+        journal: ResponseJournal,
+        source: Source,
+        params: SamplingParams,
+        *,
+        seed: int,
+        samples: int,
+        progress: Callable[[int], Any],
+    ) -> None:
+        self._client, self._journal, self._source, self._params = client, journal, source, params
+        self._seed, self._samples, self._progress = seed, samples, progress
+        self._answers_some = journal.count > 0
+        self.refusals: dict[tuple[str, int], str] = {}
+
+    def __call__(self, numbers: Sequence[int], rows: Sequence[Row]) -> list[Rollout]:
+        """Return the responses to rows, from the journal; those that it lacks are requested first.
+
+        Raises: EndpointError when the endpoint is down, rejects all requests, or gave a broken answer. Responses that
+            came before are in the journal.
+        """
+        self.fill(numbers, rows)
+        return [self._rollout(number, row) for number, row in zip(numbers, rows, strict=True)]
+
+    def fill(self, numbers: Sequence[int], rows: Sequence[Row]) -> None:
+        """Request the responses that the journal lacks. Raises: as `__call__`."""
+        missing = [
+            (number, row, k) for number, row in zip(numbers, rows, strict=True) for k in self._journal.missing(number)
+        ]
+        self._progress(len(rows) * self._samples - len(missing))
+        pending: dict[Future[list[ChatAnswer]], Place] = {}
+        refused: list[tuple[Place, RequestRefused]] = []
+        broken: list[BrokenAnswer] = []
+        try:
+            for number, row, k in missing:
+                pending[self._client.submit(self._request(row, k))] = (number, row, k)
+                while len(pending) >= AHEAD * self._client.options.concurrency:
+                    self._collect(pending, refused, broken)
+            while pending:
+                self._collect(pending, refused, broken)
+        finally:
+            for future in pending:
+                future.cancel()
+        if refused and not self._answers_some:
+            first = refused[0][1]
+            raise RequestRefused(
+                f"the endpoint refused all of the first {len(refused)} requests: {first.message}", where=first.where
+            )
+        for place, refusal in refused:
+            self._keep(place, ChatAnswer("", "stop", None, refusal.message))
+        if broken:
+            raise BrokenAnswer(
+                f"{len(broken)} of {len(missing)} requests got no whole answer: {broken[0].message}",
+                where=broken[0].where,
+                hint="the other responses are kept; run the same command again",
+            )
+
+    def _collect(
+        self,
+        pending: dict[Future[list[ChatAnswer]], Place],
+        refused: list[tuple[Place, RequestRefused]],
+        broken: list[BrokenAnswer],
+    ) -> None:
+        """Wait for one of the requests, and keep all answers that are there."""
+        failure: BaseException | None = None
+        for future in wait(pending, return_when=FIRST_COMPLETED).done:
+            place = pending.pop(future)
+            try:
+                (answer,) = future.result()
+            except RequestRefused as error:
+                refused.append((place, error))
+            except BrokenAnswer as error:
+                broken.append(error)
+            except Exception as error:
+                failure = error
+            else:
+                self._answers_some = True
+                self._keep(place, answer)
+        if failure is not None:
+            raise failure
+
+    def _keep(self, place: Place, answer: ChatAnswer) -> None:
+        number, row, k = place
+        text, finish = _cut_at(answer.text, self._params.stop), answer.finish
+        if text != answer.text:
+            finish = "stop"
+        fields: dict[str, Any] = {"text": hide_known(text), "finish": finish, "seed": self._seed_of(row, k)}
+        fields["tokens"] = answer.num_tokens
+        self._journal.add(number, k, fields | ({"refusal": hide_known(answer.refusal)} if answer.refusal else {}))
+        self._progress(1)
+
+    def _request(self, row: Row, k: int) -> ChatRequest:
+        params = self._params
+        return ChatRequest(
+            tuple(chat_turns(self._source, row)),
+            params.max_new_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            seed=self._seed_of(row, k) if params.temperature else None,
+        )
+
+    def _seed_of(self, row: Row, k: int) -> int:
+        return (sample_seed(self._seed, 0, row.prompt_id, 0) + k) % MOST_SEED
+
+    def _rollout(self, number: int, row: Row) -> Rollout:
+        messages = self._source.messages(row)
+        text = "\n".join(f"{m.role}: {m.content}" for m in messages)
+        # Ids, pixels and log-probs exist only on the endpoint's side.
+        sizes = tuple((m.width, m.height) for m in row.media)
+        encoded = EncodedPrompt(row, text, (), (), {}, len(row.media), 0, sizes)
+        samples = tuple(self._sample(number, row, k) for k in range(self._samples))
+        return Rollout(Prompt(self._source, row, 0, encoded), samples, 0.0)
+
+    def _sample(self, number: int, row: Row, k: int) -> Sample:
+        kept = self._journal.read(number, k)
+        if refusal := kept.get("refusal"):
+            self.refusals[row.prompt_id, k] = refusal
+        finish: Finish = "length" if kept["finish"] == "length" else "stop"
+        segment = Segment("assistant", (), False, unlisted=kept["tokens"] or 0)
+        return Sample((), kept["text"], (), finish, 0, kept["seed"], (segment,))
+
+
+def chat_turns(source: Source, row: Row) -> Iterator[ChatTurn]:
+    """Yield the turns of a row's prompt, as for a local model, with each image in the place of its mark.
+
+    Raises: DataError when the prompt cannot be rendered, or an image is broken.
+    """
+    images = iter(row.media)
+    for message in source.messages(row):
+        yield ChatTurn(message.role, tuple(_parts(message, source, images)))
+
+
+def _parts(message: Message, source: Source, images: Iterator[Media]) -> Iterator[str | ImageFile]:
+    for index, text in enumerate(message.content.split(IMAGE)):
+        if index:
+            yield image_file(source, next(images))
+        if text:
+            yield text
+
+
+def image_file(source: Source, media: Media) -> ImageFile:
+    """Return an image to send: the file as stored if it is a plain PNG, JPEG or WebP, else its pixels as PNG."""
+    data = source.dataset.image_bytes(media)
+    _, kind = probe_image(data)
+    # Servers disagree on what a rotated, animated or transparent file shows.
+    if kind in SENT_AS_STORED and not remarks_on(data):
+        return ImageFile(data, SENT_AS_STORED[kind])
+    return ImageFile(encode_png(source.dataset.image(media)), SENT_AS_STORED["PNG"])
+
+
+def _cut_at(text: str, stops: Sequence[str]) -> str:
+    """Return the text up to the end of the first of the strings that end a response."""
+    ends = [place + len(stop) for stop in stops if (place := text.find(stop)) >= 0]
+    return text[: min(ends)] if ends else text
+
+
+def learn_key(name: str | None) -> None:
+    """Let everything that is written hide the key in an environment variable, whatever the variable's name."""
+    key = os.environ.get(name, "").strip() if name else ""
+    if key:
+        learn([f'api_key = "{key}"'])

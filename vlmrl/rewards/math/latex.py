@@ -1,0 +1,120 @@
+r"""Tidy LaTeX: one spelling for signs, spaces, fractions, text commands and delimiters; top-level splitting.
+
+Nothing here decides what a text means. Every step is linear in the text's length, and texts are short.
+"""
+
+from __future__ import annotations
+
+import re
+
+MONEY = "\\money "
+"""Command that stands for an escaped dollar sign."""
+_SIGNS = {
+    "\u2212": "-", "\u2013": "-", "\u2010": "-", "\u2011": "-", "\uff0d": "-", "\uff0b": "+", "\u00d7": "\\times ",
+    "\u00f7": "\\div ", "\u00b7": "\\cdot ", "\u22c5": "\\cdot ", "\u2217": "*", "\u03c0": "\\pi ",
+    "\u03b8": "\\theta ",
+    "\u00b0": "^{\\circ}", "\u00ba": "^{\\circ}", "\u00b2": "^{2}", "\u00b3": "^{3}", "\u00bd": "\\frac{1}{2}",
+    "\u00bc": "\\frac{1}{4}", "\u00be": "\\frac{3}{4}", "\u221e": "\\infty ", "\u2264": "\\le ", "\u2265": "\\ge ",
+    "\u2260": "\\ne ", "\u2248": "\\approx ", "\u222a": "\\cup ", "\u00b1": "\\pm ", "\u2208": "\\in ",
+    "\uff08": "(", "\uff09": ")", "\uff0c": ",", "\uff05": "%", "\uff1d": "=", "\uff0e": ".", "\u3002": ".",
+    "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2032": "'", "\u2033": "''", "\u2019": "'", "\u20ac": "\\euro ",
+    "\u00a3": "\\pounds ", "\u00a5": "\\yen ",
+}  # fmt: skip
+SIGNS = str.maketrans(_SIGNS)
+ROOT = re.compile("\u221a\\s*(?:\\(([^()]*)\\)|([0-9]+|[A-Za-z]))")
+SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|mathstrut|nolimits)(?![A-Za-z])")
+FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+SHORT_FRACTION = re.compile(r"\\frac\s*([0-9])\s*([0-9])")
+SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9A-Za-z])")
+TEXT = re.compile(
+    r"\\(?:mathrm|mathbf|mathit|mathsf|textrm|textbf|textit|textsf|textnormal|operatorname|mbox|hbox)(?![A-Za-z])\s*"
+)
+OLD_ROMAN = re.compile(r"\{\s*\\(?:rm|bf|it)\s+([^{}]*)\}")
+ONE_LETTER = re.compile(r"\\text\s*\{\s*([A-Za-z])\s*\}")
+FONTS = re.compile(r"\\(?:mathbf|mathit|mathsf|bm|boldsymbol|underline|(?:text)?color\{[^{}]*\})\s*\{([^{}]*)\}")
+NO_WORDS = re.compile(r"\\text\s*\{\s*([-+0-9.,/()]+)\s*\}")
+GROUPED = re.compile(r"(?<=[0-9])(?:\\[,!;: ]|\{,\}|~)\s*(?=[0-9]{3}(?![0-9]))")
+SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])|\\(?:thinspace|hspace\{[^{}]*\}|phantom\{[^{}]*\})")
+AROUND = re.compile(r"\s*([{}^_])\s*")
+AFTER_COMMAND = re.compile(r"(\\[A-Za-z]+)\s+(?=[^A-Za-z\s])")
+WORD_JOIN = re.compile(r"\\text\{\s*(?:,?\s*)(and|or)\s*\}|(?<![A-Za-z\\])(and|or)(?![A-Za-z])")
+THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
+DEGREES = re.compile(
+    r"\^\{?\\(?:circ|degree)\}?|\\(?:degree|textdegree)(?![A-Za-z])|\^\{?\\text\{o\}\}?|\\circ(?![A-Za-z])"
+)
+APART = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
+OPENERS, CLOSERS = "([{", ")]}"
+TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
+
+
+def tidy(text: str) -> str:
+    r"""Return a text of an answer in one spelling.
+
+    Commands of size and space are removed, every text command is `\text{...}`, a degree sign is `^{\circ}`, an
+    escaped dollar is `\money`, and delimiters around the whole are removed.
+    """
+    text = ROOT.sub(lambda m: f"\\sqrt{{{m.group(1) or m.group(2)}}}", text).translate(SIGNS)
+    text = FRACTION.sub(r"\\frac", SIZES.sub("", text.replace("**", "").replace("`", "")))
+    text = FONTS.sub(r"\1", text).replace("\\varnothing", "\\emptyset").replace("\\checkmark", "")
+    text = TEXT.sub(r"\\text", OLD_ROMAN.sub(r"\\text{\1}", text)).replace("\\%", "%")
+    text = _undelimited(text.replace("\\$", MONEY))
+    text = SPACE.sub(" ", GROUPED.sub("", text))
+    text = AFTER_COMMAND.sub(r"\1", AROUND.sub(r"\1", " ".join(text.split())))
+    text = SHORT_ROOT.sub(r"\\sqrt{\1}", SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text))
+    text = DEGREES.sub(lambda _: "^{\\circ}", text)
+    text = NO_WORDS.sub(r"\1", ONE_LETTER.sub(r"\1", text))
+    return text.strip().rstrip(".,;: ").strip()
+
+
+def _undelimited(text: str) -> str:
+    text = re.sub(r"\\[()\[\]](?![A-Za-z])", " ", text) if re.match(r"\s*\\[(\[]", text) else text
+    if text.count("$") % 2 == 0:
+        return text.replace("$", " ")
+    return text.replace("$", MONEY, 1).replace("$", " ")
+
+
+def split_top(text: str, separators: tuple[str, ...]) -> list[str]:
+    r"""Return the pieces between separators that stand outside of all brackets.
+
+    Args:
+        separators: characters, or commands such as `\cup`.
+    """
+    pieces, depth, start = [], 0, 0
+    for mark in TOKEN.finditer(text):
+        token = mark.group()
+        bare = token[1:] if token in ("\\{", "\\}") else token
+        if bare in OPENERS or bare in ("\\langle", "\\lbrace"):
+            depth += 1
+        elif bare in CLOSERS or bare in ("\\rangle", "\\rbrace"):
+            depth -= 1
+        elif depth == 0 and token in separators:
+            pieces.append(text[start : mark.start()].strip())
+            start = mark.end()
+    return [*pieces, text[start:].strip()]
+
+
+def depth_of(text: str) -> int:
+    """Return how deep the braces of a text are nested; -1 if they do not match."""
+    depth = deepest = 0
+    for mark in TOKEN.finditer(text):
+        depth += {"{": 1, "}": -1}.get(mark.group(), 0)
+        deepest = max(deepest, depth)
+        if depth < 0:
+            return -1
+    return deepest if depth == 0 else -1
+
+
+def squeezed(text: str) -> str:
+    """Return the text without the spaces that separate nothing: those not between two letters or digits."""
+    return APART.sub("", text)
+
+
+def plain_thousands(text: str) -> str:
+    """Return the text with `1,234,567` as `1234567`."""
+    return THOUSANDS.sub(lambda m: m.group().replace(",", ""), text)
+
+
+def joined_by_commas(text: str) -> str:
+    """Return the text with `and`, `or` and `;` as commas."""
+    text = WORD_JOIN.sub(",", text).replace(";", ",")
+    return re.sub(r",(?:\s*,)+", ",", text)

@@ -1,0 +1,101 @@
+"""Outcomes of a user's reward for one input: a result, or the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vlmrl.errors import RewardError, RewardUnavailable
+from vlmrl.rewards.file_limit import LEFT_OUT
+from vlmrl.rewards.sandbox.frames import CONTRACT, UNAVAILABLE
+from vlmrl.types import Media
+
+Place = tuple[int, int]
+"""Input of a call: (key of its group, index within the group). Places sort in the order of the call's rows."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of the function for one input.
+
+    Args:
+        parts: checked parts.
+        seconds: time that the function took.
+        detail: as a JSON value.
+        artifacts: references by name.
+        files: image files by sha256.
+    """
+
+    parts: dict[str, float | None]
+    note: str
+    seconds: float
+    detail: Any = None
+    artifacts: Mapping[str, Media] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its images."""
+        return sum(map(len, self.files.values()))
+
+    def without_images(self) -> Result:
+        """Return the result without its images, and with a note that says so."""
+        note = "; ".join(filter(None, (self.note, LEFT_OUT)))
+        return replace(self, note=note, artifacts={}, files={}) if self.files else self
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Reason why there is no result.
+
+    Args:
+        kind: the exception's class; CONTRACT if the result is not a score; UNAVAILABLE if a service is down; "" if the
+            worker was lost.
+        lines: the user's own lines of the traceback.
+        output: text that the function printed during that call.
+    """
+
+    kind: str
+    message: str
+    lines: tuple[str, ...] = ()
+    hint: str | None = None
+    output: str = ""
+    size = 0
+
+    def without_images(self) -> Failure:
+        """Return itself: it has no images."""
+        return self
+
+    def __str__(self) -> str:
+        line = f" ({self.lines[-1].partition(' in ')[0]})" if self.lines else ""
+        return (self.raised or self.message) + line
+
+    @property
+    def raised(self) -> str:
+        if self.kind in ("", CONTRACT, UNAVAILABLE):
+            return ""
+        return f"{self.kind}: {self.message}".removesuffix(": ")
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the response hung or ended its worker."""
+        return self.kind == ""
+
+
+Outcome = Result | Failure
+
+
+def as_error(failure: Failure, name: str, where: str | None = None) -> RewardError:
+    """Return a failure as the error for the user: the exception, the user's lines, the output.
+
+    If a service is down, it is the reward's own message.
+    """
+    if failure.kind == UNAVAILABLE:
+        hint = failure.hint or "start the service that it needs, then begin again; this is not a bug of the reward"
+        return RewardUnavailable(f"reward `{name}` is unavailable: {failure.message}", where=where, hint=hint)
+    verb_phrase = f"raised {failure.raised}" if failure.raised else f"failed: {failure.message}"
+    lines = "".join(f"\n    {line}" for line in failure.lines)
+    printed = "".join(f"\n    {line}" for line in failure.output.strip().splitlines()[-5:])
+    printed = f"\n  it had printed:{printed}" if printed else ""
+    return RewardError(f"reward `{name}` {verb_phrase}{lines}{printed}", where=where, hint=failure.hint)

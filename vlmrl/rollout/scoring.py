@@ -1,0 +1,171 @@
+"""From rollouts to scored groups: a group is scored while others are still generated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards.scorer import Scorer
+from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.sample import Prompt, Rollout, requests_for, rollouts_of
+from vlmrl.types import Group, RewardInput, Sample, SamplingParams, Score, ScoredSample, Trajectory
+
+LISTEN_SECONDS = 0.05
+"""Time in seconds after which generation pauses, for the workers of the rewards to be given more work."""
+
+
+class Scoring:
+    """Scores of the rollouts of a draw, each source with its own reward.
+
+    As a context manager it cancels what is not finished: the scorers can be used again in any case.
+
+    Args:
+        scorers: by source name.
+        strict: a bug in a reward stops the run and names the row, instead of masking the sample.
+    """
+
+    def __init__(self, scorers: Mapping[str, Scorer], *, strict: bool) -> None:
+        self.scorers, self.strict = scorers, strict
+        self._rollouts: dict[int, Rollout] = {}
+        self._sources: dict[str, Scorer] = {}
+        self._scores: dict[int, list[Score]] = {}
+
+    def __enter__(self) -> Scoring:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for scorer in self._sources.values() if error is not None else ():
+            scorer.cancel()
+
+    def submit(self, index: int, rollout: Rollout) -> None:
+        """Begin to score a rollout. `index`: its position in the draw; rollouts may come in any order."""
+        name, row = rollout.prompt.source.name, rollout.prompt.row.prompt_id
+        self._rollouts[index] = rollout
+        self._sources[name] = self.scorers[name]
+        inputs = [_reward_input(rollout, k) for k in range(len(rollout.samples))]
+        rows = [f"{name} row {row} sample {k}" for k in range(len(inputs))]
+        self.scorers[name].submit(index, inputs, strict=self.strict, rows=rows)
+
+    def submit_all(self, rollouts: Sequence[Rollout]) -> None:
+        """Begin to score all rollouts of a draw."""
+        for index, rollout in enumerate(rollouts):
+            self.submit(index, rollout)
+
+    def listen(self) -> None:
+        """Take the scores that are there, and give the workers what waits for them. Does not wait."""
+        self._collect(0.0)
+
+    def finish(self, seconds: float | None = None) -> list[Group]:
+        """Wait for all scores. Return the groups in the order of the draw; advantages are still 0.
+
+        Args:
+            seconds: duration of the sampling for the record; None = as the rollouts have it.
+        """
+        self._collect(None)
+        if seconds is not None:
+            self._rollouts = {i: replace(rollout, seconds=seconds) for i, rollout in self._rollouts.items()}
+        took = {name: iter(scorer.seconds) for name, scorer in self._sources.items()}
+        return [self._group(i, took[r.prompt.source.name]) for i, r in sorted(self._rollouts.items())]
+
+    def _collect(self, timeout: float | None) -> None:
+        for name, scorer in self._sources.items():
+            try:
+                scored = scorer.collect(timeout)
+            except RewardError as error:
+                raise type(error)(error.message, where=error.where or f"source {name}", hint=error.hint) from error
+            self._scores |= dict(scored)
+
+    def _group(self, index: int, seconds: Iterator[float]) -> Group:
+        """Return a group. `seconds`: what its reward took for each of its source's rows, from this group on."""
+        rollout, scores = self._rollouts[index], self._scores[index]
+        samples = [
+            ScoredSample(
+                _trajectory(rollout.prompt, k, sample),
+                sample.text,
+                score,
+                masked=score.error is not None,
+                generate_seconds=rollout.seconds,
+                reward_seconds=next(seconds),
+                turns=sample.turns,
+                files=sample.files,
+            )
+            for k, (sample, score) in enumerate(zip(rollout.samples, scores, strict=True))
+        ]
+        return Group(rollout.prompt.row, rollout.prompt.encoded.text, tuple(samples))
+
+
+def sample_scored(
+    generator: Generator,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    scoring: Scoring,
+    *,
+    num_samples: int,
+    run_seed: int,
+    version: int,
+    progress: Callable[[int], Any] | None = None,
+) -> float:
+    """Sample `num_samples` responses to every prompt with policy `version`, and begin to score each group at once.
+
+    All ranks call this, each with its own prompts. `scoring.finish` then returns the groups.
+
+    Returns: seconds that the sampling took.
+    Raises: EngineError when a sample is from another version.
+    """
+    start = time.perf_counter()
+    with generator.round(progress):
+        requests = requests_for(prompts, num_samples, run_seed, version)
+        open_requests = {generator.submit(request, params): index for index, request in enumerate(requests)}
+        while open_requests:
+            for number, samples in generator.poll(LISTEN_SECONDS):
+                index = open_requests.pop(number)
+                (rollout,) = rollouts_of([prompts[index]], [samples], 0.0, version)
+                scoring.submit(index, rollout)
+            scoring.listen()
+    return time.perf_counter() - start
+
+
+def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *, strict: bool) -> list[Group]:
+    """Score all responses, each source with its own reward: see `Scoring`."""
+    with Scoring(scorers, strict=strict) as scoring:
+        scoring.submit_all(rollouts)
+        return scoring.finish()
+
+
+def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
+    return Trajectory(
+        task=prompt.source.task_name,
+        prompt_id=prompt.row.prompt_id,
+        occurrence=prompt.occurrence,
+        sample=index,
+        version=sample.version,
+        seed=sample.seed,
+        prompt_ids=prompt.encoded.prompt_ids,
+        segments=sample.parts,
+        media=prompt.row.media,
+        finish=sample.finish,
+        seen_sizes=prompt.encoded.image_sizes,
+    )
+
+
+def _reward_input(rollout: Rollout, index: int) -> RewardInput:
+    prompt, sample = rollout.prompt, rollout.samples[index]
+    base = prompt.source.reward_input(
+        prompt.row, sample.text, sample.finish, sample.num_sampled_tokens, prompt.encoded.text
+    )
+    return replace(
+        base,
+        token_ids=sample.token_ids or None,
+        step=sample.version,
+        prompt_id=prompt.row.prompt_id,
+        sample=index,
+        media=prompt.row.media,
+        seen_sizes=prompt.encoded.image_sizes,
+        turns=sample.turns,
+    )

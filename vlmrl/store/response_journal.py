@@ -1,0 +1,160 @@
+"""Responses of unfinished work on disk, each written as soon as it exists, so that no kill loses one.
+
+    <runs root>/unfinished/<source>-<16 hex>.jsonl
+
+The first line names the work (model, rows, sampling), each further line is one response. The name is a hash of the
+first line: the same work finds its file again. The file is removed when the work is finished. Memory holds 8 bytes per
+response, its place in the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
+from vlmrl.store.layout import unfinished_path
+
+try:
+    import fcntl
+except ImportError:  # some platforms have no fcntl: two processes with the same work are not told apart there
+    fcntl = None
+
+SCHEMA = 1
+MISSING = -1
+
+
+class ResponseJournal:
+    """Responses by (number of the row, sample), in one file that is only appended to. Use it as a context manager.
+
+    Args:
+        root: folder of the runs.
+        name: word at the beginning of the file's name, such as the name of the source.
+        identity: all that the responses depend on, as JSON values; not the number of rows or samples.
+        rows: number of rows.
+        samples: number of responses per row.
+    Raises: StoreError when another process has the file open, or it cannot be written.
+    """
+
+    def __init__(self, root: Path, name: str, identity: Mapping[str, Any], *, rows: int, samples: int) -> None:
+        header = {"schema": SCHEMA, "identity": dict(identity)}
+        self._header = json.dumps(header, sort_keys=True).encode() + b"\n"
+        self.path = unfinished_path(root, name, hashlib.sha256(self._header).hexdigest()[:16])
+        self._rows, self._samples = rows, samples
+        self._places = array("q", [MISSING]) * (rows * samples)
+        self.count = 0
+        self._file = self._open()
+        self._reader = self.path.open("rb")
+        try:
+            self._read_all()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> ResponseJournal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._reader.close()
+        self._file.close()
+
+    def remove(self) -> None:
+        """Delete the file: the work is finished and its results are elsewhere."""
+        self.path.unlink(missing_ok=True)
+
+    def missing(self, row: int) -> list[int]:
+        """Return the samples of a row that have no response yet."""
+        first = row * self._samples
+        return [k for k in range(self._samples) if self._places[first + k] == MISSING]
+
+    def add(self, row: int, sample: int, response: Mapping[str, Any]) -> None:
+        """Write a response. When this returns, no kill of this process loses it.
+
+        Raises: StoreError when it cannot be written, as on a full disk.
+        """
+        line = json.dumps({"row": row, "sample": sample, **response}).encode("ascii") + b"\n"
+        place = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._file.truncate(place)
+            raise StoreError(f"cannot write a response: {error.strerror}", where=str(self.path)) from error
+        self._places[row * self._samples + sample] = place
+        self.count += 1
+
+    def read(self, row: int, sample: int) -> dict[str, Any]:
+        """Return a response as it was added, with `row` and `sample`."""
+        self._reader.seek(self._places[row * self._samples + sample])
+        return parse_json(self._reader.readline())
+
+    def _open(self) -> BinaryIO:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                # Unbuffered: each response is in the system's hands when `write` returns.
+                file = os.fdopen(handle, "r+b", buffering=0)
+                self._lock(file)
+                if self._is_current(file):
+                    return file  # pyright: ignore[reportReturnType]
+                file.close()  # another process finished this work and removed the file between our two steps
+        except OSError as error:
+            raise StoreError(f"cannot write responses: {error.strerror}", where=str(self.path)) from error
+
+    def _lock(self, file: Any) -> None:
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise StoreError(
+                "another process works on the same responses", where=str(self.path), hint="wait for it, or stop it"
+            ) from None
+
+    def _is_current(self, file: Any) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def _read_all(self) -> None:
+        """Find the places of all responses. A line that a kill or a power failure left incomplete is given up."""
+        place, end = 0, 0
+        for line in self._reader:
+            is_whole = line.endswith(b"\n")
+            if is_whole and place:
+                self._take(line, place)
+            elif is_whole and line != self._header:
+                raise StoreError("this file holds the responses of other work", where=str(self.path), hint="remove it")
+            place += len(line)
+            end = place if is_whole else end
+        self._file.truncate(end)
+        if end == 0:
+            self._file.write(self._header)
+
+    def _take(self, line: bytes, place: int) -> None:
+        try:
+            value = parse_json(line)
+            row, sample = value["row"], value["sample"]
+            fits = 0 <= row < self._rows and 0 <= sample < self._samples
+        except (ValueError, KeyError, TypeError):
+            return  # its response is generated again
+        if fits:
+            index = row * self._samples + sample
+            self.count += self._places[index] == MISSING
+            self._places[index] = place

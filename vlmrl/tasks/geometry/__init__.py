@@ -1,0 +1,1 @@
+"""Geometry questions about a figure, with one exact answer: the tasks geometry3k and mm_math."""

@@ -1,0 +1,249 @@
+"""Problems about angles: triangles, crossing lines, parallel lines, quadrilaterals. All answers are whole degrees."""
+
+from __future__ import annotations
+
+import random
+
+from vlmrl.tasks.geometry.drawn.problem import DEGREE, Problem, angle_name, letters, posed
+from vlmrl.tasks.geometry.drawn.sketch import Point, Sketch, between, direction, towards, triangle_of_angles, turned
+
+SHORT = "Find the value of $x$."
+UNKNOWN = f"x{DEGREE}"
+
+
+def _size(degrees: int) -> str:
+    return f"{degrees}{DEGREE}"
+
+
+def third_angle(rng: random.Random, values: bool) -> Problem:
+    """Return a problem: two angles of a triangle are known."""
+    first, second = rng.randint(28, 95), rng.randint(28, 95)
+    third = 180 - first - second
+    while not 28 <= third <= 110:
+        first, second = rng.randint(28, 95), rng.randint(28, 95)
+        third = 180 - first - second
+    a, b, c = posed(rng, triangle_of_angles(first, second))
+    names = letters(rng)
+    sketch = Sketch(values)
+    sketch.polygon((a, b, c), names)
+    for at, others, text in ((a, (b, c), _size(first)), (b, (a, c), _size(second)), (c, (a, b), UNKNOWN)):
+        sketch.angle(at, *others, text)
+    n = names
+    return Problem(
+        "third-angle",
+        tuple(sorted((first, second))),
+        sketch,
+        SHORT,
+        f"In triangle ${n}$, $\\angle {n[0]} = {first}^\\circ$ and $\\angle {n[1]} = {second}^\\circ$. Find the size of"
+        f" $\\angle {n[2]}$ in degrees.",
+        "The angles of a triangle add up to $180^\\circ$. So the third angle is"
+        f" $180^\\circ - {first}^\\circ - {second}^\\circ = {third}^\\circ$.",
+        str(third),
+        third,
+    )
+
+
+def isosceles(rng: random.Random, values: bool) -> Problem:
+    """Return a problem: one angle of an isosceles triangle is known, at the apex or at the base."""
+    apex = 2 * rng.randint(16, 58)
+    base = (180 - apex) // 2
+    a, b, c = posed(rng, triangle_of_angles(base, base))
+    names = letters(rng)
+    from_apex = rng.random() < 0.5
+    sketch = Sketch(values)
+    sketch.polygon((a, b, c), names[1] + names[2] + names[0])
+    sketch.ticks += [(a, c, 1), (b, c, 1)]
+    sketch.angle(c, a, b, _size(apex) if from_apex else UNKNOWN)
+    sketch.angle(a, b, c, UNKNOWN if from_apex else _size(base))
+    top, left, right = names
+    given, size = (top, apex) if from_apex else (left, base)
+    unknown_name, answer = (left, base) if from_apex else (top, apex)
+    way = (
+        f"Each of them is $(180^\\circ - {apex}^\\circ) / 2 = {base}^\\circ$"
+        if from_apex
+        else f"The third angle is $180^\\circ - 2 \\cdot {base}^\\circ = {apex}^\\circ$"
+    )
+    return Problem(
+        "isosceles",
+        (apex, int(from_apex)),
+        sketch,
+        SHORT,
+        f"In triangle ${top}{left}{right}$, ${top}{left} = {top}{right}$ and $\\angle {given} = {size}^\\circ$. Find"
+        f" the size of $\\angle {unknown_name}$ in degrees.",
+        f"Two sides are equal, so the angles opposite to them are equal. {way}.",
+        str(answer),
+        answer,
+    )
+
+
+def exterior_angle(rng: random.Random, values: bool) -> Problem:
+    """Return a problem: one side of a triangle is extended, and the exterior angle is to be found."""
+    first, second = rng.randint(30, 85), rng.randint(35, 85)
+    while not 30 <= 180 - first - second <= 105:
+        first, second = rng.randint(30, 85), rng.randint(35, 85)
+    corners = triangle_of_angles(first, 180 - first - second)
+    a, b, c, d = posed(rng, [*corners, towards(corners[1], 0, 6)])
+    names = letters(rng)
+    outside = "D" if "D" not in names else "G"
+    sketch = Sketch(values)
+    sketch.lines += [(a, d), (a, c), (b, c)]
+    for at, name, away in ((a, names[0], b), (c, names[2], between(a, b)), (d, outside, b)):
+        sketch.name(at, name, away=away)
+    sketch.name(b, names[1], away=c)
+    sketch.angle(a, b, c, _size(first))
+    sketch.angle(c, a, b, _size(second))
+    sketch.angle(b, c, d, UNKNOWN)
+    answer = first + second
+    return Problem(
+        "exterior-angle",
+        tuple(sorted((first, second))),
+        sketch,
+        SHORT,
+        f"In triangle ${names}$, side ${names[0]}{names[1]}$ is extended to ${outside}$."
+        f" $\\angle {names[0]} = {first}^\\circ$ and $\\angle {names[2]} = {second}^\\circ$. Find the size of"
+        f" {angle_name(names[2], names[1], outside)} in degrees.",
+        "An exterior angle of a triangle equals the sum of the two angles opposite to it:"
+        f" ${first}^\\circ + {second}^\\circ = {answer}^\\circ$.",
+        str(answer),
+        answer,
+    )
+
+
+def crossing_lines(rng: random.Random, values: bool) -> Problem:
+    """Return a problem: two lines cross; the vertical or the adjacent angle is to be found."""
+    size = rng.choice([n for n in range(32, 149) if abs(n - 90) > 6])
+    vertical = rng.random() < 0.5
+    turn = rng.uniform(-20, 20)
+    ends = [towards((0.0, 0.0), turn + angle, 6) for angle in (0, size, 180, 180 + size)]
+    a, c, b, d = ends
+    sketch = Sketch(values)
+    sketch.lines += [(a, b), (c, d)]
+    for at, name in zip((a, b, c, d), "ABCD", strict=True):
+        sketch.name(at, name, away=(0.0, 0.0))
+    sketch.name((0.0, 0.0), "O", away=_opposite((0.0, 0.0), direction((0.0, 0.0), d), direction((0.0, 0.0), a)))
+    sketch.angle((0.0, 0.0), a, c, _size(size))
+    first, second, name = (b, d, "BOD") if vertical else (c, b, "COB")
+    sketch.angle((0.0, 0.0), first, second, UNKNOWN, radius=2.0 if vertical else 1.5)
+    answer = size if vertical else 180 - size
+    why = (
+        f"The two angles are vertical angles, so they are equal: ${size}^\\circ$."
+        if vertical
+        else f"The two angles form a straight line: $180^\\circ - {size}^\\circ = {answer}^\\circ$."
+    )
+    return Problem(
+        "crossing-lines",
+        (size, int(vertical)),
+        sketch,
+        SHORT,
+        f"The lines $AB$ and $CD$ cross at $O$. {angle_name('A', 'O', 'C')} is ${size}^\\circ$. Find the size of"
+        f" {angle_name(*name)} in degrees.",
+        why,
+        str(answer),
+        answer,
+    )
+
+
+def parallel_lines(rng: random.Random, values: bool) -> Problem:
+    """Return a problem: a line crosses two parallel lines; one of the angles at the other crossing is unknown."""
+    size = rng.choice([n for n in range(40, 141) if abs(n - 90) > 8])
+    which = rng.choice(("alternate", "corresponding", "co-interior"))
+    lean = 1 if rng.random() < 0.5 else -1
+    high, low = (0.0, 5.0), towards((0.0, 5.0), 180 + size, 5 / _sine(size))
+    shift = -low[0] / 2
+    high, low = (high[0] + shift, 5.0), (low[0] + shift, 0.0)
+    top, bottom = towards(high, size, 2.6), towards(low, 180 + size, 2.6)
+    a, b = (-6.0, 5.0), (6.0, 5.0)
+    c, d = (-6.0, 0.0), (6.0, 0.0)
+    points = [(lean * x, y) for x, y in (a, b, c, d, high, low, top, bottom)]
+    a, b, c, d, high, low, top, bottom = turned(points, rng.uniform(-10, 10))
+    sketch = Sketch(values)
+    sketch.lines += [(a, b), (c, d), (top, bottom)]
+    sketch.arrows += [(high, b, 1), (low, d, 1)]
+    for at, name, away in ((a, "A", b), (b, "B", a), (c, "C", d), (d, "D", c), (top, "E", low), (bottom, "F", high)):
+        sketch.name(at, name, away=away)
+    sketch.name(high, "G", away=_opposite(high, direction(high, b), direction(high, bottom)))
+    rays_of_name = (d, bottom) if which == "co-interior" else (c, top)
+    sketch.name(low, "H", away=_opposite(low, *(direction(low, end) for end in rays_of_name)))
+    # The angle at G between GA and GF is `size`: it is vertical to the one between GB and GE.
+    sketch.angle(high, a, bottom, _size(size))
+    rays = {"alternate": (d, top, "DHE"), "corresponding": (c, bottom, "CHF"), "co-interior": (c, top, "CHE")}
+    first, second, name = rays[which]
+    sketch.angle(low, first, second, UNKNOWN)
+    answer = 180 - size if which == "co-interior" else size
+    why = {
+        "alternate": f"The lines are parallel, so alternate angles are equal: ${size}^\\circ$.",
+        "corresponding": f"The lines are parallel, so corresponding angles are equal: ${size}^\\circ$.",
+        "co-interior": "The lines are parallel, so co-interior angles add up to $180^\\circ$:"
+        f" $180^\\circ - {size}^\\circ = {answer}^\\circ$.",
+    }
+    return Problem(
+        "parallel-lines",
+        (size, ("alternate", "corresponding", "co-interior").index(which)),
+        sketch,
+        SHORT,
+        "The line $EF$ meets the parallel lines $AB$ and $CD$ at $G$ and $H$."
+        f" {angle_name('A', 'G', 'F')} is ${size}^\\circ$. Find the size of {angle_name(*name)} in degrees.",
+        why[which],
+        str(answer),
+        answer,
+    )
+
+
+def quadrilateral(rng: random.Random, values: bool) -> Problem:
+    """Return a problem: three angles of a quadrilateral are known."""
+    while True:
+        sizes = [rng.randint(62, 125) for _ in range(3)]
+        fourth = 360 - sum(sizes)
+        if not 62 <= fourth <= 125:
+            continue
+        a, b = (0.0, 0.0), (8.0, 0.0)
+        d = towards(a, sizes[0], rng.uniform(5, 8))
+        # C is where the ray from B (angle 1) meets the ray from D, whose angle (3) is the third of the list.
+        c = _meet(b, 180 - sizes[1], d, direction(d, a) + sizes[2])
+        if c is not None and c[1] > 2.5 and c[0] > d[0] + 2.5:
+            break
+    corners = posed(rng, (a, b, c, d))
+    names = rng.choice(("ABCD", "PQRS", "KLMN"))
+    sketch = Sketch(values)
+    sketch.polygon(corners, names)
+    texts = (_size(sizes[0]), _size(sizes[1]), UNKNOWN, _size(sizes[2]))
+    for i, text in enumerate(texts):
+        sketch.angle(corners[i], corners[i - 1], corners[(i + 1) % 4], text)
+    return Problem(
+        "quadrilateral",
+        tuple(sorted(sizes)),
+        sketch,
+        SHORT,
+        f"In the quadrilateral ${names}$, $\\angle {names[0]} = {sizes[0]}^\\circ$, $\\angle {names[1]} ="
+        f" {sizes[1]}^\\circ$ and $\\angle {names[3]} = {sizes[2]}^\\circ$. Find the size of $\\angle {names[2]}$ in"
+        " degrees.",
+        "The angles of a quadrilateral add up to $360^\\circ$. So the fourth angle is"
+        f" $360^\\circ - {sizes[0]}^\\circ - {sizes[1]}^\\circ - {sizes[2]}^\\circ = {fourth}^\\circ$.",
+        str(fourth),
+        fourth,
+    )
+
+
+def _sine(degrees: float) -> float:
+    return towards((0.0, 0.0), degrees, 1.0)[1]
+
+
+def _opposite(at: Point, first: float, second: float) -> Point:
+    """Return a point such that a name away from it is between two directions."""
+    middle = first + ((second - first + 180) % 360 - 180) / 2
+    return towards(at, middle + 180, 1.0)
+
+
+def _meet(a: Point, first: float, b: Point, second: float) -> Point | None:
+    """Return where the ray from `a` in one direction meets the ray from `b` in another; None = nowhere."""
+    ux, uy = towards((0.0, 0.0), first, 1.0)
+    vx, vy = towards((0.0, 0.0), second, 1.0)
+    cross = ux * vy - uy * vx
+    if abs(cross) < 1e-6:
+        return None
+    along = ((b[0] - a[0]) * vy - (b[1] - a[1]) * vx) / cross
+    back = ((b[0] - a[0]) * uy - (b[1] - a[1]) * ux) / cross
+    return towards(a, first, along) if along > 0 and back > 0 else None
+
+
+ANGLES = (third_angle, isosceles, exterior_angle, crossing_lines, parallel_lines, quadrilateral)

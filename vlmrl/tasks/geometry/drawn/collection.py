@@ -1,0 +1,124 @@
+"""Drawn problems for the rows of a dataset: the same for the same seed, and no problem in two splits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from vlmrl.data.images import encode_png, image_hash
+from vlmrl.data.parallel_parts import Progress
+from vlmrl.errors import DataError
+from vlmrl.tasks.geometry.drawn.angles import ANGLES
+from vlmrl.tasks.geometry.drawn.areas import AREAS
+from vlmrl.tasks.geometry.drawn.circles import CIRCLES
+from vlmrl.tasks.geometry.drawn.labels import NoRoomError
+from vlmrl.tasks.geometry.drawn.lengths import LENGTHS
+from vlmrl.tasks.geometry.drawn.page import PageStyle, lay_out
+from vlmrl.tasks.geometry.drawn.problem import Problem
+from vlmrl.types import hash64
+
+Maker = Callable[[random.Random, bool], Problem]
+TOPICS: Mapping[str, tuple[Maker, ...]] = {
+    "angles": ANGLES,
+    "lengths": LENGTHS,
+    "circles": CIRCLES,
+    "areas": AREAS,
+}
+PORTION = 100
+MOST_TRIES = 1000
+"""Largest number of drawings for one row. Those of other splits, and those that cannot be printed, are thrown away."""
+
+
+@dataclass(frozen=True)
+class DrawnProblem:
+    """Problem with its figure.
+
+    Args:
+        image: PNG file.
+        text: question, as the style of the collection asks it.
+    """
+
+    problem: Problem
+    topic: str
+    image: bytes
+    text: str
+
+
+def draw_problems(
+    counts: Mapping[str, int],
+    *,
+    seed: int,
+    values: bool,
+    topics: tuple[str, ...] = tuple(TOPICS),
+    width: int = 448,
+    progress: Progress | None = None,
+) -> dict[str, list[DrawnProblem]]:
+    """Return split -> drawn problems; topics and kinds take turns, so that each is equally frequent.
+
+    A problem's kind and numbers decide which split it may be in: splits share no problem, only the kinds.
+
+    Args:
+        counts: split -> number of problems.
+        values: the figure shows the values, and the question asks for x; else the question states the values, and the
+            figure shows the shape alone.
+        width: of the images in pixels; they are three quarters as high.
+        progress: called after each 100 problems.
+    Raises: DataError when the topics have too few different problems.
+    """
+    style = PageStyle(width, width * 3 // 4)
+    makers = [(topic, make) for topic in topics for make in TOPICS[topic]]
+    draw = _Draw(seed, values, style, _shares(counts))
+    drawn: dict[str, list[DrawnProblem]] = {split: [] for split in counts}
+    rows = [(split, number) for split, count in counts.items() for number in range(count)]
+    for done, (split, number) in enumerate(rows):
+        if progress is not None and done % PORTION == 0:
+            progress("drawing figures", done, len(rows))
+        drawn[split].append(draw.problem(split, number, *makers[number % len(makers)]))
+    return drawn
+
+
+def _shares(counts: Mapping[str, int]) -> list[tuple[str, float]]:
+    """Return (split, upper end of its range in [0, 1]): the share of the different problems that a split may use."""
+    total, end = sum(counts.values()), 0.0
+    ranges = []
+    for split, count in counts.items():
+        end += count / total
+        ranges.append((split, end))
+    return ranges
+
+
+@dataclass
+class _Draw:
+    """Drawing of rows, each with random numbers of its own."""
+
+    seed: int
+    values: bool
+    style: PageStyle
+    shares: list[tuple[str, float]]
+    drawn: set[str] = field(default_factory=set)
+
+    def problem(self, split: str, number: int, topic: str, make: Maker) -> DrawnProblem:
+        """Return the problem of a row: the first that belongs to the split, can be printed and is not drawn yet."""
+        for attempt in range(MOST_TRIES):
+            rng = random.Random(hash64("geometry", str(self.seed), split, str(number), str(attempt)))
+            problem = make(rng, self.values)
+            if self._split_of(problem) != split:
+                continue
+            try:
+                page = lay_out(problem.sketch, self.style)
+            except NoRoomError:
+                continue
+            image = encode_png(page.draw())
+            if (sha256 := image_hash(image)) not in self.drawn:
+                self.drawn.add(sha256)
+                return DrawnProblem(problem, topic, image, problem.short if self.values else problem.full)
+        raise DataError(
+            f"{MOST_TRIES} drawings gave no new problem of the kind {make.__name__} for the split `{split}`",
+            hint="draw fewer, or take more topics",
+        )
+
+    def _split_of(self, problem: Problem) -> str:
+        """Return the only split that may have a problem of these numbers."""
+        place = hash64("split", str(self.seed), problem.kind, *map(str, problem.numbers)) / 2**63
+        return next((split for split, end in self.shares if place < end), self.shares[-1][0])

@@ -1,0 +1,176 @@
+"""`vlmrl prep geometry3k` and `vlmrl prep mm_math`: read, check and write rows, or draw them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vlmrl.data.dataset_writer import building, refuse_other
+from vlmrl.data.image_scan import FileReader, MemoryFiles
+from vlmrl.data.parallel_parts import make_parts
+from vlmrl.data.row_images import RowReader
+from vlmrl.data.table_pieces import locate_rows, open_row_files
+from vlmrl.errors import DataError, unknown
+from vlmrl.tasks.dataset_assembly import Assembly, Limits, Prepared, assemble
+from vlmrl.tasks.geometry.dataset_rows import drawn_fields, drawn_rows, row_fields, row_schema
+from vlmrl.tasks.geometry.drawn.collection import TOPICS, draw_problems
+from vlmrl.tasks.geometry.problem_rows import ScanProblems, TablesReader, choose_pieces, find_columns
+from vlmrl.tasks.geometry.survey import cut_validation, notes_on, refuse_bad, survey_rows
+from vlmrl.tasks.geometry.task import Collection
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class GeometryRequest:
+    """Options of `vlmrl prep` of a collection.
+
+    Args:
+        source: as `locate_rows` takes it; None = the published rows.
+        test: source of the test split; None = that of `source`.
+        synthetic: number of training problems to draw instead; None = read a source.
+        out, name: default data/<name>, and the collection's name.
+        validation_rows: rows to cut off train where the source has no validation split.
+        topics, width: of drawn figures.
+        max_bad: largest share of rows that may be left out because something is wrong with them.
+    """
+
+    collection: Collection
+    source: str | None = None
+    test: str | None = None
+    synthetic: int | None = None
+    out: Path | None = None
+    name: str | None = None
+    seed: int = 0
+    validation_rows: int = 0
+    topics: tuple[str, ...] = tuple(TOPICS)
+    width: int = 448
+    max_bad: float = 0.0
+    images_root: Path | None = None
+
+
+def prepare_collection(request: GeometryRequest, limits: Limits, *, force: bool = False) -> Prepared:
+    """Make the dataset. Raises: DataError for a source, name, topic or row that cannot be used; nothing is written."""
+    collection = request.collection
+    name = request.name or collection.name
+    if not NAME.fullmatch(name):
+        raise DataError(f"the dataset name {name!r} cannot be used", hint="give --name with letters, digits, . _ and -")
+    out = request.out or Path("data") / name
+    if request.synthetic is not None:
+        return _prepare_drawn(request, name, request.synthetic, out, limits, force)
+    source = request.source or collection.published
+    if source is None:
+        raise DataError(
+            f"`vlmrl prep {collection.name}` needs a source: there is no published table of its rows",
+            hint="name MAYE's folder of JSONL files and images, or a table; --synthetic N draws figures",
+        )
+    return _prepare_rows(request, name, source, out, limits, force)
+
+
+def _prepare_rows(request: GeometryRequest, name: str, source: str, out: Path, limits: Limits, force: bool) -> Prepared:
+    args = {
+        "source": _short(source),
+        "test": _short(request.test) if request.test else None,
+        "seed": request.seed,
+        "validation_rows": request.validation_rows,
+        "max_bad": request.max_bad,
+        **_limit_args(limits),
+    }
+    refuse_other(out, args, force=force)
+    located = [locate_rows(one, request.images_root) for one in (source, request.test) if one]
+    key = [request.collection.name, name, str(request.images_root), args, [one.state for one in located]]
+    with building(out, key=key) as build:
+        tables = []
+        for number, one in enumerate(located):
+            folder = build.work / f"table-{number}"
+            folder.mkdir(exist_ok=True)
+            tables.append(open_row_files(one, folder))
+        columns = [find_columns(table) for table in tables]
+        pieces = choose_pieces(tables)
+        parts = [build.work / f"problems-{i:05d}.jsonl" for i in range(len(pieces))]
+        scan = ScanProblems(tables, columns)
+        make_parts(scan, pieces, parts, workers=limits.workers, progress=limits.progress, what="reading rows")
+        survey = survey_rows(request.collection, pieces, parts)
+        refuse_bad(survey, request.max_bad)
+        assembly = Assembly(
+            images=survey.images,
+            places=survey.places,
+            reader=TablesReader([RowReader(t, c.images) for t, c in zip(tables, columns, strict=True)]),
+            rows=dict(survey.rows),
+            fields=partial(row_fields, name, parts),
+            schema=row_schema(),
+            dropped=[*survey.bad, *survey.repeated],
+            notes=notes_on(survey),
+        )
+        cut_validation(assembly, request.validation_rows, request.seed)
+        info = {
+            "name": name,
+            "task": request.collection.name,
+            "seed": request.seed,
+            "source": {"name": args["source"], "test": args["test"], "rows": dict(survey.read)},
+            "args": args,
+            "counts": {"images": len(survey.images), "rows": survey.read.total()},
+        }
+        return assemble(build, assembly, info, limits, force=force)
+
+
+def _prepare_drawn(
+    request: GeometryRequest, name: str, num_rows: int, out: Path, limits: Limits, force: bool
+) -> Prepared:
+    if other := request.source or request.test:
+        raise DataError(f"--synthetic draws figures, but {other} is a source of rows", hint="leave one out")
+    for topic in request.topics:
+        if topic not in TOPICS:
+            raise unknown("topic", topic, TOPICS, error=DataError)
+    args = {
+        "synthetic": num_rows,
+        "seed": request.seed,
+        "topics": list(request.topics),
+        "width": request.width,
+        **_limit_args(limits),
+    }
+    refuse_other(out, args, force=force)
+    counts = {"train": num_rows, "validation": max(20, num_rows // 10), "test": max(40, num_rows // 5)}
+    problems = draw_problems(
+        counts,
+        seed=request.seed,
+        values=request.collection.values,
+        topics=request.topics,
+        width=request.width,
+        progress=limits.progress,
+    )
+    planned, images, files = drawn_rows(request.collection, problems)
+    with building(out) as build:
+        assembly = Assembly(
+            images=images,
+            places=list(files),
+            reader=FileReader(MemoryFiles(files)),
+            rows=planned,
+            fields=partial(drawn_fields, name),
+            schema=row_schema(),
+        )
+        info = {
+            "name": name,
+            "task": request.collection.name,
+            "seed": request.seed,
+            "source": {"name": "drawn geometry", "rows": counts},
+            "args": args,
+            "counts": {"images": len(images), "rows": sum(counts.values())},
+        }
+        return assemble(build, assembly, info, limits, force=force)
+
+
+def _short(source: str) -> str:
+    """Return a source without its folder: a dataset holds no path of the machine that made it."""
+    return source if source.startswith("hub:") else Path(source).name
+
+
+def _limit_args(limits: Limits) -> Mapping[str, Any]:
+    return {
+        "max_prompt_tokens": limits.max_prompt_tokens,
+        "on_overlong": limits.on_overlong if limits.max_prompt_tokens else None,
+    }

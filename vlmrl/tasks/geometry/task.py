@@ -1,0 +1,111 @@
+r"""The tasks geometry3k and mm_math: a figure, a problem, an answer in a box.
+
+The truth of a row is its `answer`, the published `solution` (which ends with the box, or is one), and for drawn figures
+`topic` and `kind`. Published rows have None there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+from vlmrl.errors import DataError
+from vlmrl.rewards.math.answer_text import BOX
+from vlmrl.tasks.base import Task
+from vlmrl.types import Row
+
+GRADING: tuple[str, Mapping[str, Any]] = ("math", {})
+"""Reward of both tasks, with its arguments: the one place that names it."""
+PUBLISHED_GRADING: tuple[str, Mapping[str, Any]] = ("maye", {"key": "solution"})
+"""Reward of the profile `maye`: the published rule, which grades against the solution."""
+CHAT, ZERO = "chat", "zero"
+VARIANTS = (CHAT, ZERO)
+"""Prompts. "chat": the problem, and a request for a solution with a box. "zero": for models that were not tuned to
+follow instructions; it describes a conversation and asks for a thought between tags."""
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Published collection of problems.
+
+    Args:
+        name: of the task.
+        summary: one line for `vlmrl recipe list --tasks`.
+        about: first paragraph of `vlmrl prep NAME --help`.
+        published: its rows on the hub; None = a source must be named.
+        validation_rows: rows that are cut off train where the source has no validation split.
+        values: whether drawn figures show the values of the problem; else the text states them.
+    """
+
+    name: str
+    summary: str
+    about: str
+    published: str | None
+    validation_rows: int
+    values: bool
+
+
+GEOMETRY3K = Collection(
+    "geometry3k",
+    "geometry problems whose figure shows the values; the answer in a box (made by `vlmrl prep geometry3k`)",
+    "Geometry problems whose figure shows the values (Geometry3K).",
+    "hub:hiyouga/geometry3k",
+    300,
+    values=True,
+)
+MM_MATH = Collection(
+    "mm_math",
+    "school mathematics whose text states the values; the answer in a box (made by `vlmrl prep mm_math`)",
+    "School mathematics with a figure, whose text states the values (MM_Math; its test set is MathVerse).",
+    None,
+    100,
+    values=False,
+)
+
+
+def geometry_task(collection: Collection, info: Mapping[str, Any], variant: str | None = None) -> Task:
+    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
+
+    Raises: DataError when the dataset is a table that was not prepared.
+    """
+    if "style" in info:
+        raise DataError(
+            f"task `{collection.name}` needs a prepared dataset, not a table",
+            hint=f"make one: `vlmrl prep {collection.name} {info.get('path', 'SOURCE')}`",
+        )
+    chosen = variant or CHAT
+    template = files("vlmrl.tasks.geometry").joinpath(f"{chosen}.jinja").read_text(encoding="utf-8")
+    return Task(
+        name=collection.name,
+        summary=collection.summary,
+        template=template,
+        template_file=f"tasks/geometry/{chosen}.jinja",
+        validate=truth_problems,
+        profiles={"default": GRADING, "maye": PUBLISHED_GRADING},
+        by=("topic",),
+        trace=partial(write_trace, chosen),
+        variant=chosen,
+        variants=VARIANTS,
+    )
+
+
+def truth_problems(truth: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a truth, in words."""
+    problems = []
+    answer, solution = truth.get("answer"), truth.get("solution")
+    if not isinstance(answer, str) or not answer.strip():
+        problems.append(f"`answer` is {answer!r:.80}, not a text")
+    if solution is not None and not (isinstance(solution, str) and BOX.search(solution)):
+        problems.append(f"`solution` is {solution!r:.80}, not a text with a box")
+    return problems
+
+
+def write_trace(variant: str, row: Row, rng: random.Random) -> str:
+    """Return the published solution, in the form that the variant asks for; without one, the answer in a box."""
+    box = f"\\boxed{{{row.truth['answer']}}}"
+    solution = str(row.truth.get("solution") or box)
+    return solution if variant == CHAT else f"<think>{solution}</think>\n{box}"

@@ -1,0 +1,195 @@
+"""Reflection in responses: words such as "re-check", and how often responses with such words are correct.
+
+`count_reflection` counts one batch. Counts are integers and add up (`+`, `sum`). So the ratios of several ranks, steps
+or sources are those of the pooled responses: sum the counts first, then compute the ratios.
+
+Two profiles say what counts as a word:
+
+- `default`: whole words with their inflections ("re-evaluating", "verified", "double-check"). "yet" is left out, as it
+  is mostly a plain conjunction, and "wait" counts only as it stands ("waiter" and "waiting" do not).
+- `maye`: the 15 words of MAYE, anywhere in the lower-cased text. "waiter", "await" and "Tibet yeti" count.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vlmrl.errors import unknown
+from vlmrl.tasks.base import Verdict
+
+MAYE_WORDS = (
+    "re-check", "re-evaluate", "re-examine", "re-think", "recheck", "reevaluate", "reexamine", "reevaluation",
+    "rethink", "check again", "think again", "try again", "verify", "wait", "yet",
+)  # fmt: skip
+"""Words of the profile `maye`.
+
+Source: MAYE, arXiv:2504.02587, section 4; after DeepScaleR (Luo et al. 2025) and Logic-RL (Xie et al. 2025).
+"""
+_HYPHEN = "[-\u2010\u2011]?"
+_AGAIN = r"(?:[ \t\n]{1,3}\w{1,20}){0,2}[ \t\n]{1,3}again\b"
+"""The word "again", with at most two words before it: "check it again"."""
+STEMS: Mapping[str, re.Pattern[str]] = {
+    word: re.compile(rf"\b{pattern}", re.IGNORECASE)
+    for word, pattern in {
+        "re-check": rf"re{_HYPHEN}check(?:s|ed|ing)?\b",
+        "re-evaluate": rf"re{_HYPHEN}evaluat(?:e|es|ed|ing|ion|ions)\b",
+        "re-examine": rf"re{_HYPHEN}examin(?:e|es|ed|ing|ation|ations)\b",
+        "re-think": rf"re{_HYPHEN}(?:think(?:s|ing)?|thought)\b",
+        "double-check": r"double[- \u2010\u2011]?check(?:s|ed|ing)?\b",
+        "check again": rf"check(?:s|ed|ing)?{_AGAIN}",
+        "think again": rf"(?:think(?:s|ing)?|thought){_AGAIN}",
+        "try again": rf"(?:try|tries|tried|trying){_AGAIN}",
+        "verify": rf"(?:re{_HYPHEN})?verif(?:y|ies|ied|ying|ication|ications)\b",
+        "wait": r"wait\b",
+    }.items()
+}
+"""Word of the profile `default` -> its pattern."""
+PROFILES: Mapping[str, tuple[str, ...]] = {"default": tuple(STEMS), "maye": MAYE_WORDS}
+"""Profile -> its words, in the order of metrics."""
+RATIOS = (
+    "reflection_ratio", "reflection_ratio_in_correct_answers", "reflection_ratio_in_incorrect_answers",
+    "correct_ratio_in_reflection_texts", "correct_ratio_in_no_reflection_texts",
+)  # fmt: skip
+"""Names of the five ratios, as MAYE has them."""
+PREFIX = "reflection/"
+"""Beginning of the names of these metrics."""
+
+
+@dataclass(frozen=True)
+class ReflectionCounts:
+    """Counts of a batch of responses. All are integers, so that their sums do not depend on the order.
+
+    Args:
+        responses: number of responses.
+        tokens: their sampled tokens.
+        reflecting: responses with at least one word.
+        graded: responses whose correctness is known.
+        graded_reflecting, correct, correct_reflecting: of the graded: with a word, correct, and both.
+        words: word -> number of occurrences, for every word of the profile.
+    """
+
+    responses: int = 0
+    tokens: int = 0
+    reflecting: int = 0
+    graded: int = 0
+    graded_reflecting: int = 0
+    correct: int = 0
+    correct_reflecting: int = 0
+    words: Mapping[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: ReflectionCounts) -> ReflectionCounts:
+        """Return the counts of both batches together."""
+        names = dict.fromkeys([*self.words, *other.words])
+        return ReflectionCounts(
+            self.responses + other.responses,
+            self.tokens + other.tokens,
+            self.reflecting + other.reflecting,
+            self.graded + other.graded,
+            self.graded_reflecting + other.graded_reflecting,
+            self.correct + other.correct,
+            self.correct_reflecting + other.correct_reflecting,
+            {word: self.words.get(word, 0) + other.words.get(word, 0) for word in names},
+        )
+
+    def __radd__(self, other: int) -> ReflectionCounts:
+        """Return itself for the 0 that `sum` begins with."""
+        return self if other == 0 else NotImplemented
+
+    def ratios(self) -> dict[str, float | None]:
+        """Return the five RATIOS; None where the denominator is 0.
+
+        With N responses, N_ref with a word, N_+ correct and N_ref+ both: N_ref / N, N_ref+ / N_+,
+        (N_ref - N_ref+) / (N - N_+), N_ref+ / N_ref, (N_+ - N_ref+) / (N - N_ref). The last four are over the graded
+        responses.
+
+        Source: MAYE, arXiv:2504.02587, table 2. Deviation: MAYE's code averages the ratios of ranks, and has 0 for an
+            empty denominator, which lowers the ratios of rare events.
+        """
+        right, wrong = self.correct, self.graded - self.correct
+        with_word, without = self.graded_reflecting, self.graded - self.graded_reflecting
+        pairs = (
+            (self.reflecting, self.responses),
+            (self.correct_reflecting, right),
+            (with_word - self.correct_reflecting, wrong),
+            (self.correct_reflecting, with_word),
+            (right - self.correct_reflecting, without),
+        )
+        return {name: above / below if below else None for name, (above, below) in zip(RATIOS, pairs, strict=True)}
+
+    def per_1k_tokens(self) -> float | None:
+        """Return the occurrences of all words per 1,000 sampled tokens; None without tokens."""
+        return 1000 * sum(self.words.values()) / self.tokens if self.tokens else None
+
+    def metrics(self) -> dict[str, float | None]:
+        """Return all metrics by name: the five ratios, the rate per 1,000 tokens, and the count of every word.
+
+        Names: `reflection/<ratio>`, `reflection/words_per_1k_tokens`, `reflection/word/<word>`.
+        """
+        words = {f"{PREFIX}word/{word}": float(count) for word, count in self.words.items()}
+        ratios = {PREFIX + name: value for name, value in self.ratios().items()}
+        return {**ratios, f"{PREFIX}words_per_1k_tokens": self.per_1k_tokens(), **words}
+
+
+def count_words(text: str, profile: str = "default") -> dict[str, int]:
+    """Return word -> number of occurrences that do not overlap, for every word of a profile.
+
+    Raises: RecipeError for an unknown profile.
+    Example: "Let me re-evaluate. Wait: verified." -> re-evaluate 1, verify 1, wait 1 (default); `maye` counts
+        re-evaluate and wait.
+    """
+    if profile == "default":
+        return {word: sum(1 for _ in pattern.finditer(text)) for word, pattern in STEMS.items()}
+    if profile not in PROFILES:
+        raise unknown("reflection profile", profile, PROFILES)
+    lowered = text.lower()
+    return {word: lowered.count(word) for word in PROFILES[profile]}
+
+
+def has_reflection(text: str, profile: str = "default") -> bool:
+    """Return whether a text has a word of a profile. Raises: RecipeError for an unknown profile."""
+    return any(count_words(text, profile).values())
+
+
+def count_reflection(
+    texts: Sequence[str],
+    accuracies: Sequence[float | None],
+    num_tokens: Sequence[int],
+    profile: str = "default",
+) -> ReflectionCounts:
+    """Return the counts of a batch of responses.
+
+    Args:
+        texts: one text per response.
+        accuracies: of the same responses; 1 = correct, None or NaN = not known.
+        num_tokens: sampled tokens of the same responses.
+    Raises: ValueError for lengths that differ; RecipeError for an unknown profile.
+    """
+    if not len(texts) == len(accuracies) == len(num_tokens):
+        raise ValueError(f"{len(texts)} texts, {len(accuracies)} accuracies, {len(num_tokens)} numbers of tokens")
+    total = _counts("", None, 0, profile, responses=0)
+    return sum((_counts(*one, profile) for one in zip(texts, accuracies, num_tokens, strict=True)), total)
+
+
+def reflection_metrics(verdicts: Sequence[Verdict], profile: str = "default") -> dict[str, float | None]:
+    """Return `ReflectionCounts.metrics` of scored responses: usable as the `set_metrics` of a task.
+
+    Args:
+        verdicts: (what the reward saw, its score, outcome) of each response; the outcome's `accuracy` says if it is
+            correct.
+    """
+    texts = [x.response for x, _, _ in verdicts]
+    accuracies = [outcome.get("accuracy") for _, _, outcome in verdicts]
+    return count_reflection(texts, accuracies, [x.num_tokens for x, _, _ in verdicts], profile).metrics()
+
+
+def _counts(text: str, accuracy: float | None, tokens: int, profile: str, responses: int = 1) -> ReflectionCounts:
+    words = count_words(text, profile)
+    graded = accuracy is not None and not math.isnan(accuracy)
+    reflects, is_correct = any(words.values()), graded and accuracy == 1.0
+    return ReflectionCounts(
+        responses, tokens, int(reflects), int(graded), int(graded and reflects), int(is_correct),
+        int(is_correct and reflects), words,
+    )  # fmt: skip
