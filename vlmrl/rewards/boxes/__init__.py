@@ -1,0 +1,1 @@
+"""Boxes and points in answers: coordinate planes, reading, writing, overlap."""

@@ -1,0 +1,122 @@
+"""Coordinate planes: the numbers in which a model, or a dataset, states positions in an image.
+
+The plane is declared, never found out from the numbers: [100, 100, 200, 200] is a box in each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+from vlmrl.errors import RewardError, unknown
+from vlmrl.types import RewardInput, Size
+
+Space = Literal["pixels", "seen", "thousand", "unit", "loc"]
+SPACES: tuple[Space, ...] = get_args(Space)
+MEANINGS: Mapping[Space, str] = {
+    "pixels": "pixels of the image as it is stored",
+    "seen": "pixels of the image as the model saw it, after the processor resized it",
+    "thousand": "0 to 1000 in both directions",
+    "unit": "0 to 1 in both directions",
+    "loc": "tokens from <loc0000> to <loc1023>, in the order y1, x1, y2, x2",
+}
+"""Space -> its numbers, in words.
+
+Qwen2.5-VL answers in `seen`; Qwen2-VL, Qwen3-VL and InternVL in `thousand`; PaliGemma in `loc`.
+"""
+LOC_BINS = 1024
+
+
+class Box(NamedTuple):
+    """Box: left, upper, right and lower edge, in the numbers of a plane. Pixel k reaches from k to k + 1."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+
+class Point(NamedTuple):
+    """Point in the numbers of a plane."""
+
+    x: float
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """Coordinate plane of one image: its numbers reach from (0, 0) to (width, height).
+
+    Args:
+        space: kind of numbers.
+        width, height: > 0.
+    """
+
+    space: Space
+    width: float
+    height: float
+
+    @property
+    def whole(self) -> Box:
+        """The box of the whole image."""
+        return Box(0.0, 0.0, self.width, self.height)
+
+
+def check_space(space: str) -> Space:
+    """Return the space. Raises: RewardError with the nearest name for an unknown one."""
+    if space not in SPACES:
+        raise unknown("coordinate space", str(space), SPACES, error=RewardError)
+    return space
+
+
+def plane_of(space: Space, stored: Size, seen: Size | None = None) -> Plane:
+    """Return the plane of an image.
+
+    Args:
+        stored: size of the image as stored, in pixels.
+        seen: size of the image as the model saw it; None = unknown.
+    Raises: RewardError for a size below 1, and for the space `seen` if that size is unknown.
+    """
+    if space == "seen" and seen is None:
+        raise RewardError(
+            "the size at which the model saw the image is unknown, and the space `seen` needs it",
+            hint="score responses of a run or an evaluation, or declare another space: pixels, thousand, unit",
+        )
+    width, height = {"thousand": (1000, 1000), "unit": (1, 1), "loc": (LOC_BINS, LOC_BINS)}.get(
+        space, seen if space == "seen" and seen is not None else stored
+    )
+    if min(width, height) < 1:
+        raise RewardError(f"an image of {width} x {height} pixels has no coordinates")
+    return Plane(space, float(width), float(height))
+
+
+def answer_plane(x: RewardInput, space: Space, stored: Size, image: int = 0) -> Plane:
+    """Return the plane of a response.
+
+    Args:
+        stored: size of the image for which the row's truth was made; used where the response has no reference to it.
+        image: number of the image in the prompt.
+    Raises: RewardError; see `plane_of`.
+    """
+    if len(x.media) > image:
+        stored = (x.media[image].width, x.media[image].height)
+    return plane_of(space, stored, x.seen_sizes[image] if len(x.seen_sizes) > image else None)
+
+
+def convert(box: Box, source: Plane, target: Plane) -> Box:
+    """Return a box of one plane in the numbers of another plane of the same image.
+
+    Example: (0, 250, 500, 1000) of `thousand` is (0, 120, 320, 480) in an image of 640 x 480 pixels.
+    """
+    return Box(
+        box.x1 * target.width / source.width,
+        box.y1 * target.height / source.height,
+        box.x2 * target.width / source.width,
+        box.y2 * target.height / source.height,
+    )
+
+
+def convert_point(point: Point, source: Plane, target: Plane) -> Point:
+    """Return a point of one plane in the numbers of another plane of the same image."""
+    return Point(point.x * target.width / source.width, point.y * target.height / source.height)

@@ -1,0 +1,165 @@
+"""Reading of boxes and points from the text of a model, in a declared coordinate space.
+
+Every text gives a result, in linear time and of bounded size. What looks like a box and is none is refused, with the
+reason. The forms that are read:
+
+- four numbers in brackets, `[x1, y1, x2, y2]` or `(...)`, or two pairs, `(x1, y1), (x2, y2)`, `[[x1, y1], [x2, y2]]`;
+- JSON or Python, in a fence or not, with a list under any key (`bbox_2d`, `box`, `Position`), or with named
+  coordinates (`x1`, `xmin`, `left`, `x` and `width`); `label` and `confidence` of the same object belong to the box;
+- `<box>...</box>` and `<|box_start|>...<|box_end|>` around any of these, or around four bare numbers; `<ref>...</ref>`
+  and `<|object_ref_start|>...<|object_ref_end|>` before it hold its label;
+- four `<loc0123>` tokens, only in the space `loc`;
+- a text that is nothing but four numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar, get_args
+
+from vlmrl.errors import RewardError, unknown
+from vlmrl.rewards.boxes.planes import Box, Plane, Point
+from vlmrl.rewards.boxes.scan import MOST_CHARS, MOST_SHAPES, Found, Scan
+
+Order = Literal["xyxy", "yxyx", "xywh"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+"""Orders of a box's four numbers: corners with x first or y first, or the upper left corner with width and height."""
+MOST_REASONS = 8
+LARGEST = 1e6
+"""Largest size of a coordinate; a larger one is refused."""
+SWAPPED, CUT = "corners in reverse order", "cut at the edge of the image"
+"""Notes on a box that was mended: its corners were exchanged, or the part beyond the image was cut off."""
+Shape = TypeVar("Shape", Box, Point)
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Generic[Shape]):
+    """Box or point of an answer, in the numbers of the plane; a box has x1 < x2 and y1 < y2, within the image.
+
+    Args:
+        label: the label beside it, at most 100 characters; "" = none.
+        confidence: the confidence beside it, as it is written; None = none, or no finite number.
+        notes: what was mended; see `SWAPPED` and `CUT`.
+    """
+
+    shape: Shape
+    label: str = ""
+    confidence: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[Shape]):
+    """Result of reading a text.
+
+    Args:
+        shapes: boxes or points in the order of the text, each once.
+        refused: reasons, for what looks like a box or a point and is none; at most 8, the first ones.
+    """
+
+    shapes: tuple[Read[Shape], ...]
+    refused: tuple[str, ...] = ()
+
+    @property
+    def problem(self) -> str:
+        """Reason why nothing was read; "" if something was read."""
+        if self.shapes:
+            return ""
+        return self.refused[0] if self.refused else "no box and no point"
+
+
+def check_order(order: str) -> Order:
+    """Return the order. Raises: RewardError with the nearest name for an unknown one."""
+    if order not in ORDERS:
+        raise unknown("order of a box's numbers", str(order), ORDERS, error=RewardError)
+    return order
+
+
+def read_boxes(text: str, plane: Plane, *, order: Order = "xyxy") -> Reading[Box]:
+    """Return the boxes of a text.
+
+    Args:
+        plane: the declared plane of the numbers. Nothing is concluded from their size.
+        order: order of four numbers without names. Two pairs are always two opposite corners.
+    """
+    found, reasons = _scan(text, plane, "box")
+    boxes: list[Read[Box]] = []
+    for one in found:
+        _take(boxes, reasons, _box(one, plane, order))
+    return Reading(tuple(boxes), tuple(dict.fromkeys(reasons))[:MOST_REASONS])
+
+
+def read_points(text: str, plane: Plane) -> Reading[Point]:
+    """Return the points of a text: pairs of numbers in brackets, or named `x` and `y`."""
+    found, reasons = _scan(text, plane, "point")
+    points: list[Read[Point]] = []
+    for one in found:
+        _take(points, reasons, _point(one, plane))
+    return Reading(tuple(points), tuple(dict.fromkeys(reasons))[:MOST_REASONS])
+
+
+def only_box(reading: Reading[Box]) -> tuple[Read[Box] | None, str]:
+    """Return (the only box, ""), or (None, the reason): a text with several boxes commits itself to none of them."""
+    if len(reading.shapes) == 1:
+        return reading.shapes[0], ""
+    return None, reading.problem or f"{len(reading.shapes)} boxes, where one is expected"
+
+
+def _scan(text: str, plane: Plane, wanted: Literal["box", "point"]) -> tuple[Sequence[Found], list[str]]:
+    if len(text) > MOST_CHARS:
+        return (), [f"a text of more than {MOST_CHARS:,} characters"]
+    scan = Scan(wanted, locs=plane.space == "loc")
+    scan.run(text)
+    return scan.found, scan.reasons
+
+
+def _take(shapes: list[Read[Shape]], reasons: list[str], read: Read[Shape] | str) -> None:
+    """Add a shape, unless the same is there already; or add the reason why it is none."""
+    if isinstance(read, str):
+        reasons.append(read)
+    elif len(shapes) >= MOST_SHAPES:
+        reasons.append(f"more than {MOST_SHAPES} boxes or points")
+    elif all(read.shape != other.shape or read.label != other.label for other in shapes):
+        shapes.append(read)
+
+
+def _box(found: Found, plane: Plane, order: Order) -> Read[Box] | str:
+    """Return a box within the image, or the reason why the numbers are none."""
+    if reason := _unusable(found.numbers):
+        return reason
+    a, b, c, d = found.numbers
+    order = found.order or order
+    if order == "yxyx":
+        a, b, c, d = b, a, d, c
+    elif order == "xywh":
+        if c < 0 or d < 0:
+            return "a negative width or height"
+        c, d = a + c, b + d
+    x1, x2, y1, y2 = min(a, c), max(a, c), min(b, d), max(b, d)
+    if x1 == x2 or y1 == y2:
+        return "a box without area"
+    notes = (SWAPPED,) if (x1, y1) != (a, b) else ()
+    box = Box(max(x1, 0.0), max(y1, 0.0), min(x2, plane.width), min(y2, plane.height))
+    if box.x1 >= box.x2 or box.y1 >= box.y2:
+        return f"a box outside of the image ({plane.width:g} x {plane.height:g} in the space `{plane.space}`)"
+    notes += (CUT,) if box != (x1, y1, x2, y2) else ()
+    return Read(box, found.label, found.confidence, notes)
+
+
+def _point(found: Found, plane: Plane) -> Read[Point] | str:
+    if reason := _unusable(found.numbers):
+        return reason
+    point = Point(*found.numbers)
+    if not (0 <= point.x <= plane.width and 0 <= point.y <= plane.height):
+        return f"a point outside of the image ({plane.width:g} x {plane.height:g} in the space `{plane.space}`)"
+    return Read(point, found.label, found.confidence)
+
+
+def _unusable(numbers: Sequence[float]) -> str:
+    if any(math.isnan(number) for number in numbers):
+        return "a coordinate is not a number"
+    if any(abs(number) > LARGEST for number in numbers):
+        return f"a coordinate beyond {LARGEST:,.0f}"
+    return ""

@@ -1,0 +1,61 @@
+"""Tokens of a text that may hold coordinates: numbers, brackets, names, box tags."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+Kind = Literal["number", "open", "close", "comma", "colon", "name", "text", "ref", "begin", "end", "loc", "other"]
+MOST_DIGITS = 20
+"""Longest number, in characters; a longer one is read as infinite, so that it is refused."""
+MOST_LABEL = 100
+NOT_FINITE = {"nan", "inf", "infinity"}
+_NUMBER = r"(?:(?<![0-9.])[+-])?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_TEXT = rf'"(?:[^"\\\n]|\\.){{0,{MOST_LABEL}}}"' + rf"|'[^'\\\n]{{0,{MOST_LABEL}}}'"
+_REF = (
+    rf"<ref>(?P<label>[^<]{{0,{MOST_LABEL}}})</ref>"
+    rf"|<\|object_ref_start\|>(?P<label2>[^<]{{0,{MOST_LABEL}}})<\|object_ref_end\|>"
+)
+_TOKEN = re.compile(
+    rf"<loc(?P<loc>[0-9]{{4}})>|(?P<ref>{_REF})|(?P<begin><box>|<\|box_start\|>)|(?P<end></box>|<\|box_end\|>)"
+    rf"|(?P<number>{_NUMBER})|(?P<name>[^\W\d]\w*)|(?P<text>{_TEXT})"
+    r"|(?P<open>[\[({])|(?P<close>[\])}])|(?P<comma>[,;])|(?P<colon>[:=])|(?P<other>\S)",
+    re.ASCII,
+)
+_BRACKET, _DIGIT = re.compile(r"[\[\](){}]"), re.compile("[0-9]")
+
+
+class Token(NamedTuple):
+    """Token: its kind, its text (of a reference: the label), and its value if it is a number."""
+
+    kind: Kind
+    text: str
+    value: float = math.nan
+
+
+def tokens_of(text: str) -> Iterator[Token]:
+    """Yield the tokens of a text; white space is skipped.
+
+    A quoted text with a bracket and a number in it is no label: its content is read as if it had no quotes, because
+    some models put boxes in quotes. The time is linear in the length of the text.
+    """
+    position = 0
+    while (match := _TOKEN.search(text, position)) is not None:
+        kind, found, position = match.lastgroup, match.group(), match.end()
+        if kind == "loc":
+            yield Token("loc", found, float(match["loc"]))
+        elif kind == "ref":
+            yield Token("ref", (match["label"] or match["label2"] or "").strip())
+        elif kind == "number":
+            yield Token("number", found, float(found) if len(found) <= MOST_DIGITS else math.inf)
+        elif kind == "name":
+            yield Token("number", found, math.nan) if found.lower() in NOT_FINITE else Token("name", found)
+        elif kind == "text" and _BRACKET.search(found) and _DIGIT.search(found):
+            position = match.start() + 1
+            yield Token("other", found[0])
+        elif kind == "text":
+            yield Token("text", found[1:-1])
+        else:
+            yield Token(kind, found)  # type: ignore[arg-type]
