@@ -21,7 +21,7 @@ from typing import Generic, Literal, TypeVar, get_args
 
 from vlmrl.errors import RewardError, unknown
 from vlmrl.rewards.boxes.planes import Box, Plane, Point
-from vlmrl.rewards.boxes.scan import MOST_CHARS, MOST_SHAPES, Found, Scan
+from vlmrl.rewards.boxes.scan import MOST_CHARS, MOST_SHAPES, Candidate, Scan
 
 Order = Literal["xyxy", "yxyx", "xywh"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -84,18 +84,18 @@ def read_boxes(text: str, plane: Plane, *, order: Order = "xyxy") -> Reading[Box
         plane: the declared plane of the numbers. Nothing is concluded from their size.
         order: order of four numbers without names. Two pairs are always two opposite corners.
     """
-    found, reasons = _scan(text, plane, "box")
+    candidates, reasons = _scan(text, plane, "box")
     boxes: list[Read[Box]] = []
-    for one in found:
+    for one in candidates:
         _take(boxes, reasons, _box(one, plane, order))
     return Reading(tuple(boxes), tuple(dict.fromkeys(reasons))[:MOST_REASONS])
 
 
 def read_points(text: str, plane: Plane) -> Reading[Point]:
     """Return the points of a text: pairs of numbers in brackets, or named `x` and `y`."""
-    found, reasons = _scan(text, plane, "point")
+    candidates, reasons = _scan(text, plane, "point")
     points: list[Read[Point]] = []
-    for one in found:
+    for one in candidates:
         _take(points, reasons, _point(one, plane))
     return Reading(tuple(points), tuple(dict.fromkeys(reasons))[:MOST_REASONS])
 
@@ -107,12 +107,12 @@ def only_box(reading: Reading[Box]) -> tuple[Read[Box] | None, str]:
     return None, reading.problem or f"{len(reading.shapes)} boxes, where one is expected"
 
 
-def _scan(text: str, plane: Plane, wanted: Literal["box", "point"]) -> tuple[Sequence[Found], list[str]]:
+def _scan(text: str, plane: Plane, shape: Literal["box", "point"]) -> tuple[Sequence[Candidate], list[str]]:
     if len(text) > MOST_CHARS:
         return (), [f"a text of more than {MOST_CHARS:,} characters"]
-    scan = Scan(wanted, locs=plane.space == "loc")
+    scan = Scan(shape, locs=plane.space == "loc")
     scan.run(text)
-    return scan.found, scan.reasons
+    return scan.candidates, scan.reasons
 
 
 def _take(shapes: list[Read[Shape]], reasons: list[str], read: Read[Shape] | str) -> None:
@@ -125,12 +125,12 @@ def _take(shapes: list[Read[Shape]], reasons: list[str], read: Read[Shape] | str
         shapes.append(read)
 
 
-def _box(found: Found, plane: Plane, order: Order) -> Read[Box] | str:
+def _box(candidate: Candidate, plane: Plane, order: Order) -> Read[Box] | str:
     """Return a box within the image, or the reason why the numbers are none."""
-    if reason := _unusable(found.numbers):
+    if reason := _unusable(candidate.numbers):
         return reason
-    a, b, c, d = found.numbers
-    order = found.order or order
+    a, b, c, d = candidate.numbers
+    order = candidate.order or order
     if order == "yxyx":
         a, b, c, d = b, a, d, c
     elif order == "xywh":
@@ -145,16 +145,16 @@ def _box(found: Found, plane: Plane, order: Order) -> Read[Box] | str:
     if box.x1 >= box.x2 or box.y1 >= box.y2:
         return f"a box outside of the image ({plane.width:g} x {plane.height:g} in the space `{plane.space}`)"
     notes += (CUT,) if box != (x1, y1, x2, y2) else ()
-    return Read(box, found.label, found.confidence, notes)
+    return Read(box, candidate.label, candidate.confidence, notes)
 
 
-def _point(found: Found, plane: Plane) -> Read[Point] | str:
-    if reason := _unusable(found.numbers):
+def _point(candidate: Candidate, plane: Plane) -> Read[Point] | str:
+    if reason := _unusable(candidate.numbers):
         return reason
-    point = Point(*found.numbers)
+    point = Point(*candidate.numbers)
     if not (0 <= point.x <= plane.width and 0 <= point.y <= plane.height):
         return f"a point outside of the image ({plane.width:g} x {plane.height:g} in the space `{plane.space}`)"
-    return Read(point, found.label, found.confidence)
+    return Read(point, candidate.label, candidate.confidence)
 
 
 def _unusable(numbers: Sequence[float]) -> str:

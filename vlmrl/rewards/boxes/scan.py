@@ -32,7 +32,7 @@ JOINING = ("to",)
 
 
 @dataclass(slots=True)
-class Found:
+class Candidate:
     """Four or two numbers of a text.
 
     Args:
@@ -75,20 +75,20 @@ class Scan:
     """Scan of one text.
 
     Args:
-        wanted: a run of pairs is read as the corners of boxes, or as points.
+        shape: a run of pairs is read as the corners of boxes, or as points.
         locs: whether positions are location tokens; else they are numbers.
     """
 
-    wanted: Literal["box", "point"]
+    shape: Literal["box", "point"]
     locs: bool
-    found: list[Found] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     label: str = ""
     tokens: list[float] = field(default_factory=list)
     groups: list[_Group] = field(default_factory=lambda: [_Group("")])
 
     def run(self, text: str) -> None:
-        """Scan the text, and collect `found` and `reasons`."""
+        """Scan the text, and collect `candidates` and `reasons`."""
         for token in tokens_of(text):
             if token.kind == "loc":
                 self._loc(token)
@@ -109,12 +109,12 @@ class Scan:
             if len(self.groups) > MOST_DEPTH:
                 self._refuse(f"more than {MOST_DEPTH} brackets within each other")
                 return False
-            if len(self.found) >= MOST_SHAPES:
+            if len(self.candidates) >= MOST_SHAPES:
                 self._refuse(f"more than {MOST_SHAPES} boxes or points")
                 return False
             if token.kind == "begin":
                 self._end_run(group)
-            self.groups.append(_Group("box" if token.kind == "begin" else token.text, len(self.found)))
+            self.groups.append(_Group("box" if token.kind == "begin" else token.text, len(self.candidates)))
         elif token.kind == "close":
             self._close_bracket(token.text)
         elif token.kind == "end":
@@ -159,20 +159,20 @@ class Scan:
     def _loc(self, token: Token) -> None:
         if not self.locs:
             self._refuse("<loc> tokens belong to the space `loc`, which is not the declared one")
-        elif len(self.found) < MOST_SHAPES:
+        elif len(self.candidates) < MOST_SHAPES:
             self.tokens.append(token.value)
 
     def _end_locs(self) -> None:
         """Turn the location tokens that follow each other into boxes: four each, y first."""
         if not self.tokens:
             return
-        size = NUMBERS_OF[self.wanted]
+        size = NUMBERS_OF[self.shape]
         if len(self.tokens) % size:
-            self._refuse(f"{len(self.tokens)} <loc> tokens in a row, which are not {size} for each {self.wanted}")
+            self._refuse(f"{len(self.tokens)} <loc> tokens in a row, which are not {size} for each {self.shape}")
         else:
             for i in range(0, len(self.tokens), size):
                 numbers = tuple(self.tokens[i : i + size])
-                self._add(Found(numbers, order="yxyx") if size == 4 else Found(numbers[::-1]), is_loc=True)
+                self._add(Candidate(numbers, order="yxyx") if size == 4 else Candidate(numbers[::-1]), is_loc=True)
         self.tokens = []
 
     def _close_bracket(self, text: str) -> None:
@@ -223,10 +223,10 @@ class Scan:
                 parent.pairs.append(numbers)
             return
         self._end_run(parent)
-        if size == NUMBERS_OF[self.wanted]:
-            self._add(Found(numbers))
-        elif size > 2 or (size == 2 and self.wanted == "box"):
-            self._refuse(f"{size} numbers, which are no {self.wanted}")
+        if size == NUMBERS_OF[self.shape]:
+            self._add(Candidate(numbers))
+        elif size > 2 or (size == 2 and self.shape == "box"):
+            self._refuse(f"{size} numbers, which are no {self.shape}")
 
     def _end_run(self, group: _Group) -> None:
         """Turn the pairs that follow each other into boxes or points."""
@@ -240,12 +240,12 @@ class Scan:
 
     def _pairs(self, pairs: list[tuple[float, ...]], *, whole_list: bool) -> None:
         """Add what a run of pairs is. `whole_list`: they stand in brackets of their own, as a polygon would."""
-        if self.wanted == "point":
+        if self.shape == "point":
             for pair in pairs:
-                self._add(Found(pair))
+                self._add(Candidate(pair))
         elif len(pairs) == 2 or (len(pairs) % 2 == 0 and not whole_list):
             for i in range(0, len(pairs), 2):
-                self._add(Found((*pairs[i], *pairs[i + 1]), order="xyxy"))
+                self._add(Candidate((*pairs[i], *pairs[i + 1]), order="xyxy"))
         elif len(pairs) == 1:
             self._refuse("a point, which is no box")
         else:
@@ -255,11 +255,11 @@ class Scan:
         """Add the box or point whose coordinates have names, if there is one."""
         values = group.values
         for names, order in (*((names, "xyxy") for names in CORNERS), *((names, "xywh") for names in SIZES)):
-            if self.wanted == "box" and _has(values, names):
-                self._add(Found(tuple(values[name] for name in names), order=order))  # type: ignore[arg-type]
+            if self.shape == "box" and _has(values, names):
+                self._add(Candidate(tuple(values[name] for name in names), order=order))  # type: ignore[arg-type]
                 return
-        if self.wanted == "point" and _has(values, ("x", "y")):
-            self._add(Found((values["x"], values["y"])))
+        if self.shape == "point" and _has(values, ("x", "y")):
+            self._add(Candidate((values["x"], values["y"])))
 
     def _describe(self, group: _Group) -> None:
         """Give the label and the confidence of an object to the boxes in it that have none."""
@@ -269,16 +269,16 @@ class Scan:
             confidence = None
         if group.kind != "{":
             return
-        for one in self.found[group.start :]:
+        for one in self.candidates[group.start :]:
             one.label = one.label or label[:MOST_LABEL]
             one.confidence = confidence if one.confidence is None else one.confidence
 
-    def _add(self, found: Found, *, is_loc: bool = False) -> None:
+    def _add(self, candidate: Candidate, *, is_loc: bool = False) -> None:
         if self.locs and not is_loc:
             self._refuse("numbers, but the declared space `loc` has <loc> tokens")
-        elif len(self.found) < MOST_SHAPES:
-            found.label = found.label or self.label
-            self.found.append(found)
+        elif len(self.candidates) < MOST_SHAPES:
+            candidate.label = candidate.label or self.label
+            self.candidates.append(candidate)
 
     def _refuse(self, reason: str) -> None:
         if reason not in self.reasons[:MOST_KEPT] and len(self.reasons) < MOST_KEPT:

@@ -43,19 +43,19 @@ def tokens_of(text: str) -> Iterator[Token]:
     """
     position = 0
     while (match := _TOKEN.search(text, position)) is not None:
-        kind, found, position = match.lastgroup, match.group(), match.end()
+        kind, piece, position = match.lastgroup, match.group(), match.end()
         if kind == "loc":
-            yield Token("loc", found, float(match["loc"]))
+            yield Token("loc", piece, float(match["loc"]))
         elif kind == "ref":
             yield Token("ref", (match["label"] or match["label2"] or "").strip())
         elif kind == "number":
-            yield Token("number", found, float(found) if len(found) <= MOST_DIGITS else math.inf)
+            yield Token("number", piece, float(piece) if len(piece) <= MOST_DIGITS else math.inf)
         elif kind == "name":
-            yield Token("number", found, math.nan) if found.lower() in NOT_FINITE else Token("name", found)
-        elif kind == "text" and _BRACKET.search(found) and _DIGIT.search(found):
+            yield Token("number", piece, math.nan) if piece.lower() in NOT_FINITE else Token("name", piece)
+        elif kind == "text" and _BRACKET.search(piece) and _DIGIT.search(piece):
             position = match.start() + 1
-            yield Token("other", found[0])
+            yield Token("other", piece[0])
         elif kind == "text":
-            yield Token("text", found[1:-1])
+            yield Token("text", piece[1:-1])
         else:
-            yield Token(kind, found)  # type: ignore[arg-type]
+            yield Token(kind, piece)  # type: ignore[arg-type]
