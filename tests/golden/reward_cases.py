@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from task_cases import TASK_CASES
+
 Input = dict[str, Any]
 """Fields of a RewardInput: response, truth, columns, finish, num_tokens."""
 Args = dict[str, Any]
@@ -418,6 +420,7 @@ def maye_inputs() -> Iterator[Input]:
 
 
 CASES: dict[str, tuple[list[Args], list[Input]]] = {
+    **TASK_CASES,
     "taxonomy": (
         [
             {"levels": LEVELS},

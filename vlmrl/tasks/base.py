@@ -16,7 +16,7 @@ from vlmrl.types import Message, RewardInput, Row, Score
 
 if TYPE_CHECKING:
     from vlmrl.rewards.base import RewardSpec
-    from vlmrl.tasks.own_prep import NewRow
+    from vlmrl.tasks.own_prep import LeftOut, NewRow
     from vlmrl.tasks.own_task import OwnFile
 
 REPLICATES = 400
@@ -94,7 +94,7 @@ class Task:
     attacks: Callable[[Sequence[RewardInput]], Sequence[Attack]] = lambda rows: ()
     truths: TruthForm | None = None
     kind: RowKind | None = None
-    prep: Callable[..., Mapping[str, Iterable[NewRow]]] | None = None
+    prep: Callable[..., Mapping[str, Iterable[NewRow | LeftOut]]] | None = None
     own: OwnFile | None = None
 
     @property

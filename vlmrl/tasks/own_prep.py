@@ -54,6 +54,14 @@ class NewRow:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """Row of a source that does not become a row of the dataset: its place there, and the reason."""
+
+    origin: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class _Folder:
     """Reader of the image files of a folder, by file name."""
 
@@ -105,7 +113,7 @@ def prepare_own(
     args = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     _require_kept(args, f"the options of `prep` of `{task.name}`")
     refuse_other(out, args, force=force)
-    splits = guarded(f"`prep` of `{task.name}`", _path_of(task), lambda: task.prep and task.prep(**options))
+    splits = _watched(task, lambda: task.prep and task.prep(**options))
     if not isinstance(splits, Mapping) or not splits:
         raise DataError(f"`prep` of `{task.name}` returned {type(splits).__name__}, not a mapping of split -> rows")
     for split in splits:
@@ -114,8 +122,10 @@ def prepare_own(
     with building(out) as build:
         shelf = _Shelf(build.work / "own")
         shelf.folder.mkdir()
-        rows = {split: _planned(task, split, rows, shelf) for split, rows in splits.items()}
-        parts = Assembly(shelf.seen, shelf.places, FileReader(_Folder(shelf.folder)), rows, _fields)
+        dropped: list[dict[str, Any]] = []
+        rows = {split: _planned(task, split, rows, shelf, dropped) for split, rows in splits.items()}
+        reader = FileReader(_Folder(shelf.folder))
+        parts = Assembly(shelf.seen, shelf.places, reader, rows, _fields, dropped=dropped)
         parts.group = next((p.key[1].group for planned in rows.values() for p in planned if p.key[1].group), "")
         whole = {"name": name or out.name, "task": task.name, "source": {"name": task.name}, "args": args}
         return _assembled(build, parts, whole, limits, force)
@@ -208,11 +218,16 @@ def _require_alike(split: str, rows: Sequence[Row]) -> None:
         ) from error
 
 
-def _planned(task: Task, split: str, rows: Iterable[NewRow], shelf: _Shelf) -> list[PlannedRow]:
-    """Check the rows of a split and return them, without repeated rows."""
+def _planned(
+    task: Task, split: str, rows: Iterable[NewRow | LeftOut], shelf: _Shelf, dropped: list[dict[str, Any]]
+) -> list[PlannedRow]:
+    """Check the rows of a split and return them, without repeated rows. A `LeftOut` is added to `dropped` instead."""
     lengths, planned, bad = PromptLengths(task), list[PlannedRow](), list[str]()
     taken: set[str] = set()
     for index, row in enumerate(_each(task, rows)):
+        if isinstance(row, LeftOut):
+            dropped.append({"origin": row.origin, "reason": row.reason})
+            continue
         where = str(row.origin) if isinstance(row, NewRow) and row.origin else f"{split} row {index}"
         if not isinstance(row, NewRow):
             raise DataError(f"`prep` yielded {type(row).__name__}, not a vlmrl.NewRow", where=where)
@@ -266,12 +281,19 @@ def _require_kept(value: Any, what: str, where: str | None = None) -> None:
         raise DataError(f"{what} cannot be stored as JSON: {error}", where=where) from error
 
 
-def _each(task: Task, rows: Iterable[NewRow]) -> Iterator[NewRow]:
+def _each(task: Task, rows: Iterable[NewRow | LeftOut]) -> Iterator[NewRow | LeftOut]:
     """Yield the rows one by one; an error of the user's code is reported with its line."""
-    what, end = f"`prep` of `{task.name}`", object()
-    iterator: Iterator[Any] = guarded(what, _path_of(task), lambda: iter(rows))
-    while (row := guarded(what, _path_of(task), lambda: next(iterator, end))) is not end:
+    end = object()
+    iterator: Iterator[Any] = _watched(task, lambda: iter(rows))
+    while (row := _watched(task, lambda: next(iterator, end))) is not end:
         yield row
+
+
+def _watched(task: Task, run: Callable[[], Any]) -> Any:
+    """Run code of a task's `prep`; an error of a user's own code is reported with its line."""
+    if task.own is None:
+        return run()
+    return guarded(f"`prep` of `{task.name}`", task.own.path, run)
 
 
 def _labels(task: Task, row: Row) -> Any:

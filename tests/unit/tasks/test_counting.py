@@ -1,0 +1,294 @@
+"""The task counting: its reward by hand, its measures, drawn rows with exact counts, rows of published tables."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from scipy import ndimage
+
+from vlmrl.data.images import encode_png
+from vlmrl.data.open_dataset import open_dataset
+from vlmrl.errors import DataError, RewardError
+from vlmrl.recipe.schema import Data, Reward
+from vlmrl.rewards.base import UNSCORED, combine
+from vlmrl.tasks import make_task
+from vlmrl.tasks.counting.command import prep
+from vlmrl.tasks.counting.reward import count, read_count
+from vlmrl.tasks.counting.rows import Drawing, drawn_rows, read_truth
+from vlmrl.tasks.counting.task import counting_task, measure
+from vlmrl.tasks.dataset_assembly import Limits, Prepared
+from vlmrl.tasks.drawn_scene import COLOURS
+from vlmrl.tasks.source import open_source
+from vlmrl.types import RewardInput, Row
+
+LIMITS = Limits(workers=1)
+GOOD = "<think>one, two, three</think><answer>{}</answer>"
+
+# (response, accuracy, format, nearness, words of the note); the truth is 3
+SCORED = [
+    (GOOD.format("3"), 1, 1, 1, ""),
+    (GOOD.format(" 3\n"), 1, 1, 1, ""),
+    (GOOD.format("3.0"), 1, 1, 1, ""),
+    (GOOD.format("4"), 0, 1, 2 / 3, ""),
+    (GOOD.format("0"), 0, 1, 0, ""),
+    (GOOD.format("9"), 0, 1, 0, ""),  # a distance of 6, more than 3
+    (GOOD.format("3").replace("<answer>", "\n<answer>"), 1, 1, 1, ""),
+    (GOOD.format("three"), 0, 0, 0, "not one number"),
+    (GOOD.format("3.5"), 0, 0, 0, "no whole number"),
+    (GOOD.format("-3"), 0, 0, 0, "no whole number"),
+    (GOOD.format("2 or 3"), 0, 0, 0, "not one number"),
+    (GOOD.format("1e9999"), 0, 0, 0, "not one number"),
+    (GOOD.format("9" * 5000), 0, 0, 0, "not one number"),
+    (GOOD.format("1 2 3 4 5"), 0, 0, 0, "not one number"),
+    (GOOD.format("3") + "<answer>4</answer>", 0, 0, 0, "not exactly one closed <answer>"),
+    (GOOD.format("3") + GOOD.format("3"), 0, 0, 0, "not exactly one closed <answer>"),
+    ("<answer>3", 0, 0, 0, "not exactly one closed <answer>"),
+    ("3", 0, 0, 0, "no <answer> tag"),
+    ("", 0, 0, 0, "no <answer> tag"),
+    ("<answer>3</answer>", 1, 0, 1, "not exactly one thought"),
+    ("<think></think><answer>3</answer>", 1, 0, 1, "an empty thought"),
+    ("<think>\u200b \u00a0</think><answer>3</answer>", 1, 0, 1, "an empty thought"),
+    ("so " + GOOD.format("3"), 1, 0, 1, "text outside"),
+    (GOOD.format("3") + " done", 1, 0, 1, "text outside"),
+    ("<think>a</think><think>b</think><answer>3</answer>", 1, 0, 1, "not exactly one thought"),
+    ("<answer>3</answer><think>a</think>", 1, 0, 1, "not exactly one thought"),
+    ("<THINK>a</THINK><answer>3</answer>", 1, 0, 1, "not exactly one thought"),
+]
+
+
+def scored(response: str, truth: Any = 3, finish: Any = "stop", **args: Any) -> dict[str, Any]:
+    spec = count(**args)
+    return dict(spec.fn(RewardInput(response, {"answer": truth}, finish=finish)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("response", "accuracy", "form", "nearness", "note"), SCORED)
+def test_the_reward_by_hand(response: str, accuracy: float, form: float, nearness: float, note: str) -> None:
+    parts = scored(response)
+    assert (parts["accuracy"], parts["format"]) == (accuracy, form)
+    assert parts["nearness"] == pytest.approx(nearness)
+    assert note in parts["note"] and bool(note) == bool(parts["note"])
+
+
+def test_a_cut_response_has_no_form_and_a_thought_may_be_optional() -> None:
+    assert scored(GOOD.format("3"), finish="length")["format"] == 0
+    assert scored("<answer>3</answer>", thought="optional")["format"] == 1
+    assert scored(GOOD.format("3"), thought="optional")["format"] == 1
+    assert scored("so <answer>3</answer>", thought="optional")["format"] == 0
+    with pytest.raises(RewardError, match="sometimes"):
+        count(thought="sometimes")
+
+
+@pytest.mark.parametrize("truth", [None, "3", 3.0, True, -1])
+def test_a_row_without_a_count_is_an_error_and_no_score_of_0(truth: Any) -> None:
+    with pytest.raises(RewardError, match="not a whole number"):
+        scored(GOOD.format("3"), truth)
+
+
+@given(st.text(max_size=60), st.integers(0, 20))
+def test_the_reward_is_bounded_and_only_the_truth_earns_accuracy(text: str, truth: int) -> None:
+    for response in (text, GOOD.format(text), f"<answer>{text}</answer>"):
+        parts = scored(response, truth)
+        value, _ = combine({k: parts[k] for k in ("accuracy", "format", "nearness")}, count().weights)
+        assert 0 <= value <= 1
+        assert (parts["accuracy"] == 1) == (read_count(response)[0] == truth)
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "accuracy", "error", "bias", "failure"),
+    [
+        (GOOD.format("3"), 3, 1, 0, 0, 0),
+        (GOOD.format("5"), 3, 0, 2, 2, 0),
+        (GOOD.format("1"), 3, 0, 2, -2, 0),
+        (GOOD.format("900000"), 3, 0, 100, 100, 0),
+        ("no idea", 3, 0, 3, None, 1),
+        ("no idea", 0, 0, 1, None, 1),
+        ("no idea", 500, 0, 100, None, 1),
+    ],
+)
+def test_measures_by_hand(
+    response: str, truth: int, accuracy: float, error: float, bias: float | None, failure: float
+) -> None:
+    measures = measure(RewardInput(response, {"answer": truth}), UNSCORED)
+    assert measures == {
+        "accuracy": accuracy,
+        "absolute_error": error,
+        "bias": bias,
+        "parse_failure": failure,
+    }
+
+
+def components(image: Image.Image, names: set[str]) -> int:
+    """Number of connected regions of these colours: an independent count for scenes without overlaps."""
+    pixels = np.asarray(image.convert("RGB")).astype(int)
+    return sum(ndimage.label((pixels == COLOURS[name]).all(axis=2), np.ones((3, 3)))[1] for name in names)
+
+
+def test_drawn_counts_are_what_the_image_shows() -> None:
+    splits = drawn_rows({"train": 60, "test": 20}, Drawing(overlap=0.0, asks=("colour", "all")), seed=3)
+    for row in [*splits["train"], *splits["test"]]:
+        image = Image.open(io.BytesIO(row.images[0]))
+        named = set(COLOURS) if row.truth["asks"] == "all" else {row.columns["problem"].split()[2]}
+        assert components(image, named) == row.truth["answer"], row.columns
+
+
+def test_counts_and_questions_take_turns_and_a_seed_repeats() -> None:
+    first, again = (drawn_rows({"train": 80}, Drawing(), seed=1)["train"] for _ in range(2))
+    assert [row.images for row in first] == [row.images for row in again]
+    assert [row.images for row in first] != [row.images for row in drawn_rows({"train": 80}, Drawing(), 2)["train"]]
+    counts = [row.truth["answer"] for row in first if row.truth["asks"] == "both"]
+    assert sorted(counts) == sorted(list(range(10)) * 2)
+    assert {row.truth["answer"] for row in first if row.truth["asks"] == "all"} == set(range(1, 10))
+    assert len({row.images[0] for row in first}) == 80
+    with pytest.raises(DataError, match="no room"):
+        drawn_rows({"train": 100}, Drawing(side=56, most=30, overlap=0.0), seed=0)
+
+
+def prepared(tmp_path: Path, source: Path | None = None, **options: Any) -> Prepared:
+    return prep(str(source) if source else None, out=tmp_path / "out", limits=LIMITS, **options)
+
+
+def rows_of(made: Prepared, split: str) -> list[Row]:
+    return list(open_dataset(Data(path=str(made.path))).rows(split))
+
+
+def table(tmp_path: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl", key: str = "image_path") -> Path:
+    """A table of rows, each with an image of its own, unless it names one."""
+    folder = tmp_path / "source"
+    folder.mkdir(exist_ok=True)
+    for number, row in enumerate(rows):
+        if key not in row:
+            image = Image.new("RGB", (60 + number, 50), (number * 7 % 255, number * 31 % 255, 90))
+            (folder / f"{name}{number}.png").write_bytes(encode_png(image))
+            row[key] = f"{name}{number}.png"
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return folder / name
+
+
+def test_a_drawn_dataset_is_sound_and_its_traces_earn_everything(tmp_path: Path) -> None:
+    made = prepared(tmp_path, synthetic=20, side=112, most=4, others=2)
+    assert {split: facts["rows"] for split, facts in made.info["splits"].items()} == {
+        "train": 20,
+        "validation": 20,
+        "test": 40,
+    }
+    assert prepared(tmp_path, synthetic=20, side=112, most=4, others=2).outcome == "up to date"
+    for variant, profile in (("think", "default"), ("direct", "default"), ("think", "rllava")):
+        source = open_source(Data(path=str(made.path), variant=variant), Reward(profile=profile))
+        assert source.task.trace is not None
+        for row in [source.rows[i] for i in range(20)]:
+            (message,) = source.messages(row)
+            assert message.content.count("<image>") == 1 and str(row.columns["problem"]) in message.content
+            text = source.task.trace(row, random.Random(0))
+            assert combine(source.reward(RewardInput(text, row.truth)), source.reward.weights)[0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("row", "question", "answer", "objects"),
+    [
+        ({"problem": "How many items?", "answer": "<answer> 7 </answer>"}, "How many items?", 7, False),
+        ({"problem": "<image>How many\n items?", "answer": "7"}, "How many items?", 7, False),
+        ({"question": "How many items?", "ground_truth": 4}, "How many items?", 4, False),
+        ({"question": "people", "ground_truth": 5}, "How many people are in the image?", 5, True),
+        ({"label": "people", "count": 0}, "How many people are in the image?", 0, False),
+    ],
+    ids=["clevr", "marks", "superclevr", "pixmo in RLLaVA", "pixmo"],
+)
+def test_rows_of_published_tables(
+    tmp_path: Path, row: dict[str, Any], question: str, answer: int, objects: bool
+) -> None:
+    source = table(tmp_path, [dict(row) for _ in range(3)])
+    made = prepared(tmp_path, source, objects=objects, validation_rows=0)
+    (split,) = made.info["splits"]
+    rows = rows_of(made, split)
+    assert [(r.columns["problem"], r.truth["answer"]) for r in rows] == [(question, answer)] * 3
+    assert str(tmp_path) not in (made.path / "dataset.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"ground_truth": 2.5}, "not a whole number"),
+        ({"ground_truth": -1}, "not a whole number"),
+        ({"ground_truth": "many"}, "not a whole number"),
+        ({"ground_truth": None}, "not a whole number"),
+        ({"ground_truth": True}, "not a whole number"),
+        ({"question": "people"}, "--objects"),
+        ({"question": ""}, "not a text"),
+        ({"image_path": "../../x.png"}, "leaves"),
+        ({"image_path": "https://example.org/a.png"}, "URL"),
+        ({"image_path": None}, "no image"),
+    ],
+)
+def test_a_wrong_row_is_an_error_or_is_left_out_on_request(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
+    good = [{"question": "How many?", "ground_truth": n} for n in range(4)]
+    source = table(tmp_path, [*good, {"question": "How many?", "ground_truth": 9, **fields}])
+    with pytest.raises(DataError) as error:
+        prepared(tmp_path, source, validation_rows=0)
+    assert "1 of 5 rows are wrong" in error.value.message and reason in error.value.message
+    assert "rows.jsonl:5" in error.value.message and "--max-bad 0.2" in str(error.value.hint)
+    assert not (tmp_path / "out").exists()
+    made = prepared(tmp_path, source, validation_rows=0, max_bad=0.2)
+    assert len(rows_of(made, next(iter(made.info["splits"])))) == 4
+    (line,) = (made.path / "dropped.jsonl").read_text().splitlines()
+    assert json.loads(line)["origin"] == "rows.jsonl:5" and reason in json.loads(line)["reason"]
+
+
+def test_rows_that_repeat_or_contradict_each_other_are_left_out(tmp_path: Path) -> None:
+    rows = [{"question": "How many?", "ground_truth": 1}, {"question": "How many?", "ground_truth": 2}]
+    source = table(tmp_path, rows)
+    image = rows[0]["image_path"]
+    more = [{"question": "How many?", "ground_truth": n, "image_path": image} for n in (1, 3)]
+    made = prepared(tmp_path, table(tmp_path, [*rows, *more], source.name), validation_rows=0)
+    reasons = [json.loads(line)["reason"] for line in (made.path / "dropped.jsonl").read_text().splitlines()]
+    assert reasons == ["the same row as rows.jsonl:1", "another answer to the image and question of rows.jsonl:1"]
+
+
+def test_validation_rows_share_no_image_with_train_and_another_table_is_the_test(tmp_path: Path) -> None:
+    rows = [{"question": "How many?", "ground_truth": n % 5} for n in range(40)]
+    source = table(tmp_path, rows, "train.jsonl")
+    twice = [{"question": "How many cats?", "ground_truth": 1, "image_path": row["image_path"]} for row in rows]
+    source = table(tmp_path, [*rows, *twice], "train.jsonl")
+    test = table(tmp_path, [{"question": "How many test items?", "ground_truth": 2} for _ in range(3)], "super.jsonl")
+    made = prepared(tmp_path, source, test=str(test), validation_rows=6)
+    assert {split: facts["rows"] for split, facts in made.info["splits"].items()} == {
+        "train": 74,
+        "validation": 6,
+        "test": 3,
+    }
+    images = {split: {row.media[0].sha256 for row in rows_of(made, split)} for split in made.info["splits"]}
+    assert not images["train"] & images["validation"]
+    assert all(row.columns["problem"] == "How many test items?" for row in rows_of(made, "test"))
+
+
+def test_a_table_without_the_columns_says_which_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no column `answer`"):
+        prepared(tmp_path, table(tmp_path, [{"question": "How many?"}]))
+    with pytest.raises(DataError, match="no column `problem` or `label`"):
+        prepared(tmp_path, table(tmp_path, [{"answer": 3}]))
+    with pytest.raises(DataError, match="--asks"):
+        prepared(tmp_path, synthetic=20, asks="size")
+    with pytest.raises(DataError, match="leave one out"):
+        prepared(tmp_path, table(tmp_path, [{"answer": 3}]), synthetic=20)
+
+
+def test_answers_of_cells() -> None:
+    assert [read_truth(cell) for cell in (7, 7.0, "7", " <answer>7</answer> ")] == [7] * 4
+    for cell in ("<answer>7", "7 or 8", float("nan"), float("inf"), 10**9, [7], b"7"):
+        with pytest.raises(DataError):
+            read_truth(cell)
+
+
+def test_the_task_needs_a_prepared_dataset_and_knows_its_truth() -> None:
+    with pytest.raises(DataError, match="vlmrl prep counting table"):
+        make_task("counting", {"style": "own", "path": "table.jsonl"})
+    task = counting_task({})
+    assert task.validate({"answer": 3}) == [] and task.validate({"answer": "3"}) and task.validate({})

@@ -1,0 +1,1 @@
+"""Questions for a number of objects in an image: the task counting."""

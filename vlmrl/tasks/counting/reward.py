@@ -1,0 +1,89 @@
+"""Reward of the task counting: the right whole number, in the only answer of the response."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, find_tags, tagged_text
+from vlmrl.rewards.text_rewards import plain_number
+from vlmrl.types import RewardInput
+
+LARGEST_COUNT = 1_000_000
+UNIT = (0.0, 1.0)
+RANGES = {"accuracy": UNIT, "format": UNIT, "nearness": UNIT}
+WEIGHTS = {"accuracy": 0.9, "format": 0.1}
+"""Weights of the parts. `nearness` counts only where the recipe gives it a weight: a middle number earns some of it."""
+REQUIRED, OPTIONAL = "required", "optional"
+THOUGHTS = (REQUIRED, OPTIONAL)
+
+
+def count(*, thought: str = REQUIRED) -> RewardSpec:
+    """Return a reward with three parts. `accuracy`: 1 for the right number in the only `<answer>`.
+
+    `format`: 1 for a whole response in the form that the prompt asks for, with a number as its answer, right or wrong.
+    `nearness`: 1 for the right number, falling linearly to 0 at a distance of the number itself (at least 1); it has no
+    weight by default.
+
+    Args:
+        thought: whether the form needs a `<think>` thought before the answer: "required" or "optional".
+    """
+    if thought not in THOUGHTS:
+        raise RewardError(f"thought = {thought!r} is unknown", hint=f"one of: {', '.join(THOUGHTS)}")
+    return RewardSpec("count", partial(score_count, thought=thought), RANGES, WEIGHTS, pure=True, accuracy="accuracy")
+
+
+def read_count(response: str) -> tuple[int | None, str]:
+    """Return (the number in the only `<answer>` of a response, ""), or (None, the reason)."""
+    answer, problem = tagged_text(response, "answer")
+    if answer is None:
+        return None, problem
+    number = plain_number(answer)
+    if number is None:
+        return None, "the answer is not one number"
+    if number != int(number) or not 0 <= number <= LARGEST_COUNT:
+        return None, f"the answer is no whole number from 0 to {LARGEST_COUNT:,}"
+    return int(number), ""
+
+
+def true_count(x: RewardInput) -> int:
+    """Return the right number of a row. Raises: RewardError for a row without one."""
+    value = x.truth.get("answer")
+    if type(value) is not int or value < 0:
+        raise RewardError(f"the row's `answer` is {value!r:.60}, not a whole number >= 0")
+    return value
+
+
+def score_count(x: RewardInput, *, thought: str = REQUIRED) -> dict[str, Any]:
+    """Return the parts of a response; see `count`."""
+    truth = true_count(x)
+    answer, problem = read_count(x.response)
+    problem = problem or _form_problem(x, thought)
+    distance = abs(answer - truth) if answer is not None else None
+    return {
+        "accuracy": float(distance == 0),
+        "format": float(not problem),
+        "nearness": max(0.0, 1 - distance / max(1, truth)) if distance is not None else 0.0,
+        "note": problem,
+        "detail": {"answer": answer},
+    }
+
+
+def _form_problem(x: RewardInput, thought: str) -> str:
+    """Return what is wrong with the form of a response that has one answer; "" if nothing is."""
+    if x.finish == "length":
+        return "cut off at the token limit"
+    tags = [(tag.name, tag.closes) for tag in find_tags(x.response, ("think", "answer"))]
+    whole = [("think", False), ("think", True), ("answer", False), ("answer", True)]
+    if tags != whole and not (thought == OPTIONAL and tags == whole[2:]):
+        return "not exactly one thought, then one answer" if thought == REQUIRED else "not exactly one answer"
+    places = find_tags(x.response, ("think", "answer"))
+    edges = [0, *(edge for tag in places for edge in (tag.start, tag.end)), len(x.response)]
+    texts = [x.response[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    if any(text.strip(BLANKS) for text in texts[::2]):
+        return "text outside of the tags"
+    if len(texts) > 3 and not VISIBLE.search(texts[1]):
+        return "an empty thought"
+    return ""

@@ -1,0 +1,250 @@
+"""Rows of a task from tables of others: columns by their usual names, each row checked, wrong rows counted.
+
+A task says which columns it needs and what a row of them means; this module reads the tables, one row at a time, for
+`prepare_own`. Rows that are there twice are left out. If the table has no validation split, some images of `train` are
+cut off for one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from vlmrl.data.cells import image_bytes, read_image, split_images
+from vlmrl.data.columns import Spellings, match_columns
+from vlmrl.data.images import image_hash, probe_image
+from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows, open_row_files, read_piece
+from vlmrl.errors import DataError
+from vlmrl.tasks.dataset_assembly import is_few, leave_out
+from vlmrl.tasks.own_prep import LeftOut, NewRow
+from vlmrl.types import Size, hash64
+from vlmrl.visible import visible
+
+IMAGES = "images"
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+MAX_CUT = 0.1
+"""Largest share of the training images that is cut off for validation."""
+SHOWN_BAD = 5
+Cells = Mapping[str, Any]
+"""Role -> cell of a row, without the roles that the table has no column for."""
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """Form of a task's rows in tables of others.
+
+    Args:
+        spellings: role -> names of columns that are recognised; the role `images` is one of them.
+        required: roles without which a table cannot be read; of several in one tuple, one is enough.
+        read: (cells, size of the image in pixels) -> (truth, columns for the prompt). Raises: DataError that says what
+            is wrong with the row.
+        help: the columns in words, for messages.
+    """
+
+    spellings: Spellings
+    required: Sequence[tuple[str, ...]]
+    read: Callable[[Cells, Size], tuple[Mapping[str, Any], Mapping[str, Any]]]
+    help: str
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """Tables that become a dataset.
+
+    Args:
+        source: as `locate_rows` takes it.
+        test: table whose rows become the test split; None = the source has its own, or there is none.
+        images_root: folder that image paths start from; None = the folder of the table.
+        validation_rows: rows of `train` that become the validation split if the source has none; 0 = none.
+        seed: of that choice.
+        max_bad: largest share of rows of a split that may be left out because something is wrong with them.
+    """
+
+    source: str
+    test: str | None = None
+    images_root: Path | None = None
+    validation_rows: int = 0
+    seed: int = 0
+    max_bad: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Open table: its pieces, and the column of each role."""
+
+    files: RowFiles
+    columns: Mapping[str, str]
+
+
+@dataclass
+class _Seen:
+    """Rows of a split that were read: what each shows -> (its answer, its place)."""
+
+    rows: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+
+def read_tables(tables: TableSource, form: RowForm) -> dict[str, Iterable[NewRow | LeftOut]]:
+    """Return split -> the rows of the tables, which are read when they are iterated over.
+
+    Raises: DataError for a table that cannot be read, or lacks a column. The iterators raise it for too many wrong
+        rows.
+    """
+    work = TemporaryDirectory(prefix="vlmrl-prep-")
+    reader = _Reader(tables, form, work)
+    main = reader.open(tables.source, "source")
+    splits = {split: (main, _pieces(main, split)) for split in main.files.splits}
+    if tables.test is not None:
+        other = reader.open(tables.test, "test")
+        names = list(other.files.splits)
+        if len(names) > 1 and TEST not in names:
+            hint = f"choose one: {tables.test}@{names[0]}"
+            raise DataError(f"the table has the splits {', '.join(names)}, and no `test`", where=tables.test, hint=hint)
+        splits[TEST] = (other, _pieces(other, TEST if len(names) > 1 else names[0]))
+    named: dict[str, Iterable[NewRow | LeftOut]] = {
+        split: reader.rows(table, pieces) for split, (table, pieces) in splits.items()
+    }
+    if VALIDATION in named or TRAIN not in named or not tables.validation_rows:
+        return named
+    table, pieces = splits[TRAIN]
+    cut = reader.choose_images(table, pieces)
+    if not cut:
+        return named
+    own = {TRAIN: reader.rows(table, pieces, without=cut), VALIDATION: reader.rows(table, pieces, only=cut)}
+    return {**own, **{split: rows for split, rows in named.items() if split != TRAIN}}
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reader of open tables.
+
+    Args:
+        work: folder for the parts of text tables; it lives as long as the reader.
+    """
+
+    tables: TableSource
+    form: RowForm
+    work: TemporaryDirectory[str]
+
+    def open(self, name: str, folder_name: str) -> _Table:
+        folder = Path(self.work.name) / folder_name
+        folder.mkdir()
+        files = open_row_files(locate_rows(name, self.tables.images_root), folder)
+        columns = match_columns(self.form.spellings, files.columns)
+        for roles in self.form.required:
+            if not columns.keys() & set(roles):
+                names = " or ".join(f"`{self.form.spellings[role][0]}`" for role in roles)
+                known = ", ".join(files.columns)
+                raise DataError(f"no column {names}; the table {files.label} has: {known}", hint=self.form.help)
+        return _Table(files, columns)
+
+    def choose_images(self, table: _Table, pieces: Sequence[TablePiece]) -> frozenset[int]:
+        """Return the images that are cut off for validation, as hashes; empty if every image would be too many."""
+        rows_of: dict[int, int] = {}
+        for _, cells, _ in _cells(table, pieces):
+            key = _image_key(table, cells)
+            if key is not None:
+                rows_of[key] = rows_of.get(key, 0) + 1
+        keys = sorted(rows_of)
+        random.Random(hash64("validation", str(self.tables.seed))).shuffle(keys)
+        cut, num_rows = set[int](), 0
+        for key in keys[: int(MAX_CUT * len(keys))]:
+            if num_rows >= self.tables.validation_rows:
+                break
+            cut.add(key)
+            num_rows += rows_of[key]
+        return frozenset(cut)
+
+    def rows(
+        self,
+        table: _Table,
+        pieces: Sequence[TablePiece],
+        *,
+        only: frozenset[int] | None = None,
+        without: frozenset[int] = frozenset(),
+    ) -> Iterator[NewRow | LeftOut]:
+        """Yield the rows of a split.
+
+        Args:
+            only, without: images of the rows that are read, or not read.
+        Raises: DataError at the end if too many rows are wrong.
+        """
+        seen, bad, total = _Seen(), list[LeftOut](), 0
+        for where, cells, root in _cells(table, pieces):
+            try:
+                data = _only_image(cells, root)
+                key = _key_of(data)
+                if (only is not None and key not in only) or key in without:
+                    continue
+            except DataError as error:
+                if only is None:  # a row without an image belongs to train
+                    total += 1
+                    bad.append(LeftOut(where, error.message))
+                    yield bad[-1]
+                continue
+            total += 1
+            try:
+                media, _ = probe_image(data)
+                truth, columns = self.form.read(cells, (media.width, media.height))
+            except DataError as error:
+                bad.append(LeftOut(where, error.message))
+                yield bad[-1]
+                continue
+            reason = _repeats(seen, hash64(key, repr(sorted(columns.items()))), hash64(repr(truth)), where)
+            yield LeftOut(where, reason) if reason else NewRow(truth, [data], columns, origin=where)
+        if not is_few(len(bad), total, self.tables.max_bad):
+            raise _too_many(bad, total, self.tables.max_bad)
+
+
+def _pieces(table: _Table, split: str) -> list[TablePiece]:
+    return [piece for piece in table.files.pieces if piece.split == split]
+
+
+def _cells(table: _Table, pieces: Sequence[TablePiece]) -> Iterator[tuple[str, Cells, Path | None]]:
+    """Yield place, cells by their roles, and folder of image paths of each row."""
+    for piece in pieces:
+        for index, row in enumerate(read_piece(piece, list(table.columns.values()))):
+            yield (
+                table.files.where(piece, index),
+                {role: row.get(column) for role, column in table.columns.items()},
+                table.files.root,
+            )
+
+
+def _only_image(cells: Cells, root: Path | None) -> bytes:
+    values = split_images(cells.get(IMAGES))
+    if len(values) != 1:
+        raise DataError("no image" if not values else f"{len(values)} images, where one is expected")
+    return image_bytes(read_image(values[0], root, ""), "")
+
+
+def _image_key(table: _Table, cells: Cells) -> int | None:
+    try:
+        return _key_of(_only_image(cells, table.files.root))
+    except DataError:
+        return None  # `rows` reports it
+
+
+def _key_of(data: bytes) -> int:
+    return int(image_hash(data)[:16], 16)
+
+
+def _repeats(seen: _Seen, shown: int, answer: int, where: str) -> str:
+    """Return why a row is left out: another one shows the same; "" if none does."""
+    if shown not in seen.rows:
+        seen.rows[shown] = (answer, where)
+        return ""
+    other, place = seen.rows[shown]
+    return f"the same row as {place}" if other == answer else f"another answer to the image and question of {place}"
+
+
+def _too_many(bad: Sequence[LeftOut], total: int, max_bad: float) -> DataError:
+    lines = "".join(f"\n  {one.origin}: {visible(one.reason)}" for one in bad[:SHOWN_BAD])
+    more = f"\n  ... and {len(bad) - SHOWN_BAD:,} more" if len(bad) > SHOWN_BAD else ""
+    return DataError(
+        f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}; nothing was written:{lines}{more}",
+        hint=f"mend the rows, or {leave_out(len(bad), total)}",
+    )
