@@ -31,7 +31,45 @@ def count_inputs() -> Iterator[Input]:
     yield given(frames[0].format("4"), {"answer": 4}, "length")
 
 
+BOX = {"box": [100.0, 200.0, 400.0, 600.0], "space": "thousand", "width": 640, "height": 480}
+IN_PIXELS = {"box": [64.0, 96.0, 256.0, 288.0], "space": "pixels", "width": 640, "height": 480}
+
+
+def box_inputs() -> Iterator[Input]:
+    answers = (
+        "[100, 200, 400, 600]", "(100,200),(400,600)", "[0.1, 0.2, 0.4, 0.6]", "[64, 96, 256, 288]",
+        "[400, 600, 100, 200]", "[100, 200, 300, 600]", "[200, 300, 500, 700]", "[0, 0, 1000, 1000]", "[5, 5, 5, 5]",
+        "[-9, -9, 9999, 9999]", "[3000, 3000, 4000, 4000]", "[nan, 0, 1, 1]", "[1, 2, 3]", "there", "",
+        "[100, 200, 400, 600] [0, 0, 9, 9]", '{"bbox_2d": [100, 200, 400, 600], "label": "a"}',
+        "<box>100 200 400 600</box>", "<loc0205><loc0102><loc0614><loc0410>", "[" * 300,
+    )  # fmt: skip
+    frames = (
+        "<think>a</think><answer>{}</answer>", "<answer>{}</answer>", "{}", "<think>{}</think><answer>no</answer>",
+        "<think>a</think>{}", "<|box_start|>{}<|box_end|>", "<think>a</think><answer>{}</answer> end",
+    )  # fmt: skip
+    for answer in answers:
+        for frame in frames:
+            yield given(frame.format(answer), BOX)
+        yield given(frames[0].format(answer), IN_PIXELS)
+        yield {**given(frames[0].format(answer), IN_PIXELS), "seen_sizes": [[320, 240]]}
+    for change in ({"box": None}, {"box": [1, 2, 1, 4]}, {"space": "seen"}, {"width": 0}):
+        yield given(frames[0].format(answers[0]), {**BOX, **change})
+    yield given(frames[0].format(answers[0]), BOX, "length")
+
+
 TASK_CASES: dict[str, tuple[list[dict[str, Any]], list[Input]]] = {
     "count": ([{}, {"thought": "optional"}], list(count_inputs())),
     "rllava_count": ([{}, {"format_weight": 0.25}], list(count_inputs())),
+    "box_iou": (
+        [
+            {"space": "thousand"},
+            {"space": "pixels", "thought": "optional"},
+            {"space": "seen"},
+            {"space": "unit", "place": "response", "power": 2.0},
+            {"space": "loc", "least": 0.5},
+            {"space": "thousand", "order": "xywh"},
+        ],
+        list(box_inputs()),
+    ),
+    "rllava_box": ([{}, {"format_weight": 0.25}], list(box_inputs())),
 }

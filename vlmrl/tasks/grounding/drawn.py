@@ -1,0 +1,163 @@
+"""Drawn rows for grounding: expressions that describe exactly one shape of a scene, with its exact box."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from vlmrl.data.images import encode_png, image_hash
+from vlmrl.errors import DataError
+from vlmrl.rewards.boxes.overlap import centre
+from vlmrl.rewards.boxes.planes import Point
+from vlmrl.tasks.drawn_scene import COLOURS, KINDS, Look, Scene, Shape, lay_out, paint
+from vlmrl.tasks.own_prep import NewRow
+from vlmrl.types import hash64
+
+LOOKS = tuple(Look(kind, colour) for kind in KINDS for colour in COLOURS)
+SIZES = (0.12, 0.32)
+LARGER = 1.25
+"""Least ratio of the widths of the largest and the next shape, so that nobody has to measure."""
+APART = 0.1
+"""Least distance of centres that decide a question, as a share of the image's width."""
+MOST_TRIES = 500
+"""Largest number of scenes for one row: those in which no expression describes exactly one shape are thrown away."""
+Chosen = tuple[Shape, str]
+"""Shape that is described, and the expression."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Settings of drawn rows.
+
+    Args:
+        side: width and height of the images in pixels.
+        others: largest number of shapes beside those that the expression needs.
+        asks: kinds of expressions, from `ASKS`, which take turns.
+    """
+
+    side: int = 336
+    others: int = 3
+    asks: tuple[str, ...] = ()
+
+
+def drawn_rows(counts: Mapping[str, int], drawing: Drawing, seed: int) -> dict[str, list[NewRow]]:
+    """Return split -> drawn rows; no image is there twice. Raises: DataError if the shapes do not fit."""
+    images: set[str] = set()
+    return {
+        split: [_row(split, number, drawing, seed, images) for number in range(num_rows)]
+        for split, num_rows in counts.items()
+    }
+
+
+def _row(split: str, number: int, drawing: Drawing, seed: int, images: set[str]) -> NewRow:
+    kinds = drawing.asks or tuple(ASKS)
+    asks = kinds[number % len(kinds)]
+    for attempt in range(MOST_TRIES):
+        rng = random.Random(hash64("grounding", str(seed), split, str(number), str(attempt)))
+        looks = rng.sample(LOOKS, rng.randint(2, 2 + drawing.others))
+        looks += [looks[0]] * (0 if asks == "look" else rng.randint(1, 2))
+        rng.shuffle(looks)
+        scene = lay_out(rng, looks, drawing.side, sizes=SIZES)
+        if scene is None or (chosen := ASKS[asks](scene, rng)) is None:
+            continue
+        image = encode_png(paint(scene))
+        if (sha256 := image_hash(image)) in images:
+            continue
+        images.add(sha256)
+        shape, expression = chosen
+        truth = {
+            "box": [float(number) for number in shape.box],
+            "space": "pixels",
+            "width": scene.side,
+            "height": scene.side,
+            "asks": asks,
+        }
+        return NewRow(truth, [image], {"expression": expression}, origin=f"drawn {split} {number}")
+    raise DataError(
+        f"{MOST_TRIES} drawings of {drawing.side} pixels gave no expression of the kind `{asks}`",
+        hint="lower --others, or raise --side",
+    )
+
+
+def _by_look(scene: Scene, rng: random.Random) -> Chosen | None:
+    """Choose a shape that alone has its look: "the red square"."""
+    single = [shape for shape in scene.shapes if len(_alike(scene, shape.look)) == 1]
+    if not single:
+        return None
+    shape = rng.choice(single)
+    return shape, f"the {_name(shape.look)}"
+
+
+def _by_size(scene: Scene, rng: random.Random) -> Chosen | None:
+    """Choose the largest or the smallest of several shapes of one look: "the largest red square"."""
+    alike = _several(scene)
+    word, sign = rng.choice((("largest", -1), ("smallest", 1)))
+    ordered = sorted(alike, key=lambda shape: sign * _width(shape))
+    if len(ordered) < 2:
+        return None
+    first, second = sorted((_width(ordered[0]), _width(ordered[1])))
+    return (ordered[0], f"the {word} {_name(ordered[0].look)}") if second >= LARGER * first else None
+
+
+def _by_side(scene: Scene, rng: random.Random) -> Chosen | None:
+    """Choose the outermost of several shapes of one look: "the leftmost red square"."""
+    word, along = rng.choice(SIDES)
+    ordered = sorted(_several(scene), key=lambda shape: along(centre(shape.box)))
+    if len(ordered) < 2:
+        return None
+    gap = along(centre(ordered[1].box)) - along(centre(ordered[0].box))
+    return (ordered[0], f"the {word} {_name(ordered[0].look)}") if gap >= APART * scene.side else None
+
+
+def _by_relation(scene: Scene, rng: random.Random) -> Chosen | None:
+    """Choose one of several shapes of one look by its place beside another shape, whose look no other shape has."""
+    alike = _several(scene)
+    anchors = [shape for shape in scene.shapes if len(_alike(scene, shape.look)) == 1]
+    if not alike or not anchors:
+        return None
+    anchor = rng.choice(anchors)
+    words, along = rng.choice(RELATIONS)
+    margins = [along(centre(anchor.box)) - along(centre(shape.box)) for shape in alike]
+    beside = [shape for shape, margin in zip(alike, margins, strict=True) if margin > 0]
+    if len(beside) != 1 or min(map(abs, margins)) < APART * scene.side:
+        return None
+    return beside[0], f"the {_name(beside[0].look)} {words} the {_name(anchor.look)}"
+
+
+SIDES: tuple[tuple[str, Callable[[Point], float]], ...] = (
+    ("leftmost", lambda point: point.x),
+    ("rightmost", lambda point: -point.x),
+    ("topmost", lambda point: point.y),
+    ("bottommost", lambda point: -point.y),
+)
+RELATIONS: tuple[tuple[str, Callable[[Point], float]], ...] = (
+    ("to the left of", lambda point: point.x),
+    ("to the right of", lambda point: -point.x),
+    ("above", lambda point: point.y),
+    ("below", lambda point: -point.y),
+)
+ASKS: Mapping[str, Callable[[Scene, random.Random], Chosen | None]] = {
+    "look": _by_look,
+    "size": _by_size,
+    "side": _by_side,
+    "relation": _by_relation,
+}
+"""Kind of expression -> function that chooses a shape of a scene which such an expression describes exactly."""
+
+
+def _alike(scene: Scene, look: Look) -> list[Shape]:
+    return [shape for shape in scene.shapes if shape.look == look]
+
+
+def _several(scene: Scene) -> Sequence[Shape]:
+    """Return the shapes of the only look that several shapes have; none if there is no such look."""
+    return next((alike for shape in scene.shapes if len(alike := _alike(scene, shape.look)) > 1), [])
+
+
+def _width(shape: Shape) -> float:
+    return shape.box.x2 - shape.box.x1
+
+
+def _name(look: Look) -> str:
+    return f"{look.colour} {look.kind}"

@@ -1,0 +1,171 @@
+"""Reward of the task grounding: the overlap of the only box of the answer with the true box."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.boxes.overlap import centre, iou, is_inside
+from vlmrl.rewards.boxes.planes import Box, Plane, answer_plane, check_space, convert, plane_of
+from vlmrl.rewards.boxes.reading import Order, check_order, only_box, read_boxes
+from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, find_tags, tagged_text
+from vlmrl.tasks.grounding.truth import size_of, true_box
+from vlmrl.types import RewardInput
+
+UNIT = (0.0, 1.0)
+RANGES = {"iou": UNIT, "format": UNIT, "accuracy": UNIT, "centre": UNIT}
+WEIGHTS = {"iou": 0.9, "format": 0.1}
+RIGHT = 0.5
+"""Least IoU of a right answer."""
+REQUIRED, OPTIONAL = "required", "optional"
+THOUGHTS = (REQUIRED, OPTIONAL)
+PLACES = ("answer", "response")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Declarations on how a box is read and what it earns.
+
+    Args:
+        space, order: see `vlmrl.rewards.boxes`.
+        place: "answer": the only `<answer>`; "response": everything after the thought, for models that write no tags.
+        thought: whether the form needs a `<think>` thought: "required" or "optional".
+        least: IoU below which the part `iou` is 0, in [0, 1].
+        power: exponent of the IoU, in (0, 10]; above 1, good boxes earn more and a box of the whole image less.
+    """
+
+    space: str
+    order: str = "xyxy"
+    place: str = "answer"
+    thought: str = REQUIRED
+    least: float = 0.0
+    power: float = 1.0
+
+    def check(self) -> Settings:
+        """Return the settings. Raises: RewardError for a value that is not allowed."""
+        check_space(self.space)
+        check_order(self.order)
+        for name, value, known in (("thought", self.thought, THOUGHTS), ("place", self.place, PLACES)):
+            if value not in known:
+                raise RewardError(f"{name} = {value!r} is unknown", hint=f"one of: {', '.join(known)}")
+        if not (isinstance(self.least, (int, float)) and 0 <= self.least <= 1):
+            raise RewardError(f"least = {self.least!r} is not a number from 0 to 1")
+        if not (isinstance(self.power, (int, float)) and 0 < self.power <= 10):
+            raise RewardError(f"power = {self.power!r} is not a number above 0, up to 10")
+        return self
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Box of a response, beside the true one.
+
+    Args:
+        box, truth: in pixels of the image for which the truth was made, `plane`; no box was read if it is None.
+        note: reason why no box was read, or what was mended.
+    """
+
+    plane: Plane
+    truth: Box
+    box: Box | None
+    note: str = ""
+
+    @property
+    def iou(self) -> float:
+        return iou(self.box, self.truth) if self.box is not None else 0.0
+
+    @property
+    def is_centred(self) -> bool:
+        """Whether the centre of the box is in the true box."""
+        return self.box is not None and is_inside(centre(self.box), self.truth)
+
+
+def box_iou(
+    *,
+    space: str,
+    order: str = "xyxy",
+    place: str = "answer",
+    thought: str = REQUIRED,
+    least: float = 0.0,
+    power: float = 1.0,
+) -> RewardSpec:
+    """Return a reward. Part `iou`: intersection over union of the only box with the true box, to a power.
+
+    `format`: 1 for a whole response in the form that the prompt asks for, with one box within the image, right or
+    wrong. Reported: `accuracy`, 1 for an IoU of at least 0.5; `centre`, 1 if the box's centre is in the true box.
+
+    Args:
+        space: coordinate space of the answer: pixels, seen, thousand, unit or loc. It is never found out from numbers.
+        order: order of four numbers: xyxy, yxyx or xywh.
+        place: where the box is: "answer" (the only `<answer>`) or "response" (after the thought).
+        thought: whether the form needs a thought: "required" or "optional".
+        least: IoU below which `iou` is 0.
+        power: exponent of the IoU.
+    Raises: RewardError for an unknown value.
+    """
+    settings = Settings(space, order, place, thought, least, power).check()
+    return RewardSpec("box_iou", partial(score_box, settings=settings), RANGES, WEIGHTS, pure=True, accuracy="accuracy")
+
+
+def score_box(x: RewardInput, *, settings: Settings) -> dict[str, Any]:
+    """Return the parts of a response; see `box_iou`. Raises: RewardError for a row without a true box."""
+    answer = read_answer(x, settings)
+    overlap = answer.iou
+    problem = answer.note if answer.box is None else _form_problem(x, settings)
+    return {
+        "iou": overlap**settings.power if overlap >= settings.least else 0.0,
+        "format": float(not problem),
+        "accuracy": float(overlap >= RIGHT),
+        "centre": float(answer.is_centred),
+        "note": problem or answer.note,
+        "detail": {"box": None if answer.box is None else [round(n, 3) for n in answer.box], "iou": round(overlap, 6)},
+    }
+
+
+def read_answer(x: RewardInput, settings: Settings) -> Answer:
+    """Return the answer of a response. Raises: RewardError for a row without a true box, or an unknown seen size."""
+    truth_plane, truth = true_box(x.truth)
+    pixels = plane_of("pixels", size_of(x.truth))
+    truth = convert(truth, truth_plane, pixels)
+    text, problem = _place_of_box(x.response, settings.place)
+    if text is None:
+        return Answer(pixels, truth, None, problem)
+    plane = answer_plane(x, check_space(settings.space), size_of(x.truth))
+    order: Order = check_order(settings.order)
+    read, problem = only_box(read_boxes(text, plane, order=order))
+    if read is None:
+        return Answer(pixels, truth, None, problem)
+    return Answer(pixels, truth, convert(read.shape, plane, pixels), ", ".join(read.notes))
+
+
+def _place_of_box(response: str, place: str) -> tuple[str | None, str]:
+    if place == "answer":
+        return tagged_text(response, "answer")
+    tags = find_tags(response, ("think",))
+    if not tags:
+        return response, ""
+    if [tag.closes for tag in tags] != [False, True]:
+        return None, "not exactly one closed <think> tag"
+    return response[tags[1].end :], ""
+
+
+def _form_problem(x: RewardInput, settings: Settings) -> str:
+    """Return what is wrong with the form of a response that has one box; "" if nothing is."""
+    if x.finish == "length":
+        return "cut off at the token limit"
+    names = ("think", "answer") if settings.place == "answer" else ("think",)
+    tags = find_tags(x.response, names)
+    order = [(tag.name, tag.closes) for tag in tags]
+    whole = [(name, closes) for name in names for closes in (False, True)]
+    if order != whole and not (settings.thought == OPTIONAL and order == whole[2:]):
+        return "not exactly one thought, then one answer"
+    edges = [0, *(edge for tag in tags for edge in (tag.start, tag.end)), len(x.response)]
+    texts = [x.response[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    outside = texts[::2] if settings.place == "answer" else texts[:1] if tags else []
+    if any(text.strip(BLANKS) for text in outside):
+        return "text outside of the tags"
+    if order == whole and not VISIBLE.search(x.response[tags[0].end : tags[1].start]):
+        return "an empty thought"
+    return ""

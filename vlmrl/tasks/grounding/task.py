@@ -1,0 +1,115 @@
+"""The task grounding: prompts, truth, reward, measures.
+
+The variant of the task is the coordinate space of its answers. The prompt asks for it, the reward reads it, and nothing
+is concluded from the size of the numbers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+from vlmrl.errors import DataError
+from vlmrl.metric import SHARE, Metric
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.boxes.planes import SPACES, Space, answer_plane, check_space, convert
+from vlmrl.rewards.boxes.writing import FORMS, write_box
+from vlmrl.tasks.base import Measure, Outcome, Task
+from vlmrl.tasks.grounding.play import box_kind
+from vlmrl.tasks.grounding.reward import OPTIONAL, REQUIRED, RIGHT, Settings, read_answer
+from vlmrl.tasks.grounding.truth import size_of, true_box, truth_problems
+from vlmrl.types import RewardInput, Row, Score
+
+NAME = "grounding"
+SUMMARY = "the region that a text describes, as one box (made by `vlmrl prep grounding`)"
+DIRECT = "_direct"
+"""End of the names of variants that ask for a box without a thought."""
+VARIANTS: tuple[str, ...] = (*SPACES, *(f"{space}{DIRECT}" for space in SPACES))
+MAIN = "thousand"
+THRESHOLDS = (0.1, 0.3, 0.5, 0.75, 0.95)
+
+
+def space_of(variant: str) -> Space:
+    """Return the coordinate space of a variant."""
+    return check_space(variant.removesuffix(DIRECT))
+
+
+def grounding_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
+    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
+
+    Raises: DataError when the dataset is a table that was not prepared.
+    """
+    if "style" in info:
+        raise DataError(
+            f"task `{NAME}` needs a prepared dataset, not a table",
+            hint=f"make one: `vlmrl prep {NAME} {info.get('path', 'SOURCE')}`",
+        )
+    chosen = variant or MAIN
+    space = space_of(chosen)
+    thought = OPTIONAL if chosen.endswith(DIRECT) else REQUIRED
+    settings = Settings(space, thought=thought)
+    template = "direct.jinja" if chosen.endswith(DIRECT) else "think.jinja"
+    return Task(
+        name=NAME,
+        summary=SUMMARY,
+        template=files("vlmrl.tasks.grounding").joinpath(template).read_text(encoding="utf-8"),
+        template_file=f"tasks/grounding/{template}",
+        variables={"form": FORMS[space]},
+        validate=truth_problems,
+        profiles={"default": ("box_iou", {"space": space, "thought": thought}), "rllava": ("rllava_box", {})},
+        outcome=partial(measure, settings),
+        outcome_as=partial(measure_as, settings),
+        metrics={
+            "iou": Metric("higher", SHARE),
+            "centre_accuracy": Metric("higher", SHARE),
+            **{f"acc@{threshold:g}": Metric("higher", SHARE) for threshold in THRESHOLDS},
+        },
+        by=("asks",),
+        trace=None if space == "seen" else partial(write_trace, settings),
+        kind=box_kind(settings),
+        variant=chosen,
+        variants=VARIANTS,
+    )
+
+
+def measure_as(settings: Settings, spec: RewardSpec | None) -> Measure:
+    """Return `measure` for responses that a reward has scored: it reads the box where this reward reads it."""
+    args = spec.args if spec is not None and spec.name == "box_iou" else {}
+    names = ("space", "order", "place")
+    read = {name: str(args[name]) for name in names if name in args}
+    return partial(measure, Settings(**{"space": settings.space, "thought": settings.thought, **read}))
+
+
+def measure(settings: Settings, x: RewardInput, score: Score) -> Outcome:
+    """Return the measures of one answer.
+
+    Returns: accuracy (IoU of at least 0.5), iou, acc@0.1 to acc@0.95 (IoU of at least that), centre_accuracy (the
+        centre of the box is in the true box), parse_failure. An answer without a box has an IoU of 0.
+    """
+    if not x.truth:
+        return dict.fromkeys(_NAMES)
+    answer = read_answer(x, settings)
+    return {
+        "accuracy": float(answer.iou >= RIGHT),
+        "iou": answer.iou,
+        **{f"acc@{threshold:g}": float(answer.iou >= threshold) for threshold in THRESHOLDS},
+        "centre_accuracy": float(answer.is_centred),
+        "parse_failure": float(answer.box is None),
+    }
+
+
+_NAMES = ("accuracy", "iou", *(f"acc@{threshold:g}" for threshold in THRESHOLDS), "centre_accuracy", "parse_failure")
+
+
+def write_trace(settings: Settings, row: Row, rng: random.Random) -> str:
+    """Return a right response in the form of the variant.
+
+    In the space `seen` there are no traces: a row does not say at which size the model will see its image.
+    """
+    plane, box = true_box(row.truth)
+    target = answer_plane(RewardInput("", media=row.media), check_space(settings.space), size_of(row.truth))
+    answer = f"<answer>{write_box(convert(box, plane, target), target)}</answer>"
+    return answer if settings.thought == OPTIONAL else f"<think>I see it.</think>{answer}"
