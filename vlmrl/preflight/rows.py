@@ -6,12 +6,12 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.dataset import content_hash
-from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError, listed
+from vlmrl.errors import Problem, ProblemsError, RewardError, RewardUnavailable, VlmrlError, listed
 from vlmrl.metric import metric_facts
 from vlmrl.preflight.prompts import PromptScan, examples, named
 from vlmrl.recipe.load import LoadedRecipe
@@ -321,7 +321,9 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFact
         facts.empty = fmean(score.value for score in scores)
     except VlmrlError as error:
         named = [("reward", "weights", name) for name in source.weights if f"part `{name}`" in error.message]
-        facts.problems += problems_in(error, loaded.where(*named) if named else where)
+        found = problems_in(error, loaded.where(*named) if named else where)
+        waits = isinstance(error, RewardUnavailable) and loaded.recipe.reward.outage == "wait"
+        facts.problems += [replace(p, level="warning") for p in found] if waits else found
         return facts
     if facts.correct is not None and facts.empty is not None and facts.correct <= facts.empty:
         message = (

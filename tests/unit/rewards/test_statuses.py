@@ -143,6 +143,7 @@ def test_a_grader_that_never_answered_hangs_by_itself(scorer, tmp_path):
 @pytest.mark.slow
 def test_a_run_of_lost_rows_ends_the_call_unless_it_has_a_price(scorer, tmp_path, monkeypatch):
     monkeypatch.setattr("vlmrl.rewards.scorer.LOST_IN_A_ROW", 2)
+    monkeypatch.setattr("vlmrl.rewards.second_tries.LOST_IN_A_ROW", 2)
     rows = [RewardInput(t) for t in ("fine", "exit", "exit", "fine")]
     with scorer(hangs(tmp_path)) as s:
         scores = s.score(rows)
@@ -151,8 +152,14 @@ def test_a_run_of_lost_rows_ends_the_call_unless_it_has_a_price(scorer, tmp_path
     assert [score.value for score in strict] == [0.25, 2.0]
     with scorer(hangs(tmp_path)) as s:
         scores = s.score(rows[1:])
-    assert [score.status for score in scores] == ["failed"] * 3, "a grader that never answered hangs by itself"
-    assert "not scored" in (scores[-1].error or "")
+    assert [score.value for score in scores] == [0.25, 0.25, 2.0], "the first calls of all hang: the rule is off, too"
+    with scorer(hangs(tmp_path)) as s:
+        scores = s.score(rows[1:3] * 2)
+    assert [score.status for score in scores] == ["failed"] * 4, "a grader that never answered hangs by itself"
+    with scorer(hangs(tmp_path, "")) as s:
+        scores = s.score(rows[1:])
+    assert [score.status for score in scores] == ["failed"] * 3
+    assert scores[-1].error == "not scored: the worker had been lost 2 times in a row"
 
 
 def test_in_a_batch_the_row_that_kills_it_alone_too_has_the_price(scorer):

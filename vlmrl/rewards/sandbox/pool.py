@@ -103,6 +103,12 @@ class WorkerPool:
         self._inputs |= inputs
         self._feed()
 
+    def hold(self) -> list[Place]:
+        """Remove the inputs that no worker has yet from the queue, and return them."""
+        places = [place for batch in self._queue for place in batch]
+        self._queue.clear()
+        return places
+
     def advance(self, seconds: float | None = None) -> list[tuple[Place, Outcome]]:
         """Wait until something happens, at most `seconds` (None = until then), and return the outcomes that follow.
 
