@@ -28,16 +28,12 @@ from vlmrl.rewards.sandbox.frames import CONTRACT, UNAVAILABLE
 from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, as_error
 from vlmrl.rewards.sandbox.pool import WorkerPool
 from vlmrl.rewards.sandbox.results import artifact_files, read_artifacts
-from vlmrl.rewards.scoring_call import Call, Scored, is_lost
+from vlmrl.rewards.scoring_call import Call, Scored, is_lost, requests_of
 from vlmrl.rewards.second_tries import LOST_IN_A_ROW, is_bug, settle
 from vlmrl.types import INAPPLICABLE, Media, RewardInput, Score
 from vlmrl.visible import encodable
 
 NOTHING: Mapping[str, Any] = {}
-CHUNK = 32
-"""Maximum number of inputs in one request to a worker."""
-CHUNK_WITH_IMAGES = 4
-"""The same if each input carries its images: a megapixel is three megabytes."""
 MESSAGE_SECONDS = 0.05
 """Additional time in which `collect` listens while a message is being sent or received, in seconds."""
 
@@ -214,9 +210,7 @@ class Scorer:
 
     def _send(self, pool: WorkerPool, call: Call, places: Sequence[Place]) -> None:
         """Queue requests for inputs that are scored one by one; all workers share them."""
-        most = CHUNK_WITH_IMAGES if self.spec.needs_images else CHUNK
-        size = max(1, min(most, -(-len(places) // pool.size)))
-        pool.add([places[i : i + size] for i in range(0, len(places), size)], call.inputs)
+        pool.add(requests_of(places, call.inputs, pool.size), call.inputs)
 
     def _score_all_here(self, call: Call, places: Sequence[Place]) -> None:
         """Score inputs in this process. A bug ends a strict call."""

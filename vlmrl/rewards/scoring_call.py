@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vlmrl.rewards.file_limit import LEFT_OUT, FileLimit
@@ -12,6 +12,10 @@ from vlmrl.types import RewardInput, Score
 
 EARNED = "alone too: it earns `on_timeout`"
 """End of the note of a score that is `on_timeout`."""
+CHUNK = 32
+"""Maximum number of inputs in one request to a worker."""
+IMAGE_SETS = 4
+"""Maximum number of different sets of images in one request to a worker: a megapixel is three megabytes."""
 Scored = tuple[Score | Failure, float]
 """Score or failure of an input, and the seconds that the function took."""
 
@@ -151,6 +155,21 @@ class Call:
             elif isinstance(score := self.here[dropped][0], Score):
                 note = "; ".join(filter(None, (score.note, LEFT_OUT)))
                 self.here[dropped] = replace(score, note=note, artifacts={}, files={}), self.here[dropped][1]
+
+
+def requests_of(places: Sequence[Place], inputs: Mapping[Place, RewardInput], workers: int) -> list[list[Place]]:
+    """Return the inputs of each request, so that all workers share them. Responses to one prompt share their images."""
+    size = max(1, min(CHUNK, -(-len(places) // workers)))
+    requests: list[list[Place]] = [[]]
+    sets: set[tuple[int, ...]] = set()
+    for place in places:
+        images = tuple(map(id, inputs[place].images))
+        if len(requests[-1]) == size or (images and images not in sets and len(sets) == IMAGE_SETS):
+            requests.append([])
+            sets = set()
+        requests[-1].append(place)
+        sets |= {images} if images else set()
+    return requests
 
 
 def is_lost(outcome: Outcome) -> bool:

@@ -76,7 +76,7 @@ class Scoring:
         name, row = rollout.prompt.source.name, rollout.prompt.row.prompt_id
         self._rollouts[index] = rollout
         self._sources[name] = self.scorers[name]
-        inputs = [_reward_input(rollout, k) for k in range(len(rollout.samples))]
+        inputs = _reward_inputs(rollout)
         rows = [f"{name} row {row} sample {k}" for k in range(len(inputs))]
         self.scorers[name].submit(index, inputs, strict=self.strict, rows=rows, on_outage=self.on_outage)
 
@@ -213,18 +213,23 @@ def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
     )
 
 
-def _reward_input(rollout: Rollout, index: int) -> RewardInput:
-    prompt, sample = rollout.prompt, rollout.samples[index]
-    base = prompt.source.reward_input(
-        prompt.row, sample.text, sample.finish, sample.num_sampled_tokens, prompt.encoded.text
-    )
-    return replace(
-        base,
-        token_ids=sample.token_ids or None,
-        step=sample.version,
-        prompt_id=prompt.row.prompt_id,
-        sample=index,
-        media=prompt.row.media,
-        seen_sizes=prompt.encoded.image_sizes,
-        turns=sample.turns,
-    )
+def _reward_inputs(rollout: Rollout) -> list[RewardInput]:
+    """Return the input of the reward for each sample. All have the same images, which are decoded once."""
+    prompt, samples = rollout.prompt, rollout.samples
+    base = prompt.source.reward_input(prompt.row, "", "stop", 0, prompt.encoded.text)
+    return [
+        replace(
+            base,
+            response=sample.text,
+            finish=sample.finish,
+            num_tokens=sample.num_sampled_tokens,
+            token_ids=sample.token_ids or None,
+            step=sample.version,
+            prompt_id=prompt.row.prompt_id,
+            sample=index,
+            media=prompt.row.media,
+            seen_sizes=prompt.encoded.image_sizes,
+            turns=sample.turns,
+        )
+        for index, sample in enumerate(samples)
+    ]
