@@ -162,7 +162,7 @@ def test_a_reward_of_this_process_is_asked_again_too():
 
 @pytest.mark.parametrize("on_outage", ["wait", "mask"])
 def test_an_outage_in_the_middle_of_a_second_try(scorer, tmp_path, on_outage):
-    """The bomb has ended its worker once. Alone, the service is down: it waits or is masked, and earns nothing for that."""
+    """The bomb has ended its worker once. Alone, the service is down: it waits or is masked, and earns nothing."""
     (tmp_path / "down").touch()
     with scorer(SERVICE + "\nON_TIMEOUT = {'reward': -1.0}\n") as s:
         s.submit(0, group("a", "bomb"), on_outage=on_outage)
