@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import time
+import zlib
 from pathlib import Path
 
 import pytest
+from command_line import own_process, settings, started
+from judge_service import Judge
 from small_runs import Ears, assert_same_run, begin, events, finite, go_on, make_place, rollouts, train
 
 from vlmrl.errors import RewardUnavailable, exit_of
 from vlmrl.rewards import outage
+from vlmrl.store.open_run import open_run
 
 pytestmark = pytest.mark.slow
 STEPS = """
@@ -96,8 +102,6 @@ def test_a_run_that_stops_goes_on_at_that_step_with_the_same_tokens(place, whole
     assert exit_of(caught.value)[0] == 75 and "--resume" in str(caught.value.hint)
     (folder,) = tmp_path.glob("*/checkpoints")
     assert [checkpoint.name for checkpoint in folder.iterdir()] == ["step-000001"]
-    from vlmrl.store.open_run import open_run
-
     run = open_run(tmp_path, folder.parent.name)
     assert list(run.rollout_files()) == [0] and run.status == "failed"
     (place / "down").unlink()
@@ -142,3 +146,80 @@ def test_masked_samples_are_left_out_of_the_advantages(place, tmp_path):
         first, down, last = group.samples
         assert down.masked and down.advantage == 0.0 and not first.masked
         assert first.advantage == pytest.approx(-last.advantage)  # of the two that have a score
+
+
+BOMBS = """
+import os
+import zlib
+ON_TIMEOUT = {{"length": -1.0}}
+def score(x):
+    kind = zlib.crc32(x.response.encode()) % 9
+    if {armed} and kind == 0:
+        os._exit(3)
+    if {armed} and kind == 1:
+        return {{"length": float(len(bytearray(1 << 40)))}}
+    return {{"length": len(set(x.response)) / 40}}
+"""
+
+
+def test_bombs_among_good_responses_earn_on_timeout_and_change_no_other(place, tmp_path):
+    scores = {}
+    for armed in (False, True):
+        (place / "bombs.py").write_text(BOMBS.format(armed=armed))
+        settings = (f'reward.name="{place}/bombs.py:score"', "train.steps=1", "rollout.prompts_per_step=12")
+        run, status = begin(place, tmp_path / str(armed), *settings, "eval.every_steps=0")
+        assert status == "done"
+        scores[armed] = [(s.text, s.score) for group in run.read_rollouts(0) for s in group.samples]
+    bombs = 0
+    for (text, score), (same, plain) in zip(scores[True], scores[False], strict=True):
+        assert text == same and score.status == plain.status == "ok"
+        kind = zlib.crc32(text.encode()) % 9
+        if kind > 1:
+            assert score == plain
+        else:
+            bombs += 1
+            why = ("exit code 3", "MemoryError")[kind]
+            assert score.value == -1.0 and why in score.note and score.note.endswith("it earns `on_timeout`")
+    assert bombs >= 3 and run.metrics("train")[0]["reward/timeouts"] == bombs
+
+
+def test_two_processes_wait_for_a_service_that_is_killed_and_started_again(place, tmp_path):
+    """The whole command, with a real service."""
+    (tmp_path / "runs").mkdir()
+    with Judge() as judge:
+        judge.write_reward(tmp_path / "judge.py")
+        words = ("train", place / "rl.toml", "--gpus", "2", "--runs", "runs")
+        more = settings('reward.name="judge.py:score"', "train.steps=8", "eval.every_steps=0")
+        command = started(*words, *more, cwd=tmp_path, stdout=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 120
+            while not list(tmp_path.glob("runs/*/rollouts/*")) and time.monotonic() < deadline:
+                assert command.poll() is None, command.communicate()
+                time.sleep(0.02)
+            judge.kill()
+            log = awaited_text(tmp_path, "waiting for a service", command)
+            assert "the judge does not answer" in log
+            watched = own_process("runs", "show", "last", "--runs", "runs", "--json", cwd=tmp_path)
+            assert watched.json["status"] == "running"
+            judge.start()
+            _, err = command.communicate(timeout=180)
+        finally:
+            command.kill()
+    assert command.returncode == 0 and "answers again" in err
+    run = open_run(tmp_path / "runs", "last")
+    samples = [s for step in run.rollout_files() for group in run.read_rollouts(step) for s in group.samples]
+    assert len(samples) == 8 * 9 and all(s.score.status == "ok" and s.score.value >= 0.25 for s in samples)
+    assert [line["step"] for line in run.metrics("train")] == list(range(8))
+    assert sum(line.get("reward/outage_seconds", 0.0) for line in run.metrics("train")) > 0
+
+
+def awaited_text(folder: Path, text: str, command: subprocess.Popen[str]) -> str:
+    """The log of the first process, once it has the text."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        for log in folder.glob("runs/*/logs/attempt-*/rank-0.log"):
+            if text in (content := log.read_text()):
+                return content
+        assert command.poll() is None, command.communicate()
+        time.sleep(0.05)
+    raise AssertionError(f"the run never wrote: {text}")

@@ -10,7 +10,7 @@ from typing import Literal
 from vlmrl.rewards.sandbox.outcomes import Place
 
 OnOutage = Literal["raise", "mask", "wait"]
-"""What a call of a scorer does when a service is down. raise = it is like a bug: a strict call raises. mask = the input
+"""Action of a scorer's call when a service is down. raise = it is like a bug: a strict call raises. mask = the input
 has no score, and its status is "unavailable". wait = the call stays open, and the input is asked again."""
 FIRST_SECONDS, MOST_SECONDS = 1.0, 30.0
 """Pause before the first new try, and the longest pause. It doubles with every try that gets no answer."""

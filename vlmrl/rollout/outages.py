@@ -35,7 +35,7 @@ class StepLeftError(Exception):
 
 @dataclass
 class Outages:
-    """What happens when a service is down while responses are scored.
+    """Rule of a run, or of an evaluation, for outages of the services that its rewards need.
 
     Args:
         action: wait = ask the missing samples again; mask = they have no score; stop = the work ends.
@@ -98,11 +98,11 @@ class Outages:
             states = self.world.gather((scoring.is_open, scoring.missing()))
             if not any(is_open for is_open, _ in states):
                 break
-            found = [missing for _, missing in states if missing is not None]
-            if found and not outage:
+            waiting = [missing for _, missing in states if missing is not None]
+            if waiting and not outage:
                 outage, begin = True, time.monotonic()
-            if found:
-                self._look_at(found)
+            if waiting:
+                self._look_at(waiting)
             rank_process.phase(WAITS)  # the watch of the ranks sees that this one is alive
             scoring.advance(TICK_SECONDS)
         if outage:
@@ -112,11 +112,11 @@ class Outages:
             self.say("the service answers again, and all samples are scored")
             self.note(ANSWERS, {"waited": round(self.seconds, 1)})
 
-    def _look_at(self, found: Sequence[Missing]) -> None:
-        """Tell the user about an outage. Raise if the wait must end; `found` is the same on all ranks."""
-        worst = max(found, key=lambda missing: missing.silent_seconds)
-        number = sum(missing.number for missing in found)
-        self._tell(Missing(number, worst.reason, min(m.since for m in found), worst.silent_seconds))
+    def _look_at(self, waiting: Sequence[Missing]) -> None:
+        """Tell the user about an outage. Raise if the wait must end; `waiting` is the same on all ranks."""
+        worst = max(waiting, key=lambda missing: missing.silent_seconds)
+        number = sum(missing.number for missing in waiting)
+        self._tell(Missing(number, worst.reason, min(m.since for m in waiting), worst.silent_seconds))
         if (reason := self.stop_reason()) is not None:
             raise StepLeftError(reason)
         if worst.silent_seconds > 60 * self.minutes:

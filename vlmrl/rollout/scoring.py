@@ -216,7 +216,12 @@ def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
 def _reward_inputs(rollout: Rollout) -> list[RewardInput]:
     """Return the input of the reward for each sample. All have the same images, which are decoded once."""
     prompt, samples = rollout.prompt, rollout.samples
-    base = prompt.source.reward_input(prompt.row, "", "stop", 0, prompt.encoded.text)
+    if not samples:
+        return []
+    first = samples[0]
+    base = prompt.source.reward_input(
+        prompt.row, first.text, first.finish, first.num_sampled_tokens, prompt.encoded.text
+    )
     return [
         replace(
             base,
