@@ -1,4 +1,4 @@
-"""Protocol of a rollout engine, and the one function that decides when a response ends."""
+"""Protocol of a rollout engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vlmrl.data.encode import EncodedPrompt
-from vlmrl.types import Finish, Sample, SamplingParams
+from vlmrl.types import Sample, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -92,18 +92,3 @@ class Generator(Protocol):
     def close(self) -> None:
         """Free everything. The engine cannot be used afterwards."""
         ...
-
-
-def finish_reason(
-    token_ids: Sequence[int], params: SamplingParams, decode: Callable[[Sequence[int]], str]
-) -> Finish | None:
-    """Return why a response ends after these tokens, or None if it goes on.
-
-    Both engines use this function, so they stop at the same token. A stop token or a stop string has priority over the
-    limit when both happen at the same token.
-    """
-    if token_ids and token_ids[-1] in params.stop_ids:
-        return "stop"
-    if params.stop and token_ids and any(s in decode(token_ids) for s in params.stop):
-        return "stop"
-    return "length" if len(token_ids) >= params.max_new_tokens else None
