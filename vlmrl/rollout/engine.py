@@ -28,11 +28,14 @@ class Generator(Protocol):
         copies_weights: whether it has its own copy of the weights, which a sync could get wrong.
         works_alone: whether it goes on generating between two polls, on GPUs that the trainer does not use. Requests
             may then be submitted before an update and polled after it.
+        max_open: number of responses that it generates at the same time, if several ranks have such an engine each:
+            prompts that would wait in one engine can then be taken by another. None = a fixed deal.
     """
 
     version: int
     copies_weights: bool
     works_alone: bool
+    max_open: int | None = None
 
     def round(self, progress: Callable[[int], Any] | None = None) -> AbstractContextManager[Any]:
         """Context manager: inside, requests can be submitted and polled. On exit, requests that are left are dropped.

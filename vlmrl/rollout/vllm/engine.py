@@ -63,7 +63,7 @@ class VllmEngine(Generator):
     """Engine that generates with vLLM and its own copy of a policy's weights. Unusable before the first `load_weights`.
 
     Several processes with a sharded policy have one engine each. They create them at the same time, and call
-    `load_weights` together; each generates for itself.
+    `load_weights` together. They generate independently; `Deal` lets them take prompts from each other.
 
     Args:
         weights: source of the copy. With an adapter the base is copied once, at the start, then only the adapter.
@@ -72,7 +72,7 @@ class VllmEngine(Generator):
     Raises: EngineError when vllm cannot be imported, cannot generate for the model, or does not start.
     """
 
-    copies_weights, works_alone = True, False
+    copies_weights, works_alone, max_open = True, False, MAX_SEQUENCES
 
     def __init__(
         self, weights: WeightSource, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
