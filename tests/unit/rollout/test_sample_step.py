@@ -57,10 +57,12 @@ class Echo:
 class Judge:
     """A scorer that remembers what it was given; fails on the inputs it is told to."""
 
+    missing, outage = 0, None
+
     def __init__(self, value: float, error: str | None = None) -> None:
         self.value, self.error, self.seen, self.rows, self.groups = value, error, [], [], {}
 
-    def submit(self, key, inputs, *, strict: bool, rows=()) -> None:
+    def submit(self, key, inputs, *, strict: bool, rows=(), on_outage: str) -> None:
         self.seen += list(inputs)
         self.rows += rows
         self.strict, self.groups = strict, {**self.groups, key: len(inputs)}
