@@ -97,23 +97,25 @@ def join_world(device: str, timeout_seconds: float = 1800.0) -> Iterator[World]:
         return
     import torch
     import torch.distributed as dist
+    from torch.distributed import PrefixStore, rendezvous  # pyright: ignore[reportPrivateImportUsage]
 
     rank, timeout = int(os.environ["RANK"]), timedelta(seconds=timeout_seconds)
-    store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))
+    store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
     store.set_timeout(timeout)
     world = World(
         rank,
         size,
         int(os.environ.get("LOCAL_RANK", rank)),
         int(os.environ.get("LOCAL_WORLD_SIZE", size)),
-        store=dist.PrefixStore("vlmrl", store),
+        store=PrefixStore("vlmrl", store),
     )
     backend = "gloo"
     if device != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(world.local_rank)
         backend = "cpu:gloo,cuda:nccl"
-    group_store = dist.PrefixStore("default_pg", store)
-    dist.init_process_group(backend, store=group_store, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group(
+        backend, store=PrefixStore("default_pg", store), rank=rank, world_size=size, timeout=timeout
+    )
     yield world
     # Not after an error: the other ranks would fail before this rank has reported its own error.
     dist.destroy_process_group()
