@@ -110,6 +110,21 @@ def test_a_run_that_stops_goes_on_at_that_step_with_the_same_tokens(place, whole
     assert_same_run(run, whole)
 
 
+def test_a_run_that_cannot_even_validate_its_start_goes_on_there(place, tmp_path):
+    settings = ("eval.at_start=true", "train.steps=2")
+    whole = train(place, tmp_path / "whole", *settings)
+    ears = Switch(place, -1, then=lambda: None)
+    ears.down.write_text("all")
+    with pytest.raises(RewardUnavailable):
+        begin(place, tmp_path / "runs", *settings, "reward.outage=stop", ears=ears)
+    run = open_run(tmp_path / "runs", "last")
+    assert [checkpoint.name for checkpoint in run.checkpoint_dirs()] == ["step-000000"]
+    ears.down.unlink()
+    run, status = go_on(run)
+    assert status == "done"
+    assert_same_run(run, whole)
+
+
 @pytest.mark.parametrize("after", [0, 1])
 def test_ctrl_c_ends_a_wait_and_the_run_goes_on_at_that_step(place, whole, tmp_path, after):
     """The second is a wait within a validation: it is made after the resume."""
