@@ -104,6 +104,8 @@ def test_inputs_that_no_worker_has_are_held_back_when_many_got_no_answer(scorer,
         s.collect()
         assert sum(asked(tmp_path).values()) <= 16 and s.missing == 100
         s.submit(1, group("aaa"), on_outage="wait")
+        s.collect(0.0)
+        assert asked(tmp_path)["aaa"] == 0, "a group that comes later waits, too"
         scores = finished(s, (tmp_path / "down").unlink)
     assert len(scores[0]) == 100 and scores[1][0].value == 3.0 and all(x.status == "ok" for x in scores[0])
 
