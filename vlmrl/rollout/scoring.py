@@ -58,7 +58,8 @@ class Scoring:
         on_outage: OnOutage = "raise",
         seen: Callable[[Missing], None] = lambda missing: None,
     ) -> None:
-        self.scorers, self.strict, self.on_outage, self._seen = scorers, strict, on_outage, seen
+        self.scorers, self.strict, self._seen = scorers, strict, seen
+        self.on_outage: OnOutage = on_outage
         self._rollouts: dict[int, Rollout] = {}
         self._sources: dict[str, Scorer] = {}
         self._scores: dict[int, list[Score]] = {}
