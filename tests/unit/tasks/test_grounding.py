@@ -354,3 +354,22 @@ def test_options_that_cannot_be_used(tmp_path: Path) -> None:
 def test_a_stored_image_that_was_shrunk_keeps_its_truth() -> None:
     x = RewardInput(GOOD.format("[32, 24, 96, 72]"), TRUTH, media=(Media("a", 320, 240),))
     assert dict(box_iou(space="pixels").fn(x))["iou"] == pytest.approx(1.0)  # type: ignore[arg-type]
+
+
+def test_the_picture_of_a_score_has_both_boxes_where_they_were_read() -> None:
+    spec = load_reward("box_iou", args={"space": "thousand", "overlay": True})
+    assert spec.needs_images
+    image = Image.new("RGB", (1280, 960), "white")  # the truth is of 640 x 480; the picture has 512 x 384
+    x = RewardInput(GOOD.format("[500, 500, 750, 750]"), TRUTH, images=[image], media=(Media("a", 1280, 960),))
+    result: Any = spec.fn(x)
+    pixels = np.asarray(result.artifacts["boxes"])
+    assert pixels.shape == (384, 512, 3)
+    for colour, box in (((0, 170, 60), (51, 38, 154, 115)), ((230, 0, 200), (256, 192, 384, 288))):
+        rows, columns = np.nonzero((pixels == colour).all(axis=2))
+        assert (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1) == pytest.approx(box, abs=1)
+    assert result.parts["iou"] == 0.0 and image.size == (1280, 960)
+    nothing: Any = spec.fn(RewardInput("", TRUTH, images=[image]))
+    assert (np.asarray(nothing.artifacts["boxes"]) != (230, 0, 200)).any(axis=2).all()
+    assert dict(spec.fn(RewardInput("", TRUTH)).parts)["iou"] == 0.0  # type: ignore[union-attr]
+    with pytest.raises(RewardError, match="overlay"):
+        box_iou(space="unit", overlay=1)  # type: ignore[arg-type]

@@ -8,12 +8,13 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.boxes.drawing import ANSWER_COLOUR, TRUTH_COLOUR, draw_boxes
 from vlmrl.rewards.boxes.overlap import centre, iou, is_inside
 from vlmrl.rewards.boxes.planes import Box, Plane, answer_plane, check_space, convert, plane_of
 from vlmrl.rewards.boxes.reading import Order, check_order, only_box, read_boxes
 from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, find_tags, tagged_text
 from vlmrl.tasks.grounding.truth import size_of, true_box
-from vlmrl.types import RewardInput
+from vlmrl.types import RewardInput, RewardResult
 
 UNIT = (0.0, 1.0)
 RANGES = {"iou": UNIT, "format": UNIT, "accuracy": UNIT, "centre": UNIT}
@@ -90,6 +91,7 @@ def box_iou(
     thought: str = REQUIRED,
     least: float = 0.0,
     power: float = 1.0,
+    overlay: bool = False,
 ) -> RewardSpec:
     """Return a reward. Part `iou`: intersection over union of the only box with the true box, to a power.
 
@@ -103,10 +105,14 @@ def box_iou(
         thought: whether the form needs a thought: "required" or "optional".
         least: IoU below which `iou` is 0.
         power: exponent of the IoU.
+        overlay: whether the score has the artifact `boxes`: the image with the true and the answered box.
     Raises: RewardError for an unknown value.
     """
     settings = Settings(space, order, place, thought, least, power).check()
-    return RewardSpec("box_iou", partial(score_box, settings=settings), RANGES, WEIGHTS, pure=True, accuracy="accuracy")
+    if type(overlay) is not bool:
+        raise RewardError(f"overlay = {overlay!r} is neither true nor false")
+    score = partial(draw_score if overlay else score_box, settings=settings)
+    return RewardSpec("box_iou", score, RANGES, WEIGHTS, pure=True, needs_images=overlay, accuracy="accuracy")
 
 
 def score_box(x: RewardInput, *, settings: Settings) -> dict[str, Any]:
@@ -122,6 +128,15 @@ def score_box(x: RewardInput, *, settings: Settings) -> dict[str, Any]:
         "note": problem or answer.note,
         "detail": {"box": None if answer.box is None else [round(n, 3) for n in answer.box], "iou": round(overlap, 6)},
     }
+
+
+def draw_score(x: RewardInput, *, settings: Settings) -> RewardResult:
+    """Return the parts of a response, and a picture of both boxes if the image is there; see `box_iou`."""
+    parts, answer = score_box(x, settings=settings), read_answer(x, settings)
+    if not x.images:
+        return RewardResult(parts)
+    shapes = [(answer.truth, TRUTH_COLOUR), *([(answer.box, ANSWER_COLOUR)] if answer.box is not None else [])]
+    return RewardResult(parts, artifacts={"boxes": draw_boxes(x.images[0], answer.plane, shapes)})
 
 
 def read_answer(x: RewardInput, settings: Settings) -> Answer:
