@@ -192,7 +192,7 @@ class Scorer:
 
     def _listen(self, pool: WorkerPool, call: Call, timeout: float | None) -> None:
         """Take the workers' outcomes: all of them, or those of the next `timeout` seconds."""
-        if timeout is None and pool.runs.batched:
+        if timeout is None and pool.runs.batched and not call.is_whole:
             pool.add([sorted(call.inputs)], call.inputs)
         end = None if timeout is None else time.monotonic() + timeout
         while pool.pending and not call.stopped:
@@ -224,12 +224,16 @@ class Scorer:
         self.seconds = [call.scores[place][1] for place in sorted(call.scores)]
         self.images_left_out = sum(score.note.endswith(LEFT_OUT) for score in scores)
         if call.strict and scores:
-            if all(score.error is not None for score in scores):
-                failure = Failure(CONTRACT, f"it returned None for all {len(scores)} responses of a call")
-                raise as_error(failure, self.spec.name, call.rows[min(call.scores)])
-            self.check_weights(scores)
+            self._check_call(call, scores)
         self._call = None
         return [(key, self._scores(call, key)) for key in call.groups if key not in call.returned]
+
+    def _check_call(self, call: Call, scores: Sequence[Score]) -> None:
+        """Check all scores of a strict call. Raises: RewardError if there is none, or as `check_weights`."""
+        if all(score.error is not None for score in scores):
+            failure = Failure(CONTRACT, f"it returned None for all {len(scores)} responses of a call")
+            raise as_error(failure, self.spec.name, call.rows[min(call.scores)])
+        self.check_weights(scores)
 
     def _scores(self, call: Call, key: int) -> list[Score]:
         """Return the final scores of a group."""

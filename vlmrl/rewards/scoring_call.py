@@ -28,6 +28,7 @@ class Call:
         here: results of a built-in reward, which this process computes.
         scores: final scores.
         returned: keys of the groups that the caller has.
+        is_whole: whether a function that gets lists has been given all groups.
         stopped: whether the inputs without an outcome will not be scored.
         lost_in_a_row: number of newest outcomes that are lost workers.
     """
@@ -41,6 +42,7 @@ class Call:
     here: dict[Place, Scored] = field(default_factory=dict)
     scores: dict[Place, tuple[Score, float]] = field(default_factory=dict)
     returned: set[int] = field(default_factory=set)
+    is_whole: bool = False
     stopped: bool = False
     lost_in_a_row: int = 0
 

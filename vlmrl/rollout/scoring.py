@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, requests_for, rollouts_of
 from vlmrl.types import Group, RewardInput, Sample, SamplingParams, Score, ScoredSample, Trajectory
@@ -28,10 +28,10 @@ class Scoring:
         strict: a bug in a reward stops the run and names the row, instead of masking the sample.
     """
 
-    def __init__(self, scorers: Mapping[str, Scorer], *, strict: bool) -> None:
+    def __init__(self, scorers: Mapping[str, RewardScorer], *, strict: bool) -> None:
         self.scorers, self.strict = scorers, strict
         self._rollouts: dict[int, Rollout] = {}
-        self._sources: dict[str, Scorer] = {}
+        self._sources: dict[str, RewardScorer] = {}
         self._scores: dict[int, list[Score]] = {}
 
     def __enter__(self) -> Scoring:
@@ -131,7 +131,7 @@ def sample_scored(
     return time.perf_counter() - start
 
 
-def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *, strict: bool) -> list[Group]:
+def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, RewardScorer], *, strict: bool) -> list[Group]:
     """Score all responses, each source with its own reward: see `Scoring`."""
     with Scoring(scorers, strict=strict) as scoring:
         scoring.submit_all(rollouts)
