@@ -195,16 +195,15 @@ def is_open(gate: str, parts: Mapping[str, float | None]) -> bool:
     return value is not None and value > 0
 
 
-def in_order(members: Sequence[Member]) -> list[Member]:
-    """Return the members with the reward of every gate before the rewards that it opens."""
-    ordered: list[Member] = []
+def stages(members: Sequence[Member]) -> list[list[Member]]:
+    """Return the members in stages: the reward of a gate stands in an earlier stage than the rewards that it opens."""
+    result: list[list[Member]] = []
     waiting = list(members)
     while waiting:
-        placed = {m.label for m in ordered}
-        ready = [m for m in waiting if m.gate is None or label_of(m.gate) in placed]
-        ordered += ready
-        waiting = [m for m in waiting if m not in ready]
-    return ordered
+        labels = {m.label for m in waiting}
+        result.append([m for m in waiting if m.gate is None or label_of(m.gate) not in labels])
+        waiting = [m for m in waiting if m not in result[-1]]
+    return result
 
 
 def total(members: Sequence[Member], weights: Mapping[str, float], scores: Mapping[str, Score | None]) -> Score:

@@ -9,9 +9,10 @@ from types import TracebackType
 
 from vlmrl.errors import RewardError, listed
 from vlmrl.rewards.base import RewardSpec, check_weight_sizes
+from vlmrl.rewards.outage import OnOutage, Outage
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rewards.scoring_call import Call
-from vlmrl.rewards.several import Member, check_gate, in_order, is_open, label_of, total
+from vlmrl.rewards.several import Member, check_gate, is_open, label_of, stages, total
 from vlmrl.types import INAPPLICABLE, RewardInput, Score
 
 LISTEN_SECONDS = 0.02
@@ -37,8 +38,8 @@ class MemberScorer(Scorer):
     def no_more(self) -> None:
         """Call a function that gets lists now: no more groups will come."""
         call, pool = self._call, self._pool
-        if call is not None and pool is not None and pool.runs.batched:
-            call.is_whole = True
+        if call is not None and pool is not None and pool.runs.batched and not call.batch_sent:
+            call.batch_sent = True
             pool.add([sorted(call.inputs)], call.inputs)
 
     def listen(self, timeout: float) -> bool:
@@ -49,7 +50,7 @@ class MemberScorer(Scorer):
         call, pool = self._call, self._pool
         if call is None or pool is None:
             return False
-        self._listen(pool, call, timeout)
+        self._listen(call, timeout)
         return pool.pending and not call.stopped
 
     def _check_call(self, call: Call, scores: Sequence[Score]) -> None:
@@ -63,6 +64,7 @@ class SeveralCall:
 
     Args:
         strict: whether a failure raises.
+        on_outage: what the call does when a service is down.
         inputs, rows: what to score, and its names in messages, by the group's key.
         places: label -> key -> positions of the inputs in the group that the reward scores; no key = not decided yet.
         scores: label -> key -> position -> score of the reward.
@@ -70,6 +72,7 @@ class SeveralCall:
     """
 
     strict: bool
+    on_outage: OnOutage = "raise"
     inputs: dict[int, Sequence[RewardInput]] = field(default_factory=dict)
     rows: dict[int, Sequence[str]] = field(default_factory=dict)
     places: dict[str, dict[int, list[int]]] = field(default_factory=dict)
@@ -116,7 +119,8 @@ class SeveralScorer:
         self.failures = 0
         self.seconds: list[float] = []
         self.images_left_out = 0
-        self._members = in_order(spec.members)
+        self._stages = stages(spec.members)
+        self._members = [member for stage in self._stages for member in stage]
         self._known = {m.label: set(m.declared) for m in self._members}
         self._call: SeveralCall | None = None
         self._stack = ExitStack()
@@ -157,12 +161,39 @@ class SeveralScorer:
         self.submit(0, inputs, strict=strict, rows=rows)
         return self.collect()[0][1]
 
+    @property
+    def is_open(self) -> bool:
+        """Whether groups were submitted and their call has not ended."""
+        return self._call is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether inputs of the open call are being scored, or wait for a service."""
+        return any(scorer.is_busy for scorer in self._scorers.values())
+
+    @property
+    def outage(self) -> Outage | None:
+        """The outage that has been silent for the longest time, of those for which inputs of the open call wait."""
+        outages = [scorer.outage for scorer in self._scorers.values()]
+        return max((o for o in outages if o is not None), key=lambda o: o.silent_seconds, default=None)
+
+    @property
+    def missing(self) -> int:
+        """Number of inputs of the open call that wait for a service of any reward, or are being asked again."""
+        return sum(scorer.missing for scorer in self._scorers.values())
+
     def submit(
-        self, key: int, inputs: Sequence[RewardInput], *, strict: bool = False, rows: Sequence[str] | None = None
+        self,
+        key: int,
+        inputs: Sequence[RewardInput],
+        *,
+        strict: bool = False,
+        rows: Sequence[str] | None = None,
+        on_outage: OnOutage = "raise",
     ) -> None:
         """Begin to score a group with the rewards that have no gate; see `Scorer.submit`."""
         if self._call is None:
-            self._call = SeveralCall(strict)
+            self._call = SeveralCall(strict, on_outage)
             self._call.places = {label: {} for label in self._scorers}
             self._call.scores = {label: {} for label in self._scorers}
         call = self._call
@@ -204,8 +235,13 @@ class SeveralScorer:
         call.places[member.label][key] = places
         if places:
             inputs, rows = call.inputs[key], call.rows[key]
-            names = [rows[k] for k in places]
-            self._scorers[member.label].submit(key, [inputs[k] for k in places], strict=call.strict, rows=names)
+            self._scorers[member.label].submit(
+                key,
+                [inputs[k] for k in places],
+                strict=call.strict,
+                rows=[rows[k] for k in places],
+                on_outage=call.on_outage,
+            )
 
     def _take(self, call: SeveralCall, member: Member, timeout: float | None) -> None:
         """Take the scores of a reward that are final; None = all."""
@@ -235,22 +271,24 @@ class SeveralScorer:
             self._ask(call, member, key, open_places)
 
     def _end(self, call: SeveralCall) -> list[tuple[int, list[Score]]]:
-        """Wait for all scores, end the call, and return all groups that were not returned yet."""
-        waiting = list(self._members)
-        while waiting:
-            labels = {m.label for m in waiting}
-            placed = [m for m in waiting if m.gate is None or label_of(m.gate) not in labels]
-            for member in placed:
+        """Wait for all scores, and return the groups that are final. The call ends unless inputs wait for a service."""
+        waits: set[str] = set()  # rewards that wait for a service, and those whose gate they open
+        for stage in self._stages:
+            ready = [m for m in stage if m.gate is None or label_of(m.gate) not in waits]
+            for member in stage:
                 self._open_gates(call, member)
+            for member in ready:
                 self._scorers[member.label].no_more()
             # Each pool is served in turn, so that the workers of all rewards have work until the last response.
-            busy = [m.label for m in placed]
+            busy = [m.label for m in ready]
             while busy:
                 busy = [label for label in busy if self._scorers[label].listen(LISTEN_SECONDS)]
-            for member in placed:
-                self._take(call, member, None)
-            waiting = [m for m in waiting if m not in placed]
+            for member in stage:
+                self._take(call, member, None if member in ready else 0.0)
+            waits |= {m.label for m in stage if m not in ready or self._scorers[m.label].is_open}
         totals = self._totals(call)
+        if waits:
+            return totals
         self._check(call)
         self.seconds = self._added_seconds(call)
         self.images_left_out = sum(scorer.images_left_out for scorer in self._asked(call).values())
@@ -288,6 +326,7 @@ class SeveralScorer:
         scores = [score for of_group in call.totals.values() for score in of_group]
         accuracy = self.spec.accuracy
         known = {*self.spec.ranges, *(name for score in scores for name in score.parts)}
+        scores = [score for score in scores if score.status != "unavailable"]
         if not call.strict or not scores:
             return
         if all(score.error == INAPPLICABLE for score in scores):

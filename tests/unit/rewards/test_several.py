@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmrl.errors import RewardError
-from vlmrl.rewards import load_recorded, load_reward, name_accuracy, reward_record
+from vlmrl.errors import RewardError, RewardUnavailable
+from vlmrl.rewards import load_recorded, load_reward, name_accuracy, outage, reward_record
 from vlmrl.rewards.accuracy_part import accuracy_part, accuracy_parts, other_choices
 from vlmrl.rewards.base import RewardSpec, value_bounds
 from vlmrl.rewards.identity import identity_of
@@ -24,9 +24,9 @@ from vlmrl.rewards.several import (
     compose,
     declared_parts,
     faults,
-    in_order,
     possible_values,
     score_of,
+    stages,
     total,
     weights_of_parts,
 )
@@ -142,7 +142,7 @@ def test_gates_in_a_row_each_open_the_next():
         fixed("b", lambda x: float("b" in x.response), gate="a"),
         fixed("a", lambda x: float("a" in x.response)),
     ]
-    assert [m.label for m in in_order(members)] == ["a", "b", "c"]
+    assert [[m.label for m in stage] for stage in stages(members)] == [["a"], ["b"], ["c"]]
     scores = scored(members, "", "a", "ab", "b")
     assert [s.value for s in scores] == [0.0, 1.0, 3.0, 0.0]
     assert scores[0].parts == {"c.gate": 0.0, "b.gate": 0.0, "a": 0.0}
@@ -424,3 +424,40 @@ def test_mayes_rule_as_a_list_of_rewards(x: RewardInput, expected: float):
     with open_scorer(compose(members)) as scorer:
         (score,) = scorer.score([x])
     assert score.value == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_outage_of_one_reward_is_waited_for_and_the_others_are_asked_once(monkeypatch):
+    monkeypatch.setattr(outage, "FIRST_SECONDS", 0.01)
+    asked: list[str] = []
+
+    def service(label: str, down: int) -> Callable[[RewardInput], Any]:
+        def score(x: RewardInput) -> Any:
+            asked.append(label)
+            if asked.count(label) <= down:
+                raise RewardUnavailable(f"{label} is down")
+            return 1.0
+
+        return score
+
+    members = [
+        fixed("judge", service("judge", 2), gate="grade", weight=10.0),
+        fixed("grade", service("grade", 3)),
+        fixed("sure", service("sure", 0), weight=100.0),
+    ]
+    with open_scorer(compose(members)) as scorer:
+        for key in (1, 0):
+            scorer.submit(key, [RewardInput("a"), RewardInput("b")], strict=True, on_outage="wait")
+        assert scorer.missing == 3 and "grade is down" in scorer.outage.reason
+        scores = dict(scorer.collect())
+        assert scorer.is_open and scores == {} and "judge" not in asked  # no group has all its grades
+        while scorer.is_open:
+            scores |= dict(scorer.collect(0.05 if scorer.is_busy else None))
+        assert {key: [s.value for s in group] for key, group in scores.items()} == {0: [111.0] * 2, 1: [111.0] * 2}
+        assert asked.count("sure") == 4 and scorer.missing == 0 and scorer.outage is None and len(scorer.seconds) == 4
+        asked.clear()
+        scorer.submit(0, [RewardInput("a")], strict=True, on_outage="mask")
+        ((_, (score,)),) = scorer.collect()
+        assert score.status == "unavailable" and "grade is down" in str(score.error) and "judge" not in asked
+        with pytest.raises(RewardUnavailable):
+            scorer.score([RewardInput("a")], strict=True)
+        assert not scorer.is_open
