@@ -9,7 +9,7 @@ from typing import Any
 from vlmrl.data.dataset_visit import RowLabels
 from vlmrl.rewards.boxes.planes import Box, Plane, answer_plane, check_space, convert, plane_of
 from vlmrl.rewards.boxes.writing import write_box
-from vlmrl.tasks.attack import Attack, Play, Stage, says, void_attacks
+from vlmrl.tasks.attack import Attack, Make, Play, Stage, says, void_attacks
 from vlmrl.tasks.grounding.reward import OPTIONAL, Settings
 from vlmrl.tasks.grounding.truth import size_of, true_box
 from vlmrl.tasks.truth_kinds import RowKind, Truth
@@ -66,7 +66,7 @@ def _attacks(settings: Settings) -> list[Attack]:
     form = partial(_form, settings)
     right, wrong = partial(_right, settings), partial(_wrong, settings)
 
-    def trick(name: str, idea: str, kind: Any, make: Callable[[RewardInput], str]) -> Attack:
+    def trick(name: str, idea: str, kind: Any, make: Make) -> Attack:
         return Attack(name, idea, kind, make)
 
     def grid(x: RewardInput) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -78,9 +79,8 @@ def grounding_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
 def measure_as(settings: Settings, spec: RewardSpec | None) -> Measure:
     """Return `measure` for responses that a reward has scored: it reads the box where this reward reads it."""
     args = spec.args if spec is not None and spec.name == "box_iou" else {}
-    names = ("space", "order", "place")
-    read = {name: str(args[name]) for name in names if name in args}
-    return partial(measure, Settings(**{"space": settings.space, "thought": settings.thought, **read}))
+    space, order, place = (str(args.get(name, getattr(settings, name))) for name in ("space", "order", "place"))
+    return partial(measure, replace(settings, space=space, order=order, place=place))
 
 
 def measure(settings: Settings, x: RewardInput, score: Score) -> Outcome:
