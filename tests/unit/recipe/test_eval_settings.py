@@ -130,7 +130,7 @@ def test_impossible_combinations_are_errors(folder, text, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[eval.settings.pass8]\ntemperature = 1.0\nsamples = 4\n", "there is no pass@8 of them"),
+        ("[eval.settings.pass8]\ntemperature = 1.0\nsamples = 4\n", "too few for k = 8"),
         ("[eval.settings.cold]\ntop_p = 0.5\n", "its top_p and top_k do nothing"),
     ],
 )

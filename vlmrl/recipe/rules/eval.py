@@ -138,7 +138,7 @@ def _settings(loaded: LoadedRecipe) -> Iterator[Problem]:
         k = re.fullmatch(r"(?:pass|maj|mean)[@_-]?(\d+)", name)
         if k is not None and int(k[1]) > setting.samples:
             message = (
-                f"`eval.settings.{name}` has {setting.samples} samples per prompt: there is no pass@{k[1]} of them"
+                f"`eval.settings.{name}` has {setting.samples} samples per prompt, too few for k = {k[1]}"
             )
             yield Problem(message, loaded.where((*key, "samples"), key), f"set samples = {k[1]}", "warning")
     name, metric = settings.selecting
