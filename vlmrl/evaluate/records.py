@@ -44,6 +44,8 @@ COLUMNS: Mapping[str, str] = {
     "artifacts": "list",
 }
 """Columns of the rows of an evaluation -> their Arrow types; "list" is a list of images."""
+SHOWN_IMAGES = "shown_images"
+"""Column with the images that the model saw, only of evaluations with changed images (`vlmrl eval --images`)."""
 JSON_COLUMNS = ("truth", "parts")
 REMARKS = ("note", "error")
 """Columns that no score is computed from."""
@@ -114,6 +116,8 @@ def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
     lists = {"images": pa.list_(pa.struct(media)), "artifacts": pa.list_(pa.struct([("name", pa.string()), *media]))}
     kinds = {name: lists[name] if kind == "list" else pa.type_for_alias(kind) for name, kind in COLUMNS.items()}
     columns = {name: pa.array([_cell(name, row.get(name)) for row in rows], kind) for name, kind in kinds.items()}
+    if any(SHOWN_IMAGES in row for row in rows):
+        columns[SHOWN_IMAGES] = pa.array([row.get(SHOWN_IMAGES, row["images"]) for row in rows], lists["images"])
     for name in dict.fromkeys(name for row in rows for name in row["outcome"]):
         columns[OUTCOME + name] = pa.array([row["outcome"].get(name) for row in rows], pa.float64())
     table = pa.table(columns).replace_schema_metadata({"vlmrl.schema": str(SCHEMA)})

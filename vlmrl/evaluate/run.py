@@ -15,6 +15,7 @@ from vlmrl.evaluate.outcomes import outcome_of, response_input
 from vlmrl.evaluate.records import (
     COLUMNS,
     KEPT_BYTES,
+    SHOWN_IMAGES,
     ArtifactLimit,
     Evaluation,
     kept_files,
@@ -39,7 +40,7 @@ CHUNK_PROMPTS = 512
 """Number of prompts encoded at once: it bounds memory and does not change results."""
 NO_PROMPT_LIMIT = 2**31
 
-TAKEN = {*COLUMNS, "outcome", "reward", "response_tokens", "truncated"}
+TAKEN = {*COLUMNS, SHOWN_IMAGES, "outcome", "reward", "response_tokens", "truncated"}
 TAKEN_BEGINNINGS = ("part/", *BEGINNINGS)
 """Beginnings of names that no outcome may have, as every evaluation has such metrics.
 
@@ -240,7 +241,8 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
     """Return one mapping per response, and a problem for each response without an outcome.
 
     A mapping has prompt_id, sample, seed, source, task, truth, text, finish, num_tokens, score, parts, note, error,
-    status, images, detail, artifacts, outcome, and each outcome under its own name.
+    status, images, detail, artifacts, outcome, and each outcome under its own name; `shown_images` if the model saw
+    other images than those of the row.
 
     Args:
         spec: the reward that gave the scores; its accuracy is an outcome if the task has none.
@@ -268,6 +270,8 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
                 "detail": s.score.detail,
                 "artifacts": [{"name": name, **m.fields()} for name, m in sorted(s.score.artifacts.items())],
             }
+            if s.trajectory.media != group.row.media:
+                row[SHOWN_IMAGES] = [m.fields() for m in s.trajectory.media]
             try:
                 _check_names(outcome, source.task.name)
             except DataError as error:

@@ -44,7 +44,9 @@ def journal_identity(meta: Mapping[str, Any]) -> dict[str, Any]:
     The dtype and the version of vlmrl count, because responses of different ones may differ.
     """
     sampling = {key: value for key, value in meta["sampling"].items() if key != "samples"}
-    return {**{key: meta.get(key) for key in GENERATION}, "sampling": sampling}
+    # Images are shuffled among all rows that are evaluated.
+    shown = {"images": [meta["images"], meta.get("max_rows")]} if meta.get("images") else {}
+    return {**{key: meta.get(key) for key in GENERATION}, "sampling": sampling, **shown}
 
 
 def engine_identity(
