@@ -20,7 +20,7 @@ from typing import Any, overload
 from vlmrl.dist.world import World
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.columns import EvalColumns
-from vlmrl.evaluate.record_table import outcome_names, read_records, record_table
+from vlmrl.evaluate.record_table import has_shown, outcome_names, read_records, record_table
 from vlmrl.json_text import parse_json
 from vlmrl.store.files import remove_tree, write_atomic
 from vlmrl.store.media import ShardFolder, write_shard
@@ -124,6 +124,7 @@ class MergedPieces:
     Args:
         sizes: number of records of each piece.
         outcomes: names of all outcomes, in order of first appearance.
+        shown: whether the model saw other images than those of the rows.
         num_problems, first_problem, images_left_out, files: as of `Piece`, of all pieces.
     """
 
@@ -134,6 +135,7 @@ class MergedPieces:
     first_problem: str = ""
     images_left_out: int = 0
     files: dict[str, bytes] = field(default_factory=dict)
+    shown: bool = False
 
     def take(self, piece: Piece) -> None:
         """Add the facts of the next piece."""
@@ -143,11 +145,12 @@ class MergedPieces:
         self.first_problem = self.first_problem or piece.first_problem
         self.images_left_out += piece.images_left_out
         self.files |= piece.files
+        self.shown = self.shown or has_shown(piece.records)
 
     @property
     def rows(self) -> Sequence[dict[str, Any]]:
         """All records: a list if they are in memory."""
-        rows = PieceRows(self.pieces, self.sizes, tuple(self.outcomes))
+        rows = PieceRows(self.pieces, self.sizes, tuple(self.outcomes), self.shown)
         return list(rows) if self.pieces.folder is None else rows
 
     def columns(self, by: Sequence[str]) -> EvalColumns:
@@ -216,10 +219,11 @@ class PieceRows(Sequence[dict[str, Any]]):
         pieces: numbers 0 to len(sizes) - 1.
         sizes: number of records of each piece.
         outcomes: names of all outcomes, in order of first appearance.
+        shown: whether the model saw other images than those of the rows.
     """
 
-    def __init__(self, pieces: GradedPieces, sizes: Sequence[int], outcomes: Sequence[str]) -> None:
-        self._pieces, self.outcomes = pieces, tuple(outcomes)
+    def __init__(self, pieces: GradedPieces, sizes: Sequence[int], outcomes: Sequence[str], shown: bool) -> None:
+        self._pieces, self.outcomes, self.shown = pieces, tuple(outcomes), shown
         self._ends = list(accumulate(sizes))
         self._open: tuple[int, Sequence[Any]] = (-1, ())
 

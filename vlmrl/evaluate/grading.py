@@ -13,6 +13,8 @@ from vlmrl.types import Group, Row
 CHUNK_PROMPTS = 512
 """Number of prompts of all processes that are graded and kept together. It bounds memory; a reward that gets lists sees
 the responses of a chunk at once."""
+MEETING_CHUNKS = 32
+"""Number of chunks after which processes wait for each other, so that none is far ahead at the end."""
 NumberedRow = tuple[int, Row]
 """(number of a row in its source, the row)."""
 Responses = Iterator[tuple[int, Rollout] | None]

@@ -13,11 +13,11 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import DataError
 from vlmrl.evaluate.columns import EvalColumns
 from vlmrl.evaluate.graded_pieces import GradedPieces, MergedPieces, Piece, merge_pieces
-from vlmrl.evaluate.grading import CHUNK_PROMPTS, Grader, NumberedRow, Respond, Responses
+from vlmrl.evaluate.grading import CHUNK_PROMPTS, MEETING_CHUNKS, Grader, NumberedRow, Respond, Responses
 from vlmrl.evaluate.interval import Range
 from vlmrl.evaluate.metrics import summarise_columns
 from vlmrl.evaluate.outcomes import outcome_of
-from vlmrl.evaluate.record_table import COLUMNS
+from vlmrl.evaluate.record_table import COLUMNS, SHOWN_IMAGES
 from vlmrl.evaluate.records import (
     KEPT_BYTES,
     ArtifactLimit,
@@ -43,7 +43,7 @@ NO_PROMPT_LIMIT = 2**31
 IN_MEMORY = 20_000
 """Number of responses up to which the records of a validation stay in memory; those of a larger one go to the disk."""
 
-TAKEN = {*COLUMNS, "outcome", "reward", "response_tokens", "truncated"}
+TAKEN = {*COLUMNS, SHOWN_IMAGES, "outcome", "reward", "response_tokens", "truncated"}
 TAKEN_BEGINNINGS = ("part/", *BEGINNINGS)
 """Beginnings of names that no outcome may have, as every evaluation has such metrics.
 
@@ -162,6 +162,8 @@ def evaluate_responses(
 
     def chunks() -> Iterator[tuple[int, Sequence[NumberedRow]]]:
         for chunk in range(num_chunks):
+            if chunk % MEETING_CHUNKS == MEETING_CHUNKS - 1:
+                world.wait()
             if chunk in pieces:
                 limit.left -= sum(map(len, pieces.read(chunk).files.values()))
                 continue
@@ -239,7 +241,8 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
     """Return one mapping per response, and a problem for each response without an outcome.
 
     A mapping has prompt_id, sample, seed, source, task, truth, text, finish, num_tokens, score, parts, note, error,
-    status, images, detail, artifacts, outcome, and each outcome under its own name.
+    status, images, detail, artifacts, outcome, and each outcome under its own name; `shown_images` if the model saw
+    other images than those of the row.
 
     Args:
         spec: the reward that gave the scores; its accuracy is an outcome if the task has none.
@@ -267,6 +270,8 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
                 "detail": s.score.detail,
                 "artifacts": [{"name": name, **m.fields()} for name, m in sorted(s.score.artifacts.items())],
             }
+            if s.trajectory.media != group.row.media:
+                row[SHOWN_IMAGES] = [m.fields() for m in s.trajectory.media]
             try:
                 _check_names(outcome, source.task.name)
             except DataError as error:

@@ -16,6 +16,7 @@ from vlmrl.endpoint.client import EndpointClient
 from vlmrl.errors import Interruption, RewardError
 from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.evaluate.run import evaluate_responses
+from vlmrl.inference.blinded import ShownRows
 from vlmrl.inference.endpoint_responses import EndpointResponder
 from vlmrl.inference.engine_responses import journal_identity
 from vlmrl.inference.evaluation import EvalSettings, Evaluated, PlannedEvaluation, create_eval_run
@@ -104,12 +105,15 @@ def _evaluate_one(
     """Return the evaluation of one source, and its `meta`."""
     source = one.rows.source
     params = endpoint_params(recipe, settings.temperature)
+    shown = ShownRows(source, one.change, settings.seed, one.rows.count)
     respond = EndpointResponder(
-        client, journal, source, params, seed=settings.seed, samples=settings.samples, progress=count
+        client, journal, shown.source, params, seed=settings.seed, samples=settings.samples, progress=count
     )
     begin = time.perf_counter()
     with make_scorer(source, recipe) as scorer:
-        evaluation = evaluate_responses(respond, source, scorer, params=params, max_rows=one.rows.max_rows)
+        evaluation = evaluate_responses(
+            shown.answered(respond), source, scorer, params=params, max_rows=one.rows.max_rows
+        )
     seconds = round(time.perf_counter() - begin, 3)
     meta = {**one.meta, "dtype": None, "seconds": seconds, "time": now(), "device": "endpoint", "processes": 1}
     return _with_refusals(evaluation, respond.refusals), meta

@@ -22,7 +22,7 @@ from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.paths import is_path_key, names_file
 from vlmrl.recipe.schema import Recipe
 from vlmrl.setup.model_origin import ModelOrigin
-from vlmrl.store.evaluated_rows import read_summary
+from vlmrl.store.evaluated_rows import images_of, read_summary
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
 from vlmrl.store.listing import list_runs
@@ -140,9 +140,10 @@ def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
 
 
 def _is_own(folder: Path, split: str, source: str) -> bool:
-    """Return whether `vlmrl eval`, not training, made an evaluation, on this split of a source of this name."""
+    """Return whether `vlmrl eval`, not training, made a normal evaluation, on this split of a source of this name."""
     meta = read_summary(folder).get("meta", {})
-    return (meta.get("split"), meta.get("source")) == (split, source) and not meta.get("during")
+    is_normal = not meta.get("during") and images_of(meta) is None
+    return is_normal and (meta.get("split"), meta.get("source")) == (split, source)
 
 
 def _named_recipe(name: str, origin: ModelOrigin, root: Path) -> dict[str, Any]:

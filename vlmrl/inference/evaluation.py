@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl import __version__
+from vlmrl.data.blinded import ImageChange
 from vlmrl.data.encode import Encoder
 from vlmrl.dist import rank_process
 from vlmrl.dist.world import ALONE, World
@@ -19,6 +20,15 @@ from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.evaluate.run import evaluate_responses
 from vlmrl.evaluate.scoring_rewards import scored_alike, scored_by
+from vlmrl.inference.blinded import (
+    GENERATION_KEY,
+    ShownRows,
+    changed_meta,
+    changed_name,
+    find_normal,
+    generation_hash,
+    require_images,
+)
 from vlmrl.inference.engine_responses import EngineResponder, engine_identity
 from vlmrl.inference.eval_rows import EvalRows
 from vlmrl.recipe.schema import Recipe
@@ -53,6 +63,7 @@ IDENTITY = (
     "sampling",
     "max_rows",
     "seed",
+    "images",
 )
 """Keys of `meta` that are equal in two evaluations of the same thing."""
 EVALUATED_BY = ("name", "weights", "sha256", "version")
@@ -69,6 +80,8 @@ class EvalSettings:
         name: of the evaluation; None = composed of rows, checkpoint and sampling.
         seed: of sampling.
         force: replace an evaluation of that name even if it was of something else.
+        changes: of the images; for each, there is an evaluation besides the normal one.
+        normal: folder of the normal evaluation; None = that of the run if it exists, else it is made.
     """
 
     temperature: float | None = None
@@ -76,6 +89,8 @@ class EvalSettings:
     name: str | None = None
     seed: int = 0
     force: bool = False
+    changes: tuple[ImageChange, ...] = ()
+    normal: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -85,11 +100,13 @@ class PlannedEvaluation:
     Args:
         name: of its folder.
         meta: record of its model, rows, reward and sampling.
+        change: of the images that the model sees; None = it sees them as they are.
     """
 
     rows: EvalRows
     name: str
     meta: Mapping[str, Any]
+    change: ImageChange | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +135,7 @@ def plan(
     settings: EvalSettings,
     argv: Sequence[str] = (),
 ) -> list[PlannedEvaluation]:
-    """Return the evaluations that will be made, one for the rows of every source.
+    """Return the evaluations that will be made, for the rows of every source: the normal one, then changed images.
 
     Args:
         run_dir: the run whose folder they go to; None = a new run.
@@ -132,17 +149,33 @@ def plan(
     for one in rows:
         name = _name(settings, origin, one, len(rows))
         planned_one = PlannedEvaluation(one, name, _meta(recipe, origin, one, settings, argv))
-        if run_dir is not None:
-            _check_free(layout.eval_dir(run_dir, name), planned_one.meta, settings.force)
-        planned.append(planned_one)
+        planned += _with_changes(planned_one, run_dir, settings)
+    for one in planned if run_dir is not None else ():
+        _check_free(layout.eval_dir(run_dir, one.name), one.meta, settings.force)
     return planned
+
+
+def _with_changes(normal: PlannedEvaluation, run_dir: Path | None, settings: EvalSettings) -> list[PlannedEvaluation]:
+    """Return a normal evaluation, unless it exists, and those of the same rows with changed images."""
+    if not settings.changes:
+        return [normal]
+    for change in settings.changes:
+        require_images(normal.rows.source, change, normal.rows.count)
+    partner = find_normal(run_dir, normal.name, normal.meta, IDENTITY, _same, settings.normal)
+    label = normal.name if partner is None else partner.name if settings.normal is None else str(partner)
+    changed = [
+        replace(normal, name=changed_name(normal.name, c), meta=changed_meta(normal.meta, c, label), change=c)
+        for c in settings.changes
+    ]
+    return changed if partner is not None else [normal, *changed]
 
 
 def create_eval_run(
     root: Path, recipe: Recipe, origin: ModelOrigin, rows: Sequence[EvalRows], argv: Sequence[str]
 ) -> Run:
     """Create a run of kind eval: the folder that keeps the evaluation of a model that is no run."""
-    name, sources = Path(origin.path).name or "model", [r.source for r in rows]
+    name = Path(origin.path).name or "model"
+    sources = list({id(r): r.source for r in rows}.values())  # the same rows may be evaluated several times
     return create_run(
         root,
         kind="eval",
@@ -197,6 +230,7 @@ def run_evaluation(
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
     world: World = ALONE,
+    own_run: bool = False,
 ) -> list[Evaluated]:
     """Evaluate a model and write each result to `run_dir`/eval/<name>. All processes of `world` get all results.
 
@@ -205,10 +239,11 @@ def run_evaluation(
     Args:
         progress: called with (finished responses, all responses). With several processes, the first number is an
             estimate from this process.
+        own_run: the run was created for these evaluations.
     Raises: the errors of data and reward.
     """
     total = sum(p.rows.count for p in planned) * settings.samples
-    done, results = 0, []
+    done, results, finished = 0, [], []
 
     def tell(newly: int) -> None:
         nonlocal done
@@ -227,25 +262,35 @@ def run_evaluation(
             ) as journal,
             make_scorer(source, recipe) as scorer,
         ):
+            shown = ShownRows(source, one.change, settings.seed, one.rows.count)
             respond = EngineResponder(
                 answerer.engine,
                 answerer.encoder,
                 journal,
-                source,
+                shown.source,
                 answerer.params,
                 settings.seed,
                 settings.samples,
                 tell,
             )
             evaluation = evaluate_responses(
-                respond, source, scorer, params=answerer.params, max_rows=one.rows.max_rows, world=world
+                shown.answered(respond),
+                source,
+                scorer,
+                params=answerer.params,
+                max_rows=one.rows.max_rows,
+                world=world,
             )
             seconds = round(time.perf_counter() - begin, 3)
             meta = {**one.meta, "seconds": seconds, "time": now(), "device": answerer.device, "processes": world.size}
             if world.is_main:
                 evaluation = Evaluation(evaluation.rows, write_evaluation(folder, evaluation, meta))
             world.gather(None)  # no rank removes its responses before the results are on disk
-            journal.remove()
+        finished.append(journal)
+        # In a run of its own, the same command would make all evaluations again: it goes on with their responses.
+        if not own_run or one is planned[-1]:
+            for each in finished:
+                each.remove()
         results.append(Evaluated(folder, evaluation))
     return results
 
@@ -301,6 +346,7 @@ def _meta(
         "max_rows": rows.max_rows,
         "seed": settings.seed,
         "dtype": recipe.model.dtype,
+        GENERATION_KEY: generation_hash(recipe),
         "paper": encode(dict(recipe.paper)),
         "vlmrl": __version__,
         "argv": list(argv),

@@ -153,7 +153,7 @@ def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
         seed=sample.seed,
         prompt_ids=prompt.encoded.prompt_ids,
         segments=sample.parts,
-        media=prompt.row.media,
+        media=prompt.encoded.row.media,  # the images that the model saw
         finish=sample.finish,
         seen_sizes=prompt.encoded.image_sizes,
     )
