@@ -57,6 +57,15 @@ Normal = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an evaluation of the same name.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--settings",
+        metavar="NAME",
+        help="Only this one of the recipe's [eval.settings.NAME]; may be repeated. Default: all of them.",
+        show_default=False,
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -79,6 +88,7 @@ def eval_(
     compare: Compare = None,
     images: Images = None,
     normal: Normal = None,
+    settings_names: Settings = None,
     overrides: options.Set = None,
     force: Force = False,
     gpus: options.ModelGpus = None,
@@ -99,8 +109,11 @@ def eval_(
 
     Example: vlmrl eval --endpoint https://api.openai.com/v1 --model NAME --key-env OPENAI_API_KEY --data data/digits
 
-    Sampling is greedy unless --sample is given. An answer that cannot be parsed counts as wrong. Results are written to
-    the run's folder eval/. For a model that is not a run, they are written to a new run of kind eval.
+    A recipe with eval.sets is evaluated on these sets and on the split test, and under each [eval.settings.NAME].
+    Without such tables, sampling is greedy unless --sample is given.
+
+    An answer that cannot be parsed counts as wrong. Results are written to the run's folder eval/. For a model that is
+    not a run, they are written to a new run of kind eval.
 
     With --images, the same rows are evaluated a second time, and the model sees changed images; the reward still gets
     the true ones. The normal evaluation is taken from the run, or made first. The difference, row by row, is the part
@@ -154,6 +167,7 @@ def eval_(
         options.typed_words(ctx),
         images,
         normal,
+        tuple(settings_names or ()),
     )
     root, argv = runs_root(runs), recorded_command(request.argv)
     if endpoint_options is None:
@@ -166,13 +180,18 @@ def eval_(
     if not launched():
         show_warnings(warnings)
     rows = rows_to_evaluate(settled, chosen.seen, split, max_rows, source)
-    others = [find_evaluation(compare, root, r.source.split, r.source.name) for r in rows] if compare else None
     if normal:
         if len(rows) > 1:
             raise RecipeError("--normal is of one source, and there are several", hint="name it: --source NAME")
         one = find_evaluation(normal, root, rows[0].source.split, rows[0].source.name)
         settings = replace(settings, normal=one)
-    planned = work.plan(settled, origin, rows, chosen.run_dir, settings, argv)
+    every = work.chosen_settings(settled, settings, settings_names or ())
+    planned = work.plan(settled, origin, rows, chosen.run_dir, every, argv)
+    others = (
+        [find_evaluation(compare, root, p.meta["split"], p.meta["source"], p.meta) for p in planned]
+        if compare
+        else None
+    )
     if not launched():
         say_origin(request.model, origin.parent)
         _announce(planned)
@@ -182,7 +201,7 @@ def eval_(
             _show(*evaluated, others, as_json)
             return
     if endpoint_options is not None:
-        done = _evaluate_endpoint(endpoint_options, settled, origin, planned, root, settings, argv)
+        done = _evaluate_endpoint(endpoint_options, settled, origin, planned, root, argv)
     else:
         done = _evaluate(settled, origin, planned, chosen.run_dir, root, settings, argv)
     if not launched():
@@ -191,6 +210,8 @@ def eval_(
 
 def _announce(planned: Sequence[PlannedEvaluation]) -> None:
     """Print which rows will be evaluated. If they are training rows, also print which other rows could be chosen."""
+    from vlmrl.store.evaluated_rows import sampling_words
+
     names = {one.name for one in planned}
     for one in planned:
         rows = one.rows
@@ -199,7 +220,8 @@ def _announce(planned: Sequence[PlannedEvaluation]) -> None:
             how = "which is evaluated first" if normal in names else "which exists"
             say(f"{rows.source.name}: the same rows with {one.change.described}, compared with {normal}, {how}")
             continue
-        say(f"warning: {rows.described} (training rows)" if rows.role == "training" else rows.described)
+        under = f", {sampling_words(one.meta)}" if one.settings.setting else ""
+        say(f"warning: {rows.described} (training rows){under}" if rows.role == "training" else rows.described + under)
         if rows.role == "training":
             splits = f"; splits there: {', '.join(rows.others)}" if rows.others else ""
             say(f"hint: name other rows with --split, a split or a file such as rows.jsonl{splits}")
@@ -264,7 +286,7 @@ def _evaluate(
         progress: Callable[[int, int], None] = counter("evaluating", stderr()) if world.is_main else _silent
         own_run = run_dir is None
         return work.run_evaluation(
-            recipe, origin, answerer, planned, folder, settings, progress=progress, world=world, own_run=own_run
+            recipe, origin, answerer, planned, folder, progress=progress, world=world, own_run=own_run
         )
 
 
@@ -274,7 +296,6 @@ def _evaluate_endpoint(
     origin: ModelOrigin,
     planned: Sequence[PlannedEvaluation],
     root: Path,
-    settings: EvalSettings,
     argv: Sequence[str],
 ) -> list[Any]:
     from vlmrl.dist.rank_process import stderr
@@ -285,7 +306,7 @@ def _evaluate_endpoint(
     learn_key(endpoint.key_env)
     progress = counter("evaluating", stderr())
     with EndpointClient(endpoint, notify=say) as client:
-        return evaluate_endpoint(recipe, origin, planned, root, settings, client, argv, progress=progress)
+        return evaluate_endpoint(recipe, origin, planned, root, client, argv, progress=progress)
 
 
 def _silent(*words: Any) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +87,36 @@ def write_records(path: Path, chunks: Iterable[Sequence[Record]], names: Sequenc
 
 def read_records(path: Path) -> tuple[list[dict[str, Any]], Mapping[bytes, bytes]]:
     """Return the records of a file, and its metadata. Raises: StoreError when it is missing or damaged."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    with _damage_told(path):
         table = pq.read_table(path)
         return [_record(row) for row in table.to_pylist()], table.schema.metadata or {}
+
+
+def group_sizes(path: Path) -> list[int]:
+    """Return the number of records in each row group of a file. Raises: StoreError when it is missing or damaged."""
+    import pyarrow.parquet as pq
+
+    with _damage_told(path):
+        metadata = pq.read_metadata(path)
+        return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+
+
+def read_group(path: Path, number: int) -> list[dict[str, Any]]:
+    """Return the records of a row group. Raises: StoreError when the file is missing or damaged."""
+    import pyarrow.parquet as pq
+
+    with _damage_told(path), pq.ParquetFile(path) as file:
+        return [_record(row) for row in file.read_row_group(number).to_pylist()]
+
+
+@contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
     except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StoreError(f"the evaluation's rows cannot be read: {reason}", where=str(path)) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,9 @@ from vlmrl.tasks.source import Source
 from vlmrl.types import Group, SamplingParams, Score
 
 NO_PROMPT_LIMIT = 2**31
+NO_RESPONSE = "no response: "
+"""Beginning of the note of a response that an endpoint refused."""
+NOTHING: Mapping[tuple[str, int], str] = {}
 IN_MEMORY = 20_000
 """Number of responses up to which the records of a validation stay in memory; those of a larger one go to the disk."""
 
@@ -115,6 +118,8 @@ def evaluate_responses(
     artifact_bytes: int = KEPT_BYTES,
     patient: bool = False,
     pieces: GradedPieces | None = None,
+    skipped: Callable[[int], Any] = lambda rows: None,
+    refusals: Mapping[tuple[str, int], str] = NOTHING,
 ) -> Evaluation:
     """Parse and score the responses that `respond` gives to the rows of a source, while others are still generated.
 
@@ -128,6 +133,8 @@ def evaluate_responses(
         patient: a service that is unavailable for every row is no error: there are no scores then.
         pieces: keeps the graded records of this process; those that are there are neither generated nor graded again.
             None = in memory.
+        skipped: called with the number of rows that are neither generated nor graded again.
+        refusals: (prompt id, sample) -> why an endpoint gave no response, once this is known; for the note.
     Raises: DataError when the source has no rows; RewardError when strict, or when the reward failed for every row.
     """
     count = len(source.rows) if max_rows is None else min(max_rows, len(source.rows))
@@ -147,6 +154,9 @@ def evaluate_responses(
         left_out = limit.left_out
         groups = limit.keep(groups)
         records, problems = make_records(groups, source, scorer.spec)
+        for record in records if refusals else ():
+            if refusal := refusals.get((record["prompt_id"], record["sample"])):
+                record["note"] = "; ".join(filter(None, (f"{NO_RESPONSE}{refusal}", record["note"])))
         whole.add(chunk, groups, records)
         left_out = limit.left_out - left_out + scorer.images_left_out
         first_problem = problems[0] if problems else ""
@@ -164,11 +174,12 @@ def evaluate_responses(
         for chunk in range(num_chunks):
             if chunk % MEETING_CHUNKS == MEETING_CHUNKS - 1:
                 world.wait()
-            if chunk in pieces:
-                limit.left -= sum(map(len, pieces.read(chunk).files.values()))
-                continue
             start = chunk * CHUNK_PROMPTS
             numbers = [start + i for i in world.mine(min(CHUNK_PROMPTS, count - start))]
+            if chunk in pieces:
+                limit.left -= sum(map(len, pieces.read(chunk).files.values()))
+                skipped(len(numbers))
+                continue
             yield chunk, [(number, source.rows[number]) for number in numbers]
 
     if 0 in pieces:

@@ -48,8 +48,10 @@ def journal_identity(meta: Mapping[str, Any]) -> dict[str, Any]:
     """
     sampling = {key: value for key, value in meta["sampling"].items() if key != "samples"}
     # Images are shuffled among all rows that are evaluated.
+    # Settings of one recipe may differ in the number of samples alone; each has a file of its own.
+    setting = {"setting": meta["setting"]} if meta.get("setting") else {}
     shown = {"images": [meta["images"], meta.get("max_rows")]} if meta.get("images") else {}
-    return {**{key: meta.get(key) for key in GENERATION}, "sampling": sampling, **shown}
+    return {**{key: meta.get(key) for key in GENERATION}, "sampling": sampling, **shown, **setting}
 
 
 def engine_identity(

@@ -113,11 +113,13 @@ def _require_there(path: str, root: Path) -> None:
     raise StoreError(f"there is no run and no model folder `{path}`", where=str(root), hint=hint)
 
 
-def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
+def find_evaluation(ref: str, root: Path, split: str, source: str, like: Mapping[str, Any] | None = None) -> Path:
     """Return the evaluation folder that `ref` names: a path, RUN/NAME, or RUN alone.
 
     RUN alone means the run's own evaluation on this split of this source.
 
+    Args:
+        like: `meta` of the evaluation to compare; of several evaluations, the one with its sampling is meant.
     Raises: StoreError when there is none, or several to choose from.
     """
     if (Path(ref) / EVAL_SUMMARY).is_file():
@@ -130,6 +132,10 @@ def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
         raise StoreError(f"run `{head}` has no evaluation `{tail}`", where=str(folder))
     run = open_run(root, ref)
     folders = [f for f in eval_dirs(run.dir) if _is_own(f, split, source)]
+    if len(folders) > 1 and like is not None:  # of several settings, the one with the same sampling
+        folders = [
+            f for f in folders if read_summary(f).get("meta", {}).get("sampling") == like.get("sampling")
+        ] or folders
     if len(folders) == 1:
         return folders[0]
     names = ", ".join(f.name for f in folders) or "none"
@@ -181,6 +187,9 @@ def _run_recipe(run_dir: Path) -> dict[str, Any] | None:
     if str((resolved.get("origins") or {}).get("rollout.engine", "")).startswith(AUTO_ORIGIN):
         values["rollout"]["engine"] = "auto"  # it was chosen for the training machine: choose again for this one
     cwd = Path(open_run(run_dir.parent, run_dir.name).manifest.cwd)
+    values["eval"]["sets"] = [
+        _existing_path(name, cwd) if names_file(("eval", "sets"), name) else name for name in values["eval"]["sets"]
+    ]
     for name, table in [("reward", values["reward"]), *(("data", entry) for entry in values["data"])]:
         for key, value in table.items():
             place = (name, key)

@@ -6,30 +6,20 @@ Several processes (`--gpus`) have a whole model each and share the rows. The num
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmrl import __version__
-from vlmrl.data.blinded import ImageChange
 from vlmrl.data.encode import Encoder
 from vlmrl.dist import rank_process
 from vlmrl.dist.world import ALONE, World
-from vlmrl.errors import StoreError
-from vlmrl.evaluate.records import Evaluation, write_evaluation
+from vlmrl.evaluate.graded_pieces import GradedPieces
+from vlmrl.evaluate.records import Evaluation, stored_rows, write_evaluation
 from vlmrl.evaluate.run import evaluate_responses
-from vlmrl.evaluate.scoring_rewards import scored_alike, scored_by
-from vlmrl.inference.blinded import (
-    GENERATION_KEY,
-    ShownRows,
-    changed_meta,
-    changed_name,
-    find_normal,
-    generation_hash,
-    require_images,
-)
+from vlmrl.inference.blinded import ShownRows
 from vlmrl.inference.engine_responses import EngineResponder, engine_identity
+from vlmrl.inference.eval_plan import EvalSettings, PlannedEvaluation, chosen_settings, params_of, plan
 from vlmrl.inference.eval_rows import EvalRows
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import require_settled
@@ -42,71 +32,14 @@ from vlmrl.setup.run_records import dataset_record
 from vlmrl.setup.sources import make_scorer
 from vlmrl.store import layout
 from vlmrl.store.clock import now
-from vlmrl.store.evaluated_rows import names_a_step, read_summary
 from vlmrl.store.metrics import encode
 from vlmrl.store.open_run import create_run
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.response_journal import ResponseJournal
 from vlmrl.store.runs import Run
-from vlmrl.tasks.prompt_identity import same_prompt
 from vlmrl.types import SamplingParams
 
-IDENTITY = (
-    "model",
-    "endpoint",
-    "checkpoint",
-    "split",
-    "source",
-    "dataset",
-    "reward",
-    "prompt_sha256",
-    "sampling",
-    "max_rows",
-    "seed",
-    "images",
-)
-"""Keys of `meta` that are equal in two evaluations of the same thing."""
-EVALUATED_BY = ("name", "weights", "sha256", "version")
-"""Keys of a reward's record that `meta` keeps, besides its arguments."""
-
-
-@dataclass(frozen=True)
-class EvalSettings:
-    """Settings of an evaluation.
-
-    Args:
-        temperature: of sampling; None = greedy.
-        samples: responses per prompt.
-        name: of the evaluation; None = composed of rows, checkpoint and sampling.
-        seed: of sampling.
-        force: replace an evaluation of that name even if it was of something else.
-        changes: of the images; for each, there is an evaluation besides the normal one.
-        normal: folder of the normal evaluation; None = that of the run if it exists, else it is made.
-    """
-
-    temperature: float | None = None
-    samples: int = 1
-    name: str | None = None
-    seed: int = 0
-    force: bool = False
-    changes: tuple[ImageChange, ...] = ()
-    normal: Path | None = None
-
-
-@dataclass(frozen=True)
-class PlannedEvaluation:
-    """Evaluation that is still to be made.
-
-    Args:
-        name: of its folder.
-        meta: record of its model, rows, reward and sampling.
-        change: of the images that the model sees; None = it sees them as they are.
-    """
-
-    rows: EvalRows
-    name: str
-    meta: Mapping[str, Any]
-    change: ImageChange | None = None
+__all__ = ["EvalSettings", "PlannedEvaluation", "chosen_settings", "plan", "run_evaluation"]
 
 
 @dataclass(frozen=True)
@@ -119,55 +52,18 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Answerer:
-    """Model that is ready to respond to prompts."""
+    """Model that is ready to respond to prompts.
+
+    Args:
+        params: sampling parameters of the settings that it was loaded with.
+        greedy: those of greedy responses.
+    """
 
     engine: Generator
     encoder: Encoder
     params: SamplingParams
     device: str
-
-
-def plan(
-    recipe: Recipe,
-    origin: ModelOrigin,
-    rows: Sequence[EvalRows],
-    run_dir: Path | None,
-    settings: EvalSettings,
-    argv: Sequence[str] = (),
-) -> list[PlannedEvaluation]:
-    """Return the evaluations that will be made, for the rows of every source: the normal one, then changed images.
-
-    Args:
-        run_dir: the run whose folder they go to; None = a new run.
-    Raises: StoreError, before any work, when a name belongs to an evaluation of something else or to one of training.
-    """
-    if settings.name is not None and names_a_step(settings.name):
-        raise StoreError(
-            f"training uses names like `{settings.name}` for its own evaluations", hint="choose another --name"
-        )
-    planned = []
-    for one in rows:
-        name = _name(settings, origin, one, len(rows))
-        planned_one = PlannedEvaluation(one, name, _meta(recipe, origin, one, settings, argv))
-        planned += _with_changes(planned_one, run_dir, settings)
-    for one in planned if run_dir is not None else ():
-        _check_free(layout.eval_dir(run_dir, one.name), one.meta, settings.force)
-    return planned
-
-
-def _with_changes(normal: PlannedEvaluation, run_dir: Path | None, settings: EvalSettings) -> list[PlannedEvaluation]:
-    """Return a normal evaluation, unless it exists, and those of the same rows with changed images."""
-    if not settings.changes:
-        return [normal]
-    for change in settings.changes:
-        require_images(normal.rows.source, change, normal.rows.count)
-    partner = find_normal(run_dir, normal.name, normal.meta, IDENTITY, _same, settings.normal)
-    label = normal.name if partner is None else partner.name if settings.normal is None else str(partner)
-    changed = [
-        replace(normal, name=changed_name(normal.name, c), meta=changed_meta(normal.meta, c, label), change=c)
-        for c in settings.changes
-    ]
-    return changed if partner is not None else [normal, *changed]
+    greedy: SamplingParams
 
 
 def create_eval_run(
@@ -216,8 +112,8 @@ def load_answerer(
     alone = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine_gpus": 0})})
     engine = make_generator(alone, policy, encoder, origin.files, say, world=world, log=log)
     engine.load_weights(0)
-    params = _params(recipe, setting_params(recipe, policy, processor.tokenizer), settings)
-    return Answerer(engine, encoder, params, str(policy.device))
+    greedy = setting_params(recipe, policy, processor.tokenizer)
+    return Answerer(engine, encoder, params_of(recipe, greedy, settings), str(policy.device), greedy)
 
 
 def run_evaluation(
@@ -226,7 +122,6 @@ def run_evaluation(
     answerer: Answerer,
     planned: Sequence[PlannedEvaluation],
     run_dir: Path,
-    settings: EvalSettings,
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
     world: World = ALONE,
@@ -242,7 +137,7 @@ def run_evaluation(
         own_run: the run was created for these evaluations.
     Raises: the errors of data and reward.
     """
-    total = sum(p.rows.count for p in planned) * settings.samples
+    total = sum(p.responses for p in planned)
     done, results, finished = 0, [], []
 
     def tell(newly: int) -> None:
@@ -255,6 +150,7 @@ def run_evaluation(
         source, folder = one.rows.source, layout.eval_dir(run_dir, one.name)
         rank_process.phase("evaluation")
         begin = time.perf_counter()
+        settings, params = one.settings, params_of(recipe, answerer.greedy, one.settings)
         identity = engine_identity(one.meta, recipe, origin, settings.samples, world)
         with (
             ResponseJournal(
@@ -268,7 +164,7 @@ def run_evaluation(
                 answerer.encoder,
                 journal,
                 shown.source,
-                answerer.params,
+                params,
                 settings.seed,
                 settings.samples,
                 tell,
@@ -277,14 +173,17 @@ def run_evaluation(
                 shown.answered(respond),
                 source,
                 scorer,
-                params=answerer.params,
+                params=params,
                 max_rows=one.rows.max_rows,
                 world=world,
+                pieces=GradedPieces(journal.side_folder(grading_identity(one, recipe))),
+                skipped=lambda rows, samples=settings.samples: tell(rows * samples),
             )
             seconds = round(time.perf_counter() - begin, 3)
             meta = {**one.meta, "seconds": seconds, "time": now(), "device": answerer.device, "processes": world.size}
             if world.is_main:
-                evaluation = Evaluation(evaluation.rows, write_evaluation(folder, evaluation, meta))
+                summary = write_evaluation(folder, evaluation, meta)
+                evaluation = Evaluation(stored_rows(folder), summary)
             world.gather(None)  # no rank removes its responses before the results are on disk
         finished.append(journal)
         # In a run of its own, the same command would make all evaluations again: it goes on with their responses.
@@ -295,106 +194,13 @@ def run_evaluation(
     return results
 
 
-def _params(recipe: Recipe, greedy: SamplingParams, settings: EvalSettings) -> SamplingParams:
-    if settings.temperature is None:
-        return greedy
-    return replace(greedy, temperature=settings.temperature, top_p=recipe.rollout.top_p, top_k=recipe.rollout.top_k)
-
-
-def _name(settings: EvalSettings, origin: ModelOrigin, rows: EvalRows, num_sources: int) -> str:
-    source = rows.source
-    if settings.name is not None:
-        return settings.name if num_sources == 1 else layout.eval_name(settings.name, source.name)
-    # Training names its own evaluations by split, source and step: `eval` in front keeps others on the same rows apart.
-    words = [*(["eval"] if rows.role == "validation" or source.split == "validation" else []), source.split]
-    words.append(source.name)
-    if origin.checkpoint is not None:
-        words.append(origin.checkpoint.name)
-    if settings.temperature is not None:
-        words.append(f"T{settings.temperature:g}-n{settings.samples}")
-    if rows.count < len(source.rows):
-        words.append(f"first-{rows.count}")
-    return layout.eval_name(*words)
-
-
-def _meta(
-    recipe: Recipe, origin: ModelOrigin, rows: EvalRows, settings: EvalSettings, argv: Sequence[str]
-) -> dict[str, Any]:
-    parent: Mapping[str, Any] = origin.parent or {}
-    source = rows.source
+def grading_identity(one: PlannedEvaluation, recipe: Recipe) -> dict[str, Any]:
+    """Return what the grades of an evaluation depend on, besides what its responses depend on."""
+    source = one.rows.source
     return {
-        "model": parent.get("run", origin.path),
-        "checkpoint": origin.checkpoint.name if origin.checkpoint else None,
-        "step": origin.step,
-        **({"endpoint": origin.endpoint} if origin.endpoint else {}),
-        "split": source.split,
-        "role": rows.role,
-        "source": source.name,
-        "task": source.task.name,
-        "dataset": {"path": source.dataset.path, "fingerprint": source.dataset.fingerprint, "rows": len(source.rows)},
-        "reward": {k: v for k, v in reward_record(source.reward, source.weights).items() if k in EVALUATED_BY},
-        "reward_args": encode(dict(source.reward.args)),
-        "prompt_sha256": source.prompt_sha256,
-        "prompt_earlier": list(source.prompt_earlier),
-        "sampling": {
-            "greedy": settings.temperature is None,
-            "temperature": settings.temperature,
-            "samples": settings.samples,
-            "max_new_tokens": recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens,
-        },
-        "greedy": settings.temperature is None,
-        "max_rows": rows.max_rows,
-        "seed": settings.seed,
-        "dtype": recipe.model.dtype,
-        GENERATION_KEY: generation_hash(recipe),
-        "paper": encode(dict(recipe.paper)),
-        "vlmrl": __version__,
-        "argv": list(argv),
+        "rows": one.rows.count,
+        "samples": one.settings.samples,
+        "reward": encode(reward_record(source.reward, source.weights)),
+        "reward_table": recipe.reward.model_dump(mode="json"),
+        "task": [source.task.name, source.task.variant, source.task.own.sha256 if source.task.own else None],
     }
-
-
-def _same(key: str, before: Mapping[str, Any], meta: Mapping[str, Any]) -> bool:
-    """Return whether a fact of two evaluations is the same; rewards and prompts are compared by their identity."""
-    if key == "reward":
-        return scored_alike(before, meta) is True
-    return same_prompt(_prompt(before), _prompt(meta)) if key == "prompt_sha256" else before.get(key) == meta.get(key)
-
-
-def _prompt(meta: Mapping[str, Any]) -> dict[str, Any]:
-    return {"sha256": meta.get("prompt_sha256"), "earlier": meta.get("prompt_earlier")}
-
-
-def _words(key: str, meta: Mapping[str, Any]) -> str:
-    """Return a fact of `meta` for a message.
-
-    A reward is shown by name, version and arguments, a dataset by its path, another table as a line of `name value`.
-    """
-    value = meta.get(key)
-    if key == "reward" and isinstance(value, Mapping):
-        return f"{scored_by(meta):.400}"
-    if isinstance(value, Mapping):
-        shown = value.get("path") or ", ".join(f"{name} {inner}" for name, inner in value.items())
-        return f"{shown:.200}"
-    return f"{value!s:.80}"
-
-
-def _check_free(folder: Path, meta: Mapping[str, Any], force: bool) -> None:
-    """Raise StoreError if the name belongs to an evaluation of training, or, without `force`, of something else.
-
-    An evaluation of the same thing may be made again.
-    """
-    if not (folder / layout.EVAL_SUMMARY).is_file():
-        return
-    before = read_summary(folder).get("meta", {})
-    if before.get("during"):
-        raise StoreError(
-            f"the evaluation `{folder.name}` was made by training", where=str(folder), hint="choose another --name"
-        )
-    other = [key for key in IDENTITY if not _same(key, before, meta)]
-    if other and not force:
-        earlier = _words(other[0], before)
-        raise StoreError(
-            f"the evaluation `{folder.name}` exists and was made with another {other[0]}: {earlier}",
-            where=str(folder),
-            hint="choose another --name, or replace it with --force",
-        )

@@ -165,6 +165,7 @@ class EvalRequest:
         argv: words that the user typed after `vlmrl`, for the record of the evaluation.
         images: changes of the images, as typed.
         normal: normal evaluation to compare with; None = that of the run, else it is made.
+        settings: names of the recipe's settings to use; () = all.
     """
 
     model: str
@@ -187,6 +188,7 @@ class EvalRequest:
     argv: tuple[str, ...] = ()
     images: str | None = None
     normal: str | None = None
+    settings: tuple[str, ...] = ()
 
     def rank_words(self) -> list[str]:
         """Return the words of every rank's command after `vlmrl`: this request without --gpus."""
@@ -207,6 +209,7 @@ class EvalRequest:
                 "--compare": self.compare,
                 "--images": self.images,
                 "--normal": self.normal,
+                "--settings": self.settings,
                 "--set": self.overrides,
                 "--force": self.force,
                 "--runs": self.runs,
