@@ -20,6 +20,7 @@ from vlmrl.errors import RecipeError
 if TYPE_CHECKING:
     from vlmrl.endpoint.client import EndpointOptions
     from vlmrl.evaluate.records import Evaluation
+    from vlmrl.inference.eval_rows import EvalRows
     from vlmrl.inference.evaluation import EvalSettings, PlannedEvaluation
     from vlmrl.recipe.schema import Recipe
     from vlmrl.setup.model_origin import ModelOrigin
@@ -130,7 +131,7 @@ def eval_(
     from vlmrl.data.blinded import parse_changes
     from vlmrl.dist.rank_process import launched, recorded_command
     from vlmrl.inference import evaluation as work
-    from vlmrl.inference.eval_recipe import choose_recipe, find_evaluation
+    from vlmrl.inference.eval_recipe import choose_recipe
     from vlmrl.inference.eval_rows import rows_to_evaluate
     from vlmrl.launch.request import EvalRequest
     from vlmrl.setup.model_origin import find_model
@@ -181,10 +182,7 @@ def eval_(
         show_warnings(warnings)
     rows = rows_to_evaluate(settled, chosen.seen, split, max_rows, source)
     if normal:
-        if len(rows) > 1:
-            raise RecipeError("--normal is of one source, and there are several", hint="name it: --source NAME")
-        one = find_evaluation(normal, root, rows[0].source.split, rows[0].source.name)
-        settings = replace(settings, normal=one)
+        settings = replace(settings, normal=_normal(normal, root, rows))
     every = work.chosen_settings(settled, settings, settings_names or ())
     planned = work.plan(settled, origin, rows, chosen.run_dir, every, argv)
     others = (
@@ -206,6 +204,23 @@ def eval_(
         done = _evaluate(settled, origin, planned, chosen.run_dir, root, settings, argv)
     if not launched():
         _show([d.folder for d in done], [d.evaluation for d in done], others, as_json)
+
+
+def _normal(ref: str, root: Path, rows: Sequence[EvalRows]) -> Path:
+    from vlmrl.inference.eval_recipe import find_evaluation
+
+    if len(rows) > 1:
+        raise RecipeError("--normal is of one source, and there are several", hint="name it: --source NAME")
+    return find_evaluation(ref, root, rows[0].source.split, rows[0].source.name)
+
+
+def _others(ref: str | None, root: Path, planned: Sequence[PlannedEvaluation]) -> list[Path] | None:
+    """Return the evaluation to compare with, for each one that is planned; None without --compare."""
+    from vlmrl.inference.eval_recipe import find_evaluation
+
+    if ref is None:
+        return None
+    return [find_evaluation(ref, root, one.meta["split"], one.meta["source"], one.meta) for one in planned]
 
 
 def _announce(planned: Sequence[PlannedEvaluation]) -> None:
@@ -284,9 +299,16 @@ def _evaluate(
         answerer = work.load_answerer(recipe, origin, settings, say if world.is_main else _silent, world=world, log=log)
         stack.callback(answerer.engine.close)
         progress: Callable[[int, int], None] = counter("evaluating", stderr()) if world.is_main else _silent
-        own_run = run_dir is None
         return work.run_evaluation(
-            recipe, origin, answerer, planned, folder, progress=progress, world=world, own_run=own_run
+            recipe,
+            origin,
+            answerer,
+            planned,
+            folder,
+            progress=progress,
+            say=say if world.is_main else _silent,
+            world=world,
+            own_run=run_dir is None,
         )
 
 

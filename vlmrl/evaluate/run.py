@@ -34,6 +34,7 @@ from vlmrl.rewards.base import RewardSpec, value_range
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.answering import answer_pieces
 from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import Rollout, encode_prompt
 from vlmrl.rollout.scoring import score_rollouts
 from vlmrl.tasks.source import Source
@@ -71,6 +72,7 @@ def evaluate(
     world: World = ALONE,
     artifact_bytes: int = KEPT_BYTES,
     patient: bool = False,
+    outages: Outages | None = None,
 ) -> Evaluation:
     """Answer, parse and score the rows of a source.
 
@@ -79,7 +81,7 @@ def evaluate(
         seed: seed of the sampling.
         samples: responses per prompt.
         progress: called with the number of newly finished responses.
-        max_rows, strict, world, artifact_bytes, patient: as of `evaluate_responses`. Each process of `world` has an
+        max_rows, strict, world, artifact_bytes, patient, outages: as of `evaluate_responses`. Each process has an
             engine of its own.
     Raises: as `evaluate_responses`.
     """
@@ -103,6 +105,7 @@ def evaluate(
         artifact_bytes=artifact_bytes,
         patient=patient,
         pieces=GradedPieces() if count * samples <= IN_MEMORY else GradedPieces.temporary(),
+        outages=outages,
     )
 
 
@@ -120,6 +123,7 @@ def evaluate_responses(
     pieces: GradedPieces | None = None,
     skipped: Callable[[int], Any] = lambda rows: None,
     refusals: Mapping[tuple[str, int], str] = NOTHING,
+    outages: Outages | None = None,
 ) -> Evaluation:
     """Parse and score the responses that `respond` gives to the rows of a source, while others are still generated.
 
@@ -135,6 +139,7 @@ def evaluate_responses(
             None = in memory.
         skipped: called with the number of rows that are neither generated nor graded again.
         refusals: (prompt id, sample) -> why an endpoint gave no response, once this is known; for the note.
+        outages: what happens when a service is down; None = the row has no score, or with `strict` it is an error.
     Raises: DataError when the source has no rows; RewardError when strict, or when the reward failed for every row.
     """
     count = len(source.rows) if max_rows is None else min(max_rows, len(source.rows))
@@ -163,6 +168,7 @@ def evaluate_responses(
         pieces.write(chunk, Piece(records, len(problems), first_problem, left_out, kept_files(groups)))
 
     first_rollout: list[Rollout] = []
+    grades_together = outages is not None and outages.world.size > 1  # then they meet after every chunk
 
     def watched(chunks: Iterator[Sequence[NumberedRow]]) -> Responses:
         for response in respond(chunks):
@@ -172,7 +178,7 @@ def evaluate_responses(
 
     def chunks() -> Iterator[tuple[int, Sequence[NumberedRow]]]:
         for chunk in range(num_chunks):
-            if chunk % MEETING_CHUNKS == MEETING_CHUNKS - 1:
+            if chunk % MEETING_CHUNKS == MEETING_CHUNKS - 1 and not grades_together:
                 world.wait()
             start = chunk * CHUNK_PROMPTS
             numbers = [start + i for i in world.mine(min(CHUNK_PROMPTS, count - start))]
@@ -184,7 +190,7 @@ def evaluate_responses(
 
     if 0 in pieces:
         _is_broken(None, world, patient)
-    for chunk, groups in Grader(source.name, scorer, strict=strict).grade(watched, chunks()):
+    for chunk, groups in Grader(source.name, scorer, strict=strict, outages=outages).grade(watched, chunks()):
         keep(chunk, groups)
     merged = merge_pieces(pieces, num_chunks, world)
     # The task's functions may not be deterministic: all processes use the summary of one of them.

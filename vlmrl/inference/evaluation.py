@@ -25,6 +25,7 @@ from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards import reward_record
 from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.outages import Outages
 from vlmrl.setup.engine import make_generator
 from vlmrl.setup.model import load_origin, make_encoder, make_policy, setting_params
 from vlmrl.setup.model_origin import ModelOrigin
@@ -124,6 +125,7 @@ def run_evaluation(
     run_dir: Path,
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    say: Callable[[str], None] = lambda text: None,
     world: World = ALONE,
     own_run: bool = False,
 ) -> list[Evaluated]:
@@ -134,6 +136,7 @@ def run_evaluation(
     Args:
         progress: called with (finished responses, all responses). With several processes, the first number is an
             estimate from this process.
+        say: called with messages for the user.
         own_run: the run was created for these evaluations.
     Raises: the errors of data and reward.
     """
@@ -178,6 +181,8 @@ def run_evaluation(
                 world=world,
                 pieces=GradedPieces(journal.side_folder(grading_identity(one, recipe))),
                 skipped=lambda rows, samples=settings.samples: tell(rows * samples),
+                # Each process waits alone: after a kill they may have graded different chunks.
+                outages=Outages.of(recipe.reward, ALONE, say),
             )
             seconds = round(time.perf_counter() - begin, 3)
             meta = {**one.meta, "seconds": seconds, "time": now(), "device": answerer.device, "processes": world.size}
