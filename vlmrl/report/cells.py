@@ -41,7 +41,7 @@ def cell_in(name: str, cells: Sequence[Cell]) -> tuple[str, Cell | None, str]:
     Example: "birds/validation/pass8/accuracy" -> ("birds, validation", Cell("validation", "pass8"), "accuracy").
     """
     for cell in cells:
-        source, found, metric = f"/{name}".partition(f"/{cell.words}/")
-        if found and "/" not in source[1:]:
+        source, words, metric = f"/{name}".partition(f"/{cell.words}/")
+        if words and "/" not in source[1:]:
             return ", ".join(filter(None, (source[1:], cell.set_name))), cell, metric
     return "", None, name
