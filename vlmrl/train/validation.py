@@ -76,7 +76,8 @@ def validate(session: Session, generator: Generator) -> None:
     if not feed.validation or journal.progress.validated == step:
         return
     rank_process.phase("validation", step)
-    write_validation(journal, feed, partial(answer, feed, generator, step))
+    evaluation_of = partial(answer, feed, generator, step)
+    write_validation(journal, feed.recipe, feed.validation, feed.training_rows, evaluation_of)
 
 
 def validate_at_start(session: Session, generator: Generator) -> None:
@@ -143,22 +144,28 @@ def answer(feed: PromptFeed, generator: Generator, step: int, one: Planned) -> E
     )
 
 
-def write_validation(journal: Journal, feed: PromptFeed, evaluation_of: Callable[[Planned], Evaluation]) -> None:
+def write_validation(
+    journal: Journal,
+    recipe: Recipe,
+    sets: Sequence[EvalSet],
+    training_rows: int,
+    evaluation_of: Callable[[Planned], Evaluation],
+) -> None:
     """Write the evaluations of a validation, and record whether the policy is the best so far.
 
     Args:
         journal: writes the results and counts the validation.
-        feed: has the sets and the recipe.
+        training_rows: number of training rows of all sources.
         evaluation_of: answers and scores the rows of an evaluation; called once for each, and its result is written at
             once.
     """
-    recipe, step = feed.recipe, journal.progress.step
+    step = journal.progress.step
     settings, metric = recipe.eval, recipe.eval.selecting[1]
     values: list[float] = []
     metrics: dict[str, Any] = {}
     if settings.every_epochs is not None:
-        metrics["eval/epoch"] = float(epochs_at(recipe, feed.training_rows, step))
-    for one in planned(recipe, feed.validation):
+        metrics["eval/epoch"] = float(epochs_at(recipe, training_rows, step))
+    for one in planned(recipe, sets):
         evaluation = evaluation_of(one)
         for problem in task_problems(evaluation.summary):
             words = " ".join(filter(None, (one.source.name, one.set_name, one.setting_name)))
