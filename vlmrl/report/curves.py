@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from markupsafe import Markup
 
 from vlmrl.diagnose.health import TITLES as HEALTH_TITLES
 from vlmrl.evaluate.verdict import Verdict
+from vlmrl.report.cells import Cell, cell_in, cells_of
 from vlmrl.report.plots import HEIGHT, WIDTH, Mark, Series, line_chart
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
@@ -93,6 +94,7 @@ class RunCurves:
         label, colour: name and colour of the run on the page.
         marks: steps at which the run was resumed.
         problem: reason why the metrics could not be read; "" if they were read.
+        cells: set and setting of each of its evaluations at a step, as in the names of metrics: "validation/pass8".
     """
 
     label: str
@@ -102,6 +104,7 @@ class RunCurves:
     events: Sequence[Line] = ()
     marks: Sequence[Mark] = ()
     problem: str = ""
+    cells: Sequence[Cell] = ()
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ def read_curves(run: Run, label: str, colour: int) -> RunCurves:
         for a in run.manifest.attempts
         if a.number > 1
     ]
-    return RunCurves(label, colour, train, validation, events, marks)
+    return RunCurves(label, colour, train, validation, events, marks, cells=cells_of(run))
 
 
 def main_charts(runs: Sequence[RunCurves]) -> list[Chart]:
@@ -175,19 +178,33 @@ def part_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 
 
 def validation_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """Return charts of all validation metrics except the leading ones (they have large charts)."""
+    """Return charts of all validation metrics except the leading ones (they have large charts).
+
+    A metric of several settings has one chart per set, with a line per setting.
+    """
     names = _ordered(n for r in runs for n in _names(r.validation) if n.startswith("eval/") and not n.endswith(ENDS))
-    charts = []
+    cells = list(dict.fromkeys(cell for r in runs for cell in r.cells))
+    charts: dict[str, list[Series]] = {}
+    titles: dict[str, str] = {}
     for name in names:
         short = name.removeprefix("eval/")
-        if short in LEADING or short in ("metric", "is_best"):
+        if short in (*LEADING, "metric", "is_best", "epoch"):
             continue
-        series = [s for r in runs if (s := _dots(r, name)) is not None]
-        title = VALIDATION_TITLES.get(short, short)
-        charts.append(
-            Chart(title, line_chart(title, series, marks=_marks(runs), width=SMALL[0], height=SMALL[1]), short)
-        )
-    return charts
+        place, cell, metric = cell_in(short, cells)
+        key = f"{place}/{metric}" if place else metric
+        titles.setdefault(key, ", ".join(filter(None, (VALIDATION_TITLES.get(metric, metric), place))))
+        for run in runs:
+            dots = _dots(run, name)
+            if dots is not None and cell is not None and cell.setting:
+                shift = list(dict.fromkeys(c.setting for c in cells)).index(cell.setting)
+                label = f"{run.label}, {cell.setting}"
+                dots = replace(dots, label=label, colour=dots.colour + shift * len(runs))
+            charts.setdefault(key, []).extend([dots] if dots is not None else [])
+    marks, (width, height) = _marks(runs), SMALL
+    return [
+        Chart(titles[key], line_chart(titles[key], series, marks=marks, width=width, height=height), key)
+        for key, series in charts.items()
+    ]
 
 
 def health_charts(runs: Sequence[RunCurves]) -> list[Chart]:
