@@ -288,7 +288,8 @@ def _odd_values(value: Any, places: Mapping[Key, KeyPlace], file: Path, key: Key
     if isinstance(value, dict):
         depth = sum(isinstance(part, str) for part in key)
         is_argument = key[:2] == ("reward", "args")  # the value of an argument may be a table, such as aliases
-        if depth > MAX_TABLE_DEPTH + is_argument:
+        is_named = key[:2] == ("eval", "settings")  # a table of tables
+        if depth > MAX_TABLE_DEPTH + (is_argument or is_named):
             hint = "use a flat key" + (", or a string that your function parses" if is_argument else "")
             within = " inside a table" * (depth - 1)
             return [Problem(f"`{dotted(key)}` is a table{within}, too deep for a recipe", where, hint)]
