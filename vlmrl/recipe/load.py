@@ -1,8 +1,8 @@
 """Loading of recipes: from a TOML file to a valid `Recipe`, with the origin of every value. No torch.
 
-A recipe may name one parent (`extends`), whose keys it overrides one by one. Two kinds of values replace the parent's
-value as a whole: tables with names that users choose (`reward.weights`, `reward.args`, `data.columns`, `paper`), and
-lists (`[[data]]`, `stop`). Then `--set` overrides both files. All problems are reported at once, with file and line.
+A recipe may name parents (`extends`), whose keys it overrides one by one. Two kinds of values replace a parent's value
+as a whole: tables with names that users choose (`reward.weights`, `reward.args`, `data.columns`, `paper`), and lists
+(`[[data]]`, `stop`). Then `--set` overrides all files. All problems are reported at once, with file and line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vlmrl.errors import Problem, ProblemsError, RecipeError
-from vlmrl.recipe.files import Layer, find_recipe, parent_layer, read_layer
+from vlmrl.recipe.files import Layer, find_recipe, parent_layers, read_layer
 from vlmrl.recipe.key_fields import table_class
 from vlmrl.recipe.key_place import AUTO_ORIGIN, KeyPlace
 from vlmrl.recipe.overrides import apply_override, parse_override
@@ -45,7 +45,7 @@ class LoadedRecipe:
         path: path of the file.
         origins: dotted key of every value -> "default", "file.toml:12", "--set", or "auto: " and the reason.
         resolved: content of `resolved.json`: {"schema", "recipe": every value, "origins"}.
-        parent: the file named by `extends`, or None.
+        parents: the files that it extends, and those that they extend, in the order in which they were merged.
         places: key -> file and line, or `--set`, that sets it; keys that are not set are absent.
         warnings: choices during loading that the user may not have intended.
     """
@@ -55,7 +55,7 @@ class LoadedRecipe:
     path: Path
     origins: Mapping[str, str]
     resolved: Mapping[str, Any]
-    parent: Path | None = None
+    parents: tuple[Path, ...] = ()
     places: Mapping[Key, KeyPlace] = field(default_factory=dict, repr=False)
     warnings: tuple[Problem, ...] = ()
 
@@ -86,7 +86,7 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | 
     """
     file = find_recipe(path)
     own = read_layer(file)
-    layers = [*parent_layer(own), own]
+    layers = [*parent_layers(own), own]
     problems: list[Problem] = []
     raw: dict[str, Any] = {}
     places: dict[Key, KeyPlace] = {}
@@ -103,8 +103,8 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | 
     dump = recipe.model_dump(mode="json")
     origins = {dotted(key): _origin(key, raw, places) for key, _ in leaves(dump)} | derived
     resolved = {"schema": RESOLVED_SCHEMA, "recipe": dump, "origins": origins}
-    parent = layers[0].file if len(layers) > 1 else None
-    return LoadedRecipe(recipe, own.text, file, origins, resolved, parent, places, tuple(warnings))
+    parents = tuple(layer.file for layer in layers[:-1])
+    return LoadedRecipe(recipe, own.text, file, origins, resolved, parents, places, tuple(warnings))
 
 
 def reload_recipe(
@@ -139,7 +139,7 @@ def reload_recipe(
         for key, _ in leaves(dump)
     }
     new = {"schema": RESOLVED_SCHEMA, "recipe": dump, "origins": origins}
-    return LoadedRecipe(recipe, text, file, origins, new, None, places)
+    return LoadedRecipe(recipe, text, file, origins, new, (), places)
 
 
 def _finish(
@@ -288,7 +288,7 @@ def _odd_values(value: Any, places: Mapping[Key, KeyPlace], file: Path, key: Key
     if isinstance(value, dict):
         depth = sum(isinstance(part, str) for part in key)
         is_argument = key[:2] == ("reward", "args")  # the value of an argument may be a table, such as aliases
-        is_named = key[:2] == ("eval", "settings")  # a table of tables
+        is_named = key[:2] in (("eval", "settings"), ("paper", "numbers"))  # tables of tables
         if depth > MAX_TABLE_DEPTH + (is_argument or is_named):
             hint = "use a flat key" + (", or a string that your function parses" if is_argument else "")
             within = " inside a table" * (depth - 1)
