@@ -19,7 +19,7 @@ from vlmrl.algo.algorithm import CELLS
 from vlmrl.errors import RecipeError, nearest
 from vlmrl.key_facts import OnResume
 from vlmrl.recipe.algo_table import values_by_row
-from vlmrl.recipe.files import parent_layers, read_layer, shipped_folder
+from vlmrl.recipe.files import read_layer, read_layers, shipped_folder
 from vlmrl.recipe.key_fields import leaf_fields, literal_choices, mark_of, table_class
 from vlmrl.recipe.key_rules import ReadBy
 from vlmrl.recipe.load import LoadedRecipe, leaves
@@ -160,12 +160,12 @@ def first_sentence(text: str) -> str:
 
 def _listed(name: str, path: Path, is_base: bool) -> ListedRecipe:
     try:
-        layer = read_layer(path)
-        kinds = [one.raw["kind"] for one in (*parent_layers(layer), layer) if "kind" in one.raw]
+        layers = read_layers(path)
+        kinds = [layer.raw["kind"] for layer in layers if "kind" in layer.raw]
     except RecipeError as error:
         return ListedRecipe(name, path, "?", "", error.message)
     kind = "base" if is_base else str(kinds[-1] if kinds else "rl")
-    return ListedRecipe(name, path, kind, first_comment(layer.text))
+    return ListedRecipe(name, path, kind, first_comment(layers[-1].text))
 
 
 def _explained(names: tuple[str, ...], field: FieldInfo) -> Explained:

@@ -121,6 +121,12 @@ MAX_LAYERS = 16
 """Maximum number of files of a recipe: itself and all its parents."""
 
 
+def read_layers(file: Path) -> list[Layer]:
+    """Read a recipe file and all its parents; the file itself is the last. Raises: as `read_layer`, `parent_layers`."""
+    own = read_layer(file)
+    return [*parent_layers(own), own]
+
+
 def parent_layers(own: Layer) -> list[Layer]:
     """Return the layers of all parents in `extends`, and of their parents, in the order in which they are merged.
 

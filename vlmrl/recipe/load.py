@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vlmrl.errors import Problem, ProblemsError, RecipeError
-from vlmrl.recipe.files import Layer, find_recipe, parent_layers, read_layer
+from vlmrl.recipe.files import Layer, find_recipe, read_layers
 from vlmrl.recipe.key_fields import table_class
 from vlmrl.recipe.key_place import AUTO_ORIGIN, KeyPlace
 from vlmrl.recipe.overrides import apply_override, parse_override
@@ -75,20 +75,27 @@ class LoadedRecipe:
         return _tried(value, self.places.get(key), self.path.parent)
 
 
-def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | None = None) -> LoadedRecipe:
+def load_recipe(
+    path: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    kind: str | None = None,
+    under: Mapping[str, Any] | None = None,
+) -> LoadedRecipe:
     """Read, merge, override and validate a recipe. Open no data and no model. Rules about several keys: `checks.py`.
 
     Args:
         path: a TOML file, or the bare name of a shipped recipe.
         overrides: `key=value` texts in the order of the command line; the last one for a key counts.
         kind: kind of run that the caller starts, "rl" or "sft"; a recipe of the other kind is an error. None = any.
+        under: values of another recipe, such as a run's, which the files override key by key.
     Raises: RecipeError when the file cannot be read; ProblemsError with all problems in it.
     """
     file = find_recipe(path)
-    own = read_layer(file)
-    layers = [*parent_layers(own), own]
+    *parents, own = layers = read_layers(file)
     problems: list[Problem] = []
-    raw: dict[str, Any] = {}
+    raw: dict[str, Any] = _copy(under or {})
+    _drop_none(raw)
     places: dict[Key, KeyPlace] = {}
     for layer in layers:
         _merge(raw, places, layer, ())
@@ -96,15 +103,16 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | 
         _keep_one(raw, places, written_in(layer.raw), file, problems)
     applied = [_override(raw, places, text, problems) for text in overrides]
     _keep_one(raw, places, {key for key in applied if key is not None}, file, problems)
-    (recipe, warnings), derived = _finish(raw, places, file, problems, kind), {}
-    if recipe.lora is not None and ("optim", "lr") not in places:
+    first = None if under is None else Path()
+    (recipe, warnings), derived = _finish(raw, places, file, problems, kind, first), {}
+    if recipe.lora is not None and ("optim", "lr") not in places and under is None:
         recipe = recipe.model_copy(update={"optim": recipe.optim.model_copy(update={"lr": LORA_LR})})
         derived["optim.lr"] = LORA_LR_ORIGIN
     dump = recipe.model_dump(mode="json")
     origins = {dotted(key): _origin(key, raw, places) for key, _ in leaves(dump)} | derived
     resolved = {"schema": RESOLVED_SCHEMA, "recipe": dump, "origins": origins}
-    parents = tuple(layer.file for layer in layers[:-1])
-    return LoadedRecipe(recipe, own.text, file, origins, resolved, parents, places, tuple(warnings))
+    files = tuple(layer.file for layer in parents)
+    return LoadedRecipe(recipe, own.text, file, origins, resolved, files, places, tuple(warnings))
 
 
 def reload_recipe(

@@ -137,9 +137,7 @@ def _settings(loaded: LoadedRecipe) -> Iterator[Problem]:
             yield Problem(message, loaded.where(key), "choose another name")
         k = re.fullmatch(r"(?:pass|maj|mean)[@_-]?(\d+)", name)
         if k is not None and int(k[1]) > setting.samples:
-            message = (
-                f"`eval.settings.{name}` has {setting.samples} samples per prompt, too few for k = {k[1]}"
-            )
+            message = f"`eval.settings.{name}` has {setting.samples} samples per prompt, too few for k = {k[1]}"
             yield Problem(message, loaded.where((*key, "samples"), key), f"set samples = {k[1]}", "warning")
     name, metric = settings.selecting
     samples = settings.named_settings[name].samples
