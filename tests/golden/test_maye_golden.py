@@ -19,7 +19,7 @@ ROW = ALGORITHMS["maye"]
 
 
 def advantages(right: int, wrong: int, tokens: int = 4, name: str = "maye") -> list[float]:
-    """Advantages of so many right (score 1) and wrong (0) responses, one per prompt: [of a right one, of a wrong one]."""
+    """Advantages of so many right (score 1) and wrong (0) responses, one per prompt: [a right one's, a wrong one's]."""
     groups = [ScoredGroup([score], [True], lengths=[tokens]) for score in [1.0] * right + [0.0] * wrong]
     values = [float(samples[0][0]) for samples in step_advantages(groups, ALGORITHMS[name])]
     assert values == [values[0]] * right + [values[-1]] * wrong
@@ -103,7 +103,7 @@ def test_the_recipes_have_the_published_numbers(name: str):
 
 
 def test_the_published_gain_can_be_computed_again_from_the_numbers_of_the_recipes():
-    """On MM-Math with Qwen2-VL, RL's mean is 1.35 times the base model's, over six cells, and its maximum 1.76 times."""
+    """On MM-Math with Qwen2-VL, RL's mean is 1.35 times the base model's over six cells, and its maximum 1.76 times."""
     numbers = load_recipe("maye_mm_math_qwen2_vl").recipe.paper["numbers"].values()
     assert sum(n["rl"] / n["base"] for n in numbers) / 6 == pytest.approx(1.349, abs=5e-4)
     assert sum(n["rl_max"] / n["base"] for n in numbers) / 6 == pytest.approx(1.761, abs=5e-4)

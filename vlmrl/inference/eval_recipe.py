@@ -57,8 +57,9 @@ def choose_recipe(
     """Return the recipe to evaluate with, and the rows that the model has seen.
 
     The recipe is the named one (a file, or a run's), else the run's own, else defaults on `data`; `overrides` are
-    applied to it. A named file without `[[data]]`, such as a scheme of evaluation, overrides the run's own recipe, or the
-    defaults on `data`, key by key. For a model that `vlmrl merge` wrote, the run is the one it was made from, while that exists.
+    applied to it. A named file without `[[data]]`, such as a scheme of evaluation, overrides the run's own recipe, or
+    the defaults on `data`, key by key. For a model that `vlmrl merge` wrote, the run is the one it was made from, while
+    that exists.
     When a run is evaluated, the table `model` is always the run's own: its pixels and dtype belong to its weights.
 
     Raises: RecipeError when nothing says what data to use; StoreError when there is no such run or model folder; the

@@ -14,6 +14,8 @@ from vlmrl.evaluate.verdict import Verdict
 from vlmrl.report.plots import HEIGHT, WIDTH, Mark, Series, line_chart
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
+from vlmrl.tasks.reflection import PREFIX as REFLECTION
+from vlmrl.tasks.reflection import PREFIXES, WORD
 
 Line = Mapping[str, Any]
 Changes = Callable[[int, int], Mapping[str, tuple[Mapping[str, Any], Verdict]]]
@@ -30,6 +32,9 @@ TITLES = {
     "rollout/dead_group_share": "Dead groups (share)",
     "rollout/truncated_share": "Truncated responses (share)",
     "rollout/response_tokens_mean": "Response length (tokens, mean)",
+    "rollout/response_tokens_p10": "Response length (tokens, 10th percentile)",
+    "rollout/response_tokens_p50": "Response length (tokens, median)",
+    "rollout/response_tokens_p90": "Response length (tokens, 90th percentile)",
     "rollout/tokens_per_second": "Sampling speed (tokens per second)",
     "policy/entropy": "Entropy (nats per token)",
     "policy/sampler_gap_max": "Sampler gap (largest, nats)",
@@ -178,7 +183,7 @@ def validation_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     charts = []
     for name in names:
         short = name.removeprefix("eval/")
-        if short in LEADING or short in ("metric", "is_best"):
+        if short in LEADING or short in ("metric", "is_best", "epoch"):
             continue
         series = [s for r in runs if (s := _dots(r, name)) is not None]
         title = VALIDATION_TITLES.get(short, short)
@@ -194,6 +199,31 @@ def health_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     return [_train_chart(runs, n) for n in (*HEALTH, *HEALTH_TITLES) if n in there]
 
 
+def reflection_charts(runs: Sequence[RunCurves]) -> tuple[list[Chart], list[Chart]]:
+    """Return the charts of reflection: of its ratios and rates, and of the counts of words that occur."""
+    names = _ordered(n for r in runs for n in _names(r.train) if n.startswith(REFLECTION))
+    found = [n for n in names if f"/{WORD}" in n and any(line.get(n) for r in runs for line in r.train)]
+    shares = [n for n in names if f"/{WORD}" not in n and "/count/" not in n]
+    return [_train_chart(runs, n) for n in shares], [_train_chart(runs, n) for n in found]
+
+
+def training_title(name: str) -> str:
+    """Return the title of a training metric."""
+    if name.startswith(REFLECTION):
+        return _reflection_title(name)
+    return TITLES.get(name, name)
+
+
+def _reflection_title(name: str) -> str:
+    """Return a title such as "Reflection ratio in correct answers (maye)"."""
+    profile = next(
+        (p for p, prefix in sorted(PREFIXES.items(), key=lambda item: -len(item[1])) if name.startswith(prefix))
+    )
+    words = name.removeprefix(PREFIXES[profile]).removeprefix(WORD).replace("_", " ")
+    quoted = f'"{words}"' if f"/{WORD}" in name else words.capitalize()
+    return quoted if profile == "default" else f"{quoted} ({profile})"
+
+
 def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     """Return charts of all training metrics that have no chart elsewhere."""
     shown = {
@@ -206,7 +236,9 @@ def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
         "loss/cross_entropy",
     }
     names = _ordered(n for r in runs for n in _names(r.train))
-    other_names = [n for n in names if n not in shown and not n.startswith(("reward/part/", "reward/source/"))]
+    other_names = [
+        n for n in names if n not in shown and not n.startswith(("reward/part/", "reward/source/", REFLECTION))
+    ]
     return [_train_chart(runs, n) for n in other_names]
 
 
@@ -288,7 +320,7 @@ def _dots(run: RunCurves, name: str) -> Series | None:
 
 def _train_chart(runs: Sequence[RunCurves], name: str, *, title: str = "", large: bool = False) -> Chart:
     series = [s for r in runs if (s := _series(r, r.train, name, r.label)) is not None]
-    title = title or TITLES.get(name, name)
+    title = title or training_title(name)
     width, height = (WIDTH, HEIGHT) if large else SMALL
     return Chart(title, line_chart(title, series, marks=_marks(runs), width=width, height=height), name)
 

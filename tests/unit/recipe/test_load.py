@@ -125,7 +125,7 @@ MODEL_AND_DATA = '[model]\npath = "m"\n[[data]]\npath = "d"\n'
 
 
 def test_parents_have_parents_and_later_ones_override_earlier_ones(tmp_path):
-    """seed: own; lr: second parent; steps: first parent; warm-up: the grandparent that both share, merged once, first."""
+    """seed: own; lr: second parent; steps: first parent; warm-up: the grandparent that both share, merged once."""
     child = write(
         tmp_path,
         child='extends = ["a.toml", "b.toml"]\n[train]\nseed = 4\n' + MODEL_AND_DATA,
@@ -144,7 +144,7 @@ def test_parents_have_parents_and_later_ones_override_earlier_ones(tmp_path):
 
 def test_a_circle_of_parents_is_an_error_at_the_line_that_closes_it(tmp_path):
     child = write(tmp_path, child='extends = "a.toml"\n' + MODEL_AND_DATA, a='\nextends = "child.toml"\n')
-    with pytest.raises(RecipeError, match="extends itself, through child.toml") as caught:
+    with pytest.raises(RecipeError, match=r"extends itself, through child\.toml") as caught:
         load_recipe(child)
     assert caught.value.where == f"{tmp_path / 'a.toml'}:2"
     chain = {f"r{i}": f'extends = "r{i + 1}.toml"\n' for i in range(20)}
