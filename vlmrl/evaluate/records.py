@@ -96,9 +96,9 @@ def read_evaluation(folder: Path) -> Evaluation:
     return Evaluation(_read_rows(folder / EVAL_ROWS), read_summary(folder))
 
 
-def training_folder(run_dir: Path, split: str, source: str, step: int) -> Path:
+def training_folder(run_dir: Path, split: str, source: str, step: int, setting: str = "") -> Path:
     """Return the folder for a validation during training. A user's own `vlmrl eval` of that name is not replaced."""
-    folder = eval_dir(run_dir, training_name(split, source, step))
+    folder = eval_dir(run_dir, training_name(split, source, step, setting))
     try:
         is_users = not read_summary(folder).get("meta", {}).get("during")
     except StoreError:  # it is missing or damaged

@@ -26,7 +26,7 @@ from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards import reward_record
 from vlmrl.rollout.engine import Generator
 from vlmrl.setup.engine import make_generator
-from vlmrl.setup.model import greedy_params, load_origin, make_encoder, make_policy
+from vlmrl.setup.model import load_origin, make_encoder, make_policy, setting_params
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.run_records import dataset_record
 from vlmrl.setup.sources import make_scorer
@@ -183,7 +183,7 @@ def load_answerer(
     alone = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine_gpus": 0})})
     engine = make_generator(alone, policy, encoder, origin.files, say, world=world, log=log)
     engine.load_weights(0)
-    params = _params(recipe, greedy_params(recipe, policy, processor.tokenizer), settings)
+    params = _params(recipe, setting_params(recipe, policy, processor.tokenizer), settings)
     return Answerer(engine, encoder, params, str(policy.device))
 
 

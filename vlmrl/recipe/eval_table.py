@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -28,6 +28,18 @@ class EvalSetting(RecipeTable):
     """Responses per prompt, for pass@k, maj@k and mean@k."""
     max_new_tokens: Annotated[Tokens | None, MEASURE] = None
     """Token limit of a response; default: eval.max_new_tokens, else rollout.max_new_tokens."""
+
+    def record(self, token_limit: int) -> dict[str, Any]:
+        """Return the sampling as the summary of an evaluation has it. `token_limit`: the one that holds."""
+        greedy = self.temperature == 0
+        filters = {"top_p": self.top_p if self.top_p < 1 else None, "top_k": self.top_k or None}
+        return {
+            "greedy": greedy,
+            "temperature": None if greedy else self.temperature,
+            "samples": self.samples,
+            "max_new_tokens": token_limit,
+            **{name: value for name, value in filters.items() if value is not None and not greedy},
+        }
 
 
 GREEDY = EvalSetting()

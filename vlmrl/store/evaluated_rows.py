@@ -92,9 +92,19 @@ def names_a_step(name: str) -> bool:
     return re.search(r"-step-\d+$", name) is not None
 
 
-def training_name(split: str, source: str, step: int) -> str:
+def training_name(split: str, source: str, step: int, setting: str = "") -> str:
     """Return the folder name of a validation during training. `vlmrl eval` never uses it for the same rows."""
-    return eval_name(split, source, step_name(step))
+    return eval_name(*filter(None, (split, source, setting)), step_name(step))
+
+
+def sampling_words(meta: Mapping[str, Any]) -> str:
+    """Return the sampling of an evaluation, from the `meta` of its summary. Example: pass8 (T=1, n=8); greedy."""
+    sampling = meta.get("sampling") or {}
+    words = "greedy"
+    if not meta.get("greedy", True):
+        words = f"T={sampling.get('temperature')}, n={sampling.get('samples')}"
+        words += "".join(f", {name}={sampling[name]}" for name in ("top_p", "top_k") if sampling.get(name))
+    return f"{meta['setting']} ({words})" if meta.get("setting") else words
 
 
 def same_rows_key(meta: Mapping[str, Any]) -> str | None:
@@ -103,4 +113,5 @@ def same_rows_key(meta: Mapping[str, Any]) -> str | None:
         return None
     sampling = meta.get("sampling") or {}
     sampled = "" if meta.get("greedy", True) else f"T{sampling.get('temperature')}-n{sampling.get('samples')}"
-    return "-".join(str(w) for w in (meta["split"], meta["source"], sampled, meta.get("max_rows")) if w)
+    filtered = [f"{name}{sampling[name]}" for name in ("top_p", "top_k") if sampling.get(name)]
+    return "-".join(str(w) for w in (meta["split"], meta["source"], sampled, *filtered, meta.get("max_rows")) if w)

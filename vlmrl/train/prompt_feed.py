@@ -13,6 +13,7 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.sample import Prompt, encode_prompt
+from vlmrl.setup.eval_sets import EvalSet
 from vlmrl.tasks.source import Source
 from vlmrl.train.step_batch import Tail
 from vlmrl.types import Row, SamplingParams, ScoredSample
@@ -28,24 +29,24 @@ class PromptFeed:
     Args:
         recipe: the run's recipe.
         sources: the training sources.
-        validation: the validation sources; [] = the run does not validate.
+        validation: the sets that are evaluated; [] = the run does not validate.
         stream: draws from the training sources in the recipe's shares.
         encoder: renders and tokenizes a row.
         scorers: the scorer of each source, by its name.
         sampling: sampling parameters of training.
-        greedy: sampling parameters of validation.
+        evaluation: sampling parameters of validation, by the name of the setting ("" = a recipe without settings).
         world: the ranks, which share the prompts of a draw.
         cursor: position of the stream to save in a checkpoint when rows were drawn ahead; None = its current position.
     """
 
     recipe: Recipe
     sources: Sequence[Source]
-    validation: Sequence[Source]
+    validation: Sequence[EvalSet]
     stream: PromptStream
     encoder: Encoder
     scorers: Mapping[str, Scorer]
     sampling: SamplingParams
-    greedy: SamplingParams
+    evaluation: Mapping[str, SamplingParams]
     world: World = ALONE
     cursor: Mapping[str, Any] | None = None
 
@@ -53,6 +54,11 @@ class PromptFeed:
     def position(self) -> dict[str, Any]:
         """Position of the stream at which a resumed run continues."""
         return dict(self.cursor or self.stream.state_dict())
+
+    @property
+    def training_rows(self) -> int:
+        """Number of training rows of all sources."""
+        return sum(len(source.rows) for source in self.sources)
 
     @property
     def weights(self) -> dict[str, Mapping[str, float]]:

@@ -27,7 +27,7 @@ from vlmrl.train.credit import Before, assign_credit, batch_of
 from vlmrl.train.forward_passes import fill_logps, fill_reference
 from vlmrl.train.journal import Health
 from vlmrl.train.learner import Learner
-from vlmrl.train.loop import after_step, catch_interrupt, end, stop_reason, validate_at_start
+from vlmrl.train.loop import after_step, catch_interrupt, end, stop_reason
 from vlmrl.train.objectives import PolicyGradient, objective_of
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.out_of_memory import keep_batches
@@ -40,6 +40,7 @@ from vlmrl.train.step_batch import StepBatch, split_updates
 from vlmrl.train.step_metrics import Clock, group_metrics, memory_metrics, rollout_speed
 from vlmrl.train.sync_check import check_sync
 from vlmrl.train.update import update
+from vlmrl.train.validation import validate_at_start
 from vlmrl.types import Group, Row, Segment, hash64
 
 STRICT_STEPS = 3
