@@ -13,7 +13,8 @@ from vlmrl.algo.inputs import scored_group, step_advantages
 from vlmrl.algo.kl import k3
 from vlmrl.algo.losses import clipped_surrogate
 from vlmrl.recipe.load import load_recipe
-from vlmrl.types import Score
+from vlmrl.tasks.builtin_rewards import load_reward
+from vlmrl.types import RewardInput, Score
 
 ROW = ALGORITHMS["maye"]
 
@@ -100,6 +101,27 @@ def test_the_recipes_have_the_published_numbers(name: str):
         numbers = recipe.paper["numbers"]
         metrics = {"pass8": "pass@8", "pass1_t06": "accuracy", "pass1_t001": "accuracy"}
         assert set(numbers) == {f"{rows}/{key}/{metrics[key]}" for rows in recipe.eval.sets for key in settings}
+
+
+@pytest.mark.parametrize("name", ["maye_mm_math_qwen2_vl", "maye_geometry3k_qwen2_5_vl"])
+def test_penalties_of_the_recipes_are_weighted_parts(name: str):
+    reward = load_recipe(name).recipe.reward
+    spec = load_reward("math", args=reward.args)
+
+    def score(text: str, finish: str = "stop", tokens: int = 9) -> float:
+        parts = spec(RewardInput(text, {"answer": "20"}, finish=finish, num_tokens=tokens))
+        assert set(reward.weights) <= set(parts)
+        return sum(weight * parts[part] for part, weight in reward.weights.items())
+
+    assert score("So \\boxed{20}") == 1.0
+    assert score("So \\boxed{20}", "length") == pytest.approx(0.9), "a right answer stays the better one"
+    assert score("So \\boxed{20}", tokens=0) == pytest.approx(0.9)
+    assert score("So \\boxed{21}", "length") == pytest.approx(-0.1)
+    # 2 of the letters s, o and two ideographs; the command of the box counts its 5 letters: 2 / 9
+    assert score("\u7b54\u6848 so \\boxed{21}") == pytest.approx(-0.1 * 2 / 9)
+    published = load_recipe(f"{name}_published").recipe.reward
+    assert (published.profile, published.weights) == ("maye", {})
+    assert load_reward("maye", args=published.args).ranges["penalty"] == (-3.0, 1.1)
 
 
 def test_the_published_gain_can_be_computed_again_from_the_numbers_of_the_recipes():
