@@ -103,7 +103,8 @@ def _results(names: Iterable[str]) -> list[str]:
         place, _, metric = name.rpartition("/")
         kind, at, k = metric.partition("@")
         repeated = at and kind in ("pass", "maj") and k.isdigit()
-        if f"{place}/".startswith(PREFIX) and (metric in LEADING or repeated):
+        is_part = place.endswith("/part")
+        if f"{place}/".startswith(PREFIX) and not is_part and (metric in LEADING or repeated):
             kinds = places.setdefault(place, {})
             if kind not in kinds or int(k or 0) > int(kinds[kind].partition("@")[2] or 0):
                 kinds[kind] = name

@@ -183,8 +183,8 @@ def validation_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     charts = []
     for name in names:
         short = name.removeprefix("eval/")
-        if short in LEADING or short in ("metric", "is_best", "epoch"):
-            continue
+        if short in (*LEADING, "metric", "is_best", "epoch") or f"/{REFLECTION}" in f"/{short}":
+            continue  # the tables of evaluations have reflection
         series = [s for r in runs if (s := _dots(r, name)) is not None]
         title = VALIDATION_TITLES.get(short, short)
         charts.append(

@@ -11,12 +11,11 @@ from typing import Any
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.over_epochs import EPOCH_MEANS, RunEpochs, group_runs, over_epochs, read_epochs
 from vlmrl.report.curves import SMALL, Chart, training_title
-from vlmrl.report.plots import Series, line_chart
+from vlmrl.report.plots import EPOCH, Series, line_chart
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
 from vlmrl.tasks.reflection import PREFIXES, RATE, RATIOS
 
-AXIS = "epoch"
 STEP_CURVES = (
     *EPOCH_MEANS,
     *(f"{prefix}{name}" for prefix in PREFIXES.values() for name in (*RATIOS, RATE)),
@@ -121,7 +120,7 @@ def _epoch_chart(name: str, groups: Sequence[RunGroup], base: float | None) -> C
         for group in groups
     ]
     drawn = [one for one in series if one is not None]
-    svg = line_chart(name, drawn, line=base, line_text="before training", axis=AXIS, width=SMALL[0], height=SMALL[1])
+    svg = line_chart(name, drawn, line=base, line_text="before training", axis=EPOCH, width=SMALL[0], height=SMALL[1])
     return Chart(name, svg, name)
 
 
@@ -134,7 +133,7 @@ def _training_by_epoch(groups: Sequence[RunGroup]) -> list[Chart]:
         ]
         if drawn := [one for one in series if one is not None]:
             title = f"{training_title(name)}, mean over the epoch"
-            charts.append(Chart(title, line_chart(title, drawn, axis=AXIS, width=SMALL[0], height=SMALL[1]), name))
+            charts.append(Chart(title, line_chart(title, drawn, axis=EPOCH, width=SMALL[0], height=SMALL[1]), name))
     return charts
 
 

@@ -74,7 +74,7 @@ def test_the_leading_metric_and_the_largest_k_of_each_set_and_setting(tmp_path):
         "validation/pass8/accuracy": [0.1, 0.2], "validation/pass8/accuracy_low": [0.0, 0.1],
         "validation/pass8/reward": [0.5, 0.6], "validation/pass8/pass@2": [0.2, 0.3],
         "validation/pass8/pass@8": [0.3, 0.4], "validation/pass8/pass@8_low": [0.2, 0.3],
-        "validation/pass8/mean@8": [0.1, 0.2], "validation/pass8/part/format": [1.0, 1.0],
+        "validation/pass8/mean@8": [0.1, 0.2], "validation/pass8/part/accuracy": [1.0, 1.0],
         "test/greedy/reward": [0.4, 0.5],
     }  # fmt: skip
     read = read_epochs(epoch_run(tmp_path, "a", values))
