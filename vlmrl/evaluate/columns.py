@@ -118,6 +118,11 @@ class EvalColumns:
         return as_numbers(self._answers)
 
     @property
+    def scored_parts(self) -> list[str]:
+        """Names of the parts of responses that have a score."""
+        return sorted({name for pattern in self.applying for name, _ in pattern}, key=list(self.parts).index)
+
+    @property
     def num_images(self) -> int:
         return len(np.unique(as_numbers(self._images)))
 

@@ -97,6 +97,11 @@ class Scorer:
         if self._pool is not None:
             self._pool.close()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no worker has anything to do, or will have before `collect()`."""
+        return self._pool is None or not self._pool.pending
+
     def pids(self) -> list[int]:
         """Return the processes that run the reward: its workers, or this one."""
         return self._pool.pids() if self._pool is not None else [os.getpid()]

@@ -28,11 +28,13 @@ class Generator(Protocol):
         copies_weights: whether it has its own copy of the weights, which a sync could get wrong.
         works_alone: whether it goes on generating between two polls, on GPUs that the trainer does not use. Requests
             may then be submitted before an update and polled after it.
+        admits: whether a request joins those in flight at once. If not, it waits until all of them are complete.
     """
 
     version: int
     copies_weights: bool
     works_alone: bool
+    admits: bool = False
 
     def round(self, progress: Callable[[int], Any] | None = None) -> AbstractContextManager[Any]:
         """Context manager: inside, requests can be submitted and polled. On exit, requests that are left are dropped.

@@ -61,6 +61,11 @@ class Scoring:
         """Take the scores that are there, and give the workers what waits for them. Does not wait."""
         self._collect(0.0)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no worker has anything to do of what was submitted: `finish` then waits only for second tries."""
+        return all(scorer.is_idle for scorer in self._sources.values())
+
     def finish(self, seconds: float | None = None) -> list[Group]:
         """Wait for all scores. Return the groups in the order of the draw; advantages are still 0.
 

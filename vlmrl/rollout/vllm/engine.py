@@ -71,7 +71,7 @@ class VllmEngine(Generator):
     Raises: EngineError when vllm cannot be imported, cannot generate for the model, or does not start.
     """
 
-    copies_weights, works_alone = True, False
+    copies_weights, works_alone, admits = True, False, True
 
     def __init__(
         self, weights: WeightSource, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
