@@ -18,7 +18,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,7 +41,7 @@ Record = Mapping[str, Any]
 
 def summarise_sets(
     compute: SetMetrics,
-    verdicts: Sequence[Verdict],
+    verdicts: Iterable[Verdict],
     records: Sequence[Record],
     units: Sequence[Hashable] | None = None,
     num_resamples: int = REPLICATES,
@@ -49,7 +50,7 @@ def summarise_sets(
 
     Args:
         compute: `Task.set_metrics`.
-        verdicts, records: those of the same responses, in the same order.
+        verdicts, records: those of the same responses, in the same order. For PooledMetrics, verdicts are read once.
         units: the unit with which each response is resampled; None = the images that rows share.
         num_resamples: number of resamples for an interval; 0 = no intervals.
     Returns: {"metrics": name -> as `summarise` has them, "set_metrics": {"names", "undefined": names of metrics that
@@ -60,9 +61,9 @@ def summarise_sets(
     """
     clusters = clusters_of(records) if units is None else [(unit,) for unit in units]
     pooled = CountTable.of(compute, verdicts) if isinstance(compute, PooledMetrics) else None
-    measure = partial(_of_chosen, compute, verdicts) if pooled is None else pooled.metrics
-    values = _numbers(measure(np.ones(len(verdicts), dtype=np.int64)))
-    shared = Units(clusters, len(verdicts))
+    measure = partial(_of_chosen, compute, list(verdicts)) if pooled is None else pooled.metrics
+    values = _numbers(measure(np.ones(len(records), dtype=np.int64)))
+    shared = Units(clusters, len(records))
     defined = [name for name, value in values.items() if math.isfinite(value)]
     problem, number = "", num_resamples if shared.count >= LEAST_UNITS else 0
     try:
@@ -99,12 +100,21 @@ class CountTable:
     count_NC: NDArray[np.int64]
 
     @classmethod
-    def of(cls, pooled: PooledMetrics, verdicts: Sequence[Verdict]) -> CountTable:
-        """Return the counts of these responses."""
-        rows = [pooled.count(verdict) for verdict in verdicts]
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        count_NC = np.array([[row.get(name, 0) for name in names] for row in rows], dtype=np.int64)
-        return cls(pooled, names, count_NC.reshape(len(rows), len(names)))
+    def of(cls, pooled: PooledMetrics, verdicts: Iterable[Verdict]) -> CountTable:
+        """Return the counts of these responses. Raises: DataError if they do not all have the same names."""
+        names: tuple[str, ...] | None = None
+        numbers = array("q")
+        for verdict in verdicts:
+            counts = pooled.count(verdict)
+            if names is None:
+                names = tuple(counts)
+            if counts.keys() != set(names):
+                message = f"the counts of a response are called {', '.join(counts)}; those of others {', '.join(names)}"
+                raise DataError(message, hint="return the same names for every response, with 0 where there is nothing")
+            numbers.extend(counts[name] for name in names)
+        width = len(names or ())
+        count_NC = np.frombuffer(numbers, dtype=np.int64).reshape(-1, width) if width else np.zeros((0, 0), np.int64)
+        return cls(pooled, names or (), count_NC)
 
     @property
     def sums(self) -> dict[str, int]:
