@@ -15,7 +15,7 @@ from vlmrl.data.prepared_dataset import INFO_FILE
 from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError, did_you_mean
 from vlmrl.inference.eval_rows import SeenRows, seen_by, trained_by
 from vlmrl.json_text import parse_json
-from vlmrl.recipe.files import find_recipe, read_layers
+from vlmrl.recipe.files import find_recipe, has_table, read_layers
 from vlmrl.recipe.key_place import AUTO_ORIGIN
 from vlmrl.recipe.load import load_recipe, recipe_from_resolved
 from vlmrl.recipe.overrides import apply_override, parse_override
@@ -162,10 +162,8 @@ def _named_recipe(name: str, origin: ModelOrigin, root: Path, under: Mapping[str
             if values is not None:
                 return values
         raise
-    is_whole = any("data" in layer.raw for layer in read_layers(file))
-    loaded = load_recipe(
-        file, overrides=[f"model.path={json.dumps(origin.path)}"], under=None if is_whole or not under else under
-    )
+    is_whole = not under or has_table(read_layers(file), "data")
+    loaded = load_recipe(file, overrides=[f"model.path={json.dumps(origin.path)}"], under=None if is_whole else under)
     return loaded.recipe.model_dump(mode="json")
 
 

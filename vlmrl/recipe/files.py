@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,20 @@ def read_layers(file: Path) -> list[Layer]:
     """Read a recipe file and all its parents; the file itself is the last. Raises: as `read_layer`, `parent_layers`."""
     own = read_layer(file)
     return [*parent_layers(own), own]
+
+
+def has_table(layers: Iterable[Layer], table: str) -> bool:
+    """Return whether a recipe's file or one of its parents sets a table."""
+    return any(table in layer.raw for layer in layers)
+
+
+def text_of_base(path: str | Path) -> str | None:
+    """Return the text of a recipe that others extend, which lacks `[model]` or `[[data]]`; None for a whole recipe.
+
+    Raises: as `find_recipe` and `read_layers`.
+    """
+    layers = read_layers(find_recipe(path))
+    return None if all(has_table(layers, table) for table in ("model", "data")) else layers[-1].text
 
 
 def parent_layers(own: Layer) -> list[Layer]:
