@@ -202,9 +202,9 @@ def health_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 def reflection_charts(runs: Sequence[RunCurves]) -> tuple[list[Chart], list[Chart]]:
     """Return the charts of reflection: of its ratios and rates, and of the counts of words that occur."""
     names = _ordered(n for r in runs for n in _names(r.train) if n.startswith(REFLECTION))
-    found = [n for n in names if f"/{WORD}" in n and any(line.get(n) for r in runs for line in r.train)]
+    words_there = [n for n in names if f"/{WORD}" in n and any(line.get(n) for r in runs for line in r.train)]
     shares = [n for n in names if f"/{WORD}" not in n and "/count/" not in n]
-    return [_train_chart(runs, n) for n in shares], [_train_chart(runs, n) for n in found]
+    return [_train_chart(runs, n) for n in shares], [_train_chart(runs, n) for n in words_there]
 
 
 def training_title(name: str) -> str:
