@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, overload
 from vlmrl.dist.world import World
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.columns import EvalColumns
-from vlmrl.evaluate.record_table import outcome_names, read_records, record_table
+from vlmrl.evaluate.record_table import has_shown, outcome_names, read_records, record_table
 from vlmrl.json_text import parse_json
 from vlmrl.store.files import remove_tree, write_atomic
 from vlmrl.store.media import ShardFolder, write_shard
@@ -124,6 +124,7 @@ class MergedPieces:
     Args:
         sizes: number of records of each piece.
         outcomes: names of all outcomes, in order of first appearance.
+        shown: whether the model saw other images than those of the rows.
         num_problems, first_problem, images_left_out, files: as of `Piece`, of all pieces.
     """
 
@@ -134,6 +135,7 @@ class MergedPieces:
     first_problem: str = ""
     images_left_out: int = 0
     files: dict[str, bytes] = field(default_factory=dict)
+    shown: bool = False
 
     def take(self, piece: Piece) -> None:
         """Add the facts of the next piece."""
@@ -143,11 +145,13 @@ class MergedPieces:
         self.first_problem = self.first_problem or piece.first_problem
         self.images_left_out += piece.images_left_out
         self.files |= piece.files
+        self.shown = self.shown or has_shown(piece.records)
 
     @property
     def rows(self) -> Sequence[dict[str, Any]]:
         """All records: a list if they are in memory."""
-        rows = PieceRows(self.pieces, self.sizes, tuple(self.outcomes))
+        read = lambda number: self.pieces.read(number).records  # noqa: E731
+        rows = ChunkedRows(self.sizes, read, tuple(self.outcomes), self.shown)
         return list(rows) if self.pieces.folder is None else rows
 
     def columns(self, by: Sequence[str]) -> EvalColumns:
@@ -209,17 +213,24 @@ def _by_prompt(records: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[st
         yield group
 
 
-class PieceRows(Sequence[dict[str, Any]]):
-    """Records of all pieces, as one sequence; one piece is in memory at a time.
+class ChunkedRows(Sequence[dict[str, Any]]):
+    """Records in chunks, as one sequence; one chunk is in memory at a time.
 
     Args:
-        pieces: numbers 0 to len(sizes) - 1.
-        sizes: number of records of each piece.
+        sizes: number of records of each chunk.
+        read: number of a chunk -> its records.
         outcomes: names of all outcomes, in order of first appearance.
+        shown: whether the model saw other images than those of the rows.
     """
 
-    def __init__(self, pieces: GradedPieces, sizes: Sequence[int], outcomes: Sequence[str]) -> None:
-        self._pieces, self.outcomes = pieces, tuple(outcomes)
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        read: Callable[[int], Sequence[Any]],
+        outcomes: Sequence[str] = (),
+        shown: bool = False,
+    ) -> None:
+        self._read, self.outcomes, self.shown = read, tuple(outcomes), shown
         self._ends = list(accumulate(sizes))
         self._open: tuple[int, Sequence[Any]] = (-1, ())
 
@@ -238,7 +249,8 @@ class PieceRows(Sequence[dict[str, Any]]):
             raise IndexError(f"row {index} of {len(self)}")
         number = bisect_right(self._ends, place)
         if self._open[0] != number:
-            self._open = (number, self._pieces.read(number).records)
+            self._open = (-1, ())  # the old chunk is freed before the new one is read
+            self._open = (number, self._read(number))
         return self._open[1][place - (self._ends[number - 1] if number else 0)]
 
     def __eq__(self, other: object) -> bool:
@@ -247,9 +259,9 @@ class PieceRows(Sequence[dict[str, Any]]):
     __hash__ = None  # type: ignore[assignment]
 
     def chunks(self) -> Iterator[Sequence[Mapping[str, Any]]]:
-        """Yield the records piece by piece."""
+        """Yield the records chunk by chunk."""
         for number in range(len(self._ends)):
-            yield self._pieces.read(number).records
+            yield self._read(number)
 
 
 def _absent(records: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:

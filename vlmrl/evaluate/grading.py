@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import Rollout
 from vlmrl.rollout.scoring import Scoring
 from vlmrl.types import Group, Row
@@ -13,6 +14,8 @@ from vlmrl.types import Group, Row
 CHUNK_PROMPTS = 512
 """Number of prompts of all processes that are graded and kept together. It bounds memory; a reward that gets lists sees
 the responses of a chunk at once."""
+MEETING_CHUNKS = 32
+"""Number of chunks after which processes wait for each other, so that none is far ahead at the end."""
 NumberedRow = tuple[int, Row]
 """(number of a row in its source, the row)."""
 Responses = Iterator[tuple[int, Rollout] | None]
@@ -42,10 +45,12 @@ class Grader:
 
     Args:
         strict: as of `Scoring`.
+        outages: what happens when a service is down; its processes all grade every chunk, in order. None = the row has
+            no score, or with `strict` it is an error.
     """
 
-    def __init__(self, source_name: str, scorer: Scorer, *, strict: bool) -> None:
-        self._scorers, self._strict = {source_name: scorer}, strict
+    def __init__(self, source_name: str, scorer: Scorer, *, strict: bool, outages: Outages | None = None) -> None:
+        self._scorers, self._strict, self._outages = {source_name: scorer}, strict, outages
         self._chunks: dict[int, _Chunk] = {}
         self._chunk_of: dict[int, int] = {}
         self._scoring: Scoring | None = None
@@ -95,7 +100,8 @@ class Grader:
             return
         chunk = self._chunks[min(self._chunks)]
         if self._scoring is None:
-            self._scoring = Scoring(self._scorers, strict=self._strict)
+            make = Scoring if self._outages is None else self._outages.scoring
+            self._scoring = make(self._scorers, strict=self._strict)
         for place, rollout in sorted(chunk.rollouts.items()):
             self._scoring.submit(place, rollout)
             chunk.num_submitted += 1
@@ -110,7 +116,9 @@ class Grader:
             assert self._scoring is not None
             if not self._chunks[number].all_submitted or not (wait or self._scoring.is_idle):
                 return
-            groups, self._scoring = self._scoring.finish(), None
+            finish = Scoring.finish if self._outages is None else self._outages.finish
+            groups = finish(self._scoring)
+            self._scoring = None
             del self._chunks[number]
             yield number, groups
             wait = False

@@ -79,6 +79,7 @@ def summarise_columns(columns: EvalColumns, ranges: Mapping[str, Range] | None =
             declared = range_holding(range_of_metric(name, ranges or {}), values)
             metrics[name] = as_json(mean_interval(values, own, declared, length=name in LENGTHS), declared)
     metrics |= _of_repeats(columns, clusters)
+    label_N = columns.number("outcome", "label")
     return {
         "rows": columns.count,
         "prompts": len(np.unique(columns.prompts())),
@@ -89,7 +90,7 @@ def summarise_columns(columns: EvalColumns, ranges: Mapping[str, Range] | None =
         "by": list(columns.by),
         "intervals": METHOD,
         "metrics": metrics,
-        "baselines": baselines(columns),
+        "baselines": _baselines(label_N[~np.isnan(label_N)].tolist()),
     }
 
 
@@ -193,13 +194,15 @@ def as_json(interval: Interval, declared: Range | None = None) -> dict[str, Any]
     }
 
 
-def baselines(columns: EvalColumns) -> dict[str, dict[str, Any]]:
+def baselines(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """Return the metrics of blind baselines: always the majority label, always the base rate. Empty without labels.
 
     Example: labels 1, 1, 1, 0 -> accuracy 0.75, brier 0.1875.
     """
-    label_N = columns.number("outcome", "label")
-    labels = label_N[~np.isnan(label_N)].tolist()
+    return _baselines([v for r in rows if (v := r["outcome"].get("label")) is not None])
+
+
+def _baselines(labels: Sequence[float]) -> dict[str, dict[str, Any]]:
     if not labels:
         return {}
     rate = math.fsum(labels) / len(labels)

@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.graded_pieces import PieceRows
-from vlmrl.evaluate.record_table import outcome_names, read_records, write_records
+from vlmrl.evaluate.graded_pieces import ChunkedRows
+from vlmrl.evaluate.record_table import (
+    group_sizes,
+    has_shown,
+    outcome_names,
+    read_group,
+    read_records,
+    write_records,
+)
 from vlmrl.store.evaluated_rows import SCHEMA, read_summary, training_name
 from vlmrl.store.files import remove_tree, sync_file, sync_folder, temp_path, write_json
 from vlmrl.store.layout import EVAL_MEDIA, EVAL_ROWS, EVAL_SUMMARY, eval_dir
@@ -69,12 +76,18 @@ def read_evaluation(folder: Path) -> Evaluation:
     return Evaluation(read_records(folder / EVAL_ROWS)[0], read_summary(folder))
 
 
+def stored_rows(folder: Path) -> Sequence[dict[str, Any]]:
+    """Return the rows of a written evaluation, read from the disk when they are looked at."""
+    path = folder / EVAL_ROWS
+    return ChunkedRows(group_sizes(path), lambda number: read_group(path, number))
+
+
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write the rows of an evaluation to a new file. Raises: StoreError when it cannot be written."""
-    if isinstance(rows, PieceRows):
-        write_records(path, rows.chunks(), rows.outcomes)
+    if isinstance(rows, ChunkedRows):
+        write_records(path, rows.chunks(), rows.outcomes, rows.shown)
     else:
-        write_records(path, [rows], outcome_names(rows))
+        write_records(path, [rows], outcome_names(rows), has_shown(rows))
     sync_file(path)
 
 

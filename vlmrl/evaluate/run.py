@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,11 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import DataError
 from vlmrl.evaluate.columns import EvalColumns
 from vlmrl.evaluate.graded_pieces import GradedPieces, MergedPieces, Piece, merge_pieces
-from vlmrl.evaluate.grading import CHUNK_PROMPTS, Grader, NumberedRow, Respond, Responses
+from vlmrl.evaluate.grading import CHUNK_PROMPTS, MEETING_CHUNKS, Grader, NumberedRow, Respond, Responses
 from vlmrl.evaluate.interval import Range
 from vlmrl.evaluate.metrics import summarise_columns
 from vlmrl.evaluate.outcomes import outcome_of
-from vlmrl.evaluate.record_table import COLUMNS
+from vlmrl.evaluate.record_table import COLUMNS, SHOWN_IMAGES
 from vlmrl.evaluate.records import (
     KEPT_BYTES,
     ArtifactLimit,
@@ -34,16 +34,20 @@ from vlmrl.rewards.base import RewardSpec, value_range
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.answering import answer_pieces
 from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import Rollout, encode_prompt
 from vlmrl.rollout.scoring import score_rollouts
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group, SamplingParams, Score
 
 NO_PROMPT_LIMIT = 2**31
+NO_RESPONSE = "no response: "
+"""Beginning of the note of a response that an endpoint refused."""
+NOTHING: Mapping[tuple[str, int], str] = {}
 IN_MEMORY = 20_000
 """Number of responses up to which the records of a validation stay in memory; those of a larger one go to the disk."""
 
-TAKEN = {*COLUMNS, "outcome", "reward", "response_tokens", "truncated"}
+TAKEN = {*COLUMNS, SHOWN_IMAGES, "outcome", "reward", "response_tokens", "truncated"}
 TAKEN_BEGINNINGS = ("part/", *BEGINNINGS)
 """Beginnings of names that no outcome may have, as every evaluation has such metrics.
 
@@ -68,6 +72,7 @@ def evaluate(
     world: World = ALONE,
     artifact_bytes: int = KEPT_BYTES,
     patient: bool = False,
+    outages: Outages | None = None,
 ) -> Evaluation:
     """Answer, parse and score the rows of a source.
 
@@ -76,7 +81,7 @@ def evaluate(
         seed: seed of the sampling.
         samples: responses per prompt.
         progress: called with the number of newly finished responses.
-        max_rows, strict, world, artifact_bytes, patient: as of `evaluate_responses`. Each process of `world` has an
+        max_rows, strict, world, artifact_bytes, patient, outages: as of `evaluate_responses`. Each process has an
             engine of its own.
     Raises: as `evaluate_responses`.
     """
@@ -100,6 +105,7 @@ def evaluate(
         artifact_bytes=artifact_bytes,
         patient=patient,
         pieces=GradedPieces() if count * samples <= IN_MEMORY else GradedPieces.temporary(),
+        outages=outages,
     )
 
 
@@ -115,6 +121,9 @@ def evaluate_responses(
     artifact_bytes: int = KEPT_BYTES,
     patient: bool = False,
     pieces: GradedPieces | None = None,
+    skipped: Callable[[int], Any] = lambda rows: None,
+    refusals: Mapping[tuple[str, int], str] = NOTHING,
+    outages: Outages | None = None,
 ) -> Evaluation:
     """Parse and score the responses that `respond` gives to the rows of a source, while others are still generated.
 
@@ -128,6 +137,9 @@ def evaluate_responses(
         patient: a service that is unavailable for every row is no error: there are no scores then.
         pieces: keeps the graded records of this process; those that are there are neither generated nor graded again.
             None = in memory.
+        skipped: called with the number of rows that are neither generated nor graded again.
+        refusals: (prompt id, sample) -> why an endpoint gave no response, once this is known; for the note.
+        outages: what happens when a service is down; None = the row has no score, or with `strict` it is an error.
     Raises: DataError when the source has no rows; RewardError when strict, or when the reward failed for every row.
     """
     count = len(source.rows) if max_rows is None else min(max_rows, len(source.rows))
@@ -147,12 +159,16 @@ def evaluate_responses(
         left_out = limit.left_out
         groups = limit.keep(groups)
         records, problems = make_records(groups, source, scorer.spec)
+        for record in records if refusals else ():
+            if refusal := refusals.get((record["prompt_id"], record["sample"])):
+                record["note"] = "; ".join(filter(None, (f"{NO_RESPONSE}{refusal}", record["note"])))
         whole.add(chunk, groups, records)
         left_out = limit.left_out - left_out + scorer.images_left_out
         first_problem = problems[0] if problems else ""
         pieces.write(chunk, Piece(records, len(problems), first_problem, left_out, kept_files(groups)))
 
     first_rollout: list[Rollout] = []
+    grades_together = outages is not None and outages.world.size > 1  # then they meet after every chunk
 
     def watched(chunks: Iterator[Sequence[NumberedRow]]) -> Responses:
         for response in respond(chunks):
@@ -162,16 +178,19 @@ def evaluate_responses(
 
     def chunks() -> Iterator[tuple[int, Sequence[NumberedRow]]]:
         for chunk in range(num_chunks):
-            if chunk in pieces:
-                limit.left -= sum(map(len, pieces.read(chunk).files.values()))
-                continue
+            if chunk % MEETING_CHUNKS == MEETING_CHUNKS - 1 and not grades_together:
+                world.wait()
             start = chunk * CHUNK_PROMPTS
             numbers = [start + i for i in world.mine(min(CHUNK_PROMPTS, count - start))]
+            if chunk in pieces:
+                limit.left -= sum(map(len, pieces.read(chunk).files.values()))
+                skipped(len(numbers))
+                continue
             yield chunk, [(number, source.rows[number]) for number in numbers]
 
     if 0 in pieces:
         _is_broken(None, world, patient)
-    for chunk, groups in Grader(source.name, scorer, strict=strict).grade(watched, chunks()):
+    for chunk, groups in Grader(source.name, scorer, strict=strict, outages=outages).grade(watched, chunks()):
         keep(chunk, groups)
     merged = merge_pieces(pieces, num_chunks, world)
     # The task's functions may not be deterministic: all processes use the summary of one of them.
@@ -239,7 +258,8 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
     """Return one mapping per response, and a problem for each response without an outcome.
 
     A mapping has prompt_id, sample, seed, source, task, truth, text, finish, num_tokens, score, parts, note, error,
-    status, images, detail, artifacts, outcome, and each outcome under its own name.
+    status, images, detail, artifacts, outcome, and each outcome under its own name; `shown_images` if the model saw
+    other images than those of the row.
 
     Args:
         spec: the reward that gave the scores; its accuracy is an outcome if the task has none.
@@ -267,6 +287,8 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
                 "detail": s.score.detail,
                 "artifacts": [{"name": name, **m.fields()} for name, m in sorted(s.score.artifacts.items())],
             }
+            if s.trajectory.media != group.row.media:
+                row[SHOWN_IMAGES] = [m.fields() for m in s.trajectory.media]
             try:
                 _check_names(outcome, source.task.name)
             except DataError as error:

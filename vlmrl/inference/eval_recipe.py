@@ -22,7 +22,7 @@ from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.paths import is_path_key, names_file
 from vlmrl.recipe.schema import Recipe
 from vlmrl.setup.model_origin import ModelOrigin
-from vlmrl.store.evaluated_rows import read_summary
+from vlmrl.store.evaluated_rows import images_of, read_summary
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
 from vlmrl.store.listing import list_runs
@@ -116,11 +116,13 @@ def _require_there(path: str, root: Path) -> None:
     raise StoreError(f"there is no run and no model folder `{path}`", where=str(root), hint=hint)
 
 
-def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
+def find_evaluation(ref: str, root: Path, split: str, source: str, like: Mapping[str, Any] | None = None) -> Path:
     """Return the evaluation folder that `ref` names: a path, RUN/NAME, or RUN alone.
 
     RUN alone means the run's own evaluation on this split of this source.
 
+    Args:
+        like: `meta` of the evaluation to compare; of several evaluations, the one with its sampling is meant.
     Raises: StoreError when there is none, or several to choose from.
     """
     if (Path(ref) / EVAL_SUMMARY).is_file():
@@ -133,6 +135,10 @@ def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
         raise StoreError(f"run `{head}` has no evaluation `{tail}`", where=str(folder))
     run = open_run(root, ref)
     folders = [f for f in eval_dirs(run.dir) if _is_own(f, split, source)]
+    if len(folders) > 1 and like is not None:  # of several settings, the one with the same sampling
+        folders = [
+            f for f in folders if read_summary(f).get("meta", {}).get("sampling") == like.get("sampling")
+        ] or folders
     if len(folders) == 1:
         return folders[0]
     names = ", ".join(f.name for f in folders) or "none"
@@ -143,9 +149,10 @@ def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
 
 
 def _is_own(folder: Path, split: str, source: str) -> bool:
-    """Return whether `vlmrl eval`, not training, made an evaluation, on this split of a source of this name."""
+    """Return whether `vlmrl eval`, not training, made a normal evaluation, on this split of a source of this name."""
     meta = read_summary(folder).get("meta", {})
-    return (meta.get("split"), meta.get("source")) == (split, source) and not meta.get("during")
+    is_normal = not meta.get("during") and images_of(meta) is None
+    return is_normal and (meta.get("split"), meta.get("source")) == (split, source)
 
 
 def _named_recipe(name: str, origin: ModelOrigin, root: Path, under: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,6 +196,9 @@ def _run_recipe(run_dir: Path) -> dict[str, Any] | None:
     if str((resolved.get("origins") or {}).get("rollout.engine", "")).startswith(AUTO_ORIGIN):
         values["rollout"]["engine"] = "auto"  # it was chosen for the training machine: choose again for this one
     cwd = Path(open_run(run_dir.parent, run_dir.name).manifest.cwd)
+    values["eval"]["sets"] = [
+        _existing_path(name, cwd) if names_file(("eval", "sets"), name) else name for name in values["eval"]["sets"]
+    ]
     for name, table in [("reward", values["reward"]), *(("data", entry) for entry in values["data"])]:
         for key, value in table.items():
             place = (name, key)

@@ -20,8 +20,10 @@ from vlmrl.errors import Problem, ProblemsError, RecipeError
 from vlmrl.recipe.files import Layer, find_recipe, read_layers
 from vlmrl.recipe.key_fields import table_class
 from vlmrl.recipe.key_place import AUTO_ORIGIN, KeyPlace
-from vlmrl.recipe.overrides import apply_override, parse_override
+from vlmrl.recipe.overrides import apply_override, notes_on_overrides, parse_override, present_override
 from vlmrl.recipe.paths import candidates, file_part, is_path_key, locate, names_file
+from vlmrl.recipe.raw_values import copy_values, drop_none, value_at
+from vlmrl.recipe.renamed import with_present_names
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.step_counts import keep_one, written_in
 from vlmrl.recipe.toml_lines import Key, dotted
@@ -94,8 +96,8 @@ def load_recipe(
     file = find_recipe(path)
     *parents, own = layers = read_layers(file)
     problems: list[Problem] = []
-    raw: dict[str, Any] = _copy(under or {})
-    _drop_none(raw)
+    raw: dict[str, Any] = copy_values(under or {})
+    drop_none(raw)
     places: dict[Key, KeyPlace] = {}
     for layer in layers:
         _merge(raw, places, layer, ())
@@ -105,8 +107,9 @@ def load_recipe(
     _keep_one(raw, places, {key for key in applied if key is not None}, file, problems)
     first = None if under is None else Path()
     (recipe, warnings), derived = _finish(raw, places, file, problems, kind, first), {}
+    warnings = [*(note for layer in layers for note in layer.notes), *notes_on_overrides(overrides), *warnings]
     if recipe.lora is not None and ("optim", "lr") not in places and under is None:
-        recipe = recipe.model_copy(update={"optim": recipe.optim.model_copy(update={"lr": LORA_LR})})
+        recipe = recipe.modelcopy_values(update={"optim": recipe.optim.modelcopy_values(update={"lr": LORA_LR})})
         derived["optim.lr"] = LORA_LR_ORIGIN
     dump = recipe.model_dump(mode="json")
     origins = {dotted(key): _origin(key, raw, places) for key, _ in leaves(dump)} | derived
@@ -134,9 +137,10 @@ def reload_recipe(
     Raises: RecipeError or ProblemsError, see `recipe_from_resolved` and `load_recipe`.
     """
     recipe_from_resolved(resolved, where=str(file))
-    raw, earlier = _copy(resolved["recipe"]), dict(resolved.get("origins") or {})
+    resolved = with_present_names(resolved)
+    raw, earlier = copy_values(resolved["recipe"]), dict(resolved.get("origins") or {})
     places = {key: p for key, _ in leaves(raw) if (p := _place_of(str(earlier.get(dotted(key), "default"))))}
-    _drop_none(raw)
+    drop_none(raw)
     problems: list[Problem] = []
     changed = [key for text_ in overrides if (key := _override(raw, places, text_, problems)) is not None]
     changed += _keep_one(raw, places, changed, file, problems)
@@ -180,7 +184,7 @@ def recipe_from_resolved(resolved: Mapping[str, Any], *, where: str) -> Recipe:
             where=where,
         )
     try:
-        return Recipe.model_validate(resolved.get("recipe"))
+        return Recipe.model_validate(with_present_names(resolved)["recipe"])
     except ValidationError as error:
         raise ProblemsError(problems_of(error.errors(), Recipe, lambda key: where)) from None
 
@@ -193,7 +197,7 @@ def with_defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
     are returned unchanged.
     """
     try:
-        return Recipe.model_validate(values).model_dump(mode="json")
+        return Recipe.model_validate(with_present_names({"recipe": values})["recipe"]).model_dump(mode="json")
     except ValidationError:
         return values
 
@@ -213,20 +217,20 @@ def leaves(value: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, An
 
 def _merge(raw: dict[str, Any], places: dict[Key, KeyPlace], layer: Layer, prefix: Key) -> None:
     """Replace values in `raw` by those of a layer, and remove the places of the replaced values from `places`."""
-    target, source = _at(raw, prefix), _at(layer.raw, prefix)
+    target, source = value_at(raw, prefix), value_at(layer.raw, prefix)
     for name, value in source.items():
         key = (*prefix, name)
         if isinstance(value, dict) and isinstance(target.get(name), dict) and table_class(Recipe, key):
             _merge(raw, places, layer, key)
             continue
-        target[name] = _copy(value)
+        target[name] = copy_values(value)
         _forget(places, key)
 
 
 def _override(raw: dict[str, Any], places: dict[Key, KeyPlace], text: str, problems: list[Problem]) -> Key | None:
     """Apply one `--set`. Return its key; if it is wrong, add a problem to `problems` and return None."""
     parsed = parse_override(text)
-    applied = parsed if isinstance(parsed, Problem) else apply_override(raw, parsed)
+    applied = parsed if isinstance(parsed, Problem) else apply_override(raw, present_override(parsed))
     if isinstance(applied, Problem):
         problems.append(applied)
         return None
@@ -252,28 +256,6 @@ def _keep_one(
 def _forget(places: dict[Key, KeyPlace], key: Key) -> None:
     for inner in [k for k in places if k[: len(key)] == key]:
         del places[inner]
-
-
-def _at(raw: dict[str, Any], prefix: Key) -> dict[str, Any]:
-    value: Any = raw
-    for part in prefix:
-        value = value[part]
-    return value
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _copy(inner) for name, inner in value.items()}
-    return [_copy(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _drop_none(value: Any) -> None:
-    """Remove keys whose value is None, because TOML has no null. Then `--set` can add a table that was left out."""
-    if isinstance(value, dict):
-        for name in [n for n, inner in value.items() if inner is None]:
-            del value[name]
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _drop_none(inner)
 
 
 def _place_of(origin: str) -> KeyPlace | None:
@@ -345,7 +327,7 @@ def _find_paths(raw: dict[str, Any], places: Mapping[Key, KeyPlace], folder: Pat
     for key, value in list(leaves(raw)):
         if is_path_key(key):
             is_list = isinstance(value, list)
-            _at(raw, key[:-1])[str(key[-1])] = [resolve(key, v) for v in value] if is_list else resolve(key, value)
+            value_at(raw, key[:-1])[str(key[-1])] = [resolve(key, v) for v in value] if is_list else resolve(key, value)
     return warnings
 
 

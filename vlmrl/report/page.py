@@ -19,6 +19,7 @@ from vlmrl.report.epochs import view_epochs
 from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables, step_notes, validation_changes
 from vlmrl.report.page_shell import number, render, write_page
 from vlmrl.report.rollout_examples import Album, GroupView, StepView, answer_views, example_steps
+from vlmrl.report.shown_pictures import shown_pictures
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
 from vlmrl.store.clock import span
@@ -165,7 +166,9 @@ def _answers(run: Run, images: RunImages, album: Album, notes: list[str]) -> tup
         return [], ""
     newest = max(folders, key=lambda f: (f / layout.EVAL_SUMMARY).stat().st_mtime)
     try:
-        return answer_views(read_evaluation(newest).rows, images, album), newest.name
+        evaluation = read_evaluation(newest)
+        images.add_resolvers([shown_pictures(evaluation, images)])
+        return answer_views(evaluation.rows, images, album), newest.name
     except StoreError as error:
         notes.append(f"Evaluation {newest.name}: {error.message}.")
         return [], ""

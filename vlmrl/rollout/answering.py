@@ -33,10 +33,10 @@ def answer_pieces(
 
     All samples of a prompt are one request. A piece is submitted when all prompts of the piece before are complete: so
     the batches of the built-in engine depend on the pieces alone, not on the time. An engine that admits requests at
-    any time (`Generator.admits`) gets the next piece when half of its requests are done, and does not run dry.
+    any time (`Generator.admits`) gets the next piece before it runs dry.
 
     Args:
-        pieces: (number, prompt) of each prompt. Pieces are taken when there is room for them.
+        pieces: (number, prompt) of each prompt. Pieces are taken when there is room for them; one may be empty.
     Raises: EngineError when a response is from another version of the policy.
     """
     version, pieces_left, submitted = engine.version, True, 0
@@ -55,12 +55,14 @@ def answer_pieces(
                 if piece is None:
                     pieces_left = False
                     break
+                if not piece:  # nothing to submit, but the caller has something to do
+                    yield None
                 requests = requests_for([prompt for _, prompt in piece], num_samples, run_seed, version)
                 for (number, prompt), request in zip(piece, requests, strict=True):
                     waiting[engine.submit(request, params)] = (submitted, number, prompt, time.perf_counter())
                     submitted += 1
             if not waiting:
-                return
+                break
             complete = engine.poll(LISTEN_SECONDS)
             for request_id, samples in complete:
                 _, number, prompt, begin = waiting.pop(request_id)

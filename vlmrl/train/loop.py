@@ -6,16 +6,26 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 from vlmrl.dist import rank_process
+from vlmrl.errors import RewardUnavailable
 from vlmrl.recipe.schema import Eval, Recipe
 from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.outages import StepLeftError
 from vlmrl.train.checkpointing import finish_save, look_after_save, save
 from vlmrl.train.journal import Journal
 from vlmrl.train.resume import ALL_DONE
 from vlmrl.train.session import Session
 from vlmrl.train.validation import is_due, validate
+
+INTERRUPTED = "interrupted"
+"""Reason of `stop_reason` after a stop request."""
+OUTAGE_HINT = (
+    "a checkpoint was saved; when the service is back, continue with --resume (--set reward.outage=mask leaves out "
+    "samples that no service can score)"
+)
 
 
 @dataclass
@@ -73,14 +83,11 @@ def stop_reason(journal: Journal, recipe: Recipe, request: StopRequest) -> str |
     The result is the same on all ranks: a stop request to one rank counts for all, and the time is rank 0's.
     """
     progress, target = journal.progress, recipe.train.stop_above
-    requests = journal.world.gather((request.is_set, journal.seconds))
-    stop_requested, seconds = any(a for a, _ in requests), requests[0][1]
+    urgent = urgent_reason(journal, recipe, request)
     if progress.step >= recipe.train.steps:
         return ALL_DONE
-    if stop_requested:
-        return "interrupted"
-    if recipe.train.max_seconds and seconds >= recipe.train.max_seconds:
-        return f"the time limit is reached (train.max_seconds = {recipe.train.max_seconds})"
+    if urgent is not None:
+        return urgent
     best = progress.best_value
     is_newest = best is not None and progress.best_step == progress.step
     if target is not None and best is not None and is_newest and _reached(recipe.eval, best, target):
@@ -90,20 +97,65 @@ def stop_reason(journal: Journal, recipe: Recipe, request: StopRequest) -> str |
     return None
 
 
+def urgent_reason(journal: Journal, recipe: Recipe, request: StopRequest) -> str | None:
+    """Return the reason to stop that counts within a step, too: a stop request to any rank, or the time limit."""
+    requests = journal.world.gather((request.is_set, journal.seconds))
+    if any(is_set for is_set, _ in requests):
+        return INTERRUPTED
+    if recipe.train.max_seconds and requests[0][1] >= recipe.train.max_seconds:
+        return f"the time limit is reached (train.max_seconds = {recipe.train.max_seconds})"
+    return None
+
+
 def _reached(settings: Eval, best: float, target: float) -> bool:
     return best >= target if settings.goal == "max" else best <= target
 
 
-def end(session: Session, generator: Generator, reason: str) -> str:
-    """Validate (unless the run was interrupted) and save for the last time. Return the run's status."""
-    journal, saver = session.journal, session.saver
-    journal.rollouts.finish()
-    interrupted = reason == "interrupted"
-    if not interrupted:
-        validate(session, generator)
-    if saver.saved_step != journal.progress.step:
+@dataclass
+class LeftStep:
+    """Reason why the training left a step that it could not finish; "" = it left none."""
+
+    reason: str = ""
+
+
+@contextmanager
+def leaving_steps(session: Session, request: StopRequest) -> Iterator[LeftStep]:
+    """Leave the training when a wait for a service must end: the block then ends, and the result has the reason.
+
+    Raises: RewardUnavailable, after a checkpoint of the step's begin was saved, when an outage ends the run.
+    """
+    journal, outages, left = session.journal, session.feed.outages, LeftStep()
+    outages.stop_reason = partial(urgent_reason, journal, session.recipe, request)
+    outages.note = lambda event, facts: journal.run.event(journal.progress.step, event, **facts)
+    try:
+        yield left
+    except StepLeftError as error:
+        left.reason = error.reason
+    except RewardUnavailable as error:
+        save_once(session)
+        raise RewardUnavailable(error.message, where=str(journal.run.dir), hint=OUTAGE_HINT) from None
+
+
+def save_once(session: Session) -> None:
+    """Save a checkpoint of the present step, unless there is one, and wait until it is complete."""
+    session.journal.rollouts.finish()
+    if session.saver.saved_step != session.journal.progress.step:
         save(session)
     rank_process.phase("saving")
-    finish_save(saver)
+    finish_save(session.saver)
+
+
+def end(session: Session, generator: Generator, reason: str, *, validates: bool = True) -> str:
+    """Validate (unless the run was interrupted) and save for the last time. Return the run's status.
+
+    Args:
+        validates: False = the policy is not validated in any case.
+    """
+    journal = session.journal
+    interrupted = reason == INTERRUPTED
+    if validates and not interrupted:
+        journal.rollouts.finish()
+        validate(session, generator)
+    save_once(session)
     journal.run.event(journal.progress.step, "ended", reason=reason)
     return "interrupted" if interrupted else "done"

@@ -24,6 +24,7 @@ from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.rollout.outages import Outages
 from vlmrl.setup.eval_sets import EvalSet, label_of, open_eval_sets
 from vlmrl.setup.model import load_for_training, make_encoder, make_policy, sampling_params, setting_params
 from vlmrl.setup.model_origin import ModelOrigin, origin_of
@@ -154,6 +155,7 @@ def open_session(
         sampling_params(recipe, policy, processor.tokenizer),
         {name: setting_params(recipe, policy, processor.tokenizer, s) for name, s in named_settings.items()},
         world,
+        outages=Outages.of(recipe.reward, world, watcher.message),
     )
     if algorithm is not None and algorithm.kl_coef > 0:
         learner.reference = _load_reference(recipe, policy, origin, world)

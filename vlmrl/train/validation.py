@@ -80,8 +80,16 @@ def validate(session: Session, generator: Generator) -> None:
 
 
 def validate_at_start(session: Session, generator: Generator) -> None:
-    """Validate the start weights, if the recipe asks for it and the run has no validation yet."""
-    if session.journal.progress.validated < 0 and session.recipe.eval.at_start:
+    """Validate the start weights, if the recipe asks for it and the run has no validation yet.
+
+    A resumed run validates its checkpoint if the attempt before ended while it waited for that validation's rewards.
+    """
+    progress, manifest = session.journal.progress, session.journal.run.manifest
+    step = progress.step
+    is_same_run = manifest.forked_at != step and "best" not in manifest.restarts_since(step)
+    due = step > 0 and is_due(session.recipe, session.feed.training_rows, step)
+    was_left = is_same_run and due and progress.validated < step
+    if was_left or (progress.validated < 0 and session.recipe.eval.at_start):
         validate(session, generator)
 
 
@@ -115,8 +123,8 @@ def planned(recipe: Recipe, sets: Sequence[EvalSet]) -> Iterator[Planned]:
 def answer(feed: PromptFeed, generator: Generator, step: int, one: Planned) -> Evaluation:
     """Answer and score the rows of an evaluation.
 
-    A reward service that is down for all rows is an error at step 0, and later unless `reward.on_unavailable` is
-    "mask".
+    A service that a reward needs may be down: see `Outages`. With "mask", one that is down for all rows is an error at
+    step 0, and later there are no scores then.
     """
     recipe = feed.recipe
     return evaluate(
@@ -130,7 +138,8 @@ def answer(feed: PromptFeed, generator: Generator, step: int, one: Planned) -> E
         samples=one.setting.samples,
         world=feed.world,
         artifact_bytes=KEPT_BYTES // 8,
-        patient=step > 0 and recipe.reward.on_unavailable == "mask",
+        patient=step > 0,
+        outages=feed.outages,
     )
 
 

@@ -10,7 +10,6 @@ from evaluation_builders import row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmrl.evaluate.columns import EvalColumns
 from vlmrl.evaluate.metrics import (
     accuracies_by,
     baselines,
@@ -118,11 +117,11 @@ def test_rows_without_outcomes_still_have_reward_parts_and_length():
 
 def test_the_baselines_are_what_one_gets_without_looking():
     rows = [row(f"p{i}", label=float(i != 3)) for i in range(4)]
-    found = baselines(EvalColumns((), rows))
+    found = baselines(rows)
     assert found["accuracy"]["value"] == 0.75
     assert found["brier"]["value"] == 0.1875
     assert found["f1"]["value"] == pytest.approx(2 * 0.75 / 1.75) and found["precision"]["value"] == 0.75
-    assert baselines(EvalColumns((), [row("p", outcome={})])) == {}
+    assert baselines([row("p", outcome={})]) == {}
 
 
 def test_the_value_of_a_metric_that_is_not_there_is_nan():

@@ -76,6 +76,9 @@ def show_paired(evaluation: dict[str, Any]) -> None:
         tell(words_of_power(evaluation["power"]))
     if evaluation["label"]:
         tell(f"these are {evaluation['label']}")
+    if evaluation["blind_probe"]:
+        for text in evaluation["blind_probe"]["conclusion"]:
+            tell(text)
     if evaluation["rows_with_other_truth"]:
         tell(f"{evaluation['rows_with_other_truth']} rows left out: the same prompt has another truth")
 
