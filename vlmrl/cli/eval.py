@@ -185,11 +185,7 @@ def eval_(
         settings = replace(settings, normal=_normal(normal, root, rows))
     every = work.chosen_settings(settled, settings, settings_names or ())
     planned = work.plan(settled, origin, rows, chosen.run_dir, every, argv)
-    others = (
-        [find_evaluation(compare, root, p.meta["split"], p.meta["source"], p.meta) for p in planned]
-        if compare
-        else None
-    )
+    others = _others(compare, root, planned)
     if not launched():
         say_origin(request.model, origin.parent)
         _announce(planned)
