@@ -109,7 +109,7 @@ def load_recipe(
     (recipe, warnings), derived = _finish(raw, places, file, problems, kind, first), {}
     warnings = [*(note for layer in layers for note in layer.notes), *notes_on_overrides(overrides), *warnings]
     if recipe.lora is not None and ("optim", "lr") not in places and under is None:
-        recipe = recipe.modelcopy_values(update={"optim": recipe.optim.modelcopy_values(update={"lr": LORA_LR})})
+        recipe = recipe.model_copy(update={"optim": recipe.optim.model_copy(update={"lr": LORA_LR})})
         derived["optim.lr"] = LORA_LR_ORIGIN
     dump = recipe.model_dump(mode="json")
     origins = {dotted(key): _origin(key, raw, places) for key, _ in leaves(dump)} | derived
