@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ CHUNK_PROMPTS = 512
 the responses of a chunk at once."""
 MEETING_CHUNKS = 32
 """Number of chunks after which processes wait for each other, so that none is far ahead at the end."""
+PAUSE_SECONDS = 0.01
+"""Least time between two looks at the workers of the reward: each look goes through all groups of the chunk."""
 NumberedRow = tuple[int, Row]
 """(number of a row in its source, the row)."""
 Responses = Iterator[tuple[int, Rollout] | None]
@@ -65,11 +68,13 @@ class Grader:
         Raises: the errors of `respond` and of the reward.
         """
         try:
+            listened = 0.0
             for response in respond(self._opened(chunks)):
                 if response is not None:
                     self._take(*response)
-                if self._scoring is not None:
+                if self._scoring is not None and time.monotonic() - listened > PAUSE_SECONDS:
                     self._scoring.listen()
+                    listened = time.monotonic()
                 yield from self._finished(wait=False)
                 while sum(len(chunk.rollouts) for chunk in self._chunks.values()) > CHUNK_PROMPTS:
                     before = len(self._chunks)

@@ -68,7 +68,7 @@ class EndpointResponder:
         pending: dict[Future[list[ChatAnswer]], Place] = {}
         refused: list[tuple[Place, RequestRefused]] = []
         broken: list[BrokenAnswer] = []
-        asked = 0
+        num_requests = 0
         try:
             for chunk in chunks:
                 for number, row in chunk:
@@ -77,7 +77,7 @@ class EndpointResponder:
                     if not missing:
                         yield number, self._rollout(number, row)
                     for k in missing:
-                        asked += 1
+                        num_requests += 1
                         pending[self._client.submit(self._request(row, k))] = (number, row, k)
                         while len(pending) >= AHEAD * self._client.options.concurrency:
                             yield from self._collect(pending, refused, broken)
@@ -95,7 +95,7 @@ class EndpointResponder:
             )
         if broken:
             raise BrokenAnswer(
-                f"{len(broken)} of {asked} requests got no whole answer: {broken[0].message}",
+                f"{len(broken)} of {num_requests} requests got no whole answer: {broken[0].message}",
                 where=broken[0].where,
                 hint="the other responses are kept; run the same command again",
             )

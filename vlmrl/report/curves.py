@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from markupsafe import Markup
 
 from vlmrl.diagnose.health import TITLES as HEALTH_TITLES
 from vlmrl.evaluate.verdict import Verdict
+from vlmrl.report.cells import Cell, cell_in, cells_of
 from vlmrl.report.plots import HEIGHT, WIDTH, Mark, Series, line_chart
+from vlmrl.report.reflection import is_reflection, reflection_names, reflection_title
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
-from vlmrl.tasks.reflection import PREFIX as REFLECTION
-from vlmrl.tasks.reflection import PREFIXES, WORD
 
 Line = Mapping[str, Any]
 Changes = Callable[[int, int], Mapping[str, tuple[Mapping[str, Any], Verdict]]]
@@ -98,6 +98,7 @@ class RunCurves:
         label, colour: name and colour of the run on the page.
         marks: steps at which the run was resumed.
         problem: reason why the metrics could not be read; "" if they were read.
+        cells: set and setting of each of its evaluations at a step, as in the names of metrics: "validation/pass8".
     """
 
     label: str
@@ -107,6 +108,7 @@ class RunCurves:
     events: Sequence[Line] = ()
     marks: Sequence[Mark] = ()
     problem: str = ""
+    cells: Sequence[Cell] = ()
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def read_curves(run: Run, label: str, colour: int) -> RunCurves:
         for a in run.manifest.attempts
         if a.number > 1
     ]
-    return RunCurves(label, colour, train, validation, events, marks)
+    return RunCurves(label, colour, train, validation, events, marks, cells=cells_of(run))
 
 
 def main_charts(runs: Sequence[RunCurves]) -> list[Chart]:
@@ -180,19 +182,33 @@ def part_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 
 
 def validation_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """Return charts of all validation metrics except the leading ones (they have large charts)."""
+    """Return charts of all validation metrics except the leading ones (they have large charts).
+
+    A metric of several settings has one chart per set, with a line per setting.
+    """
     names = _ordered(n for r in runs for n in _names(r.validation) if n.startswith("eval/") and not n.endswith(ENDS))
-    charts = []
+    cells = list(dict.fromkeys(cell for r in runs for cell in r.cells))
+    charts: dict[str, list[Series]] = {}
+    titles: dict[str, str] = {}
     for name in names:
         short = name.removeprefix("eval/")
-        if short in (*LEADING, "metric", "is_best", "epoch") or f"/{REFLECTION}" in f"/{short}":
+        if short in (*LEADING, "metric", "is_best", "epoch") or is_reflection(f"/{short}"):
             continue  # the tables of evaluations have reflection
-        series = [s for r in runs if (s := _dots(r, name)) is not None]
-        title = VALIDATION_TITLES.get(short, short)
-        charts.append(
-            Chart(title, line_chart(title, series, marks=_marks(runs), width=SMALL[0], height=SMALL[1]), short)
-        )
-    return charts
+        place, cell, metric = cell_in(short, cells)
+        key = f"{place}/{metric}" if place else metric
+        titles.setdefault(key, ", ".join(filter(None, (VALIDATION_TITLES.get(metric, metric), place))))
+        for run in runs:
+            dots = _dots(run, name)
+            if dots is not None and cell is not None and cell.setting:
+                shift = list(dict.fromkeys(c.setting for c in cells)).index(cell.setting)
+                label = f"{run.label}, {cell.setting}"
+                dots = replace(dots, name=label, colour=dots.colour + shift * len(runs))
+            charts.setdefault(key, []).extend([dots] if dots is not None else [])
+    marks, (width, height) = _marks(runs), SMALL
+    return [
+        Chart(titles[key], line_chart(titles[key], series, marks=marks, width=width, height=height), key)
+        for key, series in charts.items()
+    ]
 
 
 def health_charts(runs: Sequence[RunCurves]) -> list[Chart]:
@@ -203,27 +219,13 @@ def health_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 
 def reflection_charts(runs: Sequence[RunCurves]) -> tuple[list[Chart], list[Chart]]:
     """Return the charts of reflection: of its ratios and rates, and of the counts of words that occur."""
-    names = _ordered(n for r in runs for n in _names(r.train) if n.startswith(REFLECTION))
-    words_there = [n for n in names if f"/{WORD}" in n and any(line.get(n) for r in runs for line in r.train)]
-    shares = [n for n in names if f"/{WORD}" not in n and "/count/" not in n]
-    return [_train_chart(runs, n) for n in shares], [_train_chart(runs, n) for n in words_there]
+    shares, words = reflection_names([line for r in runs for line in r.train])
+    return [_train_chart(runs, n) for n in shares], [_train_chart(runs, n) for n in words]
 
 
 def training_title(name: str) -> str:
     """Return the title of a training metric."""
-    if name.startswith(REFLECTION):
-        return _reflection_title(name)
-    return TITLES.get(name, name)
-
-
-def _reflection_title(name: str) -> str:
-    """Return a title such as "Reflection ratio in correct answers (maye)"."""
-    profile = next(
-        (p for p, prefix in sorted(PREFIXES.items(), key=lambda item: -len(item[1])) if name.startswith(prefix))
-    )
-    words = name.removeprefix(PREFIXES[profile]).removeprefix(WORD).replace("_", " ")
-    quoted = f'"{words}"' if f"/{WORD}" in name else words.capitalize()
-    return quoted if profile == "default" else f"{quoted} ({profile})"
+    return reflection_title(name) if is_reflection(name) else TITLES.get(name, name)
 
 
 def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
@@ -239,7 +241,9 @@ def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     }
     names = _ordered(n for r in runs for n in _names(r.train))
     other_names = [
-        n for n in names if n not in shown and not n.startswith(("reward/part/", "reward/source/", REFLECTION))
+        n
+        for n in names
+        if n not in shown and not n.startswith(("reward/part/", "reward/source/")) and not is_reflection(n)
     ]
     return [_train_chart(runs, n) for n in other_names]
 

@@ -31,6 +31,7 @@ from vlmrl.store.evaluated_rows import (
     read_summary,
     role_label,
     role_of,
+    sampling_words,
     set_method_of,
     shown_label,
     without_step,
@@ -158,13 +159,11 @@ def _probe_texts(column: EvalColumn) -> list[str]:
 
 def _kind_of(column: EvalColumn) -> str:
     """Return a key that is equal for evaluations in one table. For validations in training, it is the folder name."""
-    meta, sampling = column.meta, column.meta.get("sampling") or {}
+    meta = column.meta
     if not meta.get("split") or meta.get("during"):
         return without_step(column.folder.name) + (", during training" if meta.get("during") else "")
     words = [str(meta["split"]), str(meta.get("source") or "")]
-    sampling_text = (
-        "greedy" if meta.get("greedy", True) else f"T={sampling.get('temperature')}, n={sampling.get('samples')}"
-    )
+    sampling_text = sampling_words(meta)
     rows = f"first {meta['max_rows']} rows" if meta.get("max_rows") else ""
     return ", ".join(w for w in (*words, sampling_text, rows, shown_label(meta)) if w)
 
