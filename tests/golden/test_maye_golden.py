@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from vlmrl.algo.kl import k3
 from vlmrl.algo.losses import clipped_surrogate
 from vlmrl.recipe.load import load_recipe
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.types import RewardInput, Score
+from vlmrl.types import Finish, RewardInput, Score
 
 ROW = ALGORITHMS["maye"]
 
@@ -108,8 +109,8 @@ def test_penalties_of_the_recipes_are_weighted_parts(name: str):
     reward = load_recipe(name).recipe.reward
     spec = load_reward("math", args=reward.args)
 
-    def score(text: str, finish: str = "stop", tokens: int = 9) -> float:
-        parts = spec(RewardInput(text, {"answer": "20"}, finish=finish, num_tokens=tokens))
+    def score(text: str, finish: Finish = "stop", tokens: int = 9) -> float:
+        parts: Any = spec(RewardInput(text, {"answer": "20"}, finish=finish, num_tokens=tokens))
         assert set(reward.weights) <= set(parts)
         return sum(weight * parts[part] for part, weight in reward.weights.items())
 

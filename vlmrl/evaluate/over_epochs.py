@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeGuard
 
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.over_checkpoints import best_label, selected_step
@@ -241,7 +241,7 @@ def _may_differ(key: str) -> bool:
     return key.endswith("seed") or key.startswith(FREE_KEYS)
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

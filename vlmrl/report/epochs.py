@@ -68,7 +68,8 @@ def view_epochs(runs: Sequence[Run]) -> EpochView | None:
     """Return the part about epochs; None if no run was validated at epochs. Runs with damaged metrics are left out."""
     groups: list[RunGroup] = []
     for members in group_runs(runs):
-        epochs, train = [], []
+        epochs: list[RunEpochs] = []
+        train: list[Sequence[Mapping[str, Any]]] = []
         for run in members:
             try:
                 read = read_epochs(run)

@@ -10,12 +10,18 @@ from epoch_runs import PAPER, epoch_run
 from typer.testing import CliRunner
 
 from vlmrl.cli.app import app
-from vlmrl.evaluate.over_epochs import epoch_means, group_runs, over_epochs, published_here, read_epochs
+from vlmrl.evaluate.over_epochs import RunEpochs, epoch_means, group_runs, over_epochs, published_here, read_epochs
 
 TEST, VALIDATION = "test/pass8/pass@8", "validation/pass8/pass@8"
 # Epochs 0 to 3. Seed 1: mean (0.3 + 0.5 + 0.4) / 3 = 0.4, maximum 0.5 at epoch 2, selected epoch 3: 0.4.
 # Seed 2: mean (0.4 + 0.4 + 0.7) / 3 = 0.5, maximum 0.7 at epoch 3, selected epoch 1: 0.4.
 SEEDS = ({TEST: [0.2, 0.3, 0.5, 0.4]}, {TEST: [0.3, 0.4, 0.4, 0.7]})
+
+
+def read(run) -> RunEpochs:
+    epochs = read_epochs(run)
+    assert epochs is not None
+    return epochs
 
 
 def only(entries, metric):
@@ -26,7 +32,7 @@ def only(entries, metric):
 def test_base_mean_maximum_and_selected_over_two_seeds_by_hand(tmp_path):
     runs = [epoch_run(tmp_path, f"rl-{i}", SEEDS[i], seed=i, best=(3, 1)[i]) for i in range(2)]
     (group,) = group_runs(runs)
-    entry = only(over_epochs([("A", [read_epochs(run) for run in group])]), TEST)
+    entry = only(over_epochs([("A", [read(run) for run in group])]), TEST)
     (setting,) = entry["settings"]
     assert setting["runs"] == ["rl-0", "rl-1"] and setting["epochs"] == 3 and setting["kind"] == "rl"
     # The standard deviation of two numbers is their difference over the root of 2.
@@ -44,7 +50,7 @@ def test_base_mean_maximum_and_selected_over_two_seeds_by_hand(tmp_path):
 def test_columns_of_sft_and_rl_have_their_own_published_numbers(tmp_path):
     rl = epoch_run(tmp_path, "rl", {TEST: [0.2, 0.4], VALIDATION: [0.3, 0.5]})
     sft = epoch_run(tmp_path, "sft", {TEST: [0.2, 0.1], VALIDATION: [0.3, 0.4]}, kind="sft")
-    entries = over_epochs([("SFT", [read_epochs(sft)]), ("RL", [read_epochs(rl)])])
+    entries = over_epochs([("SFT", [read(sft)]), ("RL", [read(rl)])])
     papers = [s["paper"] for s in only(entries, TEST)["settings"]]
     assert papers == [{"base": 0.29, "mean": 0.252, "max": 0.32}, {"base": 0.29, "mean": 0.352, "max": 0.427}]
     of_validation = only(entries, VALIDATION)
@@ -77,9 +83,9 @@ def test_the_leading_metric_and_the_largest_k_of_each_set_and_setting(tmp_path):
         "validation/pass8/mean@8": [0.1, 0.2], "validation/pass8/part/accuracy": [1.0, 1.0],
         "test/greedy/reward": [0.4, 0.5],
     }  # fmt: skip
-    read = read_epochs(epoch_run(tmp_path, "a", values))
-    assert [*read.values] == ["validation/pass8/accuracy", VALIDATION, "test/greedy/reward"]
-    plain = read_epochs(epoch_run(tmp_path, "b", {"accuracy": [0.1, 0.2], "reward": [0.5, 0.5]}))
+    found = read(epoch_run(tmp_path, "a", values))
+    assert [*found.values] == ["validation/pass8/accuracy", VALIDATION, "test/greedy/reward"]
+    plain = read(epoch_run(tmp_path, "b", {"accuracy": [0.1, 0.2], "reward": [0.5, 0.5]}))
     assert [*plain.values] == ["accuracy"] and plain.values["accuracy"] == [0.1, 0.2]
 
 

@@ -29,6 +29,7 @@ def runs_of(root):
 
 def test_seeds_are_one_column_and_their_curve_has_a_band(tmp_path):
     view = view_epochs(runs_of(tmp_path))
+    assert view is not None
     assert [group.label for group in view.groups] == ["SFT: sft", "RL: rl-0, rl-1"] and view.bands
     (row,) = view.rows
     sft, rl = row["cells"]
