@@ -15,6 +15,7 @@ from typing import Any
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import METHOD, excludes_zero
 from vlmrl.evaluate.over_checkpoints import over_checkpoints, picked_by_hand
+from vlmrl.evaluate.over_epochs import over_epochs, read_epochs
 from vlmrl.evaluate.paired import (
     PairedColumn,
     joined_by,
@@ -127,6 +128,9 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
         "train": _lines(runs, "train") if both else [],
         "validation": _lines(runs, "validation") if both else [],
         "evaluations": evaluations,
+        "epochs": over_epochs(
+            [(letter, [e]) for letter, s in (("A", a), ("B", b)) if s.run and (e := read_epochs(s.run))]
+        ),
         "checkpoints": [
             {"side": letter, **entry}
             for letter, s in (("A", a), ("B", b))

@@ -219,7 +219,7 @@ def _summary(
     columns = merged.columns(source.task.by)
     summary = summarise_columns(columns, _ranges(columns, source, scorer, params))
     summary |= _accuracy_of(columns, source, scorer.spec)
-    summary = whole.add_to(summary)
+    summary = whole.add_to(summary, merged.rows)
     for name, metric in summary["metrics"].items():
         metric["better"] = metric_facts(name, source.task.metrics).better
     if merged.images_left_out:

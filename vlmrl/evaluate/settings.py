@@ -31,6 +31,7 @@ from vlmrl.evaluate.estimates import difference_interval
 from vlmrl.evaluate.interval import METHOD, Clusters, Floats, Interval, Range, Units
 from vlmrl.evaluate.metrics import clusters_of, picks, prompt_samples, range_holding, range_of_metric
 from vlmrl.evaluate.over_checkpoints import over_checkpoints, picked_by_hand
+from vlmrl.evaluate.over_epochs import over_epochs, read_epochs
 from vlmrl.evaluate.paired import joined_by, joined_ranges
 from vlmrl.evaluate.paired_tests import LEVEL, paired_test
 from vlmrl.evaluate.records import Evaluation, read_evaluation
@@ -111,8 +112,9 @@ def open_settings(root: Path, refs: Sequence[str]) -> list[Setting]:
 def compare_settings(settings: Sequence[Setting]) -> dict[str, Any]:
     """Return the results of each setting, and the difference of each later setting to the first; JSON values.
 
-    Returns: {"conclusion", "settings", "evaluations", "checkpoints", "intervals", "tests", "notes"}. Each evaluation
-        has "settings": letter -> metric -> {"mean", "sd", "runs"}, and "differences": one mapping per pair and metric.
+    Returns: {"conclusion", "settings", "evaluations", "checkpoints", "epochs", "intervals", "tests", "notes"}. Each
+        evaluation has "settings": letter -> metric -> {"mean", "sd", "runs"}, and "differences": one mapping per pair
+        and metric.
     """
     notes: list[str] = []
     sides = [side for setting in settings for side in setting.sides]
@@ -144,10 +146,17 @@ def compare_settings(settings: Sequence[Setting]) -> dict[str, Any]:
             if side.run
             for entry in over_checkpoints(side.run)
         ],
+        "epochs": epochs_of_settings(settings),
         "intervals": f"{METHOD}; {SETTING_METHOD}",
         "tests": f"{TEST_METHODS}; where a setting has several runs: Student's t",
         "notes": notes,
     }
+
+
+def epochs_of_settings(settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    """Return the results over epochs of settings whose runs were validated at epochs; see `over_epochs`."""
+    read = [(s.letter, [e for side in s.sides if side.run and (e := read_epochs(side.run))]) for s in settings]
+    return over_epochs([(letter, runs) for letter, runs in read if runs])
 
 
 def _mixed(setting: Setting) -> list[str]:

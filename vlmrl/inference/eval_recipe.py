@@ -15,7 +15,7 @@ from vlmrl.data.prepared_dataset import INFO_FILE
 from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError, did_you_mean
 from vlmrl.inference.eval_rows import SeenRows, seen_by, trained_by
 from vlmrl.json_text import parse_json
-from vlmrl.recipe.files import find_recipe
+from vlmrl.recipe.files import find_recipe, has_table, read_layers
 from vlmrl.recipe.key_place import AUTO_ORIGIN
 from vlmrl.recipe.load import load_recipe, recipe_from_resolved
 from vlmrl.recipe.overrides import apply_override, parse_override
@@ -57,7 +57,9 @@ def choose_recipe(
     """Return the recipe to evaluate with, and the rows that the model has seen.
 
     The recipe is the named one (a file, or a run's), else the run's own, else defaults on `data`; `overrides` are
-    applied to it. For a model that `vlmrl merge` wrote, the run is the one it was made from, while that exists.
+    applied to it. A named file without `[[data]]`, such as a scheme of evaluation, overrides the run's own recipe, or
+    the defaults on `data`, key by key. For a model that `vlmrl merge` wrote, the run is the one it was made from, while
+    that exists.
     When a run is evaluated, the table `model` is always the run's own: its pixels and dtype belong to its weights.
 
     Raises: RecipeError when nothing says what data to use; StoreError when there is no such run or model folder; the
@@ -71,7 +73,8 @@ def choose_recipe(
     run_values = None if source_run is None else _run_recipe(source_run)
     values: dict[str, Any] = {"model": {"path": origin.path}}
     if recipe is not None:
-        values = _named_recipe(recipe, origin, root)
+        under = run_values if run_values is not None else {} if data is None else {**values, "data": [{"path": data}]}
+        values = _named_recipe(recipe, origin, root, under)
         if run_values is not None:
             values["model"] = run_values["model"]
     elif run_values is not None:
@@ -152,17 +155,23 @@ def _is_own(folder: Path, split: str, source: str) -> bool:
     return is_normal and (meta.get("split"), meta.get("source")) == (split, source)
 
 
-def _named_recipe(name: str, origin: ModelOrigin, root: Path) -> dict[str, Any]:
-    """Return the values of a recipe file, or of the run of that name if there is no such file."""
+def _named_recipe(name: str, origin: ModelOrigin, root: Path, under: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a recipe file, or of the run of that name if there is no such file.
+
+    Args:
+        under: values that a file without `[[data]]` overrides key by key.
+    """
     try:
-        find_recipe(name)
+        file = find_recipe(name)
     except RecipeError:
         with suppress(StoreError):
             values = _run_recipe(open_run(root, name).dir)
             if values is not None:
                 return values
         raise
-    return load_recipe(name, overrides=[f"model.path={json.dumps(origin.path)}"]).recipe.model_dump(mode="json")
+    is_whole = not under or has_table(read_layers(file), "data")
+    loaded = load_recipe(file, overrides=[f"model.path={json.dumps(origin.path)}"], under=None if is_whole else under)
+    return loaded.recipe.model_dump(mode="json")
 
 
 def _merged_from(path: str, root: Path) -> Path | None:

@@ -13,6 +13,7 @@ from vlmrl.evaluate.compare import differences, paired_columns_of
 from vlmrl.evaluate.interval import excludes_zero
 from vlmrl.evaluate.metrics import task_problems
 from vlmrl.evaluate.over_checkpoints import over_checkpoints, step_of, words_of_steps
+from vlmrl.evaluate.over_epochs import published_here
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.scoring_rewards import scored_alike
@@ -101,7 +102,7 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
         differences = _differences(pair) if pair else {}
         paper = next((p for c in group if (p := c.meta.get("paper"))), {})
         baselines = next((b for c in group if (b := c.summary.get("baselines"))), {})
-        numbers = paper.get("numbers") or {}
+        numbers = published_here(paper, group[0].meta)
         rows = [_eval_row(n, group, differences, numbers, baselines) for n in names]
         tables.append(
             {

@@ -16,7 +16,7 @@ from vlmrl.algo.family import Algorithm, algorithm_of
 from vlmrl.algo.shaping import next_kl_coef
 from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.dist import rank_process
-from vlmrl.evaluate.outcomes import accuracy_metrics, accuracy_text
+from vlmrl.evaluate.outcomes import accuracy_metrics, accuracy_text, pooled_metrics
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.setup.engine import make_generator
@@ -262,5 +262,9 @@ def steer_kl(
 def _rollout_metrics(
     groups: Sequence[Group], sources: Sequence[Source], scorers: Mapping[str, RewardScorer], health: Health
 ) -> dict[str, Any]:
-    """Return the metrics of a step's rewards and rollouts, the accuracy of its answers and the run's health."""
-    return group_metrics(groups, scorers) | accuracy_metrics(groups, sources) | health.measure(groups)
+    """Return the metrics of a step's rewards and rollouts, of its answers, and of the run's health.
+
+    A metric of a task does not replace one of the run that has the same name.
+    """
+    own = group_metrics(groups, scorers) | accuracy_metrics(groups, sources) | health.measure(groups)
+    return pooled_metrics(groups, sources) | own

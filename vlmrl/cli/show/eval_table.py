@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     """Print the metrics of one evaluation. `other`: folder of the evaluation that it is compared with."""
     from vlmrl.evaluate.metrics import task_problems
+    from vlmrl.evaluate.over_epochs import published_here
     from vlmrl.store.evaluated_rows import images_of, method_of, role_label, set_method_of
 
     meta, sampling = result["meta"], result["meta"]["sampling"]
     of = meta["model"] if meta["checkpoint"] is None else f"{meta['model']} {meta['checkpoint']}"
     of += f" at {meta['endpoint']}" if meta.get("endpoint") else ""
     how = "greedy" if sampling["greedy"] else f"T={sampling['temperature']:g}, {sampling['samples']} samples per prompt"
-    numbers = (meta.get("paper") or {}).get("numbers") or {}
+    numbers = published_here(meta.get("paper") or {}, meta)
     baselines, differences = result["baselines"], result.get("differences", {})
     headers = ["metric", "value", "95% interval", "rows"]
     headers += ["blind baseline"] * bool(baselines) + ["paper"] * bool(numbers) + ["difference"] * bool(other)
