@@ -19,6 +19,7 @@ SHOWN = {
     "grading": "as_by_hand 417",
     "intervals": "(57 cases, 3 draws each)",
     "eval_kills": "holds: true",
+    "eval_memory": "holds: true",
     "kill": "kill.py: 2 kills, 2 recovered, resumed runs bitwise equal: yes (1 runs)",
     "kill_ranks": '"finished": {"equal within tolerance": 1}',
     "merge": '"whole"',

@@ -128,9 +128,20 @@ def test_the_page_of_taxonrl_names_every_recipe_of_it() -> None:
 
     table = read_page("docs/experiments/taxonrl.md").split("| domain | question | recipes |")[1].split("\n\n")[0]
     named = re.findall(r"`([a-z_0-9]+)`", table)
-    of_other_tasks = ("digits_", "geometry_", "omniglot_", "counting_", "grounding_", "smoke")
+    of_other_tasks = ("digits_", "geometry_", "omniglot_", "counting_", "grounding_", "maye_", "smoke")
     shipped = {recipe.name for recipe in list_recipes() if recipe.kind != "base"}
     assert sorted(name for name in shipped if not name.startswith(of_other_tasks)) == sorted(named)
+
+
+def test_the_page_of_maye_names_every_recipe_of_it() -> None:
+    from vlmrl.recipe.explain import list_recipes
+
+    table = read_page("docs/experiments/maye.md").split("| recipes | what they are |")[1].split("\n\n")[0]
+    named = re.findall(r"`(maye_[a-z_0-9]+)`", table)
+    ends = [end for end in ("_published", "_sft") if f"the same with `{end}`" in table]
+    own = [name + end for name in named for end in ("", *ends) if not (end and name.endswith("_zero"))]
+    recipes = [recipe.name for recipe in list_recipes() if recipe.kind != "base" and recipe.name.startswith("maye_")]
+    assert sorted(recipes) == sorted(own) and len(recipes) == 13
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vlmrl.tasks.base import Task
     from vlmrl.tasks.figure import Histogram, Lines, Table
     from vlmrl.tasks.own_prep import NewRow
+    from vlmrl.tasks.pooled import PooledMetrics
     from vlmrl.types import RewardInput, RewardResult
 
 __version__ = "0.1.0"
@@ -23,6 +24,7 @@ __all__ = [
     "Lines",
     "Metric",
     "NewRow",
+    "PooledMetrics",
     "RewardInput",
     "RewardResult",
     "RewardUnavailable",
@@ -36,6 +38,7 @@ _HOMES = {
     "Lines": "vlmrl.tasks.figure",
     "Metric": "vlmrl.metric",
     "NewRow": "vlmrl.tasks.own_prep",
+    "PooledMetrics": "vlmrl.tasks.pooled",
     "RewardInput": "vlmrl.types",
     "RewardResult": "vlmrl.types",
     "RewardUnavailable": "vlmrl.errors",

@@ -2,14 +2,16 @@
 
     python scripts/bench/eval_kills.py [--kills 10] [--rows 60] [--seed 0] [--json] [--smoke]
 
-Once with an endpoint on loopback that answers slowly, once with a tiny model in the built-in engine. Each evaluation is
-killed with SIGKILL after a random number of new responses, and the same command is started again, until it has been
-killed often enough; the last one may end. Its rows and metrics must equal those of an evaluation that nobody touched.
-No response that was on disk may be asked for again; the endpoint's requests in flight at a kill are counted apart.
+Once with an endpoint on loopback that answers slowly, once with a tiny model in the built-in engine, and once with that
+model on two sets under two settings, with a slow reward in a worker, so that grading is killed midway too. Each
+evaluation is killed with SIGKILL after a random number of new responses or graded pieces, and the same command is
+started again, until it has been killed often enough; the last one may end. Its rows and metrics must equal those of an
+evaluation that nobody touched. No response that was on disk may be asked for again; the endpoint's requests in flight
+at a kill are counted apart.
 
 Commands are forks of one warm interpreter, so that kills fall into their work. The built-in engine keeps 4 prompts at a
-time here instead of 128, so that ten kills fit into a small evaluation. Prints a table, or with --json one object;
-`holds` says whether all of that is true, and the exit code is 1 if not.
+time here instead of 128, and 8 are graded together instead of 512, so that ten kills fit into a small evaluation.
+Prints a table, or with --json one object; `holds` says whether all of that is true, and the exit code is 1 if not.
 """
 
 from __future__ import annotations
@@ -55,6 +57,23 @@ max_new_tokens = 8
 """
 
 
+SETTINGS = """
+[eval]
+sets = ["more.jsonl", "rest.jsonl"]
+[eval.settings.warm]
+temperature = 1.0
+samples = 2
+[eval.settings.greedy]
+"""
+SLOW_REWARD = """
+import time
+
+def score(x):
+    time.sleep(0.005)
+    return {"length": min(1.0, x.num_tokens / 8), "letters": float("e" in x.response)}
+"""
+
+
 def make_place(folder: Path, rows: int) -> None:
     from PIL import Image
 
@@ -63,6 +82,14 @@ def make_place(folder: Path, rows: int) -> None:
     lines = [json.dumps({"prompt": f"<image>say {i}", "images": [f"{i}.png"], "answer": "1"}) for i in range(rows)]
     (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "mine.toml").write_text(RECIPE)
+    (folder / "slow.py").write_text(SLOW_REWARD)
+    slow_recipe = RECIPE.replace('"length"', '"slow.py:score"').replace(
+        "args = { soft_tokens = 4, max_tokens = 12 }", ""
+    )
+    (folder / "several.toml").write_text(slow_recipe + SETTINGS)
+    half = len(lines) // 2
+    (folder / "more.jsonl").write_text("\n".join(lines[:half]) + "\n")
+    (folder / "rest.jsonl").write_text("\n".join(lines[half:]) + "\n")
 
 
 def in_fork(work: Callable[[], Any]) -> None:
@@ -87,27 +114,36 @@ def build_model(folder: Path) -> None:
     in_fork(lambda: build_tiny(folder, texts, vocabulary=300, hidden=64, layers=2, init_std=0.02))
 
 
-def lines_in(folder: Path) -> list[tuple[int, int]]:
-    """(row, sample) of the responses on disk."""
-    responses: list[tuple[int, int]] = []
-    for path in folder.glob("unfinished/*.jsonl"):
+Response = tuple[str, int, int]
+"""File, row, sample."""
+
+
+def progress_in(folder: Path) -> int:
+    """Number of responses and of graded pieces on disk."""
+    return len(lines_in(folder)) + len(list(folder.glob("unfinished/*.graded/*.parquet")))
+
+
+def lines_in(folder: Path) -> list[Response]:
+    """The responses on disk."""
+    responses: list[Response] = []
+    for path in sorted(folder.glob("unfinished/*.jsonl")):
         with contextlib.suppress(FileNotFoundError):
             for line in path.read_bytes().splitlines(keepends=True)[1:]:
                 if line.endswith(b"\n"):
                     value = json.loads(line)
-                    responses.append((value["row"], value["sample"]))
+                    responses.append((path.name, value["row"], value["sample"]))
     return responses
 
 
 def evaluate(folder: Path, words: list[str], runs: str, kill_at: int | None) -> bool:
-    """Run the command; kill it when there are `kill_at` responses on disk. Returns: whether it came to its end."""
+    """Run the command; kill it when `kill_at` responses and graded pieces are on disk. Returns whether it ended."""
     with open(folder / "output", "wb") as out:
         pid = kill._fork(folder, ["eval", *words, "--runs", runs, "--json"], out.fileno(), out.fileno())
     while kill_at is not None:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return _ended(folder, status)
-        if len(lines_in(folder / runs)) >= kill_at:
+        if progress_in(folder / runs) >= kill_at:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -122,13 +158,17 @@ def _ended(folder: Path, status: int) -> bool:
     return True
 
 
-def result_of(folder: Path, runs: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(rows, metrics) of the finished evaluation."""
+def result_of(folder: Path, runs: str) -> list[tuple[str, list[dict[str, Any]], dict[str, Any]]]:
+    """(name, rows, metrics) of the finished evaluations; the same ones may have been written to several runs."""
     import pyarrow.parquet as pq
 
-    (summary,) = folder.glob(f"{runs}/*/eval/*/summary.json")
-    rows = pq.read_table(summary.with_name("rows.parquet"))
-    return rows.to_pylist(), json.loads(summary.read_text())["metrics"]
+    results = {}
+    for summary in folder.glob(f"{runs}/*/eval/*/summary.json"):
+        rows = pq.read_table(summary.with_name("rows.parquet")).to_pylist()
+        found = (summary.parent.name, rows, json.loads(summary.read_text())["metrics"])
+        if results.setdefault(found[0], found) != found:
+            raise SystemExit(f"two evaluations {found[0]} differ")
+    return [results[name] for name in sorted(results)]
 
 
 def trial(
@@ -146,7 +186,8 @@ def trial(
         asked = len(endpoint.requests) if endpoint else 0
         # Each later kill needs a piece of the built-in engine that is still to be generated.
         room = total - len(before) - (kills - number) * PIECE * SAMPLES
-        done = evaluate(folder, words, "killed", len(before) + rng.randint(1, max(1, 2 * room // (kills - number + 1))))
+        steps = rng.randint(1, max(1, 2 * room // (kills - number + 1)))
+        done = evaluate(folder, words, "killed", progress_in(folder / "killed") + steps)
         again += asked_again(endpoint, asked, before)
         fallen += not done
         if done:
@@ -169,7 +210,7 @@ def trial(
     }
 
 
-def asked_again(endpoint: Endpoint | None, first: int, before: list[tuple[int, int]]) -> int:
+def asked_again(endpoint: Endpoint | None, first: int, before: list[Response]) -> int:
     """Number of requests from number `first` on for responses that were on disk `before`."""
     if endpoint is None:
         return 0
@@ -179,17 +220,24 @@ def asked_again(endpoint: Endpoint | None, first: int, before: list[tuple[int, i
     lowest = {row: min(values) for row, values in seeds.items()}
     asked = [int(prompt_of(body).split()[-1]) for body in endpoint.bodies[first:]]
     samples = [(row, b["seed"] - lowest[row]) for row, b in zip(asked, endpoint.bodies[first:], strict=True)]
-    return len([one for one in samples if one in set(before)])
+    there = {(row, k) for _, row, k in before}
+    return len([one for one in samples if one in there])
 
 
-def written_again(before: list[tuple[int, int]], after: list[tuple[int, int]]) -> int:
+def written_again(before: list[Response], after: list[Response]) -> int:
     """Number of responses of whole pieces on disk `before` that were generated again and written a second time."""
-    there = set(before)
-    pieces = {row // PIECE for row, _ in there}
-    whole = {
-        p for p in pieces if all((r, k) in there for r in range(p * PIECE, (p + 1) * PIECE) for k in range(SAMPLES))
-    }
-    return sum(row // PIECE in whole for row, _ in after[len(before) :])
+    again = 0
+    for file in {name for name, _, _ in after}:
+        there = {(row, k) for name, row, k in before if name == file}
+        samples = max((k for _, k in there), default=0) + 1
+        pieces = {row // PIECE for row, _ in there}
+        whole = {
+            p for p in pieces if all((r, k) in there for r in range(p * PIECE, (p + 1) * PIECE) for k in range(samples))
+        }
+        earlier = sum(name == file for name, _, _ in before)
+        later = [row for name, row, _ in after if name == file][earlier:]
+        again += sum(row // PIECE in whole for row in later)
+    return again
 
 
 def slow(number: int, body: dict[str, Any]) -> Reply:
@@ -208,15 +256,17 @@ def main() -> None:
     if options.smoke:
         options.kills, options.rows = 2, 12
     kill.warm_up()
+    from vlmrl.evaluate import grading, run
     from vlmrl.inference import endpoint_eval, engine_responses, evaluation  # noqa: F401
 
     engine_responses.PIECE_PROMPTS = PIECE
+    run.CHUNK_PROMPTS = grading.CHUNK_PROMPTS = 2 * PIECE
     rng = random.Random(options.seed)
     total = options.rows * SAMPLES
     sampling = ["--recipe", "mine.toml", "--sample", "1.0", "--n", str(SAMPLES)]
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
-        for name in ("endpoint", "engine"):
+        for name in ("endpoint", "engine", "settings"):
             folder = Path(temporary, name)
             folder.mkdir()
             make_place(folder, options.rows)
@@ -226,7 +276,10 @@ def main() -> None:
                     results[name] = trial(folder, [*words, *sampling], options.kills, total, rng, endpoint)
             else:
                 build_model(folder / "model")
-                results[name] = trial(folder, ["model", *sampling], options.kills, total, rng, None)
+                words = ["model", *sampling] if name == "engine" else ["model", "--recipe", "several.toml"]
+                # Two settings: SAMPLES responses to every row, and a greedy one.
+                needed = total if name == "engine" else total + options.rows
+                results[name] = trial(folder, words, options.kills, needed, rng, None)
     good = {
         name: r["same_result"]
         and r["kills"] == options.kills

@@ -11,7 +11,7 @@ import pytest
 from command_line import own_process, settings, this_process
 
 from vlmrl.errors import LaunchError
-from vlmrl.launch.request import EvalRequest, Machines, TrainRequest
+from vlmrl.launch.request import EvalRequest, GenerateRequest, Machines, TrainRequest
 from vlmrl.launch.train_plan import describe_other_processes
 from vlmrl.store.open_run import create_run, resume_run
 from vlmrl.tasks.digits import prepare_digits
@@ -158,6 +158,7 @@ def test_no_field_of_a_request_is_forgotten_in_the_command_of_a_rank() -> None:
     for plain, left_out in (
         (TrainRequest("rl"), {"machines", "dry_run", "argv"}),
         (EvalRequest("m"), {"gpus", "argv"}),
+        (GenerateRequest("m", Path("a.jsonl")), {"gpus", "argv"}),
     ):
         for field in fields(plain):
             value = getattr(plain, field.name)

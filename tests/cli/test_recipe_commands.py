@@ -7,12 +7,14 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from vlmrl.cli.app import app
 from vlmrl.errors import VlmrlError
+from vlmrl.recipe.files import shipped_folder
 
 runner = CliRunner()
 
@@ -50,6 +52,16 @@ def test_show_prints_toml_and_json():
     told = json.loads(run("recipe", "show", "digits_im", "--json").stdout)
     assert told["recipe"]["data"][0]["task"] == "digits"
     assert told["origins"]["optim.beta1"] == "default"
+
+
+def test_show_prints_the_text_of_a_base_recipe_with_its_comments(tmp_path, monkeypatch):
+    shown = run("recipe", "show", "base/maye_eval").stdout
+    assert shown == (shipped_folder() / "base" / "maye_eval.toml").read_text()
+    monkeypatch.chdir(tmp_path)
+    Path("part.toml").write_text("# \u202ered\n[train]\nsteps = 1\n")
+    assert "\u202e" not in run("recipe", "show", "part.toml").stdout
+    # Overrides need a whole recipe.
+    assert isinstance(run("recipe", "show", "part.toml", "--set", "train.steps=2").exception, VlmrlError)
 
 
 def test_explain_prints_help_range_and_uses():

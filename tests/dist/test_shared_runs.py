@@ -45,11 +45,29 @@ CASES = {
 """Name -> overrides."""
 ONWARD = "adapter of a run"
 """Trained on, with the adapter that it began with as the reference."""
+POOLED = "pooled counts"
+"""A task of one's own with metrics from counts, and rows of which both processes sample some."""
+OWN_TASK = """
+import vlmrl
+
+def task(info):
+    return vlmrl.Task(
+        "own", "counts letters", "Say something. <image> <image>",
+        set_metrics=vlmrl.PooledMetrics(
+            lambda verdict: {
+                "letters": len(verdict[0].response), "vowels": sum(map(verdict[0].response.count, "aeiou")),
+            },
+            lambda sums: {"vowel_share": sums["vowels"] / sums["letters"] if sums["letters"] else None},
+        ),
+    )
+"""
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, tiny_folder) -> Path:
-    return make_place(tmp_path_factory.mktemp("shared-runs"), tiny_folder, TWO_STEPS, kinds=("rl", "sft"))
+    folder = make_place(tmp_path_factory.mktemp("shared-runs"), tiny_folder, TWO_STEPS, kinds=("rl", "sft"))
+    (folder / "own.py").write_text(OWN_TASK)
+    return folder
 
 
 LONG = ["train.steps=5", "eval.every_steps=0", "optim.schedule=cosine"]
@@ -69,6 +87,7 @@ def runs(place: Path) -> Path:
             job(place, f"{size}/{ONWARD}", *LORA),
             job(place, f"{size}/{ONWARD}", *LORA, "algo.kl_coef=0.1", "model.path=last"),
             job(place, f"{size}/whole", *LONG),
+            job(place, f"{size}/{POOLED}", f"data.0.task={place}/own.py:task"),
         ]
 
     narrow = [*LONG, "model.dtype=bfloat16", *LORA]
@@ -100,6 +119,19 @@ def test_two_processes_make_the_run_of_one(runs: Path, case: str) -> None:
     assert_close_history(one, two, rel=2e-4, absolute=2e-5)
     assert_close_weights(one, two)
     assert any(m.get("optim/updates", 0) > 0 for m in one.metrics("train"))
+
+
+def test_counts_of_two_processes_are_those_of_one(runs: Path) -> None:
+    one, two = (open_run(runs / size / POOLED, "last") for size in "12")
+    assert answers(one) == answers(two)
+    for ours, theirs, step in zip(one.metrics("train"), two.metrics("train"), (0, 1), strict=True):
+        texts = [s.text for group in one.read_rollouts(step) for s in group.samples]
+        letters, vowels = sum(map(len, texts)), sum(text.count(c) for text in texts for c in "aeiou")
+        assert letters > vowels > 0
+        for line in (ours, theirs):
+            assert (line["letters"], line["vowels"], line["vowel_share"]) == (letters, vowels, vowels / letters)
+    ours, theirs = (run.metrics("validation")[-1] for run in (one, two))
+    assert ours["eval/vowel_share"] == theirs["eval/vowel_share"]
 
 
 def test_both_wrote_their_shards_and_a_log_and_one_the_rest(runs: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -12,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
-from command_line import settings, started
+from command_line import own_process, settings, started
 from processes import END_SECONDS, assert_all_gone, below, command_of
 from small_runs import TWO_STEPS, make_place
 from tinyworld import encoded, sampler_gap
@@ -137,6 +139,29 @@ def going(tmp_path, small_folder) -> Iterator[tuple[subprocess.Popen[str], Path]
     yield process, steps[0].parent.parent
     process.kill()
     process.communicate()
+
+
+def test_two_processes_that_answer_rows_share_an_engine_in_two_parts(tmp_path, small_folder) -> None:
+    """`eval` and `generate`, greedy: one process of the built-in engine gives the same answers."""
+    make_place(tmp_path, small_folder, TWO_STEPS)
+    common = [str(small_folder), "--recipe", "rl.toml", "--max-rows", "5"]
+    parts = ("rollout.engine=vllm", "rollout.tensor_parallel=2", "rollout.kv_cache_gib=0.2")
+    several = ("--gpus", "2", *settings(*parts, "rollout.max_prompt_tokens=400", "model.dtype=float32"))
+    alone = settings("rollout.engine=torch", "model.dtype=float32")
+    for out, more in (("two.jsonl", several), ("one.jsonl", alone)):
+        done = own_process("generate", *common, "--out", out, *more, cwd=tmp_path)
+        assert done.code == 0, done.err
+    two, one = (
+        [json.loads(line)["response"] for line in (tmp_path / out).read_text().splitlines()]
+        for out in ("two.jsonl", "one.jsonl")
+    )
+    assert two == one and len(one) == 5
+    refused = own_process("generate", *common, "--out", "3.jsonl", *settings(*parts), "--gpus", "3", cwd=tmp_path)
+    assert refused.code == 2 and "3 is not a multiple of rollout.tensor_parallel = 2" in refused.err
+    done = own_process("eval", *common, "--runs", "evals", "--json", *several, cwd=tmp_path)
+    assert done.json["evaluations"][0]["meta"]["processes"] == 2
+    rows = pq.read_table(Path(done.json["evaluations"][0]["folder"]) / "rows.parquet").to_pylist()
+    assert [r["text"] for r in rows] == one
 
 
 def test_two_trainers_share_an_engine_in_two_parts_and_none_outlives_them(going) -> None:

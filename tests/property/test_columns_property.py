@@ -1,68 +1,66 @@
-"""Cells of a stranger's table: whatever is in them, the answer is a value or a DataError."""
+"""Summaries from columns, against the means over records one by one."""
 
-from __future__ import annotations
-
-import json
-from pathlib import Path
-
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmrl.data.cells import plain, read_image, read_messages, split_images
-from vlmrl.errors import DataError
-
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=20)
-KEYS = st.sampled_from(
-    ["role", "content", "from", "value", "type", "text", "image", "image_url", "url", "bytes", "path"]
+from vlmrl.evaluate.estimates import mean_interval
+from vlmrl.evaluate.metrics import (
+    LENGTHS,
+    as_json,
+    clusters_of,
+    picks,
+    prompt_samples,
+    range_holding,
+    range_of_metric,
+    summarise,
 )
-WORDS = st.sampled_from(
-    ["user", "assistant", "system", "text", "image", "../../etc/passwd", "data:image/png;base64,AA", "[{"]
-)
-CELLS = st.recursive(
-    SCALARS | WORDS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=12
-)
+from vlmrl.evaluate.repeated import repeated_interval, shown_estimates
+
+NUMBER = st.none() | st.sampled_from([0.0, 0.25, 1.0, -1.0, 3.5])
+ACCURACY = st.none() | st.sampled_from([0.0, 0.5, 1.0])
 
 
-@pytest.mark.slow
-@given(CELLS)
-def test_any_prompt_cell_is_read_or_refused(cell) -> None:
-    try:
-        turns, response, _ = read_messages(cell, "row 1")
-    except DataError as error:
-        assert "row 1" in str(error.where)
-        return
-    assert any(turn.role == "user" for turn in turns) and all(isinstance(turn.content, str) for turn in turns)
-    assert response is None or isinstance(response, str)
+@st.composite
+def records(draw):
+    rows = []
+    for prompt in range(draw(st.integers(1, 5))):
+        truth = {"shape": draw(st.sampled_from(["disc", "ring", 3, None, True])), "answer": "x"}
+        images = [{"sha256": key} for key in draw(st.lists(st.sampled_from("abc"), max_size=2))]
+        for sample in range(draw(st.integers(1, 4))):
+            outcome = draw(st.fixed_dictionaries({}, optional={"accuracy": ACCURACY, "brier": NUMBER}))
+            rows.append(
+                {
+                    "prompt_id": f"p{prompt}",
+                    "sample": sample,
+                    "score": draw(NUMBER),
+                    "parts": draw(st.fixed_dictionaries({}, optional={"format": NUMBER, "length": NUMBER})),
+                    "outcome": outcome,
+                    "truth": truth,
+                    "finish": draw(st.sampled_from(["stop", "length"])),
+                    "num_tokens": draw(st.none() | st.integers(1, 9)),
+                    "images": images,
+                    "error": draw(st.sampled_from([None, None, "a bug"])),
+                    "status": "ok",
+                    "detail": draw(st.none() | st.sampled_from([{"r": {"answer": "A"}}, {"r": {"answer": 1}}])),
+                }
+            )
+    return rows
 
 
-@pytest.mark.slow
-@given(CELLS)
-def test_any_image_cell_is_read_or_refused_and_never_leaves_its_folder(cell) -> None:
-    root = Path(__file__).parent
-    for value in split_images(cell):
-        try:
-            found = read_image(value, root, "row 1")
-        except DataError as error:
-            assert error.where == "row 1"
-        else:
-            assert isinstance(found, bytes) or found.is_relative_to(root)
-
-
-@pytest.mark.slow
-@given(CELLS)
-def test_any_cell_becomes_a_json_value(cell) -> None:
-    json.dumps(plain(cell), allow_nan=False)
-
-
-def test_deep_nesting_in_a_cell_is_a_data_error_and_not_a_crash(tmp_path: Path) -> None:
-    from vlmrl.data.open_dataset import open_dataset
-    from vlmrl.recipe.schema import Data
-
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "x", "extra": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
-    with pytest.raises(DataError):
-        list(open_dataset(Data(path=str(path))).rows("train"))
-    path.write_text('{"prompt": "x", "extra": ' + "[" * 900 + "]" * 900 + "}\n")
-    with pytest.raises(DataError):
-        list(open_dataset(Data(path=str(path))).rows("train"))
+@settings(max_examples=60, deadline=None)
+@given(records())
+def test_each_metric_is_the_mean_over_the_records(rows):
+    metrics = dict(summarise(rows, {"length": (0.0, 5.0)}, ["shape"])["metrics"])
+    for name, pick in picks(rows, ["shape"]).items():
+        values = [(row, v) for row in rows if (v := pick(row)) is not None]
+        if not values:
+            assert name not in metrics
+            continue
+        numbers, clusters = [v for _, v in values], clusters_of([row for row, _ in values])
+        declared = range_holding(range_of_metric(name, {"length": (0.0, 5.0)}), numbers)
+        expected = as_json(mean_interval(numbers, clusters, declared, length=name in LENGTHS), declared)
+        assert metrics.pop(name) == expected, name
+    prompts = list(prompt_samples(rows).values())
+    for metric, k in shown_estimates(prompts):
+        assert metrics.pop(f"{metric}@{k}") == as_json(repeated_interval(prompts, metric, k), (0.0, 1.0))
+    assert not metrics

@@ -13,13 +13,15 @@ from vlmrl.recipe.files import shipped_folder
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
 
 RECIPES = sorted(path for path in shipped_folder().rglob("*.toml"))
-DATA = '[[data]]\npath = "data/digits"\ntask = "digits"\n'
+DATA = '[[data]]\npath = "data/{task}"\ntask = "{task}"\n'
 
 
 def load(path: Path) -> LoadedRecipe:
     """A shipped recipe; of a base one the smallest child, with data."""
     if path.parent.name == "base":
-        Path("child.toml").write_text(f'extends = "{path}"\n{DATA}')
+        task = "geometry3k" if path.name.startswith("maye") else "digits"
+        model = "" if "\n[model]" in path.read_text() else '[model]\npath = "demo/model"\n'
+        Path("child.toml").write_text(f'extends = "{path}"\n{model}{DATA.format(task=task)}')
         return load_recipe("child.toml")
     return load_recipe(path)
 

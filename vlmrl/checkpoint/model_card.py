@@ -20,7 +20,7 @@ from vlmrl.json_text import parse_json
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import read_meta
-from vlmrl.store.evaluated_rows import method_of, role_label, set_method_of
+from vlmrl.store.evaluated_rows import images_of, method_of, role_label, set_method_of
 from vlmrl.store.kept_recipe import newest_resolved
 from vlmrl.store.manifest import Manifest, read_manifest
 
@@ -149,6 +149,8 @@ def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> s
             continue
         if meta.get("step") != layout.parse_checkpoint_name(checkpoint.name):
             continue
+        if (change := images_of(meta)) is not None:
+            notes.append(f"{folder.name}: the model saw changed images ({change}), to measure how much it needs them.")
         split = "validation in training" if meta.get("during") else f"{meta.get('source')}/{meta.get('split')}"
         methods[f": {method_of(summary)}"] = None
         if of_sets := set_method_of(summary):

@@ -8,7 +8,14 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit, tell
-from vlmrl.cli.show.comparison import show_checkpoints, show_differences, show_paired, show_side_by_side, side_title
+from vlmrl.cli.show.comparison import (
+    show_checkpoints,
+    show_differences,
+    show_epochs,
+    show_paired,
+    show_side_by_side,
+    side_title,
+)
 from vlmrl.cli.show.settings import show_settings
 
 
@@ -77,6 +84,7 @@ def compare_(
         if of_sets:
             tell(f"intervals {of_sets}")
     show_checkpoints(result["checkpoints"])
+    show_epochs(result["epochs"])
     show_differences("Recipe", result["recipe"], "the same recipe")
     show_differences("Made with", result["made_with"], "the same code, packages, data and seeds")
     show_side_by_side("Training, last step", result["train"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ from vlmrl.errors import RecipeError
 if TYPE_CHECKING:
     from vlmrl.endpoint.client import EndpointOptions
     from vlmrl.evaluate.records import Evaluation
+    from vlmrl.inference.eval_rows import EvalRows
     from vlmrl.inference.evaluation import EvalSettings, PlannedEvaluation
     from vlmrl.recipe.schema import Recipe
     from vlmrl.setup.model_origin import ModelOrigin
@@ -38,13 +40,30 @@ Compare = Annotated[
     str | None,
     typer.Option(help="Print paired differences to another evaluation: folder, RUN/NAME, or RUN.", show_default=False),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace an evaluation of the same name.")]
-Gpus = Annotated[
+Images = Annotated[
     str | None,
     typer.Option(
-        "--gpus",
-        help="GPUs, one process with the whole model each: a count (4) or their numbers (0,2,5). Without a GPU: CPU "
-        "processes. The results are the same as with one process.",
+        metavar="CHANGES",
+        help="Also evaluate with changed images, and say how much of the accuracy needs them: blank (grey), noise, "
+        "shuffled (of other rows), low or low:N (scaled down to 32 or N pixels). Several: blank,low.",
+        show_default=False,
+    ),
+]
+Normal = Annotated[
+    str | None,
+    typer.Option(
+        help="With --images: evaluation with the images as they are, a folder or RUN/NAME; default: the run's, else it "
+        "is made.",
+        show_default=False,
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace an evaluation of the same name.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--settings",
+        metavar="NAME",
+        help="Only this one of the recipe's [eval.settings.NAME]; may be repeated. Default: all of them.",
         show_default=False,
     ),
 ]
@@ -68,9 +87,12 @@ def eval_(
     seed: options.EvalSeed = 0,
     name: Name = None,
     compare: Compare = None,
+    images: Images = None,
+    normal: Normal = None,
+    settings_names: Settings = None,
     overrides: options.Set = None,
     force: Force = False,
-    gpus: Gpus = None,
+    gpus: options.ModelGpus = None,
     endpoint: options.Endpoint = None,
     served: options.Served = None,
     key_env: options.KeyEnv = None,
@@ -88,8 +110,16 @@ def eval_(
 
     Example: vlmrl eval --endpoint https://api.openai.com/v1 --model NAME --key-env OPENAI_API_KEY --data data/digits
 
-    Sampling is greedy unless --sample is given. An answer that cannot be parsed counts as wrong. Results are written to
-    the run's folder eval/. For a model that is not a run, they are written to a new run of kind eval.
+    A recipe with eval.sets is evaluated on these sets and on the split test, and under each [eval.settings.NAME].
+    Without such tables, sampling is greedy unless --sample is given.
+
+    An answer that cannot be parsed counts as wrong. Results are written to the run's folder eval/. For a model that is
+    not a run, they are written to a new run of kind eval.
+
+    With --images, the same rows are evaluated a second time, and the model sees changed images; the reward still gets
+    the true ones. The normal evaluation is taken from the run, or made first. The difference, row by row, is the part
+    of the accuracy that needs the images. A low image is scaled up again to its size, so that a prompt has as many
+    tokens and a coordinate means the same place. An image is shuffled with one of the same size where there is one.
 
     With --endpoint, each response is kept as soon as it is there. After an outage or a kill, the same command goes on
     and asks for nothing twice. A prompt that the endpoint refuses counts as wrong, and its row says so.
@@ -98,9 +128,10 @@ def eval_(
     outside the range of a metric. A metric without a declared range counts as one from 0 to 1 if all its values are.
     Otherwise it has Student's t interval of the same clusters, as lengths always have. A single row has no interval.
     """
+    from vlmrl.data.blinded import parse_changes
     from vlmrl.dist.rank_process import launched, recorded_command
     from vlmrl.inference import evaluation as work
-    from vlmrl.inference.eval_recipe import choose_recipe, find_evaluation
+    from vlmrl.inference.eval_recipe import choose_recipe
     from vlmrl.inference.eval_rows import rows_to_evaluate
     from vlmrl.launch.request import EvalRequest
     from vlmrl.setup.model_origin import find_model
@@ -110,6 +141,11 @@ def eval_(
     if n > 1 and not sample:
         raise RecipeError(f"--n {n} needs --sample: greedy gives the same answer {n} times", hint="--sample 1.0")
     check_eval_name(name)
+    changes = parse_changes(images)
+    if changes and compare:
+        raise RecipeError("--images and --compare each add a comparison", hint="leave one of them out")
+    if normal and not changes:
+        raise RecipeError("--normal belongs to --images", hint="add --images blank")
     endpoint_options = endpoint_of(endpoint, served, key_env, concurrency, model=model, gpus=gpus)
     request = EvalRequest(
         model or str(served),
@@ -130,20 +166,26 @@ def eval_(
         runs,
         as_json,
         options.typed_words(ctx),
+        images,
+        normal,
+        tuple(settings_names or ()),
     )
     root, argv = runs_root(runs), recorded_command(request.argv)
     if endpoint_options is None:
         origin = find_model(request.model, root, int(checkpoint) if checkpoint.isdigit() else checkpoint)
     else:
         origin = served_origin(endpoint_options)
-    settings = work.EvalSettings(sample or None, n, name, seed, force)
+    settings = work.EvalSettings(sample or None, n, name, seed, force, changes)
     chosen = choose_recipe(origin, root, recipe=recipe, data=data, overrides=list(request.overrides))
     settled, warnings = (chosen.recipe, []) if endpoint_options else settle_for_answers(chosen.recipe, origin.files)
     if not launched():
         show_warnings(warnings)
     rows = rows_to_evaluate(settled, chosen.seen, split, max_rows, source)
-    others = [find_evaluation(compare, root, r.source.split, r.source.name) for r in rows] if compare else None
-    planned = work.plan(settled, origin, rows, chosen.run_dir, settings, argv)
+    if normal:
+        settings = replace(settings, normal=_normal(normal, root, rows))
+    every = work.chosen_settings(settled, settings, settings_names or ())
+    planned = work.plan(settled, origin, rows, chosen.run_dir, every, argv)
+    others = _others(compare, root, planned)
     if not launched():
         say_origin(request.model, origin.parent)
         _announce(planned)
@@ -153,18 +195,44 @@ def eval_(
             _show(*evaluated, others, as_json)
             return
     if endpoint_options is not None:
-        done = _evaluate_endpoint(endpoint_options, settled, origin, planned, root, settings, argv)
+        done = _evaluate_endpoint(endpoint_options, settled, origin, planned, root, argv)
     else:
         done = _evaluate(settled, origin, planned, chosen.run_dir, root, settings, argv)
     if not launched():
         _show([d.folder for d in done], [d.evaluation for d in done], others, as_json)
 
 
+def _normal(ref: str, root: Path, rows: Sequence[EvalRows]) -> Path:
+    from vlmrl.inference.eval_recipe import find_evaluation
+
+    if len(rows) > 1:
+        raise RecipeError("--normal is of one source, and there are several", hint="name it: --source NAME")
+    return find_evaluation(ref, root, rows[0].source.split, rows[0].source.name)
+
+
+def _others(ref: str | None, root: Path, planned: Sequence[PlannedEvaluation]) -> list[Path] | None:
+    """Return the evaluation to compare with, for each one that is planned; None without --compare."""
+    from vlmrl.inference.eval_recipe import find_evaluation
+
+    if ref is None:
+        return None
+    return [find_evaluation(ref, root, one.meta["split"], one.meta["source"], one.meta) for one in planned]
+
+
 def _announce(planned: Sequence[PlannedEvaluation]) -> None:
     """Print which rows will be evaluated. If they are training rows, also print which other rows could be chosen."""
+    from vlmrl.store.evaluated_rows import sampling_words
+
+    names = {one.name for one in planned}
     for one in planned:
         rows = one.rows
-        say(f"warning: {rows.described} (training rows)" if rows.role == "training" else rows.described)
+        if one.change is not None:
+            normal = one.meta["normal"]
+            how = "which is evaluated first" if normal in names else "which exists"
+            say(f"{rows.source.name}: the same rows with {one.change.described}, compared with {normal}, {how}")
+            continue
+        under = f", {sampling_words(one.meta)}" if one.settings.setting else ""
+        say(f"warning: {rows.described} (training rows){under}" if rows.role == "training" else rows.described + under)
         if rows.role == "training":
             splits = f"; splits there: {', '.join(rows.others)}" if rows.others else ""
             say(f"hint: name other rows with --split, a split or a file such as rows.jsonl{splits}")
@@ -176,7 +244,8 @@ def _warn_of_changes(run_dir: Path, planned: Sequence[PlannedEvaluation]) -> Non
     from vlmrl.store.open_run import open_run
 
     run = open_run(run_dir.parent, run_dir.name)
-    if changed := changed_since(run, [one.rows.source for one in planned]):
+    sources = {id(one.rows): one.rows.source for one in planned}  # rows may be evaluated several times
+    if changed := changed_since(run, list(sources.values())):
         say(f"warning: changed since the run was made: {', '.join(changed)}")
         say("hint: these numbers are not comparable with those of its training; its copies are in its folder kept/")
 
@@ -232,10 +301,10 @@ def _evaluate(
             answerer,
             planned,
             folder,
-            settings,
             progress=progress,
             say=say if world.is_main else _silent,
             world=world,
+            own_run=run_dir is None,
         )
 
 
@@ -245,7 +314,6 @@ def _evaluate_endpoint(
     origin: ModelOrigin,
     planned: Sequence[PlannedEvaluation],
     root: Path,
-    settings: EvalSettings,
     argv: Sequence[str],
 ) -> list[Any]:
     from vlmrl.dist.rank_process import stderr
@@ -256,7 +324,7 @@ def _evaluate_endpoint(
     learn_key(endpoint.key_env)
     progress = counter("evaluating", stderr())
     with EndpointClient(endpoint, notify=say) as client:
-        return evaluate_endpoint(recipe, origin, planned, root, settings, client, argv, progress=progress)
+        return evaluate_endpoint(recipe, origin, planned, root, client, argv, progress=progress)
 
 
 def _silent(*words: Any) -> None:

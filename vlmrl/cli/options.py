@@ -79,6 +79,16 @@ Concurrency = Annotated[
     int, typer.Option("--concurrency", min=1, max=1024, help="Maximum number of requests to the endpoint at once.")
 ]
 
+ModelGpus = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        help="GPUs, one process with the whole model each: a count (4) or their numbers (0,2,5). Without a GPU: CPU "
+        "processes. The results are the same as with one process.",
+        show_default=False,
+    ),
+]
+
 # Options of the commands of `vlmrl data`
 Dataset = Annotated[
     str, typer.Argument(help="The dataset: a prepared folder, a table file, a folder of tables, or hub:name.")

@@ -15,6 +15,7 @@ from typing import Any
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.interval import METHOD, excludes_zero
 from vlmrl.evaluate.over_checkpoints import over_checkpoints, picked_by_hand
+from vlmrl.evaluate.over_epochs import over_epochs, read_epochs
 from vlmrl.evaluate.paired import (
     PairedColumn,
     joined_by,
@@ -26,6 +27,7 @@ from vlmrl.evaluate.paired import (
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.scoring_rewards import reward_words, scored_alike, scored_by
 from vlmrl.evaluate.set_metrics import set_differences
+from vlmrl.evaluate.shown_alike import family_of, label_of_both, probe_between, require_shown_alike
 from vlmrl.evaluate.tested import TEST_METHODS, correct_for_many, rows_needed_of, tests_of
 from vlmrl.evaluate.verdict import OTHER_REWARDS, conclude, verdict
 from vlmrl.json_text import parse_json
@@ -36,8 +38,8 @@ from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import (
     ROLES,
     TRAINING_STEP,
+    images_of,
     read_summary,
-    role_label,
     role_of,
     same_rows_key,
     set_method_of,
@@ -101,6 +103,8 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     evaluations = []
     for name, folder_a, folder_b in _common_evaluations(a, b, notes):
         try:
+            if not (a.named and b.named):
+                require_shown_alike(folder_a, folder_b)
             evaluations.append(_paired(name, folder_a, folder_b, trained_alike))
         except StoreError as error:
             notes.append(f"evaluation {name} is left out: {error.message}")
@@ -113,8 +117,8 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
             note
             + "".join(f"; A by {reward_a}; B by {reward_b}" for reward_a, reward_b in _scored_by(a, b, evaluations))
         )
-    evaluations.sort(key=lambda e: ROLES.index(e["role"]))
-    correct_for_many((e["role"], m["metric"], m["test"]) for e in evaluations for m in e["metrics"] if m["test"])
+    evaluations.sort(key=lambda e: (any(e["shown"]), ROLES.index(e["role"])))
+    correct_for_many((family_of(e), m["metric"], m["test"]) for e in evaluations for m in e["metrics"] if m["test"])
     return {
         "conclusion": conclude(evaluations, [s.title for s in (a, b)]),
         "a": describe(a),
@@ -124,6 +128,9 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
         "train": _lines(runs, "train") if both else [],
         "validation": _lines(runs, "validation") if both else [],
         "evaluations": evaluations,
+        "epochs": over_epochs(
+            [(letter, [e]) for letter, s in (("A", a), ("B", b)) if s.run and (e := read_epochs(s.run))]
+        ),
         "checkpoints": [
             {"side": letter, **entry}
             for letter, s in (("A", a), ("B", b))
@@ -309,7 +316,6 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
     left, right = read_evaluation(a), read_evaluation(b)
     pairs, changed = shared_rows(right.rows, left.rows)
     metas = [e.summary.get("meta") or {} for e in (left, right)]
-    roles = [role_of(meta) for meta in metas]
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
     recorded_alike = scored_alike(*metas)
     alike = trained_alike if recorded_alike is None else recorded_alike
@@ -323,7 +329,9 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "a": str(a),
         "b": str(b),
         "role": role_of(worst),
-        "label": role_label(worst) if len(set(roles)) == 1 else f"{roles[0]} rows for A and {roles[1]} rows for B",
+        "label": label_of_both(metas),
+        "shown": [images_of(meta) for meta in metas],
+        "blind_probe": probe_between(left, right),
         "scored_alike": alike,
         "accuracy_of_reward": of_reward,
         "intervals_of_sets": set_method_of(right.summary),

@@ -24,18 +24,19 @@ from vlmrl.evaluate.interval import (
     range_of,
     t_interval,
 )
+from vlmrl.evaluate.row_keys import RowKeys
 
 ECE_BINS = 10
 
 
 def mean_interval(
-    values: ArrayLike, clusters: Clusters | None, value_range: Range | None = None, *, length: bool = False
+    values: ArrayLike, clusters: Clusters | Units | None, value_range: Range | None = None, *, length: bool = False
 ) -> Interval:
     """Return the mean of one number per row.
 
     Args:
         values: [N], finite.
-        clusters: image ids of each row; None = rows are independent.
+        clusters: image ids of each row, or the units that were made of them; None = rows are independent.
         value_range: range of the quantity; None = none is declared (see `range_of`).
         length: the quantity is a length: Student's t, clipped at `value_range`.
     Raises: ValueError for NaN, infinities, or lengths that differ.
@@ -44,7 +45,7 @@ def mean_interval(
     values_N = _numbers(values)
     if not len(values_N):
         return EMPTY
-    units, mean = Units(clusters, len(values_N)), float(values_N.mean())
+    units, mean = _units(clusters, len(values_N)), float(values_N.mean())
     bounds = value_range if length else range_of(value_range, values_N)
     if bounds is None or length:
         return t_interval(mean, values_N - mean, units, bounds)
@@ -127,9 +128,7 @@ def ratio_interval(numerators: ArrayLike, denominators: ArrayLike, clusters: Clu
         raise ValueError("a ratio in [0, 1] needs numerators from 0 to their denominators")
     # Rows with denominator 0 are left out: they have no influence and are no evidence. [N] -> [counted rows]
     num_N, den_N = num_N[counted_N], den_N[counted_N]
-    units = Units(
-        None if clusters is None else [c for c, use in zip(clusters, counted_N, strict=True) if use], len(num_N)
-    )
+    units = Units(_of_rows(clusters, counted_N), len(num_N))
     value = float(num_N.sum() / den_N.sum())
     influence_N = (num_N - value * den_N) / den_N.mean()
     binary = bool(np.isin(num_N, UNIT_RANGE).all() and (den_N == 1).all())
@@ -158,10 +157,7 @@ def auc_interval(labels: ArrayLike, scores: ArrayLike, clusters: Clusters | None
     value = float(placed_N[positive_N].mean())
     share_N = np.where(positive_N, positive_N.mean(), 1 - positive_N.mean())
     # The evidence is at least that of the smaller class: an AUC varies no more than a share of its rows.
-    of_class = [
-        Units(None if clusters is None else [c for c, use in zip(clusters, mask, strict=True) if use], int(mask.sum()))
-        for mask in (positive_N, ~positive_N)
-    ]
+    of_class = [Units(_of_rows(clusters, mask), int(mask.sum())) for mask in (positive_N, ~positive_N)]
     evidence = Evidence(min(u.independent for u in of_class))
     return interval_in_range(value, (placed_N - value) / share_N, Units(clusters, len(labels_N)), UNIT_RANGE, evidence)
 
@@ -196,6 +192,17 @@ def ece_interval(
     units = Units(clusters, len(labels_N))
     influence_N = gap_N * np.sign(gap_C)[bin_N] - value
     return interval_in_range(value, influence_N, units, UNIT_RANGE, Evidence(units.independent))
+
+
+def _units(clusters: Clusters | Units | None, num_rows: int) -> Units:
+    return clusters if isinstance(clusters, Units) else Units(clusters, num_rows)
+
+
+def _of_rows(clusters: Clusters | None, use_N: NDArray[np.bool_]) -> Clusters | None:
+    """Return the clusters of the rows where `use_N` is true."""
+    if clusters is None or isinstance(clusters, RowKeys):
+        return clusters if clusters is None else clusters.take(use_N)
+    return [c for c, use in zip(clusters, use_N, strict=True) if use]
 
 
 def _kish(weight_N: Floats) -> float:

@@ -31,9 +31,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from vlmrl.evaluate.row_keys import RowKeys, incidence_of
+
 Floats = NDArray[np.float64]
 Clusters = Sequence[Sequence[Hashable]]
-"""Image ids of every row; the same id twice in a row counts once. A row without ids is a cluster of its own."""
+"""Image ids of every row; the same id twice in a row counts once. A row without ids is a cluster of its own. `RowKeys`
+holds the ids of many rows in little memory."""
 Range = tuple[float, float]
 
 METHOD = (
@@ -148,18 +151,9 @@ class Units:
         if clusters is not None and len(clusters) != num_rows:
             raise ValueError(f"{num_rows} rows but clusters for {len(clusters)}")
         self.num_rows = num_rows
-        members: dict[Hashable, list[int]] = {}
-        for row, ids in enumerate(clusters or ()):
-            for key in dict.fromkeys(ids):
-                members.setdefault(key, []).append(row)
-        covered = {row for rows in members.values() for row in rows}
-        unique = dict.fromkeys([tuple(rows) for rows in members.values()])
-        unique.update(dict.fromkeys((row,) for row in range(num_rows) if row not in covered))
-        self.count = len(unique)
-        pairs = sorted((row, unit) for unit, rows in enumerate(unique) for row in rows)
-        self.rows_in = np.array([row for row, _ in pairs], dtype=np.int64)
-        self.unit_of = np.array([unit for _, unit in pairs], dtype=np.int64)
-        self.independent = min(num_rows, self.count * num_rows / max(1, len(pairs)))
+        keys = clusters if isinstance(clusters, RowKeys) else RowKeys.of(clusters or [()] * num_rows)
+        self.rows_in, self.unit_of, self.count = incidence_of(keys)
+        self.independent = min(num_rows, self.count * num_rows / max(1, len(self.rows_in)))
 
     def variance(self, influence_N: Floats) -> float:
         """Return the variance of the mean of row influences, where rows that share a unit may depend on each other.

@@ -13,17 +13,19 @@ ranked last, certain of the wrong label, in the wrong cell of the confusion matr
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from vlmrl.evaluate.columns import MAX_VALUES, NO_ANSWER, EvalColumns, answer_of, finite, has_answer, image_ids
 from vlmrl.evaluate.estimates import auc_interval, ece_interval, mean_interval, ratio_interval
-from vlmrl.evaluate.interval import METHOD, UNIT_RANGE, Clusters, Interval, Range, range_of
-from vlmrl.evaluate.repeated import PromptSamples, repeated_interval, shown_estimates
+from vlmrl.evaluate.interval import METHOD, UNIT_RANGE, Clusters, Floats, Interval, Range, Units, range_of
+from vlmrl.evaluate.repeated import PromptSamples, SampleTable, mean_of
+from vlmrl.evaluate.row_keys import RowKeys
 from vlmrl.metric import metric_facts
 from vlmrl.rewards.accuracy_part import is_binary
-from vlmrl.types import INAPPLICABLE
 
 Record = Mapping[str, Any]
 
@@ -34,10 +36,6 @@ PROBABILITY_METRICS = ("auc", "ece", "precision", "recall", "f1")
 LENGTHS = ("response_tokens",)
 """Metrics that count tokens: Student's t, clipped at the declared range."""
 SIGNED_RANGE = (-1.0, 1.0)
-ANSWER_KEYS = ("answer_value", "answer")
-"""Keys of a reward's detail with the answer that it has read, for maj@k; the first that is not None counts."""
-MAX_VALUES = 20
-"""Maximum number of different values of a field that groups rows. With more, it is a measurement or a name."""
 OLD_BY = ("distance",)
 """`by` of summaries without it: earlier versions knew only this field."""
 FAILED_POSITIVE, FAILED_NEGATIVE = -math.inf, math.inf
@@ -58,32 +56,41 @@ def summarise(
         "baselines": name -> {"value", "what"}}. A metric that no row has is left out. low and high are None if there is
         no interval, range if none is declared. pass@k needs accuracies that are right or wrong only, maj@k answers.
     """
+    return summarise_columns(EvalColumns(by, rows), ranges)
+
+
+def summarise_columns(columns: EvalColumns, ranges: Mapping[str, Range] | None = None) -> dict[str, Any]:
+    """Return the summary of an evaluation from its columns: see `summarise`."""
     metrics: dict[str, dict[str, Any]] = {}
+    clusters = columns.clusters()
+    units = Units(clusters, columns.count)  # most metrics are means over all rows
     probability_metrics = {
-        name: as_json(interval, UNIT_RANGE) for name, interval in _of_probabilities(rows).items() if interval.n
+        name: as_json(interval, UNIT_RANGE)
+        for name, interval in _of_probabilities(columns, clusters).items()
+        if interval.n
     }
-    for name, pick in picks(rows, by).items():
+    for name, values_N in _averaged(columns).items():
         if name.startswith(("part/", "response_tokens")):
             metrics |= probability_metrics
-        rows_with_value = [(r, v) for r in rows if (v := pick(r)) is not None]
-        if rows_with_value:
-            clusters, values = clusters_of([r for r, _ in rows_with_value]), [v for _, v in rows_with_value]
+        has_value_N = ~np.isnan(values_N)
+        if has_value_N.any():
+            values = values_N[has_value_N]
+            own = units if has_value_N.all() else clusters.take(has_value_N)
             declared = range_holding(range_of_metric(name, ranges or {}), values)
-            metrics[name] = as_json(mean_interval(values, clusters, declared, length=name in LENGTHS), declared)
-    metrics |= _of_repeats(rows)
-    prompts = {r["prompt_id"] for r in rows}
-    unavailable = sum(r.get("status") == "unavailable" for r in rows)
+            metrics[name] = as_json(mean_interval(values, own, declared, length=name in LENGTHS), declared)
+    metrics |= _of_repeats(columns, clusters)
+    label_N = columns.number("outcome", "label")
     return {
-        "rows": len(rows),
-        "prompts": len(prompts),
-        "samples": max((r["sample"] for r in rows), default=-1) + 1,
-        "images": len({key for r in rows for key in image_ids(r)}),
-        "reward_errors": sum(r.get("error") not in (None, INAPPLICABLE) for r in rows) - unavailable,
-        **({"reward_unavailable": unavailable} if unavailable else {}),
-        "by": list(by),
+        "rows": columns.count,
+        "prompts": len(np.unique(columns.prompts())),
+        "samples": columns.max_sample,
+        "images": columns.num_images,
+        "reward_errors": columns.reward_errors,
+        **({"reward_unavailable": columns.unavailable} if columns.unavailable else {}),
+        "by": list(columns.by),
         "intervals": METHOD,
         "metrics": metrics,
-        "baselines": baselines(rows),
+        "baselines": _baselines(label_N[~np.isnan(label_N)].tolist()),
     }
 
 
@@ -110,14 +117,14 @@ def range_of_metric(name: str, ranges: Mapping[str, Range]) -> Range | None:
     return ranges.get(name) or metric_facts(name).range
 
 
-def range_holding(declared: Range | None, values: Sequence[float]) -> Range | None:
+def range_holding(declared: Range | None, values: Sequence[float] | Floats) -> Range | None:
     """Return the declared range if it contains all values, else None; [-1, 1] if rewards use -1 and 1.
 
     The accuracy of a user's reward need not be a share: it may be -1 for wrong and 1 for right.
     """
     if declared is None or range_of(declared, values) == declared:
         return declared
-    return SIGNED_RANGE if declared == UNIT_RANGE and is_binary(values) else None
+    return SIGNED_RANGE if declared == UNIT_RANGE and is_binary(np.unique(values).tolist()) else None
 
 
 def picks(rows: Sequence[Record], by: Sequence[str] = ()) -> dict[str, Callable[[Record], float | None]]:
@@ -125,23 +132,42 @@ def picks(rows: Sequence[Record], by: Sequence[str] = ()) -> dict[str, Callable[
 
     These are all metrics that are a mean over rows, in order.
     """
-    outcomes = [n for n in _names(rows, "outcome") if n not in NOT_AVERAGED]
-    outcomes.sort(key=lambda n: (not n.startswith("accuracy"), n != "accuracy"))
-    pick_by_name: dict[str, Callable[[Record], float | None]] = {"reward": lambda r: _finite(r["score"])}
+    outcomes = _in_order(_names(rows, "outcome"))
+    pick_by_name: dict[str, Callable[[Record], float | None]] = {"reward": lambda r: finite(r["score"])}
     for name in [n for n in outcomes if n.startswith("accuracy")]:
-        pick_by_name[name] = lambda r, name=name: _finite(r["outcome"].get(name))
+        pick_by_name[name] = lambda r, name=name: finite(r["outcome"].get(name))
     right = [r["truth"] for r in rows if r["outcome"].get("accuracy") is not None]
     for name, (field, value) in accuracies_by(right, by).items():
         pick_by_name[name] = lambda r, field=field, value=value: (
-            _finite(r["outcome"].get("accuracy")) if r["truth"].get(field) == value else None
+            finite(r["outcome"].get("accuracy")) if r["truth"].get(field) == value else None
         )
     for name in [n for n in outcomes if not n.startswith("accuracy")]:
-        pick_by_name[name] = lambda r, name=name: _finite(r["outcome"].get(name))
+        pick_by_name[name] = lambda r, name=name: finite(r["outcome"].get(name))
     for name in _names(rows, "parts"):
-        pick_by_name[f"part/{name}"] = lambda r, name=name: _finite(r["parts"].get(name))
-    pick_by_name["response_tokens"] = lambda r: _finite(r["num_tokens"])
+        pick_by_name[f"part/{name}"] = lambda r, name=name: finite(r["parts"].get(name))
+    pick_by_name["response_tokens"] = lambda r: finite(r["num_tokens"])
     pick_by_name["truncated"] = lambda r: float(r["finish"] == "length")
     return pick_by_name
+
+
+def _averaged(columns: EvalColumns) -> dict[str, Floats]:
+    """Return metric name -> its number of each row, NaN if the row has none; [N]. The same as `picks`, in its order."""
+    outcomes = _in_order(columns.outcomes)
+    values = {"reward": columns.number("", "reward")}
+    values |= {name: columns.number("outcome", name) for name in outcomes if name.startswith("accuracy")}
+    for field, codes in columns.by_values.items():
+        accuracy_N, code_N = columns.number("outcome", "accuracy"), columns.codes(field)
+        for name, (_, value) in _groups(field, codes).items():
+            values[name] = np.where(code_N == codes[value], accuracy_N, math.nan)
+    values |= {name: columns.number("outcome", name) for name in outcomes if not name.startswith("accuracy")}
+    values |= {f"part/{name}": columns.number("part", name) for name in columns.parts}
+    return values | {"response_tokens": columns.number("", "response_tokens"), "truncated": columns.truncated()}
+
+
+def _in_order(outcomes: Iterable[str]) -> list[str]:
+    """Return the outcomes that are averaged, accuracies first."""
+    names = [name for name in outcomes if name not in NOT_AVERAGED]
+    return sorted(names, key=lambda n: (not n.startswith("accuracy"), n != "accuracy"))
 
 
 def metric_value(summary: Mapping[str, Any], name: str) -> float:
@@ -153,11 +179,6 @@ def metric_value(summary: Mapping[str, Any], name: str) -> float:
 def clusters_of(rows: Sequence[Record]) -> Clusters:
     """Return the clusters of rows: the images that they show, or the prompt of a row without images."""
     return [image_ids(r) or (str(r["prompt_id"]),) for r in rows]
-
-
-def image_ids(row: Record) -> tuple[str, ...]:
-    """Return the content hashes of a row's images."""
-    return tuple(image["sha256"] for image in row["images"])
 
 
 def as_json(interval: Interval, declared: Range | None = None) -> dict[str, Any]:
@@ -178,7 +199,10 @@ def baselines(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
 
     Example: labels 1, 1, 1, 0 -> accuracy 0.75, brier 0.1875.
     """
-    labels = [v for r in rows if (v := r["outcome"].get("label")) is not None]
+    return _baselines([v for r in rows if (v := r["outcome"].get("label")) is not None])
+
+
+def _baselines(labels: Sequence[float]) -> dict[str, dict[str, Any]]:
     if not labels:
         return {}
     rate = math.fsum(labels) / len(labels)
@@ -204,7 +228,7 @@ def prompt_samples(rows: Sequence[Record]) -> dict[str, PromptSamples]:
     values = [r["outcome"]["accuracy"] for g in groups.values() for r in g]
     if not (is_binary(values) or all(0.0 <= v <= 1.0 for v in values)):
         return {}
-    has_answers = any(_has_answer(r) for r in rows)
+    has_answers = any(has_answer(r) for r in rows)
     return {
         prompt_id: PromptSamples(
             tuple(max(0.0, r["outcome"]["accuracy"]) for r in group),
@@ -215,70 +239,47 @@ def prompt_samples(rows: Sequence[Record]) -> dict[str, PromptSamples]:
     }
 
 
-def answer_of(row: Record) -> Hashable | None:
-    """Return the answer with which a response votes in maj@k; None if there is none.
-
-    It is `answer_value`, else `answer`, in the reward's detail: the first as the reward has read it, in a form in which
-    equal answers are equal. White space at the ends and the case of a text do not count.
-    """
-    for detail in _details(row):
-        for key in ANSWER_KEYS:
-            answer = detail.get(key)
-            if isinstance(answer, str):
-                return answer.strip().casefold() or None
-            if isinstance(answer, (int, float)):
-                return answer if math.isfinite(answer) else None
-            if answer is not None:
-                return json.dumps(answer, sort_keys=True)
-    return None
-
-
-def _has_answer(row: Record) -> bool:
-    return any(key in detail for detail in _details(row) for key in ANSWER_KEYS)
-
-
-def _details(row: Record) -> list[Mapping[str, Any]]:
-    """Return the details of a response's rewards."""
-    details = row.get("detail")
-    return [d for d in details.values() if isinstance(d, Mapping)] if isinstance(details, Mapping) else []
-
-
-def _of_repeats(rows: Sequence[Record]) -> dict[str, dict[str, Any]]:
+def _of_repeats(columns: EvalColumns, clusters: RowKeys) -> dict[str, dict[str, Any]]:
     """Return pass@k, maj@k and mean@k over prompts, if each prompt has several samples."""
-    prompts = list(prompt_samples(rows).values())
-    return {
-        f"{metric}@{k}": as_json(repeated_interval(prompts, metric, k), UNIT_RANGE)
-        for metric, k in shown_estimates(prompts)
-    }
+    accuracy_N = columns.number("outcome", "accuracy")
+    has_accuracy_N = ~np.isnan(accuracy_N)
+    accuracy_S = accuracy_N[has_accuracy_N]
+    if not (is_binary(np.unique(accuracy_S).tolist()) or bool(((accuracy_S >= 0) & (accuracy_S <= 1)).all())):
+        return {}
+    answer_S = columns.answers()[has_accuracy_N] if columns.has_answers else None
+    samples = SampleTable(columns.prompts()[has_accuracy_N], np.maximum(0.0, accuracy_S), answer_S, NO_ANSWER)
+    shown = samples.shown_estimates()
+    if not shown:
+        return {}
+    units = clusters.take(has_accuracy_N).take(samples.is_first_S)
+    return {f"{metric}@{k}": as_json(mean_of(samples.values(metric, k), units), UNIT_RANGE) for metric, k in shown}
 
 
-def _of_probabilities(rows: Sequence[Record]) -> dict[str, Interval]:
+def _of_probabilities(columns: EvalColumns, clusters: RowKeys) -> dict[str, Interval]:
     """Return the PROBABILITY_METRICS of rows whose answer is a probability of the label 1; EMPTY ones have n = 0."""
-    rows_with_label = [r for r in rows if r["outcome"].get("label") in (0.0, 1.0) and "confidence" in r["outcome"]]
-    clusters, labels = clusters_of(rows_with_label), [float(r["outcome"]["label"]) for r in rows_with_label]
-    confidences = [r["outcome"]["confidence"] for r in rows_with_label]
-    scores, probabilities = [], []
-    for label, confidence in zip(labels, confidences, strict=True):
-        failure_score = FAILED_POSITIVE if label else FAILED_NEGATIVE
-        scores.append(failure_score if confidence is None else float(confidence))
-        probabilities.append(1.0 - label if confidence is None else float(confidence))
+    label_N = columns.number("outcome", "label")
+    has_label_N = ((label_N == 0) | (label_N == 1)) & columns.has_confidence()
+    own, label_L = clusters.take(has_label_N), label_N[has_label_N]
+    confidence_L = columns.number("outcome", "confidence")[has_label_N]
+    failed_L = np.isnan(confidence_L)
+    scores = np.where(failed_L, np.where(label_L == 1, FAILED_POSITIVE, FAILED_NEGATIVE), confidence_L)
+    probabilities = np.where(failed_L, 1.0 - label_L, confidence_L)
     return {
-        "auc": auc_interval(labels, scores, clusters),
-        "ece": ece_interval(labels, probabilities, clusters),
-        **_of_counts(labels, probabilities, clusters),
+        "auc": auc_interval(label_L, scores, own),
+        "ece": ece_interval(label_L, probabilities, own),
+        **_of_counts(label_L, probabilities, own),
     }
 
 
-def _of_counts(labels: Sequence[float], probabilities: Sequence[float], clusters: Clusters) -> dict[str, Interval]:
+def _of_counts(label_L: Floats, probability_L: Floats, clusters: RowKeys) -> dict[str, Interval]:
     """Return precision, recall and F1 of the label 1. A probability of 0.5 is wrong, whatever the label."""
-    cells = [(y, (p > 0.5) if y else (p >= 0.5)) for y, p in zip(labels, probabilities, strict=True)]
-    hit = [float(y == 1 and answer) for y, answer in cells]
-    answered_one = [float(answer) for _, answer in cells]
-    both = [y + float(answer) for y, answer in cells]  # 2 TP + FP + FN = positives + answers with the label 1
+    answered_one = np.where(label_L == 1, probability_L > 0.5, probability_L >= 0.5).astype(np.float64)
+    hit = answered_one * label_L
+    both = label_L + answered_one  # 2 TP + FP + FN = positives + answers with the label 1
     return {
         "precision": ratio_interval(hit, answered_one, clusters),
-        "recall": ratio_interval(hit, labels, clusters),
-        "f1": ratio_interval([2 * h for h in hit], both, clusters),
+        "recall": ratio_interval(hit, label_L, clusters),
+        "f1": ratio_interval(2 * hit, both, clusters),
     }
 
 
@@ -294,12 +295,15 @@ def accuracies_by(truths: Sequence[Mapping[str, Any]], by: Sequence[str]) -> dic
     """
     names: dict[str, tuple[str, Any]] = {}
     for field in by:
-        values = {v for t in truths if isinstance(v := t.get(field), (int, str)) and not isinstance(v, bool)}
-        if 1 < len(values) <= MAX_VALUES:
-            ordered = sorted(values, key=lambda v: (isinstance(v, str), v))
-            names |= {f"accuracy/{field}-{value}": (field, value) for value in ordered}
+        names |= _groups(
+            field, {v for t in truths if isinstance(v := t.get(field), (int, str)) and not isinstance(v, bool)}
+        )
     return names
 
 
-def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+def _groups(field: str, values: Collection[Any]) -> dict[str, tuple[str, Any]]:
+    """Return the names of `accuracies_by` for one field with these values."""
+    if not 1 < len(values) <= MAX_VALUES:
+        return {}
+    ordered = sorted(values, key=lambda v: (isinstance(v, str), v))
+    return {f"accuracy/{field}-{value}": (field, value) for value in ordered}

@@ -9,6 +9,7 @@ from vlmrl.errors import VlmrlError
 from vlmrl.rewards.accuracy_part import accuracy_words, with_accuracy
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.tasks.base import Outcome, Task
+from vlmrl.tasks.pooled import PooledMetrics
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group, RewardInput, ScoredSample
 
@@ -74,6 +75,37 @@ def _outcomes(groups: Sequence[Group], sources: Sequence[Source]) -> list[list[t
         for group in groups
         for source in (by_name[group.row.source],)
     ]
+
+
+def pooled_metrics(groups: Sequence[Group], sources: Sequence[Source]) -> dict[str, float | None]:
+    """Return the PooledMetrics of the sources' tasks and their sums, over all responses of a step.
+
+    Sources whose tasks have the same metrics are pooled. A metric that is not defined is None. If a task fails,
+    `reward/set_metrics_errors` is the number of the responses that it was to measure, and its metrics are missing.
+    """
+    by_metrics: dict[PooledMetrics, list[Source]] = {}
+    for source in sources:
+        if isinstance(source.task.set_metrics, PooledMetrics):
+            by_metrics.setdefault(source.task.set_metrics, []).append(source)
+    measured: dict[str, float | None] = {}
+    failed = 0
+    for pooled, own_sources in by_metrics.items():
+        names = {source.name for source in own_sources}
+        own = [group for group in groups if group.row.source in names]
+        outcomes = _outcomes(own, own_sources)
+        verdicts = [
+            (response_input(group, s), s.score, outcome)
+            for group, of_group in zip(own, outcomes, strict=True)
+            for s, (outcome, _) in zip(group.samples, of_group, strict=True)
+        ]
+        if not verdicts:
+            continue
+        try:
+            sums = pooled.sums(verdicts)
+            measured |= {name: float(number) for name, number in sums.items()} | dict(pooled.metrics(sums))
+        except VlmrlError:
+            failed += len(verdicts)
+    return measured | ({"reward/set_metrics_errors": float(failed)} if failed else {})
 
 
 def accuracy_text(groups: Sequence[Group], sources: Sequence[Source]) -> str:

@@ -16,7 +16,7 @@ from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.tested import LEADING
 from vlmrl.metric import metric_facts
 from vlmrl.store import layout
-from vlmrl.store.evaluated_rows import read_summary, role_of, without_step
+from vlmrl.store.evaluated_rows import images_of, read_summary, role_of, without_step
 from vlmrl.store.runs import Run
 
 ON_TEST = "validated on the test split"
@@ -26,7 +26,8 @@ ON_TEST = "validated on the test split"
 def over_checkpoints(run: Run) -> list[dict[str, Any]]:
     """Return one entry per group of evaluations of the same rows, and per metric, if there are several steps.
 
-    Returns: see `summary_over_steps`, with "evaluation": the name without the step. Damaged evaluations are left out.
+    Returns: see `summary_over_steps`, with "evaluation": the name without the step. Damaged evaluations are left out,
+        and those with changed images.
     """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for folder in layout.eval_dirs(run.dir):
@@ -34,7 +35,7 @@ def over_checkpoints(run: Run) -> list[dict[str, Any]]:
             summary = read_summary(folder)
         except StoreError:
             continue
-        if step_of(summary) is not None:
+        if step_of(summary) is not None and images_of(summary.get("meta") or {}) is None:
             groups.setdefault(without_step(folder.name), []).append(summary)
     entries = []
     for name, summaries in groups.items():

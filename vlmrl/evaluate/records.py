@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,40 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.json_text import parse_json
+from vlmrl.evaluate.graded_pieces import ChunkedRows
+from vlmrl.evaluate.record_table import (
+    group_sizes,
+    has_shown,
+    outcome_names,
+    read_group,
+    read_records,
+    write_records,
+)
 from vlmrl.store.evaluated_rows import SCHEMA, read_summary, training_name
-from vlmrl.store.files import remove_tree, sync_folder, temp_path, write_atomic, write_json
+from vlmrl.store.files import remove_tree, sync_file, sync_folder, temp_path, write_json
 from vlmrl.store.layout import EVAL_MEDIA, EVAL_ROWS, EVAL_SUMMARY, eval_dir
 from vlmrl.store.media import write_shard
-from vlmrl.store.secrets.redact import hide_known, redact_text, redact_value
+from vlmrl.store.secrets.redact import redact_value
 from vlmrl.types import Group, ScoredSample
-from vlmrl.visible import encodable
-
-COLUMNS: Mapping[str, str] = {
-    "prompt_id": "string",
-    "sample": "int32",
-    "seed": "int64",
-    "source": "string",
-    "task": "string",
-    "truth": "string",
-    "text": "string",
-    "finish": "string",
-    "num_tokens": "int32",
-    "score": "double",
-    "parts": "string",
-    "note": "string",
-    "error": "string",
-    "status": "string",
-    "images": "list",
-    "detail": "string",
-    "artifacts": "list",
-}
-"""Columns of the rows of an evaluation -> their Arrow types; "list" is a list of images."""
-JSON_COLUMNS = ("truth", "parts")
-REMARKS = ("note", "error")
-"""Columns that no score is computed from."""
-OUTCOME = "outcome/"
-"""Prefix of the columns with the task's outcome, in the Parquet file."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +37,12 @@ class Evaluation:
 
     Args:
         rows: one mapping per response, see `evaluate.run.make_records`; each outcome is also a key of its own
-            (`row["accuracy"]`).
+            (`row["accuracy"]`). Those of a large evaluation that was just made are read from its pieces, one at a time.
         summary: see `evaluate.metrics.summarise`; as read from disk it also has "schema" and "meta".
         files: sha256 -> image file that a reward made; not read from disk (store/media.py finds them).
     """
 
-    rows: list[dict[str, Any]]
+    rows: Sequence[dict[str, Any]]
     summary: dict[str, Any]
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
@@ -77,7 +57,7 @@ def write_evaluation(folder: Path, evaluation: Evaluation, meta: Mapping[str, An
     temp_dir = temp_path(folder)
     temp_dir.mkdir(parents=True)
     try:
-        write_atomic(temp_dir / EVAL_ROWS, _parquet(evaluation.rows))
+        write_rows(temp_dir / EVAL_ROWS, evaluation.rows)
         if evaluation.files:
             write_shard(temp_dir / EVAL_MEDIA, sorted(evaluation.files.items()))
         write_json(temp_dir / EVAL_SUMMARY, summary)
@@ -93,67 +73,32 @@ def write_evaluation(folder: Path, evaluation: Evaluation, meta: Mapping[str, An
 
 def read_evaluation(folder: Path) -> Evaluation:
     """Return what `write_evaluation` wrote. Raises: StoreError when it is missing, damaged or of a newer schema."""
-    return Evaluation(_read_rows(folder / EVAL_ROWS), read_summary(folder))
+    return Evaluation(read_records(folder / EVAL_ROWS)[0], read_summary(folder))
 
 
-def training_folder(run_dir: Path, split: str, source: str, step: int) -> Path:
+def stored_rows(folder: Path) -> Sequence[dict[str, Any]]:
+    """Return the rows of a written evaluation, read from the disk when they are looked at."""
+    path = folder / EVAL_ROWS
+    return ChunkedRows(group_sizes(path), lambda number: read_group(path, number))
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the rows of an evaluation to a new file. Raises: StoreError when it cannot be written."""
+    if isinstance(rows, ChunkedRows):
+        write_records(path, rows.chunks(), rows.outcomes, rows.shown)
+    else:
+        write_records(path, [rows], outcome_names(rows), has_shown(rows))
+    sync_file(path)
+
+
+def training_folder(run_dir: Path, split: str, source: str, step: int, setting: str = "") -> Path:
     """Return the folder for a validation during training. A user's own `vlmrl eval` of that name is not replaced."""
-    folder = eval_dir(run_dir, training_name(split, source, step))
+    folder = eval_dir(run_dir, training_name(split, source, step, setting))
     try:
         is_users = not read_summary(folder).get("meta", {}).get("during")
     except StoreError:  # it is missing or damaged
         return folder
     return eval_dir(run_dir, f"training-{folder.name}") if is_users else folder
-
-
-def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    media = [("sha256", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("kind", pa.string())]
-    lists = {"images": pa.list_(pa.struct(media)), "artifacts": pa.list_(pa.struct([("name", pa.string()), *media]))}
-    kinds = {name: lists[name] if kind == "list" else pa.type_for_alias(kind) for name, kind in COLUMNS.items()}
-    columns = {name: pa.array([_cell(name, row.get(name)) for row in rows], kind) for name, kind in kinds.items()}
-    for name in dict.fromkeys(name for row in rows for name in row["outcome"]):
-        columns[OUTCOME + name] = pa.array([row["outcome"].get(name) for row in rows], pa.float64())
-    table = pa.table(columns).replace_schema_metadata({"vlmrl.schema": str(SCHEMA)})
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue().to_pybytes()
-
-
-def _cell(name: str, value: Any) -> Any:
-    """Return a value as Parquet holds it: mappings as JSON text, half surrogate pairs as their escapes.
-
-    Secrets are hidden as in rollouts.
-    """
-    if isinstance(value, Mapping):
-        return hide_known(json.dumps(redact_value(dict(value)) if name == "detail" else dict(value)))
-    if name == "artifacts" and value:
-        return [{**artifact, "name": encodable(redact_text(artifact["name"]))} for artifact in value]
-    if not isinstance(value, str):
-        return value
-    hide = redact_text if name in REMARKS else hide_known
-    return encodable(hide(value))
-
-
-def _read_rows(path: Path) -> list[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        raw = pq.read_table(path).to_pylist()
-        rows = []
-        for row in raw:
-            outcome = {k.removeprefix(OUTCOME): v for k, v in row.items() if k.startswith(OUTCOME)}
-            plain = {k: v for k, v in row.items() if not k.startswith(OUTCOME)}
-            plain |= {k: parse_json(plain[k]) for k in JSON_COLUMNS}
-            plain |= {"detail": parse_json(plain.get("detail") or "null"), "artifacts": plain.get("artifacts") or []}
-            rows.append(plain | {"outcome": outcome} | outcome)
-    except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StoreError(f"the evaluation's rows cannot be read: {reason}", where=str(path)) from error
-    return rows
 
 
 KEPT_BYTES = 64 * 1024 * 1024

@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
+import numpy as np
+
 from vlmrl.evaluate.estimates import mean_interval
-from vlmrl.evaluate.interval import EMPTY, UNIT_RANGE, Clusters, Interval
+from vlmrl.evaluate.interval import EMPTY, UNIT_RANGE, Floats, Interval
+from vlmrl.evaluate.row_keys import Integers, RowKeys
 
 BEGINNINGS = ("pass@", "maj@", "mean@")
 """Beginnings of the names of these metrics."""
@@ -160,12 +163,75 @@ def repeated_interval(prompts: Sequence[PromptSamples], metric: str, k: int) -> 
         metric: "pass", "maj" or "mean".
     Returns: EMPTY if no prompt has k samples.
     """
-    values = estimates_per_prompt(prompts, metric, k)
-    usable = [(v, p.cluster) for v, p in zip(values, prompts, strict=True) if not math.isnan(v)]
-    if not usable:
+    return mean_of(np.array(estimates_per_prompt(prompts, metric, k)), RowKeys.of(p.cluster for p in prompts))
+
+
+def mean_of(value_P: Floats, clusters: RowKeys) -> Interval:
+    """Return the mean of an estimate over prompts with its 95% interval; NaN = a prompt has none.
+
+    Returns: EMPTY if no prompt has an estimate.
+    """
+    has_value_P = ~np.isnan(value_P)
+    if not has_value_P.any():
         return EMPTY
-    clusters: Clusters = [cluster for _, cluster in usable]
-    return mean_interval([v for v, _ in usable], clusters, UNIT_RANGE)
+    return mean_interval(value_P[has_value_P], clusters.take(has_value_P), UNIT_RANGE)
+
+
+class SampleTable:
+    """Graded samples of many prompts, as arrays.
+
+    Args:
+        prompt_S: [S] number of each sample's prompt, any integers.
+        accuracy_S: [S] in [0, 1].
+        answer_S: [S] the answers as integers, equal ones equal; None = not known.
+        no_answer: integer that stands for no answer.
+
+    Attributes:
+        is_first_S: whether a sample is the first one of its prompt. Prompts are in this order.
+    """
+
+    def __init__(self, prompt_S: Integers, accuracy_S: Floats, answer_S: Integers | None, no_answer: int) -> None:
+        _, first_U, prompt_of_S = np.unique(prompt_S, return_index=True, return_inverse=True)
+        self.is_first_S = np.zeros(len(prompt_S), dtype=bool)
+        self.is_first_S[first_U] = True
+        rank_U = np.empty(len(first_U), dtype=np.int64)
+        rank_U[np.argsort(first_U)] = np.arange(len(first_U))
+        prompt_of_S = rank_U[prompt_of_S.ravel()]
+        order_S = np.argsort(prompt_of_S, kind="stable")  # the samples of a prompt together, in their order
+        self._accuracy_S = accuracy_S[order_S]
+        self._answer_S = None if answer_S is None else answer_S[order_S]
+        self._no_answer = no_answer
+        self._size_P = np.bincount(prompt_of_S, minlength=len(first_U))
+        self._begin_P = np.cumsum(self._size_P) - self._size_P
+        self._is_share = bool(np.isin(accuracy_S, UNIT_RANGE).all())
+
+    def shown_estimates(self) -> list[tuple[str, int]]:
+        """Return (metric, k) of the estimates that a summary shows: see `shown_estimates`."""
+        fewest = int(self._size_P.min()) if len(self._size_P) else 0
+        return _shown(fewest, self._is_share, self._answer_S is not None)
+
+    def values(self, metric: str, k: int) -> Floats:
+        """Return an estimate for every prompt: see `estimates_per_prompt`, [P]."""
+        if metric == "pass" or (metric == "mean" and self._is_share):
+            correct_P = np.add.reduceat((self._accuracy_S == 1).astype(np.int64), self._begin_P)
+            # Few (samples, correct) pairs are different. [P] -> [U] -> [P]
+            pairs_U2, pair_P = np.unique(np.stack([self._size_P, correct_P], 1), axis=0, return_inverse=True)
+            estimate = pass_at_k if metric == "pass" else _mean_of_shares
+            return np.array([estimate(n, c, k) for n, c in pairs_U2.tolist()])[pair_P.ravel()]
+        return np.array([self._value(metric, k, i) for i in range(len(self._size_P))])
+
+    def _value(self, metric: str, k: int, prompt: int) -> float:
+        own = slice(self._begin_P[prompt], self._begin_P[prompt] + self._size_P[prompt])
+        accuracies = self._accuracy_S[own].tolist()
+        if metric == "mean":
+            return mean_at_k(accuracies, k)
+        if metric != "maj" or self._answer_S is None:
+            raise ValueError(f"{metric}@{k}: the metric is not known, or the answers are not")
+        return maj_at_k([a if a != self._no_answer else None for a in self._answer_S[own].tolist()], accuracies, k)
+
+
+def _mean_of_shares(num_samples: int, num_correct: int, k: int) -> float:
+    return math.nan if k > num_samples else num_correct / num_samples
 
 
 def shown_estimates(prompts: Sequence[PromptSamples]) -> list[tuple[str, int]]:
@@ -176,10 +242,13 @@ def shown_estimates(prompts: Sequence[PromptSamples]) -> list[tuple[str, int]]:
     nor 1.
     """
     n = min((len(p.accuracies) for p in prompts), default=0)
+    is_share = all(a in (0.0, 1.0) for p in prompts for a in p.accuracies)
+    return _shown(n, is_share, all(p.answers is not None for p in prompts))
+
+
+def _shown(n: int, is_share: bool, has_answers: bool) -> list[tuple[str, int]]:
     if n < 2:
         return []
     ks = sorted({2**i for i in range(n.bit_length()) if 2**i <= n} | {n})
-    is_share = all(a in (0.0, 1.0) for p in prompts for a in p.accuracies)
-    has_answers = all(p.answers is not None for p in prompts)
     shown = [("pass", k) for k in ks if is_share] + [("maj", k) for k in ks if has_answers and k > 2]
     return [*shown, ("mean", n)]

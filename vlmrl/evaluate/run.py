@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import ALONE, World
-from vlmrl.errors import DataError, VlmrlError
+from vlmrl.errors import DataError
+from vlmrl.evaluate.columns import EvalColumns
+from vlmrl.evaluate.graded_pieces import GradedPieces, MergedPieces, Piece, merge_pieces
+from vlmrl.evaluate.grading import CHUNK_PROMPTS, MEETING_CHUNKS, Grader, NumberedRow, Respond, Responses
 from vlmrl.evaluate.interval import Range
-from vlmrl.evaluate.metrics import summarise
-from vlmrl.evaluate.outcomes import outcome_of, response_input
+from vlmrl.evaluate.metrics import summarise_columns
+from vlmrl.evaluate.outcomes import outcome_of
+from vlmrl.evaluate.record_table import COLUMNS, SHOWN_IMAGES
 from vlmrl.evaluate.records import (
-    COLUMNS,
     KEPT_BYTES,
     ArtifactLimit,
     Evaluation,
@@ -22,34 +27,33 @@ from vlmrl.evaluate.records import (
     write_evaluation,
 )
 from vlmrl.evaluate.repeated import BEGINNINGS
-from vlmrl.evaluate.set_metrics import no_clash, summarise_sets
+from vlmrl.evaluate.whole_split import WholeSplit
 from vlmrl.metric import metric_facts
 from vlmrl.rewards.accuracy_part import accuracy_part, accuracy_words
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.several import possible_values
 from vlmrl.rewards.several_scorer import RewardScorer
+from vlmrl.rollout.answering import answer_pieces
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.outages import Outages
-from vlmrl.rollout.sample import Rollout, encode_prompt, sample_rollouts
+from vlmrl.rollout.sample import Rollout, encode_prompt
 from vlmrl.rollout.scoring import score_rollouts
-from vlmrl.tasks.base import Task, Verdict
-from vlmrl.tasks.figure import figures_to_json
 from vlmrl.tasks.source import Source
-from vlmrl.types import Group, Row, SamplingParams, Score
+from vlmrl.types import Group, SamplingParams, Score
 
-CHUNK_PROMPTS = 512
-"""Number of prompts encoded at once: it bounds memory and does not change results."""
 NO_PROMPT_LIMIT = 2**31
+NO_RESPONSE = "no response: "
+"""Beginning of the note of a response that an endpoint refused."""
+NOTHING: Mapping[tuple[str, int], str] = {}
+IN_MEMORY = 20_000
+"""Number of responses up to which the records of a validation stay in memory; those of a larger one go to the disk."""
 
-TAKEN = {*COLUMNS, "outcome", "reward", "response_tokens", "truncated"}
+TAKEN = {*COLUMNS, SHOWN_IMAGES, "outcome", "reward", "response_tokens", "truncated"}
 TAKEN_BEGINNINGS = ("part/", *BEGINNINGS)
 """Beginnings of names that no outcome may have, as every evaluation has such metrics.
 
 `TAKEN` has whole names and fields.
 """
-
-Respond = Callable[[Sequence[int], Sequence[Row]], list[Rollout]]
-"""(numbers of rows in their source, the rows) -> their responses, in order."""
 
 __all__ = ["Evaluation", "evaluate", "evaluate_responses", "read_evaluation", "write_evaluation"]
 
@@ -83,12 +87,14 @@ def evaluate(
     Raises: as `evaluate_responses`.
     """
 
-    def respond(numbers: Sequence[int], rows: Sequence[Row]) -> list[Rollout]:
-        prompts = [encode_prompt(source, row, 0, encoder, NO_PROMPT_LIMIT) for row in rows]
-        return sample_rollouts(
-            generator, prompts, params, num_samples=samples, run_seed=seed, version=generator.version, progress=progress
+    def respond(chunks: Iterator[Sequence[NumberedRow]]) -> Responses:
+        pieces = (
+            [(number, encode_prompt(source, row, 0, encoder, NO_PROMPT_LIMIT)) for number, row in chunk]
+            for chunk in chunks
         )
+        return answer_pieces(generator, pieces, params, num_samples=samples, run_seed=seed, progress=progress)
 
+    count = len(source.rows) if max_rows is None else min(max_rows, len(source.rows))
     return evaluate_responses(
         respond,
         source,
@@ -99,6 +105,7 @@ def evaluate(
         world=world,
         artifact_bytes=artifact_bytes,
         patient=patient,
+        pieces=GradedPieces() if count * samples <= IN_MEMORY else GradedPieces.temporary(),
         outages=outages,
     )
 
@@ -114,18 +121,25 @@ def evaluate_responses(
     world: World = ALONE,
     artifact_bytes: int = KEPT_BYTES,
     patient: bool = False,
+    pieces: GradedPieces | None = None,
+    skipped: Callable[[int], Any] = lambda rows: None,
+    refusals: Mapping[tuple[str, int], str] = NOTHING,
     outages: Outages | None = None,
 ) -> Evaluation:
-    """Parse and score the responses that `respond` gives to the rows of a source.
+    """Parse and score the responses that `respond` gives to the rows of a source, while others are still generated.
 
     Args:
-        respond: (numbers of rows, the rows) -> their responses, in order. It gets some rows at a time.
+        respond: chunks of rows -> their responses. It gets the rows of this process.
         params: sampling parameters of the responses.
         max_rows: evaluate only this number of rows, from the first; None = all.
         strict: a bug in the reward stops with its row; else the row's score is None and it is counted.
-        world: processes that share the work; all get the whole evaluation.
+        world: processes that share the work; all get the summary, and the first one all rows.
         artifact_bytes: limit of the images that the reward makes, in bytes; those of later responses are left out.
         patient: a service that is unavailable for every row is no error: there are no scores then.
+        pieces: keeps the graded records of this process; those that are there are neither generated nor graded again.
+            None = in memory.
+        skipped: called with the number of rows that are neither generated nor graded again.
+        refusals: (prompt id, sample) -> why an endpoint gave no response, once this is known; for the note.
         outages: what happens when a service is down; None = the row has no score, or with `strict` it is an error.
     Raises: DataError when the source has no rows; RewardError when strict, or when the reward failed for every row.
     """
@@ -133,113 +147,111 @@ def evaluate_responses(
     if count == 0:
         raise DataError(f"split `{source.split}` of `{source.name}` has no rows to evaluate")
     _check_names(source.task.measured(source.rows[0].truth), source.task.name)
-    groups: list[Group] = []
+    whole = WholeSplit(source.task)
+    if whole.is_needed or pieces is None:  # records alone are not what the task's functions get: nothing is reused
+        pieces = GradedPieces()
     limit = ArtifactLimit(artifact_bytes // world.size)
-    for start in range(0, count, CHUNK_PROMPTS):
-        numbers = [start + i for i in world.mine(min(CHUNK_PROMPTS, count - start))]
-        rollouts = respond(numbers, [source.rows[i] for i in numbers])
-        # A reward that fails on every row of the first chunk has a bug: strict scoring shows the first row.
-        score = score_rollouts if outages is None else outages.score
-        scored = score(rollouts, {source.name: scorer}, strict=strict)
-        limit.left_out += scorer.images_left_out
-        if start == 0 and _is_broken([s.score for g in scored for s in g.samples], world, patient):
-            score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)
-        groups += world.interleave(limit.keep(scored))
-    records, problems = make_records(groups, source, scorer.spec)
-    left_out = sum(world.gather(limit.left_out))
+    num_chunks = -(-count // CHUNK_PROMPTS)
+
+    def keep(chunk: int, groups: Sequence[Group]) -> None:
+        if chunk == 0 and _is_broken([s.score for g in groups for s in g.samples], world, patient):
+            # A reward that fails on every row of the first chunk has a bug: strict scoring shows the first row.
+            score_rollouts(first_rollout, {source.name: scorer}, strict=True)
+        left_out = limit.left_out
+        groups = limit.keep(groups)
+        records, problems = make_records(groups, source, scorer.spec)
+        for record in records if refusals else ():
+            if refusal := refusals.get((record["prompt_id"], record["sample"])):
+                record["note"] = "; ".join(filter(None, (f"{NO_RESPONSE}{refusal}", record["note"])))
+        whole.add(chunk, groups, records)
+        left_out = limit.left_out - left_out + scorer.images_left_out
+        first_problem = problems[0] if problems else ""
+        pieces.write(chunk, Piece(records, len(problems), first_problem, left_out, kept_files(groups)))
+
+    first_rollout: list[Rollout] = []
+    grades_together = outages is not None and outages.world.size > 1  # then they meet after every chunk
+
+    def watched(chunks: Iterator[Sequence[NumberedRow]]) -> Responses:
+        for response in respond(chunks):
+            if response is not None and not first_rollout:
+                first_rollout.append(response[1])
+            yield response
+
+    def chunks() -> Iterator[tuple[int, Sequence[NumberedRow]]]:
+        for chunk in range(num_chunks):
+            if chunk % MEETING_CHUNKS == MEETING_CHUNKS - 1 and not grades_together:
+                world.wait()
+            start = chunk * CHUNK_PROMPTS
+            numbers = [start + i for i in world.mine(min(CHUNK_PROMPTS, count - start))]
+            if chunk in pieces:
+                limit.left -= sum(map(len, pieces.read(chunk).files.values()))
+                skipped(len(numbers))
+                continue
+            yield chunk, [(number, source.rows[number]) for number in numbers]
+
+    if 0 in pieces:
+        _is_broken(None, world, patient)
+    for chunk, groups in Grader(source.name, scorer, strict=strict, outages=outages).grade(watched, chunks()):
+        keep(chunk, groups)
+    merged = merge_pieces(pieces, num_chunks, world)
     # The task's functions may not be deterministic: all processes use the summary of one of them.
-    summary = world.from_main(lambda: _summary(records, groups, source, scorer, params))
-    if left_out:
-        summary["artifacts_left_out"] = left_out
-    if problems:
-        summary["outcome_problems"] = {"rows": len(problems), "first": problems[0]}
-    return Evaluation(records, summary, kept_files(groups))
+    whole.gather(world)
+    summary = world.from_main(lambda: _summary(merged, whole, source, scorer, params))
+    return Evaluation(merged.rows, summary, merged.files)
 
 
-def _is_broken(scores: Sequence[Score], world: World, patient: bool) -> bool:
-    """Return whether a reward gives no score at all, on any process; see `evaluate`."""
-    facts = [
-        fact for facts_of_rank in world.gather({(s.error is None, s.status) for s in scores}) for fact in facts_of_rank
-    ]
+def _is_broken(scores: Sequence[Score] | None, world: World, patient: bool) -> bool:
+    """Return whether a reward gives no score at all, on any process; see `evaluate`.
+
+    Args:
+        scores: of this process; None = they were made before a kill, when the reward was found to work.
+    """
+    own = {(True, "ok")} if scores is None else {(s.error is None, s.status) for s in scores}
+    facts = [fact for facts_of_rank in world.gather(own) for fact in facts_of_rank]
     is_down = patient and all(status == "unavailable" for _, status in facts)
     return not is_down and not any(scored for scored, _ in facts)
 
 
 def _summary(
-    records: Sequence[Mapping[str, Any]],
-    groups: Sequence[Group],
-    source: Source,
-    scorer: RewardScorer,
-    params: SamplingParams,
+    merged: MergedPieces, whole: WholeSplit, source: Source, scorer: RewardScorer, params: SamplingParams
 ) -> dict[str, Any]:
     """Return the metrics of an evaluation, of its rows and of the whole split, and the figures of its task."""
-    ranges = _ranges(records, source, scorer, params)
-    summary = summarise(records, ranges, source.task.by) | _accuracy_of(records, source, scorer.spec)
-    summary = _of_the_whole(summary, records, groups, source)
+    columns = merged.columns(source.task.by)
+    summary = summarise_columns(columns, _ranges(columns, source, scorer, params))
+    summary |= _accuracy_of(columns, source, scorer.spec)
+    summary = whole.add_to(summary, merged.rows)
     for name, metric in summary["metrics"].items():
         metric["better"] = metric_facts(name, source.task.metrics).better
+    if merged.images_left_out:
+        summary["artifacts_left_out"] = merged.images_left_out
+    if merged.num_problems:
+        summary["outcome_problems"] = {"rows": merged.num_problems, "first": merged.first_problem}
     return summary
 
 
-def _of_the_whole(
-    summary: dict[str, Any], records: Sequence[Mapping[str, Any]], groups: Sequence[Group], source: Source
-) -> dict[str, Any]:
-    """Return the summary with the task's results for the whole split: its set metrics and its figures.
-
-    The answers exist, and may have taken an hour. So a failure of the task is recorded, not raised.
-    """
-    task = source.task
-    places = [(group, sample) for group in groups for sample in group.samples]
-    verdicts = [
-        (response_input(group, sample), sample.score, record["outcome"])
-        for (group, sample), record in zip(places, records, strict=True)
-    ]
-    summary = summary | _figures(task, verdicts)
-    if task.set_metrics is None:
-        return summary
-    try:
-        units = None if task.unit is None else [task.unit(group.row) for group, _ in places]
-        set_summary = summarise_sets(task.set_metrics, verdicts, records, units, task.replicates)
-        no_clash(list(set_summary["metrics"]), summary["metrics"], task.name)
-    except VlmrlError as error:
-        return summary | {"set_metrics_problem": str(error)}
-    return summary | {"metrics": summary["metrics"] | set_summary["metrics"], "set_metrics": set_summary["set_metrics"]}
-
-
-def _figures(task: Task, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Return `figures` of a summary, and `figures_problem` if they cannot be made."""
-    try:
-        return {"figures": figures_to_json(task.figures(list(verdicts)))}
-    except VlmrlError as error:
-        return {"figures": [], "figures_problem": str(error)}
-
-
-def _ranges(
-    rows: Sequence[Mapping[str, Any]], source: Source, scorer: RewardScorer, params: SamplingParams
-) -> dict[str, Range]:
+def _ranges(columns: EvalColumns, source: Source, scorer: RewardScorer, params: SamplingParams) -> dict[str, Range]:
     """Return metric -> declared range: of the reward, its parts, an accuracy that is one of them, and the length."""
     spec = scorer.spec
     finite = {f"part/{n}": ends for n, ends in spec.ranges.items() if all(map(math.isfinite, ends))}
     ranges: dict[str, Range] = finite | {"response_tokens": (0.0, float(params.max_new_tokens))}
-    scored = [r["parts"] for r in rows if r["error"] is None]
-    whole = possible_values(scored, spec, scorer.weights)
+    patterns = [{name: 0.0 if applies else None for name, applies in pattern} for pattern in columns.applying]
+    whole = possible_values(patterns, spec, scorer.weights)
     if whole is not None:
         ranges["reward"] = whole
     own = source.task.metrics
-    names = dict.fromkeys(name for r in rows for name in r["outcome"])
-    ranges |= {name: ends for name in names if own and (ends := metric_facts(name, own).range) is not None}
-    measured = "accuracy" in source.task.measured(rows[0]["truth"]) and not spec.accuracy_named
-    part = None if measured else accuracy_part(dict.fromkeys(name for parts in scored for name in parts), spec)
+    ranges |= {name: e for name in columns.outcomes if own and (e := metric_facts(name, own).range) is not None}
+    measured = "accuracy" in source.task.measured(source.rows[0].truth) and not spec.accuracy_named
+    part = None if measured else accuracy_part(columns.scored_parts, spec)
     if part is not None and f"part/{part}" in finite:
         ranges["accuracy"] = finite[f"part/{part}"]
     return ranges
 
 
-def _accuracy_of(records: Sequence[Mapping[str, Any]], source: Source, spec: RewardSpec) -> dict[str, str]:
+def _accuracy_of(columns: EvalColumns, source: Source, spec: RewardSpec) -> dict[str, str]:
     """Return `accuracy_of`: the source of the accuracy in words, if it comes from the reward."""
-    parts = dict.fromkeys(name for r in records for name in r["parts"])
-    values = [a for r in records if (a := r["outcome"].get("accuracy")) is not None]
-    words = accuracy_words(source.task.measured(records[0]["truth"]), parts, values, spec)
+    accuracy_N = columns.number("outcome", "accuracy")
+    values = np.unique(accuracy_N[~np.isnan(accuracy_N)]).tolist()
+    words = accuracy_words(source.task.measured(source.rows[0].truth), columns.parts, values, spec)
     return {"accuracy_of": words} if words and values else {}
 
 
@@ -247,7 +259,8 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
     """Return one mapping per response, and a problem for each response without an outcome.
 
     A mapping has prompt_id, sample, seed, source, task, truth, text, finish, num_tokens, score, parts, note, error,
-    status, images, detail, artifacts, outcome, and each outcome under its own name.
+    status, images, detail, artifacts, outcome, and each outcome under its own name; `shown_images` if the model saw
+    other images than those of the row.
 
     Args:
         spec: the reward that gave the scores; its accuracy is an outcome if the task has none.
@@ -275,6 +288,8 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
                 "detail": s.score.detail,
                 "artifacts": [{"name": name, **m.fields()} for name, m in sorted(s.score.artifacts.items())],
             }
+            if s.trajectory.media != group.row.media:
+                row[SHOWN_IMAGES] = [m.fields() for m in s.trajectory.media]
             try:
                 _check_names(outcome, source.task.name)
             except DataError as error:

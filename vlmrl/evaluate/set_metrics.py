@@ -18,7 +18,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +30,8 @@ from numpy.typing import NDArray
 from vlmrl.errors import DataError, VlmrlError
 from vlmrl.evaluate.interval import Clusters, Floats, Interval, Units
 from vlmrl.evaluate.metrics import as_json, clusters_of
-from vlmrl.tasks.base import REPLICATES, SetMetrics, Verdict
+from vlmrl.tasks.base import REPLICATES, SetMetrics
+from vlmrl.tasks.pooled import PooledMetrics, Verdict
 
 LEAST_UNITS = 10
 """Minimum number of units for an interval. With fewer, percentile intervals are too narrow."""
@@ -37,7 +41,7 @@ Record = Mapping[str, Any]
 
 def summarise_sets(
     compute: SetMetrics,
-    verdicts: Sequence[Verdict],
+    verdicts: Iterable[Verdict],
     records: Sequence[Record],
     units: Sequence[Hashable] | None = None,
     num_resamples: int = REPLICATES,
@@ -46,24 +50,26 @@ def summarise_sets(
 
     Args:
         compute: `Task.set_metrics`.
-        verdicts, records: those of the same responses, in the same order.
+        verdicts, records: those of the same responses, in the same order. For PooledMetrics, verdicts are read once.
         units: the unit with which each response is resampled; None = the images that rows share.
         num_resamples: number of resamples for an interval; 0 = no intervals.
     Returns: {"metrics": name -> as `summarise` has them, "set_metrics": {"names", "undefined": names of metrics that
-        are None on all of the rows and left out, "method", "key": hash of rows, units and draws, "replicates": name ->
-        [num_resamples] values, None if a metric is not defined, "problem": why a resample could not be measured; then
-        there is no interval}}.
+        are None on all of the rows and left out, "method", "key": hash of rows, units and draws, "counts": the sums of
+        PooledMetrics by name, "replicates": name -> [num_resamples] values, None if a metric is not defined, "problem":
+        why a resample could not be measured; then there is no interval}}.
     Raises: DataError for a metric that is not a number.
     """
     clusters = clusters_of(records) if units is None else [(unit,) for unit in units]
-    values = _numbers(compute(list(verdicts)))
-    shared = Units(clusters, len(verdicts))
+    pooled = CountTable.of(compute, verdicts) if isinstance(compute, PooledMetrics) else None
+    measure = partial(_of_chosen, compute, list(verdicts)) if pooled is None else pooled.metrics
+    values = _numbers(measure(np.ones(len(records), dtype=np.int64)))
+    shared = Units(clusters, len(records))
     defined = [name for name, value in values.items() if math.isfinite(value)]
     problem, number = "", num_resamples if shared.count >= LEAST_UNITS else 0
     try:
-        replicates = _replicates(compute, verdicts, shared, defined, number)
+        replicates = _replicates(measure, shared, defined, number)
     except VlmrlError as error:
-        problem, replicates = str(error), _replicates(compute, verdicts, shared, defined, 0)
+        problem, replicates = str(error), _replicates(measure, shared, defined, 0)
     metrics = {name: as_json(_interval(values[name], drawn_R, shared)) for name, drawn_R in replicates.items()}
     return {
         "metrics": metrics,
@@ -72,20 +78,74 @@ def summarise_sets(
             "undefined": [name for name in values if name not in metrics],
             "method": f"percentiles of {num_resamples} resamples of the units that rows share",
             "key": _key(records, clusters, num_resamples),
+            **({} if pooled is None else {"counts": pooled.sums}),
             **({"problem": problem} if problem else {}),
             "replicates": {name: [_finite(v) for v in drawn_R.tolist()] for name, drawn_R in replicates.items()},
         },
     }
 
 
+@dataclass(frozen=True)
+class CountTable:
+    """Counts of every response for PooledMetrics: a resample then costs one product.
+
+    Args:
+        pooled: the metrics.
+        names: names of the counts, [C].
+        count_NC: the counts of each response.
+    """
+
+    pooled: PooledMetrics
+    names: Sequence[str]
+    count_NC: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, pooled: PooledMetrics, verdicts: Iterable[Verdict]) -> CountTable:
+        """Return the counts of these responses. Raises: DataError if they do not all have the same names."""
+        names: tuple[str, ...] | None = None
+        numbers = array("q")
+        for verdict in verdicts:
+            counts = pooled.count(verdict)
+            if names is None:
+                names = tuple(counts)
+            if counts.keys() != set(names):
+                message = f"the counts of a response are called {', '.join(counts)}; those of others {', '.join(names)}"
+                raise DataError(message, hint="return the same names for every response, with 0 where there is nothing")
+            numbers.extend(counts[name] for name in names)
+        width = len(names or ())
+        count_NC = np.frombuffer(numbers, dtype=np.int64).reshape(-1, width) if width else np.zeros((0, 0), np.int64)
+        return cls(pooled, names or (), count_NC)
+
+    @property
+    def sums(self) -> dict[str, int]:
+        """Sums over all responses, by name."""
+        return self._named(self.count_NC.sum(0))
+
+    def metrics(self, count_N: NDArray[np.int64]) -> Mapping[str, float | None]:
+        """Return the metrics of the responses, each taken as often as `count_N` says."""
+        return self.pooled.metrics(self._named(count_N @ self.count_NC))  # [N] x [N, C] -> [C]
+
+    def _named(self, sum_C: NDArray[np.int64]) -> dict[str, int]:
+        return dict(zip(self.names, sum_C.tolist(), strict=True))
+
+
+def _of_chosen(compute: SetMetrics, verdicts: Sequence[Verdict], count_N: NDArray[np.int64]) -> Any:
+    """Return the metrics of the responses, each repeated as often as `count_N` says; {} if none is left."""
+    chosen = [verdicts[i] for i in np.repeat(np.arange(len(verdicts)), count_N).tolist()]
+    return compute(chosen) if chosen else {}
+
+
 def _replicates(
-    compute: SetMetrics, verdicts: Sequence[Verdict], units: Units, names: Sequence[str], number: int
+    measure: Callable[[NDArray[np.int64]], Any], units: Units, names: Sequence[str], number: int
 ) -> dict[str, Floats]:
-    """Return name -> the metric on each of so many resamples, NaN if it is not defined; [number] each."""
+    """Return name -> the metric on each of so many resamples, NaN if it is not defined; [number] each.
+
+    Args:
+        measure: how often each row is in a resample, [N] -> its metrics.
+    """
     replicates = {name: np.full(number, math.nan) for name in names}
     for k, count_N in enumerate(resamples(units, number) if number else ()):
-        chosen = [verdicts[i] for i in np.repeat(np.arange(len(verdicts)), count_N).tolist()]
-        for name, value in _numbers(compute(chosen)).items() if chosen else ():
+        for name, value in _numbers(measure(count_N)).items():
             if name in replicates:
                 replicates[name][k] = value
     return replicates

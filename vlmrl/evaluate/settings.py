@@ -19,19 +19,28 @@ from typing import Any
 import numpy as np
 
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.compare import Side, describe, evaluations_by_rows, open_side, recipe_differences, rewards_of
+from vlmrl.evaluate.compare import (
+    Side,
+    describe,
+    evaluations_by_rows,
+    open_side,
+    recipe_differences,
+    rewards_of,
+)
 from vlmrl.evaluate.estimates import difference_interval
 from vlmrl.evaluate.interval import METHOD, Clusters, Floats, Interval, Range, Units
 from vlmrl.evaluate.metrics import clusters_of, picks, prompt_samples, range_holding, range_of_metric
 from vlmrl.evaluate.over_checkpoints import over_checkpoints, picked_by_hand
+from vlmrl.evaluate.over_epochs import over_epochs, read_epochs
 from vlmrl.evaluate.paired import joined_by, joined_ranges
 from vlmrl.evaluate.paired_tests import LEVEL, paired_test
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.repeated import estimates_per_prompt, shown_estimates
 from vlmrl.evaluate.scoring_rewards import scored_alike
+from vlmrl.evaluate.shown_alike import family_of, require_shown_alike
 from vlmrl.evaluate.tested import LEADING, TEST_METHODS, correct_for_many, is_tested
 from vlmrl.evaluate.verdict import verdict
-from vlmrl.store.evaluated_rows import ROLES, role_label, role_of
+from vlmrl.store.evaluated_rows import ROLES, images_of, role_label, role_of, shown_label
 
 BY_RUNS = "Student's t over rows and runs"
 SETTING_METHOD = (
@@ -103,8 +112,9 @@ def open_settings(root: Path, refs: Sequence[str]) -> list[Setting]:
 def compare_settings(settings: Sequence[Setting]) -> dict[str, Any]:
     """Return the results of each setting, and the difference of each later setting to the first; JSON values.
 
-    Returns: {"conclusion", "settings", "evaluations", "checkpoints", "intervals", "tests", "notes"}. Each evaluation
-        has "settings": letter -> metric -> {"mean", "sd", "runs"}, and "differences": one mapping per pair and metric.
+    Returns: {"conclusion", "settings", "evaluations", "checkpoints", "epochs", "intervals", "tests", "notes"}. Each
+        evaluation has "settings": letter -> metric -> {"mean", "sd", "runs"}, and "differences": one mapping per pair
+        and metric.
     """
     notes: list[str] = []
     sides = [side for setting in settings for side in setting.sides]
@@ -119,9 +129,9 @@ def compare_settings(settings: Sequence[Setting]) -> dict[str, Any]:
             notes.append(f"evaluation {name} is left out: {error.message}")
     if not evaluations:
         notes.append("no evaluation in common of all runs (make them: vlmrl eval RUN)")
-    evaluations.sort(key=lambda e: ROLES.index(e["role"]))
+    evaluations.sort(key=lambda e: (any(e["shown"]), ROLES.index(e["role"])))
     differences = [d for e in evaluations for d in e["differences"]]
-    correct_for_many((e["role"], d["metric"], d["test"]) for e in evaluations for d in e["differences"])
+    correct_for_many((family_of(e), d["metric"], d["test"]) for e in evaluations for d in e["differences"])
     for d in differences:
         if d["verdict"] in ("better", "worse") and d["test"]["p_holm"] > LEVEL:
             d["verdict"] = "not clear"
@@ -136,10 +146,17 @@ def compare_settings(settings: Sequence[Setting]) -> dict[str, Any]:
             if side.run
             for entry in over_checkpoints(side.run)
         ],
+        "epochs": epochs_of_settings(settings),
         "intervals": f"{METHOD}; {SETTING_METHOD}",
         "tests": f"{TEST_METHODS}; where a setting has several runs: Student's t",
         "notes": notes,
     }
+
+
+def epochs_of_settings(settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    """Return the results over epochs of settings whose runs were validated at epochs; see `over_epochs`."""
+    read = [(s.letter, [e for side in s.sides if side.run and (e := read_epochs(side.run))]) for s in settings]
+    return over_epochs([(letter, runs) for letter, runs in read if runs])
 
 
 def _mixed(setting: Setting) -> list[str]:
@@ -176,6 +193,7 @@ def _common(sides: Sequence[Side]) -> dict[str, list[Path]]:
 
 def _evaluation(name: str, folders: Sequence[Path], settings: Sequence[Setting], notes: list[str]) -> dict[str, Any]:
     """Return the results of all settings on one evaluation."""
+    require_shown_alike(*folders)
     evaluations = [read_evaluation(folder) for folder in folders]
     metas = [e.summary.get("meta") or {} for e in evaluations]
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
@@ -189,7 +207,8 @@ def _evaluation(name: str, folders: Sequence[Path], settings: Sequence[Setting],
     return {
         "name": name,
         "role": role_of(worst),
-        "label": role_label(worst),
+        "label": ", ".join(filter(None, (shown_label(worst), role_label(worst)))),
+        "shown": [images_of(worst)],
         "rows": next((len(t.clusters) for t in tables.values()), 0),
         "settings": {
             setting.letter: {metric: band(table.values[i]) for metric, table in tables.items()}

@@ -51,15 +51,20 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str]) ->
     """Return whether B is better than A, with the reasons in a sentence.
 
     The evaluations whose rows say most about new rows decide: test rows, else held-out ones, else those that training
-    validated on, else training rows. In each, the reward counts, and the accuracy if there is one. If the two were
-    scored by different rewards, only an accuracy that the task itself measures counts, and the sentence says so.
+    validated on, else training rows. Evaluations with changed images count only if there are no others. In each, the
+    reward counts, and the accuracy if there is one. If the two were scored by different rewards, only an accuracy that
+    the task itself measures counts, and the sentence says so.
 
     Args:
         evaluations: of `evaluate.compare`, each with its metrics, and whether both were scored alike.
         titles: names of A and B.
     Returns: {"answer": an Answer, "text": one sentence, "evaluations": the names of those that it is based on}.
     """
+    if probe := next((e["blind_probe"] for e in evaluations if e.get("blind_probe")), None):
+        text = f"One of the two saw changed images, so they do not say which model is better. {probe['conclusion'][0]}"
+        return {"answer": "not known", "text": text, "evaluations": []}
     usable = [e for e in evaluations if _deciding(e)]
+    usable = [e for e in usable if not any(e.get("shown", ()))] or usable
     if usable and all(e["a"] == e["b"] for e in usable):
         return {"answer": "same", "text": "A and B are the same run.", "evaluations": []}
     if not usable:

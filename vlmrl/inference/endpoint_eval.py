@@ -14,11 +14,14 @@ from typing import Any
 
 from vlmrl.endpoint.client import EndpointClient
 from vlmrl.errors import Interruption, RewardError
-from vlmrl.evaluate.records import Evaluation, write_evaluation
-from vlmrl.evaluate.run import evaluate_responses
+from vlmrl.evaluate.graded_pieces import GradedPieces
+from vlmrl.evaluate.records import Evaluation, stored_rows, write_evaluation
+from vlmrl.evaluate.run import NO_RESPONSE, evaluate_responses
+from vlmrl.inference.blinded import ShownRows
 from vlmrl.inference.endpoint_responses import EndpointResponder
 from vlmrl.inference.engine_responses import journal_identity
-from vlmrl.inference.evaluation import EvalSettings, Evaluated, PlannedEvaluation, create_eval_run
+from vlmrl.inference.eval_plan import PlannedEvaluation, params_of
+from vlmrl.inference.evaluation import Evaluated, create_eval_run, grading_identity
 from vlmrl.recipe.schema import Recipe
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.sources import make_scorer
@@ -42,7 +45,6 @@ def evaluate_endpoint(
     origin: ModelOrigin,
     planned: Sequence[PlannedEvaluation],
     root: Path,
-    settings: EvalSettings,
     client: EndpointClient,
     argv: Sequence[str],
     *,
@@ -61,7 +63,7 @@ def evaluate_endpoint(
                 f"the reward `{one.rows.source.reward.name}` reads token ids, and an endpoint gives texts alone",
                 hint="evaluate with another reward: --set reward.name=...",
             )
-    total = sum(p.rows.count for p in planned) * settings.samples
+    total = sum(p.responses for p in planned)
     results: list[tuple[Evaluation, dict[str, Any]]] = []
     journals: list[ResponseJournal] = []
     done = 0
@@ -75,8 +77,8 @@ def evaluate_endpoint(
         for one in planned:
             name = layout.eval_name(one.rows.source.name)
             identity = journal_identity(one.meta)
-            journals.append(ResponseJournal(root, name, identity, rows=one.rows.count, samples=settings.samples))
-            results.append(_evaluate_one(recipe, one, settings, client, journals[-1], count))
+            journals.append(ResponseJournal(root, name, identity, rows=one.rows.count, samples=one.settings.samples))
+            results.append(_evaluate_one(recipe, one, client, journals[-1], count))
         with create_eval_run(root, recipe, origin, [p.rows for p in planned], argv) as run:
             evaluated = [
                 _write(layout.eval_dir(run.dir, one.name), *result)
@@ -96,36 +98,45 @@ def evaluate_endpoint(
 def _evaluate_one(
     recipe: Recipe,
     one: PlannedEvaluation,
-    settings: EvalSettings,
     client: EndpointClient,
     journal: ResponseJournal,
     count: Callable[[int], None],
 ) -> tuple[Evaluation, dict[str, Any]]:
     """Return the evaluation of one source, and its `meta`."""
-    source = one.rows.source
-    params = endpoint_params(recipe, settings.temperature)
+    source, settings = one.rows.source, one.settings
+    params = params_of(recipe, endpoint_params(recipe, None), settings)
+    shown = ShownRows(source, one.change, settings.seed, one.rows.count)
     respond = EndpointResponder(
-        client, journal, source, params, seed=settings.seed, samples=settings.samples, progress=count
+        client, journal, shown.source, params, seed=settings.seed, samples=settings.samples, progress=count
     )
     begin = time.perf_counter()
     with make_scorer(source, recipe) as scorer:
-        evaluation = evaluate_responses(respond, source, scorer, params=params, max_rows=one.rows.max_rows)
+        evaluation = evaluate_responses(
+            shown.answered(respond),
+            source,
+            scorer,
+            params=params,
+            max_rows=one.rows.max_rows,
+            pieces=GradedPieces(journal.side_folder(grading_identity(one, recipe))),
+            skipped=lambda rows: count(rows * settings.samples),
+            refusals=respond.refusals,
+        )
     seconds = round(time.perf_counter() - begin, 3)
     meta = {**one.meta, "dtype": None, "seconds": seconds, "time": now(), "device": "endpoint", "processes": 1}
-    return _with_refusals(evaluation, respond.refusals), meta
+    return _with_refusals(evaluation), meta
 
 
-def _with_refusals(evaluation: Evaluation, refusals: dict[tuple[str, int], str]) -> Evaluation:
-    """Return the evaluation with the endpoint's refusals in the notes of their rows and in the summary."""
-    if not refusals:
-        return evaluation
+def _with_refusals(evaluation: Evaluation) -> Evaluation:
+    """Return the evaluation with the number of the endpoint's refusals, and the first of them, in the summary."""
+    count, first = 0, ""
     for row in evaluation.rows:
-        if refusal := refusals.get((row["prompt_id"], row["sample"])):
-            row["note"] = "; ".join(filter(None, (f"no response: {refusal}", row["note"])))
-    first = next(iter(refusals.values()))
-    return replace(evaluation, summary=evaluation.summary | {"refused": {"rows": len(refusals), "first": first}})
+        if row["note"].startswith(NO_RESPONSE):
+            count, first = count + 1, first or row["note"].removeprefix(NO_RESPONSE).partition(";")[0]
+    if not count:
+        return evaluation
+    return replace(evaluation, summary=evaluation.summary | {"refused": {"rows": count, "first": first}})
 
 
 def _write(folder: Path, evaluation: Evaluation, meta: dict[str, Any]) -> Evaluated:
     summary = write_evaluation(folder, evaluation, meta)
-    return Evaluated(folder, Evaluation(evaluation.rows, summary))
+    return Evaluated(folder, Evaluation(stored_rows(folder), summary))

@@ -12,7 +12,9 @@ from vlmrl.data.images import encode_png, probe_image, remarks_on
 from vlmrl.endpoint.chat import ChatAnswer, ChatRequest, ChatTurn, ImageFile
 from vlmrl.endpoint.client import EndpointClient
 from vlmrl.endpoint.failures import BrokenAnswer, RequestRefused
+from vlmrl.evaluate.grading import NumberedRow, Responses
 from vlmrl.rollout.sample import Prompt, Rollout
+from vlmrl.rollout.scoring import LISTEN_SECONDS
 from vlmrl.store.response_journal import ResponseJournal
 from vlmrl.store.secrets.redact import hide_known, learn
 from vlmrl.tasks.prompt_template import IMAGE
@@ -57,31 +59,32 @@ class EndpointResponder:
         self._answers_some = journal.count > 0
         self.refusals: dict[tuple[str, int], str] = {}
 
-    def __call__(self, numbers: Sequence[int], rows: Sequence[Row]) -> list[Rollout]:
-        """Return the responses to rows, from the journal; those that it lacks are requested first.
+    def __call__(self, chunks: Iterator[Sequence[NumberedRow]]) -> Responses:
+        """Yield the responses to rows as they are complete; those that the journal lacks are requested.
 
         Raises: EndpointError when the endpoint is down, rejects all requests, or gave a broken answer. Responses that
             came before are in the journal.
         """
-        self.fill(numbers, rows)
-        return [self._rollout(number, row) for number, row in zip(numbers, rows, strict=True)]
-
-    def fill(self, numbers: Sequence[int], rows: Sequence[Row]) -> None:
-        """Request the responses that the journal lacks. Raises: as `__call__`."""
-        missing = [
-            (number, row, k) for number, row in zip(numbers, rows, strict=True) for k in self._journal.missing(number)
-        ]
-        self._progress(len(rows) * self._samples - len(missing))
         pending: dict[Future[list[ChatAnswer]], Place] = {}
         refused: list[tuple[Place, RequestRefused]] = []
         broken: list[BrokenAnswer] = []
+        num_requests = 0
         try:
-            for number, row, k in missing:
-                pending[self._client.submit(self._request(row, k))] = (number, row, k)
-                while len(pending) >= AHEAD * self._client.options.concurrency:
-                    self._collect(pending, refused, broken)
+            for chunk in chunks:
+                for number, row in chunk:
+                    missing = self._journal.missing(number)
+                    self._progress(self._samples - len(missing))
+                    if not missing:
+                        yield number, self._rollout(number, row)
+                    for k in missing:
+                        num_requests += 1
+                        pending[self._client.submit(self._request(row, k))] = (number, row, k)
+                        while len(pending) >= AHEAD * self._client.options.concurrency:
+                            yield from self._collect(pending, refused, broken)
+                if broken or (refused and not self._answers_some):
+                    break  # no further chunk is begun
             while pending:
-                self._collect(pending, refused, broken)
+                yield from self._collect(pending, refused, broken)
         finally:
             for future in pending:
                 future.cancel()
@@ -90,11 +93,9 @@ class EndpointResponder:
             raise RequestRefused(
                 f"the endpoint refused all of the first {len(refused)} requests: {first.message}", where=first.where
             )
-        for place, refusal in refused:
-            self._keep(place, ChatAnswer("", "stop", None, refusal.message))
         if broken:
             raise BrokenAnswer(
-                f"{len(broken)} of {len(missing)} requests got no whole answer: {broken[0].message}",
+                f"{len(broken)} of {num_requests} requests got no whole answer: {broken[0].message}",
                 where=broken[0].where,
                 hint="the other responses are kept; run the same command again",
             )
@@ -104,10 +105,14 @@ class EndpointResponder:
         pending: dict[Future[list[ChatAnswer]], Place],
         refused: list[tuple[Place, RequestRefused]],
         broken: list[BrokenAnswer],
-    ) -> None:
-        """Wait for one of the requests, and keep all answers that are there."""
+    ) -> Responses:
+        """Wait for a moment for one of the requests, and keep all answers that are there; yield complete rows.
+
+        Refusals are kept as empty responses as soon as the endpoint has answered any request.
+        """
         failure: BaseException | None = None
-        for future in wait(pending, return_when=FIRST_COMPLETED).done:
+        places: list[Place] = []
+        for future in wait(pending, timeout=LISTEN_SECONDS, return_when=FIRST_COMPLETED).done:
             place = pending.pop(future)
             try:
                 (answer,) = future.result()
@@ -120,8 +125,18 @@ class EndpointResponder:
             else:
                 self._answers_some = True
                 self._keep(place, answer)
+                places.append(place)
         if failure is not None:
             raise failure
+        while refused and self._answers_some:
+            place, refusal = refused.pop(0)
+            self._keep(place, ChatAnswer("", "stop", None, refusal.message))
+            places.append(place)
+        for number, row in {number: row for number, row, _ in places}.items():
+            if not self._journal.missing(number):
+                yield number, self._rollout(number, row)
+        if not places:
+            yield None
 
     def _keep(self, place: Place, answer: ChatAnswer) -> None:
         number, row, k = place

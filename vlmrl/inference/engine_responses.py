@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import World
+from vlmrl.evaluate.grading import NumberedRow, Responses
 from vlmrl.recipe.schema import Recipe
+from vlmrl.rollout.answering import answer_pieces, without_pixels
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.sample import Prompt, Rollout, encode_prompt, rollouts_of, sample_rollouts
+from vlmrl.rollout.sample import Prompt, Rollout, encode_prompt, rollouts_of
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.response_journal import ResponseJournal
 from vlmrl.store.secrets.redact import hide_known
@@ -44,7 +47,11 @@ def journal_identity(meta: Mapping[str, Any]) -> dict[str, Any]:
     The dtype and the version of vlmrl count, because responses of different ones may differ.
     """
     sampling = {key: value for key, value in meta["sampling"].items() if key != "samples"}
-    return {**{key: meta.get(key) for key in GENERATION}, "sampling": sampling}
+    # Images are shuffled among all rows that are evaluated.
+    # Settings of one recipe may differ in the number of samples alone; each has a file of its own.
+    setting = {"setting": meta["setting"]} if meta.get("setting") else {}
+    shown = {"images": [meta["images"], meta.get("max_rows")]} if meta.get("images") else {}
+    return {**{key: meta.get(key) for key in GENERATION}, "sampling": sampling, **shown, **setting}
 
 
 def engine_identity(
@@ -88,37 +95,70 @@ class EngineResponder:
     samples: int
     progress: Callable[[int], Any]
 
-    def __call__(self, numbers: Sequence[int], rows: Sequence[Row]) -> list[Rollout]:
-        """Return the responses to rows, in order; those that the journal has are not generated again."""
-        rollouts: list[Rollout] = []
-        for start in range(0, len(rows), PIECE_PROMPTS):
-            piece = slice(start, start + PIECE_PROMPTS)
-            rollouts += self._piece(numbers[piece], rows[piece])
-        return rollouts
+    def __call__(self, chunks: Iterator[Sequence[NumberedRow]]) -> Responses:
+        """Yield the responses to rows as they are complete; those that the journal has are not generated again.
 
-    def _piece(self, numbers: Sequence[int], rows: Sequence[Row]) -> list[Rollout]:
-        prompts = [encode_prompt(self.source, row, 0, self.encoder, NO_PROMPT_LIMIT) for row in rows]
-        if not any(map(self.journal.missing, numbers)):
-            self.progress(len(rows) * self.samples)
-            return self._kept(numbers, prompts)
-        rollouts = sample_rollouts(
+        An engine that admits requests at any time gets the rows that the journal lacks, and each response is kept at
+        once. For the built-in engine a piece is generated and kept as a whole.
+        """
+        kept: deque[NumberedRow] = deque()
+        open_rows: dict[int, Rollout] = {}  # of the piece that the built-in engine generates
+        sizes: deque[int] = deque()
+
+        def pieces() -> Iterator[list[tuple[int, Prompt]]]:
+            for piece in _pieces(chunks):
+                missing = [(number, row) for number, row in piece if self.journal.missing(number)]
+                if missing and not self.engine.admits:
+                    missing = list(piece)
+                there = {number for number, _ in missing}
+                kept.extend((number, row) for number, row in piece if number not in there)
+                if missing:
+                    sizes.append(len(missing))
+                yield [(number, self._prompt(row)) for number, row in missing]
+
+        answers = answer_pieces(
             self.engine,
-            prompts,
+            pieces(),
             self.params,
             num_samples=self.samples,
             run_seed=self.seed,
-            version=self.engine.version,
             progress=self.progress,
         )
-        for number, rollout in zip(numbers, rollouts, strict=True):
+        for answer in answers:
+            if answer is not None:
+                open_rows.update([answer])
+                if self.engine.admits or len(open_rows) == sizes[0]:
+                    self._keep(open_rows)
+                    open_rows.clear()
+                    if not self.engine.admits:
+                        sizes.popleft()
+            yield answer
+            yield from self._read(kept)
+        yield from self._read(kept)
+
+    def _prompt(self, row: Row) -> Prompt:
+        return encode_prompt(self.source, row, 0, self.encoder, NO_PROMPT_LIMIT)
+
+    def _keep(self, rollouts: Mapping[int, Rollout]) -> None:
+        for number, rollout in sorted(rollouts.items()):
             for k, sample in enumerate(rollout.samples):
                 self.journal.add(number, k, _fields(sample))
-        return rollouts
 
-    def _kept(self, numbers: Sequence[int], prompts: Sequence[Prompt]) -> list[Rollout]:
+    def _read(self, kept: deque[NumberedRow]) -> Responses:
+        """Yield the responses that the journal has, and remove their rows from `kept`."""
         version = self.engine.version
-        samples = [[_sample(self.journal.read(n, k), version) for k in range(self.samples)] for n in numbers]
-        return rollouts_of(prompts, samples, 0.0, version)
+        while kept:
+            number, row = kept.popleft()
+            samples = [_sample(self.journal.read(number, k), version) for k in range(self.samples)]
+            (rollout,) = rollouts_of([without_pixels(self._prompt(row))], [samples], 0.0, version)
+            self.progress(self.samples)
+            yield number, rollout
+
+
+def _pieces(chunks: Iterator[Sequence[NumberedRow]]) -> Iterator[Sequence[NumberedRow]]:
+    for chunk in chunks:
+        for start in range(0, len(chunk), PIECE_PROMPTS):
+            yield chunk[start : start + PIECE_PROMPTS]
 
 
 def _fields(sample: Sample) -> dict[str, Any]:

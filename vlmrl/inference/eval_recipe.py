@@ -15,14 +15,14 @@ from vlmrl.data.prepared_dataset import INFO_FILE
 from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError, did_you_mean
 from vlmrl.inference.eval_rows import SeenRows, seen_by, trained_by
 from vlmrl.json_text import parse_json
-from vlmrl.recipe.files import find_recipe
+from vlmrl.recipe.files import find_recipe, has_table, read_layers
 from vlmrl.recipe.key_place import AUTO_ORIGIN
 from vlmrl.recipe.load import load_recipe, recipe_from_resolved
 from vlmrl.recipe.overrides import apply_override, parse_override
 from vlmrl.recipe.paths import is_path_key, names_file
 from vlmrl.recipe.schema import Recipe
 from vlmrl.setup.model_origin import ModelOrigin
-from vlmrl.store.evaluated_rows import read_summary
+from vlmrl.store.evaluated_rows import images_of, read_summary
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
 from vlmrl.store.listing import list_runs
@@ -57,7 +57,9 @@ def choose_recipe(
     """Return the recipe to evaluate with, and the rows that the model has seen.
 
     The recipe is the named one (a file, or a run's), else the run's own, else defaults on `data`; `overrides` are
-    applied to it. For a model that `vlmrl merge` wrote, the run is the one it was made from, while that exists.
+    applied to it. A named file without `[[data]]`, such as a scheme of evaluation, overrides the run's own recipe, or
+    the defaults on `data`, key by key. For a model that `vlmrl merge` wrote, the run is the one it was made from, while
+    that exists.
     When a run is evaluated, the table `model` is always the run's own: its pixels and dtype belong to its weights.
 
     Raises: RecipeError when nothing says what data to use; StoreError when there is no such run or model folder; the
@@ -71,7 +73,8 @@ def choose_recipe(
     run_values = None if source_run is None else _run_recipe(source_run)
     values: dict[str, Any] = {"model": {"path": origin.path}}
     if recipe is not None:
-        values = _named_recipe(recipe, origin, root)
+        under = run_values if run_values is not None else {} if data is None else {**values, "data": [{"path": data}]}
+        values = _named_recipe(recipe, origin, root, under)
         if run_values is not None:
             values["model"] = run_values["model"]
     elif run_values is not None:
@@ -113,11 +116,13 @@ def _require_there(path: str, root: Path) -> None:
     raise StoreError(f"there is no run and no model folder `{path}`", where=str(root), hint=hint)
 
 
-def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
+def find_evaluation(ref: str, root: Path, split: str, source: str, like: Mapping[str, Any] | None = None) -> Path:
     """Return the evaluation folder that `ref` names: a path, RUN/NAME, or RUN alone.
 
     RUN alone means the run's own evaluation on this split of this source.
 
+    Args:
+        like: `meta` of the evaluation to compare; of several evaluations, the one with its sampling is meant.
     Raises: StoreError when there is none, or several to choose from.
     """
     if (Path(ref) / EVAL_SUMMARY).is_file():
@@ -130,6 +135,10 @@ def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
         raise StoreError(f"run `{head}` has no evaluation `{tail}`", where=str(folder))
     run = open_run(root, ref)
     folders = [f for f in eval_dirs(run.dir) if _is_own(f, split, source)]
+    if len(folders) > 1 and like is not None:  # of several settings, the one with the same sampling
+        folders = [
+            f for f in folders if read_summary(f).get("meta", {}).get("sampling") == like.get("sampling")
+        ] or folders
     if len(folders) == 1:
         return folders[0]
     names = ", ".join(f.name for f in folders) or "none"
@@ -140,22 +149,29 @@ def find_evaluation(ref: str, root: Path, split: str, source: str) -> Path:
 
 
 def _is_own(folder: Path, split: str, source: str) -> bool:
-    """Return whether `vlmrl eval`, not training, made an evaluation, on this split of a source of this name."""
+    """Return whether `vlmrl eval`, not training, made a normal evaluation, on this split of a source of this name."""
     meta = read_summary(folder).get("meta", {})
-    return (meta.get("split"), meta.get("source")) == (split, source) and not meta.get("during")
+    is_normal = not meta.get("during") and images_of(meta) is None
+    return is_normal and (meta.get("split"), meta.get("source")) == (split, source)
 
 
-def _named_recipe(name: str, origin: ModelOrigin, root: Path) -> dict[str, Any]:
-    """Return the values of a recipe file, or of the run of that name if there is no such file."""
+def _named_recipe(name: str, origin: ModelOrigin, root: Path, under: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a recipe file, or of the run of that name if there is no such file.
+
+    Args:
+        under: values that a file without `[[data]]` overrides key by key.
+    """
     try:
-        find_recipe(name)
+        file = find_recipe(name)
     except RecipeError:
         with suppress(StoreError):
             values = _run_recipe(open_run(root, name).dir)
             if values is not None:
                 return values
         raise
-    return load_recipe(name, overrides=[f"model.path={json.dumps(origin.path)}"]).recipe.model_dump(mode="json")
+    is_whole = not under or has_table(read_layers(file), "data")
+    loaded = load_recipe(file, overrides=[f"model.path={json.dumps(origin.path)}"], under=None if is_whole else under)
+    return loaded.recipe.model_dump(mode="json")
 
 
 def _merged_from(path: str, root: Path) -> Path | None:
@@ -183,6 +199,9 @@ def _run_recipe(run_dir: Path) -> dict[str, Any] | None:
     sources = values["data"]
     lists = [(("rewards",), values["rewards"]), *((("data", "rewards"), entry["rewards"]) for entry in sources)]
     tables = [(("reward",), values["reward"]), *((("data",), entry) for entry in sources)]
+    values["eval"]["sets"] = [
+        _existing_path(name, cwd) if names_file(("eval", "sets"), name) else name for name in values["eval"]["sets"]
+    ]
     for name, table in [*tables, *((name, listed) for name, rewards in lists for listed in rewards)]:
         for key, value in table.items():
             place = (*name, key)

@@ -1,7 +1,8 @@
 """Rows that `vlmrl eval` takes, and their role for the model. All commands that name them use this rule.
 
 Of each source it takes the split `test`; else exactly the rows that training validated on; else the rows that training
-draws from, which is reported before the evaluation starts. `--split` names a split or a file instead.
+draws from, which is reported before the evaluation starts. A recipe with `eval.sets` names the sets; the split `test`
+is taken besides them. `--split` names a split or a file instead.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from typing import Any
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, StoreError, VlmrlError
 from vlmrl.json_text import parse_json
+from vlmrl.recipe.eval_table import is_test_split
 from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.recipe.schema import Data, Recipe
+from vlmrl.setup.eval_sets import missing_set
 from vlmrl.setup.run_records import VALIDATION_SUFFIX
 from vlmrl.store.evaluated_rows import Role
 from vlmrl.store.kept_recipe import read_resolved, resolved_files
 from vlmrl.store.manifest import Manifest, read_manifest
-from vlmrl.tasks.source import TABLE_SUFFIXES, Source, open_rows_file, open_source, open_validation
+from vlmrl.tasks.source import TABLE_SUFFIXES, Source, open_rows_file, open_set, open_source, open_validation
 
 TEST, VALIDATION, ONLY = "test", "validation", "train"
 """Names of splits; a single file is one split, `train`."""
@@ -92,7 +95,9 @@ def rows_to_evaluate(
     if not entries:
         names = ", ".join(d.name or open_dataset(d).name for d in recipe.data)
         raise DataError(f"there is no source `{source}`", hint=f"sources: {names}")
-    if split is None:
+    if split is None and recipe.eval.sets:
+        result = _of_sets(entries, recipe, seen)
+    elif split is None:
         result = [_by_rule(d, recipe, seen) for d in entries]
     else:
         result = [_named(d, recipe, seen, split, len(entries)) for d in entries]
@@ -133,6 +138,29 @@ def seen_by(run_dir: Path) -> SeenRows:
 def trained_by(recipe: Recipe) -> SeenRows:
     """Return the rows that a recipe trains on, for a model without a record of its own."""
     return SeenRows(frozenset((_place(d.path), d.split) for d in recipe.data))
+
+
+def _of_sets(entries: Sequence[Data], recipe: Recipe, seen: SeenRows) -> list[EvalRows]:
+    """Return the rows of `eval.sets`, and of the split `test` where there is one.
+
+    Raises: DataError for a set that no source has.
+    """
+    result: list[EvalRows] = []
+    for name in dict.fromkeys([*recipe.eval.sets, TEST]):
+        rows = [r for data in entries if (r := _of_set(data, recipe, seen, name)) is not None]
+        if not rows and name in recipe.eval.sets:
+            raise missing_set(recipe, name)
+        result += rows
+    return result
+
+
+def _of_set(data: Data, recipe: Recipe, seen: SeenRows, name: str) -> EvalRows | None:
+    source = None if name == TEST and data.split == TEST else open_set(data, recipe.reward, name)
+    if source is None:
+        return None
+    role = seen.role(source)
+    origin = f"split {name} of {data.path}" if name in open_dataset(data).splits else f"the set {name}"
+    return EvalRows(source, role, recipe.eval.max_rows if role == "validation" else None, origin)
 
 
 def _by_rule(data: Data, recipe: Recipe, seen: SeenRows) -> EvalRows:
@@ -209,10 +237,15 @@ def _entries(run_dir: Path) -> Iterator[tuple[dict[str, Any], bool]]:
         try:
             recipe = parse_json(path.read_bytes())["recipe"]
             entries: Sequence[Any] = recipe["data"]
-            validates = recipe.get("eval", {}).get("enabled", True)
+            settings = recipe.get("eval", {})
+            validates = settings.get("enabled", True)
+            selecting = next((name for name in settings.get("sets") or () if not is_test_split(name)), None)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-        yield from ((entry, bool(validates)) for entry in entries if isinstance(entry, dict))
+        # A set that selects checkpoints takes the place of `data.validation`, which the set `validation` means.
+        chosen = {} if selecting in (None, VALIDATION) else {"validation": selecting}
+        selects = bool(validates) and not (settings.get("sets") and selecting is None)
+        yield from ((entry | chosen, selects) for entry in entries if isinstance(entry, dict))
 
 
 def _is_file(named: Any) -> bool:

@@ -1,12 +1,14 @@
 """Steps of `vlmrl generate`: responses of a model to dataset rows, written to a table, without a grade.
 
-Responses are kept as they come, and the table appears when all are there. Memory does not grow with the number of rows.
+Responses are kept as they come, and the table appears when all are there. Memory does not grow with the number of rows,
+except for 8 bytes per response. Several processes (`--gpus`) have a whole model each and share the rows.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,10 +17,11 @@ from typing import Any
 
 from vlmrl import __version__
 from vlmrl.data.dataset import Rows
-from vlmrl.dist.world import ALONE
+from vlmrl.dist import rank_process
+from vlmrl.dist.world import ALONE, World
 from vlmrl.endpoint.client import EndpointClient
 from vlmrl.errors import DataError, Interruption, StoreError
-from vlmrl.evaluate.run import CHUNK_PROMPTS
+from vlmrl.evaluate.grading import CHUNK_PROMPTS, MEETING_CHUNKS, NumberedRow, Respond
 from vlmrl.inference.endpoint_eval import endpoint_params
 from vlmrl.inference.endpoint_responses import EndpointResponder
 from vlmrl.inference.engine_responses import EngineResponder, engine_identity, journal_identity
@@ -26,6 +29,7 @@ from vlmrl.inference.evaluation import Answerer, EvalSettings, load_answerer
 from vlmrl.recipe.schema import Recipe
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.files import sync_folder, temp_path
+from vlmrl.store.layout import unfinished_logs
 from vlmrl.store.response_journal import ResponseJournal
 from vlmrl.store.secrets.redact import hide_known
 from vlmrl.tasks.source import Source, open_source
@@ -66,6 +70,12 @@ def rows_to_answer(recipe: Recipe, split: str | None, max_rows: int | None, sour
     return chosen
 
 
+def require_free(out: Path, force: bool) -> None:
+    """Raise a StoreError if the file exists, unless it may be replaced."""
+    if out.exists() and not force:
+        raise StoreError(f"{out} exists", where=str(out), hint="choose another --out, or replace it with --force")
+
+
 def generate(
     recipe: Recipe,
     origin: ModelOrigin,
@@ -77,6 +87,7 @@ def generate(
     *,
     say: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    world: World = ALONE,
 ) -> Answered:
     """Write the responses to the rows of all sources to `out`, one JSON object per line.
 
@@ -84,47 +95,114 @@ def generate(
         root: folder of the runs, in which responses are kept until all are there.
         client: of the endpoint that answers; None = the model is loaded here.
         say: called with messages for the user.
-        progress: called with (finished responses, all responses).
+        progress: called with (finished responses, all responses). With several processes, the first number is an
+            estimate from this process.
+        world: processes that share the rows, each with a whole model; rank 0 writes the file.
     Raises: the errors of data, model and endpoint; StoreError when `out` exists and not settings.force.
     """
-    if out.exists() and not settings.force:
-        raise StoreError(f"{out} exists", where=str(out), hint="choose another --out, or replace it with --force")
+    require_free(out, settings.force)
     rows = sum(len(s.rows) for s in sources)
     total, done = rows * settings.samples, 0
 
     def count(newly: int) -> None:
         nonlocal done
-        done += newly
+        done += newly * world.size
+        rank_process.phase("generation")  # shows that this process is alive
         progress(min(done, total), total)
 
     kept: list[tuple[Source, ResponseJournal]] = []
+    logs = unfinished_logs(root, out)
     with ExitStack() as stack:
         try:
             answerer = None
             if client is None:
-                answerer = load_answerer(recipe, origin, settings, say)
+                log = (lambda process: logs / f"{process}.log") if world.size > 1 else None
+                answerer = load_answerer(recipe, origin, settings, say, world=world, log=log)
                 stack.callback(answerer.engine.close)
             for source in sources:
-                journal = stack.enter_context(_journal(recipe, origin, source, root, settings))
+                journal = stack.enter_context(_journal(recipe, origin, source, root, settings, world))
                 kept.append((source, journal))
                 respond = _responder(recipe, answerer, client, journal, source, settings, count)
-                for numbers in _chunks(source):
-                    if any(map(journal.missing, numbers)):
-                        respond(numbers, [source.rows[i] for i in numbers])
-                    else:
-                        count(len(numbers) * settings.samples)
-            refused = _write(out, kept, settings.samples)
+                for _ in respond(_missing(source, journal, world, lambda rows: count(rows * settings.samples))):
+                    pass  # the journal has it
+            refused = _collect(recipe, origin, kept, root, out, settings, world)
         except KeyboardInterrupt:
-            responses = sum(journal.count for _, journal in kept)
-            raise Interruption("generate", f"{responses:,} of {total:,} responses are kept") from None
-        for _, journal in kept:
-            journal.remove()
+            responses = sum(journal.count for _, journal in kept) * world.size
+            about = "about " if world.size > 1 else ""
+            raise Interruption("generate", f"{about}{responses:,} of {total:,} responses are kept") from None
+    if world.is_main:
+        shutil.rmtree(logs, ignore_errors=True)
     return Answered(out, rows, total, refused)
 
 
-def _chunks(source: Source) -> Iterator[range]:
-    for start in range(0, len(source.rows), CHUNK_PROMPTS):
-        yield range(start, min(start + CHUNK_PROMPTS, len(source.rows)))
+def _collect(
+    recipe: Recipe,
+    origin: ModelOrigin,
+    kept: Sequence[tuple[Source, ResponseJournal]],
+    root: Path,
+    out: Path,
+    settings: EvalSettings,
+    world: World,
+) -> int:
+    """Write the file from the responses of all processes, then remove these. Return the number of refused responses.
+
+    Rank 0 does it, when the other processes have closed their journals.
+    """
+    if world.size == 1:
+        refused = _write(out, [(source, [journal]) for source, journal in kept], settings.samples)
+        for _, journal in kept:
+            journal.remove()
+        return refused
+    for _, journal in kept:
+        journal.close()
+    world.wait()
+    return world.from_main(lambda: _collect_all(recipe, origin, kept, root, out, settings, world.size))
+
+
+def _collect_all(
+    recipe: Recipe,
+    origin: ModelOrigin,
+    kept: Sequence[tuple[Source, ResponseJournal]],
+    root: Path,
+    out: Path,
+    settings: EvalSettings,
+    size: int,
+) -> int:
+    with ExitStack() as stack:
+        journals = [
+            (
+                source,
+                [
+                    stack.enter_context(_journal(recipe, origin, source, root, settings, World(rank, size)))
+                    for rank in range(size)
+                ],
+            )
+            for source, _ in kept
+        ]
+        refused = _write(out, journals, settings.samples)
+        for _, of_ranks in journals:
+            for journal in of_ranks:
+                journal.remove()
+    return refused
+
+
+def _missing(
+    source: Source, journal: ResponseJournal, world: World, skip: Callable[[int], None]
+) -> Iterator[Sequence[NumberedRow]]:
+    """Yield this process's rows chunk by chunk, without chunks whose responses are all there.
+
+    Args:
+        skip: called with the number of rows of such a chunk.
+    """
+    for chunk, start in enumerate(range(0, len(source.rows), CHUNK_PROMPTS)):
+        numbers = range(start, min(start + CHUNK_PROMPTS, len(source.rows)))
+        own = [number for number in numbers if number % world.size == world.rank]
+        if any(map(journal.missing, own)):
+            yield [(number, source.rows[number]) for number in own]
+        else:
+            skip(len(own))
+        if chunk % MEETING_CHUNKS == MEETING_CHUNKS - 1:
+            world.wait()  # so that no process waits for another one's whole share at the end
 
 
 def _responder(
@@ -135,13 +213,13 @@ def _responder(
     source: Source,
     settings: EvalSettings,
     count: Callable[[int], None],
-) -> Callable[[Sequence[int], Sequence[Row]], Any]:
-    """Return a function that puts the responses to (numbers of rows, the rows) into the journal."""
+) -> Respond:
+    """Return a function that puts the responses to rows into the journal."""
     if client is not None:
         params = endpoint_params(recipe, settings.temperature)
         return EndpointResponder(
             client, journal, source, params, seed=settings.seed, samples=settings.samples, progress=count
-        ).fill
+        )
     assert answerer is not None
     return EngineResponder(
         answerer.engine,
@@ -156,8 +234,9 @@ def _responder(
 
 
 def _journal(
-    recipe: Recipe, origin: ModelOrigin, source: Source, root: Path, settings: EvalSettings
+    recipe: Recipe, origin: ModelOrigin, source: Source, root: Path, settings: EvalSettings, world: World
 ) -> ResponseJournal:
+    """Return the journal of one process's share of the responses."""
     facts = {
         "model": (origin.parent or {}).get("run", origin.path),
         "endpoint": origin.endpoint,
@@ -176,21 +255,25 @@ def _journal(
     }
     identity = journal_identity(facts)
     if not origin.endpoint:
-        identity = engine_identity(facts, recipe, origin, settings.samples, ALONE)
+        identity = engine_identity(facts, recipe, origin, settings.samples, world)
     work = {"command": "generate", **identity}
     return ResponseJournal(root, source.name, work, rows=len(source.rows), samples=settings.samples)
 
 
-def _write(out: Path, kept: Sequence[tuple[Source, ResponseJournal]], samples: int) -> int:
-    """Write all responses, from the journals, and return the number of refused ones. The file appears when whole."""
+def _write(out: Path, kept: Sequence[tuple[Source, Sequence[ResponseJournal]]], samples: int) -> int:
+    """Write all responses, in order of the rows, and return the number of refused ones. The file appears when whole.
+
+    Args:
+        kept: the journals of a source are those of all ranks, in order.
+    """
     temp, refused = temp_path(out), 0
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(temp, "w", encoding="utf-8", newline="\n") as file:
-            for source, journal in kept:
+            for source, journals in kept:
                 for number, row in enumerate(source.rows):
                     for k in range(samples):
-                        line = _line(row, journal.read(number, k))
+                        line = _line(row, journals[number % len(journals)].read(number, k))
                         refused += "refusal" in line
                         file.write(hide_known(json.dumps(line)) + "\n")
             file.flush()

@@ -1,18 +1,14 @@
-"""`vlmrl eval --gpus`: start one process per GPU, with the same command without `--gpus`, and wait for them."""
+"""`vlmrl eval --gpus`: evaluate in one process per GPU, and find the run with the results."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from vlmrl.errors import Interruption
-from vlmrl.launch.agent import Job, launch
-from vlmrl.launch.gpu_assignment import place
-from vlmrl.launch.hub_fetch import offline_environment
+from vlmrl.launch.answer_ranks import answer_on_ranks
 from vlmrl.launch.request import EvalRequest
-from vlmrl.launch.train_ranks import describe_processes, describe_threads
 from vlmrl.recipe.schema import Recipe
 from vlmrl.store.manifest import settle
 
@@ -45,21 +41,10 @@ def evaluate_on_ranks(
         root: folder of the runs.
     Raises: LaunchError for GPUs that do not exist; Interruption for Ctrl-C.
     """
-    parts = recipe.rollout.tensor_parallel if recipe.rollout.engine == "vllm" else 1
-    placement = place(gpus, 0, parts)
-    env = {**placement.env, **offline_environment(recipe, root)}
-    if placement.ranks == 1:
-        os.environ.update(env)
+    launched = answer_on_ranks(gpus, request.rank_words(), request.argv, recipe, root, say)
+    if launched is None:
         return EvalEnding(0, None)
-    say(f"{describe_processes(placement)}, {describe_threads(placement)}")
-    job = Job(
-        command=("-m", "vlmrl", *request.rank_words()),
-        argv=("vlmrl", *request.argv),
-        ranks=placement.ranks,
-        env=env,
-        timeout_seconds=recipe.parallel.timeout_seconds,
-    )
-    ending, new_run_dir = launch(job)
+    ending, new_run_dir = launched
     if not ending.code:
         return EvalEnding(0, run_dir or new_run_dir)
     if run_dir is None and new_run_dir is not None:

@@ -1,4 +1,4 @@
-"""Requests to train or evaluate, made from the command line, and the command lines of the ranks for them.
+"""Requests to train, evaluate or generate, made from the command line, and the command lines of the ranks for them.
 
 A rank runs the same command without the launcher's own options (`Machines`). No torch is imported.
 """
@@ -163,6 +163,9 @@ class EvalRequest:
         compare: evaluation to compute the differences to.
         gpus: value of `--gpus`; None = this process evaluates alone.
         argv: words that the user typed after `vlmrl`, for the record of the evaluation.
+        images: changes of the images, as typed.
+        normal: normal evaluation to compare with; None = that of the run, else it is made.
+        settings: names of the recipe's settings to use; () = all.
     """
 
     model: str
@@ -183,6 +186,9 @@ class EvalRequest:
     runs: Path | None = None
     as_json: bool = False
     argv: tuple[str, ...] = ()
+    images: str | None = None
+    normal: str | None = None
+    settings: tuple[str, ...] = ()
 
     def rank_words(self) -> list[str]:
         """Return the words of every rank's command after `vlmrl`: this request without --gpus."""
@@ -201,10 +207,64 @@ class EvalRequest:
                 "--seed": self.seed,
                 "--name": self.name,
                 "--compare": self.compare,
+                "--images": self.images,
+                "--normal": self.normal,
+                "--settings": self.settings,
                 "--set": self.overrides,
                 "--force": self.force,
                 "--runs": self.runs,
                 "--json": self.as_json,
+            },
+        )
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """Arguments of `vlmrl generate`. Fields that are not listed are the command's options of the same name.
+
+    Args:
+        temperature: sampling temperature; None = greedy.
+        samples: responses per prompt.
+        gpus: value of `--gpus`; None = this process generates alone.
+        argv: words that the user typed after `vlmrl`.
+    """
+
+    model: str
+    out: Path
+    recipe: str | None = None
+    data: str | None = None
+    split: str | None = None
+    source: str | None = None
+    checkpoint: str = "best"
+    temperature: float | None = None
+    samples: int = 1
+    max_rows: int | None = None
+    seed: int = 0
+    overrides: tuple[str, ...] = ()
+    force: bool = False
+    gpus: str | None = None
+    runs: Path | None = None
+    argv: tuple[str, ...] = ()
+
+    def rank_words(self) -> list[str]:
+        """Return the words of every rank's command after `vlmrl`: this request without --gpus."""
+        return command_words(
+            "generate",
+            self.model,
+            {
+                "--out": self.out,
+                "--recipe": self.recipe,
+                "--data": self.data,
+                "--split": self.split,
+                "--source": self.source,
+                "--checkpoint": self.checkpoint,
+                "--sample": self.temperature,
+                "--n": self.samples,
+                "--max-rows": self.max_rows,
+                "--seed": self.seed,
+                "--set": self.overrides,
+                "--force": self.force,
+                "--runs": self.runs,
             },
         )
 

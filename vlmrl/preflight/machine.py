@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import shutil
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from vlmrl.errors import CheckpointError, Problem, gib
 from vlmrl.recipe.extras import install_line
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.engine import TORCH_HINT, VLLM_HINT, vllm_refusal
+from vlmrl.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from vlmrl.model.model_facts import ModelFacts
@@ -194,19 +197,30 @@ def checkpoints_written(loaded: LoadedRecipe) -> int:
     return -(-steps // every) if every else 1
 
 
+def num_validations(recipe: Recipe, rows: int) -> int:
+    """Return the number of validations of a whole run, the start and the end included. `rows`: of all sources."""
+    every, steps = recipe.eval.every_steps, recipe.train.steps
+    if recipe.eval.every_epochs is None or not rows:
+        return 1 + -(-steps // every) if every else 2
+    per_step = recipe.rollout.prompts_per_step if recipe.kind == "rl" else recipe.train.rows_per_step
+    drawn = Fraction(steps * per_step, rows) / Fraction(str(recipe.eval.every_epochs))
+    return 1 + min(steps, math.ceil(drawn))
+
+
 def arithmetic(loaded: LoadedRecipe, sources: Sequence[tuple[str, float, int]], validation_rows: int) -> dict[str, Any]:
     """Return the numbers of the whole run, such as responses and epochs.
 
     Args:
         sources: (name, share, number of training rows) of each source.
+        validation_rows: number of responses of a validation.
     """
     recipe = loaded.recipe
     is_rl = recipe.kind == "rl"
     per_step = recipe.rollout.prompts_per_step if is_rl else recipe.train.rows_per_step
     total = recipe.train.steps * per_step
     shares = sum(share for _, share, _ in sources)
-    every = recipe.eval.every_steps
-    validations = (1 + -(-recipe.train.steps // every) if every else 2) if validation_rows else 0
+    rows = sum(count for _, _, count in sources)
+    validations = num_validations(recipe, rows) if validation_rows else 0
     facts: dict[str, Any] = {
         "steps": recipe.train.steps,
         "rows_per_step" if not is_rl else "prompts_per_step": per_step,

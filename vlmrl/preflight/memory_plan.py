@@ -313,7 +313,7 @@ class _Planner:
     def _demand(self) -> Demand:
         r = self.recipe.rollout
         engines = max(1, (self.apart or self.trainers) // self.parts)
-        longest = r.max_prompt_tokens + max(r.max_new_tokens, self.recipe.eval.max_new_tokens or 0)
+        longest = r.max_prompt_tokens + max(r.max_new_tokens, self.recipe.eval.longest(r.max_new_tokens))
         prompts = min(self.prompts.tokens, r.max_prompt_tokens)
         return Demand(-(-r.prompts_per_step // engines), r.samples_per_prompt, prompts, r.max_new_tokens, longest)
 

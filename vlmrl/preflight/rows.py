@@ -11,16 +11,14 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.dataset import content_hash
-from vlmrl.errors import Problem, ProblemsError, RewardError, RewardUnavailable, VlmrlError, listed
-from vlmrl.metric import metric_facts
+from vlmrl.errors import Problem, ProblemsError, RewardError, RewardUnavailable, VlmrlError
 from vlmrl.preflight.prompts import PromptScan, examples, named
+from vlmrl.recipe.eval_table import is_test_split
 from vlmrl.recipe.load import LoadedRecipe
-from vlmrl.recipe.rules.eval import wrong_goal
 from vlmrl.recipe.schema import Data, Recipe, Reward
-from vlmrl.rewards.accuracy_part import accuracy_part, with_accuracy
 from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.scoring_call import earned_on_timeout
-from vlmrl.rewards.several import declared_parts, weights_of_parts
+from vlmrl.rewards.several import weights_of_parts
 from vlmrl.rewards.several_scorer import open_scorer
 from vlmrl.tasks.attack import responding
 from vlmrl.types import RewardInput, Row, Score
@@ -41,7 +39,8 @@ class Entry:
 
     Args:
         where: place of the entry in the recipe.
-        validation: source of its validation rows; None = it has none.
+        validation: source of its validation rows; None = it has none. With `eval.sets`: of the set that selects.
+        others: sources of the other sets that it has.
         reward_ok: False if its reward could not be loaded. A placeholder then scores, and its scores have no meaning.
     """
 
@@ -49,6 +48,7 @@ class Entry:
     train: Source
     validation: Source | None
     reward_ok: bool
+    others: tuple[Source, ...] = ()
 
 
 @dataclass
@@ -106,9 +106,9 @@ def open_sources(loaded: LoadedRecipe) -> Opened:
 
 def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> Entry | None:
     """Open one entry, and its validation rows if the recipe validates, even if its reward cannot be loaded."""
-    from vlmrl.tasks.source import open_source, open_validation, scores_responses
+    from vlmrl.tasks.source import VALIDATION, open_set, open_source, open_validation, scores_responses
 
-    train = validation = None
+    train = None
     reward = recipe.reward
     reward_ok = True
     try:
@@ -122,67 +122,17 @@ def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> En
             train = open_source(data, reward)
     if train is None:
         return None
-    try:
-        validation = open_validation(data, reward) if recipe.eval.enabled else None
-    except VlmrlError as error:
-        problems += problems_in(error, where)
-    return Entry(where, train, validation, reward_ok)
-
-
-def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
-    """Return a problem if validation is not possible: there are no rows for it, or no metric `eval.metric`."""
-    sources = [e.validation for e in opened.entries if e.validation and e.reward_ok]
-    settings = loaded.recipe.eval
-    if opened.entries and settings.enabled and not any(e.validation for e in opened.entries):
-        waiting = [("train", "stop_above"), ("eval", "patience")]
-        waiting = [key for key in waiting if getattr(getattr(loaded.recipe, key[0]), key[1]) is not None]
-        if waiting:
-            key = ".".join(waiting[0])
-            message = f"`{key}` waits for a validation, and no source has validation rows"
-            return [Problem(message, loaded.where(waiting[0]), f"name some with data.validation, or remove {key}")]
-        hint = "name a split with data.validation, or prepare the data with one; training runs without validation"
-        where = loaded.where(("eval", "metric"), ("data", 0))
-        return [Problem("no source has validation rows: no best checkpoint, no early stop", where, hint, "warning")]
-    metric = loaded.recipe.eval.metric
-    for source in sources:
-        wrong = list(wrong_goal(loaded, metric_facts(metric, source.task.metrics)))
-        if wrong and metric_facts(metric).better is None:  # otherwise the check of the recipe reports it
-            return wrong
-        known = metric_names(source)
-        open_ended = metric.startswith("part/") and not source.reward.is_builtin
-        open_ended |= any(metric.startswith(f"accuracy/{field}-") for field in source.task.by)
-        if metric == "accuracy" and metric not in known and not source.reward.is_builtin:
-            parts = _parts_seen(loaded, source)
-            open_ended = not parts or accuracy_part(parts, source.reward) is not None
-        if metric not in known and not open_ended:
-            hint = listed(metric, known, "there are")
-            hint += '; [reward] accuracy = "PART" names the part' if metric == "accuracy" else ""
-            message = f"validation of `{source.name}` has no metric `{metric}`"
-            return [Problem(message, loaded.where(("eval", "metric")), hint)]
-    return []
-
-
-def _parts_seen(loaded: LoadedRecipe, source: Source) -> list[str]:
-    """Return the parts that a user's reward returns for an empty response and for the truth as text; [] if it fails."""
-    row = source.rows[0]
-    texts = ["", *(str(value) for value in row.truth.values())][:2]
-    inputs = [responding(source.reward_input(row, text, "stop", 0, ""), text) for text in texts]
-    with open_scorer(source.reward, source.weights, **_limits(loaded)) as scorer:
-        return list(dict.fromkeys(name for score in scorer.score(inputs) for name in score.parts))
-
-
-def metric_names(source: Source) -> list[str]:
-    """Return the names of the metrics of an evaluation of this source: of the task, the reward's parts and lengths.
-
-    See evaluate/metrics.py. The parts of a user's reward are known only after it has run. So only its parts with a
-    weight are returned.
-    """
-    known = dict.fromkeys(declared_parts(source.reward, source.weights))
-    outcome = with_accuracy(dict.fromkeys(source.task.measured(source.rows[0].truth)), known, source.reward)
-    names = ["reward", *(name for name in outcome if name not in ("label", "confidence"))]
-    names += ("auc", "ece", "precision", "recall", "f1") if {"label", "confidence"} <= set(outcome) else ()
-    names += source.task.measured_of_sets(source.rows[0].truth)
-    return [*names, *(f"part/{part}" for part in known), "response_tokens", "truncated"]
+    opened: dict[str, Source] = {}
+    for name in (recipe.eval.sets or [VALIDATION]) if recipe.eval.enabled else ():
+        try:
+            source = open_set(data, reward, name) if recipe.eval.sets else open_validation(data, reward)
+        except VlmrlError as error:
+            problems += problems_in(error, where)
+            continue
+        opened |= {name: source} if source else {}
+    selecting = next((n for n, s in opened.items() if not (recipe.eval.sets and is_test_split(s.split))), None)
+    others = tuple(source for name, source in opened.items() if name != selecting)
+    return Entry(where, train, opened[selecting] if selecting else None, reward_ok, others)
 
 
 def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: PromptScan | None = None) -> RowScan:
@@ -381,7 +331,7 @@ def _scored(loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Se
     inputs: list[RewardInput] = []
     for row, text in zip(rows, texts, strict=True):
         inputs.append(responding(source.reward_input(row, text, "stop", 0, ""), text))
-    with open_scorer(source.reward, source.weights, **_limits(loaded)) as scorer:
+    with open_scorer(source.reward, source.weights, **scorer_limits(loaded)) as scorer:
         scores = scorer.score(inputs, strict=True)
     if not scores:
         raise RewardError(f"the reward of `{source.name}` could score none of the sampled rows")
@@ -395,6 +345,6 @@ def _scored(loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Se
     return scores
 
 
-def _limits(loaded: LoadedRecipe) -> dict[str, Any]:
+def scorer_limits(loaded: LoadedRecipe) -> dict[str, Any]:
     settings = loaded.recipe.reward
     return {"timeout_seconds": settings.timeout_seconds, "memory_mb": settings.memory_mb}

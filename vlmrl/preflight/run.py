@@ -22,6 +22,7 @@ from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.preflight.model_path import check_location
 from vlmrl.preflight.prompt_lengths import estimate_prompts, longest_allowed
 from vlmrl.preflight.prompts import PromptScan
+from vlmrl.preflight.validation import check_validation
 from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.key_place import AUTO_ORIGIN
 from vlmrl.recipe.load import LoadedRecipe
@@ -79,7 +80,7 @@ def quick_look(loaded: LoadedRecipe) -> tuple[list[Problem], PromptLengths | Non
         problems += rows.check_images(source, where, rows=QUICK_PROMPTS)
         if loaded.recipe.kind == "sft":
             problems += rows.check_traces(source, where, rows=QUICK_PROMPTS)
-    problems += rows.check_validation(loaded, opened)
+    problems += check_validation(loaded, opened)
     sound = not any(p.level == "error" for p in problems)
     return problems, estimate_prompts(loaded, [entry.train for entry in opened.entries]) if sound else None
 
@@ -151,15 +152,16 @@ def preflight(
     result.problems = [*missing, *result.problems]
     opened = rows.open_sources(loaded)
     result.problems += [p for p in opened.problems if not _was_reported(p, result.problems)]
-    result.problems += rows.check_validation(loaded, opened)
+    result.problems += check_validation(loaded, opened)
     encoder = _open_encoder(result, loaded, model_files) if has_model else None
     measurable = [entry for entry in opened.entries if _check_entry(result, loaded, entry, encoder)]
     longest = None if encoder is None else _check_tokens(result, loaded, measurable, encoder)
     sources = [(e.train.name, e.train.share, len(e.train.rows)) for e in opened.entries]
-    validation = [len(e.validation.rows) for e in opened.entries if e.validation]
+    validation = [len(s.rows) for e in opened.entries for s in (e.validation, *e.others) if s is not None]
     limit = loaded.recipe.eval.max_rows
+    samples = sum(setting.samples for setting in loaded.recipe.eval.named_settings.values())
     if loaded.recipe.train.steps:  # 0: the number of steps is not known yet
-        result.plan["run"] = machine.arithmetic(loaded, sources, sum(min(n, limit or n) for n in validation))
+        result.plan["run"] = machine.arithmetic(loaded, sources, samples * sum(min(n, limit or n) for n in validation))
     if has_model:
         _check_machine(result, loaded, runs_folder, model_files, longest, target)
     return result
@@ -190,6 +192,7 @@ def _check_entry(result: Preflight, loaded: LoadedRecipe, entry: rows.Entry, enc
     others = {split: source.with_split(split) for split in source.dataset.splits if split != source.split}
     if entry.validation and entry.validation.dataset.path != source.dataset.path:
         others["validation"] = entry.validation
+    others |= {other.split: other for other in entry.others if other.dataset.path != source.dataset.path}
     splits: dict[str, Any] = {}
     for split, other_source in others.items():
         same = prompts.is_sound  # if not, the same template would fail again

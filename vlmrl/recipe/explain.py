@@ -19,7 +19,7 @@ from vlmrl.algo.algorithm import CELLS
 from vlmrl.errors import RecipeError, nearest
 from vlmrl.key_facts import OnResume
 from vlmrl.recipe.algo_table import values_by_row
-from vlmrl.recipe.files import read_layer, shipped_folder
+from vlmrl.recipe.files import read_layer, read_layers, shipped_folder
 from vlmrl.recipe.key_fields import key_name, leaf_fields, literal_choices, mark_of, table_class
 from vlmrl.recipe.key_rules import ReadBy
 from vlmrl.recipe.load import LoadedRecipe, leaves
@@ -108,7 +108,8 @@ def all_keys() -> list[str]:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a recipe file (`extends` included), for editors."""
     schema = Recipe.model_json_schema()
-    extends = {"type": "string", "description": "One parent recipe, relative to this file's folder."}
+    words = "Parent recipe, or a list of them, relative to this file's folder; a later one overrides those before it."
+    extends = {"type": ["string", "array"], "items": {"type": "string"}, "description": words}
     schema["properties"] = {"extends": extends, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
@@ -160,11 +161,12 @@ def first_sentence(text: str) -> str:
 
 def _listed(name: str, path: Path, is_base: bool) -> ListedRecipe:
     try:
-        layer = read_layer(path)
+        layers = read_layers(path)
+        kinds = [layer.raw["kind"] for layer in layers if "kind" in layer.raw]
     except RecipeError as error:
         return ListedRecipe(name, path, "?", "", error.message)
-    kind = "base" if is_base else str(layer.raw.get("kind", "rl"))
-    return ListedRecipe(name, path, kind, first_comment(layer.text))
+    kind = "base" if is_base else str(kinds[-1] if kinds else "rl")
+    return ListedRecipe(name, path, kind, first_comment(layers[-1].text))
 
 
 def _explained(names: tuple[str, ...], field: FieldInfo) -> Explained:

@@ -1,9 +1,10 @@
-"""Search and reading of recipe files. Each file is a layer: the recipe itself and at most one parent."""
+"""Search and reading of recipe files. Each file is a layer: the recipe itself, and its parents (`extends`)."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,32 +121,76 @@ def _syntax_error(file: Path, text: str, message: str) -> RecipeError:
     return RecipeError(f"not valid TOML: {words[:1].lower()}{words[1:]}", where=f"{file}:{number}", hint=hint)
 
 
-def parent_layer(own: Layer) -> list[Layer]:
-    """Return the layer of the parent in `extends`, in a list; [] without `extends`. Remove this key from `own`.
+MAX_LAYERS = 16
+"""Maximum number of files of a recipe: itself and all its parents."""
 
-    Raises: RecipeError when the parent does not exist, is the recipe itself, or has a parent too.
+
+def read_layers(file: Path) -> list[Layer]:
+    """Read a recipe file and all its parents; the file itself is the last. Raises: as `read_layer`, `parent_layers`."""
+    own = read_layer(file)
+    return [*parent_layers(own), own]
+
+
+def has_table(layers: Iterable[Layer], table: str) -> bool:
+    """Return whether a recipe's file or one of its parents sets a table."""
+    return any(table in layer.raw for layer in layers)
+
+
+def text_of_base(path: str | Path) -> str | None:
+    """Return the text of a recipe that others extend, which lacks `[model]` or `[[data]]`; None for a whole recipe.
+
+    Raises: as `find_recipe` and `read_layers`.
+    """
+    layers = read_layers(find_recipe(path))
+    return None if all(has_table(layers, table) for table in ("model", "data")) else layers[-1].text
+
+
+def parent_layers(own: Layer) -> list[Layer]:
+    """Return the layers of all parents in `extends`, and of their parents, in the order in which they are merged.
+
+    A file's own values replace those of its parents, and those of a parent replace those of a parent named before it. A
+    file that several others extend is merged once, where it is first named. The key `extends` is removed from `own`.
+
+    Raises: RecipeError when a parent does not exist, a recipe extends itself, or there are more than `MAX_LAYERS`.
+    """
+    layers: dict[Path, Layer] = {}
+    _collect_parents(own, (own.file.resolve(),), layers)
+    return list(layers.values())
+
+
+def _collect_parents(own: Layer, children: tuple[Path, ...], layers: dict[Path, Layer]) -> None:
+    """Add the parents of a file to `layers`, each after its own parents.
+
+    Args:
+        children: the file and all that extend it, to find a circle.
     """
     if "extends" not in own.raw:
-        return []
-    name, where = own.raw.pop("extends"), f"{own.file}:{own.lines[('extends',)]}"
-    own.lines.pop(("extends",))
-    if not isinstance(name, str) or not name:
-        raise RecipeError(
-            "`extends` must be the path of one recipe, as a string", where=where, hint='extends = "base/tiny.toml"'
-        )
-    file = own.file.parent / name
-    if not file.is_file():
-        near = nearest(file.stem, {p.stem: p for p in file.parent.glob("*.toml")}) if file.parent.is_dir() else None
-        hint = (
-            f"did you mean {near}.toml?" if near else "the path is relative to the folder of the recipe that extends it"
-        )
-        raise RecipeError(f"`extends` names {name}, but there is no file {file}", where=where, hint=hint)
-    if file.resolve() == own.file.resolve():
-        raise RecipeError("the recipe extends itself", where=where)
-    parent = read_layer(file)
-    if "extends" in parent.raw:
-        line = parent.lines[("extends",)]
-        hint = f"copy what you need from {parent.raw['extends']} into {file}, or extend {parent.raw['extends']} itself"
-        message = f"{own.file} extends {file}, which itself extends {parent.raw['extends']}; only one level is allowed"
-        raise RecipeError(message, where=f"{file}:{line}", hint=hint)
-    return [parent]
+        return
+    value, where = own.raw.pop("extends"), f"{own.file}:{own.lines[('extends',)]}"
+    for key in [key for key in own.lines if key[0] == "extends"]:
+        own.lines.pop(key)
+    names = value if isinstance(value, list) and value else [value]
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise RecipeError(
+                "`extends` must be the path of one recipe, as a string, or a list of such paths",
+                where=where,
+                hint='extends = "base/tiny.toml"',
+            )
+        file = own.file.parent / name
+        if not file.is_file():
+            near = nearest(file.stem, {p.stem: p for p in file.parent.glob("*.toml")}) if file.parent.is_dir() else None
+            path_words = "the path is relative to the folder of the recipe that extends it"
+            hint = f"did you mean {near}.toml?" if near else path_words
+            raise RecipeError(f"`extends` names {name}, but there is no file {file}", where=where, hint=hint)
+        place = file.resolve()
+        if place in children:
+            through = "" if place == children[-1] else f", through {name}"
+            raise RecipeError(f"the recipe extends itself{through}", where=where)
+        if place in layers:
+            continue
+        if len(layers) + len(children) >= MAX_LAYERS:
+            raise RecipeError(f"the recipe extends more than {MAX_LAYERS - 1} files", where=where)
+        parent = read_layer(file)
+        _collect_parents(parent, (*children, place), layers)
+        layers[place] = parent

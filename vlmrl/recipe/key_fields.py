@@ -13,6 +13,8 @@ from pydantic.fields import FieldInfo
 from vlmrl.recipe.toml_lines import Key
 
 Mark = TypeVar("Mark")
+OWN_NAME = "NAME"
+"""Stands in a dotted key for the name of a table that users choose: `eval.settings.NAME.samples`."""
 
 
 def key_name(key: Key) -> str:
@@ -21,29 +23,44 @@ def key_name(key: Key) -> str:
 
 
 def table_class(root: type[BaseModel], table: Key) -> type[BaseModel] | None:
-    """Return the class of a table (list positions are ignored); None if the schema has no class for it."""
-    model: type[BaseModel] = root
+    """Return the class of a table (list positions are ignored); None if the schema has no class for it.
+
+    For a table of tables with names of the user's own, such as `eval.settings`, it is the class of the inner tables.
+    """
+    return _descend(root, table)[0]
+
+
+def _descend(root: type[BaseModel], table: Key) -> tuple[type[BaseModel] | None, bool]:
+    """Return the class of a table, and whether a name of the user's own comes next (`eval.settings`)."""
+    model, is_name_next = root, False
     for part in table:
         if isinstance(part, int):
             continue
+        if is_name_next:
+            is_name_next = False
+            continue
         field = model.model_fields.get(part)
         inner = _model_in(field.annotation) if field else None
-        if inner is None:
-            return None
-        model = inner
-    return model
+        if field is None or inner is None:
+            return None, False
+        model, is_name_next = inner, typing.get_origin(field.annotation) is dict
+    return model, is_name_next
 
 
 def field_at(root: type[BaseModel], key: Key) -> FieldInfo | None:
     """Return the field of a key (list positions are ignored); None if there is no such key."""
     names: Key = tuple(part for part in key if isinstance(part, str))
-    model = table_class(root, names[:-1]) if names else None
-    return model.model_fields.get(str(names[-1])) if model else None
+    model, is_name_next = _descend(root, names[:-1]) if names else (None, False)
+    return model.model_fields.get(str(names[-1])) if model and not is_name_next else None
 
 
 def leaf_fields(root: type[BaseModel], prefix: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:
-    """Yield (key, field) of every key in the order of the schema. A table itself is not a key."""
-    model = table_class(root, prefix)
+    """Yield (key, field) of every key in the order of the schema. A table itself is not a key.
+
+    OWN_NAME stands for a name of the user's own.
+    """
+    model, is_name_next = _descend(root, prefix)
+    prefix = (*prefix, OWN_NAME) if is_name_next else prefix
     for name, field in model.model_fields.items() if model else ():
         if table_class(root, (*prefix, name)):
             yield from leaf_fields(root, (*prefix, name))

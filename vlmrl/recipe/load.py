@@ -1,8 +1,8 @@
 """Loading of recipes: from a TOML file to a valid `Recipe`, with the origin of every value. No torch.
 
-A recipe may name one parent (`extends`), whose keys it overrides one by one. Two kinds of values replace the parent's
-value as a whole: tables with names that users choose (`reward.weights`, `reward.args`, `data.columns`, `paper`), and
-lists (`[[data]]`, `stop`). Then `--set` overrides both files. All problems are reported at once, with file and line.
+A recipe may name parents (`extends`), whose keys it overrides one by one. Two kinds of values replace a parent's value
+as a whole: tables with names that users choose (`reward.weights`, `reward.args`, `data.columns`, `paper`), and lists
+(`[[data]]`, `stop`). Then `--set` overrides all files. All problems are reported at once, with file and line.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from vlmrl.errors import Problem, ProblemsError, RecipeError
-from vlmrl.recipe.files import Layer, find_recipe, parent_layer, read_layer
+from vlmrl.recipe.files import Layer, find_recipe, read_layers
 from vlmrl.recipe.key_fields import key_name, table_class
 from vlmrl.recipe.key_place import AUTO_ORIGIN, KeyPlace
 from vlmrl.recipe.overrides import apply_override, notes_on_overrides, parse_override, present_override
 from vlmrl.recipe.paths import candidates, file_part, is_path_key, locate, names_file
+from vlmrl.recipe.raw_values import copy_values, drop_none, value_at
 from vlmrl.recipe.renamed import with_present_names
 from vlmrl.recipe.reward_list import ARGUMENTS, drop_replaced
 from vlmrl.recipe.schema import Recipe
@@ -47,7 +48,7 @@ class LoadedRecipe:
         path: path of the file.
         origins: dotted key of every value -> "default", "file.toml:12", "--set", or "auto: " and the reason.
         resolved: content of `resolved.json`: {"schema", "recipe": every value, "origins"}.
-        parent: the file named by `extends`, or None.
+        parents: the files that it extends, and those that they extend, in the order in which they were merged.
         places: key -> file and line, or `--set`, that sets it; keys that are not set are absent.
         warnings: choices during loading that the user may not have intended.
     """
@@ -57,7 +58,7 @@ class LoadedRecipe:
     path: Path
     origins: Mapping[str, str]
     resolved: Mapping[str, Any]
-    parent: Path | None = None
+    parents: tuple[Path, ...] = ()
     places: Mapping[Key, KeyPlace] = field(default_factory=dict, repr=False)
     warnings: tuple[Problem, ...] = ()
 
@@ -77,20 +78,27 @@ class LoadedRecipe:
         return _tried(value, self.places.get(key), self.path.parent)
 
 
-def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | None = None) -> LoadedRecipe:
+def load_recipe(
+    path: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    kind: str | None = None,
+    under: Mapping[str, Any] | None = None,
+) -> LoadedRecipe:
     """Read, merge, override and validate a recipe. Open no data and no model. Rules about several keys: `checks.py`.
 
     Args:
         path: a TOML file, or the bare name of a shipped recipe.
         overrides: `key=value` texts in the order of the command line; the last one for a key counts.
         kind: kind of run that the caller starts, "rl" or "sft"; a recipe of the other kind is an error. None = any.
+        under: values of another recipe, such as a run's, which the files override key by key.
     Raises: RecipeError when the file cannot be read; ProblemsError with all problems in it.
     """
     file = find_recipe(path)
-    own = read_layer(file)
-    layers = [*parent_layer(own), own]
+    *parents, own = layers = read_layers(file)
     problems: list[Problem] = []
-    raw: dict[str, Any] = {}
+    raw: dict[str, Any] = copy_values(under or {})
+    drop_none(raw)
     places: dict[Key, KeyPlace] = {}
     for layer in layers:
         for key in drop_replaced(raw, layer.raw):
@@ -100,16 +108,17 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | 
         _keep_one(raw, places, written_in(layer.raw), file, problems)
     applied = [_override(raw, places, text, problems) for text in overrides]
     _keep_one(raw, places, {key for key in applied if key is not None}, file, problems)
-    (recipe, warnings), derived = _finish(raw, places, file, problems, kind), {}
+    first = None if under is None else Path()
+    (recipe, warnings), derived = _finish(raw, places, file, problems, kind, first), {}
     warnings = [*(note for layer in layers for note in layer.notes), *notes_on_overrides(overrides), *warnings]
-    if recipe.lora is not None and ("optim", "lr") not in places:
+    if recipe.lora is not None and ("optim", "lr") not in places and under is None:
         recipe = recipe.model_copy(update={"optim": recipe.optim.model_copy(update={"lr": LORA_LR})})
         derived["optim.lr"] = LORA_LR_ORIGIN
     dump = recipe.model_dump(mode="json")
     origins = {dotted(key): _origin(key, raw, places) for key, _ in leaves(dump)} | derived
     resolved = {"schema": RESOLVED_SCHEMA, "recipe": dump, "origins": origins}
-    parent = layers[0].file if len(layers) > 1 else None
-    return LoadedRecipe(recipe, own.text, file, origins, resolved, parent, places, tuple(warnings))
+    files = tuple(layer.file for layer in parents)
+    return LoadedRecipe(recipe, own.text, file, origins, resolved, files, places, tuple(warnings))
 
 
 def reload_recipe(
@@ -132,9 +141,9 @@ def reload_recipe(
     """
     recipe_from_resolved(resolved, where=str(file))
     resolved = with_present_names(resolved)
-    raw, earlier = _copy(resolved["recipe"]), dict(resolved.get("origins") or {})
+    raw, earlier = copy_values(resolved["recipe"]), dict(resolved.get("origins") or {})
     places = {key: p for key, _ in leaves(raw) if (p := _place_of(str(earlier.get(dotted(key), "default"))))}
-    _drop_none(raw)
+    drop_none(raw)
     problems: list[Problem] = []
     changed = [key for text_ in overrides if (key := _override(raw, places, text_, problems)) is not None]
     changed += _keep_one(raw, places, changed, file, problems)
@@ -145,7 +154,7 @@ def reload_recipe(
         for key, _ in leaves(dump)
     }
     new = {"schema": RESOLVED_SCHEMA, "recipe": dump, "origins": origins}
-    return LoadedRecipe(recipe, text, file, origins, new, None, places)
+    return LoadedRecipe(recipe, text, file, origins, new, (), places)
 
 
 def _finish(
@@ -211,13 +220,13 @@ def leaves(value: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, An
 
 def _merge(raw: dict[str, Any], places: dict[Key, KeyPlace], layer: Layer, prefix: Key) -> None:
     """Replace values in `raw` by those of a layer, and remove the places of the replaced values from `places`."""
-    target, source = _at(raw, prefix), _at(layer.raw, prefix)
+    target, source = value_at(raw, prefix), value_at(layer.raw, prefix)
     for name, value in source.items():
         key = (*prefix, name)
         if isinstance(value, dict) and isinstance(target.get(name), dict) and table_class(Recipe, key):
             _merge(raw, places, layer, key)
             continue
-        target[name] = _copy(value)
+        target[name] = copy_values(value)
         _forget(places, key)
 
 
@@ -252,28 +261,6 @@ def _forget(places: dict[Key, KeyPlace], key: Key) -> None:
         del places[inner]
 
 
-def _at(raw: dict[str, Any], prefix: Key) -> dict[str, Any]:
-    value: Any = raw
-    for part in prefix:
-        value = value[part]
-    return value
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _copy(inner) for name, inner in value.items()}
-    return [_copy(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _drop_none(value: Any) -> None:
-    """Remove keys whose value is None, because TOML has no null. Then `--set` can add a table that was left out."""
-    if isinstance(value, dict):
-        for name in [n for n, inner in value.items() if inner is None]:
-            del value[name]
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _drop_none(inner)
-
-
 def _place_of(origin: str) -> KeyPlace | None:
     """Return the place that an origin refers to; None for a default and for a value that vlmrl chose."""
     if origin == "--set":
@@ -294,7 +281,8 @@ def _odd_values(value: Any, places: Mapping[Key, KeyPlace], file: Path, key: Key
     if isinstance(value, dict):
         depth = sum(isinstance(part, str) for part in key) - (key_name(key[:3]) == "data.rewards")
         is_argument = key_name(key).startswith(ARGUMENTS)  # the value of an argument may be a table, such as aliases
-        if depth > MAX_TABLE_DEPTH + is_argument:
+        is_named = key[:2] in (("eval", "settings"), ("paper", "numbers"))  # tables of tables
+        if depth > MAX_TABLE_DEPTH + (is_argument or is_named):
             hint = "use a flat key" + (", or a string that your function parses" if is_argument else "")
             within = " inside a table" * (depth - 1)
             return [Problem(f"`{dotted(key)}` is a table{within}, too deep for a recipe", where, hint)]
@@ -342,7 +330,7 @@ def _find_paths(raw: dict[str, Any], places: Mapping[Key, KeyPlace], folder: Pat
     for key, value in list(leaves(raw)):
         if is_path_key(key):
             is_list = isinstance(value, list)
-            _at(raw, key[:-1])[str(key[-1])] = [resolve(key, v) for v in value] if is_list else resolve(key, value)
+            value_at(raw, key[:-1])[str(key[-1])] = [resolve(key, v) for v in value] if is_list else resolve(key, value)
     return warnings
 
 

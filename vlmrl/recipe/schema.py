@@ -11,6 +11,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from vlmrl.key_facts import MOST
 from vlmrl.recipe.algo_table import Algo
+from vlmrl.recipe.eval_table import Eval
 from vlmrl.recipe.key_rules import (
     ADAPTER,
     CADENCE,
@@ -299,30 +300,6 @@ class Optim(RecipeTable):
     warmup_ratio: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, UPDATE] = None
     """Share of the steps that is warm-up, in place of `warmup_steps`, rounded up to whole steps. Counted when a run
     begins, and kept on resume."""
-
-
-class Eval(RecipeTable):
-    """Validation during training, with greedy decoding."""
-
-    every_steps: Annotated[Count, CADENCE] = 10
-    """Steps between validations; 0 = only at the start and at the end."""
-    max_rows: Annotated[PositiveInt | None, MEASURE] = None
-    """Use the first rows of the validation split only."""
-    metric: Annotated[str, MEASURE] = "reward"
-    """Metric that decides which checkpoint is the best: reward, accuracy, or any key of the evaluation summary."""
-    goal: Annotated[Literal["max", "min"], MEASURE] = "max"
-    """Direction in which the metric improves: max = it rises, min = it falls."""
-    patience: Annotated[PositiveInt | None, LENGTH] = None
-    """Stop when the metric has not improved for this many validations."""
-    max_new_tokens: Annotated[Tokens | None, MEASURE] = None
-    """Token limit in validation; default: rollout.max_new_tokens."""
-    allow_test_split: Annotated[bool, MEASURE] = False
-    """Allow a split called test for training or validation. The run's manifest and every report then say so."""
-    enabled: Annotated[bool, CADENCE] = True
-    """false = no validation, although there are rows for it: no best checkpoint, no early stop."""
-    at_start: Annotated[bool, CADENCE] = True
-    """Validate before the first step too; false = the first validation is that of `every_steps`, or the one at the
-    end."""
 
 
 class Checkpoint(RecipeTable):

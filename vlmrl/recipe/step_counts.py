@@ -11,9 +11,10 @@ from vlmrl.recipe.toml_lines import Key, dotted
 COUNTED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("train", "steps"): ("train", "epochs"),
     ("optim", "warmup_steps"): ("optim", "warmup_ratio"),
+    ("eval", "every_steps"): ("eval", "every_epochs"),
 }
 """Key of a number of steps -> key from which it is counted. If the second key is set, the first one is 0 until the
-steps are counted (recipe/settle.py)."""
+steps are counted (recipe/settle.py); `eval.every_steps` stays 0, because its steps need not be evenly spaced."""
 
 
 def written_in(values: Mapping[Any, Any]) -> set[Key]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from markupsafe import Markup
 
 from vlmrl.diagnose.health import TITLES as HEALTH_TITLES
 from vlmrl.evaluate.verdict import Verdict
+from vlmrl.report.cells import Cell, cell_in, cells_of
 from vlmrl.report.plots import HEIGHT, WIDTH, Mark, Series, line_chart
+from vlmrl.report.reflection import is_reflection, reflection_names, reflection_title
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
 
@@ -30,6 +32,9 @@ TITLES = {
     "rollout/dead_group_share": "Dead groups (share)",
     "rollout/truncated_share": "Truncated responses (share)",
     "rollout/response_tokens_mean": "Response length (tokens, mean)",
+    "rollout/response_tokens_p10": "Response length (tokens, 10th percentile)",
+    "rollout/response_tokens_p50": "Response length (tokens, median)",
+    "rollout/response_tokens_p90": "Response length (tokens, 90th percentile)",
     "rollout/tokens_per_second": "Sampling speed (tokens per second)",
     "policy/entropy": "Entropy (nats per token)",
     "policy/sampler_gap_max": "Sampler gap (largest, nats)",
@@ -93,6 +98,7 @@ class RunCurves:
         label, colour: name and colour of the run on the page.
         marks: steps at which the run was resumed.
         problem: reason why the metrics could not be read; "" if they were read.
+        cells: set and setting of each of its evaluations at a step, as in the names of metrics: "validation/pass8".
     """
 
     label: str
@@ -102,6 +108,7 @@ class RunCurves:
     events: Sequence[Line] = ()
     marks: Sequence[Mark] = ()
     problem: str = ""
+    cells: Sequence[Cell] = ()
 
 
 @dataclass(frozen=True)
@@ -152,7 +159,7 @@ def read_curves(run: Run, label: str, colour: int) -> RunCurves:
         for a in run.manifest.attempts
         if a.number > 1
     ]
-    return RunCurves(label, colour, train, validation, events, marks)
+    return RunCurves(label, colour, train, validation, events, marks, cells=cells_of(run))
 
 
 def main_charts(runs: Sequence[RunCurves]) -> list[Chart]:
@@ -175,25 +182,50 @@ def part_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 
 
 def validation_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """Return charts of all validation metrics except the leading ones (they have large charts)."""
+    """Return charts of all validation metrics except the leading ones (they have large charts).
+
+    A metric of several settings has one chart per set, with a line per setting.
+    """
     names = _ordered(n for r in runs for n in _names(r.validation) if n.startswith("eval/") and not n.endswith(ENDS))
-    charts = []
+    cells = list(dict.fromkeys(cell for r in runs for cell in r.cells))
+    charts: dict[str, list[Series]] = {}
+    titles: dict[str, str] = {}
     for name in names:
         short = name.removeprefix("eval/")
-        if short in LEADING or short in ("metric", "is_best"):
-            continue
-        series = [s for r in runs if (s := _dots(r, name)) is not None]
-        title = VALIDATION_TITLES.get(short, short)
-        charts.append(
-            Chart(title, line_chart(title, series, marks=_marks(runs), width=SMALL[0], height=SMALL[1]), short)
-        )
-    return charts
+        if short in (*LEADING, "metric", "is_best", "epoch") or is_reflection(f"/{short}"):
+            continue  # the tables of evaluations have reflection
+        place, cell, metric = cell_in(short, cells)
+        key = f"{place}/{metric}" if place else metric
+        titles.setdefault(key, ", ".join(filter(None, (VALIDATION_TITLES.get(metric, metric), place))))
+        for run in runs:
+            dots = _dots(run, name)
+            if dots is not None and cell is not None and cell.setting:
+                shift = list(dict.fromkeys(c.setting for c in cells)).index(cell.setting)
+                label = f"{run.label}, {cell.setting}"
+                dots = replace(dots, name=label, colour=dots.colour + shift * len(runs))
+            charts.setdefault(key, []).extend([dots] if dots is not None else [])
+    marks, (width, height) = _marks(runs), SMALL
+    return [
+        Chart(titles[key], line_chart(titles[key], series, marks=marks, width=width, height=height), key)
+        for key, series in charts.items()
+    ]
 
 
 def health_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     """Return charts of early warnings: dead groups, truncation, entropy, gradient, gap between sampler and trainer."""
     there = {n for r in runs for n in _names(r.train)}
     return [_train_chart(runs, n) for n in (*HEALTH, *HEALTH_TITLES) if n in there]
+
+
+def reflection_charts(runs: Sequence[RunCurves]) -> tuple[list[Chart], list[Chart]]:
+    """Return the charts of reflection: of its ratios and rates, and of the counts of words that occur."""
+    shares, words = reflection_names([line for r in runs for line in r.train])
+    return [_train_chart(runs, n) for n in shares], [_train_chart(runs, n) for n in words]
+
+
+def training_title(name: str) -> str:
+    """Return the title of a training metric."""
+    return reflection_title(name) if is_reflection(name) else TITLES.get(name, name)
 
 
 def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
@@ -208,7 +240,11 @@ def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
         "loss/cross_entropy",
     }
     names = _ordered(n for r in runs for n in _names(r.train))
-    other_names = [n for n in names if n not in shown and not n.startswith(("reward/part/", "reward/source/"))]
+    other_names = [
+        n
+        for n in names
+        if n not in shown and not n.startswith(("reward/part/", "reward/source/")) and not is_reflection(n)
+    ]
     return [_train_chart(runs, n) for n in other_names]
 
 
@@ -290,7 +326,7 @@ def _dots(run: RunCurves, name: str) -> Series | None:
 
 def _train_chart(runs: Sequence[RunCurves], name: str, *, title: str = "", large: bool = False) -> Chart:
     series = [s for r in runs if (s := _series(r, r.train, name, r.label)) is not None]
-    title = title or TITLES.get(name, name)
+    title = title or training_title(name)
     width, height = (WIDTH, HEIGHT) if large else SMALL
     return Chart(title, line_chart(title, series, marks=_marks(runs), width=width, height=height), name)
 

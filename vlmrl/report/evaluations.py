@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
+from vlmrl.evaluate.blind_probe import probe_of
 from vlmrl.evaluate.compare import differences, paired_columns_of
 from vlmrl.evaluate.interval import excludes_zero
 from vlmrl.evaluate.metrics import task_problems
 from vlmrl.evaluate.over_checkpoints import over_checkpoints, step_of, words_of_steps
+from vlmrl.evaluate.over_epochs import published_here
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.scoring_rewards import scored_alike
@@ -24,11 +26,14 @@ from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import (
     ROLES,
     TRAINING_STEP,
+    images_of,
     method_of,
     read_summary,
     role_label,
     role_of,
+    sampling_words,
     set_method_of,
+    shown_label,
     without_step,
 )
 from vlmrl.store.runs import Run
@@ -97,7 +102,7 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
         differences = _differences(pair) if pair else {}
         paper = next((p for c in group if (p := c.meta.get("paper"))), {})
         baselines = next((b for c in group if (b := c.summary.get("baselines"))), {})
-        numbers = paper.get("numbers") or {}
+        numbers = published_here(paper, group[0].meta)
         rows = [_eval_row(n, group, differences, numbers, baselines) for n in names]
         tables.append(
             {
@@ -135,22 +140,32 @@ def _notes(group: Sequence[EvalColumn]) -> list[str]:
         f"{label}: pictures of {n:,} responses were not kept, because they were too large."
         for label, n in columns_without_pictures
     ]
+    notes += [f"{c.label}, blind probe: {text}" for c in group for text in _probe_texts(c)]
     notes += [f"{c.label}: {problem}" for c in group for problem in task_problems({**c.summary, "figures_problem": ""})]
     sets = {f"Intervals {words}." for c in group if (words := set_method_of(c.summary))}
     return [*notes, *(f"Intervals: {m}." for m in dict.fromkeys(method_of(c.summary) for c in group)), *sorted(sets)]
 
 
+def _probe_texts(column: EvalColumn) -> list[str]:
+    """Return how much the model needs the images, if the column was made with changed ones; [] for others."""
+    if images_of(column.meta) is None:
+        return []
+    try:
+        probe = probe_of(column.folder, read_evaluation(column.folder))
+    except StoreError as error:
+        return [f"{error.message}."]
+    return ["The normal evaluation that belongs to it is gone."] if probe is None else probe["conclusion"]
+
+
 def _kind_of(column: EvalColumn) -> str:
     """Return a key that is equal for evaluations in one table. For validations in training, it is the folder name."""
-    meta, sampling = column.meta, column.meta.get("sampling") or {}
+    meta = column.meta
     if not meta.get("split") or meta.get("during"):
         return without_step(column.folder.name) + (", during training" if meta.get("during") else "")
     words = [str(meta["split"]), str(meta.get("source") or "")]
-    sampling_text = (
-        "greedy" if meta.get("greedy", True) else f"T={sampling.get('temperature')}, n={sampling.get('samples')}"
-    )
+    sampling_text = sampling_words(meta)
     rows = f"first {meta['max_rows']} rows" if meta.get("max_rows") else ""
-    return ", ".join(w for w in (*words, sampling_text, rows) if w)
+    return ", ".join(w for w in (*words, sampling_text, rows, shown_label(meta)) if w)
 
 
 def _figures(group: Sequence[EvalColumn]) -> list[FigureView]:

@@ -15,9 +15,11 @@ from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.json_text import parse_json
 from vlmrl.report import curves
+from vlmrl.report.epochs import view_epochs
 from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables, step_notes, validation_changes
 from vlmrl.report.page_shell import number, render, write_page
 from vlmrl.report.rollout_examples import Album, GroupView, StepView, answer_views, example_steps
+from vlmrl.report.shown_pictures import shown_pictures
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
 from vlmrl.store.clock import span
@@ -78,6 +80,7 @@ def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = 
     album, labels = Album(), run_labels(runs)
     views = [view_run(run, label, colour, album) for colour, (run, label) in enumerate(zip(runs, labels, strict=True))]
     lines = [v.curves for v in views]
+    reflection, reflection_words = curves.reflection_charts(lines)
     columns: list[EvalColumn] = []
     for run, view in zip(runs, views, strict=True):
         run_columns, problems = eval_columns(run, view.label, view.colour)
@@ -92,6 +95,9 @@ def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = 
         parts=curves.part_charts(lines),
         validation=curves.validation_charts(lines),
         health=curves.health_charts(lines),
+        reflection=reflection,
+        reflection_words=reflection_words,
+        epochs=view_epochs(runs),
         others=curves.other_charts(lines),
         evaluations=eval_tables(columns),
         step_notes=[note for run, view in zip(runs, views, strict=True) for note in step_notes(run, view.label)],
@@ -160,7 +166,9 @@ def _answers(run: Run, images: RunImages, album: Album, notes: list[str]) -> tup
         return [], ""
     newest = max(folders, key=lambda f: (f / layout.EVAL_SUMMARY).stat().st_mtime)
     try:
-        return answer_views(read_evaluation(newest).rows, images, album), newest.name
+        evaluation = read_evaluation(newest)
+        images.add_resolvers([shown_pictures(evaluation, images)])
+        return answer_views(evaluation.rows, images, album), newest.name
     except StoreError as error:
         notes.append(f"Evaluation {newest.name}: {error.message}.")
         return [], ""

@@ -23,7 +23,7 @@ MAX_POINTS = 400
 A longer line is divided into equal stretches, and the smallest and the largest value of each stretch are drawn.
 """
 MAX_HOVERS = 160
-STEP = "step"
+STEP, EPOCH = "step", "epoch"
 SMOOTH_FROM = 30
 """Minimum number of points for which a training series gets a moving mean; its raw line is then drawn faintly."""
 
@@ -94,13 +94,13 @@ def line_chart(
 
     Args:
         line: value of a horizontal, dashed reference line, such as a baseline or a published number.
-        axis: title of the x axis. An axis of steps has only whole numbers.
+        axis: title of the x axis. An axis of steps or epochs has only whole numbers.
     Example: line_chart("reward", [Series("train", [0, 1], [0.2, 0.4])])
     """
     drawn = [s for s in series if any(map(math.isfinite, s.y))]
     if not drawn:
         return Markup('<p class="note">no numbers</p>')
-    frame = _frame(drawn, line, width, height, whole=axis == STEP)
+    frame = _frame(drawn, line, width, height, whole=axis in (STEP, EPOCH))
     parts = [_axes(frame, axis)]
     if line is not None:
         (x0, y), (x1, _) = frame.at(frame.x[0], line), frame.at(frame.x[1], line)

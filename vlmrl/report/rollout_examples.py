@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 
 from vlmrl.data.images import decode_image, image_hash
 from vlmrl.errors import DataError, StoreError
+from vlmrl.evaluate.record_table import SHOWN_IMAGES
 from vlmrl.store.media import RunImages
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
@@ -262,7 +263,10 @@ def _turns_of_images(s: ScoredSample) -> list[Turn]:
 
 
 def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Album, count: int = 4) -> list[GroupView]:
-    """Return example answers of an evaluation: those with the lowest scores, and some random ones."""
+    """Return example answers of an evaluation: those with the lowest scores, and some random ones.
+
+    The images are those that the model saw.
+    """
     scored = [r for r in rows if r["score"] is not None]
     worst = sorted(scored, key=lambda r: (r["score"], str(r["prompt_id"])))[:count]
     rest = [r for r in scored if not any(r is w for w in worst)]
@@ -284,7 +288,8 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
             artifacts=artifacts,
             detail=detail_text(row["detail"]),
         )
-        pictures = [album.add(Media(i["sha256"], i["width"], i["height"]), images) for i in row["images"]]
+        media = [Media(i["sha256"], i["width"], i["height"]) for i in row.get(SHOWN_IMAGES) or row["images"]]
+        pictures = [album.add(m, images) for m in media]
         title = _title(row["source"], row["prompt_id"])
         views.append(GroupView(why, title, Markup(""), row["truth"], pictures, [sample], row["score"], None))
     return views

@@ -28,6 +28,7 @@ class Generator(Protocol):
         copies_weights: whether it has its own copy of the weights, which a sync could get wrong.
         works_alone: whether it goes on generating between two polls, on GPUs that the trainer does not use. Requests
             may then be submitted before an update and polled after it.
+        admits: whether a request joins those in flight at once. If not, it waits until all of them are complete.
         max_open: number of responses that it generates at the same time, if several ranks have such an engine each:
             prompts that would wait in one engine can then be taken by another. None = a fixed deal.
     """
@@ -35,6 +36,7 @@ class Generator(Protocol):
     version: int
     copies_weights: bool
     works_alone: bool
+    admits: bool = False
     max_open: int | None = None
 
     def round(self, progress: Callable[[int], Any] | None = None) -> AbstractContextManager[Any]:

@@ -119,6 +119,11 @@ class Scoring:
             if scorer.is_open and not scorer.is_busy:
                 self._take(name, None)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no worker has anything to do of what was submitted: `finish` then waits only for second tries."""
+        return not any(scorer.is_busy for scorer in self._sources.values())
+
     def finish(self, seconds: float | None = None) -> list[Group]:
         """Wait for all scores. Return the groups in the order of the draw; advantages are still 0.
 
@@ -217,7 +222,7 @@ def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
         seed=sample.seed,
         prompt_ids=prompt.encoded.prompt_ids,
         segments=sample.parts,
-        media=prompt.row.media,
+        media=prompt.encoded.row.media,  # the images that the model saw
         finish=sample.finish,
         seen_sizes=prompt.encoded.image_sizes,
     )

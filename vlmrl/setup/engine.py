@@ -65,7 +65,7 @@ def make_generator(
         folder=files,
         dtype=recipe.model.dtype,
         device=policy.device.type,
-        max_tokens=r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.max_new_tokens or 0),
+        max_tokens=r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.longest(r.max_new_tokens)),
         kv_cache_bytes=cache_bytes(recipe, policy, world, log is not None, pending_bytes),
         image_arguments=encoder.image_arguments,
         lora_rank=adapter_rank(policy.model),
@@ -106,7 +106,7 @@ def cache_bytes(recipe: Recipe, policy: Policy, world: World, trains: bool, pend
     if r.kv_cache_gib is not None:
         return int(r.kv_cache_gib * GIB)
     text = dict(policy.model.config.get_text_config().to_dict())
-    longest = r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.max_new_tokens or 0)
+    longest = r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.longest(r.max_new_tokens))
     engines = max(1, (r.engine_gpus or world.size) // r.tensor_parallel)
     # -(-a // b) rounds up: prompts of a step per engine.
     groups, samples = (-(-r.prompts_per_step // engines), r.samples_per_prompt) if trains else (MAX_SEQUENCES, 1)

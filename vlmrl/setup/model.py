@@ -13,6 +13,7 @@ from vlmrl.errors import CheckpointError
 from vlmrl.model.load import DTYPES, banned_ids_of, load_model, load_processor, prepare_model, stop_ids_of
 from vlmrl.model.lora import attach_adapter, fold_adapter
 from vlmrl.model.policy import Policy
+from vlmrl.recipe.eval_table import GREEDY, EvalSetting
 from vlmrl.recipe.schema import Lora, Model, Recipe
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.checkpoints import read_meta
@@ -114,8 +115,12 @@ def sampling_params(recipe: Recipe, policy: Policy, tokenizer: Any) -> SamplingP
     )
 
 
-def greedy_params(recipe: Recipe, policy: Policy, tokenizer: Any) -> SamplingParams:
-    """Return the default sampling parameters of validation and `eval`: greedy."""
-    limit = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
-    params = sampling_params(recipe, policy, tokenizer)
-    return replace(params, temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=limit)
+def setting_params(recipe: Recipe, policy: Policy, tokenizer: Any, setting: EvalSetting = GREEDY) -> SamplingParams:
+    """Return the sampling parameters of an evaluation under a setting; the default is greedy."""
+    return replace(
+        sampling_params(recipe, policy, tokenizer),
+        temperature=setting.temperature,
+        top_p=setting.top_p,
+        top_k=setting.top_k,
+        max_new_tokens=recipe.eval.token_limit(setting, recipe.rollout.max_new_tokens),
+    )

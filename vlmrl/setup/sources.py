@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.several_scorer import RewardScorer, open_scorer
-from vlmrl.tasks.source import Source, open_source, open_validation, scores_responses
+from vlmrl.setup.eval_sets import open_eval_sets
+from vlmrl.tasks.source import Source, open_source, scores_responses
 
 
 def open_sources(recipe: Recipe) -> tuple[list[Source], list[Source]]:
-    """Return (training sources, validation sources) of a recipe; the latter are empty if it does not validate.
+    """Return (training sources, sources with the rows of `open_eval_sets`) of a recipe.
 
-    Raises: DataError and others as `open_source`; DataError when validation is on the test split without permission.
+    Raises: the errors of `open_source` and `open_eval_sets`.
     """
-    sources = [open_source(d, recipe.reward, scored=scores_responses(recipe)) for d in recipe.data]
-    validates = recipe.data if recipe.eval.enabled else []
-    validation = [v for v in (open_validation(d, recipe.reward) for d in validates) if v is not None]
-    for v in validation:
-        if v.split == "test" and not recipe.eval.allow_test_split:
-            raise DataError(
-                f"source `{v.name}` validates on its test split: choosing a checkpoint by it would spoil the test",
-                hint="use a validation split, or set eval.allow_test_split = true (the run is then labelled)",
-            )
-    return sources, validation
+    return open_training(recipe), [source for one in open_eval_sets(recipe) for source in one.sources]
+
+
+def open_training(recipe: Recipe) -> list[Source]:
+    """Return the training sources of a recipe. Raises: as `open_source`."""
+    return [open_source(d, recipe.reward, scored=scores_responses(recipe)) for d in recipe.data]
 
 
 def make_scorer(source: Source, recipe: Recipe) -> RewardScorer:

@@ -70,6 +70,17 @@ def role_label(meta: Mapping[str, Any]) -> str:
     return LABELS[role_of(meta)]
 
 
+def images_of(meta: Mapping[str, Any]) -> str | None:
+    """Return how the images were changed that the model saw, such as "blank"; None = it saw the images as they are."""
+    return str(meta["images"]) if meta.get("images") else None
+
+
+def shown_label(meta: Mapping[str, Any]) -> str:
+    """Return the label of an evaluation with changed images, which is printed beside its numbers; "" for others."""
+    change = images_of(meta)
+    return "" if change is None else f"rows shown with changed images ({change})"
+
+
 def method_of(summary: Mapping[str, Any]) -> str:
     """Return the name of the method of a summary's intervals. Older versions record none: they always bootstrapped."""
     return str(summary.get("intervals") or "bootstrap over images (of an older version)")
@@ -92,15 +103,30 @@ def names_a_step(name: str) -> bool:
     return re.search(r"-step-\d+$", name) is not None
 
 
-def training_name(split: str, source: str, step: int) -> str:
+def training_name(split: str, source: str, step: int, setting: str = "") -> str:
     """Return the folder name of a validation during training. `vlmrl eval` never uses it for the same rows."""
-    return eval_name(split, source, step_name(step))
+    return eval_name(*filter(None, (split, source, setting)), step_name(step))
+
+
+def sampling_words(meta: Mapping[str, Any]) -> str:
+    """Return the sampling of an evaluation, from the `meta` of its summary. Example: pass8 (T=1, n=8); greedy."""
+    sampling = meta.get("sampling") or {}
+    words = "greedy"
+    if not meta.get("greedy", True):
+        words = f"T={sampling.get('temperature')}, n={sampling.get('samples')}"
+        words += "".join(f", {name}={sampling[name]}" for name in ("top_p", "top_k") if sampling.get(name))
+    return f"{meta['setting']} ({words})" if meta.get("setting") else words
 
 
 def same_rows_key(meta: Mapping[str, Any]) -> str | None:
-    """Return a key that is equal for evaluations of the same rows with the same sampling; None if these are unknown."""
+    """Return a key that is equal for evaluations of the same rows, shown alike, with the same sampling.
+
+    It is None if these are unknown.
+    """
     if not meta.get("split") or not meta.get("source"):
         return None
     sampling = meta.get("sampling") or {}
     sampled = "" if meta.get("greedy", True) else f"T{sampling.get('temperature')}-n{sampling.get('samples')}"
-    return "-".join(str(w) for w in (meta["split"], meta["source"], sampled, meta.get("max_rows")) if w)
+    filtered = [f"{name}{sampling[name]}" for name in ("top_p", "top_k") if sampling.get(name)]
+    words = (meta["split"], meta["source"], sampled, *filtered, meta.get("max_rows"), images_of(meta))
+    return "-".join(str(w) for w in words if w)

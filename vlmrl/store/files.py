@@ -54,6 +54,12 @@ def write_json(path: Path, value: Any, *, crash: str | None = None) -> None:
     write_atomic(path, (text + "\n").encode("utf-8", "backslashreplace"), crash=crash)
 
 
+def sync_file(path: Path) -> None:
+    """Wait until the content of a file is on the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames inside the folder durable, if the file system supports it."""
     with contextlib.suppress(OSError):

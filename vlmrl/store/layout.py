@@ -167,6 +167,11 @@ def unfinished_path(root: Path, name: str, key: str) -> Path:
     return root / UNFINISHED / f"{eval_name(name)}-{key}.jsonl"
 
 
+def unfinished_logs(root: Path, out: Path) -> Path:
+    """Return the folder for the logs of the engines that generate the file `out`, until it is there."""
+    return root / UNFINISHED / f"{eval_name(out.name)}-{sha256(str(out.resolve()).encode()).hexdigest()[:16]}-logs"
+
+
 def eval_dir(run_dir: Path, name: str) -> Path:
     return run_dir / EVAL / name
 

@@ -10,9 +10,11 @@ response, its place in the file.
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import os
+import shutil
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +31,8 @@ except ImportError:  # some platforms have no fcntl: two processes with the same
     fcntl = None
 
 SCHEMA = 1
+GRADED = ".graded"
+"""Ending of the name of a side folder."""
 MISSING = -1
 
 
@@ -71,8 +75,19 @@ class ResponseJournal:
         self._reader.close()
         self._file.close()
 
+    def side_folder(self, identity: Mapping[str, Any]) -> Path:
+        """Return the folder for what is made of the responses, such as grades.
+
+        Args:
+            identity: what it depends on besides the responses, as JSON values.
+        """
+        text = json.dumps(identity, sort_keys=True, default=str)
+        return self.path.with_name(f"{self.path.stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}{GRADED}")
+
     def remove(self) -> None:
-        """Delete the file: the work is finished and its results are elsewhere."""
+        """Delete the file and its side folders: the work is finished and its results are elsewhere."""
+        for folder in self.path.parent.glob(f"{glob.escape(self.path.stem)}-*{GRADED}"):
+            shutil.rmtree(folder, ignore_errors=True)
         self.path.unlink(missing_ok=True)
 
     def missing(self, row: int) -> list[int]:

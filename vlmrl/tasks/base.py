@@ -11,6 +11,7 @@ from vlmrl.errors import unknown
 from vlmrl.metric import Metric
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.figure import Figure
+from vlmrl.tasks.pooled import PooledMetrics, Verdict
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
 from vlmrl.types import Message, RewardInput, Row, Score
 
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 REPLICATES = 400
 Outcome = Mapping[str, float | None]
 Measure = Callable[[RewardInput, Score], Outcome]
-Verdict = tuple[RewardInput, Score, Outcome]
-"""Response, its score, and its outcome."""
-SetMetrics = Callable[[Sequence[Verdict]], Mapping[str, float | None]]
+SetMetrics = Callable[[Sequence[Verdict]], Mapping[str, float | None]] | PooledMetrics
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,8 @@ class Task:
             field, as `accuracy/<field>-<value>`, if there are 2 to 20 different values.
         set_metrics: all responses of a split -> metrics of the whole split, such as an average precision; the value
             None = not defined. It is also called once per resample, in which a response may be repeated or missing, so
-            it must accept any list of at least one response. None = the task has no such metrics.
+            it must accept any list of at least one response. PooledMetrics are measured in training too, at every
+            step. None = the task has no such metrics.
         replicates: number of resamples for an interval of a metric of `set_metrics`; 0 = no intervals.
         figures: all responses of a split -> figures for its report (tasks/figure.py), such as a confusion matrix.
         unit: row (`truth`, `columns`, `media`, `prompt_id`) -> a name. Rows with the same name are resampled together

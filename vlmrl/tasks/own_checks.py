@@ -90,6 +90,14 @@ def _whole(returned: Any) -> Outcome:
     return {name: None if math.isnan(number) else number for name, number in numbers.items()}
 
 
+def _sums(returned: Any) -> dict[str, int]:
+    """Return the counts of a response as integers."""
+    numbers = {_name(k): _number(k, v) for k, v in _mapping(returned).items()}
+    if fractions := [name for name, number in numbers.items() if number != int(number)]:
+        raise DataError(f"the count `{fractions[0]}` is {numbers[fractions[0]]!r}, not a whole number")
+    return {name: int(number) for name, number in numbers.items()}
+
+
 def _mapping(returned: Any) -> Mapping[Any, Any]:
     if not isinstance(returned, Mapping):
         raise DataError(
@@ -191,3 +199,5 @@ RETURNS: Mapping[str, Callable[[Any], Any]] = {
     "figures": _figures,
 }
 """Name of a task's function -> the check of its results, which returns them converted."""
+POOLED_RETURNS: Mapping[str, Callable[[Any], Any]] = {"count": _sums, "metrics": _whole}
+"""Name of a function of PooledMetrics -> the check of its results, in the order of the fields."""

@@ -21,7 +21,8 @@ from typing import Any
 from vlmrl.errors import DataError, RecipeError, VlmrlError
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.own_checks import RETURNS, check_fields, response_of
+from vlmrl.tasks.own_checks import POOLED_RETURNS, RETURNS, check_fields, response_of
+from vlmrl.tasks.pooled import PooledMetrics
 
 MAX_SOURCE_BYTES = 1_000_000
 HOW = "write it as path/to/file.py:function"
@@ -81,11 +82,18 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
         )
     check_fields(task, f"{path_text}:{line}")
     profiles = {key: (_beside(path_text, reward), args) for key, (reward, args) in task.profiles.items()}
-    watched = {
+    watched: dict[str, Any] = {
         key: _watched(function, f"`{key}` of `{name}`", path_text, check)
         for key, check in RETURNS.items()
         if (function := getattr(task, key)) is not None
     }
+    if isinstance(pooled := task.set_metrics, PooledMetrics):
+        watched["set_metrics"] = PooledMetrics(
+            *(
+                _watched(getattr(pooled, key), f"`{key}` of `set_metrics` of `{name}`", path_text, check)
+                for key, check in POOLED_RETURNS.items()
+            )
+        )
     watched["attacks"] = _with_attacks_watched(watched["attacks"], f"`attacks` of `{name}`", path_text)
     if task.outcome_as is not None:
         measure_for = _watched(task.outcome_as, f"`outcome_as` of `{name}`", path_text, _function)

@@ -8,6 +8,10 @@ Two profiles say what counts as a word:
 - `default`: whole words with their inflections ("re-evaluating", "verified", "double-check"). "yet" is left out, as it
   is mostly a plain conjunction, and "wait" counts only as it stands ("waiter" and "waiting" do not).
 - `maye`: the 15 words of MAYE, anywhere in the lower-cased text. "waiter", "await" and "Tibet yeti" count.
+
+REFLECTION measures both profiles. A task that has it as `set_metrics` gets the metrics in evaluations and in training.
+Names: `reflection/<ratio>` and `reflection/words_per_1k_tokens`; in training also `reflection/word/<word>` and
+`reflection/count/<count>`. Those of the profile `maye` begin with `reflection/maye/`.
 """
 
 from __future__ import annotations
@@ -15,10 +19,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from vlmrl.errors import unknown
-from vlmrl.tasks.base import Verdict
+from vlmrl.metric import SHARE, Metric
+from vlmrl.tasks.pooled import PooledMetrics, Verdict
 
 MAYE_WORDS = (
     "re-check", "re-evaluate", "re-examine", "re-think", "recheck", "reevaluate", "reexamine", "reevaluation",
@@ -47,6 +52,12 @@ STEMS: Mapping[str, re.Pattern[str]] = {
     }.items()
 }
 """Word of the profile `default` -> its pattern."""
+NEEDLES: Mapping[str, tuple[str, ...]] = {
+    "re-check": ("check",), "re-evaluate": ("evaluat",), "re-examine": ("examin",), "re-think": ("think", "thought"),
+    "double-check": ("check",), "check again": ("check",), "think again": ("again",), "try again": ("again",),
+    "verify": ("verif",), "wait": ("wait",),
+}  # fmt: skip
+"""Word of the profile `default` -> texts of which every match has one. Patterns search 30 times slower than texts."""
 PROFILES: Mapping[str, tuple[str, ...]] = {"default": tuple(STEMS), "maye": MAYE_WORDS}
 """Profile -> its words, in the order of metrics."""
 RATIOS = (
@@ -56,6 +67,10 @@ RATIOS = (
 """Names of the five ratios, as MAYE has them."""
 PREFIX = "reflection/"
 """Beginning of the names of these metrics."""
+PREFIXES: Mapping[str, str] = {"default": PREFIX, "maye": f"{PREFIX}maye/"}
+"""Profile -> beginning of the names of its metrics in REFLECTION."""
+WORD = "word/"
+RATE = "words_per_1k_tokens"
 
 
 @dataclass(frozen=True)
@@ -128,9 +143,35 @@ class ReflectionCounts:
 
         Names: `reflection/<ratio>`, `reflection/words_per_1k_tokens`, `reflection/word/<word>`.
         """
-        words = {f"{PREFIX}word/{word}": float(count) for word, count in self.words.items()}
-        ratios = {PREFIX + name: value for name, value in self.ratios().items()}
-        return {**ratios, f"{PREFIX}words_per_1k_tokens": self.per_1k_tokens(), **words}
+        return self.shares() | {f"{PREFIX}{WORD}{word}": float(count) for word, count in self.words.items()}
+
+    def shares(self, prefix: str = PREFIX) -> dict[str, float | None]:
+        """Return the five ratios and the rate per 1,000 tokens, under names that begin with `prefix`."""
+        ratios = {prefix + name: value for name, value in self.ratios().items()}
+        return {**ratios, f"{prefix}{RATE}": self.per_1k_tokens()}
+
+    def flat(self, prefix: str = PREFIX) -> dict[str, int]:
+        """Return all counts by name: `<prefix>count/<field>` and `<prefix>word/<word>`."""
+        numbers = {f"{prefix}count/{name}": getattr(self, name) for name in COUNTS}
+        return numbers | {f"{prefix}{WORD}{word}": count for word, count in self.words.items()}
+
+    @classmethod
+    def from_flat(cls, sums: Mapping[str, float], profile: str) -> ReflectionCounts:
+        """Return the counts of a profile from the sums of REFLECTION, such as those of an evaluation or of a step.
+
+        Names that are missing count 0.
+
+        Raises: RecipeError for an unknown profile.
+        """
+        if profile not in PROFILES:
+            raise unknown("reflection profile", profile, PROFILES)
+        prefix = PREFIXES[profile]
+        numbers = {name: int(sums.get(f"{prefix}count/{name}", 0)) for name in COUNTS}
+        return cls(**numbers, words={word: int(sums.get(f"{prefix}{WORD}{word}", 0)) for word in PROFILES[profile]})
+
+
+COUNTS = tuple(f.name for f in fields(ReflectionCounts) if f.name != "words")
+"""Names of the counts besides those of the words."""
 
 
 def count_words(text: str, profile: str = "default") -> dict[str, int]:
@@ -140,11 +181,14 @@ def count_words(text: str, profile: str = "default") -> dict[str, int]:
     Example: "Let me re-evaluate. Wait: verified." -> re-evaluate 1, verify 1, wait 1 (default); `maye` counts
         re-evaluate and wait.
     """
-    if profile == "default":
-        return {word: sum(1 for _ in pattern.finditer(text)) for word, pattern in STEMS.items()}
     if profile not in PROFILES:
         raise unknown("reflection profile", profile, PROFILES)
     lowered = text.lower()
+    if profile == "default":
+        return {
+            word: sum(1 for _ in pattern.finditer(text)) if any(map(lowered.__contains__, NEEDLES[word])) else 0
+            for word, pattern in STEMS.items()
+        }
     return {word: lowered.count(word) for word in PROFILES[profile]}
 
 
@@ -174,7 +218,7 @@ def count_reflection(
 
 
 def reflection_metrics(verdicts: Sequence[Verdict], profile: str = "default") -> dict[str, float | None]:
-    """Return `ReflectionCounts.metrics` of scored responses: usable as the `set_metrics` of a task.
+    """Return `ReflectionCounts.metrics` of scored responses, for one profile: usable as the `set_metrics` of a task.
 
     Args:
         verdicts: (what the reward saw, its score, outcome) of each response; the outcome's `accuracy` says if it is
@@ -193,3 +237,30 @@ def _counts(text: str, accuracy: float | None, tokens: int, profile: str, respon
         responses, tokens, int(reflects), int(graded), int(graded and reflects), int(is_correct),
         int(is_correct and reflects), words,
     )  # fmt: skip
+
+
+def _count_verdict(verdict: Verdict) -> dict[str, int]:
+    """Return the counts of one response, in all profiles."""
+    x, _, outcome = verdict
+    accuracy = outcome.get("accuracy")
+    return {
+        name: number
+        for profile, prefix in PREFIXES.items()
+        for name, number in _counts(x.response, accuracy, x.num_tokens, profile).flat(prefix).items()
+    }
+
+
+def _shares_of_all(sums: Mapping[str, int]) -> dict[str, float | None]:
+    return {
+        name: value
+        for profile, prefix in PREFIXES.items()
+        for name, value in ReflectionCounts.from_flat(sums, profile).shares(prefix).items()
+    }
+
+
+REFLECTION = PooledMetrics(_count_verdict, _shares_of_all)
+"""Metrics of reflection in both profiles, for `Task.set_metrics`."""
+FACTS: Mapping[str, Metric] = {
+    name: Metric("neither", None if name.endswith(RATE) else SHARE) for name in _shares_of_all({})
+}
+"""Metric of REFLECTION -> its range and direction, for `Task.metrics`."""

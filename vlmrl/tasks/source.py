@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from vlmrl.rewards.base import RewardSpec
 
 TABLE_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+VALIDATION = "validation"
+"""Split that training validates on, unless `data.validation` names other rows."""
 
 
 @dataclass
@@ -173,11 +175,11 @@ def open_validation(data: Data, reward: Reward) -> Source | None:
     Raises: as `open_source`; also when the split or file that the entry names does not exist.
     """
     named = data.validation
-    if named is not None and Path(named).suffix.lower() in TABLE_SUFFIXES:
-        return open_rows_file(data, reward, named, "validation")
-    if named is None and "validation" not in open_dataset(data).splits:
+    if named is not None and is_table_file(named):
+        return open_rows_file(data, reward, named, VALIDATION)
+    if named is None and VALIDATION not in open_dataset(data).splits:
         return None
-    return open_source(data, reward, split=named or "validation")
+    return open_source(data, reward, split=named or VALIDATION)
 
 
 def open_rows_file(data: Data, reward: Reward, file: str, split: str) -> Source:
@@ -189,6 +191,28 @@ def open_rows_file(data: Data, reward: Reward, file: str, split: str) -> Source:
     """
     other = data.model_copy(update={"path": file, "split": "train", "max_rows": None, "name": data.name})
     return replace(open_source(other, reward), name=data.name or open_dataset(data).name, split=split)
+
+
+def open_set(data: Data, reward: Reward, name: str) -> Source | None:
+    """Open the rows of one of `eval.sets` for an entry; None if the entry does not have it.
+
+    Raises: as `open_source`.
+    """
+    if is_table_file(name):
+        return open_rows_file(data, reward, name, set_label(name))
+    if name == VALIDATION:
+        return open_validation(data, reward)
+    return open_source(data, reward, split=name) if name in open_dataset(data).splits else None
+
+
+def is_table_file(name: str) -> bool:
+    """Return whether the name of rows to evaluate is that of a table file, and not of a split."""
+    return Path(name).suffix.lower() in TABLE_SUFFIXES
+
+
+def set_label(name: str) -> str:
+    """Return the name of one of `eval.sets` in metrics: that of a file without its folder and ending."""
+    return Path(name).stem if is_table_file(name) else name
 
 
 def _template(data: Data, task: Task) -> tuple[str, str]:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Any
 
 from vlmrl.dist import rank_process
 from vlmrl.errors import RewardUnavailable
-from vlmrl.evaluate.metrics import metric_value, task_problems
-from vlmrl.evaluate.records import KEPT_BYTES, training_folder, write_evaluation
-from vlmrl.evaluate.run import Evaluation, evaluate
 from vlmrl.recipe.schema import Eval, Recipe
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.outages import OutageError, StepLeftError
-from vlmrl.tasks.source import Source
 from vlmrl.train.checkpointing import finish_save, look_after_save, save
 from vlmrl.train.journal import Journal
-from vlmrl.train.prompt_feed import PromptFeed
 from vlmrl.train.resume import ALL_DONE
 from vlmrl.train.session import Session
+from vlmrl.train.validation import is_due, validate
 
 INTERRUPTED = "interrupted"
 """Reason of `stop_reason` after a stop request."""
@@ -67,109 +61,6 @@ def catch_interrupt(say: Callable[[str], None]) -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def validate(session: Session, generator: Generator) -> None:
-    """Validate the current policy with greedy answers on every validation source, once per step at most."""
-    feed, journal = session.feed, session.journal
-    step = journal.progress.step
-    if not feed.validation or journal.progress.validated == step:
-        return
-    rank_process.phase("validation", step)
-    evaluation_of = partial(answer, feed, generator, step)
-    write_validation(journal, feed.validation, session.recipe.eval, evaluation_of)
-
-
-def answer(feed: PromptFeed, generator: Generator, step: int, source: Source) -> Evaluation:
-    """Answer and score the validation rows of a source.
-
-    A service that a reward needs may be down: see `Outages`. With "mask", one that is down for all rows is an error at
-    step 0, and later there are no scores then.
-    """
-    recipe = feed.recipe
-    return evaluate(
-        generator,
-        feed.encoder,
-        source,
-        feed.scorers[source.name],
-        params=feed.greedy,
-        seed=recipe.train.seed,
-        max_rows=recipe.eval.max_rows,
-        world=feed.world,
-        artifact_bytes=KEPT_BYTES // 8,
-        patient=step > 0,
-        outages=feed.outages,
-    )
-
-
-def write_validation(
-    journal: Journal, sources: Sequence[Source], settings: Eval, evaluation_of: Callable[[Source], Evaluation]
-) -> None:
-    """Write the evaluation of each source, and record whether the policy is the best so far.
-
-    Args:
-        journal: writes the results and counts the validation.
-        sources: the validation sources.
-        settings: the recipe's `[eval]` table.
-        evaluation_of: answers and scores the rows of a source; called once per source, and its result is written at
-            once.
-    """
-    values, metrics, step = [], {}, journal.progress.step
-    for source in sources:
-        evaluation = evaluation_of(source)
-        summary = evaluation.summary
-        for problem in task_problems(summary):
-            journal.watcher.message(f"validation on {source.name}: {problem}")
-        values.append(metric_value(summary, settings.metric))
-        prefix = "eval" if len(sources) == 1 else f"eval/{source.name}"
-        metrics |= {f"{prefix}/{name}": m["value"] for name, m in summary["metrics"].items()}
-        metrics |= {
-            f"{prefix}/{name}_{end}": m[end] for name, m in summary["metrics"].items() for end in ("low", "high")
-        }
-        if journal.world.is_main:
-            folder = training_folder(journal.run.dir, source.split, source.name, step)
-            write_evaluation(folder, evaluation, _validation_meta(source, step, settings.max_rows))
-    if all(math.isnan(v) for v in values):
-        journal.watcher.message(f"validation has no metric `{settings.metric}` (eval.metric): no step can be the best")
-    # The mean over the sources decides which step is the best; NaN (no such metric) is never the best.
-    value = sum(values) / len(values)
-    best = journal.progress.count_validation(value, settings.goal)
-    if best:
-        journal.run.set_best(step, settings.metric, value)
-    journal.log(step, "validation", metrics | {"eval/metric": value, "eval/is_best": best})
-    journal.watcher.validation(step, metrics, best)
-
-
-def validate_at_start(session: Session, generator: Generator) -> None:
-    """Validate the start weights, if the recipe asks for it and the run has no validation yet.
-
-    A resumed run validates its checkpoint if the attempt before ended while it waited for that validation's rewards.
-    """
-    progress, manifest = session.journal.progress, session.journal.run.manifest
-    step = progress.step
-    is_same_run = manifest.forked_at != step and "best" not in manifest.restarts_since(step)
-    was_left = is_same_run and step > 0 and _is_due(session.recipe.eval, step) and progress.validated < step
-    if was_left or (progress.validated < 0 and session.recipe.eval.at_start):
-        validate(session, generator)
-
-
-def _is_due(settings: Eval, step: int) -> bool:
-    """Return whether the recipe asks for a validation after this step."""
-    return settings.every_steps > 0 and step % settings.every_steps == 0
-
-
-def _validation_meta(source: Source, step: int, max_rows: int | None) -> dict[str, Any]:
-    return {
-        "step": step,
-        "greedy": True,
-        "checkpoint": None,
-        "during": "training",
-        "split": source.split,
-        "source": source.name,
-        "role": "validation",
-        "max_rows": max_rows,
-        "dataset": {"path": source.dataset.path, "fingerprint": source.dataset.fingerprint, "rows": len(source.rows)},
-    }
-
-
 def after_step(session: Session, generator: Generator) -> None:
     """Validate and save if the recipe asks for it after this step.
 
@@ -178,7 +69,7 @@ def after_step(session: Session, generator: Generator) -> None:
     settings, progress = session.recipe, session.journal.progress
     rank_process.phase("after the update", progress.step)
     look_after_save(session.saver, session.journal.world)
-    if _is_due(settings.eval, progress.step):
+    if is_due(settings, session.feed.training_rows, progress.step):
         validate(session, generator)
     every = settings.checkpoint.every_steps
     new_best = settings.checkpoint.keep_best and progress.best_step == progress.step

@@ -14,6 +14,7 @@ from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import Prompt, Weights, encode_prompt
+from vlmrl.setup.eval_sets import EvalSet
 from vlmrl.tasks.source import Source
 from vlmrl.train.step_batch import Tail
 from vlmrl.types import Row, SamplingParams, ScoredSample
@@ -29,12 +30,12 @@ class PromptFeed:
     Args:
         recipe: the run's recipe.
         sources: the training sources.
-        validation: the validation sources; [] = the run does not validate.
+        validation: the sets that are evaluated; [] = the run does not validate.
         stream: draws from the training sources in the recipe's shares.
         encoder: renders and tokenizes a row.
         scorers: the scorer of each source, by its name.
         sampling: sampling parameters of training.
-        greedy: sampling parameters of validation.
+        evaluation: sampling parameters of validation, by the name of the setting ("" = a recipe without settings).
         world: the ranks, which share the prompts of a draw.
         cursor: position of the stream to save in a checkpoint while rows are drawn whose step is not done; None = its
             current position.
@@ -43,12 +44,12 @@ class PromptFeed:
 
     recipe: Recipe
     sources: Sequence[Source]
-    validation: Sequence[Source]
+    validation: Sequence[EvalSet]
     stream: PromptStream
     encoder: Encoder
     scorers: Mapping[str, RewardScorer]
     sampling: SamplingParams
-    greedy: SamplingParams
+    evaluation: Mapping[str, SamplingParams]
     world: World = ALONE
     cursor: Mapping[str, Any] | None = None
     outages: Outages = field(default_factory=Outages)
@@ -62,6 +63,11 @@ class PromptFeed:
     def weights(self) -> Weights:
         """Weights of the parts of each source's reward."""
         return {source.name: source.part_weights for source in self.sources}
+
+    @property
+    def training_rows(self) -> int:
+        """Number of training rows of all sources."""
+        return sum(len(source.rows) for source in self.sources)
 
     def draw(self, count: int) -> list[Drawn]:
         """Draw the next rows of the stream."""

@@ -16,7 +16,7 @@ from vlmrl.algo.family import Algorithm, algorithm_of
 from vlmrl.algo.shaping import next_kl_coef
 from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.dist import rank_process
-from vlmrl.evaluate.outcomes import accuracy_metrics, accuracy_text
+from vlmrl.evaluate.outcomes import accuracy_metrics, accuracy_text, pooled_metrics
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.setup.engine import make_generator
@@ -27,7 +27,7 @@ from vlmrl.train.credit import Before, assign_credit, batch_of
 from vlmrl.train.forward_passes import fill_logps, fill_reference
 from vlmrl.train.journal import Health
 from vlmrl.train.learner import Learner
-from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason, validate_at_start
+from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason
 from vlmrl.train.objectives import PolicyGradient, objective_of
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.out_of_memory import keep_batches
@@ -40,6 +40,7 @@ from vlmrl.train.step_batch import StepBatch, split_updates
 from vlmrl.train.step_metrics import Clock, group_metrics, memory_metrics, rollout_speed
 from vlmrl.train.sync_check import check_sync
 from vlmrl.train.update import update
+from vlmrl.train.validation import validate_at_start
 from vlmrl.types import Group, Row, Segment, hash64
 
 STRICT_STEPS = 3
@@ -261,5 +262,9 @@ def steer_kl(
 def _rollout_metrics(
     groups: Sequence[Group], sources: Sequence[Source], scorers: Mapping[str, RewardScorer], health: Health
 ) -> dict[str, Any]:
-    """Return the metrics of a step's rewards and rollouts, the accuracy of its answers and the run's health."""
-    return group_metrics(groups, scorers) | accuracy_metrics(groups, sources) | health.measure(groups)
+    """Return the metrics of a step's rewards and rollouts, of its answers, and of the run's health.
+
+    A metric of a task does not replace one of the run that has the same name.
+    """
+    own = group_metrics(groups, scorers) | accuracy_metrics(groups, sources) | health.measure(groups)
+    return pooled_metrics(groups, sources) | own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,13 +23,16 @@ from vlmrl.model.lora import read_adapter, trained_parts
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import require_settled
+from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.outages import Outages
-from vlmrl.setup.model import greedy_params, load_for_training, make_encoder, make_policy, sampling_params
+from vlmrl.setup.eval_sets import EvalSet, label_of, open_eval_sets
+from vlmrl.setup.model import load_for_training, make_encoder, make_policy, sampling_params, setting_params
 from vlmrl.setup.model_origin import ModelOrigin, origin_of
-from vlmrl.setup.sources import make_scorer, open_sources
+from vlmrl.setup.sources import make_scorer, open_training
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.prune import RolloutRule
 from vlmrl.store.runs import Run
+from vlmrl.tasks.source import Source
 from vlmrl.train.checkpointing import Saver, keep_newest, load_progress, restore
 from vlmrl.train.journal import Journal, Watcher
 from vlmrl.train.learner import Learner
@@ -100,9 +103,9 @@ def open_session(
     if pick_device(recipe.model.device).type == "cpu":
         torch.set_num_threads(usable_threads())
     # Data and model.
-    sources, validation = open_sources(recipe)
-    if any(v.split == "test" for v in validation):
-        run.add_label("validated on the test split")
+    sources, validation = open_training(recipe), open_eval_sets(recipe)
+    if label := label_of(validation):
+        run.add_label(label)
     origin = origin_of(run, recipe.model.path, runs_root)
     # On resume the weights come from the checkpoint alone, unless it holds an adapter: that needs its base model, too.
     start = origin if resume is None else replace(origin, checkpoint=resume)
@@ -139,10 +142,9 @@ def open_session(
     saver = Saver.of(
         recipe.checkpoint.asynchronous, policy.device, world, partial(keep_newest, run, recipe.checkpoint.keep_last)
     )
-    scorers, stack = {}, ExitStack()
-    for source in [*sources, *validation]:  # one scorer per name, for training and validation
-        if source.name not in scorers:
-            scorers[source.name] = stack.enter_context(make_scorer(source, recipe))
+    stack = ExitStack()
+    scorers = _open_scorers(recipe, sources, validation, stack)
+    named_settings = recipe.eval.named_settings
     feed = PromptFeed(
         recipe,
         sources,
@@ -151,7 +153,7 @@ def open_session(
         encoder,
         scorers,
         sampling_params(recipe, policy, processor.tokenizer),
-        greedy_params(recipe, policy, processor.tokenizer),
+        {name: setting_params(recipe, policy, processor.tokenizer, s) for name, s in named_settings.items()},
         world,
         outages=Outages.of(recipe.reward, world, watcher.message),
     )
@@ -165,6 +167,17 @@ def open_session(
         restore(session, resume)
     run.event(progress.step, "parts", trained=dict(parts.trained), frozen=dict(parts.frozen))
     return session
+
+
+def _open_scorers(
+    recipe: Recipe, sources: Sequence[Source], validation: Sequence[EvalSet], stack: ExitStack
+) -> dict[str, RewardScorer]:
+    """Return the scorers of the sources by name: training and validation share them. `stack` closes them."""
+    scorers: dict[str, RewardScorer] = {}
+    for source in [*sources, *(source for one in validation for source in one.sources)]:
+        if source.name not in scorers:
+            scorers[source.name] = stack.enter_context(make_scorer(source, recipe))
+    return scorers
 
 
 def _load_reference(recipe: Recipe, policy: Policy, origin: ModelOrigin, world: World) -> Policy | ReferencePolicy:

@@ -9,7 +9,7 @@ from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.errors import DataError
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.tasks.source import Source
-from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason, validate_at_start
+from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason
 from vlmrl.train.objectives import CrossEntropy
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.out_of_memory import keep_batches
@@ -19,6 +19,7 @@ from vlmrl.train.session import Session
 from vlmrl.train.step_batch import StepBatch
 from vlmrl.train.step_metrics import Clock, memory_metrics
 from vlmrl.train.update import update
+from vlmrl.train.validation import validate_at_start
 from vlmrl.types import Row, Segment, hash64, name_row
 
 RESPONSE_COLUMN = "response"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 
 from vlmrl.dist import rank_process
@@ -20,6 +21,8 @@ from vlmrl.rewards.several import possible_values
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.sample import is_dead_group
 from vlmrl.types import Group
+
+LENGTH_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
 def group_metrics(groups: Sequence[Group], scorers: Mapping[str, RewardScorer] | None = None) -> dict[str, Any]:
@@ -40,6 +43,7 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, RewardScorer] |
         "rollout/truncated_share": fmean(float(x.trajectory.finish == "length") for x in samples),
         "rollout/response_tokens_mean": fmean(lengths),
         "rollout/response_tokens_max": max(lengths),
+        **_length_quantiles(lengths),
         "rollout/prompt_tokens_mean": fmean(len(g.samples[0].trajectory.prompt_ids) for g in groups),
         "rollout/samples": len(samples),
     }
@@ -68,6 +72,12 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, RewardScorer] |
             if values:
                 metrics[f"reward/source/{source}"] = fmean(values)
     return metrics
+
+
+def _length_quantiles(lengths: Sequence[int]) -> dict[str, float]:
+    """Return LENGTH_QUANTILES of the lengths of responses, in tokens; between two lengths they are interpolated."""
+    values = np.quantile(lengths, list(LENGTH_QUANTILES.values())).tolist()
+    return {f"rollout/response_tokens_{name}": value for name, value in zip(LENGTH_QUANTILES, values, strict=True)}
 
 
 def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, RewardScorer]) -> Interval:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Barrier
@@ -25,7 +26,7 @@ from vlmrl.evaluate.run import Evaluation, evaluate
 from vlmrl.metric import Metric
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.rollout.engine import SamplingRequest
+from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.rollout.outages import Outages
 from vlmrl.store.media import RunImages
 from vlmrl.tasks import make_task
@@ -36,30 +37,42 @@ from vlmrl.types import Media, Message, RewardInput, RewardResult, Row, Sample, 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=4)
 
 
-class ScriptedEngine:
-    """Answers each prompt with its own id; remembers what it was asked."""
+class ScriptedEngine(Generator):
+    """Answers each prompt with its own id; remembers what it was asked, piece by piece."""
 
     version = 3
+    copies_weights = works_alone = False
 
     def __init__(self, finish: str = "stop") -> None:
         self.finish: Any = finish
         self.asked: list[list[SamplingRequest]] = []
         self.params: list[SamplingParams] = []
+        self.open: list[tuple[int, SamplingRequest]] = []
 
-    def generate(
-        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
-    ) -> list[list[Sample]]:
-        self.asked.append(list(requests))
-        self.params.append(params)
-        answers = []
-        for r in requests:
+    @contextmanager
+    def round(self, progress: Callable[[int], Any] | None = None) -> Iterator[None]:
+        self.progress = progress or (lambda n: None)
+        yield
+
+    def submit(self, request: SamplingRequest, params: SamplingParams) -> int:
+        if not self.open:
+            self.asked.append([])
+            self.params.append(params)
+        self.asked[-1].append(request)
+        self.open.append((sum(map(len, self.asked)), request))
+        return self.open[-1][0]
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, list[Sample]]]:
+        complete = []
+        for number, r in self.open:
             texts = [f"{r.prompt.row.prompt_id} {k}" for k in range(r.num_samples)]
-            answers.append(
-                [Sample((1, 2, 3), t, (-0.1, -0.2, -0.3), self.finish, 3, r.seed + k) for k, t in enumerate(texts)]
-            )
-            if progress:
-                progress(r.num_samples)
-        return answers
+            samples = [
+                Sample((1, 2, 3), t, (-0.1, -0.2, -0.3), self.finish, 3, r.seed + k) for k, t in enumerate(texts)
+            ]
+            complete.append((number, samples))
+            self.progress(r.num_samples)
+        self.open = []
+        return complete
 
     def sleep(self) -> None: ...
     def wake(self) -> None: ...

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from evaluation_builders import row
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmrl.errors import DataError, RecipeError
@@ -23,6 +23,7 @@ from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
 from vlmrl.evaluate.set_metrics import no_clash, resamples, row_counts, set_differences, summarise_sets
 from vlmrl.store.evaluated_rows import set_method_of
 from vlmrl.tasks.base import REPLICATES
+from vlmrl.tasks.pooled import PooledMetrics
 from vlmrl.types import RewardInput, Score
 
 Pair = tuple[RewardInput, Score, dict[str, float | None]]
@@ -44,6 +45,29 @@ def pooled_ratio(verdicts: Sequence[Any]) -> dict[str, float | None]:
     """Hits over answers that are not empty: None where there is none."""
     there = [outcome["accuracy"] for _, _, outcome in verdicts if outcome["accuracy"] is not None]
     return {"ratio": fmean(there) if sum(there) else None}
+
+
+def count_hits(verdict: Any) -> dict[str, int]:
+    accuracy = verdict[2]["accuracy"]
+    return {"hits": int(accuracy == 1.0), "answers": int(accuracy is not None)}
+
+
+def ratio_of(sums: Any) -> dict[str, float | None]:
+    return {"ratio": sums["hits"] / sums["answers"] if sums["hits"] else None}
+
+
+POOLED = PooledMetrics(count_hits, ratio_of)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from([0.0, 1.0, 0.0]), min_size=1, max_size=30), st.integers(1, 12))
+def test_pooled_metrics_are_the_function_over_all_responses(values: list[float], images: int):
+    """The same values, intervals and replicates as those of a function that gets every resample's responses."""
+    verdicts, records = split(values, [[f"i{k % images}"] for k in range(len(values))])
+    slow = summarise_sets(pooled_ratio, verdicts, records, num_resamples=50)
+    quick = summarise_sets(POOLED, verdicts, records, num_resamples=50)
+    assert quick["set_metrics"].pop("counts") == {"hits": int(sum(values)), "answers": len(values)}
+    assert quick == slow
 
 
 def test_the_replicates_of_a_mean_spread_as_theory_says():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from vlmrl.dist.world import World
 from vlmrl.inference import engine_responses
 from vlmrl.inference.engine_responses import EngineResponder, engine_identity, journal_identity
 from vlmrl.recipe.schema import Recipe
-from vlmrl.rollout.engine import SamplingRequest
+from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.rollout.sample import Prompt, Rollout
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.response_journal import ResponseJournal
@@ -24,27 +25,41 @@ ROWS = [Row(f"r{i}", "s", "t", {"answer": i}) for i in range(10)]
 META: dict[str, Any] = {"model": "m", "dtype": "float32", "sampling": {"temperature": 1.0, "samples": 2}}
 
 
-class DyingEngine:
-    """Answers with the prompt's id and the seed, and dies at its call number `dies_at`."""
+class DyingEngine(Generator):
+    """Answers with the prompt's id and the seed, and dies at its call number `dies_at`. A call is all that waits."""
 
     version = 5
+    copies_weights = works_alone = False
 
-    def __init__(self, dies_at: int | None = None) -> None:
+    def __init__(self, dies_at: int | None = None, admits: bool = False) -> None:
         self.calls: list[list[str]] = []
-        self.dies_at = dies_at
+        self.dies_at, self.admits = dies_at, admits
+        self.open: list[tuple[int, SamplingRequest]] = []
+        self.count = 0
 
-    def generate(
-        self, requests: Sequence[SamplingRequest], params: SamplingParams, progress: Callable[[int], Any] | None = None
-    ) -> list[list[Sample]]:
+    @contextmanager
+    def round(self, progress: Callable[[int], Any] | None = None) -> Iterator[None]:
+        yield
+
+    def submit(self, request: SamplingRequest, params: SamplingParams) -> int:
+        self.open.append((self.count, request))
+        self.count += 1
+        return self.count - 1
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, list[Sample]]]:
         if len(self.calls) == self.dies_at:
             raise KeyboardInterrupt
-        self.calls.append([r.prompt.row.prompt_id for r in requests])
+        self.calls.append([r.prompt.row.prompt_id for _, r in self.open])
+        complete, self.open = self.open, []
         return [
-            [
-                Sample((1, k, 9), f"{r.prompt.row.prompt_id}:{r.seed + k}", (-1.0,) * 3, "length", 5, r.seed + k)
-                for k in range(r.num_samples)
-            ]
-            for r in requests
+            (
+                number,
+                [
+                    Sample((1, k, 9), f"{r.prompt.row.prompt_id}:{r.seed + k}", (-1.0,) * 3, "length", 5, r.seed + k)
+                    for k in range(r.num_samples)
+                ],
+            )
+            for number, r in complete
         ]
 
 
@@ -70,7 +85,8 @@ def respond(root: Path, engine: DyingEngine, told: list[int] | None = None) -> l
             2,
             count,  # pyright: ignore
         )
-        return responder(range(len(ROWS)), ROWS)
+        answers = [answer for answer in responder(iter([list(enumerate(ROWS))])) if answer is not None]
+        return [rollout for _, rollout in sorted(answers, key=lambda answer: answer[0])]
 
 
 def facts(rollouts: Sequence[Rollout]) -> list[Any]:
@@ -101,6 +117,17 @@ def test_a_piece_that_was_half_written_is_generated_as_a_whole(tmp_path: Path) -
     engine = DyingEngine()
     assert facts(respond(tmp_path, engine)) == whole
     assert engine.calls == [["r4", "r5", "r6", "r7"], ["r8", "r9"]]
+
+
+def test_an_engine_that_admits_requests_gets_the_missing_rows_alone(tmp_path: Path) -> None:
+    whole = facts(respond(tmp_path / "whole", DyingEngine()))
+    respond(tmp_path, DyingEngine())
+    (path,) = (tmp_path / "unfinished").iterdir()
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[: 1 + 8 + 3]))  # rows 0 to 4, and the first response of row 5
+    engine = DyingEngine(admits=True)
+    assert facts(respond(tmp_path, engine)) == whole
+    assert engine.calls == [["r5", "r6", "r7", "r8", "r9"]]  # the pieces are submitted together
 
 
 def test_other_weights_settings_and_ranks_are_other_work(tmp_path: Path) -> None:

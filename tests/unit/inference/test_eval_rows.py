@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlmrl.errors import DataError, RecipeError, StoreError
+from vlmrl.errors import DataError, ProblemsError, RecipeError, StoreError
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, training_folder, write_evaluation
 from vlmrl.inference.eval_recipe import choose_recipe
@@ -220,6 +220,35 @@ def test_a_model_that_is_no_run_is_judged_by_the_recipe_it_is_given(place: Path)
     assert facts(rows_to_evaluate(alone.recipe, alone.seen)) == [("fresh", "train", "held out", 3)]
     with pytest.raises(RecipeError, match="there is no recipe"):
         choose_recipe(other, Path("runs"), recipe="nothing")
+
+
+SCHEME = """
+[eval]
+every_epochs = 1
+max_new_tokens = 99
+[eval.settings.pass8]
+temperature = 1.0
+samples = 8
+"""
+
+
+def test_a_file_without_data_overrides_the_runs_own_recipe_key_by_key(place: Path):
+    settings = "[train]\nseed = 7\n[eval]\nevery_steps = 3\nmax_rows = 4"
+    run = run_of(entry("train.jsonl", 'validation = "val.jsonl"'), settings)
+    Path("schemes").mkdir()
+    Path("schemes/scheme.toml").write_text(SCHEME)
+    Path("schemes/train.jsonl").write_text('{"prompt": "another", "answer": "1"}\n')  # not the run's file
+    own = choose_recipe(origin_of(run), Path("runs")).recipe
+    chosen = choose_recipe(origin_of(run), Path("runs"), recipe="schemes/scheme.toml", overrides=["eval.max_rows=3"])
+    recipe = chosen.recipe
+    assert (recipe.data, recipe.model, recipe.reward, recipe.train) == (own.data, own.model, own.reward, own.train)
+    assert (recipe.eval.every_epochs, recipe.eval.every_steps, recipe.eval.max_new_tokens) == (1.0, 0, 99)
+    assert recipe.eval.settings["pass8"].samples == 8 and recipe.eval.max_rows == 3
+    assert facts(rows_to_evaluate(recipe, chosen.seen)) == [("train", "validation", "validation", 3)]
+    other = choose_recipe(ModelOrigin("a/model"), Path("runs"), recipe="schemes/scheme.toml", data="fresh.jsonl").recipe
+    assert (other.data[0].path, other.model.path, other.eval.max_new_tokens) == ("fresh.jsonl", "a/model", 99)
+    with pytest.raises(ProblemsError, match="data"):
+        choose_recipe(ModelOrigin("a/model"), Path("runs"), recipe="schemes/scheme.toml")
 
 
 def test_a_merged_model_is_evaluated_as_the_run_that_it_was_made_of(place: Path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vlmrl.errors import RewardError
-from vlmrl.preflight.rows import metric_names
+from vlmrl.preflight.validation import metric_names
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks.source import Source, open_source
 

@@ -185,8 +185,8 @@ BROKEN = [
     ),
     (
         "tables in tables",
-        "[paper.numbers.deep]\nx = 1\n",
-        "`paper.numbers.deep` is a table inside a table inside a table",
+        "[paper.notes.deep]\nx = 1\n",
+        "`paper.notes.deep` is a table inside a table inside a table",
         9,
         "use a flat key",
     ),

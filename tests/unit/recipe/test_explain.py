@@ -73,7 +73,7 @@ def test_an_unknown_key_names_the_nearest(key, hint):
 
 def test_the_json_schema_knows_extends_and_refuses_unknown_keys():
     schema = json_schema()
-    assert schema["properties"]["extends"]["type"] == "string"
+    assert schema["properties"]["extends"]["type"] == ["string", "array"]
     assert schema["additionalProperties"] is False
 
 

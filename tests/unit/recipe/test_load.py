@@ -114,12 +114,44 @@ def test_a_resolved_recipe_of_another_format_is_refused(child):
         recipe_from_resolved(broken, where="resolved.json")
 
 
-def test_a_grandparent_is_an_error_at_the_parents_line(child):
-    parent = child.parent / "base" / "parent.toml"
-    parent.write_text('extends = "other.toml"\n' + PARENT)
-    with pytest.raises(RecipeError, match="only one level is allowed") as caught:
+def write(folder: Path, **texts: str) -> Path:
+    """Files `<name>.toml`; returns the first."""
+    for name, text in texts.items():
+        (folder / f"{name}.toml").write_text(text)
+    return folder / f"{next(iter(texts))}.toml"
+
+
+MODEL_AND_DATA = '[model]\npath = "m"\n[[data]]\npath = "d"\n'
+
+
+def test_parents_have_parents_and_later_ones_override_earlier_ones(tmp_path):
+    """seed: own; lr: second parent; steps: first parent; warm-up: the grandparent that both share, merged once."""
+    child = write(
+        tmp_path,
+        child='extends = ["a.toml", "b.toml"]\n[train]\nseed = 4\n' + MODEL_AND_DATA,
+        a='extends = "root.toml"\n[train]\nsteps = 5\nseed = 3\n[optim]\nlr = 2e-6\n',
+        b='extends = "root.toml"\n[optim]\nlr = 3e-6\n',
+        root="[train]\nsteps = 1\nseed = 1\n[optim]\nlr = 1e-6\nwarmup_steps = 9\n",
+    )
+    loaded = load_recipe(child)
+    recipe = loaded.recipe
+    assert (recipe.train.seed, recipe.train.steps, recipe.optim.lr, recipe.optim.warmup_steps) == (4, 5, 3e-6, 9)
+    assert [path.name for path in loaded.parents] == ["root.toml", "a.toml", "b.toml"]
+    assert loaded.origins["train.steps"] == f"{tmp_path / 'a.toml'}:3"
+    assert loaded.origins["optim.lr"] == f"{tmp_path / 'b.toml'}:3"
+    assert loaded.origins["optim.warmup_steps"] == f"{tmp_path / 'root.toml'}:6"
+
+
+def test_a_circle_of_parents_is_an_error_at_the_line_that_closes_it(tmp_path):
+    child = write(tmp_path, child='extends = "a.toml"\n' + MODEL_AND_DATA, a='\nextends = "child.toml"\n')
+    with pytest.raises(RecipeError, match=r"extends itself, through child\.toml") as caught:
         load_recipe(child)
-    assert caught.value.where == f"{parent}:1"
+    assert caught.value.where == f"{tmp_path / 'a.toml'}:2"
+    chain = {f"r{i}": f'extends = "r{i + 1}.toml"\n' for i in range(20)}
+    with pytest.raises(RecipeError, match="more than 15 files"):
+        load_recipe(write(tmp_path, **chain, r20=MODEL_AND_DATA))
+    with pytest.raises(RecipeError, match="or a list of such paths"):
+        load_recipe(write(tmp_path, odd='extends = ["a.toml", 3]\n', a="[train]\nsteps = 1\n"))
 
 
 def test_a_problem_in_the_parent_is_shown_at_the_parents_line(child):

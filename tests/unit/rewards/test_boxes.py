@@ -173,6 +173,9 @@ def test_the_same_box_twice_is_one_box_and_two_boxes_are_two() -> None:
     assert len(read_boxes("[1, 2, 3, 4], I repeat: (1, 2), (3, 4)", THOUSAND).shapes) == 1
     assert len(read_boxes("(1,2),(3,4)(5,6),(7,8)", THOUSAND).shapes) == 2
     assert len(read_boxes("[1, 2, 3, 4] or [1, 2, 3, 5]", THOUSAND).shapes) == 2
+    assert (
+        len(read_boxes("[1, 2, 3, 4] 5 6 7 8", THOUSAND).shapes) == 1
+    )  # bare numbers count only without anything else
 
 
 def test_a_box_means_what_its_space_says() -> None:

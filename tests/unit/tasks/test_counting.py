@@ -78,6 +78,10 @@ def test_the_reward_by_hand(response: str, accuracy: float, form: float, nearnes
     assert note in parts["note"] and bool(note) == bool(parts["note"])
 
 
+def test_nearness_at_a_truth_of_0() -> None:
+    assert [scored(GOOD.format(n), truth=0)["nearness"] for n in (0, 1, 2)] == [1.0, 0.0, 0.0]
+
+
 def test_a_cut_response_has_no_form_and_a_thought_may_be_optional() -> None:
     assert scored(GOOD.format("3"), finish="length")["format"] == 0
     assert scored("<answer>3</answer>", thought="optional")["format"] == 1

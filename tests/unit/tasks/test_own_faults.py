@@ -90,6 +90,35 @@ def test_a_wrong_result_is_named_with_the_function_and_its_line(
     assert "dataset.json" not in str(error.value.hint)  # that is the hint of the task's function alone
 
 
+COUNTING = """
+def count(verdict):
+    return {"long": len(verdict[0].response) > 1, "all": 1.0}
+
+def rate(sums):
+    return {"share": sums["long"] / sums["all"]}
+"""
+
+
+def pooling(folder: Path, old: str = "", new: str = "") -> Any:
+    text = FILE.replace("=whole", "=PooledMetrics(count, rate)").replace("NewRow,", "NewRow, PooledMetrics,", 1)
+    (folder / "t.py").write_text(text + (COUNTING.replace(old, new) if old else COUNTING))
+    return make_task(f"{folder / 't.py'}:task", {})
+
+
+def test_counts_of_a_set_metric_come_through_as_integers_and_a_mistake_is_named(tmp_path: Path) -> None:
+    metrics = pooling(tmp_path).set_metrics
+    verdicts = [(X, UNSCORED, {}), (RewardInput("h", {}), UNSCORED, {})]
+    assert metrics([*verdicts]) == {"share": 0.5}
+    assert metrics.sums(verdicts) == {"long": 1, "all": 2} and type(metrics.sums(verdicts)["long"]) is int
+    for old, new, message, line in (
+        ("1.0}", "1.5}", "`count` of `set_metrics` of .*: the count `all` is 1.5, not a whole number", 32),
+        ('sums["long"]', 'sums["short"]', "`metrics` of `set_metrics` of .* raised KeyError", 36),
+    ):
+        with pytest.raises(RecipeError, match=message) as error:
+            pooling(tmp_path, old, new).set_metrics(verdicts)
+        assert error.value.where == f"{tmp_path / 't.py'}:{line}"
+
+
 def test_a_mean_over_nothing_is_a_metric_that_is_not_defined(tmp_path: Path) -> None:
     task = load(tmp_path, '{"share": 0.5}', '{"share": float("nan"), "none": None}')
     assert task.set_metrics([]) == {"share": None, "none": None}

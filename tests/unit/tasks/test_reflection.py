@@ -13,10 +13,14 @@ from hypothesis import strategies as st
 from vlmrl.errors import RecipeError
 from vlmrl.evaluate.set_metrics import summarise_sets
 from vlmrl.rewards.base import UNSCORED
+from vlmrl.tasks import TASKS, make_task
 from vlmrl.tasks.reflection import (
     MAYE_WORDS,
+    PREFIXES,
     PROFILES,
     RATIOS,
+    REFLECTION,
+    STEMS,
     ReflectionCounts,
     count_reflection,
     count_words,
@@ -142,6 +146,56 @@ def test_a_task_can_have_them_as_metrics_of_the_whole_split():
         [{"prompt_id": f"p{i}", "sample": 0, "truth": {}, "images": []} for i in range(8)], num_resamples=0,
     )["metrics"]  # fmt: skip
     assert found["reflection/reflection_ratio"]["value"] == 0.5 and found["reflection/word/wait"]["value"] == 3.0
+
+
+VERDICTS = [(RewardInput(text, {}, num_tokens=n), UNSCORED, {"accuracy": a}) for text, a, n in BATCH]
+RECORDS = [{"prompt_id": f"p{i}", "sample": 0, "truth": {}, "images": []} for i in range(len(BATCH))]
+
+
+def test_both_profiles_at_once_by_hand_with_the_counts_that_they_come_from():
+    found = summarise_sets(REFLECTION, VERDICTS, RECORDS, num_resamples=0)
+    values = {name: metric["value"] for name, metric in found["metrics"].items()}
+    # The numbers of the two tests by hand above.
+    assert [values[f"reflection/{name}"] for name in RATIOS] == [3 / 8, 2 / 4, 1 / 4, 2 / 3, 2 / 5]
+    assert [values[f"reflection/maye/{name}"] for name in RATIOS] == [4 / 8, 2 / 4, 2 / 4, 2 / 4, 2 / 4]
+    assert values["reflection/words_per_1k_tokens"] == 90.0 and values["reflection/maye/words_per_1k_tokens"] == 110.0
+    sums = found["set_metrics"]["counts"]
+    assert sums["reflection/maye/word/wait"] == 3 and sums["reflection/word/wait"] == 2
+    named = ("responses", "tokens", "reflecting", "graded", "graded_reflecting", "correct", "correct_reflecting")
+    assert [sums[f"reflection/count/{name}"] for name in named] == [8, 100, 3, 8, 3, 4, 2]
+    assert [sums[f"reflection/maye/count/{name}"] for name in named] == [8, 100, 4, 8, 4, 4, 2]
+    for profile in PROFILES:  # whoever has the sums can compute every metric again
+        assert ReflectionCounts.from_flat(sums, profile) == counts(profile)
+
+
+def test_a_ratio_without_a_denominator_is_null_and_named_as_not_defined():
+    found = summarise_sets(REFLECTION, VERDICTS[3:4], RECORDS[3:4], num_resamples=0)  # right, without a word
+    left_out = ("reflection_ratio_in_incorrect_answers", "correct_ratio_in_reflection_texts")
+    assert found["set_metrics"]["undefined"] == [prefix + name for prefix in PREFIXES.values() for name in left_out]
+    assert not {f"reflection/{name}" for name in left_out} & found["metrics"].keys()
+
+
+@pytest.mark.parametrize("name", ["geometry3k", "mm_math"])
+def test_the_geometry_tasks_have_them(name: str):
+    assert name in TASKS
+    assert make_task(name, {}).set_metrics == REFLECTION
+    assert {*make_task(name, {}).measured_of_sets({})} == {
+        f"{prefix}{metric}" for prefix in PREFIXES.values() for metric in (*RATIOS, "words_per_1k_tokens")
+    }
+
+
+WORDS_OF_TEXTS = (
+    "re-check", "Rechecking", "reevaluations", "re-examined", "rethought", "thinking", "again", "it", "tried", "double",
+    "checks", "verifies", "wait", "Waiter", "\n", "checked", "evaluation", "examine", "certificate",
+    "\u2011", "K", "12.",
+)  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(WORDS_OF_TEXTS), max_size=12), st.sampled_from([" ", "-", "  ", ""]))
+def test_the_quick_search_finds_what_the_patterns_find(words: list[str], between: str):
+    text = between.join(words)
+    assert count_words(text) == {word: len(pattern.findall(text)) for word, pattern in STEMS.items()}
 
 
 def test_long_texts_take_linear_time():

@@ -24,7 +24,7 @@ def session(step: int = 3, *, train=None, evaluation=None, checkpoint=None, seco
         checkpoint=Checkpoint(**(checkpoint or {})),
     )
     journal = SimpleNamespace(progress=Progress(step=step, **progress), seconds=seconds, world=ALONE)
-    return SimpleNamespace(recipe=recipe, journal=journal, saver=Saver())
+    return SimpleNamespace(recipe=recipe, journal=journal, saver=Saver(), feed=SimpleNamespace(training_rows=12))
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +18,15 @@ from small_runs import Ears
 from vlmrl.algo.family import ALGORITHMS, Algorithm
 from vlmrl.data.packing import PromptTokens
 from vlmrl.dist.world import World
-from vlmrl.errors import RewardError
+from vlmrl.errors import RecipeError, RewardError
+from vlmrl.evaluate.outcomes import pooled_metrics
+from vlmrl.rewards.base import RewardSpec
 from vlmrl.rollout.sample import add_advantages, is_dead_group, mark_masked
+from vlmrl.store.metrics import encode
+from vlmrl.tasks import make_task
+from vlmrl.tasks.base import Task
+from vlmrl.tasks.pooled import PooledMetrics
+from vlmrl.tasks.reflection import RATIOS
 from vlmrl.train.credit import by_sample, critic_metrics
 from vlmrl.train.progress import Progress
 from vlmrl.train.reward_failures import count_failures
@@ -279,7 +288,67 @@ def test_group_metrics_by_hand():
     assert metrics["rollout/dead_group_share"] == pytest.approx(2 / 3)
     assert metrics["rollout/truncated_share"] == pytest.approx(1 / 6)
     assert metrics["rollout/response_tokens_mean"] == 3
+    assert [metrics[f"rollout/response_tokens_{name}"] for name in ("p10", "p50", "p90", "max")] == [3, 3, 3, 3]
     assert metrics["reward/low"] <= metrics["reward/mean"] <= metrics["reward/high"]
+
+
+def test_the_lengths_of_a_step_have_quantiles():
+    lengths = [1, 2, 3, 4, 11]
+    samples = [
+        replace(s, trajectory=replace(s.trajectory, segments=(Segment("assistant", tuple(range(n)), True),)))
+        for k, n in enumerate(lengths)
+        for s in [sample(k, 0.0)]
+    ]
+    metrics = group_metrics([group(*samples)])
+    # Of five values the quantile q is at place 4 q, counted from 0: 1 + 0.4, the third, 4 + 0.6 * 7.
+    assert metrics["rollout/response_tokens_p10"] == pytest.approx(1.4)
+    assert metrics["rollout/response_tokens_p50"] == 3
+    assert metrics["rollout/response_tokens_p90"] == pytest.approx(8.2)
+    assert metrics["rollout/response_tokens_mean"] == pytest.approx(4.2)
+
+
+def reflecting(*texts_and_scores: tuple[str, float | None], name: str = "p", source: str = "t") -> Group:
+    samples = [
+        replace(
+            sample(k, 0.0), text=text,
+            score=Score(math.nan, {}, error="x") if score is None else Score(score, {"accuracy": score}),
+        )
+        for k, (text, score) in enumerate(texts_and_scores)
+    ]  # fmt: skip
+    return Group(Row(name, source, "geometry3k", {}), "prompt", tuple(samples))
+
+
+def source(name: str, task: Task) -> Any:
+    return SimpleNamespace(name=name, task=task, reward=RewardSpec("r", lambda x: 0.0, {}, {}, accuracy="accuracy"))
+
+
+def test_reflection_of_a_step_is_pooled_over_its_groups_and_sources():
+    sources = [source("t", make_task("geometry3k", {})), source("u", make_task("mm_math", {}))]
+    groups = [
+        reflecting(("Wait, I verify.", 1.0), ("So 3.", 0.0)),
+        reflecting(("The waiter.", 0.0), ("wait", None), name="q", source="u"),
+    ]
+    metrics = pooled_metrics(groups, sources)
+    # default: 2 of 4 reflect ("waiter" does not); graded are three, of which one is right, and it reflects.
+    ratios = [metrics[f"reflection/{name}"] for name in RATIOS]
+    assert ratios == [2 / 4, 1 / 1, 0 / 2, 1 / 1, 0 / 2]
+    # maye: 3 of 4 reflect; of the two wrong ones one does.
+    assert [metrics[f"reflection/maye/{name}"] for name in RATIOS] == [3 / 4, 1 / 1, 1 / 2, 1 / 2, 0 / 1]
+    assert metrics["reflection/words_per_1k_tokens"] == 1000 * 3 / 12  # four responses of three tokens
+    assert metrics["reflection/maye/word/wait"] == 3.0 and metrics["reflection/count/graded"] == 3.0
+    wrong = pooled_metrics([reflecting(("So 3.", 0.0))], sources)
+    assert wrong["reflection/reflection_ratio_in_correct_answers"] is None
+    assert "reflection/reflection_ratio_in_correct_answers" in json.dumps(encode(wrong))
+    assert pooled_metrics(groups, [source("t", Task("a", "b", "c")), source("u", Task("a", "b", "c"))]) == {}
+
+
+def test_a_task_that_cannot_count_a_response_loses_its_metrics_and_the_step_goes_on():
+    def breaks(verdict: Any) -> dict[str, int]:
+        raise RecipeError("no")
+
+    broken = replace(make_task("geometry3k", {}), set_metrics=PooledMetrics(breaks, lambda sums: {}))
+    groups = [reflecting(("a", 1.0), ("b", 0.0))]
+    assert pooled_metrics(groups, [source("t", broken)]) == {"reward/set_metrics_errors": 2.0}
 
 
 def test_the_reward_of_one_group_has_no_interval():

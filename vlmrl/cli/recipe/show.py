@@ -1,4 +1,4 @@
-"""`vlmrl recipe show`: print a recipe with its parent and overrides applied."""
+"""`vlmrl recipe show`: print a recipe with its parents and overrides applied."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ def show(
     overrides: options.Set = None,
     as_json: options.Json = False,
 ) -> None:
-    """Print a recipe with its parent and overrides applied.
+    """Print a recipe with its parents and overrides applied; of a base recipe, which lacks a table, its own text.
 
     Example: vlmrl recipe show recipes/digits_im.toml --origin --set optim.lr=1e-4
     """
     from vlmrl.recipe.explain import toml_lines
+    from vlmrl.recipe.files import text_of_base
     from vlmrl.recipe.load import load_recipe
+    from vlmrl.visible import visible
 
+    text = None if origin or overrides or as_json else text_of_base(recipe)
+    if text is not None:
+        typer.echo("\n".join(map(visible, text.splitlines())))
+        return
     loaded = load_recipe(recipe, overrides=overrides or [])
     if as_json:
         emit(loaded.resolved, True)

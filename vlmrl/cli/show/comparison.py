@@ -6,8 +6,8 @@ from typing import Any
 
 from vlmrl.cli.output import show_table, tell
 
-QUIET_GROUPS = ("time/", "memory/")
-"""Prefixes of metrics that are not in the tables, but in --json."""
+QUIET_GROUPS = ("time/", "memory/", "reflection/")
+"""Groups of metrics that are not in the tables, but in --json."""
 
 
 def side_title(side: dict[str, Any]) -> str:
@@ -27,7 +27,10 @@ def show_differences(title: str, rows: list[dict[str, Any]], none: str) -> None:
 
 
 def show_side_by_side(title: str, rows: list[dict[str, Any]]) -> None:
-    shown = [r for r in rows if not r["key"].startswith(QUIET_GROUPS) and not r["key"].endswith(("_low", "_high"))]
+    quiet = [f"/{group}" for group in QUIET_GROUPS]
+    shown = [
+        r for r in rows if not r["key"].endswith(("_low", "_high")) and not any(g in f"/{r['key']}" for g in quiet)
+    ]
     if len(shown) < 2:
         return
     tell("")
@@ -73,6 +76,9 @@ def show_paired(evaluation: dict[str, Any]) -> None:
         tell(words_of_power(evaluation["power"]))
     if evaluation["label"]:
         tell(f"these are {evaluation['label']}")
+    if evaluation["blind_probe"]:
+        for text in evaluation["blind_probe"]["conclusion"]:
+            tell(text)
     if evaluation["rows_with_other_truth"]:
         tell(f"{evaluation['rows_with_other_truth']} rows left out: the same prompt has another truth")
 
@@ -89,6 +95,36 @@ def show_checkpoints(entries: list[dict[str, Any]]) -> None:
         tell("\nOver checkpoints (selected by validation alone)")
     for entry in shown:
         tell(f"{entry['side']}  {entry['evaluation']}: {words_of_steps(entry)}")
+
+
+def show_epochs(entries: list[dict[str, Any]]) -> None:
+    """Print the results over epochs of each side, and below them which rows the maxima were chosen on."""
+    if not entries:
+        return
+    several = any(len(setting["runs"]) > 1 for entry in entries for setting in entry["settings"])
+    columns = ("", "metric", "before training", "mean", "selected", "maximum*", "paper: base, mean, max")
+    rows = []
+    for entry in entries:
+        for s in entry["settings"]:
+            bands = (_band(s[name]) for name in ("base", "mean", "selected", "max"))
+            paper = ", ".join(_value(s["paper"].get(name)) for name in ("base", "mean", "max")) if s["paper"] else ""
+            rows.append((f"{s['label']} {s['kind']}", entry["metric"], *bands, paper))
+    published = [i for i in range(len(columns)) if i < len(columns) - 1 or any(row[i] for row in rows)]
+    tell("")
+    show_table(
+        "Over epochs" + (", mean over runs +- one standard deviation" if several else ""),
+        [columns[i] for i in published],
+        [tuple(row[i] for i in published) for row in rows],
+        titled=True,
+    )
+    for label in dict.fromkeys(entry["label"] for entry in entries):
+        tell(f"* {label}")
+
+
+def _band(band: dict[str, Any] | None) -> str:
+    if band is None:
+        return "-"
+    return f"{band['mean']:.3f}" + ("" if band["sd"] is None else f" +- {band['sd']:.3f}")
 
 
 def _p_value(test: dict[str, Any] | None) -> str:

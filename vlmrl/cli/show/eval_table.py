@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     """Print the metrics of one evaluation. `other`: folder of the evaluation that it is compared with."""
     from vlmrl.evaluate.metrics import task_problems
-    from vlmrl.store.evaluated_rows import method_of, role_label, set_method_of
+    from vlmrl.evaluate.over_epochs import published_here
+    from vlmrl.store.evaluated_rows import images_of, method_of, role_label, set_method_of
 
     meta, sampling = result["meta"], result["meta"]["sampling"]
     of = meta["model"] if meta["checkpoint"] is None else f"{meta['model']} {meta['checkpoint']}"
     of += f" at {meta['endpoint']}" if meta.get("endpoint") else ""
     how = "greedy" if sampling["greedy"] else f"T={sampling['temperature']:g}, {sampling['samples']} samples per prompt"
-    numbers = (meta.get("paper") or {}).get("numbers") or {}
+    numbers = published_here(meta.get("paper") or {}, meta)
     baselines, differences = result["baselines"], result.get("differences", {})
     headers = ["metric", "value", "95% interval", "rows"]
     headers += ["blind baseline"] * bool(baselines) + ["paper"] * bool(numbers) + ["difference"] * bool(other)
@@ -32,6 +33,7 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
         row += [difference(differences.get(name))] if other else []
         rows.append(row)
     images = f"{result['images']:,} images, " if result["images"] else ""
+    images += f"shown: {changed}, " if (changed := images_of(meta)) else ""
     title = f"{of} on {meta['source']}/{meta['split']}: {result['prompts']:,} prompts, {images}{how}"
     show_table(title, headers, rows)
     tell(f"intervals: {method_of(result)}; - = none, because there is one cluster of rows")
@@ -57,10 +59,30 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
         say(f"the first: {refused['first']}")
     for problem in task_problems(result):
         say(f"warning: {problem}")
+    if probe := result.get("blind_probe"):
+        show_blind_probe(probe)
     label = role_label(meta)
     if label:
         tell(f"these are {label}")
     say(f"saved in {result['folder']}")
+
+
+def show_blind_probe(probe: dict[str, Any]) -> None:
+    """Print how much of the metrics needs the images."""
+    from vlmrl.evaluate.blind_probe import leading_metrics
+
+    tell("")
+    rows = []
+    for name in leading_metrics(probe):
+        m, share = probe["metrics"][name], probe["metrics"][name]["share"]
+        part = "-" if share is None else f"{number(share['value'])} {interval(share)}"
+        chance = number(m["chance"]["value"]) if m["chance"] else ""
+        needed = difference({"value": m["difference"], "low": m["low"], "high": m["high"]})
+        rows.append([name, number(m["normal"]), number(m["changed"]), needed, part, chance])
+    headers = ("metric", "with images", f"without ({probe['images']})", "needs the images", "share", "chance")
+    show_table(f"Blind probe against {probe['normal']}", headers, rows)
+    for text in probe["conclusion"]:
+        tell(text)
 
 
 def number(value: float | None) -> str:
@@ -87,6 +109,7 @@ def difference(m: dict[str, Any] | None) -> str:
 
 def result_fields(folder: Path, evaluation: Evaluation, other: Path | None) -> dict[str, Any]:
     """Return one evaluation for `--json`: its summary, its folder, and differences to another evaluation."""
+    from vlmrl.evaluate.blind_probe import probe_of
     from vlmrl.evaluate.compare import differences
     from vlmrl.evaluate.records import read_evaluation
     from vlmrl.evaluate.scoring_rewards import scored_alike
@@ -94,6 +117,8 @@ def result_fields(folder: Path, evaluation: Evaluation, other: Path | None) -> d
     result = {"name": folder.name, "folder": str(folder), **evaluation.summary}
     if "set_metrics" in result:
         result["set_metrics"] = {name: value for name, value in result["set_metrics"].items() if name != "replicates"}
+    if (probe := probe_of(folder, evaluation)) is not None:
+        result["blind_probe"] = probe
     if other is not None:
         before = read_evaluation(other)
         metas = [e.summary.get("meta") or {} for e in (before, evaluation)]

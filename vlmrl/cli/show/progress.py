@@ -55,11 +55,13 @@ class ConsoleWatcher:
     def validation(self, step: int, summary: Mapping[str, Any], best: bool) -> None:
         shown = ("reward", "accuracy", "brier", "auc", "parse_failure")
         parts = [f"{n} {_with_interval(summary, f'eval/{n}')}" for n in shown if f"eval/{n}" in summary]
+        others = {n.removeprefix("eval/"): v for n, v in summary.items() if n.endswith(("/reward", "/accuracy"))}
+        others = {n: v for n, v in others.items() if "/" in n}
         if not parts:
-            parts = [
-                f"{n.removeprefix('eval/')} {v:.3f}" for n, v in summary.items() if n.endswith(("/reward", "/accuracy"))
-            ]
+            parts = [f"{n} {v:.3f}" for n, v in others.items()]
         self._line(f"validation at step {step}: " + "  ".join(parts) + ("  (best so far)" if best else ""))
+        for cell, numbers in by_cell(summary).items() if len(parts) != len(others) else ():
+            self._line(f"  {cell}: " + "  ".join(numbers))
 
     def sample(self, step: int, group: Group) -> None:
         from vlmrl.store.secrets.redact import redact_said, redact_text
@@ -162,6 +164,21 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
     parts.append(f"{m['memory/peak_bytes'] / 2**30:.1f} GiB")
     parts.append(f"{m['time/step_seconds']:.1f} s")
     return parts
+
+
+def by_cell(summary: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return set and setting -> their numbers: accuracy, else reward, and pass@k, maj@k and mean@k of the largest k.
+
+    Empty for a recipe without sets and settings.
+    """
+    cells: dict[str, dict[str, str]] = {}
+    for name in summary:
+        cell, _, metric = name.removeprefix("eval/").rpartition("/")
+        if cell and metric.partition("@")[0] in ("accuracy", "reward", "pass", "maj", "mean"):
+            kind = "accuracy" if metric == "reward" else metric.partition("@")[0]
+            if kind != "accuracy" or metric == "accuracy" or "accuracy" not in cells.get(cell, {}):
+                cells.setdefault(cell, {})[kind] = f"{metric} {_with_interval(summary, name)}"
+    return {cell.replace("/", " "): list(numbers.values()) for cell, numbers in cells.items() if "accuracy" in numbers}
 
 
 def _with_interval(summary: Mapping[str, Any], name: str) -> str:

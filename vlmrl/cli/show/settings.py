@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlmrl.cli.output import show_table, tell
-from vlmrl.cli.show.comparison import show_checkpoints, side_title
+from vlmrl.cli.show.comparison import show_checkpoints, show_epochs, side_title
 
 
 def show_settings(result: dict[str, Any]) -> None:
@@ -20,6 +20,7 @@ def show_settings(result: dict[str, Any]) -> None:
     tell(f"intervals: {result['intervals']}")
     tell(f"tests: {result['tests']}")
     show_checkpoints(result["checkpoints"])
+    show_epochs(result["epochs"])
     for note in result["notes"]:
         tell(f"\n{note}")
 

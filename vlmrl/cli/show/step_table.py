@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from vlmrl.cli.show.progress import by_cell
+
 if TYPE_CHECKING:
     from vlmrl.store.tail import Followed
 
@@ -66,7 +68,8 @@ def _validation(followed: Followed) -> str:
     if not lines:
         return "no validation yet"
     line = f"validation at step {lines[-1]['step']}: {_number(lines[-1].get('eval/metric'), '.4f')}"
-    return line + (f"; best {best.metric} {best.value:.4f} at step {best.step}" if best else "")
+    line += f"; best {best.metric} {best.value:.4f} at step {best.step}" if best else ""
+    return "\n".join([line, *(f"  {cell}: {'  '.join(numbers)}" for cell, numbers in by_cell(lines[-1]).items())])
 
 
 def columns(line: Mapping[str, Any]) -> dict[str, str]:

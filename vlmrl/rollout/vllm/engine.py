@@ -72,7 +72,7 @@ class VllmEngine(Generator):
     Raises: EngineError when vllm cannot be imported, cannot generate for the model, or does not start.
     """
 
-    copies_weights, works_alone, max_open = True, False, MAX_SEQUENCES
+    copies_weights, works_alone, admits, max_open = True, False, True, MAX_SEQUENCES
 
     def __init__(
         self, weights: WeightSource, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]

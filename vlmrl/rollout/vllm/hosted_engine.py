@@ -129,7 +129,7 @@ class HostedEngine(Generator):
     Raises: EngineError when one does not start.
     """
 
-    copies_weights = True
+    copies_weights = admits = True
 
     def __init__(
         self,

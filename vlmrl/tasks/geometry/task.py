@@ -16,6 +16,7 @@ from typing import Any
 from vlmrl.errors import DataError
 from vlmrl.rewards.math.answer_text import BOX
 from vlmrl.tasks.base import Task
+from vlmrl.tasks.reflection import FACTS, REFLECTION
 from vlmrl.types import Row
 
 GRADING: tuple[str, Mapping[str, Any]] = ("math", {})
@@ -87,6 +88,8 @@ def geometry_task(collection: Collection, info: Mapping[str, Any], variant: str 
         validate=truth_problems,
         profiles={"default": GRADING, "maye": PUBLISHED_GRADING},
         by=("topic",),
+        set_metrics=REFLECTION,
+        metrics=FACTS,
         trace=partial(write_trace, chosen),
         variant=chosen,
         variants=VARIANTS,

@@ -1,0 +1,230 @@
+"""Pictures in the place of a row's images, to measure how much of an accuracy needs the images (`--images`).
+
+All pictures are drawn again from their description: the same on every machine, and never stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from vlmrl.data.bounded_cache import BoundedCache
+from vlmrl.data.dataset import Dataset
+from vlmrl.data.image_swap import ImagePlace
+from vlmrl.data.images import image_hash
+from vlmrl.errors import RecipeError, listed
+from vlmrl.types import Media, Row
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
+
+ChangeKind = Literal["blank", "shuffled", "noise", "low"]
+KINDS: tuple[ChangeKind, ...] = get_args(ChangeKind)
+GREY = (128, 128, 128)
+"""Colour of a blank image, RGB."""
+LOW_SIDE = 32
+"""Longer side in pixels that `low` scales an image down to, if no other is given."""
+DESCRIPTIONS: Mapping[ChangeKind, str] = {
+    "blank": "grey images of the same size",
+    "shuffled": "the images of another row",
+    "noise": "random pixels of the same size",
+    "low": "images scaled down to {side} pixels on the longer side, and up again to their size",
+}
+SHOWN_BYTES = 2**28
+"""Maximum size in bytes of the cache of drawn pictures."""
+
+
+@dataclass(frozen=True)
+class ImageChange:
+    """Change of the images that a model sees.
+
+    Args:
+        side: for `low`: longer side of the small image, in pixels; else 0.
+    """
+
+    kind: ChangeKind
+    side: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> ImageChange:
+        """Return the change for `blank`, `shuffled`, `noise`, `low` or `low:64`. Raises: RecipeError for other texts.
+
+        `str` of a change gives a text that is parsed to the same change.
+        """
+        name, colon, number = text.strip().partition(":")
+        kind = next((kind for kind in KINDS if kind == name), None)
+        if kind is None:
+            hint = listed(name, list(KINDS), "choices")
+            raise RecipeError(f"--images cannot be `{text}`", hint=hint)
+        if not colon:
+            return cls(kind, LOW_SIDE if kind == "low" else 0)
+        if kind != "low" or not number.isascii() or not number.isdigit() or not 1 <= int(number) <= 4096:
+            raise RecipeError(
+                f"--images cannot be `{text}`", hint="low:N has the longer side in pixels, from 1 to 4096: low:64"
+            )
+        return cls(kind, int(number))
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.side}" if self.side else self.kind
+
+    @property
+    def described(self) -> str:
+        """The change in words."""
+        return DESCRIPTIONS[self.kind].format(side=self.side)
+
+
+def parse_changes(text: str | None) -> tuple[ImageChange, ...]:
+    """Return the changes of a list such as `blank,low:64`; () for None. Raises: RecipeError for other texts."""
+    if text is None:
+        return ()
+    return tuple(dict.fromkeys(ImageChange.parse(one) for one in text.split(",")))
+
+
+@dataclass(frozen=True, slots=True)
+class ShownMedia(Media):
+    """Reference to a drawn picture. `sha256` is the hash of its file (`picture_file`).
+
+    Args:
+        change: what was done.
+        original: the row's own image.
+        key: text that random pixels come from.
+    """
+
+    change: ImageChange = field(kw_only=True, compare=False)
+    original: Media = field(kw_only=True, compare=False)
+    key: str = field(kw_only=True, compare=False)
+
+
+def noise_key(seed: int, prompt_id: str, position: int) -> str:
+    """Return the text that the random pixels of an image come from. `position`: of the image in its row."""
+    return f"{seed}\x1f{prompt_id}\x1f{position}"
+
+
+def leaves_as_it_is(change: ImageChange, media: Media) -> bool:
+    """Return whether the model sees an image unchanged: one that is not larger than `low` would make it."""
+    return change.kind == "low" and max(media.width, media.height) <= change.side
+
+
+def draw_picture(change: ImageChange, original: PILImage | None, size: tuple[int, int], key: str) -> PILImage:
+    """Return the picture that is shown in the place of an image. RGB, of the same size.
+
+    Args:
+        original: the image, for `low`; None is enough for the others.
+        size: width and height of the image, in pixels.
+        key: of `noise_key`.
+    """
+    from PIL import Image
+
+    width, height = size
+    if change.kind == "blank":
+        return Image.new("RGB", size, GREY)
+    if change.kind == "noise":
+        pixels = hashlib.shake_128(key.encode("utf-8", "surrogatepass")).digest(3 * width * height)
+        return Image.frombytes("RGB", size, pixels)
+    assert change.kind == "low" and original is not None
+    scale = change.side / max(size)
+    small = (max(1, round(width * scale)), max(1, round(height * scale)))
+    return original.resize(small, Image.Resampling.BOX).resize(size, Image.Resampling.BILINEAR)
+
+
+def picture_file(image: PILImage) -> bytes:
+    """Return an RGB image as a PPM file: the same bytes for the same pixels, whichever libraries are installed."""
+    return b"P6\n%d %d\n255\n" % image.size + image.tobytes()
+
+
+class BlindedDataset:
+    """Dataset whose images are changed: it returns a picture for each `ShownMedia`, else the image as it is."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        self._pictures: BoundedCache[PILImage] = BoundedCache(SHOWN_BYTES, lambda image: 3 * image.width * image.height)
+
+    @property
+    def name(self) -> str:
+        return self.dataset.name
+
+    @property
+    def path(self) -> str:
+        return self.dataset.path
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        return self.dataset.info
+
+    @property
+    def splits(self) -> Mapping[str, int]:
+        return self.dataset.splits
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return self.dataset.notes
+
+    @property
+    def fingerprint(self) -> str:
+        return self.dataset.fingerprint
+
+    def rows(self, split: str) -> Sequence[Row]:
+        """Return the rows of a split, with their own images."""
+        return self.dataset.rows(split)
+
+    def image_bytes(self, media: Media) -> bytes:
+        return picture_file(self.image(media)) if isinstance(media, ShownMedia) else self.dataset.image_bytes(media)
+
+    def image(self, media: Media) -> PILImage:
+        if not isinstance(media, ShownMedia):
+            return self.dataset.image(media)
+        return self._pictures.get((media.sha256, media.width, media.height), lambda: self._draw(media))
+
+    def place_of(self, media: Media) -> str:
+        return self.dataset.place_of(media.original if isinstance(media, ShownMedia) else media)
+
+    def shown(self, change: ImageChange, original: Media, key: str) -> Media:
+        """Return the reference to the picture in the place of an image. Raises: DataError when the image is broken."""
+        if leaves_as_it_is(change, original):
+            return original
+        fields = {"width": original.width, "height": original.height}
+        media = ShownMedia("", **fields, change=change, original=original, key=key)
+        picture = self._draw(media)
+        media = replace(media, sha256=image_hash(picture_file(picture)))
+        self._pictures.get((media.sha256, media.width, media.height), lambda: picture)
+        return media
+
+    def _draw(self, media: ShownMedia) -> PILImage:
+        original = self.dataset.image(media.original) if media.change.kind == "low" else None
+        return draw_picture(media.change, original, (media.width, media.height), media.key)
+
+
+class Blinding:
+    """Rows of a source as the model sees them.
+
+    Args:
+        dataset: of the rows.
+        rows: the rows that are evaluated.
+        swaps: for `shuffled`: number of a row -> the images that it shows (`swap_images`).
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        rows: Sequence[Row],
+        change: ImageChange,
+        seed: int,
+        swaps: Sequence[Sequence[ImagePlace]] = (),
+    ) -> None:
+        self.dataset, self.change = BlindedDataset(dataset), change
+        self._rows, self._seed, self._swaps = rows, seed, swaps
+
+    def row(self, number: int, row: Row) -> Row:
+        """Return a row with the images that the model sees. `number`: of the row in `rows`.
+
+        The same change, seed and rows give the same images.
+        """
+        if self.change.kind == "shuffled":
+            return replace(row, media=tuple(self._rows[n].media[position] for n, position in self._swaps[number]))
+        media = (
+            self.dataset.shown(self.change, one, noise_key(self._seed, row.prompt_id, position))
+            for position, one in enumerate(row.media)
+        )
+        return replace(row, media=tuple(media))

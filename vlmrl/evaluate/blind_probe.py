@@ -1,0 +1,220 @@
+"""Blind probe: how much of an accuracy needs the images, from a normal evaluation and one with changed images.
+
+All differences are normal minus changed, row by row. Rows that the change leaves as they are do not count.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import StoreError
+from vlmrl.evaluate.interval import excludes_zero
+from vlmrl.evaluate.metrics import LENGTHS, Record, baselines, image_ids
+from vlmrl.evaluate.paired import (
+    PairedColumn,
+    joined_by,
+    joined_ranges,
+    paired_columns,
+    paired_differences,
+    shared_rows,
+)
+from vlmrl.evaluate.record_table import SHOWN_IMAGES
+from vlmrl.evaluate.records import Evaluation, read_evaluation
+from vlmrl.evaluate.repeated import BEGINNINGS
+from vlmrl.evaluate.scoring_rewards import scored_alike
+from vlmrl.evaluate.share import lost_share
+from vlmrl.evaluate.tested import LEADING, tests_of
+from vlmrl.metric import metric_facts
+from vlmrl.store.evaluated_rows import images_of
+from vlmrl.visible import plural
+
+NORMAL = "normal"
+"""Key of `meta`: the normal evaluation that one with changed images is compared with, by name or folder."""
+ANSWER = "answer"
+"""Field of a truth that holds the answer, if there is one; else the whole truth is taken for it."""
+
+
+def normal_folder(folder: Path, meta: Mapping[str, Any]) -> Path | None:
+    """Return the folder of the normal evaluation that an evaluation with changed images names; None if it is gone.
+
+    Args:
+        folder, meta: of the evaluation with changed images.
+    """
+    name = meta.get(NORMAL)
+    if not isinstance(name, str) or images_of(meta) is None:
+        return None
+    places = [folder.parent / name, Path(name)]
+    return next((place for place in places if (place / "summary.json").is_file()), None)
+
+
+def probe_of(folder: Path, evaluation: Evaluation) -> dict[str, Any] | None:
+    """Return the blind probe of an evaluation with changed images; None for a normal one, or without its partner.
+
+    Raises: StoreError when the normal evaluation cannot be read.
+    """
+    meta = evaluation.summary.get("meta") or {}
+    normal = normal_folder(folder, meta)
+    return None if normal is None else {NORMAL: str(normal), **blind_probe(read_evaluation(normal), evaluation)}
+
+
+def blind_probe(normal: Evaluation, changed: Evaluation) -> dict[str, Any]:
+    """Return how much of the metrics needs the images, as JSON values.
+
+    Args:
+        normal: evaluation with the images as they are.
+        changed: evaluation of the same rows with changed images.
+    Returns: {"images": the change, "prompts", "rows": that count, "without_images", "unchanged", "unpaired": prompts
+        that do not count, "same_answer": prompts whose shown images belong to a row with the same answer (only for
+        shuffled images), "scored_alike", "metrics": name -> {"normal", "changed", "difference", "low", "high", "n",
+        "clusters", "range", "share": (difference / normal) {"value", "low", "high"} or None, "chance": {"value",
+        "what"} or None, "test"}, "other_answer": {"prompts", "metrics"} of the rows whose shown images belong to rows
+        with another answer, or None, "conclusion": sentences}.
+    Raises: StoreError when `normal` was made with changed images, or `changed` was not.
+    """
+    metas = [e.summary.get("meta") or {} for e in (normal, changed)]
+    change = images_of(metas[1])
+    if images_of(metas[0]) is not None or change is None:
+        raise StoreError("a blind probe needs a normal evaluation and one with changed images")
+    pairs, _ = shared_rows(changed.rows, normal.rows)
+    bare = {r["prompt_id"] for r, _ in pairs if not r["images"]}
+    same = {r["prompt_id"] for r, _ in pairs if r["images"] and shown_ids(r) == image_ids(r)}
+    counted = [(c, n) for c, n in pairs if c["prompt_id"] not in bare | same]
+    prompts = {r["prompt_id"] for r in (*normal.rows, *changed.rows)}
+    alike = scored_alike(*metas) is not False
+    result = {
+        "images": change,
+        "prompts": _prompts(counted),
+        "rows": len(counted),
+        "without_images": len(bare),
+        "unchanged": len(same),
+        "unpaired": len(prompts - {c["prompt_id"] for c, _ in pairs}),
+        "same_answer": None,
+        "scored_alike": alike,
+        "metrics": _measured(counted, normal.summary, changed.summary, alike),
+        "other_answer": None,
+    }
+    if change == "shuffled":
+        answers = _answers_by_images(normal.rows)
+        others = [(c, n) for c, n in counted if _answer(n) not in answers.get(shown_ids(c), ())]
+        result["same_answer"] = result["prompts"] - _prompts(others)
+        if others and result["same_answer"]:
+            measured = _measured(others, normal.summary, changed.summary, alike)
+            result["other_answer"] = {"prompts": _prompts(others), "metrics": measured}
+    return {**result, "conclusion": conclusions(result)}
+
+
+def shown_ids(row: Record) -> tuple[str, ...]:
+    """Return the content hashes of the images that the model saw."""
+    shown = row.get(SHOWN_IMAGES)
+    return image_ids(row) if shown is None else tuple(image["sha256"] for image in shown)
+
+
+def _prompts(pairs: Sequence[tuple[Record, Record]]) -> int:
+    return len({c["prompt_id"] for c, _ in pairs})
+
+
+def _measured(
+    pairs: Sequence[tuple[Record, Record]], of_normal: Mapping[str, Any], of_changed: Mapping[str, Any], alike: bool
+) -> dict[str, dict[str, Any]]:
+    """Return metric -> its numbers on pairs (row with changed images, normal row)."""
+    changed, normal = [c for c, _ in pairs], [n for _, n in pairs]
+    ranges, by = joined_ranges(of_changed, of_normal), joined_by(of_changed, of_normal)
+    columns = paired_columns(normal, changed, ranges, by)
+    differences = paired_differences(normal, changed, ranges, by)
+    tests, chances = tests_of(columns), baselines(normal)
+    return {
+        name: {
+            "normal": d["b"],
+            "changed": d["a"],
+            "difference": d["value"],
+            **{key: d[key] for key in ("low", "high", "n", "clusters", "range")},
+            "share": _share(name, columns[name], of_normal),
+            "chance": chances.get(name),
+            "test": tests.get(name),
+        }
+        for name, d in differences.items()
+        if alike or not name.startswith(("reward", "part/"))
+    }
+
+
+def _share(name: str, column: PairedColumn, summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the share of a metric that is lost; None where it is not defined, or lower is not worse."""
+    better = (summary["metrics"].get(name) or {}).get("better") or metric_facts(name).better
+    if column.declared is None or column.declared[0] != 0 or better != "higher" or name in LENGTHS:
+        return None
+    share = lost_share(column.after, column.before, column.clusters, column.declared)
+    ends = (None if math.isnan(end) else end for end in (share.low, share.high))
+    return {"value": share.mean, "low": next(ends), "high": next(ends)} if share.n else None
+
+
+def _answer(row: Record) -> str:
+    """Return the answer of a row as text: the task's label, else the truth's answer, else the whole truth."""
+    label = row["outcome"].get("label")
+    value = row["truth"].get(ANSWER, row["truth"]) if label is None else label
+    return json.dumps(value, sort_keys=True)
+
+
+def _answers_by_images(rows: Sequence[Record]) -> dict[tuple[str, ...], set[str]]:
+    """Return images of a row -> the answers of all rows with these images."""
+    answers: dict[tuple[str, ...], set[str]] = {}
+    for row in rows:
+        answers.setdefault(image_ids(row), set()).add(_answer(row))
+    return answers
+
+
+def leading_metrics(probe: Mapping[str, Any]) -> list[str]:
+    """Return the metrics that are shown first: accuracy, else reward, and pass@k, maj@k and mean@k."""
+    names = list(probe["metrics"])
+    return [n for n in LEADING if n in names][:1] + [n for n in names if n.startswith(BEGINNINGS)]
+
+
+def conclusions(probe: Mapping[str, Any]) -> list[str]:
+    """Return the result of a blind probe in sentences, the most important one first."""
+    prompts = probe["prompts"]
+    texts = [
+        f"{_sentence(name, probe['metrics'][name], probe['images'])}; {prompts:,} prompt{plural(prompts)}."
+        for name in leading_metrics(probe)[:1]
+    ]
+    if not texts:
+        texts = ["No row can be compared with and without its images."]
+    if probe["same_answer"]:
+        texts.append(
+            f"{probe['same_answer']:,} of {prompts:,} prompts were shown the images of a prompt with the same answer."
+        )
+    if other := probe["other_answer"]:
+        name = leading_metrics(probe)[0]
+        texts.append(f"On the other prompts: {_lower(_sentence(name, other['metrics'][name], probe['images']))}.")
+    reasons = {
+        "without_images": "Prompts without images, which do not count",
+        "unchanged": "Prompts whose images are not larger than the small ones, which do not count",
+        "unpaired": "Prompts that are only in one of the two evaluations, or with another truth",
+    }
+    texts += [f"{words}: {probe[key]:,}." for key, words in reasons.items() if probe[key]]
+    if not probe["scored_alike"]:
+        texts.append("The two evaluations were scored by different rewards: `reward` and its parts are left out.")
+    return texts
+
+
+def _sentence(name: str, m: Mapping[str, Any], change: str) -> str:
+    """Return the difference of a metric in words, without the final full stop."""
+    ends = "" if m["low"] is None else f" [{m['low']:.3f}, {m['high']:.3f}]"
+    numbers = f"{m['normal']:.3f} with the true images and {m['changed']:.3f} with changed ones ({change}"
+    if chance := m["chance"]:
+        numbers += f"; {chance['what']}: {chance['value']:.3f}"
+    numbers += ")"
+    if not excludes_zero(m["low"], m["high"]):
+        return f"It is not clear whether the {name} needs the images: {numbers}, difference {m['difference']:.3f}{ends}"
+    if m["difference"] < 0:
+        return f"The {name} is higher without the true images: {numbers}, difference {m['difference']:.3f}{ends}"
+    share = m["share"]
+    ends_of_share = "" if share is None or share["low"] is None else f" [{share['low']:.0%}, {share['high']:.0%}]"
+    part = "" if share is None else f", a share of {share['value']:.0%}{ends_of_share}"
+    return f"The {name} is {numbers}: {m['difference']:.3f}{ends} of it needs the images{part}"
+
+
+def _lower(text: str) -> str:
+    return text[0].lower() + text[1:]
