@@ -77,7 +77,8 @@ def evaluate_endpoint(
             name = layout.eval_name(one.rows.source.name)
             identity = journal_identity(one.meta)
             journals.append(ResponseJournal(root, name, identity, rows=one.rows.count, samples=settings.samples))
-            results.append(_evaluate_one(recipe, one, settings, client, journals[-1], count))
+        for one, journal in zip(planned, journals, strict=True):
+            results.append(_evaluate_one(recipe, one, settings, client, journal, count))
         with create_eval_run(root, recipe, origin, [p.rows for p in planned], argv) as run:
             evaluated = [
                 _write(layout.eval_dir(run.dir, one.name), *result)
