@@ -170,7 +170,7 @@ def eval_(
     if normal:
         if len(rows) > 1:
             raise RecipeError("--normal is of one source, and there are several", hint="name it: --source NAME")
-        one = find_evaluation(normal, root, rows[0].source.split, rows[0].source.name)
+        one = find_evaluation(normal, root, rows[0].source.split, rows[0].source.name, "--normal")
         settings = replace(settings, normal=one)
     planned = work.plan(settled, origin, rows, chosen.run_dir, settings, argv)
     if not launched():

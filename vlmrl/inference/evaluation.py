@@ -147,11 +147,11 @@ def plan(
         )
     planned = []
     for one in rows:
-        name = _name(settings, origin, one, len(rows))
-        planned_one = PlannedEvaluation(one, name, _meta(recipe, origin, one, settings, argv))
-        planned += _with_changes(planned_one, run_dir, settings)
-    for one in planned if run_dir is not None else ():
-        _check_free(layout.eval_dir(run_dir, one.name), one.meta, settings.force)
+        name, meta = _name(settings, origin, one, len(rows)), _meta(recipe, origin, one, settings, argv)
+        planned += _with_changes(PlannedEvaluation(one, name, meta), run_dir, settings)
+    if run_dir is not None:
+        for one in planned:
+            _check_free(layout.eval_dir(run_dir, one.name), one.meta, settings.force)
     return planned
 
 
