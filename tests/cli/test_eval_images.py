@@ -155,7 +155,10 @@ def test_a_normal_evaluation_that_is_named_is_not_made_again(place: Path) -> Non
         for words, message in (
             (["--normal", blank["folder"]], "itself made with changed images (blank)"),
             (["--normal", normal["folder"], "--max-rows", "3"], "made with another max_rows"),
-            (["--normal", normal["folder"], "--set", "rollout.stop=['x']"], "made with another generation_sha256"),
+            (
+                ["--normal", normal["folder"], "--set", "rollout.stop=['x']"],
+                "made with another setting of [model], or of rollout.engine, top_p, top_k or stop",
+            ),
         ):
             refused = evaluate(place, endpoint, "--images", "noise", *words)
             assert refused.code == 2 and message in refused.err and "Traceback" not in refused.err

@@ -19,7 +19,6 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.evaluate.run import evaluate_responses
-from vlmrl.evaluate.scoring_rewards import scored_alike, scored_by
 from vlmrl.inference.blinded import (
     GENERATION_KEY,
     ShownRows,
@@ -30,11 +29,13 @@ from vlmrl.inference.blinded import (
     require_images,
 )
 from vlmrl.inference.engine_responses import EngineResponder, engine_identity
+from vlmrl.inference.eval_identity import require_name
 from vlmrl.inference.eval_rows import EvalRows
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards import reward_record
 from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.outages import Outages
 from vlmrl.setup.engine import make_generator
 from vlmrl.setup.model import greedy_params, load_origin, make_encoder, make_policy
 from vlmrl.setup.model_origin import ModelOrigin
@@ -42,30 +43,14 @@ from vlmrl.setup.run_records import dataset_record
 from vlmrl.setup.sources import make_scorer
 from vlmrl.store import layout
 from vlmrl.store.clock import now
-from vlmrl.store.evaluated_rows import names_a_step, read_summary
+from vlmrl.store.evaluated_rows import names_a_step
 from vlmrl.store.metrics import encode
 from vlmrl.store.open_run import create_run
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.response_journal import ResponseJournal
 from vlmrl.store.runs import Run
-from vlmrl.tasks.prompt_identity import same_prompt
 from vlmrl.types import SamplingParams
 
-IDENTITY = (
-    "model",
-    "endpoint",
-    "checkpoint",
-    "split",
-    "source",
-    "dataset",
-    "reward",
-    "prompt_sha256",
-    "sampling",
-    "max_rows",
-    "seed",
-    "images",
-)
-"""Keys of `meta` that are equal in two evaluations of the same thing."""
 EVALUATED_BY = ("name", "weights", "sha256", "version")
 """Keys of a reward's record that `meta` keeps, besides its arguments."""
 
@@ -151,7 +136,7 @@ def plan(
         planned += _with_changes(PlannedEvaluation(one, name, meta), run_dir, settings)
     if run_dir is not None:
         for one in planned:
-            _check_free(layout.eval_dir(run_dir, one.name), one.meta, settings.force)
+            require_name(layout.eval_dir(run_dir, one.name), one.meta, settings.force)
     return planned
 
 
@@ -161,7 +146,7 @@ def _with_changes(normal: PlannedEvaluation, run_dir: Path | None, settings: Eva
         return [normal]
     for change in settings.changes:
         require_images(normal.rows.source, change, normal.rows.count)
-    partner = find_normal(run_dir, normal.name, normal.meta, IDENTITY, _same, settings.normal)
+    partner = find_normal(run_dir, normal.name, normal.meta, settings.normal)
     label = normal.name if partner is None else partner.name if settings.normal is None else str(partner)
     changed = [
         replace(normal, name=changed_name(normal.name, c), meta=changed_meta(normal.meta, c, label), change=c)
@@ -229,6 +214,7 @@ def run_evaluation(
     settings: EvalSettings,
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    say: Callable[[str], None] = lambda text: None,
     world: World = ALONE,
     own_run: bool = False,
 ) -> list[Evaluated]:
@@ -239,6 +225,7 @@ def run_evaluation(
     Args:
         progress: called with (finished responses, all responses). With several processes, the first number is an
             estimate from this process.
+        say: called with messages for the user.
         own_run: the run was created for these evaluations.
     Raises: the errors of data and reward.
     """
@@ -280,6 +267,7 @@ def run_evaluation(
                 params=answerer.params,
                 max_rows=one.rows.max_rows,
                 world=world,
+                outages=Outages.of(recipe.reward, world, say),
             )
             seconds = round(time.perf_counter() - begin, 3)
             meta = {**one.meta, "seconds": seconds, "time": now(), "device": answerer.device, "processes": world.size}
@@ -351,50 +339,3 @@ def _meta(
         "vlmrl": __version__,
         "argv": list(argv),
     }
-
-
-def _same(key: str, before: Mapping[str, Any], meta: Mapping[str, Any]) -> bool:
-    """Return whether a fact of two evaluations is the same; rewards and prompts are compared by their identity."""
-    if key == "reward":
-        return scored_alike(before, meta) is True
-    return same_prompt(_prompt(before), _prompt(meta)) if key == "prompt_sha256" else before.get(key) == meta.get(key)
-
-
-def _prompt(meta: Mapping[str, Any]) -> dict[str, Any]:
-    return {"sha256": meta.get("prompt_sha256"), "earlier": meta.get("prompt_earlier")}
-
-
-def _words(key: str, meta: Mapping[str, Any]) -> str:
-    """Return a fact of `meta` for a message.
-
-    A reward is shown by name, version and arguments, a dataset by its path, another table as a line of `name value`.
-    """
-    value = meta.get(key)
-    if key == "reward" and isinstance(value, Mapping):
-        return f"{scored_by(meta):.400}"
-    if isinstance(value, Mapping):
-        shown = value.get("path") or ", ".join(f"{name} {inner}" for name, inner in value.items())
-        return f"{shown:.200}"
-    return f"{value!s:.80}"
-
-
-def _check_free(folder: Path, meta: Mapping[str, Any], force: bool) -> None:
-    """Raise StoreError if the name belongs to an evaluation of training, or, without `force`, of something else.
-
-    An evaluation of the same thing may be made again.
-    """
-    if not (folder / layout.EVAL_SUMMARY).is_file():
-        return
-    before = read_summary(folder).get("meta", {})
-    if before.get("during"):
-        raise StoreError(
-            f"the evaluation `{folder.name}` was made by training", where=str(folder), hint="choose another --name"
-        )
-    other = [key for key in IDENTITY if not _same(key, before, meta)]
-    if other and not force:
-        earlier = _words(other[0], before)
-        raise StoreError(
-            f"the evaluation `{folder.name}` exists and was made with another {other[0]}: {earlier}",
-            where=str(folder),
-            hint="choose another --name, or replace it with --force",
-        )
