@@ -11,6 +11,8 @@ import typer
 from vlmrl.cli import options
 from vlmrl.cli.output import emit
 from vlmrl.cli.show.demo_table import show_demo
+from vlmrl.demo import DEMOS
+from vlmrl.errors import unknown
 
 
 def register(app: typer.Typer) -> None:
@@ -19,7 +21,13 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     seed: int = typer.Option(1, "--seed", min=0, help="Seed of the model and of all training."),
-    out: Path = typer.Option(Path("demo"), "--out", help="Folder for data, model, runs and report."),
+    out: Path | None = typer.Option(
+        None,
+        "--out",
+        help="Folder for data, model, runs and report; default: demo, or demo-TASK for another task than digits.",
+        show_default=False,
+    ),
+    task: str = typer.Option(next(iter(DEMOS)), "--task", help=f"Task to learn: {', '.join(DEMOS)}."),
     model_only: Path | None = typer.Option(
         None, "--model-only", help="Only make the tiny model, in this folder, for --data.", show_default=False
     ),
@@ -32,8 +40,9 @@ def demo(
 
     Example: vlmrl demo --seed 2
 
-    A tiny vision-language model with random weights learns to compare real handwritten digits: supervised start,
-    reinforcement learning, evaluation on held-out scans, merge, reward check and report.
+    A tiny vision-language model with random weights learns to compare real handwritten digits (or, with `--task
+    geometry`, to read an angle off a drawn figure and find another one): supervised start, reinforcement learning,
+    evaluation on held-out rows, merge, reward check and report.
 
     --model-only makes only the tiny model, for data of your own. With it, check, try, train and eval run on this
     machine before you pay for a GPU. If the columns of a table are not recognised, give the recipe instead of the
@@ -52,7 +61,10 @@ def demo(
         recipe = str(data) if data.suffix == ".toml" else "RECIPE.toml"
         say(f"next: vlmrl check {shlex.quote(recipe)} --set {shlex.quote(f'model.path={model_only}')}")
         return
-    result = run_demo(out, seed, shipped_folder(), say)
+    if task not in DEMOS:
+        raise unknown("task", task, DEMOS)
+    folder = out or Path("demo" if task == next(iter(DEMOS)) else f"demo-{task}")
+    result = run_demo(folder, seed, shipped_folder(), say, task)
     if not as_json:
         show_demo(result)
     emit(result, as_json)
