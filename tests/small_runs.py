@@ -31,7 +31,7 @@ from vlmrl.train.resume import COMMANDS, ResumeRequest, plan_resume, reopen_run
 from vlmrl.train.start import run_session
 from vlmrl.types import Group
 
-MEASURED = ("time/", "memory/", "rollout/tokens_per_second")
+MEASURED = ("time/", "memory/", "rollout/tokens_per_second", "reward/outage_seconds")
 """What two runs of the same recipe need not share: measurements of the machine."""
 SIX_STEPS = """
 rollout = {prompts_per_step = 5, samples_per_prompt = 3, max_new_tokens = 12, temperature = 0.9}

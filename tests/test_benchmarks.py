@@ -45,6 +45,8 @@ PARTS = {
     "gpu_transfer",
     "gpu_world",
     "kill_world",
+    "path_images",
+    "path_service",
     "speed_world",
 }
 """Modules of the scripts, which nobody starts."""

@@ -24,6 +24,9 @@ REFUSED = {
     **dict.fromkeys((errno.EIO, errno.ESTALE), ("the disk fails", "see `dmesg`, and copy the data")),
 }
 """Error number of the system -> (message, hint). These errors come from the user's files and disks, not from vlmrl."""
+TRY_AGAIN = 75
+"""Exit code of a command that a service of a reward has stopped: it can be continued later (EX_TEMPFAIL of sysexits.h).
+"""
 MOST_SHOWN = 160
 """Maximum number of characters that `shortened` keeps."""
 
@@ -226,7 +229,12 @@ def reason_of(error: BaseException) -> str:
 
 
 def exit_of(error: BaseException) -> tuple[int, str]:
-    """Return (exit code, printed text) of an error that ends a command: 2 user's mistake, 130 Ctrl-C, 1 vlmrl's bug."""
+    """Return (exit code, printed text) of an error that ends a command.
+
+    Returns: exit code 2 = user's mistake, 75 = a service is down, 130 = Ctrl-C, 1 = vlmrl's bug.
+    """
+    if isinstance(error, RewardUnavailable):
+        return TRY_AGAIN, str(error)
     if isinstance(error, VlmrlError):
         return 2, str(error)
     if isinstance(error, KeyboardInterrupt):

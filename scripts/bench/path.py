@@ -1,11 +1,21 @@
-"""How much a slow reward adds to a step: groups are scored while others are still generated.
+"""The path from a response to its score: a slow reward, a service that dies, images on their way to a reward.
 
-    python scripts/bench/path.py [--seconds 1.0] [--workers 16] [--generation 40] [--json] [--smoke]
+    python scripts/bench/path.py [--only reward|service|images] [--seconds 1.0] [--workers 16] [--generation 40]
+                                 [--down 60] [--json] [--smoke]
 
-The step is the one of training (`sample_scored`, with real workers of a user's reward). The engine is a stand-in that
-takes no processor time: it completes one group after the other, as an engine on GPUs does. So the figures do not
-depend on the machine's speed. Printed: seconds of the generation alone, of the step, and of the step if the rewards
-began after the generation. `holds`: a reward of that many seconds per response adds at most 10% to the step.
+Slow reward: how much it adds to a step, because groups are scored while others are still generated. The step is the
+one of training (`sample_scored`, with real workers of a user's reward). The engine is a stand-in that takes no
+processor time: it completes one group after the other, as an engine on GPUs does. So the figures do not depend on the
+machine's speed. Printed: seconds of the generation alone, of the step, and of the step if the rewards began after the
+generation. `holds`: a reward of that many seconds per response adds at most 10% to the step.
+
+Dead service (path_service.py): a run of `vlmrl train` whose reward calls a service on loopback. The service is killed
+during the run, and starts again after `--down` seconds. `holds`: the run goes on, no sample is without a score or at 0,
+and its tokens, scores and updates are those of a run without the outage.
+
+Images (path_images.py): images of a megapixel and 8 responses to each prompt. Bytes and seconds per response when the
+siblings share their image, and when each has another one: as if an image were sent with each response. `holds`: shared
+images need at most half of the bytes and of the seconds.
 """
 
 from __future__ import annotations
@@ -21,6 +31,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from path_images import measure_images
+from path_service import measure_service
+
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator, SamplingRequest
@@ -29,6 +44,7 @@ from vlmrl.rollout.scoring import Scoring, sample_scored, score_rollouts
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput, Row, Sample, SamplingParams
 
+PARTS = ("reward", "service", "images")
 MOST_ADDED = 0.10
 """Largest share of the generation that the reward may add to a step."""
 REWARD = """
@@ -140,26 +156,38 @@ def main() -> int:
     parser.add_argument("--generation", type=float, default=40.0, help="seconds of the generation")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--down", type=float, default=60.0, help="seconds for which the service is down")
+    parser.add_argument("--only", choices=PARTS, help="measure this part alone")
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
         "--smoke", action="store_true", help="a toy size in seconds, to see that it runs; its figures mean nothing"
     )
     args = parser.parse_args()
+    steps, prompts, side = 8, 16, 1000
     if args.smoke:
         args.seconds, args.workers, args.generation, args.prompts, args.samples = 0.01, 2, 0.5, 4, 2
-    figures = measure(
-        seconds=args.seconds,
-        workers=args.workers,
-        generation=args.generation,
-        prompts=args.prompts,
-        samples=args.samples,
-    )
+        args.down, steps, prompts, side = 1.0, 6, 2, 100
+    measured = {
+        "reward": lambda: measure(
+            seconds=args.seconds,
+            workers=args.workers,
+            generation=args.generation,
+            prompts=args.prompts,
+            samples=args.samples,
+        ),
+        "service": lambda: measure_service(down=args.down, steps=steps),
+        "images": lambda: measure_images(prompts=prompts, samples=8, side=side),
+    }
+    figures: dict[str, Any] = {part: measured[part]() for part in PARTS if args.only in (None, part)}
+    holds = all(part["holds"] for part in figures.values())
     if args.json:
-        print(json.dumps(figures))
+        print(json.dumps(figures | {"holds": holds}))
     else:
-        for name, value in figures.items():
-            print(f"{name:28} {value}")
-    return 0 if figures["holds"] or args.smoke else 1
+        for part, facts in figures.items():
+            print(part)
+            for name, value in facts.items():
+                print(f"  {name:28} {value}")
+    return 0 if holds or args.smoke else 1
 
 
 if __name__ == "__main__":

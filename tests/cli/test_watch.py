@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import own_process, started, this_process
 
+from vlmrl.cli.show.step_table import waiting_text
 from vlmrl.store import layout
 from vlmrl.store.open_run import create_run, resume_run
 from vlmrl.store.runs import Run
@@ -38,6 +39,20 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 def watching(run: Run, **streams) -> subprocess.Popen:
     return started("runs", "watch", "mine", "--every", "0.05", "--runs", ".", cwd=run.dir.parent, **streams)
+
+
+def test_what_a_run_waits_for_is_shown_until_the_service_answers(run: Run) -> None:
+    followed = Followed(run.dir)
+    assert followed.waits_for is None and waiting_text(followed) == ""
+    run.log(0, "train", train_line(0))
+    run.event(1, "waiting for a service", reason="no answer from judge:8000", samples=3)
+    run.event(1, "checkpoint saved", folder="step-000001")
+    followed.look()
+    text = waiting_text(followed)
+    assert text.startswith("waiting for a service since 20") and text.endswith(": no answer from judge:8000")
+    run.event(1, "service answers", waited=61.0)
+    followed.look()
+    assert waiting_text(followed) == ""
 
 
 @pytest.mark.slow

@@ -226,7 +226,17 @@ def _evaluate(
         answerer = work.load_answerer(recipe, origin, settings, say if world.is_main else _silent, world=world, log=log)
         stack.callback(answerer.engine.close)
         progress: Callable[[int, int], None] = counter("evaluating", stderr()) if world.is_main else _silent
-        return work.run_evaluation(recipe, origin, answerer, planned, folder, settings, progress=progress, world=world)
+        return work.run_evaluation(
+            recipe,
+            origin,
+            answerer,
+            planned,
+            folder,
+            settings,
+            progress=progress,
+            say=say if world.is_main else _silent,
+            world=world,
+        )
 
 
 def _evaluate_endpoint(

@@ -28,6 +28,7 @@ from vlmrl.rewards.accuracy_part import accuracy_part, accuracy_words
 from vlmrl.rewards.base import RewardSpec, value_range
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import Rollout, encode_prompt, sample_rollouts
 from vlmrl.rollout.scoring import score_rollouts
 from vlmrl.tasks.base import Task, Verdict
@@ -67,6 +68,7 @@ def evaluate(
     world: World = ALONE,
     artifact_bytes: int = KEPT_BYTES,
     patient: bool = False,
+    outages: Outages | None = None,
 ) -> Evaluation:
     """Answer, parse and score the rows of a source.
 
@@ -75,7 +77,7 @@ def evaluate(
         seed: seed of the sampling.
         samples: responses per prompt.
         progress: called with the number of newly finished responses.
-        max_rows, strict, world, artifact_bytes, patient: as of `evaluate_responses`. Each process of `world` has an
+        max_rows, strict, world, artifact_bytes, patient, outages: as of `evaluate_responses`. Each process has an
             engine of its own.
     Raises: as `evaluate_responses`.
     """
@@ -96,6 +98,7 @@ def evaluate(
         world=world,
         artifact_bytes=artifact_bytes,
         patient=patient,
+        outages=outages,
     )
 
 
@@ -110,6 +113,7 @@ def evaluate_responses(
     world: World = ALONE,
     artifact_bytes: int = KEPT_BYTES,
     patient: bool = False,
+    outages: Outages | None = None,
 ) -> Evaluation:
     """Parse and score the responses that `respond` gives to the rows of a source.
 
@@ -121,6 +125,7 @@ def evaluate_responses(
         world: processes that share the work; all get the whole evaluation.
         artifact_bytes: limit of the images that the reward makes, in bytes; those of later responses are left out.
         patient: a service that is unavailable for every row is no error: there are no scores then.
+        outages: what happens when a service is down; None = the row has no score, or with `strict` it is an error.
     Raises: DataError when the source has no rows; RewardError when strict, or when the reward failed for every row.
     """
     count = len(source.rows) if max_rows is None else min(max_rows, len(source.rows))
@@ -133,7 +138,8 @@ def evaluate_responses(
         numbers = [start + i for i in world.mine(min(CHUNK_PROMPTS, count - start))]
         rollouts = respond(numbers, [source.rows[i] for i in numbers])
         # A reward that fails on every row of the first chunk has a bug: strict scoring shows the first row.
-        scored = score_rollouts(rollouts, {source.name: scorer}, strict=strict)
+        score = score_rollouts if outages is None else outages.score
+        scored = score(rollouts, {source.name: scorer}, strict=strict)
         limit.left_out += scorer.images_left_out
         if start == 0 and _is_broken([s.score for g in scored for s in g.samples], world, patient):
             score_rollouts(rollouts[:1], {source.name: scorer}, strict=True)

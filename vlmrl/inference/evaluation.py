@@ -25,6 +25,7 @@ from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards import reward_record
 from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.outages import Outages
 from vlmrl.setup.engine import make_generator
 from vlmrl.setup.model import greedy_params, load_origin, make_encoder, make_policy
 from vlmrl.setup.model_origin import ModelOrigin
@@ -196,6 +197,7 @@ def run_evaluation(
     settings: EvalSettings,
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    say: Callable[[str], None] = lambda text: None,
     world: World = ALONE,
 ) -> list[Evaluated]:
     """Evaluate a model and write each result to `run_dir`/eval/<name>. All processes of `world` get all results.
@@ -205,6 +207,7 @@ def run_evaluation(
     Args:
         progress: called with (finished responses, all responses). With several processes, the first number is an
             estimate from this process.
+        say: called with messages for the user.
     Raises: the errors of data and reward.
     """
     total = sum(p.rows.count for p in planned) * settings.samples
@@ -238,7 +241,13 @@ def run_evaluation(
                 tell,
             )
             evaluation = evaluate_responses(
-                respond, source, scorer, params=answerer.params, max_rows=one.rows.max_rows, world=world
+                respond,
+                source,
+                scorer,
+                params=answerer.params,
+                max_rows=one.rows.max_rows,
+                world=world,
+                outages=Outages.of(recipe.reward, world, say),
             )
             seconds = round(time.perf_counter() - begin, 3)
             meta = {**one.meta, "seconds": seconds, "time": now(), "device": answerer.device, "processes": world.size}

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from vlmrl.dist.rank_process import STACK_SIGNAL
-from vlmrl.errors import format_error
+from vlmrl.errors import TRY_AGAIN, format_error
 from vlmrl.json_text import parse_json
 from vlmrl.store.lock import process_start
 from vlmrl.store.log_pump import LogPump
@@ -35,6 +35,9 @@ STACK_SECONDS = 1.0
 SYSTEM_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals that make a rank the cause of a failure: the errors of the other ranks are consequences. SIGABRT does not
 belong here: a communication library aborts with it after another rank has died."""
+
+EXPLAINED = (2, TRY_AGAIN)
+"""Exit codes of a rank that has recorded a reason which the user can do something about."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ class Watch(threading.Thread):
         stopped = any(w["code"] == 130 for w in ends.values()) or not ends
         if self.hang is not None:
             return Ending(2, self.hang, _sentence(self.hang))
-        if self.signals and stopped and not any(ends[rank]["code"] == 2 for _, rank in failed):
+        if self.signals and stopped and not any(ends[rank]["code"] in EXPLAINED for _, rank in failed):
             return Ending(130)
         for rank, code in sorted(exit_codes.items()):
             if -code in SYSTEM_SIGNALS and rank not in self.killed and rank not in ends:
@@ -151,7 +154,7 @@ class Watch(threading.Thread):
         # If a rank's debugger is quit, the rank ends with code 130 and a reason. The others fail because it has ended.
         quit_debuggers = sorted((w["time"], rank) for rank, w in ends.items() if w["code"] == 130 and w["reason"])
         came_first = bool(quit_debuggers) and not self.signals and (not failed or quit_debuggers[0] < failed[0])
-        if came_first and not any(ends[rank]["code"] == 2 for _, rank in failed):
+        if came_first and not any(ends[rank]["code"] in EXPLAINED for _, rank in failed):
             return Ending(130, ends[quit_debuggers[0][1]]["message"])
         if failed:
             first = failed[0][1]

@@ -12,6 +12,7 @@ from vlmrl.errors import LaunchError, StoreError
 from vlmrl.launch.agent import Job, launch_twice
 from vlmrl.launch.gpu_assignment import Placement, place
 from vlmrl.launch.hub_fetch import offline_environment
+from vlmrl.launch.rank_watch import EXPLAINED
 from vlmrl.launch.request import TrainRequest
 from vlmrl.launch.train_plan import Plan, recipe_of
 from vlmrl.process import DEBUG_RANK
@@ -86,7 +87,7 @@ def run_ranks(request: TrainRequest, ranks: RankPlan, root: Path, say: Callable[
 
     ending, run_dir = launch_twice(job, again, say)
     if ending.code and run_dir is not None:
-        is_cause_known = ending.code == 2 or job.nnodes == 1  # else another machine may have the cause
+        is_cause_known = ending.code in EXPLAINED or job.nnodes == 1  # else another machine may have the cause
         status = "interrupted" if ending.code == 130 else "failed"
         settle(run_dir, status if job.node_rank == 0 else None, ending.reason if is_cause_known else "")
     run_dir = run_dir or ranks.run_dir

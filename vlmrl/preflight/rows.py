@@ -6,12 +6,12 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.dataset import content_hash
-from vlmrl.errors import Problem, ProblemsError, RewardError, VlmrlError, listed
+from vlmrl.errors import Problem, ProblemsError, RewardError, RewardUnavailable, VlmrlError, listed
 from vlmrl.metric import metric_facts
 from vlmrl.preflight.prompts import PromptScan, examples, named
 from vlmrl.recipe.load import LoadedRecipe
@@ -304,8 +304,7 @@ class RewardFacts:
 def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFacts:
     """Score a correct response (if the task can write one) and an empty response to each sampled row.
 
-    A bug in the reward is reported as a problem that names the row. A weight for a part that the reward does not return
-    is a problem, too.
+    A bug in the reward is a problem that names the row, and so is a weight for a part that the reward does not return.
     """
     facts = RewardFacts()
     rows = sample_rows(source, REWARD_ROWS)
@@ -321,7 +320,9 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFact
         facts.empty = fmean(score.value for score in scores)
     except VlmrlError as error:
         named = [("reward", "weights", name) for name in source.weights if f"part `{name}`" in error.message]
-        facts.problems += problems_in(error, loaded.where(*named) if named else where)
+        problems = problems_in(error, loaded.where(*named) if named else where)
+        waits = isinstance(error, RewardUnavailable) and loaded.recipe.reward.outage == "wait"
+        facts.problems += [replace(problem, level="warning" if waits else problem.level) for problem in problems]
         return facts
     if facts.correct is not None and facts.empty is not None and facts.correct <= facts.empty:
         message = (

@@ -23,6 +23,7 @@ from vlmrl.recipe.files import read_layer, shipped_folder
 from vlmrl.recipe.key_fields import leaf_fields, literal_choices, mark_of, table_class
 from vlmrl.recipe.key_rules import ReadBy
 from vlmrl.recipe.load import LoadedRecipe, leaves
+from vlmrl.recipe.renamed import present_name
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.toml_lines import Key, dotted, parse_dotted
 from vlmrl.recipe.validation_messages import FOREIGN_KEYS, shown_bound
@@ -80,7 +81,7 @@ def explain(key: str) -> Explained:
     Raises: RecipeError when there is no such key, or when several tables have one; the hint lists similar keys.
     """
     parts = parse_dotted(key)
-    names = [p for p in parts or () if not p.isdigit()]
+    names = list(present_name([p for p in parts or () if not p.isdigit()]))
     if len(names) == 1 and names[0] not in Recipe.model_fields:
         names = _full_name(names[0])
     if not names:

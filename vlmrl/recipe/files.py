@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlmrl.errors import RecipeError, nearest
+from vlmrl.errors import Problem, RecipeError, nearest
+from vlmrl.recipe.renamed import rename_keys
 from vlmrl.recipe.toml_lines import Key, key_lines
 
 if sys.version_info >= (3, 11):
@@ -58,12 +59,13 @@ def find_recipe(path: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Layer:
-    """Values of one recipe file, and the line of each key."""
+    """Values of one recipe file, and the line of each key. `notes`: warnings about keys that were renamed."""
 
     file: Path
     text: str
     raw: dict[str, Any]
     lines: dict[Key, int]
+    notes: list[Problem] = field(default_factory=list)
 
 
 def read_layer(file: Path) -> Layer:
@@ -75,7 +77,8 @@ def read_layer(file: Path) -> Layer:
         raise RecipeError("lists or tables are nested too deeply", where=str(file)) from None
     except ValueError as error:
         raise _syntax_error(file, text, str(error)) from None
-    return Layer(file, text, raw, key_lines(text))
+    lines = key_lines(text)
+    return Layer(file, text, raw, lines, rename_keys(raw, lines, file))
 
 
 def _read_text(file: Path) -> str:

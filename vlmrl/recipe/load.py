@@ -20,8 +20,9 @@ from vlmrl.errors import Problem, ProblemsError, RecipeError
 from vlmrl.recipe.files import Layer, find_recipe, parent_layer, read_layer
 from vlmrl.recipe.key_fields import table_class
 from vlmrl.recipe.key_place import AUTO_ORIGIN, KeyPlace
-from vlmrl.recipe.overrides import apply_override, parse_override
+from vlmrl.recipe.overrides import apply_override, notes_on_overrides, parse_override, present_override
 from vlmrl.recipe.paths import candidates, file_part, is_path_key, locate, names_file
+from vlmrl.recipe.renamed import with_present_names
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.step_counts import keep_one, written_in
 from vlmrl.recipe.toml_lines import Key, dotted
@@ -97,6 +98,7 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | 
     applied = [_override(raw, places, text, problems) for text in overrides]
     _keep_one(raw, places, {key for key in applied if key is not None}, file, problems)
     (recipe, warnings), derived = _finish(raw, places, file, problems, kind), {}
+    warnings = [*(note for layer in layers for note in layer.notes), *notes_on_overrides(overrides), *warnings]
     if recipe.lora is not None and ("optim", "lr") not in places:
         recipe = recipe.model_copy(update={"optim": recipe.optim.model_copy(update={"lr": LORA_LR})})
         derived["optim.lr"] = LORA_LR_ORIGIN
@@ -126,6 +128,7 @@ def reload_recipe(
     Raises: RecipeError or ProblemsError, see `recipe_from_resolved` and `load_recipe`.
     """
     recipe_from_resolved(resolved, where=str(file))
+    resolved = with_present_names(resolved)
     raw, earlier = _copy(resolved["recipe"]), dict(resolved.get("origins") or {})
     places = {key: p for key, _ in leaves(raw) if (p := _place_of(str(earlier.get(dotted(key), "default"))))}
     _drop_none(raw)
@@ -172,7 +175,7 @@ def recipe_from_resolved(resolved: Mapping[str, Any], *, where: str) -> Recipe:
             where=where,
         )
     try:
-        return Recipe.model_validate(resolved.get("recipe"))
+        return Recipe.model_validate(with_present_names(resolved)["recipe"])
     except ValidationError as error:
         raise ProblemsError(problems_of(error.errors(), Recipe, lambda key: where)) from None
 
@@ -185,7 +188,7 @@ def with_defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
     are returned unchanged.
     """
     try:
-        return Recipe.model_validate(values).model_dump(mode="json")
+        return Recipe.model_validate(with_present_names({"recipe": values})["recipe"]).model_dump(mode="json")
     except ValidationError:
         return values
 
@@ -218,7 +221,7 @@ def _merge(raw: dict[str, Any], places: dict[Key, KeyPlace], layer: Layer, prefi
 def _override(raw: dict[str, Any], places: dict[Key, KeyPlace], text: str, problems: list[Problem]) -> Key | None:
     """Apply one `--set`. Return its key; if it is wrong, add a problem to `problems` and return None."""
     parsed = parse_override(text)
-    applied = parsed if isinstance(parsed, Problem) else apply_override(raw, parsed)
+    applied = parsed if isinstance(parsed, Problem) else apply_override(raw, present_override(parsed))
     if isinstance(applied, Problem):
         problems.append(applied)
         return None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmrl.errors import Problem
 from vlmrl.recipe.files import parse_toml
+from vlmrl.recipe.renamed import present_name, rename_note
 from vlmrl.recipe.toml_lines import Key, dotted, parse_dotted
 
 LISTS_OF_TABLES = ("data",)
@@ -83,6 +85,21 @@ def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
         else:
             return Problem(f"`{dotted(key)}` is a single value, not a table", where)
     return Problem("`--set` needs a key", where)
+
+
+def present_override(override: Override) -> Override:
+    """Return a `--set` with the present name of its key (renamed.py)."""
+    return replace(override, parts=present_name(override.parts))
+
+
+def notes_on_overrides(overrides: Sequence[str]) -> list[Problem]:
+    """Return a warning for each `--set` that uses the old name of a key."""
+    notes = []
+    for text in overrides:
+        parsed = parse_override(text)
+        if not isinstance(parsed, Problem) and (name := present_name(parsed.parts)) != parsed.parts:
+            notes.append(rename_note(parsed.parts, name, f"--set {text}"))
+    return notes
 
 
 def _list_index(part: str, length: int) -> int | None:

@@ -179,10 +179,14 @@ class Reward(RecipeTable):
     """Parts of the score of a response that hangs or kills a user's reward twice, the second time scored alone, such as
     `{ answer = 0.0 }`. Left out = ON_TIMEOUT in the reward's file; without one, such a response has no score, like any
     response on which the reward fails."""
-    on_unavailable: Annotated[Literal["mask", "stop"], LIMIT] = "mask"
-    """Action of training when a reward raises `vlmrl.RewardUnavailable`, because a service that it needs is down: mask
-    = the samples are left out and counted in `reward/unavailable`; stop = a checkpoint is saved and the run ends. In
-    the first 3 steps the run always ends."""
+    outage: Annotated[Literal["wait", "mask", "stop"], LIMIT] = "wait"
+    """Action when a reward raises `vlmrl.RewardUnavailable`, because a service that it needs is down. wait = the
+    missing samples are scored again until the service answers, and nothing is lost; the default, because most outages
+    are short. mask = the samples are left out and counted in `reward/unavailable`. stop = a checkpoint of this step is
+    saved and the run ends (exit code 75). A missing sample is never scored 0 and never counts as a bug."""
+    outage_minutes: Annotated[float, Field(gt=0, le=10_080), LIMIT] = 30.0
+    """With outage = "wait": after so many minutes without any answer the run saves a checkpoint and ends with exit code
+    75; a resume goes on at the same step."""
 
 
 class Rollout(RecipeTable):

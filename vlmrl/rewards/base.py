@@ -194,6 +194,16 @@ def check_weight_sizes(weights: Mapping[str, float], whose: str) -> None:
             )
 
 
+def check_some_weight(parts: Parts, weights: Mapping[str, float]) -> None:
+    """Raise a RewardError when the weights name none of the parts that were returned."""
+    if parts and not parts.keys() & weights.keys():
+        weighted, returned = ", ".join(weights), ", ".join(parts)
+        raise RewardError(
+            f"its weights name {weighted}, but the parts that it returned are: {returned}",
+            hint="correct [reward.weights], or return a part of that name",
+        )
+
+
 def _spread(shares: Mapping[str, float], parts: Parts, weights: Mapping[str, float]) -> dict[str, float]:
     """Return the shares of the parts that apply, scaled so that their sum equals that of the weights of all parts."""
     total = fsum(weight for name, weight in weights.items() if name in parts)

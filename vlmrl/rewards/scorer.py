@@ -16,32 +16,26 @@ from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
 from vlmrl.rewards.base import (
     RewardSpec,
     check_parts,
+    check_some_weight,
     check_weight_sizes,
     combine,
     counting_weights,
     split_result,
 )
 from vlmrl.rewards.file_limit import LEFT_OUT, MOST_CALL_BYTES, FileLimit
+from vlmrl.rewards.outage import HOLD_AFTER, OnOutage, Outage
 from vlmrl.rewards.sandbox.frames import CONTRACT, UNAVAILABLE
-from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, Result, as_error
+from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, as_error
 from vlmrl.rewards.sandbox.pool import WorkerPool
 from vlmrl.rewards.sandbox.results import artifact_files, read_artifacts
-from vlmrl.rewards.scoring_call import EARNED, Call, Scored, is_lost, noted
+from vlmrl.rewards.scoring_call import Call, Scored, is_lost, requests_of
+from vlmrl.rewards.second_tries import LOST_IN_A_ROW, is_bug, settle
 from vlmrl.types import INAPPLICABLE, Media, RewardInput, Score
 from vlmrl.visible import encodable
 
 NOTHING: Mapping[str, Any] = {}
-CHUNK = 32
-"""Maximum number of inputs in one request to a worker."""
-CHUNK_WITH_IMAGES = 4
-"""The same if each input carries its images: a megapixel is three megabytes."""
-LOST_IN_A_ROW = 8
-"""After so many rows in a row that hung or ended their worker, the rest of the call is not scored, to save hours. All
-rows are scored if the reward has `on_timeout` and has answered before: then the responses are the cause."""
 MESSAGE_SECONDS = 0.05
 """Additional time in which `collect` listens while a message is being sent or received, in seconds."""
-ALONE_FAILURES = 3
-"""After a failed batch call each row is scored alone, until this many rows in a row have failed."""
 
 
 class Scorer:
@@ -122,7 +116,13 @@ class Scorer:
         return self.collect()[0][1]
 
     def submit(
-        self, key: int, inputs: Sequence[RewardInput], *, strict: bool = False, rows: Sequence[str] | None = None
+        self,
+        key: int,
+        inputs: Sequence[RewardInput],
+        *,
+        strict: bool = False,
+        rows: Sequence[str] | None = None,
+        on_outage: OnOutage = "raise",
     ) -> None:
         """Begin to score a group while others are still generated. A call is all groups up to `collect()`.
 
@@ -132,9 +132,10 @@ class Scorer:
         Args:
             key: the group's position in the call; the groups may come in any order.
             strict, rows: as in `score`.
+            on_outage: what the call does when a service is down; the first group decides for all.
         """
         if self._call is None:
-            self._call = Call(strict, FileLimit(MOST_CALL_BYTES))
+            self._call = Call(strict, FileLimit(MOST_CALL_BYTES), on_outage, answered=self._answers)
             if self._pool is not None:
                 self._pool.begin()
         if self._pool is not None:
@@ -151,21 +152,46 @@ class Scorer:
 
         Args:
             timeout: how long to listen to the workers, in seconds; 0 = take what they have sent. None = no more groups
-                will come: wait for all, end the call, and return all groups that were not returned yet.
+                will come: wait for all, end the call, and return all groups that were not returned yet. If inputs wait
+                for a service, the call stays open (`is_open`), and is collected again when they have been asked.
         Raises: as `score`. The call has ended then.
         """
         call = self._call
         if call is None:
             return []
         try:
-            if self._pool is not None:
-                self._listen(self._pool, call, timeout)
-            if timeout is not None and not (call.strict and call.stopped):
+            self._listen(call, timeout)
+            ends = (call.stopped and call.strict) or (timeout is None and (call.stopped or not call.missing))
+            if ends and self._pool is not None:
+                settle(self._pool, call, self.spec.on_timeout)
+            self._answers = call.answered
+            if not ends or (call.missing and not call.stopped):
                 return [(key, self._scores(call, key)) for key in call.complete(again=bool(self.spec.on_timeout))]
             return self._end(call)
         except BaseException:
             self.cancel()
             raise
+
+    @property
+    def is_open(self) -> bool:
+        """Whether groups were submitted and their call has not ended."""
+        return self._call is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether inputs of the open call are being scored, or wait for a service."""
+        return self._call is not None and bool(self._call.missing or (self._pool is not None and self._pool.pending))
+
+    @property
+    def outage(self) -> Outage | None:
+        """The outage for which inputs of the open call wait; None = there is none."""
+        return None if self._call is None else self._call.outage
+
+    @property
+    def missing(self) -> int:
+        """Number of inputs of the open call that wait for a service, or are being asked again."""
+        call = self._call
+        return 0 if call is None or call.outage is None else len(call.missing) + call.outage.asked
 
     def cancel(self) -> None:
         """Forget all groups that were submitted, and end the workers that score them."""
@@ -175,47 +201,78 @@ class Scorer:
 
     def _begin(self, call: Call, key: int) -> None:
         """Begin to score a group, except with a function that gets lists."""
-        places = call.groups[key]
         if call.stopped:
             return
         if self._pool is None:
-            for place in places:
-                call.keep_here(place, self._score_here(call.inputs[place]))
-                if call.strict and isinstance(call.here[place][0], Failure):
-                    call.stopped = True
-                    return
+            self._score_all_here(call, call.groups[key])
         elif not self._pool.runs.batched:
-            most = CHUNK_WITH_IMAGES if self.spec.needs_images else CHUNK
-            size = max(1, min(most, -(-len(places) // self._pool.size)))
-            batches = [places[i : i + size] for i in range(0, len(places), size)]
-            self._pool.add(batches, call.inputs)
+            self._send(self._pool, call, call.groups[key])
 
-    def _listen(self, pool: WorkerPool, call: Call, timeout: float | None) -> None:
-        """Take the workers' outcomes: all of them, or those of the next `timeout` seconds."""
-        if timeout is None and pool.runs.batched:
+    def _send(self, pool: WorkerPool, call: Call, places: Sequence[Place]) -> None:
+        """Queue requests for inputs that are scored one by one; all workers share them."""
+        pool.add(requests_of(places, call.inputs, pool.size), call.inputs)
+
+    def _score_all_here(self, call: Call, places: Sequence[Place]) -> None:
+        """Score inputs in this process. A bug ends a strict call."""
+        for place in places:
+            scored = self._score_here(call.inputs[place])
+            call.keep_here(place, scored)
+            if call.strict and isinstance(scored[0], Failure) and is_bug(scored[0], {}, call.on_outage):
+                call.stopped = True
+                return
+
+    def _listen(self, call: Call, timeout: float | None) -> None:
+        """Take the workers' outcomes: all of them, or those of the next `timeout` seconds. Ask missing inputs again."""
+        pool = self._pool
+        if pool is not None and timeout is None and pool.runs.batched and not call.batch_sent:
+            call.batch_sent = True
             pool.add([sorted(call.inputs)], call.inputs)
         end = None if timeout is None else time.monotonic() + timeout
-        while pool.pending and not call.stopped:
+        while not call.stopped:
+            self._ask_missing(call)
             left = None if end is None else max(0.0, end - time.monotonic())
+            if pool is None or not pool.pending:
+                if not call.missing or call.outage is None or left is None or left == 0.0:
+                    return
+                time.sleep(min(left, call.outage.seconds_left))
+                continue
             # A message that is on its way may take a moment longer: a pipe holds only a part of an image.
             outcomes = pool.advance(MESSAGE_SECONDS / 10 if left == 0.0 and pool.transfers else left)
-            for place, outcome in outcomes:
-                call.keep_outcome(place, outcome)
-                call.lost_in_a_row = call.lost_in_a_row + 1 if is_lost(outcome) and not pool.runs.batched else 0
-                self._answers = self._answers or isinstance(outcome, Result)
-                lost_too_often = call.lost_in_a_row == LOST_IN_A_ROW and not (self.spec.on_timeout and self._answers)
-                call.stopped = lost_too_often or (call.strict and self._is_bug(outcome))
-                if call.stopped:
-                    pool.close()
-                    return
+            self._take(pool, call, outcomes)
             late = 0.0 if end is None else time.monotonic() - end
             if end is not None and not outcomes and late >= (MESSAGE_SECONDS if pool.transfers else 0.0):
                 return
 
+    def _take(self, pool: WorkerPool, call: Call, outcomes: Sequence[tuple[Place, Outcome]]) -> None:
+        """Keep outcomes of the workers. Stop the call at a bug if it is strict, and if too many rows are lost."""
+        for place, outcome in outcomes:
+            call.keep_outcome(place, outcome)
+            call.lost_in_a_row = call.lost_in_a_row + 1 if is_lost(outcome) and not pool.runs.batched else 0
+            lost_too_often = call.lost_in_a_row == LOST_IN_A_ROW and not self.spec.on_timeout
+            bug = is_bug(outcome, self.spec.on_timeout, call.on_outage)
+            call.stopped = lost_too_often or (call.strict and bug)
+            if call.stopped:
+                pool.close()
+                return
+        if call.on_outage == "wait" and call.silent_in_a_row >= HOLD_AFTER:
+            for place in pool.hold():
+                call.keep_outcome(place, Failure(UNAVAILABLE, call.outage.reason if call.outage else ""))
+
+    def _ask_missing(self, call: Call) -> None:
+        """Ask missing inputs again, if it is time."""
+        batched = self._pool is not None and self._pool.runs.batched
+        places = call.next_round(at_once=batched)
+        if self._pool is None:
+            self._score_all_here(call, places)
+        elif places and batched and not call.ran_alone:
+            self._pool.add([sorted(places)], call.inputs)
+        elif places:
+            self._send(self._pool, call, places)
+        if call.outage is not None and not call.missing and not call.outage.asked:
+            call.outage = None
+
     def _end(self, call: Call) -> list[tuple[int, list[Score]]]:
         """Return all groups that were not returned yet, and end the call."""
-        if self._pool is not None:
-            call.outcomes = self._settled(self._pool, call)
         self.seconds, self.images_left_out = [], 0
         for place in sorted(call.inputs):
             if place in call.outcomes or place in call.here:
@@ -223,11 +280,12 @@ class Scorer:
         scores = [call.scores[place][0] for place in sorted(call.scores)]
         self.seconds = [call.scores[place][1] for place in sorted(call.scores)]
         self.images_left_out = sum(score.note.endswith(LEFT_OUT) for score in scores)
-        if call.strict and scores:
-            if all(score.error is not None for score in scores):
-                failure = Failure(CONTRACT, f"it returned None for all {len(scores)} responses of a call")
+        judged = [score for score in scores if score.status != "unavailable"]
+        if call.strict and judged:
+            if all(score.error is not None for score in judged):
+                failure = Failure(CONTRACT, f"it returned None for all {len(judged)} responses of a call")
                 raise as_error(failure, self.spec.name, call.rows[min(call.scores)])
-            self.check_weights(scores)
+            self.check_weights(judged)
         self._call = None
         return [(key, self._scores(call, key)) for key in call.groups if key not in call.returned]
 
@@ -244,9 +302,9 @@ class Scorer:
         if place not in call.scores:
             score, seconds = call.here[place] if place in call.here else self._score_of(call.outcomes[place])
             if isinstance(score, Failure):
-                if call.strict:
+                if call.strict and is_bug(score, {}, call.on_outage):
                     raise as_error(score, self.spec.name, call.rows[place])
-                unavailable = score.kind == UNAVAILABLE
+                unavailable = score.is_outage
                 self.failures += not unavailable
                 status = "unavailable" if unavailable else "failed"
                 score = Score(math.nan, {}, error=encodable(str(score)), status=status)
@@ -302,22 +360,13 @@ class Scorer:
             parts = check_parts(returned, self.spec.ranges)
             weights = counting_weights(parts, self.weights)
             if not weights.keys() <= parts.keys():
-                self._check_some_weight(parts, weights)
+                check_some_weight(parts, weights)
                 value = combine({**dict.fromkeys(weights), **parts}, weights)[0]
             else:
                 value = combine(parts, weights)[0]
             return Score(value, parts, note, detail=details, artifacts=artifacts, files=files)
         except RewardError as error:
             return Failure(CONTRACT, error.message, hint=error.hint)
-
-    def _check_some_weight(self, parts: Mapping[str, float | None], weights: Mapping[str, float]) -> None:
-        """Raise a RewardError when the weights name none of the parts that were returned."""
-        if parts and not parts.keys() & weights.keys():
-            weighted, returned = ", ".join(weights), ", ".join(parts)
-            raise RewardError(
-                f"its weights name {weighted}, but the parts that it returned are: {returned}",
-                hint="correct [reward.weights], or return a part of that name",
-            )
 
     def check_weights(self, scores: Sequence[Score]) -> None:
         """Check the parts that the recipe names (weights, the accuracy).
@@ -336,60 +385,8 @@ class Scorer:
                     hint=f"its parts: {', '.join(sorted(known))}",
                 )
 
-    def _settled(self, pool: WorkerPool, call: Call) -> dict[Place, Outcome]:
-        """Return the outcomes after second tries; in strict mode, if there is a failure, perhaps not all."""
-        outcomes = call.outcomes
-        if call.strict and any(map(self._is_bug, outcomes.values())):
-            return {place: o for place, o in outcomes.items() if isinstance(o, Result) or self._is_bug(o)}
-        lost = [place for place, outcome in outcomes.items() if is_lost(outcome)]
-        raised = [o for o in outcomes.values() if isinstance(o, Failure) and o.kind not in (CONTRACT, UNAVAILABLE)]
-        if pool.runs.batched and len(call.inputs) > 1 and len(raised) == len(call.inputs):
-            alone = self._run_alone(pool, call)
-            return self._with_timeout_scores(outcomes | alone, [place for place in lost if place in alone])
-        if self.spec.on_timeout and lost:
-            for place, outcome in pool.run([[place] for place in lost], call.inputs, fresh=True).items():
-                call.keep_outcome(place, noted(outcome, outcomes[place]))
-            outcomes = self._with_timeout_scores(outcomes, lost)
-        missing = Failure("", f"not scored: the worker had been lost {LOST_IN_A_ROW} times in a row")
-        return {place: outcomes.get(place, missing) for place in call.inputs}
-
-    def _is_bug(self, outcome: Outcome) -> bool:
-        """Return whether the reward failed. With `on_timeout`, a response that hangs is not a failure of the reward."""
-        return isinstance(outcome, Failure) and not (self.spec.on_timeout and outcome.is_lost)
-
-    def _with_timeout_scores(self, outcomes: dict[Place, Outcome], lost: Sequence[Place]) -> dict[Place, Outcome]:
-        """Return the outcomes with `on_timeout` for those that were `lost` once, and again when they were alone.
-
-        A reward that has never answered hangs by itself: its responses stay without a score.
-        """
-        self._answers = self._answers or any(isinstance(o, Result) for o in outcomes.values())
-        if not (self.spec.on_timeout and self._answers):
-            return outcomes
-        priced = {i: o for i in lost if isinstance(o := outcomes[i], Failure) and o.is_lost}
-        parts: dict[str, float | None] = {**self.spec.on_timeout}
-        notes = {i: f"{failure.message}; {EARNED}" for i, failure in priced.items()}
-        return outcomes | {i: Result(parts, notes[i], 0.0) for i in priced}
-
     def _without_unneeded(self, x: RewardInput) -> RewardInput:
         """Return an input without images and ids that the reward does not need: they are most of what would be sent."""
         if x.images and not self.spec.needs_images:
             x = replace(x, images=())
         return replace(x, token_ids=None) if x.token_ids is not None and not self.spec.needs_token_ids else x
-
-    def _run_alone(self, pool: WorkerPool, call: Call) -> dict[Place, Outcome]:
-        """Score each row in a call of its own.
-
-        After too many failures in a row, the others keep the batch call's failure.
-        """
-        failed, places = 0, sorted(call.inputs)
-        for index, place in enumerate(places):
-            outcome = pool.run([[place]], call.inputs)[place]
-            failed = failed + 1 if isinstance(outcome, Failure) else 0
-            if isinstance(outcome, Result):
-                note = "; ".join(filter(None, (outcome.note, "scored alone: the batch call failed")))
-                outcome = replace(outcome, note=note)
-            call.keep_outcome(place, outcome)
-            if failed == ALONE_FAILURES:
-                places = places[: index + 1]
-                break
-        return {place: call.outcomes[place] for place in places}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.rewards.outage import OnOutage
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, requests_for, rollouts_of
@@ -16,6 +17,23 @@ from vlmrl.types import Group, RewardInput, Sample, SamplingParams, Score, Score
 
 LISTEN_SECONDS = 0.05
 """Time in seconds after which generation pauses, for the workers of the rewards to be given more work."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Samples that wait for a service, on one rank.
+
+    Args:
+        number: of the samples.
+        reason: the reward's newest message.
+        since: begin of the outage, in seconds since 1970.
+        silent_seconds: seconds since the service answered for the last time.
+    """
+
+    number: int
+    reason: str
+    since: float
+    silent_seconds: float
 
 
 class Scoring:
@@ -26,10 +44,20 @@ class Scoring:
     Args:
         scorers: by source name.
         strict: a bug in a reward stops the run and names the row, instead of masking the sample.
+        on_outage: what happens when a service is down, as of `Scorer.submit`. With "wait", `settle` and `advance` come
+            before `finish`, see outages.py.
+        seen: called while others are still generated, when samples wait for a service.
     """
 
-    def __init__(self, scorers: Mapping[str, Scorer], *, strict: bool) -> None:
-        self.scorers, self.strict = scorers, strict
+    def __init__(
+        self,
+        scorers: Mapping[str, Scorer],
+        *,
+        strict: bool,
+        on_outage: OnOutage = "raise",
+        seen: Callable[[Missing], None] = lambda missing: None,
+    ) -> None:
+        self.scorers, self.strict, self.on_outage, self._seen = scorers, strict, on_outage, seen
         self._rollouts: dict[int, Rollout] = {}
         self._sources: dict[str, Scorer] = {}
         self._scores: dict[int, list[Score]] = {}
@@ -48,9 +76,9 @@ class Scoring:
         name, row = rollout.prompt.source.name, rollout.prompt.row.prompt_id
         self._rollouts[index] = rollout
         self._sources[name] = self.scorers[name]
-        inputs = [_reward_input(rollout, k) for k in range(len(rollout.samples))]
+        inputs = _reward_inputs(rollout)
         rows = [f"{name} row {row} sample {k}" for k in range(len(inputs))]
-        self.scorers[name].submit(index, inputs, strict=self.strict, rows=rows)
+        self.scorers[name].submit(index, inputs, strict=self.strict, rows=rows, on_outage=self.on_outage)
 
     def submit_all(self, rollouts: Sequence[Rollout]) -> None:
         """Begin to score all rollouts of a draw."""
@@ -60,6 +88,34 @@ class Scoring:
     def listen(self) -> None:
         """Take the scores that are there, and give the workers what waits for them. Does not wait."""
         self._collect(0.0)
+        if (missing := self.missing()) is not None:
+            self._seen(missing)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether some inputs have no final outcome yet."""
+        return any(scorer.is_open for scorer in self._sources.values())
+
+    def missing(self) -> Missing | None:
+        """Return what waits for a service, or None."""
+        outages = [(x.missing, x.outage) for x in self._sources.values() if x.missing and x.outage is not None]
+        if not outages:
+            return None
+        worst = max((outage for _, outage in outages), key=lambda outage: outage.silent_seconds)
+        since = min(outage.since for _, outage in outages)
+        return Missing(sum(number for number, _ in outages), worst.reason, since, worst.silent_seconds)
+
+    def settle(self) -> None:
+        """Wait for the scores of all inputs except those that wait for a service."""
+        self._collect(None)
+
+    def advance(self, seconds: float) -> None:
+        """Ask missing inputs again when it is time, and take scores. Returns after about `seconds` at the latest."""
+        for name, scorer in self._sources.items():
+            if scorer.is_open:
+                self._take(name, seconds)
+            if scorer.is_open and not scorer.is_busy:
+                self._take(name, None)
 
     def finish(self, seconds: float | None = None) -> list[Group]:
         """Wait for all scores. Return the groups in the order of the draw; advantages are still 0.
@@ -74,12 +130,15 @@ class Scoring:
         return [self._group(i, took[r.prompt.source.name]) for i, r in sorted(self._rollouts.items())]
 
     def _collect(self, timeout: float | None) -> None:
-        for name, scorer in self._sources.items():
-            try:
-                scored = scorer.collect(timeout)
-            except RewardError as error:
-                raise type(error)(error.message, where=error.where or f"source {name}", hint=error.hint) from error
-            self._scores |= dict(scored)
+        for name in self._sources:
+            self._take(name, timeout)
+
+    def _take(self, name: str, timeout: float | None) -> None:
+        try:
+            scored = self._sources[name].collect(timeout)
+        except RewardError as error:
+            raise type(error)(error.message, where=error.where or f"source {name}", hint=error.hint) from error
+        self._scores |= dict(scored)
 
     def _group(self, index: int, seconds: Iterator[float]) -> Group:
         """Return a group. `seconds`: what its reward took for each of its source's rows, from this group on."""
@@ -154,18 +213,28 @@ def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
     )
 
 
-def _reward_input(rollout: Rollout, index: int) -> RewardInput:
-    prompt, sample = rollout.prompt, rollout.samples[index]
+def _reward_inputs(rollout: Rollout) -> list[RewardInput]:
+    """Return the input of the reward for each sample. All have the same images, which are decoded once."""
+    prompt, samples = rollout.prompt, rollout.samples
+    if not samples:
+        return []
+    first = samples[0]
     base = prompt.source.reward_input(
-        prompt.row, sample.text, sample.finish, sample.num_sampled_tokens, prompt.encoded.text
+        prompt.row, first.text, first.finish, first.num_sampled_tokens, prompt.encoded.text
     )
-    return replace(
-        base,
-        token_ids=sample.token_ids or None,
-        step=sample.version,
-        prompt_id=prompt.row.prompt_id,
-        sample=index,
-        media=prompt.row.media,
-        seen_sizes=prompt.encoded.image_sizes,
-        turns=sample.turns,
-    )
+    return [
+        replace(
+            base,
+            response=sample.text,
+            finish=sample.finish,
+            num_tokens=sample.num_sampled_tokens,
+            token_ids=sample.token_ids or None,
+            step=sample.version,
+            prompt_id=prompt.row.prompt_id,
+            sample=index,
+            media=prompt.row.media,
+            seen_sizes=prompt.encoded.image_sizes,
+            turns=sample.turns,
+        )
+        for index, sample in enumerate(samples)
+    ]

@@ -15,6 +15,10 @@ from vlmrl.store.metrics import current, parse_line
 from vlmrl.store.open_run import open_run
 from vlmrl.store.runs import Run
 
+WAITS = "waiting for a service"
+"""Name of the event that a run writes when it begins to wait for a service of a reward."""
+ANSWERS = "service answers"
+"""Name of the event at the end of such a wait."""
 STEPS_FOR_SPEED = 20
 """Number of last steps from which the time to the end is estimated."""
 
@@ -54,6 +58,16 @@ class Followed:
     def lines(self, kind: str = "train") -> list[dict[str, Any]]:
         """Return the valid lines of a kind that were read so far, one per step, sorted by step."""
         return current(self._lines, self.run.manifest.attempt_starts, kind)
+
+    @property
+    def waits_for(self) -> dict[str, Any] | None:
+        """The event with which the run began to wait for a service; None if the service has answered since."""
+        for line in reversed(self._lines):
+            if line.get("event") == WAITS:
+                return line
+            if line.get("event") == ANSWERS or line.get("kind") != "event":
+                return None
+        return None
 
     @property
     def seconds_left(self) -> float | None:

@@ -134,10 +134,13 @@ def collect(
         algorithm: the row of the algorithm table.
         clock: the clock of the step.
         step: the step; equal to the policy version that samples, unless `ahead` has the answers.
-        strict: whether a bug in a reward raises, see `score_rollouts`.
+        strict: whether a bug in a reward raises, see `Scoring`.
         ahead: answers that were sampled during the previous step; None = sample now.
         show: called with (responses sampled so far, their total).
+    Raises: as `Outages.finish`. The position of the stream that a checkpoint saves is then that before the step.
     """
+    feed.cursor = feed.cursor or feed.stream.state_dict()
+    feed.outages.seconds = 0.0
     count, limit = feed.recipe.rollout.prompts_per_step, feed.recipe.rollout.max_new_tokens
     collected = Collected(feed.encode_again, feed.encode_tail)
     draws = passed = 0
@@ -146,7 +149,7 @@ def collect(
         drawn, own = (ahead.drawn, ahead.own) if ahead is not None else _draw(feed, count - passed, clock)
         prompts = [p for p in own if p is not None]
         # "rollout" includes the rewards that are scored meanwhile, "reward" is the wait for the others.
-        with Scoring(feed.scorers, strict=strict) as scoring:
+        with feed.outages.scoring(feed.scorers, strict=strict) as scoring:
             if ahead is not None:
                 collected.metrics["rollout/version_lag"] = step - ahead.version
                 seconds = ahead.rollouts[0].seconds if ahead.rollouts else 0.0
@@ -157,7 +160,7 @@ def collect(
                     seconds = _sample(feed, generator, prompts, scoring, len(drawn), step, show)
             with clock("reward"):
                 # This rank's groups -> the groups of all ranks, in the order of the draw.
-                groups = feed.world.interleave(scoring.finish(seconds))
+                groups = feed.world.interleave(feed.outages.finish(scoring, seconds))
         collected.groups += groups
         collected.prompts += own
         collected.seconds += seconds if prompts else 0.0
@@ -170,6 +173,8 @@ def collect(
         collected.greedy = _greedy_scores(feed, generator, collected, clock, step=step, strict=strict)
         scores = [score for score in collected.greedy if score is not None]
         collected.metrics |= {"reward/greedy_mean": fmean(scores)} if scores else {}
+    if feed.outages.seconds:
+        collected.metrics["reward/outage_seconds"] = feed.outages.seconds
     return collected
 
 
@@ -227,7 +232,7 @@ def _greedy_scores(
     """
     params = replace(feed.sampling, temperature=0.0, top_p=1.0, top_k=0)
     sampled = collected.sampled()
-    with Scoring(feed.scorers, strict=strict) as scoring:
+    with feed.outages.scoring(feed.scorers, strict=strict) as scoring:
         with clock("rollout"):
             sample_scored(
                 generator,
@@ -239,7 +244,7 @@ def _greedy_scores(
                 version=step,
             )
         with clock("reward"):
-            scores = [g.samples[0].score for g in scoring.finish()]
+            scores = [g.samples[0].score for g in feed.outages.finish(scoring)]
     with clock("reward"):
         own_scores = {
             i: None if score.error is not None else score.value for (i, _), score in zip(sampled, scores, strict=True)

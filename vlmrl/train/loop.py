@@ -12,17 +12,26 @@ from types import FrameType
 from typing import Any
 
 from vlmrl.dist import rank_process
+from vlmrl.errors import RewardUnavailable
 from vlmrl.evaluate.metrics import metric_value, task_problems
 from vlmrl.evaluate.records import KEPT_BYTES, training_folder, write_evaluation
 from vlmrl.evaluate.run import Evaluation, evaluate
 from vlmrl.recipe.schema import Eval, Recipe
 from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.outages import StepLeftError
 from vlmrl.tasks.source import Source
 from vlmrl.train.checkpointing import finish_save, look_after_save, save
 from vlmrl.train.journal import Journal
 from vlmrl.train.prompt_feed import PromptFeed
 from vlmrl.train.resume import ALL_DONE
 from vlmrl.train.session import Session
+
+INTERRUPTED = "interrupted"
+"""Reason of `stop_reason` after a stop request."""
+OUTAGE_HINT = (
+    "a checkpoint was saved; when the service is back, continue with --resume (--set reward.outage=mask leaves out "
+    "samples that no service can score)"
+)
 
 
 @dataclass
@@ -72,8 +81,8 @@ def validate(session: Session, generator: Generator) -> None:
 def answer(feed: PromptFeed, generator: Generator, step: int, source: Source) -> Evaluation:
     """Answer and score the validation rows of a source.
 
-    A reward service that is down for all rows is an error at step 0, and later unless `reward.on_unavailable` is
-    "mask".
+    A service that a reward needs may be down: see `Outages`. With "mask", one that is down for all rows is an error at
+    step 0, and later there are no scores then.
     """
     recipe = feed.recipe
     return evaluate(
@@ -86,7 +95,8 @@ def answer(feed: PromptFeed, generator: Generator, step: int, source: Source) ->
         max_rows=recipe.eval.max_rows,
         world=feed.world,
         artifact_bytes=KEPT_BYTES // 8,
-        patient=step > 0 and recipe.reward.on_unavailable == "mask",
+        patient=step > 0,
+        outages=feed.outages,
     )
 
 
@@ -129,9 +139,21 @@ def write_validation(
 
 
 def validate_at_start(session: Session, generator: Generator) -> None:
-    """Validate the start weights, if the recipe asks for it and the run has no validation yet."""
-    if session.journal.progress.validated < 0 and session.recipe.eval.at_start:
+    """Validate the start weights, if the recipe asks for it and the run has no validation yet.
+
+    A resumed run validates its checkpoint if the attempt before ended while it waited for that validation's rewards.
+    """
+    progress, manifest = session.journal.progress, session.journal.run.manifest
+    step = progress.step
+    is_same_run = manifest.forked_at != step and "best" not in manifest.restarts_since(step)
+    was_left = is_same_run and step > 0 and _is_due(session.recipe.eval, step) and progress.validated < step
+    if was_left or (progress.validated < 0 and session.recipe.eval.at_start):
         validate(session, generator)
+
+
+def _is_due(settings: Eval, step: int) -> bool:
+    """Return whether the recipe asks for a validation after this step."""
+    return settings.every_steps > 0 and step % settings.every_steps == 0
 
 
 def _validation_meta(source: Source, step: int, max_rows: int | None) -> dict[str, Any]:
@@ -156,7 +178,7 @@ def after_step(session: Session, generator: Generator) -> None:
     settings, progress = session.recipe, session.journal.progress
     rank_process.phase("after the update", progress.step)
     look_after_save(session.saver, session.journal.world)
-    if settings.eval.every_steps and progress.step % settings.eval.every_steps == 0:
+    if _is_due(settings.eval, progress.step):
         validate(session, generator)
     every = settings.checkpoint.every_steps
     new_best = settings.checkpoint.keep_best and progress.best_step == progress.step
@@ -170,14 +192,11 @@ def stop_reason(journal: Journal, recipe: Recipe, request: StopRequest) -> str |
     The result is the same on all ranks: a stop request to one rank counts for all, and the time is rank 0's.
     """
     progress, target = journal.progress, recipe.train.stop_above
-    requests = journal.world.gather((request.is_set, journal.seconds))
-    stop_requested, seconds = any(a for a, _ in requests), requests[0][1]
+    urgent = urgent_reason(journal, recipe, request)
     if progress.step >= recipe.train.steps:
         return ALL_DONE
-    if stop_requested:
-        return "interrupted"
-    if recipe.train.max_seconds and seconds >= recipe.train.max_seconds:
-        return f"the time limit is reached (train.max_seconds = {recipe.train.max_seconds})"
+    if urgent is not None:
+        return urgent
     best = progress.best_value
     is_newest = best is not None and progress.best_step == progress.step
     if target is not None and best is not None and is_newest and _reached(recipe.eval, best, target):
@@ -187,20 +206,65 @@ def stop_reason(journal: Journal, recipe: Recipe, request: StopRequest) -> str |
     return None
 
 
+def urgent_reason(journal: Journal, recipe: Recipe, request: StopRequest) -> str | None:
+    """Return the reason to stop that counts within a step, too: a stop request to any rank, or the time limit."""
+    requests = journal.world.gather((request.is_set, journal.seconds))
+    if any(is_set for is_set, _ in requests):
+        return INTERRUPTED
+    if recipe.train.max_seconds and requests[0][1] >= recipe.train.max_seconds:
+        return f"the time limit is reached (train.max_seconds = {recipe.train.max_seconds})"
+    return None
+
+
 def _reached(settings: Eval, best: float, target: float) -> bool:
     return best >= target if settings.goal == "max" else best <= target
 
 
-def end(session: Session, generator: Generator, reason: str) -> str:
-    """Validate (unless the run was interrupted) and save for the last time. Return the run's status."""
-    journal, saver = session.journal, session.saver
-    journal.rollouts.finish()
-    interrupted = reason == "interrupted"
-    if not interrupted:
-        validate(session, generator)
-    if saver.saved_step != journal.progress.step:
+@dataclass
+class LeftStep:
+    """Reason why the training left a step that it could not finish; "" = it left none."""
+
+    reason: str = ""
+
+
+@contextmanager
+def leaving_steps(session: Session, request: StopRequest) -> Iterator[LeftStep]:
+    """Leave the training when a wait for a service must end: the block then ends, and the result has the reason.
+
+    Raises: RewardUnavailable, after a checkpoint of the step's begin was saved, when an outage ends the run.
+    """
+    journal, outages, left = session.journal, session.feed.outages, LeftStep()
+    outages.stop_reason = partial(urgent_reason, journal, session.recipe, request)
+    outages.note = lambda event, facts: journal.run.event(journal.progress.step, event, **facts)
+    try:
+        yield left
+    except StepLeftError as error:
+        left.reason = error.reason
+    except RewardUnavailable as error:
+        save_once(session)
+        raise RewardUnavailable(error.message, where=str(journal.run.dir), hint=OUTAGE_HINT) from None
+
+
+def save_once(session: Session) -> None:
+    """Save a checkpoint of the present step, unless there is one, and wait until it is complete."""
+    session.journal.rollouts.finish()
+    if session.saver.saved_step != session.journal.progress.step:
         save(session)
     rank_process.phase("saving")
-    finish_save(saver)
+    finish_save(session.saver)
+
+
+def end(session: Session, generator: Generator, reason: str, *, validates: bool = True) -> str:
+    """Validate (unless the run was interrupted) and save for the last time. Return the run's status.
+
+    Args:
+        validates: False = the policy is not validated in any case.
+    """
+    journal = session.journal
+    interrupted = reason == INTERRUPTED
+    if validates and not interrupted:
+        journal.rollouts.finish()
+        validate(session, generator)
+    save_once(session)
     journal.run.event(journal.progress.step, "ended", reason=reason)
     return "interrupted" if interrupted else "done"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vlmrl.data.encode import Encoder
@@ -12,6 +12,7 @@ from vlmrl.data.sampler import PromptStream
 from vlmrl.dist.world import ALONE, World
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import Prompt, encode_prompt
 from vlmrl.tasks.source import Source
 from vlmrl.train.step_batch import Tail
@@ -35,7 +36,9 @@ class PromptFeed:
         sampling: sampling parameters of training.
         greedy: sampling parameters of validation.
         world: the ranks, which share the prompts of a draw.
-        cursor: position of the stream to save in a checkpoint when rows were drawn ahead; None = its current position.
+        cursor: position of the stream to save in a checkpoint while rows are drawn whose step is not done; None = its
+            current position.
+        outages: what happens when a service that a reward needs is down.
     """
 
     recipe: Recipe
@@ -48,6 +51,7 @@ class PromptFeed:
     greedy: SamplingParams
     world: World = ALONE
     cursor: Mapping[str, Any] | None = None
+    outages: Outages = field(default_factory=Outages)
 
     @property
     def position(self) -> dict[str, Any]:

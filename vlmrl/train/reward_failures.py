@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from vlmrl.errors import RewardError, RewardUnavailable
-from vlmrl.recipe.schema import Reward
+from vlmrl.errors import RewardError
 from vlmrl.train.journal import Journal
 from vlmrl.types import Group
 
@@ -16,27 +15,20 @@ MIN_SAMPLES_FOR_SHARE = 200
 """Minimum number of samples that the share is taken of: a single failure must not end a young run."""
 
 
-def count_failures(journal: Journal, groups: Sequence[Group], settings: Reward, save: Callable[[], None]) -> None:
+def count_failures(journal: Journal, groups: Sequence[Group], save: Callable[[], None]) -> None:
     """Count the failed rewards of a step, and tell the user about them and about services that were down.
 
     Args:
         journal: keeps the counts and shows the messages.
         groups: the scored groups of the step.
-        settings: the recipe's `[reward]` table; `on_unavailable` says whether a service that is down stops the run.
         save: saves a checkpoint and returns when it is complete; called before anything is raised.
-    Raises: RewardError when over 1% of this attempt's samples failed; RewardUnavailable when a service was down and
-        `on_unavailable` is "stop".
+    Raises: RewardError when over 1% of this attempt's samples failed.
     """
     progress, run, say = journal.progress, journal.run, journal.watcher.message
     unavailable = [x for g in groups for x in g.samples if x.score.status == "unavailable"]
     if unavailable:
         reasons = "; ".join(dict.fromkeys(_last_line(x.score.error) for x in unavailable))[:MOST_REASON_CHARS]
-        message = f"the reward was unavailable for {len(unavailable)} sample(s), which were left out: {reasons}"
-        say(message)
-        if settings.on_unavailable == "stop":
-            save()
-            hint = "a checkpoint was saved; when the service is back, continue with --resume"
-            raise RewardUnavailable(message, where=str(run.dir), hint=hint)
+        say(f"the reward was unavailable for {len(unavailable)} sample(s), which were left out: {reasons}")
     failed = [x for g in groups for x in g.samples if x.score.failed]
     progress.samples += sum(len(g.samples) for g in groups)
     progress.reward_errors += len(failed)

@@ -27,7 +27,7 @@ from vlmrl.train.credit import Before, assign_credit, batch_of
 from vlmrl.train.forward_passes import fill_logps, fill_reference
 from vlmrl.train.journal import Health
 from vlmrl.train.learner import Learner
-from vlmrl.train.loop import after_step, catch_interrupt, end, stop_reason, validate_at_start
+from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason, validate_at_start
 from vlmrl.train.objectives import PolicyGradient, objective_of
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.out_of_memory import keep_batches
@@ -60,7 +60,7 @@ def train_rl(session: Session) -> str:
     algorithm, progress, optimizer = algorithm_of(recipe.algo), journal.progress, learner.optimizer
     generator = _open_engine(session, algorithm)
     first_step, ahead = progress.step, None
-    with catch_interrupt(journal.watcher.message) as request:
+    with catch_interrupt(journal.watcher.message) as request, leaving_steps(session, request) as left:
         validate_at_start(session, generator)
         while (reason := stop_reason(journal, recipe, request)) is None:
             step, clock = progress.step, Clock()
@@ -121,9 +121,10 @@ def train_rl(session: Session) -> str:
                 journal.watcher.sample(step, collected.groups[0])
                 journal.loggers.samples(collected.groups, feed.sources)
             # After the step is logged, since it may save a checkpoint and raise.
-            count_failures(journal, collected.groups, recipe.reward, partial(save, session, wait=True))
+            count_failures(journal, collected.groups, partial(save, session, wait=True))
             after_step(session, generator)
         return end(session, generator, reason)
+    return end(session, generator, left.reason, validates=False)
 
 
 def _open_engine(session: Session, algorithm: Algorithm) -> Generator:

@@ -23,6 +23,7 @@ from vlmrl.model.lora import read_adapter, trained_parts
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import require_settled
+from vlmrl.rollout.outages import Outages
 from vlmrl.setup.model import greedy_params, load_for_training, make_encoder, make_policy, sampling_params
 from vlmrl.setup.model_origin import ModelOrigin, origin_of
 from vlmrl.setup.sources import make_scorer, open_sources
@@ -152,6 +153,7 @@ def open_session(
         sampling_params(recipe, policy, processor.tokenizer),
         greedy_params(recipe, policy, processor.tokenizer),
         world,
+        outages=Outages.of(recipe.reward, world, watcher.message),
     )
     if algorithm is not None and algorithm.kl_coef > 0:
         learner.reference = _load_reference(recipe, policy, origin, world)

@@ -9,7 +9,7 @@ from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.errors import DataError
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.tasks.source import Source
-from vlmrl.train.loop import after_step, catch_interrupt, end, stop_reason, validate_at_start
+from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason, validate_at_start
 from vlmrl.train.objectives import CrossEntropy
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.out_of_memory import keep_batches
@@ -36,7 +36,7 @@ def train_sft(session: Session) -> str:
     scan = partial(heaviest_rows, feed, progress.step, partial(_item, feed), _trace)
     rehearse(learner, CrossEntropy(), scan, progress.step, journal.run, journal.watcher.message)
     generator.load_weights(progress.step)
-    with catch_interrupt(journal.watcher.message) as request:
+    with catch_interrupt(journal.watcher.message) as request, leaving_steps(session, request) as left:
         validate_at_start(session, generator)
         while (reason := stop_reason(journal, recipe, request)) is None:
             step, clock = progress.step, Clock()
@@ -71,6 +71,7 @@ def train_sft(session: Session) -> str:
             journal.watcher.step(step, recipe.train.steps, metrics)
             after_step(session, generator)
         return end(session, generator, reason)
+    return end(session, generator, left.reason, validates=False)
 
 
 def _item(feed: PromptFeed, source: Source, row: Row, occurrence: int, index: int) -> TrainItem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from vlmrl.metric import Metric
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.engine import SamplingRequest
+from vlmrl.rollout.outages import Outages
 from vlmrl.store.media import RunImages
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import REPLICATES, Task, Verdict
@@ -182,6 +184,62 @@ def test_a_service_that_is_down_stops_an_evaluation_and_no_training():
         run(ListSource(rows(2)), ScriptedEngine(), lambda x: 1 / 0, patient=True)
     for found in shared(2, down, patient=True):
         assert found.summary["reward_unavailable"] == 7
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_evaluation_that_waits_for_a_service_is_the_one_without_the_outage(monkeypatch, size):
+    monkeypatch.setattr("vlmrl.rewards.outage.FIRST_SECONDS", 0.01)
+    monkeypatch.setattr("vlmrl.rollout.outages.TICK_SECONDS", 0.01)
+    calls = Counter()
+
+    def busy(x: RewardInput) -> float:
+        calls[x.response] += 1
+        if x.response.startswith(("p1", "p3")) and calls[x.response] < 3:
+            raise RewardUnavailable("busy")
+        return len(x.response) / 9
+
+    expected = run(ListSource(rows(7)), ScriptedEngine(), lambda x: len(x.response) / 9)
+    if size == 1:
+        results = [run(ListSource(rows(7)), ScriptedEngine(), busy, outages=Outages("wait"))]
+    else:
+        meeting = (Barrier(size), [None] * size)
+        worlds = [Meeting(rank, size, group=meeting) for rank in range(size)]
+        with ThreadPoolExecutor(size) as pool:
+            jobs = [
+                pool.submit(
+                    run, ListSource(rows(7)), ScriptedEngine(), busy, world=world, outages=Outages("wait", world=world)
+                )
+                for world in worlds
+            ]
+            results = [job.result() for job in jobs]
+    assert min(calls["p1 0"], calls["p3 0"]) >= 3 and calls["p0 0"] == 1
+    for result in results:
+        assert result.rows == expected.rows and result.summary == expected.summary
+
+
+@pytest.mark.parametrize("rule", [Outages("stop"), Outages("wait", minutes=0.001)])
+def test_an_evaluation_that_cannot_be_scored_ends_without_numbers(monkeypatch, rule):
+    monkeypatch.setattr("vlmrl.rewards.outage.FIRST_SECONDS", 0.01)
+    monkeypatch.setattr("vlmrl.rollout.outages.TICK_SECONDS", 0.01)
+
+    def down_for_one(x: RewardInput) -> float:
+        if x.response.startswith("p1"):
+            raise RewardUnavailable("busy")
+        return 1.0
+
+    with pytest.raises(RewardUnavailable, match="busy"):
+        run(ListSource(rows(3)), ScriptedEngine(), down_for_one, outages=rule)
+
+
+def test_rows_without_a_score_are_in_no_mean_of_the_reward():
+    def down_for_one(x: RewardInput) -> float:
+        if x.response.startswith("p1"):
+            raise RewardUnavailable("busy")
+        return 1.0
+
+    result = run(ListSource(rows(3)), ScriptedEngine(), down_for_one, outages=Outages("mask"))
+    reward = result.summary["metrics"]["reward"]
+    assert (reward["value"], reward["n"], result.summary["reward_unavailable"]) == (1.0, 2, 1)
 
 
 def test_pictures_that_one_call_could_not_hold_are_counted_too(monkeypatch: pytest.MonkeyPatch):

@@ -240,6 +240,16 @@ def test_a_broken_reward_is_an_error_with_its_words(world, function, words):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("outage", "level"), [("wait", "warning"), ("mask", "error"), ("stop", "error")])
+def test_a_service_that_is_down_is_an_error_unless_training_waits_for_it(world, tmp_path, outage, level):
+    (tmp_path / "judge.py").write_text(
+        "from vlmrl import RewardUnavailable\ndef score(x):\n    raise RewardUnavailable('no answer from judge:8000')\n"
+    )
+    problems = world("reward.name=judge.py:score", f"reward.outage={outage}", "reward.weights={}").problems
+    assert the(problems, "no answer from judge:8000").level == level
+
+
+@pytest.mark.slow
 def test_a_weighted_part_that_a_correct_response_lacks_is_a_warning(world, tmp_path):
     (tmp_path / "renamed.py").write_text(RENAMED)
     recipe = ("reward.name=renamed.py:score", "reward.weights={right = 0.8, form = 0.2}")

@@ -101,9 +101,9 @@ def test_nothing_is_changed_by_nothing(recipe):
 
 
 def test_a_key_that_was_added_since_has_not_changed_unless_it_is_set(recipe):
-    """A run made before `eval.at_start`, `reward.on_unavailable` and `log.project` goes on as it was."""
+    """A run made before `eval.at_start`, `reward.outage` and `log.project` goes on as it was."""
     old = json.loads(json.dumps(load_recipe(recipe).resolved))
-    for table, key in (("eval", "at_start"), ("reward", "on_unavailable"), ("log", "project")):
+    for table, key in (("eval", "at_start"), ("reward", "outage"), ("log", "project")):
         del old["recipe"][table][key], old["origins"][f"{table}.{key}"]
     assert compare_recipes(old["recipe"], reload_recipe(old, recipe), Path.cwd()) == []
     loaded = reload_recipe(old, recipe, overrides=["eval.at_start=false"])

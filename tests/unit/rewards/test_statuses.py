@@ -143,6 +143,7 @@ def test_a_grader_that_never_answered_hangs_by_itself(scorer, tmp_path):
 @pytest.mark.slow
 def test_a_run_of_lost_rows_ends_the_call_unless_it_has_a_price(scorer, tmp_path, monkeypatch):
     monkeypatch.setattr("vlmrl.rewards.scorer.LOST_IN_A_ROW", 2)
+    monkeypatch.setattr("vlmrl.rewards.second_tries.LOST_IN_A_ROW", 2)
     rows = [RewardInput(t) for t in ("fine", "exit", "exit", "fine")]
     with scorer(hangs(tmp_path)) as s:
         scores = s.score(rows)
@@ -151,8 +152,14 @@ def test_a_run_of_lost_rows_ends_the_call_unless_it_has_a_price(scorer, tmp_path
     assert [score.value for score in strict] == [0.25, 2.0]
     with scorer(hangs(tmp_path)) as s:
         scores = s.score(rows[1:])
-    assert [score.status for score in scores] == ["failed"] * 3, "a grader that never answered hangs by itself"
-    assert "not scored" in (scores[-1].error or "")
+    assert [score.value for score in scores] == [0.25, 0.25, 2.0], "the first calls of all hang: the rule is off, too"
+    with scorer(hangs(tmp_path)) as s:
+        scores = s.score(rows[1:3] * 2)
+    assert [score.status for score in scores] == ["failed"] * 4, "a grader that never answered hangs by itself"
+    with scorer(hangs(tmp_path, "")) as s:
+        scores = s.score(rows[1:])
+    assert [score.status for score in scores] == ["failed"] * 3
+    assert scores[-1].error == "not scored: the worker had been lost 2 times in a row"
 
 
 def test_in_a_batch_the_row_that_kills_it_alone_too_has_the_price(scorer):
@@ -166,6 +173,56 @@ def test_in_a_batch_the_row_that_kills_it_alone_too_has_the_price(scorer):
     with scorer(source) as s:
         scores = s.score([RewardInput(t) for t in ("a", "exit", "b")], strict=True)
     assert [score.value for score in scores] == [1.0, -1.0, 1.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_many_bombs_in_a_batch_earn_their_price_and_the_others_their_score(scorer, workers):
+    """They are the first of all calls, and more in a row than a batch may have failures without a price."""
+    source = """
+    import os
+    ON_TIMEOUT = {"reward": -1.0}
+    def reward(completions, **columns):
+        if "exit" in completions: os._exit(0)
+        return [float(len(text)) for text in completions]
+    """
+    texts = ["exit"] * 5 + ["a", "bb", "exit", "ccc"]
+    with scorer(source, options={"workers": workers}) as s:
+        for key, part in enumerate((texts[:4], texts[4:])):
+            s.submit(key, [RewardInput(text) for text in part])
+        scores = [score for _, of_group in sorted(s.collect()) for score in of_group]
+    assert [score.value for score in scores] == [-1.0] * 5 + [1.0, 2.0, -1.0, 3.0]
+    assert s.failures == 0 and all(score.note for score in scores)
+
+
+@pytest.mark.slow
+def test_a_response_that_fills_the_memory_twice_earns_what_is_declared(scorer):
+    source = """
+    def reward(x):
+        return float(len(bytearray(1 << 42)) if x.response == "fill" else 1)
+    """
+    with scorer(source + "\n    ON_TIMEOUT = {'reward': 0.25}\n") as s:
+        fill, fine = s.score([RewardInput(text) for text in ("fill", "fine")], strict=True)
+        assert (fill.value, fine.value) == (0.25, 1.0) and fill.note == "MemoryError; alone too: it earns `on_timeout`"
+    with scorer(source) as s:
+        fill, fine = s.score([RewardInput(text) for text in ("fill", "fine")])
+        assert (fill.status, fine.value) == ("failed", 1.0)
+
+
+@pytest.mark.slow
+def test_a_grader_that_never_answers_is_tried_again_with_a_few_rows_only(scorer, tmp_path, monkeypatch):
+    monkeypatch.setattr("vlmrl.rewards.second_tries.FIRST_TRIES", 2)
+    source = f"""
+    import os
+    ON_TIMEOUT = {{"reward": 0.25}}
+    def reward(x):
+        open({str(tmp_path / "log")!r}, "a").write("x")
+        os._exit(3)
+    """
+    with scorer(source) as s:
+        scores = s.score([RewardInput("a")] * 12)
+    assert all(score.status == "failed" and "exit code 3" in score.error for score in scores)
+    assert len((tmp_path / "log").read_text()) == 12 + 2
 
 
 def test_a_large_batch_that_is_lost_has_a_score_or_an_error_for_each_row(scorer):

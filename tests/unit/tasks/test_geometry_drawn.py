@@ -185,6 +185,15 @@ def test_the_area_on_squared_paper_is_the_number_of_dark_squares_in_the_image() 
     assert plain.text.count("(") - 1 == plain.problem.value  # the text names each shaded square, after "(column, row)"
 
 
+def test_a_kind_without_a_problem_for_a_split_leaves_its_rows_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = MAKERS[0](random.Random(0), False)
+    monkeypatch.setattr(collection, "MOST_TRIES", 40)
+    monkeypatch.setitem(TOPICS, "angles", (lambda rng, values: one, MAKERS[1]))  # type: ignore[arg-type]
+    drawn = draw_problems({"train": 8, "validation": 4, "test": 4}, seed=0, values=False, topics=("angles",))
+    assert {split: len(members) for split, members in drawn.items()} == {"train": 8, "validation": 4, "test": 4}
+    assert sum(d.problem is one for members in drawn.values() for d in members) == 1
+
+
 def test_topics_that_have_too_few_problems_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     one = MAKERS[0](random.Random(0), False)
     monkeypatch.setattr(collection, "MOST_TRIES", 4)

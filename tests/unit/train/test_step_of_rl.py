@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Literal
 
 import pytest
 import torch
@@ -17,8 +16,7 @@ from small_runs import Ears
 from vlmrl.algo.family import ALGORITHMS, Algorithm
 from vlmrl.data.packing import PromptTokens
 from vlmrl.dist.world import World
-from vlmrl.errors import RewardError, RewardUnavailable
-from vlmrl.recipe.schema import Reward
+from vlmrl.errors import RewardError
 from vlmrl.rollout.sample import add_advantages, is_dead_group, mark_masked
 from vlmrl.train.credit import by_sample, critic_metrics
 from vlmrl.train.progress import Progress
@@ -225,10 +223,9 @@ def journal(tmp_path):
     return SimpleNamespace(progress=Progress(), counted_before=(0, 0), watcher=Ears(), run=run, saved=[])
 
 
-def count(journal, groups: Sequence[Group], when_down: Literal["mask", "stop"] = "mask") -> None:
+def count(journal, groups: Sequence[Group]) -> None:
     """Count the failures; `journal.saved` are the steps whose checkpoints were saved before an error."""
-    settings = Reward(on_unavailable=when_down)
-    count_failures(journal, groups, settings, lambda: journal.saved.append(journal.progress.step))
+    count_failures(journal, groups, lambda: journal.saved.append(journal.progress.step))
 
 
 def groups_with(failures: int, of: int) -> list[Group]:
@@ -320,10 +317,3 @@ def test_responses_that_hung_the_reward_are_counted():
     metrics = group_metrics(groups)
     assert (metrics["reward/timeouts"], metrics["reward/errors"]) == (3, 0)
     assert "reward/timeouts" not in group_metrics(groups_with(1, 8))
-
-
-def test_a_service_that_is_down_stops_a_run_that_wants_it(journal):
-    journal.progress.step = 7
-    with pytest.raises(RewardUnavailable, match="no answer from judge:8000") as caught:
-        count(journal, unavailable(8), "stop")
-    assert journal.saved == [7] and "--resume" in (caught.value.hint or "")

@@ -10,7 +10,7 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import console, emit, say
-from vlmrl.cli.show.step_table import columns, step_of, step_table
+from vlmrl.cli.show.step_table import columns, step_of, step_table, waiting_text
 from vlmrl.visible import visible
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _plain(followed: Followed, every: float) -> None:
     from vlmrl.store.metrics import counted
 
     shown: set[tuple[int, int]] = set()
-    going = True
+    going, waiting = True, ""
     while going:
         going = followed.look()
         for line in followed.lines():
@@ -80,6 +80,9 @@ def _plain(followed: Followed, every: float) -> None:
                 cells = [f"{name} {text}" for name, text in columns(line).items() if text]
                 text = "  ".join([f"step {step_of(counted(line['step']), followed.steps)}", *cells])
                 print(visible(text), flush=True)
+        before, waiting = waiting, waiting_text(followed)
+        if waiting not in ("", before):
+            print(visible(waiting), flush=True)
         if going:
             time.sleep(every)
 

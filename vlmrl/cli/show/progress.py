@@ -148,6 +148,8 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
         parts.append(f"reward errors {m['reward/errors']}")
     if m.get("reward/unavailable"):
         parts.append(f"reward unavailable {m['reward/unavailable']}")
+    if m.get("reward/outage_seconds"):
+        parts.append(f"waited {m['reward/outage_seconds']:.0f} s for a service")
     if m.get("reward/timeouts"):
         parts.append(f"reward timeouts {m['reward/timeouts']}")
     if m.get("reward/inapplicable"):

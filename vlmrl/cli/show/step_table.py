@@ -50,7 +50,15 @@ def _headline(followed: Followed) -> str:
         parts.append(f"{span(left)} left")
     if run.attempt > 1:
         parts.append(f"attempt {run.attempt}")
+    if waiting := waiting_text(followed):
+        parts.append(waiting)
     return "  ".join(parts)
+
+
+def waiting_text(followed: Followed) -> str:
+    """Return what the run waits for, and since when; "" if it does not wait."""
+    wait = followed.waits_for if followed.run.status == "running" else None
+    return "" if wait is None else f"{wait['event']} since {wait['time']}: {wait['reason']}"
 
 
 def _validation(followed: Followed) -> str:

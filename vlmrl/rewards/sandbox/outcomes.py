@@ -69,7 +69,7 @@ class Failure:
 
     def __str__(self) -> str:
         line = f" ({self.lines[-1].partition(' in ')[0]})" if self.lines else ""
-        return (self.raised or self.message) + line
+        return self.text + line
 
     @property
     def raised(self) -> str:
@@ -78,9 +78,29 @@ class Failure:
         return f"{self.kind}: {self.message}".removesuffix(": ")
 
     @property
+    def text(self) -> str:
+        """The failure without its place: the exception, or the message."""
+        return self.raised or self.message
+
+    @property
     def is_lost(self) -> bool:
         """Whether the response hung or ended its worker."""
         return self.kind == ""
+
+    @property
+    def broke_worker(self) -> bool:
+        """Whether the response hung or ended its worker, or filled its memory (see `RewardSpec.on_timeout`)."""
+        return self.kind in ("", MemoryError.__name__)
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether a service that the reward needs is down."""
+        return self.kind == UNAVAILABLE
+
+    @property
+    def is_contract(self) -> bool:
+        """Whether nothing was raised, but the result is not a score."""
+        return self.kind == CONTRACT
 
 
 Outcome = Result | Failure

@@ -31,6 +31,7 @@ from vlmrl.rewards.sandbox.frames import (
     Frame,
     GarbledError,
 )
+from vlmrl.rewards.sandbox.images import ImageKeys
 from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, Result, as_error
 from vlmrl.rewards.sandbox.results import read_artifacts, read_detail
 from vlmrl.rewards.sandbox.worker_handle import LOAD_SECONDS, Worker
@@ -92,6 +93,7 @@ class WorkerPool:
         """Begin with an empty queue. `fresh`: see `run`."""
         self._queue: deque[list[Place]] = deque()
         self._inputs: dict[Place, RewardInput] = {}
+        self._images = ImageKeys()
         self._asked_again: dict[Place, str] = {}
         self._fresh = fresh
         self._last_seen = time.monotonic()
@@ -101,7 +103,16 @@ class WorkerPool:
         self._excuse_pause()
         self._queue += [list(batch) for batch in batches if batch]
         self._inputs |= inputs
+        self._images.add(inputs[place] for batch in batches for place in batch)
         self._feed()
+
+    def hold(self) -> list[Place]:
+        """Remove the inputs that no worker has yet from the queue, and return them."""
+        places = [place for batch in self._queue for place in batch]
+        self._queue.clear()
+        for place in places:
+            self._images.done(self._inputs[place])
+        return places
 
     def advance(self, seconds: float | None = None) -> list[tuple[Place, Outcome]]:
         """Wait until something happens, at most `seconds` (None = until then), and return the outcomes that follow.
@@ -112,6 +123,8 @@ class WorkerPool:
         try:
             self._feed()
             outcomes = [pair for worker in self._wait(seconds) for pair in self._answers(worker)]
+            for place, _ in outcomes:
+                self._images.done(self._inputs[place])
             self._feed()
         except BaseException:
             self.close()
@@ -166,7 +179,7 @@ class WorkerPool:
             self._start()
         for worker in self._workers:
             if self._queue and worker.loaded is not None and not worker.busy:
-                worker.assign(self._queue.popleft(), self._inputs, self.timeout)
+                worker.assign(self._queue.popleft(), self._inputs, self._images, self.timeout)
 
     def _wait(self, seconds: float | None) -> list[Worker]:
         """Sleep until something happens, at most `seconds`. Return workers that answered, ended or ran out of time."""

@@ -1,10 +1,10 @@
 """Worker process of a user's reward: reads frames, calls the function, writes frames. A trainer never imports this.
 
-Requests: {"op": "load", ...} once, then {"op": "score", "items": [...]} with image pixels as blobs. Answers: {"loaded"}
-or {"fatal": error}; then, in the order of the items, {"parts", "note", "seconds"} or {"error"} for each, or one
-{"failed": error} for a whole batch. An answer may also have {"detail"} as JSON text, and {"artifacts"}, names whose PNG
-files are the blobs. Every answer repeats the number of its request, gives its item and has the id of this process
-(frames.py). Output of the function goes to a pipe of its own and is shown with an error.
+Requests: {"op": "load", ...} once, then {"op": "score", "items", "sent", "dropped"} with image pixels as blobs
+(images.py). Answers: {"loaded"} or {"fatal": error}; then, in the order of the items, {"parts", "note", "seconds"} or
+{"error"} for each, or one {"failed": error} for a whole batch. An answer may also have {"detail"} as JSON text, and
+{"artifacts"}, names whose PNG files are the blobs. Every answer repeats the number of its request, gives its item and
+has the id of this process (frames.py). Output of the function goes to a pipe of its own and is shown with an error.
 
 The user's code may replace functions of `os` and `json`, built-ins and sys.stdout, close descriptors, leave alarms and
 fork. So this module binds what it needs before that code is imported, and restores built-ins, alarms and the recursion
@@ -42,6 +42,7 @@ from vlmrl.rewards.sandbox.frames import (
     GarbledError,
     pack_frame,
 )
+from vlmrl.rewards.sandbox.images import ReceivedImages
 from vlmrl.rewards.sandbox.results import MOST_NAME_CHARS, artifact_files, detail_text
 from vlmrl.rewards.worker_code import UserReward, WorkerFunction, WorkerReward
 from vlmrl.types import Media, RewardInput, Turn
@@ -190,7 +191,7 @@ def main(request_fd: int, response_fd: int) -> None:
 
 def serve(channel: Channel, guard: Guard) -> None:
     """Answer every request."""
-    reward, file = None, ""
+    reward, file, received = None, "", ReceivedImages()
     for body, blobs in channel.requests():
         if body["op"] == "load":
             runs = UserReward(**body["user"]) if "user" in body else WorkerFunction(**body["builtin"])
@@ -200,7 +201,8 @@ def serve(channel: Channel, guard: Guard) -> None:
             guard.flush()
             channel.answer(WHOLE, answer)
         elif reward is not None:
-            for item, (answer, images) in _score(reward, read_inputs(body["items"], blobs), file, channel, guard):
+            received.take(body, blobs)
+            for item, (answer, images) in _score(reward, body["items"], received, file, channel, guard):
                 channel.answer(item, answer, images)
 
 
@@ -224,22 +226,14 @@ def import_source(user: UserReward) -> ModuleType:
     return module
 
 
-def read_inputs(items: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> list[RewardInput]:
-    """Return requests as RewardInputs; each image is (width, height) in its item and its RGB bytes as the next blob."""
-    remaining_blobs = iter(blobs)
-    inputs = []
-    for item in items:
-        sizes, ids = item.pop("images"), item.pop("token_ids")
-        images: list[Any] = []
-        if sizes:
-            from PIL import Image
-
-            images = [Image.frombytes("RGB", tuple(size), next(remaining_blobs)) for size in sizes]
-        item["media"] = tuple(Media(**reference) for reference in item["media"])
-        item["seen_sizes"] = tuple((width, height) for width, height in item["seen_sizes"])
-        item["turns"] = tuple(map(Turn.of, item["turns"]))
-        inputs.append(RewardInput(**item, images=images, token_ids=None if ids is None else tuple(ids)))
-    return inputs
+def read_input(item: dict[str, Any], received: ReceivedImages) -> RewardInput:
+    """Return an item of a request as a RewardInput, with images of its own."""
+    fields = {**item, "images": received.images(item["images"])}
+    fields["media"] = tuple(Media(**reference) for reference in item["media"])
+    fields["seen_sizes"] = tuple((width, height) for width, height in item["seen_sizes"])
+    fields["turns"] = tuple(map(Turn.of, item["turns"]))
+    fields["token_ids"] = None if item["token_ids"] is None else tuple(item["token_ids"])
+    return RewardInput(**fields)
 
 
 def _load(runs: WorkerReward, memory_mb: int, guard: Guard) -> tuple[BoundReward | None, dict[str, Any]]:
@@ -267,14 +261,21 @@ def _load(runs: WorkerReward, memory_mb: int, guard: Guard) -> tuple[BoundReward
 
 
 def _score(
-    reward: BoundReward, inputs: list[RewardInput], file: str, channel: Channel, guard: Guard
+    reward: BoundReward,
+    items: Sequence[dict[str, Any]],
+    received: ReceivedImages,
+    file: str,
+    channel: Channel,
+    guard: Guard,
 ) -> Iterator[tuple[int, Answer]]:
     """Yield (item, answer) of one request: for a batch after one call for all, else after one call per item."""
-    groups = [range(len(inputs))] if reward.batched else [range(i, i + 1) for i in range(len(inputs))]
+    groups = [range(len(items))] if reward.batched else [range(i, i + 1) for i in range(len(items))]
     for group in groups:
         start, described, results = _clock(), None, []
         try:
-            results = reward.call([inputs[i] for i in group])
+            inputs = [read_input(items[i], received) for i in group]
+            start = _clock()
+            results = reward.call(inputs)
         except BaseException as error:
             channel.stay_alone()
             described = describe_error(error, file)

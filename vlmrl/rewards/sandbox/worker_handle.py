@@ -31,6 +31,7 @@ from vlmrl.rewards.sandbox.frames import (
     FrameBuffer,
     pack_frame,
 )
+from vlmrl.rewards.sandbox.images import HELD_SHARE, HeldImages, ImageKeys
 from vlmrl.rewards.sandbox.outcomes import Place
 from vlmrl.rewards.worker_code import UserReward, WorkerReward
 from vlmrl.types import RewardInput
@@ -59,7 +60,7 @@ SENT = (
 )
 """Fields of a RewardInput that are sent as they are.
 
-Images are sent as pixels, references and turns as JSON objects.
+Images are sent as pixels (images.py), references and turns as JSON objects.
 """
 BOOT = (
     "import sys; sys.path[:] = sys.argv[5:]; "
@@ -77,6 +78,7 @@ class Worker:
         item: index of the next answer.
         answered: number of items of all requests so far.
         loaded: facts about the function; None until the file is imported.
+        sent_bytes: bytes of all requests so far.
         pid: process id of the worker itself.
     """
 
@@ -103,7 +105,8 @@ class Worker:
         self._output, self.output_open = b"", True
         self.loaded: dict[str, Any] | None = None
         self.busy: list[Place] = []
-        self.pid = self.request = self.answered = self.item = 0
+        self.pid = self.request = self.answered = self.item = self.sent_bytes = 0
+        self._held = HeldImages((memory_mb << 20) // HELD_SHARE)
         self.deadline = time.monotonic() + patience(LOAD_SECONDS)
         kind = "user" if isinstance(runs, UserReward) else "builtin"
         load = pack_frame(
@@ -125,19 +128,21 @@ class Worker:
     def has_ended(self) -> bool:
         return self._keeper.poll() is not None
 
-    def assign(self, places: Sequence[Place], inputs: Mapping[Place, RewardInput], timeout: float) -> None:
-        """Queue one request. The clock starts now."""
+    def assign(
+        self, places: Sequence[Place], inputs: Mapping[Place, RewardInput], keys: ImageKeys, timeout: float
+    ) -> None:
+        """Queue one request. The clock starts now. Images that the worker has are not sent again."""
         self.busy, self._output = list(places), b""
         self.request, self.item = self.request + 1, 0
-        items, blobs = [], []
-        for x in (inputs[place] for place in places):
+        own = [inputs[place] for place in places]
+        parcel, items = self._held.parcel(own, keys), []
+        for x, of_x in zip(own, parcel.keys, strict=True):
             item = {name: getattr(x, name) for name in SENT}
             item |= {"media": [asdict(m) for m in x.media], "turns": [asdict(turn) for turn in x.turns]}
-            images = [image.convert("RGB") for image in x.images]
-            items.append({**item, "images": [image.size for image in images]})
-            blobs += [image.tobytes() for image in images]
-        body = {"op": "score", "items": items}
-        self.unsent = memoryview(pack_frame(self._token, self.request, WHOLE, os.getpid(), body, blobs))
+            items.append({**item, "images": of_x})
+        body = {"op": "score", "items": items, "sent": parcel.sent, "dropped": parcel.dropped}
+        self.unsent = memoryview(pack_frame(self._token, self.request, WHOLE, os.getpid(), body, parcel.blobs))
+        self.sent_bytes += len(self.unsent)
         self.deadline = time.monotonic() + patience(timeout)
 
     def send(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vlmrl.data.images import encode_png, image_hash
@@ -59,7 +59,7 @@ def draw_problems(
     width: int = 448,
     progress: Progress | None = None,
 ) -> dict[str, list[DrawnProblem]]:
-    """Return split -> drawn problems; topics and kinds take turns, so that each is equally frequent.
+    """Return split -> drawn problems; topics and kinds take turns, so that each is about equally frequent.
 
     A problem's kind and numbers decide which split it may be in: splits share no problem, only the kinds.
 
@@ -79,7 +79,8 @@ def draw_problems(
     for done, (split, number) in enumerate(rows):
         if progress is not None and done % PORTION == 0:
             progress("drawing figures", done, len(rows))
-        drawn[split].append(draw.problem(split, number, *makers[number % len(makers)]))
+        start = number % len(makers)
+        drawn[split].append(draw.problem(split, number, makers[start:] + makers[:start]))
     return drawn
 
 
@@ -102,9 +103,30 @@ class _Draw:
     style: PageStyle
     shares: list[tuple[str, float]]
     drawn: set[str] = field(default_factory=set)
+    used_up: set[tuple[str, Maker]] = field(default_factory=set)
+    """Kinds that have no problem left for a split."""
 
-    def problem(self, split: str, number: int, topic: str, make: Maker) -> DrawnProblem:
-        """Return the problem of a row: the first that belongs to the split, can be printed and is not drawn yet."""
+    def problem(self, split: str, number: int, makers: Sequence[tuple[str, Maker]]) -> DrawnProblem:
+        """Return the problem of a row: of the first maker that has one left for the split.
+
+        A kind with few different numbers may have none at all in a small split.
+
+        Raises: DataError when no maker has a problem left.
+        """
+        for topic, make in makers:
+            if (split, make) in self.used_up:
+                continue
+            problem = self._new_problem(split, number, topic, make)
+            if problem is not None:
+                return problem
+            self.used_up.add((split, make))
+        raise DataError(
+            f"{MOST_TRIES} drawings of each kind gave no new problem for the split `{split}`",
+            hint="draw fewer, take more topics, or draw larger figures (--width)",
+        )
+
+    def _new_problem(self, split: str, number: int, topic: str, make: Maker) -> DrawnProblem | None:
+        """Return the first problem that belongs to the split, can be printed and is not drawn yet; None without one."""
         for attempt in range(MOST_TRIES):
             rng = random.Random(hash64("geometry", str(self.seed), split, str(number), str(attempt)))
             problem = make(rng, self.values)
@@ -118,10 +140,7 @@ class _Draw:
             if (sha256 := image_hash(image)) not in self.drawn:
                 self.drawn.add(sha256)
                 return DrawnProblem(problem, topic, image, problem.short if self.values else problem.full)
-        raise DataError(
-            f"{MOST_TRIES} drawings gave no new problem of the kind {make.__name__} for the split `{split}`",
-            hint="draw fewer, take more topics, or draw larger figures (--width)",
-        )
+        return None
 
     def _split_of(self, problem: Problem) -> str:
         """Return the only split that may have a problem of these numbers."""
