@@ -74,12 +74,12 @@ DEMOS = {
         sft="geometry_sft.toml",
         rl="geometry_tiny.toml",
         data="drawn figures on squared paper, each with its shaded area",
-        start="until the form of a solution and some answers are right",
-        test="test figures, of problems that neither has seen",
+        start="on 300 figures, until about half of the answers are right",
+        test="test figures, which neither has seen",
         unit="figures",
     ),
 }
-"""Name of a demo -> what it is made of. The first is the default."""
+"""Name of a demo -> what it is made of. The help of `vlmrl demo` lists the names."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import typer
 from vlmrl.cli import options
 from vlmrl.cli.output import emit
 from vlmrl.cli.show.demo_table import show_demo
-from vlmrl.demo import DEMOS
 from vlmrl.errors import unknown
 
 
@@ -27,7 +26,7 @@ def demo(
         help="Folder for data, model, runs and report; default: demo, or demo-TASK for another task than digits.",
         show_default=False,
     ),
-    task: str = typer.Option(next(iter(DEMOS)), "--task", help=f"Task to learn: {', '.join(DEMOS)}."),
+    task: str = typer.Option("digits", "--task", help="Task to learn: digits or geometry."),
     model_only: Path | None = typer.Option(
         None, "--model-only", help="Only make the tiny model, in this folder, for --data.", show_default=False
     ),
@@ -41,8 +40,8 @@ def demo(
     Example: vlmrl demo --seed 2
 
     A tiny vision-language model with random weights learns to compare real handwritten digits (or, with `--task
-    geometry`, to read an angle off a drawn figure and find another one): supervised start, reinforcement learning,
-    evaluation on held-out rows, merge, reward check and report.
+    geometry`, to find shaded areas on squared paper): supervised start, reinforcement learning, evaluation on held-out
+    rows, merge, reward check and report.
 
     --model-only makes only the tiny model, for data of your own. With it, check, try, train and eval run on this
     machine before you pay for a GPU. If the columns of a table are not recognised, give the recipe instead of the
@@ -50,7 +49,7 @@ def demo(
 
     Example: vlmrl demo --model-only demo/model --data my_task/recipe.toml
     """
-    from vlmrl.demo import make_model, run_demo
+    from vlmrl.demo import DEMOS, make_model, run_demo
     from vlmrl.recipe.files import shipped_folder
 
     say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
@@ -63,7 +62,7 @@ def demo(
         return
     if task not in DEMOS:
         raise unknown("task", task, DEMOS)
-    folder = out or Path("demo" if task == next(iter(DEMOS)) else f"demo-{task}")
+    folder = out or Path("demo" if task == "digits" else f"demo-{task}")
     result = run_demo(folder, seed, shipped_folder(), say, task)
     if not as_json:
         show_demo(result)
