@@ -46,13 +46,14 @@ def test_an_image_is_sent_once_for_all_siblings_and_none_sees_what_another_did_t
         assert PIXELS <= sent(s)[0] < 2 * PIXELS
 
 
-def test_every_worker_gets_it_once_and_a_new_worker_gets_it_again(scorer):
+def test_no_worker_gets_it_twice_and_a_new_worker_gets_it_again(scorer):
     with scorer(SUM, options={"workers": 2}) as s:
         for key in range(2):
             s.submit(key, group(*"abcdefgh", shade=key))
         scores = dict(s.collect())
         assert [x.value for key in range(2) for x in scores[key]] == [0.0] * 8 + [1.0] * 8
-        assert all(PIXELS <= size < 3 * PIXELS for size in sent(s))
+        # A worker that starts late may find nothing left to do.
+        assert all(size < 3 * PIXELS for size in sent(s)) and sum(sent(s)) >= 2 * PIXELS
     with scorer(SUM) as s:
         scores = s.score(group("a", "exit", "b"))  # the worker ends; "exit" and "b" go to another
         assert [x.value for x in scores] == [7.0] * 3 and "asked again" in scores[1].note

@@ -59,7 +59,7 @@ class Judge:
     def __init__(self, value: float, error: str | None = None) -> None:
         self.value, self.error, self.seen, self.rows, self.groups = value, error, [], [], {}
 
-    def submit(self, key, inputs, *, strict: bool, rows=()) -> None:
+    def submit(self, key, inputs, *, strict: bool, rows=(), on_outage: str = "raise") -> None:
         self.seen += list(inputs)
         self.rows += rows
         self.strict, self.groups = strict, {**self.groups, key: len(inputs)}
