@@ -79,7 +79,7 @@ DEMOS = {
         unit="figures",
     ),
 }
-"""Name of a demo -> what it is made of. The help of `vlmrl demo` lists the names."""
+"""Name of a demo -> what it is made of; the first is the default. The help of `vlmrl demo` lists the names."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _tensor_sizes(folder: Path) -> list[int]:
     return sizes
 
 
-def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None], task: str = "digits") -> dict[str, Any]:
+def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None], task: str) -> dict[str, Any]:
     """Run the chain. Return the values that `vlmrl demo --json` prints.
 
     Args:

@@ -65,4 +65,4 @@ def test_a_demo_that_does_not_exist_is_refused_before_anything_is_written(
 
 def test_the_help_names_every_demo(tmp_path: Path) -> None:
     text = this_process("demo", "--help", cwd=tmp_path).out
-    assert f"Task to learn: {' or '.join(DEMOS)}." in " ".join(text.split())
+    assert f"Task to learn: {' or '.join(DEMOS)};" in " ".join(text.split())

@@ -26,7 +26,9 @@ def demo(
         help="Folder for data, model, runs and report; default: demo, or demo-TASK for another task than digits.",
         show_default=False,
     ),
-    task: str = typer.Option("digits", "--task", help="Task to learn: digits or geometry."),
+    task: str | None = typer.Option(
+        None, "--task", help="Task to learn: digits or geometry; default: the first.", show_default=False
+    ),
     model_only: Path | None = typer.Option(
         None, "--model-only", help="Only make the tiny model, in this folder, for --data.", show_default=False
     ),
@@ -60,10 +62,11 @@ def demo(
         recipe = str(data) if data.suffix == ".toml" else "RECIPE.toml"
         say(f"next: vlmrl check {shlex.quote(recipe)} --set {shlex.quote(f'model.path={model_only}')}")
         return
-    if task not in DEMOS:
+    if task is not None and task not in DEMOS:
         raise unknown("task", task, DEMOS)
-    folder = out or Path("demo" if task == "digits" else f"demo-{task}")
-    result = run_demo(folder, seed, shipped_folder(), say, task)
+    usual = next(iter(DEMOS))
+    folder = out or Path("demo" if task in (None, usual) else f"demo-{task}")
+    result = run_demo(folder, seed, shipped_folder(), say, task or usual)
     if not as_json:
         show_demo(result)
     emit(result, as_json)
