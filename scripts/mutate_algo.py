@@ -34,6 +34,7 @@ SAMPLE, LOOP, COLLECT = "vlmrl/rollout/sample.py", "vlmrl/train/rl.py", "vlmrl/t
 LORA = "vlmrl/model/lora.py"
 STATE, CHECKPOINT = "vlmrl/train/session.py", "vlmrl/checkpoint/io.py"
 RUNS = ["tests/e2e/test_every_algorithm.py"]
+SEVERAL = ["tests/golden/test_several_rewards_golden.py"]
 CRITIC, CRITIC_STEP = ["tests/golden/test_critic_golden.py"], ["tests/property/test_critic_property.py"]
 STEP_OF_RL = ["tests/unit/train/test_step_of_rl.py"]
 CRITIC_RUNS = ["tests/e2e/test_critic_runs.py"]
@@ -366,6 +367,10 @@ MUTANTS = [
     (INPUTS, "lam=algorithm.gae_lambda", "lam=1.0", CRITIC),
     (INPUTS, 'excluded = ("drop", "mask") if', 'excluded = ("drop",) if', CRITIC),
     (INPUTS, lines("penalties", "values", indent=8), lines("penalties", "()", indent=8), CRITIC),
+    (INPUTS, "0.0 if is_closed else score.parts", "1.0 if is_closed else score.parts", SEVERAL),
+    (INPUTS, "scale = reward.weight * fsum(weights.values()) / present", "scale = reward.weight", SEVERAL),
+    (INPUTS, "own = [n for n in names if n != self.gate and ", "own = [n for n in names if ", SEVERAL),
+    (ADVANTAGES, "(normal_GP * shares_GP).sum(1)", "normal_GP.sum(1)", SEVERAL),
     (LOSSES, "limited_K = old_value_K + (value_K", "limited_K = (value_K", CRITIC),
     (LOSSES, "limited_K = old_value_K + (value_K", "limited_K = old_value_K - (value_K", CRITIC),
     (LOSSES, ".clamp(-clip_range, clip_range)", ".clamp(0, clip_range)", CRITIC),

@@ -11,6 +11,7 @@ import tomllib
 from readme_commands import PAGES, read_page, snippets
 
 from vlmrl.recipe.schema import Recipe
+from vlmrl.rewards.several import faults, label_from
 from vlmrl.types import RewardInput
 
 TOML = [(page, text) for page in PAGES for text in snippets(read_page(page), "toml")]
@@ -23,7 +24,10 @@ WHOLE = {"model": {"path": "a-model"}, "data": [{"path": "rows.jsonl"}]}
 def test_every_piece_of_a_recipe_is_one(page: str, text: str) -> None:
     raw = tomllib.loads(text)
     raw["data"] = [WHOLE["data"][0] | source for source in raw.get("data", WHOLE["data"])]
-    Recipe.model_validate(raw | {"model": WHOLE["model"] | raw.get("model", {})})
+    recipe = Recipe.model_validate(raw | {"model": WHOLE["model"] | raw.get("model", {})})
+    for source in recipe.data:
+        listed = source.all_rewards
+        assert not list(faults([r.label or label_from(r.name) for r in listed], [r.gate for r in listed]))
 
 
 def test_the_pages_show_recipes_and_rewards() -> None:

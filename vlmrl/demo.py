@@ -144,7 +144,7 @@ def _texts_of(entry: Data) -> Iterator[str]:
     from vlmrl.recipe.schema import Reward
     from vlmrl.tasks.source import open_source
 
-    source = open_source(entry.model_copy(update={"reward": None}), Reward(name=ANY_REWARD))
+    source = open_source(entry.model_copy(update={"reward": ANY_REWARD, "rewards": []}), Reward())
     rows = [source.rows[i] for i in range(min(TEXTS_FOR_TOKENIZER, len(source.rows)))]
     is_prepared = (Path(entry.path) / INFO_FILE).is_file()  # if so, prompts come from a template, answers from traces
     for row in rows[:50] if is_prepared else rows:

@@ -13,7 +13,7 @@ still differ from these values, one sample per prompt is enough, and no group is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,8 @@ class ScoredGroup:
         parts: [G][P], the reward's parts; None = the part does not apply to that sample. () = the score is the only
             part.
         weights: [P], the weight of each part.
+        shares: [G][P], the weight of each part in each sample, if the score is the sum of several rewards; () = a part
+            that is None gives its weight to the sample's other parts.
         greedy: score of the greedy answer to the prompt; None = there is none.
         penalties: [G][T], numbers subtracted from each token's reward (the KL in the reward); () = none.
         values: [G][T], the critic's value before each token, for included samples; () = there is no critic.
@@ -47,6 +49,7 @@ class ScoredGroup:
     lengths: Sequence[int] = ()
     parts: Sequence[Sequence[float | None]] = ()
     weights: Sequence[float] = ()
+    shares: Sequence[Sequence[float]] = field(default=(), kw_only=True)
     greedy: float | None = None
     penalties: Sequence[Array] = ()
     values: Sequence[Array] = ()
@@ -153,7 +156,8 @@ def part_by_part(kept: _Kept) -> list[Array]:
     """Return the weighted sum of (part - group mean) / (unbiased standard deviation + 1e-6) over the reward's parts.
 
     If a part is None for a sample, its weight is distributed to the sample's other parts, as in the score. A part with
-    fewer than two values, or with equal values, adds 0.
+    fewer than two values, or with equal values, adds 0. With several rewards the weight stays within the reward: one
+    that does not apply to a sample adds 0.
 
     Source: GDPO, arXiv:2601.05242; the scale "samples" is its batch-wise advantage normalisation.
     Example: parts [[1, 0], [0, 0]], weights [2, 1]: part 1 -> +-0.7071, part 2 -> 0 -> [1.4142, -1.4142].
@@ -166,6 +170,9 @@ def part_by_part(kept: _Kept) -> list[Array]:
         values = parts_GP[rows, p]
         if not is_dead(values.tolist()):
             normal_GP[rows, p] = (values - values.mean()) / (values.std(ddof=1) + STD_EPSILON)
+    if len(kept.group.shares):
+        shares_GP = np.array([kept.group.shares[i] for i in kept.index], dtype=np.float64)
+        return _column((normal_GP * shares_GP).sum(1))
     # [G, P] -> [G]: total weight of the parts that apply; the factor replaces the weight of those that do not.
     present_G = (applies_GP * weights_P).sum(1)
     rescale_G = np.divide(weights_P.sum(), present_G, out=np.zeros(len(present_G)), where=present_G != 0)

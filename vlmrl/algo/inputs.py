@@ -6,6 +6,8 @@ Training, `vlmrl try` and `vlmrl reward-check` use this module.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
 
 import numpy as np
 
@@ -15,6 +17,34 @@ from vlmrl.algo.shaping import shaped_score, spread
 from vlmrl.types import Score
 
 
+@dataclass(frozen=True, slots=True)
+class RewardWeights:
+    """Weights of one of several rewards.
+
+    Args:
+        label: beginning of the names of its parts: `label.part`, or `label` for a plain number.
+        weight: weight of the reward in the score.
+        parts: part -> its weight within the reward's own score. Empty: the part `label` is the only one with a weight;
+            if there is no such part, every part has the weight 1.
+        gate: the part that is 0 where the reward's gate was closed; "" = it has no gate.
+    """
+
+    label: str
+    weight: float
+    parts: Mapping[str, float]
+    gate: str = ""
+
+    def among(self, names: Sequence[str]) -> dict[str, float]:
+        """Return part -> weight of its parts among these names."""
+        own = [n for n in names if n != self.gate and (n == self.label or n.startswith(f"{self.label}."))]
+        given = {name: self.parts[name] for name in own if name in self.parts}
+        return given or ({self.label: 1.0} if self.label in own else dict.fromkeys(own, 1.0))
+
+
+Weights = Mapping[str, float] | Sequence[RewardWeights]
+"""Part -> weight of a single reward; or the weights of several rewards."""
+
+
 def scored_group(
     scores: Sequence[Score],
     finishes: Sequence[str],
@@ -22,7 +52,7 @@ def scored_group(
     algorithm: Algorithm,
     *,
     max_tokens: int,
-    weights: Mapping[str, float] | None = None,
+    weights: Weights | None = None,
     greedy: float | None = None,
     penalties: Sequence[Array] = (),
     values: Sequence[Array] = (),
@@ -36,7 +66,7 @@ def scored_group(
         algorithm: its rules for cut and long responses are applied.
         max_tokens: token limit of a response.
         weights: part -> weight. None or empty: the part `reward` is the only one with a weight; if there is no such
-            part, every part has the weight 1.
+            part, every part has the weight 1. Several rewards: the weights of each.
         greedy: score of the prompt's greedy answer. If it is None although the estimator needs it, no sample is
             included.
         penalties: [G][T], numbers subtracted from each token's reward.
@@ -63,16 +93,26 @@ def scored_group(
         )
         for score, finish, length in zip(scores, finishes, lengths, strict=True)
     ]
-    names = _part_names(scores, weights or {})
+    parts: Sequence[Sequence[float | None]]
+    part_weights: Sequence[float]
+    shares: Sequence[Sequence[float]] = ()
+    if weights is None or isinstance(weights, Mapping):
+        names = _part_names(scores, weights or {})
+        parts = [[score.parts.get(name) for name in names] for score in scores] if names else ()
+        part_weights = list(names.values())
+    else:
+        parts, shares = _of_several(scores, weights)
+        part_weights = ()
     return ScoredGroup(
         shaped,
         included,
         lengths,
-        [[score.parts.get(name) for name in names] for score in scores] if names else (),
-        list(names.values()),
+        parts,
+        part_weights,
         greedy,
         penalties,
         values,
+        shares=shares,
     )
 
 
@@ -113,3 +153,26 @@ def _part_names(scores: Sequence[Score], weights: Mapping[str, float]) -> dict[s
     if given:
         return given
     return {"reward": 1.0} if "reward" in known else dict.fromkeys(known, 1.0)
+
+
+def _of_several(
+    scores: Sequence[Score], rewards: Sequence[RewardWeights]
+) -> tuple[list[list[float | None]], list[list[float]]]:
+    """Return the parts of all rewards, [G][P], and their weights in each sample, [G][P].
+
+    If a part is None for a sample, its weight is distributed to the other parts of its reward. A reward without a part
+    for a sample has the weight 0 there. If its gate was closed, its parts count as 0.
+    """
+    known = list(dict.fromkeys(name for score in scores for name in score.parts))
+    parts: list[list[float | None]] = [[] for _ in scores]
+    shares: list[list[float]] = [[] for _ in scores]
+    for reward in rewards:
+        weights = reward.among(known)
+        for g, score in enumerate(scores):
+            is_closed = bool(reward.gate) and score.parts.get(reward.gate) == 0
+            values = [0.0 if is_closed else score.parts.get(name) for name in weights]
+            present = fsum(w for w, value in zip(weights.values(), values, strict=True) if value is not None)
+            scale = reward.weight * fsum(weights.values()) / present if present else 0.0
+            parts[g] += values
+            shares[g] += [0.0 if v is None else scale * w for w, v in zip(weights.values(), values, strict=True)]
+    return (parts, shares) if any(parts) else ([], [])

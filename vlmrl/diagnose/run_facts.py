@@ -15,6 +15,7 @@ from vlmrl.errors import VlmrlError
 from vlmrl.json_text import parse_json
 from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.recipe.schema import Recipe
+from vlmrl.rewards.identity import single_records
 from vlmrl.store import layout
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved
 from vlmrl.store.manifest import Manifest
@@ -178,11 +179,23 @@ class RunFacts:
         return [v for r in self.responses if r.error is None and (v := r.parts.get(name)) is not None]
 
     def weights(self, source: str) -> dict[str, float]:
-        """Return the weights of the parts for a source, from the manifest; {} if the manifest has none."""
-        for record in self.manifest.rewards:
-            if record.get("source") == source and isinstance(record.get("weights"), Mapping):
-                return {str(k): float(v) for k, v in record["weights"].items() if isinstance(v, (int, float))}
-        return {}
+        """Return the weights of the parts for a source, from the manifest; {} if the manifest has none.
+
+        Of several rewards, these are the weights in the sum; {} if one of them has no weights of its own.
+        """
+        record = next((one for one in self.manifest.rewards if one.get("source") == source), {})
+        singles = single_records(record)
+        if singles == [record]:
+            return _numbers(record.get("weights"))
+        weights: dict[str, float] = {}
+        for single in singles:
+            label, own = str(single.get("label")), _numbers(single.get("weights"))
+            if not own:
+                return {}
+            names = {part: f"{label}.{part}" for part in own}
+            named = {part: name if name in self.part_names else label for part, name in names.items()}
+            weights |= {named[part]: float(single.get("weight", 1.0)) * weight for part, weight in own.items()}
+        return weights
 
     def most_possible(self, source: str) -> float | None:
         """Return the largest possible score of a source; None if the weights are not known.
@@ -192,6 +205,8 @@ class RunFacts:
         weights = self.weights(source)
         if weights:
             return sum(w for w in weights.values() if w > 0)
+        if any(record.get("source") == source and record.get("rewards") for record in self.manifest.rewards):
+            return None
         # A user's reward without weights: `reward` is the score if this part exists, else all parts have weight 1.
         parts = [name for name in self.part_names if self.part(name)]
         if not parts or any(max(self.part(name)) > 1 for name in parts):
@@ -213,7 +228,7 @@ class RunFacts:
     @property
     def own_reward(self) -> bool:
         """Whether the reward of at least one source is a user's function."""
-        return any(".py:" in str(record.get("name")) for record in self.manifest.rewards)
+        return any(".py:" in str(one.get("name")) for record in self.manifest.rewards for one in single_records(record))
 
 
 def read_facts(run: Run) -> RunFacts:
@@ -239,6 +254,11 @@ def read_facts(run: Run) -> RunFacts:
             notes.append(f"{files[step].name} was left out: {error.message}")
     facts.validated = _validated(run.dir, notes)
     return facts
+
+
+def _numbers(weights: Any) -> dict[str, float]:
+    items = weights.items() if isinstance(weights, Mapping) else ()
+    return {str(name): float(weight) for name, weight in items if isinstance(weight, (int, float))}
 
 
 def _recipe(run: Run, notes: list[str]) -> Recipe | None:

@@ -25,8 +25,9 @@ from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.set_metrics import no_clash, summarise_sets
 from vlmrl.metric import metric_facts
 from vlmrl.rewards.accuracy_part import accuracy_part, accuracy_words
-from vlmrl.rewards.base import RewardSpec, value_range
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.several import possible_values
+from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import Rollout, encode_prompt, sample_rollouts
@@ -57,7 +58,7 @@ def evaluate(
     generator: Generator,
     encoder: Encoder,
     source: Source,
-    scorer: Scorer,
+    scorer: RewardScorer,
     *,
     params: SamplingParams,
     seed: int = 0,
@@ -105,7 +106,7 @@ def evaluate(
 def evaluate_responses(
     respond: Respond,
     source: Source,
-    scorer: Scorer,
+    scorer: RewardScorer,
     *,
     params: SamplingParams,
     max_rows: int | None = None,
@@ -168,7 +169,7 @@ def _summary(
     records: Sequence[Mapping[str, Any]],
     groups: Sequence[Group],
     source: Source,
-    scorer: Scorer,
+    scorer: RewardScorer,
     params: SamplingParams,
 ) -> dict[str, Any]:
     """Return the metrics of an evaluation, of its rows and of the whole split, and the figures of its task."""
@@ -214,14 +215,14 @@ def _figures(task: Task, verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def _ranges(
-    rows: Sequence[Mapping[str, Any]], source: Source, scorer: Scorer, params: SamplingParams
+    rows: Sequence[Mapping[str, Any]], source: Source, scorer: RewardScorer, params: SamplingParams
 ) -> dict[str, Range]:
     """Return metric -> declared range: of the reward, its parts, an accuracy that is one of them, and the length."""
     spec = scorer.spec
     finite = {f"part/{n}": ends for n, ends in spec.ranges.items() if all(map(math.isfinite, ends))}
     ranges: dict[str, Range] = finite | {"response_tokens": (0.0, float(params.max_new_tokens))}
     scored = [r["parts"] for r in rows if r["error"] is None]
-    whole = value_range(scored, scorer.weights, spec.ranges)
+    whole = possible_values(scored, spec, scorer.weights)
     if whole is not None:
         ranges["reward"] = whole
     own = source.task.metrics

@@ -180,9 +180,12 @@ def _run_recipe(run_dir: Path) -> dict[str, Any] | None:
     if str((resolved.get("origins") or {}).get("rollout.engine", "")).startswith(AUTO_ORIGIN):
         values["rollout"]["engine"] = "auto"  # it was chosen for the training machine: choose again for this one
     cwd = Path(open_run(run_dir.parent, run_dir.name).manifest.cwd)
-    for name, table in [("reward", values["reward"]), *(("data", entry) for entry in values["data"])]:
+    sources = values["data"]
+    lists = [(("rewards",), values["rewards"]), *((("data", "rewards"), entry["rewards"]) for entry in sources)]
+    tables = [(("reward",), values["reward"]), *((("data",), entry) for entry in sources)]
+    for name, table in [*tables, *((name, listed) for name, rewards in lists for listed in rewards)]:
         for key, value in table.items():
-            place = (name, key)
+            place = (*name, key)
             if is_path_key(place) and isinstance(value, str) and names_file(place, value):
                 table[key] = _existing_path(value, cwd)
     return values
@@ -202,5 +205,5 @@ def _data_entry(path: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, An
     """
     if (Path(path) / INFO_FILE).is_file():
         return {"path": path}
-    inherited = ("prompt", "system", "reward", "columns", "task")
+    inherited = ("prompt", "system", "reward", "rewards", "columns", "task")
     return {"path": path, **{key: entries[0][key] for key in inherited if key in entries[0]}}

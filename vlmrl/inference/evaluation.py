@@ -56,7 +56,7 @@ IDENTITY = (
     "seed",
 )
 """Keys of `meta` that are equal in two evaluations of the same thing."""
-EVALUATED_BY = ("name", "weights", "sha256", "version")
+EVALUATED_BY = ("name", "weights", "sha256", "version", "rewards")
 """Keys of a reward's record that `meta` keeps, besides its arguments."""
 
 

@@ -171,7 +171,7 @@ def run_trial(
                 scored,
                 algorithm,
                 max_tokens=recipe.rollout.max_new_tokens,
-                weights={s.name: s.weights for s in sources},
+                weights={s.name: s.part_weights for s in sources},
                 values=values if algorithm.needs_critic else None,
             )
             run.write_rollouts(step, groups)

@@ -7,6 +7,7 @@ from typing import Any
 from vlmrl.data.columns import TRAINING
 from vlmrl.recipe.checks import Catalogs
 from vlmrl.recipe.schema import Recipe
+from vlmrl.rewards.several import JOIN, label_from
 
 
 def catalogs() -> Catalogs:
@@ -37,6 +38,7 @@ def resolve_tasks(recipe: Recipe) -> list[dict[str, Any]]:
 
     entries = []
     for data in recipe.data:
+        several = JOIN.join(one.label or label_from(one.name) for one in data.all_rewards)
         named, profile = data.reward or recipe.reward.name, recipe.reward.profile
         entry = TASKS.get(data.task)  # None: a user's own task, whose file is not run here
         task = make_task(data.task, {}, data.variant) if entry is not None and entry.variants else None
@@ -47,8 +49,8 @@ def resolve_tasks(recipe: Recipe) -> list[dict[str, Any]]:
                 "task": data.task,
                 "variant": variant,
                 "by_default": variant is not None and data.variant is None,
-                "reward": named or own,
-                "profile": profile if named in (None, own) else None,
+                "reward": several or named or own,
+                "profile": profile if not several and named in (None, own) else None,
             }
         )
     return entries

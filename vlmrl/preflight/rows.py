@@ -19,8 +19,9 @@ from vlmrl.recipe.rules.eval import wrong_goal
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.rewards.accuracy_part import accuracy_part, with_accuracy
 from vlmrl.rewards.base import NO_REWARD
-from vlmrl.rewards.scorer import Scorer
 from vlmrl.rewards.scoring_call import earned_on_timeout
+from vlmrl.rewards.several import declared_parts, weights_of_parts
+from vlmrl.rewards.several_scorer import open_scorer
 from vlmrl.tasks.attack import responding
 from vlmrl.types import RewardInput, Row, Score
 
@@ -117,7 +118,7 @@ def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> En
         problems += problems_in(error, where)
         reward_ok = False
         with suppress(VlmrlError):
-            data, reward = data.model_copy(update={"reward": None}), Reward(name=STAND_IN_REWARD)
+            data, reward = data.model_copy(update={"reward": STAND_IN_REWARD, "rewards": []}), Reward()
             train = open_source(data, reward)
     if train is None:
         return None
@@ -150,7 +151,7 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
         known = metric_names(source)
         open_ended = metric.startswith("part/") and not source.reward.is_builtin
         open_ended |= any(metric.startswith(f"accuracy/{field}-") for field in source.task.by)
-        if metric == "accuracy" and metric not in known and source.reward.user is not None:
+        if metric == "accuracy" and metric not in known and not source.reward.is_builtin:
             parts = _parts_seen(loaded, source)
             open_ended = not parts or accuracy_part(parts, source.reward) is not None
         if metric not in known and not open_ended:
@@ -166,7 +167,7 @@ def _parts_seen(loaded: LoadedRecipe, source: Source) -> list[str]:
     row = source.rows[0]
     texts = ["", *(str(value) for value in row.truth.values())][:2]
     inputs = [responding(source.reward_input(row, text, "stop", 0, ""), text) for text in texts]
-    with Scorer(source.reward, source.weights, **_limits(loaded)) as scorer:
+    with open_scorer(source.reward, source.weights, **_limits(loaded)) as scorer:
         return list(dict.fromkeys(name for score in scorer.score(inputs) for name in score.parts))
 
 
@@ -176,7 +177,7 @@ def metric_names(source: Source) -> list[str]:
     See evaluate/metrics.py. The parts of a user's reward are known only after it has run. So only its parts with a
     weight are returned.
     """
-    known = dict.fromkeys([*source.reward.ranges, *source.weights])
+    known = dict.fromkeys(declared_parts(source.reward, source.weights))
     outcome = with_accuracy(dict.fromkeys(source.task.measured(source.rows[0].truth)), known, source.reward)
     names = ["reward", *(name for name in outcome if name not in ("label", "confidence"))]
     names += ("auc", "ece", "precision", "recall", "f1") if {"label", "confidence"} <= set(outcome) else ()
@@ -326,9 +327,8 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFact
         return facts
     if facts.correct is not None and facts.empty is not None and facts.correct <= facts.empty:
         message = (
-            f"on `{source.name}` a correct response scores {facts.correct:.3g}, "
-            f"an empty response earns {facts.empty:.3g}: "
-            "with this reward the right answer earns no more than silence"
+            f"on `{source.name}` a correct response scores {facts.correct:.3g}, an empty response earns "
+            f"{facts.empty:.3g}: with this reward the right answer earns no more than silence"
         )
         facts.problems.append(Problem(message, where, "see the parts: `vlmrl try RECIPE`", "warning"))
     return facts
@@ -359,10 +359,10 @@ def _missing_parts(source: Source, scores: Sequence[Score], where: str) -> list[
     This happens if the part was renamed in the reward, but not in the weights.
     """
     returned = {part for score in scores for part in score.parts}
-    missing = [part for part, weight in source.weights.items() if weight and part not in returned]
-    if not missing:
+    weights = weights_of_parts(source.reward, source.weights)
+    if not (missing := [part for part, weight in weights.items() if weight and part not in returned]):
         return []
-    spare = sorted(returned - source.weights.keys())
+    spare = sorted(returned - weights.keys())
     hint = "return None for a part that does not apply" + (f"; without a weight: {', '.join(spare)}" if spare else "")
     message = (
         f"the reward of `{source.name}` returns no part {', '.join(f'`{part}`' for part in missing)} for a correct "
@@ -381,7 +381,7 @@ def _scored(loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Se
     inputs: list[RewardInput] = []
     for row, text in zip(rows, texts, strict=True):
         inputs.append(responding(source.reward_input(row, text, "stop", 0, ""), text))
-    with Scorer(source.reward, source.weights, **_limits(loaded)) as scorer:
+    with open_scorer(source.reward, source.weights, **_limits(loaded)) as scorer:
         scores = scorer.score(inputs, strict=True)
     if not scores:
         raise RewardError(f"the reward of `{source.name}` could score none of the sampled rows")

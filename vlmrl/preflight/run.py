@@ -27,7 +27,7 @@ from vlmrl.recipe.key_place import AUTO_ORIGIN
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.engine import check_engine
 from vlmrl.recipe.rules.world import check_world
-from vlmrl.rewards.accuracy_part import accuracy_part
+from vlmrl.rewards.accuracy_part import accuracy_part, other_choices
 from vlmrl.rewards.base import value_bounds
 
 if TYPE_CHECKING:
@@ -203,6 +203,10 @@ def _check_entry(result: Preflight, loaded: LoadedRecipe, entry: rows.Entry, enc
     sound = not any(p.level == "error" for p in scan.problems)
     reward = rows.check_reward(loaded, source, where) if sound and entry.reward_ok else rows.RewardFacts()
     result.problems += reward.problems
+    if note := other_choices(reward.parts, source.reward) if reward.parts and not _measures(source) else "":
+        result.problems.append(
+            Problem(f"`{source.name}`: {note}", loaded.where(("reward",), ("rewards",)), None, "warning")
+        )
     result.plan.setdefault("data", {})[source.name] = {
         "path": source.dataset.path,
         "task": source.task.name,
@@ -236,9 +240,14 @@ def _reward_plan(source: Source, reward: rows.RewardFacts, profile: str) -> dict
     }
 
 
+def _measures(source: Source) -> bool:
+    """Return whether the task itself measures the accuracy."""
+    return "accuracy" in source.task.measured(source.rows[0].truth)
+
+
 def _accuracy(source: Source, parts: Sequence[str]) -> str | None:
     """Describe what the metric `accuracy` of a source measures; None if it has none, judged by the parts in `parts`."""
-    if "accuracy" in source.task.measured(source.rows[0].truth) and not source.reward.accuracy_named:
+    if _measures(source) and not source.reward.accuracy_named:
         return f"measured by the task `{source.task.name}`"
     part = accuracy_part(parts, source.reward)
     return None if part is None else f"the part `{part}`"

@@ -95,7 +95,7 @@ def compare_recipes(old: Mapping[str, Any], loaded: LoadedRecipe, base: Path, hi
 
 def _rule(key: Key, before: Mapping[Key, Any], after: Mapping[Key, Any]) -> OnResume:
     """Return the rule of a change. If only the path of a reward's file is different, it is the rule for moved files."""
-    if key_name(key) not in ("reward.name", "data.reward"):
+    if key_name(key) not in ("reward.name", "data.reward", "rewards.name", "data.rewards.name"):
         return rule_of(key)
     (_, old), (_, new) = (_split(str(values.get(key))) for values in (before, after))
     return MOVED if old and old == new else rule_of(key)
@@ -108,8 +108,11 @@ def _keys(before: Mapping[Key, Any], after: Mapping[Key, Any]) -> Iterator[Key]:
 
 
 def _same(key: Key, old: Any, new: Any, base: Path) -> bool:
-    """Return whether two values mean the same. `{}`, an empty table with names that users choose, means "not set"."""
-    if old == new or {repr(old), repr(new)} == {"None", "{}"}:
+    """Return whether two values mean the same. An empty table with names that users choose means "not set".
+
+    So does an empty list where the other recipe has tables, whose keys are compared.
+    """
+    if old == new or {repr(old), repr(new)} in ({"None", "{}"}, {"None", "[]"}):
         return True
     if not is_path_key(key) or not isinstance(old, str) or not isinstance(new, str):
         return False

@@ -20,12 +20,14 @@ from vlmrl.json_text import parse_json
 from vlmrl.recipe.key_fields import field_at, mark_of
 from vlmrl.recipe.key_rules import ReadBy
 from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.reward_list import OF_TASK
 from vlmrl.recipe.rules.algo import check_algo, overridden_row
 from vlmrl.recipe.rules.engine import check_engine
 from vlmrl.recipe.rules.eval import EVAL_RULES
-from vlmrl.recipe.rules.files import FILE_RULES, MADE_ELSEWHERE_RULES, is_file_reward
+from vlmrl.recipe.rules.files import FILE_RULES, MADE_ELSEWHERE_RULES, is_file_reward, named_rewards
 from vlmrl.recipe.rules.lora import LORA_RULES
 from vlmrl.recipe.rules.numbers import NUMBER_RULES
+from vlmrl.recipe.rules.rewards import REWARD_LIST_RULES
 from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.recipe.toml_lines import Key, dotted
 
@@ -213,17 +215,18 @@ def _weights(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 def _reward_used(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     recipe = loaded.recipe
-    if recipe.reward.name and all(data.reward for data in recipe.data):
+    if recipe.reward.name and all(data.reward or data.rewards for data in recipe.data):
         message = f"`reward.name` ({recipe.reward.name}) is never used: every [[data]] names a reward of its own"
         yield Problem(message, loaded.where(("reward", "name")), "remove one of the two", "warning")
     for i, data in enumerate(recipe.data):
-        name = data.reward or recipe.reward.name
+        own = any(one.name == OF_TASK for one in data.all_rewards)
+        name = None if own else data.reward or recipe.reward.name or next((one.name for one in data.all_rewards), None)
         prepared = (Path(data.path) / "dataset.json").is_file()  # its task has a reward
         if name is None and not prepared and data.task in catalogs.tasks_without_reward and recipe.kind == "rl":
             hint = 'set [reward] name = "path/to/file.py:function", or a built-in (`vlmrl recipe list --rewards`)'
             message = f"the task `{data.task}` has no reward of its own and the recipe names none"
             yield Problem(message, loaded.where(("data", i, "task"), ("data", i)), hint)
-        if name and recipe.reward.style != "auto" and not is_file_reward(name):
+        if name and recipe.reward.style != "auto" and not is_file_reward(name) and not data.all_rewards:
             message = f"`reward.style` does nothing: `{name}` is a built-in reward"
             yield Problem(message, loaded.where(("reward", "style")), None, "warning")
 
@@ -238,8 +241,14 @@ def _variants(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
             message = f"the task `{task}` has no variant `{data.variant}`"
             yield Problem(message, loaded.where(("data", i, "variant")), listed(data.variant, known))
         known = catalogs.profiles.get(task)
-        if known is not None and profile not in known and not (data.reward or loaded.recipe.reward.name):
-            yield Problem(f"the task `{task}` has no reward profile `{profile}`", where, listed(profile, known))
+        own = not (data.reward or loaded.recipe.reward.name or data.all_rewards)
+        place: Key = ("data", i, "rewards") if data.rewards else ("rewards",)
+        profiles = [((*place, k, "profile"), one) for k, one in enumerate(data.all_rewards) if one.name == OF_TASK]
+        named: list[tuple[Key, str]] = [(key, one.profile) for key, one in profiles]
+        for key, name in [*named, *([(("reward", "profile"), profile)] if own else [])]:
+            if known is not None and name not in known:
+                message = f"the task `{task}` has no reward profile `{name}`"
+                yield Problem(message, loaded.where(key), listed(name, known))
     if profile != "default" and all(data.reward or loaded.recipe.reward.name for data in loaded.recipe.data):
         message = f"`reward.profile` ({profile}) is never used: the recipe names another reward"
         yield Problem(message, where, "leave `name` out to get the task's own reward, or remove the profile")
@@ -269,9 +278,8 @@ def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     for i, data in enumerate(recipe.data):
         if not is_file_reward(data.task):
             names_to_check.append(("task", ("data", i, "task"), data.task, catalogs.tasks, "vlmrl recipe list --tasks"))
-    rewards = [(("data", i, "reward"), data.reward) for i, data in enumerate(recipe.data)]
-    for key, name in [*rewards, (("reward", "name"), recipe.reward.name)]:
-        if name and not is_file_reward(name):
+    for key, name in named_rewards(loaded):
+        if not is_file_reward(name):
             names_to_check.append(("reward", key, name, catalogs.rewards, "vlmrl recipe list --rewards"))
     for what, key, name, known, command in names_to_check:
         if name is None or not known or name in known:
@@ -309,7 +317,7 @@ def _paper(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("paper", "numbers")), 'source = "arXiv:..., Table 2"', "warning")
 
 
-PLAIN_RULES = (*NUMBER_RULES, *EVAL_RULES, *LORA_RULES, check_engine, *FILE_RULES, check_algo)
+PLAIN_RULES = (*NUMBER_RULES, *EVAL_RULES, *LORA_RULES, check_engine, *FILE_RULES, *REWARD_LIST_RULES, check_algo)
 """Rules that need no `Catalogs`."""
 RULES: tuple[Rule, ...] = (
     _filtered_sampling,

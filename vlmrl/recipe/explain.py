@@ -20,7 +20,7 @@ from vlmrl.errors import RecipeError, nearest
 from vlmrl.key_facts import OnResume
 from vlmrl.recipe.algo_table import values_by_row
 from vlmrl.recipe.files import read_layer, shipped_folder
-from vlmrl.recipe.key_fields import leaf_fields, literal_choices, mark_of, table_class
+from vlmrl.recipe.key_fields import key_name, leaf_fields, literal_choices, mark_of, table_class
 from vlmrl.recipe.key_rules import ReadBy
 from vlmrl.recipe.load import LoadedRecipe, leaves
 from vlmrl.recipe.renamed import present_name
@@ -218,6 +218,8 @@ def _value_at(raw: Any, key: Key) -> Any:
 
 def _full_name(name: str) -> list[str]:
     keys = [key for key in all_keys() if key.rpartition(".")[2] == name]
+    for table in ("data.rewards.", "rewards."):  # the same tables in two places, with keys that `[reward]` has too
+        keys = [key for key in keys if not key.startswith(table)] or keys
     if len(keys) > 1:
         raise RecipeError(f"`{name}` is a key of several tables", hint=f"give the full name: {', '.join(keys)}")
     return keys[0].split(".") if keys else []
@@ -319,8 +321,8 @@ def diff_recipes(left: LoadedRecipe, right: LoadedRecipe) -> list[dict[str, Any]
 
 
 def _header(table: Key) -> str:
-    if len(table) == 2 and isinstance(table[1], int):
-        return f"[[{table[0]}]]"
+    if table and isinstance(table[-1], int):
+        return f"[[{key_name(table)}]]"
     return f"[{dotted(tuple(p for p in table if isinstance(p, str)))}]"
 
 

@@ -18,11 +18,12 @@ from pydantic import ValidationError
 
 from vlmrl.errors import Problem, ProblemsError, RecipeError
 from vlmrl.recipe.files import Layer, find_recipe, parent_layer, read_layer
-from vlmrl.recipe.key_fields import table_class
+from vlmrl.recipe.key_fields import key_name, table_class
 from vlmrl.recipe.key_place import AUTO_ORIGIN, KeyPlace
 from vlmrl.recipe.overrides import apply_override, notes_on_overrides, parse_override, present_override
 from vlmrl.recipe.paths import candidates, file_part, is_path_key, locate, names_file
 from vlmrl.recipe.renamed import with_present_names
+from vlmrl.recipe.reward_list import ARGUMENTS, drop_replaced
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.step_counts import keep_one, written_in
 from vlmrl.recipe.toml_lines import Key, dotted
@@ -92,6 +93,8 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), kind: str | 
     raw: dict[str, Any] = {}
     places: dict[Key, KeyPlace] = {}
     for layer in layers:
+        for key in drop_replaced(raw, layer.raw):
+            _forget(places, key)
         _merge(raw, places, layer, ())
         places.update({key: KeyPlace(layer.file, line) for key, line in layer.lines.items()})
         _keep_one(raw, places, written_in(layer.raw), file, problems)
@@ -289,8 +292,8 @@ def _odd_values(value: Any, places: Mapping[Key, KeyPlace], file: Path, key: Key
     """
     where = (_nearest_place(places, key) or KeyPlace(file, 1)).where
     if isinstance(value, dict):
-        depth = sum(isinstance(part, str) for part in key)
-        is_argument = key[:2] == ("reward", "args")  # the value of an argument may be a table, such as aliases
+        depth = sum(isinstance(part, str) for part in key) - (key_name(key[:3]) == "data.rewards")
+        is_argument = key_name(key).startswith(ARGUMENTS)  # the value of an argument may be a table, such as aliases
         if depth > MAX_TABLE_DEPTH + is_argument:
             hint = "use a flat key" + (", or a string that your function parses" if is_argument else "")
             within = " inside a table" * (depth - 1)

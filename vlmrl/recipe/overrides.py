@@ -9,11 +9,12 @@ from typing import Any
 
 from vlmrl.errors import Problem
 from vlmrl.recipe.files import parse_toml
+from vlmrl.recipe.key_fields import key_name
 from vlmrl.recipe.renamed import present_name, rename_note
 from vlmrl.recipe.toml_lines import Key, dotted, parse_dotted
 
-LISTS_OF_TABLES = ("data",)
-"""Top-level keys that are lists of tables: `data.0.path` is the path in the first element."""
+LISTS_OF_TABLES = ("data", "rewards", "data.rewards")
+"""Keys that are lists of tables, without positions: `data.0.path` is the path in the first element."""
 
 MOST_PARTS = 20
 """Maximum number of parts of a key. Code that reads a recipe recurses once per part, and Python's limit is about 1000
@@ -81,7 +82,7 @@ def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
             if is_last:
                 container[part] = override.value
                 return key
-            container = container.setdefault(part, [] if key in ((n,) for n in LISTS_OF_TABLES) else {})
+            container = container.setdefault(part, [] if key_name(key) in LISTS_OF_TABLES else {})
         else:
             return Problem(f"`{dotted(key)}` is a single value, not a table", where)
     return Problem("`--set` needs a key", where)

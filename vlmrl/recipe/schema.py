@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr, model_validator
 
 from vlmrl.key_facts import MOST
 from vlmrl.recipe.algo_table import Algo
@@ -36,6 +36,7 @@ from vlmrl.recipe.key_rules import (
     WEIGHT_TYPE,
     WEIGHTS,
 )
+from vlmrl.recipe.reward_list import ListedReward
 from vlmrl.recipe.table import (
     Count,
     Fraction,
@@ -147,6 +148,15 @@ class Data(RecipeTable):
     file."""
     max_rows: Annotated[PositiveInt | None, ROWS] = None
     """Use only the first rows of the split."""
+    rewards: Annotated[list[ListedReward], REWARD] = []
+    """Several rewards of this source, each in a table `[[data.rewards]]`; default: `[[rewards]]` if the source names no
+    `reward`."""
+    _default_rewards: list[ListedReward] = PrivateAttr(default_factory=list)
+
+    @property
+    def all_rewards(self) -> list[ListedReward]:
+        """The rewards of this source if it has several: its own list, else the recipe's; [] = a single reward."""
+        return self.rewards or ([] if self.reward else self._default_rewards)
 
 
 class Reward(RecipeTable):
@@ -363,3 +373,13 @@ class Recipe(RecipeTable):
     log: Log = Log()
     paper: Annotated[dict[str, Any], CADENCE] = {}
     """Published numbers (`[paper.numbers]`) and their `source`; `eval` and `report` show them beside yours."""
+    rewards: Annotated[list[ListedReward], REWARD] = []
+    """Several rewards, each in a table `[[rewards]]`, of the sources that name none of their own. The score is the
+    weighted sum of their scores."""
+
+    @model_validator(mode="after")
+    def _give_defaults(self) -> Recipe:
+        """Give the recipe's list of rewards to its sources."""
+        for source in self.data:
+            source._default_rewards = self.rewards
+        return self

@@ -50,6 +50,7 @@ FOREIGN_KEYS = {
     "max_grad_norm": "optim.max_grad_norm",
     "reward_function": "reward.name",
     "reward_funcs": "reward.name",
+    "reward_weights": "rewards.weight",
     "micro_batch_size": "train.tokens_per_row",
     "gradient_accumulation_steps": "train.tokens_per_row",
 }
@@ -147,7 +148,8 @@ def _unknown(key: Key, value: Any, root: type[BaseModel]) -> tuple[str, str]:
     table, name = key[:-1], str(key[-1])
     keys = fields_at(root, table)
     message = f"unknown table `[{dotted(key)}]`" if isinstance(value, dict) else f"unknown key `{dotted(key)}`"
-    shown = f"[[{table[0]}]]" if table and table[0] == "data" else f"[{dotted(table)}]"
+    is_list = bool(table) and (isinstance(table[-1], int) or table[0] == "data")
+    shown = f"[[{key_name(table if isinstance(table[-1], int) else table[:1])}]]" if is_list else f"[{dotted(table)}]"
     listing = f"known keys in {shown}: {', '.join(keys)}" if table else f"known: extends, {', '.join(keys)}"
     other_places = [f"{t}.{name}" for t in fields_at(root, ()) if name in fields_at(root, (t,)) and t not in table]
     nearest_key = nearest(name, keys)

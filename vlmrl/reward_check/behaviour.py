@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.types import RewardInput, Score
 
 STEADY = {
@@ -31,7 +31,7 @@ GROWTH_MIB = 32.0
 """Growth of memory over all rounds that is still considered normal, in MiB."""
 
 
-def behaviour(scorer: Scorer, inputs: Sequence[RewardInput]) -> dict[str, Any]:
+def behaviour(scorer: RewardScorer, inputs: Sequence[RewardInput]) -> dict[str, Any]:
     """Score the same inputs several times, in reverse order, and some of them in a call of their own.
 
     Returns: `deterministic` (equal scores in a second call), `order_free` (equal scores in reverse order) and `alone`
@@ -88,7 +88,7 @@ def milliseconds(seconds: Sequence[float]) -> dict[str, float]:
     return {name: float(np.percentile(array, q)) for name, q in (("p50", 50), ("p95", 95), ("p99", 99), ("max", 100))}
 
 
-def resident_mib(scorer: Scorer) -> float | None:
+def resident_mib(scorer: RewardScorer) -> float | None:
     """Return the resident memory in MiB of the processes that run the reward; None if it cannot be read."""
     total = 0
     for pid in scorer.pids():

@@ -39,7 +39,8 @@ from vlmrl.reward_check.trick_results import (
     ranked,
 )
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.several import weights_of_parts, without_on_timeout
+from vlmrl.rewards.several_scorer import open_scorer
 from vlmrl.tasks import kind_of
 from vlmrl.tasks.attack import IGNORED, Attack, Belief, Make, Play, Stage, says
 from vlmrl.tasks.base import Task
@@ -127,12 +128,15 @@ def probe_reward(
     """
     rows = list(inputs[:MAX_ROWS])
     # on_timeout would give a hanging response a score. Without it, a hang is an error, and the verdict can be "hangs".
-    with Scorer(replace(spec, on_timeout={}), weights, **(limits or {})) as scorer:
+    with open_scorer(without_on_timeout(spec), weights, **(limits or {})) as scorer:
         attempts = Attempts(scorer, rows)
-        unpaid = [part for part in spec.ranges if not (weights or spec.weights).get(part)]
+        paid = weights_of_parts(spec, weights or spec.weights)
+        unpaid = [part for part in spec.ranges if not paid.get(part)]
         played = play(Stage(rows, echo, unpaid)) if play is not None else _text_play(attempts, trace)
         honest = _honest(attempts, played)
-        allowed = [trick for name, trick in ASKED_FOR.items() if spec.is_builtin and spec.args.get(name)]
+        allowed = [
+            trick for name, trick in ASKED_FOR.items() for one in spec.singles if one.is_builtin and one.args.get(name)
+        ]
         attacks = [a for a in (*played.attacks, *more) if a.name not in allowed]
         tried, skipped = _all_tried(attempts, attacks)
         values = np.array([honest.informed.values_R, honest.wrong.values_R, *(t.values_R for t in tried)])

@@ -13,8 +13,8 @@ from vlmrl.reward_check.saved_responses import SavedResponses, SavedSample
 from vlmrl.reward_check.scoring import ChosenReward, ScoredResponses, ScoringPlan, scan
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.identity import identity_of
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.identity import identity_of, single_records
+from vlmrl.rewards.several_scorer import open_scorer
 from vlmrl.store.secrets.redact import hidden_keys
 from vlmrl.tasks.builtin_rewards import PROFILE, REWARDS, load_recorded, load_reward
 from vlmrl.types import Media, Score
@@ -34,12 +34,13 @@ def own_rewards(saved: SavedResponses) -> dict[str, ChosenReward]:
                 where=str(saved.path),
                 hint="name it: --reward NAME (`vlmrl recipe list --rewards`), or --reward path/to/file.py:function",
             )
-        if hidden := hidden_keys(record.get("args")):
-            raise RewardError(
-                f"the argument `{hidden[0]}` of the reward held a secret, which is not in the run's record",
-                where=str(saved.run.dir),
-                hint=f"name the reward with it: --reward {record.get('name')} --set {hidden[0]}=...",
-            )
+        for single in single_records(record):
+            if hidden := hidden_keys(single.get("args")):
+                raise RewardError(
+                    f"the argument `{hidden[0]}` of the reward held a secret, which is not in the run's record",
+                    where=str(saved.run.dir),
+                    hint=f"name the reward with it: --reward {single.get('name')} --set {hidden[0]}=...",
+                )
         spec = load_recorded(record, base_dir=saved.run.manifest.cwd or None)
         chosen[source] = ChosenReward(spec, dict(record.get("weights") or spec.weights), _changed(record, spec))
     return chosen
@@ -50,6 +51,8 @@ def _changed(record: Mapping[str, Any], spec: RewardSpec) -> str:
     then, now = identity_of(record).without_args(), identity_of(reward_record(spec, {})).without_args()
     if then == now:
         return ""
+    if spec.members:
+        return f"the rewards have changed since the run: {now.beside(then)}; the run has {then.beside(now)}"
     if spec.user is not None:
         return f"{record['name'].partition(':')[0]} has changed since the run"
     return f"the built-in `{spec.name}` has changed since the run: it is {now.code}, and the run has {then.code}"
@@ -107,8 +110,9 @@ def other_rewards(
     """
     chosen: dict[str, ChosenReward] = {}
     for source in saved.sources:
-        record = saved.records.get(source, {})
-        own = record.get("name") == name
+        records = single_records(saved.records.get(source, {}))
+        record = next((single for single in records if single.get("name") == name), {})
+        own = bool(record)
         bound = {**(record.get("args", {}) if own else {}), **args}
         bound = {**_taken(name, saved.arguments(source)), **bound}
         spec = load_reward(name, args=bound, style=style)
@@ -206,7 +210,7 @@ def findings(
         if choice.spec.needs_images:
             seen = [read(samples[row].media, samples[row].where) for row in rows]
             inputs = [replace(x, images=images) for x, images in zip(inputs, seen, strict=True)]
-        with Scorer(choice.spec, choice.weights, **saved.limits()) as scorer:
+        with open_scorer(choice.spec, choice.weights, **saved.limits()) as scorer:
             scores = scorer.score(inputs, rows=[samples[row].where for row in rows])
         scores_by_row |= {row: s for row, s in zip(rows, scores, strict=True) if s.detail is not None or s.artifacts}
     return scores_by_row

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from vlmrl.algo.family import ALGORITHMS, Algorithm, algorithm_of, stand_in, without_greedy
-from vlmrl.algo.inputs import scored_group, step_advantages, untrained_values
+from vlmrl.algo.inputs import RewardWeights, Weights, scored_group, step_advantages, untrained_values
 from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.saved_responses import SavedResponses
 from vlmrl.reward_check.scores import Flags, Floats, Scores, same_part
 from vlmrl.reward_check.statistics import correlation, mean, ranks, row_of, score_json
+from vlmrl.rewards.base import VALUE_PART
+from vlmrl.rewards.identity import single_records
+from vlmrl.rewards.several import GATE_PART
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,33 @@ def advantages_of(saved: SavedResponses, facts: ResponseColumns, scores: Scores,
                     lengths,
                     estimate.algorithm,
                     max_tokens=estimate.max_tokens,
-                    weights=record.get("weights") or {},
+                    weights=_weights(record),
                     values=untrained_values(lengths) if needs_critic else (),
                 )
             )
         for group, values in zip(groups, step_advantages(inputs, estimate.algorithm), strict=True):
             advantages[group] = [float(value.mean()) for value in values]
     return advantages
+
+
+def _weights(record: Mapping[str, Any]) -> Weights:
+    """Return the weights of a recorded reward's parts; of several rewards, those of each.
+
+    A reward of several has one part that is called like its label, if it returns a plain number or a single part.
+    """
+    singles = single_records(record)
+    if singles == [record]:
+        return record.get("weights") or {}
+    rewards = []
+    for single in singles:
+        label, weights = str(single.get("label")), dict(single.get("weights") or {})
+        parts = {f"{label}.{part}": weight for part, weight in weights.items()}
+        for part, weight in weights.items():
+            if len(weights) == 1 or part in VALUE_PART.values():
+                parts[label] = weight
+        gate = f"{label}.{GATE_PART}" if single.get("gate") else ""
+        rewards.append(RewardWeights(label, float(single.get("weight", 1.0)), parts, gate))
+    return rewards
 
 
 def groups_of(facts: ResponseColumns) -> list[list[int]]:

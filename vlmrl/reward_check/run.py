@@ -206,6 +206,11 @@ def _changed(saved: SavedResponses, own: dict[str, ChosenReward], q: RewardQuest
     if q.args and saved.run is None:
         return profile_rewards(saved, "default", args=q.args, weights=q.weights)
     if q.args:
+        if several := next((c.spec.name for c in own.values() if c.spec.members), None):
+            hint = "name one of them: --reward NAME --set ...; or change the recipe"
+            raise RewardError(
+                f"--set changes the arguments of one reward, and the run has several: {several}", hint=hint
+            )
         names = {source: str(saved.records[source]["name"]) for source in own}
         rewards_by_name = {
             name: named_rewards(saved, name, args=q.args, weights=q.weights) for name in set(names.values())
@@ -269,7 +274,15 @@ def _fill(saved: SavedResponses, report: Mapping[str, Any]) -> Mapping[int, Save
 def _probes(saved: SavedResponses, facts: ResponseColumns, chosen: Mapping[str, ChosenReward]) -> dict[str, Any]:
     from vlmrl.reward_check.probe import probe_source
 
-    return {source: probe_source(saved, facts, source, choice) for source, choice in chosen.items()}
+    probes = {}
+    for source, choice in chosen.items():
+        probes[source] = probe_source(saved, facts, source, choice)
+        for m in choice.spec.members:
+            alone = probe_source(saved, facts, source, ChosenReward(m.spec, m.weights))
+            # A reward that scores right and wrong answers alike, such as a length, is attacked within the sum only.
+            if alone["honest"]["informed"] > alone["honest"]["wrong"]:
+                probes[f"{source}: {m.label}"] = alone
+    return probes
 
 
 def _about(saved: SavedResponses, facts: ResponseColumns) -> dict[str, Any]:

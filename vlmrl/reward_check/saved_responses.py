@@ -14,6 +14,7 @@ from vlmrl.json_text import parse_json
 from vlmrl.reward_check.response_columns import Head, PieceReader
 from vlmrl.reward_check.rollout_files import RolloutReader
 from vlmrl.reward_check.scoring import TaskRef
+from vlmrl.rewards.identity import single_records
 from vlmrl.store import layout
 from vlmrl.store.kept_recipe import newest_resolved
 from vlmrl.store.metrics import counted, newest
@@ -79,7 +80,8 @@ class SavedResponses:
         """
         from vlmrl.tasks import kind_of
 
-        recorded = self.records.get(source, {}).get("args", {})
+        singles = single_records(self.records.get(source, {}))
+        recorded = {name: value for single in reversed(singles) for name, value in (single.get("args") or {}).items()}
         arguments = kind_of(self.heads[source].truth).arguments(self.heads[source].truth)
         return {name: list(recorded.get(name) or value) for name, value in arguments.items()}
 

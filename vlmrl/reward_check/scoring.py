@@ -25,7 +25,8 @@ from vlmrl.reward_check.scores import Floats, Scores
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.accuracy_part import accuracy_part
 from vlmrl.rewards.base import UNSCORED, RewardSpec
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.several import score_for_task
+from vlmrl.rewards.several_scorer import RewardScorer, open_scorer
 from vlmrl.tasks.builtin_rewards import load_recorded
 from vlmrl.tasks.truth_kinds import CONTRADICTS
 from vlmrl.types import Media, RewardInput, Score
@@ -221,7 +222,7 @@ class ScoringWork:
         self.plan = plan
         self._stack = ExitStack()
         self._scorers = [
-            {s: self._stack.enter_context(Scorer(c.spec, c.weights, **plan.limits)) for s, c in side.items()}
+            {s: self._stack.enter_context(open_scorer(c.spec, c.weights, **plan.limits)) for s, c in side.items()}
             for side in plan.sides
         ]
         self._outcomes = {s: task.outcome for s, ref in plan.tasks.items() if (task := ref.make()) is not None}
@@ -255,7 +256,7 @@ class ScoringWork:
             sum(CONTRADICTS in doubt.why for doubt in decoded.doubts),
         )
 
-    def _score(self, decoded: Decoded, side: Mapping[str, Scorer]) -> tuple[list[Score], Floats]:
+    def _score(self, decoded: Decoded, side: Mapping[str, RewardScorer]) -> tuple[list[Score], Floats]:
         size = len(decoded.inputs)
         names = _Names(self.plan.decoder, decoded.facts)
         scores_of_row, seconds = [UNSCORED] * size, np.zeros(size)
@@ -274,7 +275,7 @@ class ScoringWork:
                 scores_of_row[place] = score
         return scores_of_row, seconds
 
-    def _called(self, scorer: Scorer, inputs: Sequence[RewardInput], names: Any, failed_then: Any) -> list[Score]:
+    def _called(self, scorer: RewardScorer, inputs: Sequence[RewardInput], names: Any, failed_then: Any) -> list[Score]:
         """Call a reward once.
 
         If it fails on a row on which it did not fail in training, an error with the row and the traceback stops the
@@ -286,7 +287,7 @@ class ScoringWork:
             if self.plan.keep_going or not len(new):
                 return scores
             first = int(new[0])
-            batched = scorer.spec.user is not None and scorer.spec.user.batched
+            batched = any(single.user is not None and single.user.batched for single in scorer.spec.singles)
             alone = list(range(len(inputs))) if batched else [first]
             scorer.score([inputs[i] for i in alone], strict=True, rows=[names[i] for i in alone])  # raises
             raise RewardError(
@@ -309,16 +310,19 @@ class ScoringWork:
                 if source in side and (part := accuracy_part(parts, side[source].spec)) is not None:
                     accuracies.append(scores.parts[part][rows])
             named = any(side[source].spec.accuracy_named for side in self.plan.sides if source in side)
-            by = next((s for s, side in zip(scored, self.plan.sides, strict=True) if source in side), None)
+            pairs = zip(scored, self.plan.sides, strict=True)
+            by = next(((scores, side[source].spec) for scores, side in pairs if source in side), None)
             own = None if named and accuracies else self._own_right(decoded, source, rows, by)
             right[rows] = own if own is not None else accuracies[0] if accuracies else math.nan
         return right
 
-    def _own_right(self, decoded: Decoded, source: str, rows: Any, scores: Sequence[Score] | None) -> Floats | None:
+    def _own_right(
+        self, decoded: Decoded, source: str, rows: Any, scored: tuple[Sequence[Score], RewardSpec] | None
+    ) -> Floats | None:
         """Return the accuracy of these rows as the task measures it; None if the task measures none.
 
         Args:
-            scores: scores of all rows of the chunk; None = the rows were not scored.
+            scored: scores of all rows of the chunk, and their reward; None = the rows were not scored.
         """
         outcome = self._outcomes.get(source)
         if outcome is None:
@@ -327,7 +331,7 @@ class ScoringWork:
         for place, i in enumerate(rows.tolist()):
             x = decoded.inputs[i]
             try:
-                measured = outcome(x, UNSCORED if scores is None else scores[i])
+                measured = outcome(x, UNSCORED if scored is None else score_for_task(scored[0][i], scored[1]))
             except RewardError:  # doubtful truth, see `Decoded.doubts`: the accuracy stays NaN
                 has_one = True
                 continue

@@ -10,7 +10,7 @@ import numpy as np
 
 from vlmrl.reward_check.scores import Floats
 from vlmrl.reward_check.statistics import mean
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.tasks.attack import Attack
 from vlmrl.types import RewardInput
 
@@ -108,7 +108,7 @@ class Honest:
 class Attempts:
     """Tries of responses on the rows, with one scorer. `seconds`: times of all rows that were scored so far."""
 
-    def __init__(self, scorer: Scorer, rows: Sequence[RewardInput]) -> None:
+    def __init__(self, scorer: RewardScorer, rows: Sequence[RewardInput]) -> None:
         self.scorer, self.rows = scorer, rows
         self.seconds: list[float] = []
 
@@ -131,8 +131,8 @@ class Attempts:
         places = [i for i, x in enumerate(inputs) if x is not None]
         names = [f"row {i}" for i in places]
         texts = [x for x in inputs if x is not None]
-        runs = self.scorer.spec.in_worker
-        alone = 1 if runs is not None and not runs.batched else 0
+        runs = [single.in_worker for single in self.scorer.spec.singles]
+        alone = int(any(run is not None and not run.batched for run in runs))
         scores = self.scorer.score(texts[:alone], strict=strict, rows=names[:alone])
         self.seconds += self.scorer.seconds
         if not any(HUNG in (s.error or "") for s in scores):  # if the first row hangs, all rows would take hours

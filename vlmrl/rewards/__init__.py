@@ -16,7 +16,9 @@ from typing import Any
 from vlmrl.errors import RewardError, listed, unknown
 from vlmrl.rewards import text_rewards
 from vlmrl.rewards.base import STYLES, RewardSpec, check_on_timeout
+from vlmrl.rewards.identity import single_records
 from vlmrl.rewards.math import rules as math_rules
+from vlmrl.rewards.several import Member, compose, label_of
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,16 @@ def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, A
     """Return the manifest's record of a reward, with all that is needed to load it again.
 
     It has the name, style, args, weights, and the version of a built-in or the sha256 of a user's source. If the recipe
-    sets them, it also has the part that is the accuracy, and the parts for a response that hangs.
+    sets them, it also has the part that is the accuracy, and the parts for a response that hangs. Several rewards have
+    their records under `rewards`, each with its label, weight and gate.
     """
+    if spec.members:
+        return {
+            "name": spec.name,
+            "weights": dict(weights or spec.weights),
+            "rewards": [_member_record(member, weights) for member in spec.members],
+            **({"accuracy": spec.accuracy} if spec.accuracy_named else {}),
+        }
     style = spec.user.style if spec.user else "auto"
     args = json.loads(json.dumps(dict(spec.args), default=str))
     return {
@@ -136,6 +146,17 @@ def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, A
     }
 
 
+def _member_record(member: Member, weights: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "label": member.label,
+        "weight": weights.get(member.label, 0.0) if weights else member.weight,
+        **({"gate": member.gate} if member.gate is not None else {}),
+        **({"timeout_seconds": member.timeout_seconds} if member.timeout_seconds is not None else {}),
+        **({"of_task": True} if member.of_task else {}),
+        **reward_record(member.spec, member.weights),
+    }
+
+
 def load_recorded(
     record: Mapping[str, Any], base_dir: Path | str | None = None, *, builtins: Mapping[str, Builtin] = GENERAL
 ) -> RewardSpec:
@@ -143,11 +164,28 @@ def load_recorded(
 
     Raises: RewardError as `load_reward`, also for a record that lacks its name or arguments.
     """
+    singles = single_records(record)
+    if singles != [record]:
+        members = [_load_member(single, base_dir, builtins) for single in singles]
+        return name_accuracy(compose(members), record.get("accuracy"))
     if not isinstance(record.get("name"), str) or not isinstance(record.get("args"), Mapping):
         raise RewardError("the run's manifest does not say which reward with which arguments scored its rollouts")
     style = str(record.get("style", "auto"))
     spec = load_reward(record["name"], args=record["args"], style=style, base_dir=base_dir, builtins=builtins)
     return earn_on_timeout(name_accuracy(spec, record.get("accuracy")), record.get("on_timeout") or {})
+
+
+def _load_member(record: Mapping[str, Any], base_dir: Path | str | None, builtins: Mapping[str, Builtin]) -> Member:
+    spec = load_recorded(record, base_dir, builtins=builtins)
+    return Member(
+        str(record.get("label")),
+        spec,
+        dict(record.get("weights") or spec.weights),
+        float(record.get("weight", 1.0)),
+        record.get("gate"),
+        record.get("timeout_seconds"),
+        bool(record.get("of_task")),
+    )
 
 
 def earn_on_timeout(spec: RewardSpec, parts: Mapping[str, float]) -> RewardSpec:
@@ -174,6 +212,12 @@ def name_accuracy(spec: RewardSpec, part: str | None) -> RewardSpec:
     """
     if part is None:
         return spec
+    if spec.members and not any(member.has(part) for member in spec.members):
+        labels = [member.label for member in spec.members]
+        raise RewardError(
+            f"[reward] accuracy names the part `{part}`, and no reward is called `{label_of(part)}`",
+            hint=listed(label_of(part), labels, "the rewards") + '; accuracy = "LABEL.PART"',
+        )
     if spec.is_builtin and part not in spec.ranges:
         raise RewardError(
             f"[reward] accuracy names the part `{part}`, which reward `{spec.name}` does not have",

@@ -3,7 +3,7 @@
 The order is: the part that the recipe names (`[reward] accuracy`); the task's own measure (`Task.outcome`); the part
 that the reward declares (`RewardSpec.accuracy`); a part called `accuracy`, `acc` or `correct`, as rewards written for
 EasyR1 and verl have it; the single number of a function in verl's form, which verl calls `acc`. The part needs no
-weight.
+weight. Of several rewards, the first one without a gate that has such a part decides.
 """
 
 from __future__ import annotations
@@ -25,9 +25,32 @@ def accuracy_part(parts: Collection[str], spec: RewardSpec) -> str | None:
     """Return the part that is the accuracy, among the parts that a reward returned; None if there is none."""
     if spec.accuracy is not None:
         return spec.accuracy if spec.accuracy in parts else None
+    if spec.members:
+        return next(iter(accuracy_parts(parts, spec)), None)
     if spec.user is not None and spec.user.style == "verl" and set(parts) == {"score"}:
         return "score"
     return next((name for name in NAMES if name in parts), None)
+
+
+def accuracy_parts(parts: Collection[str], spec: RewardSpec) -> list[str]:
+    """Return the parts of several rewards that could be the accuracy; the first one is used.
+
+    A reward with a gate is left out: its part is missing wherever the gate is closed, so a mean over it is no accuracy.
+    """
+    choices = []
+    for member in spec.members:
+        own = accuracy_part(member.own(dict.fromkeys(parts)), member.spec) if member.gate is None else None
+        choices += [] if own is None else [member.name_of(own)]
+    return choices
+
+
+def other_choices(parts: Collection[str], spec: RewardSpec) -> str:
+    """Return in words which of several accuracies of the rewards is used; "" if there is only one, or one is named."""
+    choices = [] if spec.accuracy_named else accuracy_parts(parts, spec)
+    if len(choices) < 2:
+        return ""
+    others = ", ".join(f"`{name}`" for name in choices[1:])
+    return f'the accuracy is `{choices[0]}`, not {others}: [reward] accuracy = "PART" names another'
 
 
 def with_accuracy(

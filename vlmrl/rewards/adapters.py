@@ -28,7 +28,7 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.accuracy_part import FUNCTION
-from vlmrl.rewards.base import RewardSpec, check_on_timeout, part_name
+from vlmrl.rewards.base import VALUE_PART, RewardSpec, check_on_timeout, part_name
 from vlmrl.rewards.conventions import call_easyr1, call_trl, call_verl, check_args, is_open
 from vlmrl.rewards.worker_code import UserReward, WorkerFunction
 from vlmrl.types import RewardInput, Score
@@ -40,7 +40,6 @@ MARKS = {
 }
 """Parameter names that only one convention uses."""
 TEXT_NAMES = {"response", "text", "completion", "prediction", "pred", "answer", "output", "s", "string"}
-VALUE_PART = {"trl": "reward", "verl": "score", "easyr1": "overall"}
 
 
 def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: Path | str | None) -> RewardSpec:

@@ -10,12 +10,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import fsum, inf, isfinite, nan
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unicodedata import category
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.worker_code import Parts, RewardFn, UserReward, WorkerFunction, WorkerReward
 from vlmrl.types import RewardInput, RewardResult, Score
+
+if TYPE_CHECKING:
+    from vlmrl.rewards.several import Member
 
 LARGEST = 1e9
 """Largest size of a part, of a weight and of their sum.
@@ -32,6 +35,8 @@ pair, and no table the others.
 """
 STYLES = ("vlmrl", "trl", "verl", "easyr1")
 """Calling conventions of users' rewards; see rewards/adapters.py."""
+VALUE_PART = {"trl": "reward", "verl": "score", "easyr1": "overall"}
+"""Calling convention -> name of the part that is a plain number's; "reward" in vlmrl's own."""
 UNSCORED = Score(nan, {})
 """Score of a response that no reward has scored."""
 
@@ -60,6 +65,8 @@ class RewardSpec:
         args: the arguments that were bound, as JSON values.
         worker: how workers make a built-in that runs there; None = it runs in this process, or is a user's.
         timeout_seconds: a built-in's own limit for one response, in seconds; it holds where the recipe's is longer.
+        members: the rewards of which this one is the sum (see several.py); () = it is a single reward. `weights` then
+            has the weight of each reward by its label, and `fn` is never called.
     """
 
     name: str
@@ -78,6 +85,7 @@ class RewardSpec:
     args: Mapping[str, Any] = field(default_factory=dict)
     worker: WorkerFunction | None = None
     timeout_seconds: float = inf
+    members: tuple[Member, ...] = ()
 
     def __call__(self, x: RewardInput) -> Parts:
         return split_result(self.fn(x)).parts
@@ -90,7 +98,12 @@ class RewardSpec:
     @property
     def is_builtin(self) -> bool:
         """Whether it is a built-in: `ranges` then has every part that it may return."""
-        return self.user is None
+        return self.user is None and all(member.spec.is_builtin for member in self.members)
+
+    @property
+    def singles(self) -> tuple[RewardSpec, ...]:
+        """The single rewards that it consists of; (itself,) for a single one."""
+        return tuple(member.spec for member in self.members) or (self,)
 
     @property
     def in_worker(self) -> WorkerReward | None:
@@ -171,8 +184,16 @@ def combine(parts: Parts, weights: Mapping[str, float]) -> tuple[float, dict[str
 def value_bounds(spec: RewardSpec, weights: Mapping[str, float]) -> tuple[float, float]:
     """Return the least and the largest score that a reward can give with these weights: the sum of weight times range.
 
-    An end is infinite if a weighted part declares no range, or if there are no weights.
+    An end is infinite if a weighted part declares no range, or if there are no weights. One reward of several that does
+    not count in a response adds 0.
     """
+    if spec.members:
+        sides = [
+            [*([0.0] if m.may_not_count else []), *(weights[m.label] * end for end in value_bounds(m.spec, m.weights))]
+            for m in spec.members
+            if weights.get(m.label)
+        ]
+        return fsum(map(min, sides)), fsum(map(max, sides))
     if not weights:
         return EVERYTHING
     low = high = 0.0

@@ -23,6 +23,7 @@ class RewardIdentity:
         sha256: of a user's source, or of a built-in's if its version is not known; "" otherwise.
         args: the arguments that were given, as JSON values.
         title: name for people: the built-in's name, or `file.py:function`. It is not compared.
+        members: the rewards of which it is the sum, in their order; () = it is a single reward.
     """
 
     name: str
@@ -30,6 +31,7 @@ class RewardIdentity:
     sha256: str = ""
     args: Mapping[str, Any] = field(default_factory=dict)
     title: str = field(default="", compare=False)
+    members: tuple[MemberIdentity, ...] = ()
 
     @property
     def code(self) -> str:
@@ -41,6 +43,8 @@ class RewardIdentity:
     @property
     def words(self) -> str:
         """Name, version and arguments in one line: `length version 1, max_tokens = 900, soft_tokens = 600`."""
+        if self.members:
+            return "; ".join(member.words for member in self.members)
         return ", ".join((f"{self.title} {self.code}", *(_argument(self.args, key) for key in sorted(self.args))))
 
     def beside(self, other: RewardIdentity) -> str:
@@ -48,6 +52,8 @@ class RewardIdentity:
 
         If their names differ, return all of this one. "" for the same reward.
         """
+        if self.members or other.members:
+            return "; ".join(member.words for member in self.members if member not in other.members) or self.words
         if self.name != other.name:
             return self.words
         keys = sorted(k for k in {*self.args, *other.args} if _argument(self.args, k) != _argument(other.args, k))
@@ -55,8 +61,31 @@ class RewardIdentity:
         return ", ".join([*code, *(_argument(self.args, key) for key in keys)])
 
     def without_args(self) -> RewardIdentity:
-        """Return the same code without its arguments."""
-        return replace(self, args={})
+        """Return the same code without its arguments; of several rewards, also without weights and gates."""
+        members = tuple(MemberIdentity(member.label, member.reward.without_args()) for member in self.members)
+        return replace(self, args={}, members=members)
+
+
+@dataclass(frozen=True)
+class MemberIdentity:
+    """One of several rewards as records identify it.
+
+    Args:
+        weight: weight of its score in the sum, and `weights`: of its parts within its score.
+        gate: the part of another reward that must be above 0; None = no gate.
+    """
+
+    label: str
+    reward: RewardIdentity
+    weight: float = 1.0
+    weights: Mapping[str, float] = field(default_factory=dict)
+    gate: str | None = None
+
+    @property
+    def words(self) -> str:
+        """The reward with its label, weight and gate: `grade: math version 1, weight 0.5, if form.tags > 0`."""
+        gate = f", if {self.gate} > 0" if self.gate else ""
+        return f"{self.label}: {self.reward.words}, weight {self.weight:g}{gate}"
 
 
 def identity_of(record: Mapping[str, Any]) -> RewardIdentity:
@@ -66,6 +95,8 @@ def identity_of(record: Mapping[str, Any]) -> RewardIdentity:
     raised: a record that lacks something, or was made by a newer vlmrl, equals only records that lack the same.
     """
     name, sha256, version = str(record.get("name")), str(record.get("sha256") or ""), record.get("version")
+    if (singles := single_records(record)) != [record]:
+        return RewardIdentity(name, title=name, members=tuple(map(_member_of, singles)))
     args = record.get("args")
     args = dict(args) if isinstance(args, Mapping) else {}
     if ".py:" in name:
@@ -73,6 +104,25 @@ def identity_of(record: Mapping[str, Any]) -> RewardIdentity:
     if type(version) is not int:
         version = OLD_PRINTS.get(sha256)
     return RewardIdentity(name, version, "" if version is not None else sha256, args, name)
+
+
+def _member_of(record: Mapping[str, Any]) -> MemberIdentity:
+    weight, weights, gate = record.get("weight", 1.0), record.get("weights"), record.get("gate")
+    return MemberIdentity(
+        str(record.get("label")),
+        identity_of(record),
+        float(weight) if isinstance(weight, (int, float)) else 1.0,
+        dict(weights) if isinstance(weights, Mapping) else {},
+        str(gate) if gate else None,
+    )
+
+
+def single_records(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the records of the single rewards in a `reward_record`: those of several rewards, or the record itself."""
+    rewards = record.get("rewards")
+    if not isinstance(rewards, list) or not rewards:
+        return [record]
+    return [reward for reward in rewards if isinstance(reward, Mapping)]
 
 
 def shown_weights(weights: Any) -> str:

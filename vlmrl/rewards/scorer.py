@@ -285,12 +285,16 @@ class Scorer:
         self.images_left_out = sum(score.note.endswith(LEFT_OUT) for score in scores)
         judged = [score for score in scores if score.status != "unavailable"]
         if call.strict and judged:
-            if all(score.error is not None for score in judged):
-                failure = Failure(CONTRACT, f"it returned None for all {len(judged)} responses of a call")
-                raise as_error(failure, self.spec.name, call.rows[min(call.scores)])
-            self.check_weights(judged)
+            self._check_call(call, judged)
         self._call = None
         return [(key, self._scores(call, key)) for key in call.groups if key not in call.returned]
+
+    def _check_call(self, call: Call, scores: Sequence[Score]) -> None:
+        """Check all scores of a strict call. Raises: RewardError if there is none, or as `check_weights`."""
+        if all(score.error is not None for score in scores):
+            failure = Failure(CONTRACT, f"it returned None for all {len(scores)} responses of a call")
+            raise as_error(failure, self.spec.name, call.rows[min(call.scores)])
+        self.check_weights(scores)
 
     def _scores(self, call: Call, key: int) -> list[Score]:
         """Return the final scores of a group."""

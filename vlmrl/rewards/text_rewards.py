@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -111,14 +112,19 @@ def language(*, script: str = "latin") -> RewardSpec:
     return _part("language", partial(response_parts.language, script=script))
 
 
-def ending(*, min_tokens: int = 0) -> RewardSpec:
-    """Return a reward. Part `ending`: 0 for a response that ended by itself, -1 for one that was cut or is too short.
+def ending(*, min_tokens: int = 0, ended: float = 0.0) -> RewardSpec:
+    """Return a reward. Part `ending`: `ended` for a response that ended by itself, -1 if it was cut or is too short.
 
     Args:
         min_tokens: minimum length in tokens; 0 = any.
+        ended: from 0 to 1. A number above 0 makes the part a gate for other rewards: they count in whole responses.
     """
     response_parts.check_min_tokens(min_tokens)
-    return _part("ending", partial(response_parts.ending, min_tokens=min_tokens))
+    if isinstance(ended, bool) or not isinstance(ended, (int, float)) or not 0 <= ended <= 1:
+        raise RewardError(f"ended = {ended!r:.60} is not a number from 0 to 1")
+    measure = partial(response_parts.ending, min_tokens=min_tokens)
+    spec = _part("ending", lambda x: measure(x) or float(ended))
+    return replace(spec, ranges={"ending": (-1.0, float(ended))})
 
 
 def _part(name: str, measure: Callable[[RewardInput], float]) -> RewardSpec:

@@ -11,7 +11,7 @@ from vlmrl.dist import rank_process
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import RewardUnavailable
 from vlmrl.recipe.schema import Reward
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.sample import Rollout
 from vlmrl.rollout.scoring import Missing, Scoring
 from vlmrl.store.clock import span
@@ -68,12 +68,12 @@ class Outages:
         """Return the rule of a recipe's `[reward]` table."""
         return cls(settings.outage, settings.outage_minutes, world, say)
 
-    def scoring(self, scorers: Mapping[str, Scorer], *, strict: bool) -> Scoring:
+    def scoring(self, scorers: Mapping[str, RewardScorer], *, strict: bool) -> Scoring:
         """Return a `Scoring` that follows the rule; `finish` ends it. `strict` concerns bugs of the reward alone."""
         waits = self.action == "wait"
         return Scoring(scorers, strict=strict, on_outage="wait" if waits else "mask", seen=self._tell)
 
-    def score(self, rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *, strict: bool) -> list[Group]:
+    def score(self, rollouts: Sequence[Rollout], scorers: Mapping[str, RewardScorer], *, strict: bool) -> list[Group]:
         """Score all responses, each source with its own reward; see `finish`."""
         with self.scoring(scorers, strict=strict) as scoring:
             scoring.submit_all(rollouts)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from vlmrl.algo.advantages import ScoredGroup, value_targets
 from vlmrl.algo.family import Algorithm
+from vlmrl.algo.inputs import Weights as PartWeights
 from vlmrl.algo.inputs import passes_filter, scored_group, step_advantages
 from vlmrl.data.encode import EncodedPrompt, Encoder
 from vlmrl.errors import DataError, EngineError
@@ -27,8 +28,8 @@ from vlmrl.types import (
     sample_seed,
 )
 
-Weights = Mapping[str, Mapping[str, float]]
-"""Source -> part -> weight."""
+Weights = Mapping[str, PartWeights]
+"""Source -> weights of the parts of its reward."""
 
 
 class Images(Protocol):
@@ -156,7 +157,7 @@ def add_advantages(
             baseline but is not trained on; "drop" = neither. With a critic there is no baseline, and the two are the
             same.
         max_tokens: the token limit of a response, for the length penalty.
-        weights: source -> part -> weight of its reward; for the estimator that normalises part by part.
+        weights: source -> weights of the parts of its reward; for the estimator that normalises part by part.
         greedy: score of each group's greedy answer (None = its reward failed: the group gets 0).
         penalties: per sample of each group the penalty of its tokens, float64 [tokens] (the KL in the reward).
         values: per sample of each group the critic's values before its tokens, float64 [tokens]. Where the algorithm

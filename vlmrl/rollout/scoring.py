@@ -11,7 +11,7 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.outage import OnOutage
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, requests_for, rollouts_of
 from vlmrl.types import Group, RewardInput, Sample, SamplingParams, Score, ScoredSample, Trajectory
@@ -52,7 +52,7 @@ class Scoring:
 
     def __init__(
         self,
-        scorers: Mapping[str, Scorer],
+        scorers: Mapping[str, RewardScorer],
         *,
         strict: bool,
         on_outage: OnOutage = "raise",
@@ -61,7 +61,7 @@ class Scoring:
         self.scorers, self.strict, self._seen = scorers, strict, seen
         self.on_outage: OnOutage = on_outage
         self._rollouts: dict[int, Rollout] = {}
-        self._sources: dict[str, Scorer] = {}
+        self._sources: dict[str, RewardScorer] = {}
         self._scores: dict[int, list[Score]] = {}
 
     def __enter__(self) -> Scoring:
@@ -200,7 +200,7 @@ def sample_scored(
     return time.perf_counter() - start
 
 
-def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *, strict: bool) -> list[Group]:
+def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, RewardScorer], *, strict: bool) -> list[Group]:
     """Score all responses, each source with its own reward: see `Scoring`."""
     with Scoring(scorers, strict=strict) as scoring:
         scoring.submit_all(rollouts)

@@ -12,7 +12,7 @@ from vlmrl.key_facts import OnResume
 from vlmrl.recipe.changes import Change, hides
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import NO_REWARD
-from vlmrl.rewards.identity import identity_of
+from vlmrl.rewards.identity import RewardIdentity, identity_of, single_records
 from vlmrl.store.kept_recipe import Texts, kept_text
 from vlmrl.store.runs import Run
 from vlmrl.store.secrets.redact import HIDDEN, redact_text, redact_value
@@ -71,7 +71,8 @@ def dataset_record(source: Source, name: str | None = None) -> dict[str, Any]:
 def texts_of(sources: Sequence[Source]) -> Texts:
     """Return (kind, hash) -> text of the sources' task files, reward files and prompt templates."""
     tasks = {("task", s.task.own.sha256): s.task.own.text for s in sources if s.task.own}
-    rewards = {("reward", s.reward.source_sha256): s.reward.user.source for s in sources if s.reward.user}
+    singles = [single for source in sources for single in source.reward.singles]
+    rewards = {("reward", single.source_sha256): single.user.source for single in singles if single.user}
     return tasks | rewards | {("prompt", s.prompt_sha256): s.template for s in sources if s.template}
 
 
@@ -98,7 +99,7 @@ def content_changes(run: Run, now: Records, texts: Texts, recipe: Sequence[Chang
             name = f"task {new['task']}"
             diff = _diff(run, "task", name, *hashes, texts)
             changes.append(Change(name, hashes[0]["sha256"], hashes[1]["sha256"], TASK, diff=diff))
-    recipe_says = any(c.kind != "free" and c.what.startswith(("reward.", "data")) for c in recipe)
+    recipe_says = any(c.kind != "free" and c.what.startswith(("reward.", "rewards.", "data")) for c in recipe)
     for old, new in _pairs(manifest.rewards, now["rewards"], "source"):
         if change := _reward_change(run, old, new, texts, recipe_says):
             changes.append(change)
@@ -134,14 +135,27 @@ def _reward_change(
 ) -> Change | None:
     """Return the change of a source's reward: its version, source code or arguments; None = the reward is the same."""
     before, after = identity_of(old), identity_of(redact_value(dict(new)))
-    after = replace(after, args=_with_hidden(before.args, after.args))
+    after = _with_hidden_args(before, after)
     if before == after or (recipe_says and before.without_args() == after.without_args()):
         return None
     name = f"reward {new['name']}"
+    if after.members:
+        pairs = zip(single_records(old), single_records(new), strict=False)
+        diffs = [_diff(run, "reward", f"reward {b['name']}", a, b, texts) for a, b in pairs if "sha256" in b and a != b]
+        return Change(name, before.beside(after), after.beside(before), REWARD, diff="\n".join(filter(None, diffs)))
     if old.get("name") == new["name"] and "sha256" in new and before.sha256 != after.sha256:
         diff = _diff(run, "reward", name, old, new, texts)
         return Change(name, old.get("sha256"), new["sha256"], REWARD, diff=diff)
     return Change(name, before.beside(after), after.beside(before), REWARD)
+
+
+def _with_hidden_args(before: RewardIdentity, after: RewardIdentity) -> RewardIdentity:
+    """Return the new reward with the old values of arguments in which a secret is hidden; see `_with_hidden`."""
+    members = after.members
+    if [m.label for m in before.members] == [m.label for m in members]:
+        pairs = zip(before.members, members, strict=True)
+        members = tuple(replace(new, reward=_with_hidden_args(old.reward, new.reward)) for old, new in pairs)
+    return replace(after, args=_with_hidden(before.args, after.args), members=members)
 
 
 def _with_hidden(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

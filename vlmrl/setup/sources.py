@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Recipe
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.several_scorer import RewardScorer, open_scorer
 from vlmrl.tasks.source import Source, open_source, open_validation, scores_responses
 
 
@@ -25,9 +25,9 @@ def open_sources(recipe: Recipe) -> tuple[list[Source], list[Source]]:
     return sources, validation
 
 
-def make_scorer(source: Source, recipe: Recipe) -> Scorer:
+def make_scorer(source: Source, recipe: Recipe) -> RewardScorer:
     """Return the scorer of a source, with the recipe's limits."""
     r = recipe.reward
-    return Scorer(
+    return open_scorer(
         source.reward, source.weights, timeout_seconds=r.timeout_seconds, memory_mb=r.memory_mb, workers=r.workers
     )

@@ -125,7 +125,7 @@ def _written_once(run_dir: Path, manifest: Manifest) -> dict[str, str]:
     sha256_by_file = {layout.RECIPE: manifest.recipe_sha256} if manifest.recipe_sha256 else {}
     if not all("changes" in attempt for attempt in read_raw(run_dir).get("attempts", ())):
         return sha256_by_file  # run of a version without the folder kept/
-    for record in manifest.rewards:
+    for record in (single for reward in manifest.rewards for single in reward.get("rewards") or [reward]):
         if ".py" in str(record.get("name")):
             path = layout.kept_path(run_dir, "reward", str(record.get("sha256")))
             text = path.read_bytes() if path.is_file() else b""

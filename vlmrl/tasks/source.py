@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlmrl.algo.inputs import RewardWeights
+from vlmrl.algo.inputs import Weights as PartWeights
 from vlmrl.data.dataset import Dataset, Rows, require_split
 from vlmrl.data.open_dataset import open_dataset
-from vlmrl.errors import DataError, RecipeError, listed
+from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.recipe.template import read_template
 from vlmrl.store.secrets.redact import learn
@@ -17,6 +19,7 @@ from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.prompt_identity import earlier_prints, prompt_print
 from vlmrl.tasks.prompt_template import compile_template, place_images, render_user
+from vlmrl.tasks.source_rewards import accuracy_notes, outcome_with, reward_of
 from vlmrl.types import Finish, Message, RewardInput, Row
 
 if TYPE_CHECKING:
@@ -34,7 +37,8 @@ class Source:
         split: the split that `rows` belong to.
         rows: the rows; each is created when it is indexed.
         share: relative share of the prompts of a step.
-        weights: reward part -> weight: the recipe's weights if it sets any, else the reward's own.
+        weights: reward part -> weight: the recipe's weights if it sets any, else the reward's own. Of several rewards,
+            label -> weight of the reward.
         template: Jinja source of the user message; "" = the rows have their own messages.
         template_path: path of the template, for messages.
         system: the system message; None = none.
@@ -61,6 +65,21 @@ class Source:
     @property
     def task_name(self) -> str:
         return self.task.name
+
+    @property
+    def part_weights(self) -> PartWeights:
+        """Weights of the reward's parts; of several rewards, those of each."""
+        if not self.reward.members:
+            return self.weights
+        return [
+            RewardWeights(
+                m.label,
+                self.weights.get(m.label, 0.0),
+                {m.name_of(part): weight for part, weight in m.weights.items()},
+                m.gate_part,
+            )
+            for m in self.reward.members
+        ]
 
     @property
     def prompt_record(self) -> dict[str, Any]:
@@ -123,10 +142,10 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None, scored:
     if not rows:
         raise DataError(f"split `{split}` of {dataset.path} has no rows")
     template, path = _template(data, task)
-    spec, weights = _reward(data, reward, task, scored)
-    learn(filter(None, (template, data.system, spec.user and spec.user.source, task.own and task.own.text)))
-    if task.outcome_as is not None:
-        task = replace(task, outcome=task.outcome_as(spec))
+    spec, weights = reward_of(data, reward, task, scored)
+    users = [single.user.source for single in spec.singles if single.user]
+    learn(filter(None, (template, data.system, *users, task.own and task.own.text)))
+    task = replace(task, outcome=outcome_with(task, spec))
     print_now = prompt_print(template, data.system, task.variables, task.name)
     earlier = earlier_prints(print_now, task.name, template, data.system, task.variables)
     return Source(
@@ -143,7 +162,7 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None, scored:
         system=data.system,
         prompt_sha256=print_now,
         prompt_earlier=earlier,
-        notes=list(dataset.notes),
+        notes=[*dataset.notes, *accuracy_notes(spec)],
     )
 
 
@@ -186,50 +205,3 @@ def _template(data: Data, task: Task) -> tuple[str, str]:
     if template:
         compile_template(template, where)
     return template, where
-
-
-def _reward(data: Data, reward: Reward, task: Task, scored: bool = True) -> tuple[RewardSpec, dict[str, float]]:
-    """Return the reward of the entry, else of `[reward] name`, else of the task's profile `[reward] profile`.
-
-    `[reward] args` and `[reward] weights` belong to the reward that `[reward]` selects. They apply to the entry's own
-    reward only if `[reward] name` is the same reward or is not set. The arguments replace those that the task binds,
-    key by key, also within a table (such as `aliases`).
-    """
-    from vlmrl.rewards import earn_on_timeout, name_accuracy
-    from vlmrl.rewards.base import NO_REWARD, check_weight_sizes
-    from vlmrl.tasks.builtin_rewards import load_reward
-
-    is_named = bool(data.reward or reward.name)
-    own, own_args = (None, {}) if is_named and not task.has_profile(reward.profile) else task.profile(reward.profile)
-    name = data.reward or reward.name or own
-    if name is None and not scored:
-        return NO_REWARD, {}
-    if name is None:
-        raise RecipeError(
-            f"task `{task.name}` has no reward of its own",
-            where=data.path,
-            hint='name one: [reward] name = "path/to/file.py:function" (or a built-in: `vlmrl recipe list --rewards`); '
-            "a supervised start needs none with eval.enabled = false",
-        )
-    meant = data.reward is None or reward.name in (None, data.reward)
-    args = dict(reward.args) if meant else {}
-    if name == own:
-        args = dict(own_args) | {key: _over(own_args.get(key), value) for key, value in args.items()}
-    spec = load_reward(name, args=args, style=reward.style)
-    spec = name_accuracy(spec, reward.accuracy if meant else None)
-    spec = earn_on_timeout(spec, reward.on_timeout if meant else {})
-    weights = dict(reward.weights) if meant and reward.weights else dict(spec.weights)
-    check_weight_sizes(weights, f"reward `{name}`")
-    unknown = [part for part in weights if part not in spec.ranges] if spec.is_builtin else []
-    if unknown:
-        raise RecipeError(
-            f"reward `{name}` has no part `{unknown[0]}`",
-            where="[reward] weights",
-            hint=listed(unknown[0], spec.ranges, "its parts"),
-        )
-    return spec, weights
-
-
-def _over(own: Any, given: Any) -> Any:
-    """Return the recipe's value of an argument. Two tables are merged; the recipe's keys replace the task's."""
-    return {**own, **given} if isinstance(own, Mapping) and isinstance(given, Mapping) else given

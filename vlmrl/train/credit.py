@@ -17,7 +17,7 @@ from vlmrl.algo.family import Algorithm
 from vlmrl.algo.kl import ESTIMATORS as KL_ESTIMATORS
 from vlmrl.algo.returns import explained_variance
 from vlmrl.dist.world import World
-from vlmrl.rollout.sample import add_advantages, mark_masked
+from vlmrl.rollout.sample import Weights, add_advantages, mark_masked
 from vlmrl.train.collect import Collected
 from vlmrl.train.forward_passes import fill_logps, fill_reference, fill_stats
 from vlmrl.train.learner import Learner
@@ -55,7 +55,7 @@ def assign_credit(
     algorithm: Algorithm,
     kl_coef: float,
     clock: Clock,
-    weights: Mapping[str, Mapping[str, float]],
+    weights: Weights,
 ) -> Before:
     """Give every sample of the step its advantage, and its value targets where there is a critic.
 
@@ -65,7 +65,7 @@ def assign_credit(
         algorithm: the row of the algorithm table.
         kl_coef: weight of the KL in the reward; 0 = it is in the loss, or off.
         clock: the clock of the step.
-        weights: source -> part of the reward -> its weight.
+        weights: source -> weights of the parts of its reward.
     Returns: the token statistics from before the first update.
     """
     before, penalties, values = Before(), None, None

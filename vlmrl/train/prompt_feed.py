@@ -11,9 +11,9 @@ from vlmrl.data.images import decode_image
 from vlmrl.data.sampler import PromptStream
 from vlmrl.dist.world import ALONE, World
 from vlmrl.recipe.schema import Recipe
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.outages import Outages
-from vlmrl.rollout.sample import Prompt, encode_prompt
+from vlmrl.rollout.sample import Prompt, Weights, encode_prompt
 from vlmrl.tasks.source import Source
 from vlmrl.train.step_batch import Tail
 from vlmrl.types import Row, SamplingParams, ScoredSample
@@ -46,7 +46,7 @@ class PromptFeed:
     validation: Sequence[Source]
     stream: PromptStream
     encoder: Encoder
-    scorers: Mapping[str, Scorer]
+    scorers: Mapping[str, RewardScorer]
     sampling: SamplingParams
     greedy: SamplingParams
     world: World = ALONE
@@ -59,9 +59,9 @@ class PromptFeed:
         return dict(self.cursor or self.stream.state_dict())
 
     @property
-    def weights(self) -> dict[str, Mapping[str, float]]:
-        """Weights of the reward's parts: source -> part -> weight."""
-        return {source.name: source.weights for source in self.sources}
+    def weights(self) -> Weights:
+        """Weights of the parts of each source's reward."""
+        return {source.name: source.part_weights for source in self.sources}
 
     def draw(self, count: int) -> list[Drawn]:
         """Draw the next rows of the stream."""

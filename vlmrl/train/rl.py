@@ -17,7 +17,7 @@ from vlmrl.algo.shaping import next_kl_coef
 from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.dist import rank_process
 from vlmrl.evaluate.outcomes import accuracy_metrics, accuracy_text
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.setup.engine import make_generator
 from vlmrl.tasks.source import Source
@@ -259,7 +259,7 @@ def steer_kl(
 
 
 def _rollout_metrics(
-    groups: Sequence[Group], sources: Sequence[Source], scorers: Mapping[str, Scorer], health: Health
+    groups: Sequence[Group], sources: Sequence[Source], scorers: Mapping[str, RewardScorer], health: Health
 ) -> dict[str, Any]:
     """Return the metrics of a step's rewards and rollouts, the accuracy of its answers and the run's health."""
     return group_metrics(groups, scorers) | accuracy_metrics(groups, sources) | health.measure(groups)

@@ -15,14 +15,14 @@ from vlmrl.dist import rank_process
 from vlmrl.dist.world import World
 from vlmrl.evaluate.estimates import mean_interval
 from vlmrl.evaluate.interval import Interval
-from vlmrl.rewards.base import value_range
-from vlmrl.rewards.scorer import Scorer
 from vlmrl.rewards.scoring_call import earned_on_timeout
+from vlmrl.rewards.several import possible_values
+from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.sample import is_dead_group
 from vlmrl.types import Group
 
 
-def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None = None) -> dict[str, Any]:
+def group_metrics(groups: Sequence[Group], scorers: Mapping[str, RewardScorer] | None = None) -> dict[str, Any]:
     """Return the metrics of a step's rollouts: rewards and their parts, shares, lengths in tokens.
 
     The mean reward comes with its 95% interval over prompts; a single prompt has no interval.
@@ -70,7 +70,7 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None 
     return metrics
 
 
-def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> Interval:
+def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, RewardScorer]) -> Interval:
     """Return the mean reward of all samples with its interval.
 
     Samples of one prompt, or of prompts that share their images, are dependent: they form one cluster.
@@ -78,7 +78,7 @@ def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> 
     scored = [(g, x.score) for g in groups for x in g.samples if x.score.error is None]
     clusters = [tuple(m.sha256 for m in g.row.media) or (g.row.source, g.row.prompt_id) for g, _ in scored]
     ranges = [
-        value_range([score.parts for g, score in scored if g.row.source == name], scorer.weights, scorer.spec.ranges)
+        possible_values([score.parts for g, score in scored if g.row.source == name], scorer.spec, scorer.weights)
         for name, scorer in scorers.items()
         if any(g.row.source == name for g, _ in scored)
     ]

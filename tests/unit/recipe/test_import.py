@@ -341,6 +341,21 @@ def test_a_trl_configuration(tmp_path):
     assert "rollout.prompts_per_step" in keys(report["changed"])
 
 
+def test_trls_list_of_functions_is_a_list_of_rewards(tmp_path):
+    (tmp_path / "r.py").write_text("def f(completions): ...\ndef g(completions): ...\n")
+    functions = "num_generations: 8\nmodel_name_or_path: m/m\nreward_funcs: [r.py:f, r.py:g]\n"
+    loaded, report = recipe_of(tmp_path, functions + "reward_weights: [1.0, 0.5]\n", "grpo.yaml")
+    found = [(Path(one.name).name, one.style, one.weight) for one in loaded.recipe.rewards]
+    assert found == [("r.py:f", "trl", 1.0), ("r.py:g", "trl", 0.5)] and loaded.recipe.reward.name is None
+    assert "rewards" in keys(report["mapped"]) and not {"reward_funcs", "reward_weights"} & keys(report["left_out"])
+    loaded, _ = recipe_of(tmp_path, functions, "plain.yaml")
+    assert [one.weight for one in loaded.recipe.rewards] == [1.0, 1.0]
+    loaded, _ = recipe_of(tmp_path, functions.replace(", r.py:g", "") + "reward_weights: [0.5]\n", "one.yaml")
+    assert [one.weight for one in loaded.recipe.rewards] == [0.5]
+    with pytest.raises(VlmrlError, match="2 functions need as many weights"):
+        recipe_of(tmp_path, functions + "reward_weights: [1.0]\n", "wrong.yaml")
+
+
 def test_trls_supervised_configuration_is_a_supervised_recipe(tmp_path):
     text = "model_name_or_path: a/b\ndataset_name: a/c\nlearning_rate: 4e-5\nper_device_train_batch_size: 4\n"
     text += "gradient_accumulation_steps: 8\nnum_train_epochs: 3\npacking: true\nmax_length: 4096\n"

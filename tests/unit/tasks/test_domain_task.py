@@ -16,7 +16,8 @@ from vlmrl.rewards.base import UNSCORED, split_note
 from vlmrl.tasks import TASKS, make_task
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.prompt_template import IMAGE, place_images, render_user
-from vlmrl.tasks.source import _reward, open_source
+from vlmrl.tasks.source import open_source
+from vlmrl.tasks.source_rewards import reward_of
 from vlmrl.tasks.taxonrl.domain import Domain, Variant, known_fields, truth_distance
 from vlmrl.tasks.taxonrl.domains import DOMAINS
 from vlmrl.tasks.taxonrl.layouts import LAYOUTS
@@ -131,7 +132,7 @@ def test_a_recipe_names_variant_and_profile(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="unknown reward profile `taxon`"):
         open_source(Data(path=path), Reward(profile="taxon"))
     lacking = make_task("pairs", {"levels": ["a"]})
-    named = _reward(Data(path="rows.jsonl", reward="exact_match"), Reward(profile="taxonrl"), lacking)
+    named = reward_of(Data(path="rows.jsonl", reward="exact_match"), Reward(profile="taxonrl"), lacking)
     assert named[0].name == "exact_match"
     other = open_source(Data(path=path, reward="exact_match"), Reward(profile="taxonrl"))
     assert other.reward.name == "exact_match"

@@ -378,13 +378,18 @@ def _reward(draft: Draft) -> None:
     functions = draft.get("reward_funcs")
     functions = functions if isinstance(functions, list) else [functions] if functions else []
     weights = draft.get("reward_weights")
+    if weights and len(weights) != len(functions):
+        raise ValueError(f"{len(functions)} functions need as many weights")
     if not functions:
         draft.todo.append('name a reward: [reward] name = "file.py:function", style = "trl"')
-    elif len(functions) == 1 and ".py:" in str(functions[0]):
+    elif not all(".py:" in str(function) for function in functions):
+        draft.left["reward_funcs"] = f"{', '.join(map(str, functions))}: a reward is named as file.py:function here"
+        draft.leave("reward_weights", "`weight` in the table of each reward: [[rewards]]")
+        draft.todo.append('name each function in a table: [[rewards]] name = "file.py:function", style = "trl"')
+    elif len(functions) == 1 and not weights:
         draft.put("reward.name", str(functions[0]), "reward_funcs")
         draft.put("reward.style", "trl", "reward_funcs")
     else:
-        draft.left["reward_funcs"] = f"{', '.join(map(str, functions))}: one function returns all parts here"
-        draft.todo.append("write one reward that returns {name: value} of these, and name it in [reward]")
-    if weights:
-        draft.left["reward_weights"] = "weights are set by name: [reward.weights]"
+        each = zip(functions, weights or [1.0] * len(functions), strict=True)
+        rewards = [{"name": str(name), "style": "trl", "weight": float(weight)} for name, weight in each]
+        draft.put("rewards", rewards, "reward_funcs", *(["reward_weights"] if weights else []))

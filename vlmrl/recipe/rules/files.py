@@ -6,9 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from vlmrl.errors import Problem, RecipeError, did_you_mean, nearest
 from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.reward_list import OF_TASK, ListedReward
 from vlmrl.recipe.schema import Data
 from vlmrl.recipe.template import read_template
 from vlmrl.recipe.toml_lines import Key, dotted
@@ -104,12 +106,26 @@ def _template_problem(path: Path) -> Problem | None:
 
 
 def _rewards(loaded: LoadedRecipe) -> Iterator[Problem]:
-    named = [(("data", i, "reward"), data.reward) for i, data in enumerate(loaded.recipe.data)]
-    for key, name in [*named, (("reward", "name"), loaded.recipe.reward.name)]:
-        if name and is_file_reward(name):
+    for key, name in named_rewards(loaded):
+        if is_file_reward(name):
             problem = _reward_problem(loaded, key, name)
             if problem:
                 yield problem
+
+
+def named_rewards(loaded: LoadedRecipe) -> Iterator[tuple[Key, str]]:
+    """Yield (key, name) of every reward that a recipe names, except for the task's own in a list."""
+    recipe = loaded.recipe
+    of_sources = [(("data", i), data) for i, data in enumerate(recipe.data)]
+    singles: list[tuple[Key, str | None]] = [((*key, "reward"), data.reward) for key, data in of_sources]
+    lists: list[tuple[Key, list[ListedReward]]] = [((*key, "rewards"), data.rewards) for key, data in of_sources]
+    for key, name in [*singles, (("reward", "name"), recipe.reward.name)]:
+        if name:
+            yield key, name
+    for key, rewards in [*lists, (("rewards",), recipe.rewards)]:
+        for i, one in enumerate(rewards):
+            if one.name != OF_TASK:
+                yield (*key, i, "name"), one.name
 
 
 def _tasks(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -126,7 +142,8 @@ def _reward_problem(loaded: LoadedRecipe, key: Key, name: str) -> Problem | None
     file, _, function = name.rpartition(":")
     tree = _parse_python(Path(file), "reward")
     names = {} if isinstance(tree, Problem) else _top_level_names(tree)
-    return _args_problem(loaded, names.get(function), Path(file), function)
+    table: Key = key[:-1] if key[-1] == "name" else ("reward",)
+    return _args_problem(loaded, names.get(function), Path(file), function, table)
 
 
 def _function_problem(loaded: LoadedRecipe, key: Key, name: str, what: str) -> Problem | None:
@@ -185,16 +202,19 @@ def _top_level_names(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.AsyncF
 
 
 def _args_problem(
-    loaded: LoadedRecipe, node: ast.FunctionDef | ast.AsyncFunctionDef | None, path: Path, function: str
+    loaded: LoadedRecipe, node: ast.FunctionDef | ast.AsyncFunctionDef | None, path: Path, function: str, table: Key
 ) -> Problem | None:
-    """Find a key of `[reward.args]` that is not an argument of the function."""
+    """Find a key of `args` that is not an argument of the function. `table`: the table with `args`."""
     if node is None or node.args.kwarg or node.decorator_list:
         return None
     arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-    for name in loaded.recipe.reward.args:
+    settings: Any = loaded.recipe
+    for part in table:
+        settings = settings[part] if isinstance(part, int) else getattr(settings, part)
+    for name in settings.args:
         if name not in arguments:
             hint = did_you_mean(name, arguments, f"{path}:{node.lineno} takes: {', '.join(arguments)}")
-            return Problem(f"`{function}` has no argument `{name}`", loaded.where(("reward", "args", name)), hint)
+            return Problem(f"`{function}` has no argument `{name}`", loaded.where((*table, "args", name)), hint)
     return None
 
 
