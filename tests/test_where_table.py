@@ -156,7 +156,7 @@ def test_every_script_takes_the_options_that_a_page_gives_it(page: str) -> None:
         unknown += [
             (name, o) for o in re.findall(r" (--[a-z-]+)", own) if f'"{o}"' not in script and f"{o})" not in script
         ]
-    scripts_of_vlmrl = {("demo", "--seed"), ("test", "--fast")}  # handed to `vlmrl demo`; read by bash
+    scripts_of_vlmrl = {("demo", "--seed"), ("demo", "--task"), ("test", "--fast")}  # of `vlmrl demo`; of bash
     assert set(unknown) <= scripts_of_vlmrl
 
 

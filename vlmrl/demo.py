@@ -38,15 +38,61 @@ class DemoError(VlmrlError):
 
 
 @dataclass(frozen=True)
+class Demo:
+    """Task that the tiny model learns.
+
+    Args:
+        prep: words of the `vlmrl prep` command that makes the dataset, without its folder.
+        sft, rl: shipped recipes of the two trainings.
+        data: the data, in words.
+        start: state at which the supervised training ends, in words.
+        test: the rows of the test split, in words.
+        unit: the independent units of the test split, in the plural.
+    """
+
+    prep: tuple[str, ...]
+    sft: str
+    rl: str
+    data: str
+    start: str
+    test: str
+    unit: str
+
+
+DEMOS = {
+    "digits": Demo(
+        prep=("digits",),
+        sft="digits_sft.toml",
+        rl="digits_im.toml",
+        data="pairs of real handwritten digits",
+        start="until the format and about two of three answers are right",
+        test="test pairs, from scans that neither has seen",
+        unit="scans",
+    ),
+    "geometry": Demo(
+        prep=("geometry3k", "--synthetic", "3000", "--topics", "squares", "--width", "112"),
+        sft="geometry_sft.toml",
+        rl="geometry_tiny.toml",
+        data="drawn figures on squared paper, each with its shaded area",
+        start="on 300 figures, until about half of the answers are right",
+        test="test figures, which neither has seen",
+        unit="figures",
+    ),
+}
+"""Name of a demo -> what it is made of; the first is the default. The help of `vlmrl demo` lists the names."""
+
+
+@dataclass(frozen=True)
 class Paths:
     """Paths of the demo's files, all below one folder."""
 
     out: Path
     seed: int
+    task: str
 
     @property
     def data(self) -> Path:
-        return self.out / "data" / "digits"
+        return self.out / "data" / self.task
 
     @property
     def model(self) -> Path:
@@ -124,33 +170,34 @@ def _tensor_sizes(folder: Path) -> list[int]:
     return sizes
 
 
-def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None], task: str) -> dict[str, Any]:
     """Run the chain. Return the values that `vlmrl demo --json` prints.
 
+    Args:
+        recipes: folder of the demo's recipes.
+        task: key of `DEMOS`.
     Raises: DemoError when a command fails; its output is on the terminal.
     """
     from vlmrl.model.gpus import missing_gpus
 
     start = time.perf_counter()
-    paths = Paths(out, seed)
+    demo, paths = DEMOS[task], Paths(out, seed, task)
     shutil.rmtree(paths.model, ignore_errors=True)
     shutil.rmtree(paths.merged, ignore_errors=True)
     tag = f"seed{seed}"
-    say("1/8  Data: pairs of real handwritten digits")
-    vlmrl("prep", "digits", "--out", paths.data, "--force", say=say)
+    say(f"1/8  Data: {demo.data}")
+    vlmrl("prep", *demo.prep, "--out", paths.data, "--force", say=say)
     say(f"2/8  Model: a tiny Qwen2.5-VL, made now in {paths.model}")
     say(f"     {make_model(paths.data, paths.model, seed=seed):,} parameters")
     common = ["--set", f"data.0.path={paths.data}", "--set", f"train.seed={seed}", "--runs", paths.runs, "--tag", tag]
     if missing := missing_gpus():
         say(f"     On the CPU: {missing[0]}")
         common += ["--set", "model.device=cpu"]
-    say("3/8  Supervised start: until the format and about two of three answers are right")
-    sft = vlmrl("sft", recipes / "digits_sft.toml", "--set", f"model.path={paths.model}", *common, "--json", say=say)[
-        "run"
-    ]
+    say(f"3/8  Supervised start: {demo.start}")
+    sft = vlmrl("sft", recipes / demo.sft, "--set", f"model.path={paths.model}", *common, "--json", say=say)["run"]
     say("4/8  Reinforcement learning: GRPO on the model's own answers")
-    rl = vlmrl("train", recipes / "digits_im.toml", "--set", f"model.path={sft}", *common, "--json", say=say)["run"]
-    say("5/8  Evaluation of both models on test pairs, from scans that neither has seen")
+    rl = vlmrl("train", recipes / demo.rl, "--set", f"model.path={sft}", *common, "--json", say=say)["run"]
+    say(f"5/8  Evaluation of both models on {demo.test}")
     for run in (sft, rl):
         vlmrl("eval", run, "--split", "test", "--name", "test", "--runs", paths.runs, "--json", say=say)
     say("6/8  Merge into a Hugging Face folder, which is reloaded and compared")
@@ -161,6 +208,7 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None]) ->
     vlmrl("report", sft, rl, "-o", paths.report, "--runs", paths.runs, say=say)
     comparison = compare(paths.runs / sft, paths.runs / rl)
     return comparison | {
+        "unit": demo.unit,
         "seconds": round(time.perf_counter() - start, 1),
         "run": rl,
         "sft_run": sft,

@@ -155,7 +155,10 @@ def test_a_normal_evaluation_that_is_named_is_not_made_again(place: Path) -> Non
         for words, message in (
             (["--normal", blank["folder"]], "itself made with changed images (blank)"),
             (["--normal", normal["folder"], "--max-rows", "3"], "made with another max_rows"),
-            (["--normal", normal["folder"], "--set", "rollout.stop=['x']"], "made with another generation_sha256"),
+            (
+                ["--normal", normal["folder"], "--set", "rollout.stop=['x']"],
+                "made with another setting of [model], or of rollout.engine, top_p, top_k or stop",
+            ),
         ):
             refused = evaluate(place, endpoint, "--images", "noise", *words)
             assert refused.code == 2 and message in refused.err and "Traceback" not in refused.err
@@ -208,3 +211,33 @@ def test_a_local_model_in_two_processes_gives_the_probe_of_one(place: Path, tiny
         ).read_bytes()
     assert [e["blind_probe"]["metrics"] for e in alone[1:]] == [e["blind_probe"]["metrics"] for e in ranks[1:]]
     assert len({json.dumps([r["text"] for r in rows_of(e)]) for e in alone}) == 3  # the model reads its images
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_of_a_model_generates_nothing_again(
+    place: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C within the evaluation with changed images: the next command makes a new run, from the kept responses."""
+    from vlmrl.data.blinded import BlindedDataset
+    from vlmrl.inference import engine_responses
+
+    generated: list[bool] = []
+    sample, dies = engine_responses.sample_rollouts, [True]
+
+    def sampling(engine: Any, prompts: Any, *more: Any, **settings: Any) -> Any:
+        is_changed = isinstance(prompts[0].source.dataset, BlindedDataset)
+        if is_changed and dies[0]:
+            raise KeyboardInterrupt
+        generated.append(is_changed)
+        return sample(engine, prompts, *more, **settings)
+
+    monkeypatch.setattr(engine_responses, "sample_rollouts", sampling)
+    words = ["eval", str(tiny_folder), "--recipe", "mine.toml", "--images", "noise", "--json"]
+    words += settings("model.dtype=float32", "model.max_pixels=12544", "rollout.engine=torch")
+    done = this_process(*words, cwd=place)
+    assert done.code == 130 and generated == [False]
+    dies[0] = False
+    done = this_process(*words, cwd=place)
+    assert done.code == 0 and generated == [False, True], done.err
+    assert [e["name"] for e in done.json["evaluations"]] == ["train-rows", "train-rows-noise"]
+    assert list((place / "runs" / "unfinished").iterdir()) == []

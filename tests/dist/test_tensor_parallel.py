@@ -160,7 +160,7 @@ def test_two_processes_that_answer_rows_share_an_engine_in_two_parts(tmp_path, s
     assert refused.code == 2 and "3 is not a multiple of rollout.tensor_parallel = 2" in refused.err
     done = own_process("eval", *common, "--runs", "evals", "--json", *several, cwd=tmp_path)
     assert done.json["evaluations"][0]["meta"]["processes"] == 2
-    rows = pq.read_table(Path(done.json["evaluations"][0]["folder"]) / "rows.parquet").to_pylist()
+    rows = pq.read_table(tmp_path / done.json["evaluations"][0]["folder"] / "rows.parquet").to_pylist()
     assert [r["text"] for r in rows] == one
 
 

@@ -11,6 +11,7 @@ import typer
 from vlmrl.cli import options
 from vlmrl.cli.output import emit
 from vlmrl.cli.show.demo_table import show_demo
+from vlmrl.errors import unknown
 
 
 def register(app: typer.Typer) -> None:
@@ -19,7 +20,15 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     seed: int = typer.Option(1, "--seed", min=0, help="Seed of the model and of all training."),
-    out: Path = typer.Option(Path("demo"), "--out", help="Folder for data, model, runs and report."),
+    out: Path | None = typer.Option(
+        None,
+        "--out",
+        help="Folder for data, model, runs and report; default: demo, or demo-TASK for another task than digits.",
+        show_default=False,
+    ),
+    task: str | None = typer.Option(
+        None, "--task", help="Task to learn: digits or geometry; default: the first.", show_default=False
+    ),
     model_only: Path | None = typer.Option(
         None, "--model-only", help="Only make the tiny model, in this folder, for --data.", show_default=False
     ),
@@ -32,8 +41,9 @@ def demo(
 
     Example: vlmrl demo --seed 2
 
-    A tiny vision-language model with random weights learns to compare real handwritten digits: supervised start,
-    reinforcement learning, evaluation on held-out scans, merge, reward check and report.
+    A tiny vision-language model with random weights learns to compare real handwritten digits (or, with `--task
+    geometry`, to find shaded areas on squared paper): supervised start, reinforcement learning, evaluation on held-out
+    rows, merge, reward check and report.
 
     --model-only makes only the tiny model, for data of your own. With it, check, try, train and eval run on this
     machine before you pay for a GPU. If the columns of a table are not recognised, give the recipe instead of the
@@ -41,7 +51,7 @@ def demo(
 
     Example: vlmrl demo --model-only demo/model --data my_task/recipe.toml
     """
-    from vlmrl.demo import make_model, run_demo
+    from vlmrl.demo import DEMOS, make_model, run_demo
     from vlmrl.recipe.files import shipped_folder
 
     say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
@@ -52,7 +62,11 @@ def demo(
         recipe = str(data) if data.suffix == ".toml" else "RECIPE.toml"
         say(f"next: vlmrl check {shlex.quote(recipe)} --set {shlex.quote(f'model.path={model_only}')}")
         return
-    result = run_demo(out, seed, shipped_folder(), say)
+    if task is not None and task not in DEMOS:
+        raise unknown("task", task, DEMOS)
+    usual = next(iter(DEMOS))
+    folder = out or Path("demo" if task in (None, usual) else f"demo-{task}")
+    result = run_demo(folder, seed, shipped_folder(), say, task or usual)
     if not as_json:
         show_demo(result)
     emit(result, as_json)

@@ -207,7 +207,7 @@ def _normal(ref: str, root: Path, rows: Sequence[EvalRows]) -> Path:
 
     if len(rows) > 1:
         raise RecipeError("--normal is of one source, and there are several", hint="name it: --source NAME")
-    return find_evaluation(ref, root, rows[0].source.split, rows[0].source.name)
+    return find_evaluation(ref, root, rows[0].source.split, rows[0].source.name, option="--normal")
 
 
 def _others(ref: str | None, root: Path, planned: Sequence[PlannedEvaluation]) -> list[Path] | None:

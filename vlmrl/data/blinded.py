@@ -54,10 +54,10 @@ class ImageChange:
         `str` of a change gives a text that is parsed to the same change.
         """
         name, colon, number = text.strip().partition(":")
-        kind = next((kind for kind in KINDS if kind == name), None)
-        if kind is None:
+        if name not in KINDS:
             hint = listed(name, list(KINDS), "choices")
             raise RecipeError(f"--images cannot be `{text}`", hint=hint)
+        kind = KINDS[KINDS.index(name)]
         if not colon:
             return cls(kind, LOW_SIDE if kind == "low" else 0)
         if kind != "low" or not number.isascii() or not number.isdigit() or not 1 <= int(number) <= 4096:
@@ -184,8 +184,7 @@ class BlindedDataset:
         """Return the reference to the picture in the place of an image. Raises: DataError when the image is broken."""
         if leaves_as_it_is(change, original):
             return original
-        fields = {"width": original.width, "height": original.height}
-        media = ShownMedia("", **fields, change=change, original=original, key=key)
+        media = ShownMedia("", original.width, original.height, change=change, original=original, key=key)
         picture = self._draw(media)
         media = replace(media, sha256=image_hash(picture_file(picture)))
         self._pictures.get((media.sha256, media.width, media.height), lambda: picture)

@@ -7,7 +7,7 @@ compare a response with the truth about the true images.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from vlmrl.data.dataset import canonical_json
 from vlmrl.data.image_swap import ImagePlace, swap_images
 from vlmrl.errors import DataError, StoreError
 from vlmrl.evaluate.grading import NumberedRow, Respond, Responses
+from vlmrl.inference.eval_identity import IDENTITY, agrees_on
 from vlmrl.recipe.schema import Recipe
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import images_of, read_summary
@@ -27,8 +28,6 @@ GENERATION_KEY = "generation_sha256"
 """Key of `meta`: hash of the settings of model and engine that responses depend on and that have no key of their own.
 """
 Meta = Mapping[str, Any]
-Same = Callable[[str, Meta, Meta], bool]
-"""(key, meta of one evaluation, of another) -> whether they agree on it."""
 
 
 def generation_hash(recipe: Recipe) -> str:
@@ -52,19 +51,16 @@ def changed_name(name: str, change: ImageChange) -> str:
     return layout.eval_name(name, str(change))
 
 
-def find_normal(
-    run_dir: Path | None, name: str, meta: Meta, keys: Sequence[str], same: Same, named: Path | None = None
-) -> Path | None:
+def find_normal(run_dir: Path | None, name: str, meta: Meta, named: Path | None = None) -> Path | None:
     """Return the finished normal evaluation to compare with; None if there is none, so that it must be made.
 
     Args:
         run_dir: run in which an evaluation of the same thing is looked for, the one called `name` first.
-        keys: keys of `meta` on which both must agree.
         named: the evaluation that the user names.
     Raises: StoreError when the named one is missing, or is of something else.
     """
     if named is not None:
-        _require_same(named, meta, keys, same)
+        _require_same(named, meta)
         return named
     folders = [] if run_dir is None else layout.eval_dirs(run_dir)
     for folder in sorted(folders, key=lambda folder: folder.name != name):
@@ -72,28 +68,29 @@ def find_normal(
             before = read_summary(folder).get("meta") or {}
         except StoreError:
             continue
-        if not before.get("during") and _difference_of(before, meta, keys, same) is None:
+        if not before.get("during") and _difference_of(before, meta) is None:
             return folder
     return None
 
 
-def _difference_of(before: Meta, meta: Meta, keys: Sequence[str], same: Same) -> str | None:
+def _difference_of(before: Meta, meta: Meta) -> str | None:
     """Return the first key on which two evaluations differ; None if there is none.
 
     Args:
         before: of a finished evaluation; that of an endpoint has no dtype.
     """
-    all_keys = (*keys, GENERATION_KEY, *(["dtype"] if before.get("dtype") else []))
-    return next((key for key in all_keys if not same(key, before, meta)), None)
+    keys = (*IDENTITY, GENERATION_KEY, *(["dtype"] if before.get("dtype") else []))
+    return next((key for key in keys if not agrees_on(key, before, meta)), None)
 
 
-def _require_same(folder: Path, meta: Meta, keys: Sequence[str], same: Same) -> None:
+def _require_same(folder: Path, meta: Meta) -> None:
     before = read_summary(folder).get("meta") or {}
     if (change := images_of(before)) is not None:
         raise StoreError(f"--normal {folder} was itself made with changed images ({change})", where=str(folder))
-    if key := _difference_of(before, meta, keys, same):
+    if key := _difference_of(before, meta):
+        words = "setting of [model], or of rollout.engine, top_p, top_k or stop" if key == GENERATION_KEY else key
         raise StoreError(
-            f"--normal {folder} was made with another {key}",
+            f"--normal {folder} was made with another {words}",
             where=str(folder),
             hint="leave out --normal: the normal evaluation is then made, too",
         )

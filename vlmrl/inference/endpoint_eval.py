@@ -78,7 +78,8 @@ def evaluate_endpoint(
             name = layout.eval_name(one.rows.source.name)
             identity = journal_identity(one.meta)
             journals.append(ResponseJournal(root, name, identity, rows=one.rows.count, samples=one.settings.samples))
-            results.append(_evaluate_one(recipe, one, client, journals[-1], count))
+        for one, journal in zip(planned, journals, strict=True):
+            results.append(_evaluate_one(recipe, one, client, journal, count))
         with create_eval_run(root, recipe, origin, [p.rows for p in planned], argv) as run:
             evaluated = [
                 _write(layout.eval_dir(run.dir, one.name), *result)

@@ -10,7 +10,6 @@ from typing import Any
 from vlmrl import __version__
 from vlmrl.data.blinded import ImageChange
 from vlmrl.errors import RecipeError, StoreError, listed
-from vlmrl.evaluate.scoring_rewards import scored_alike, scored_by
 from vlmrl.inference.blinded import (
     GENERATION_KEY,
     changed_meta,
@@ -19,32 +18,17 @@ from vlmrl.inference.blinded import (
     generation_hash,
     require_images,
 )
+from vlmrl.inference.eval_identity import require_name
 from vlmrl.inference.eval_rows import EvalRows
 from vlmrl.recipe.eval_table import EvalSetting
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards import reward_record
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store import layout
-from vlmrl.store.evaluated_rows import names_a_step, read_summary
+from vlmrl.store.evaluated_rows import names_a_step
 from vlmrl.store.metrics import encode
-from vlmrl.tasks.prompt_identity import same_prompt
 from vlmrl.types import SamplingParams
 
-IDENTITY = (
-    "model",
-    "endpoint",
-    "checkpoint",
-    "split",
-    "source",
-    "dataset",
-    "reward",
-    "prompt_sha256",
-    "sampling",
-    "max_rows",
-    "seed",
-    "images",
-)
-"""Keys of `meta` that are equal in two evaluations of the same thing."""
 EVALUATED_BY = ("name", "weights", "sha256", "version", "rewards")
 """Keys of a reward's record that `meta` keeps, besides its arguments."""
 
@@ -160,7 +144,7 @@ def plan(
             planned_one = PlannedEvaluation(one, name, _meta(recipe, origin, one, own, argv), own)
             planned += _with_changes(planned_one, run_dir, own)
     for one in planned if run_dir is not None else ():
-        _check_free(layout.eval_dir(run_dir, one.name), one.meta, one.settings.force)
+        require_name(layout.eval_dir(run_dir, one.name), one.meta, one.settings.force)
     return planned
 
 
@@ -170,7 +154,7 @@ def _with_changes(normal: PlannedEvaluation, run_dir: Path | None, settings: Eva
         return [normal]
     for change in settings.changes:
         require_images(normal.rows.source, change, normal.rows.count)
-    partner = find_normal(run_dir, normal.name, normal.meta, IDENTITY, _same, settings.normal)
+    partner = find_normal(run_dir, normal.name, normal.meta, settings.normal)
     label = normal.name if partner is None else partner.name if settings.normal is None else str(partner)
     changed = [
         replace(normal, name=changed_name(normal.name, c), meta=changed_meta(normal.meta, c, label), change=c)
@@ -263,50 +247,3 @@ def _sampling(recipe: Recipe, settings: EvalSettings) -> dict[str, Any]:
         "samples": settings.samples,
         "max_new_tokens": recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens,
     }
-
-
-def _same(key: str, before: Mapping[str, Any], meta: Mapping[str, Any]) -> bool:
-    """Return whether a fact of two evaluations is the same; rewards and prompts are compared by their identity."""
-    if key == "reward":
-        return scored_alike(before, meta) is True
-    return same_prompt(_prompt(before), _prompt(meta)) if key == "prompt_sha256" else before.get(key) == meta.get(key)
-
-
-def _prompt(meta: Mapping[str, Any]) -> dict[str, Any]:
-    return {"sha256": meta.get("prompt_sha256"), "earlier": meta.get("prompt_earlier")}
-
-
-def _words(key: str, meta: Mapping[str, Any]) -> str:
-    """Return a fact of `meta` for a message.
-
-    A reward is shown by name, version and arguments, a dataset by its path, another table as a line of `name value`.
-    """
-    value = meta.get(key)
-    if key == "reward" and isinstance(value, Mapping):
-        return f"{scored_by(meta):.400}"
-    if isinstance(value, Mapping):
-        shown = value.get("path") or ", ".join(f"{name} {inner}" for name, inner in value.items())
-        return f"{shown:.200}"
-    return f"{value!s:.80}"
-
-
-def _check_free(folder: Path, meta: Mapping[str, Any], force: bool) -> None:
-    """Raise StoreError if the name belongs to an evaluation of training, or, without `force`, of something else.
-
-    An evaluation of the same thing may be made again.
-    """
-    if not (folder / layout.EVAL_SUMMARY).is_file():
-        return
-    before = read_summary(folder).get("meta", {})
-    if before.get("during"):
-        raise StoreError(
-            f"the evaluation `{folder.name}` was made by training", where=str(folder), hint="choose another --name"
-        )
-    other = [key for key in IDENTITY if not _same(key, before, meta)]
-    if other and not force:
-        earlier = _words(other[0], before)
-        raise StoreError(
-            f"the evaluation `{folder.name}` exists and was made with another {other[0]}: {earlier}",
-            where=str(folder),
-            hint="choose another --name, or replace it with --force",
-        )

@@ -116,13 +116,21 @@ def _require_there(path: str, root: Path) -> None:
     raise StoreError(f"there is no run and no model folder `{path}`", where=str(root), hint=hint)
 
 
-def find_evaluation(ref: str, root: Path, split: str, source: str, like: Mapping[str, Any] | None = None) -> Path:
+def find_evaluation(
+    ref: str,
+    root: Path,
+    split: str,
+    source: str,
+    like: Mapping[str, Any] | None = None,
+    option: str = "--compare",
+) -> Path:
     """Return the evaluation folder that `ref` names: a path, RUN/NAME, or RUN alone.
 
     RUN alone means the run's own evaluation on this split of this source.
 
     Args:
         like: `meta` of the evaluation to compare; of several evaluations, the one with its sampling is meant.
+        option: option that names it, for messages.
     Raises: StoreError when there is none, or several to choose from.
     """
     if (Path(ref) / EVAL_SUMMARY).is_file():
@@ -144,7 +152,7 @@ def find_evaluation(ref: str, root: Path, split: str, source: str, like: Mapping
     names = ", ".join(f.name for f in folders) or "none"
     raise StoreError(
         f"run {run.id} has {len(folders) or 'no'} evaluation(s) on `{source}/{split}` to compare with: {names}",
-        hint=f"name it: --compare {ref}/NAME" if folders else f"create it: vlmrl eval {ref}",
+        hint=f"name it: {option} {ref}/NAME" if folders else f"create it: vlmrl eval {ref}",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmrl.data.image_swap import swap_images
+from vlmrl.data.image_swap import _Swap, swap_images
 from vlmrl.errors import DataError
 from vlmrl.types import Media
 
@@ -66,6 +67,13 @@ def test_rows_that_share_an_image_get_another_one_even_if_it_fills_half_of_the_r
     result = shown(rows)
     assert all(new.sha256 != "common" for (new,) in result[:10])
     assert Counter(new.sha256 for (new,) in result)["common"] == 10
+
+
+def test_a_rotation_alone_is_enough_where_rows_share_all_images_or_none() -> None:
+    rows = [[image(f"i{k % 7}"), image(f"j{k % 7}")] for k in range(40)]
+    swap = _Swap(rows, random.Random(1))
+    swap.rotate(range(40))
+    assert swap.conflicts(range(40)) == [] and sorted(swap.giver) == list(range(40))
 
 
 def test_a_content_that_fills_most_rows_is_replaced_by_others_that_are_shown_twice() -> None:

@@ -49,10 +49,16 @@ def test_without_any_loss_the_interval_is_that_of_the_difference() -> None:
 
 
 def test_without_any_right_answer_the_lower_limit_is_that_of_the_changed_mean() -> None:
-    """All is lost: the lower limit leaves room for right answers that 40 rows did not show."""
-    found = lost_share([1.0] * 20 + [0.0] * 20, [0.0] * 40, None, UNIT_RANGE)
-    rest = mean_interval([0.0] * 40, None, UNIT_RANGE).high
-    assert found.mean == found.high == 1 and 1 - 2 * rest < found.low + 0.1 < 1.05
+    """All is lost: the lower limit leaves room for right answers that 40 rows did not show.
+
+    With changed mean 0 and limit s, normal mean 0.5 with distance t to its lower limit: R^2 (0.5^2 - t^2) = s^2.
+    """
+    normal = [1.0] * 20 + [0.0] * 20
+    found = lost_share(normal, [0.0] * 40, None, UNIT_RANGE)
+    s = mean_interval([0.0] * 40, None, UNIT_RANGE).high
+    t = 0.5 - mean_interval(normal, None, UNIT_RANGE).low
+    assert found.mean == found.high == 1
+    assert found.low == pytest.approx(1 - s / math.sqrt(0.25 - t**2)) and found.low < 0.85
 
 
 def test_with_many_rows_it_is_the_interval_of_fieller_s_theorem() -> None:

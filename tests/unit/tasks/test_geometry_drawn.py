@@ -16,7 +16,7 @@ from sympy import N
 
 from vlmrl.errors import DataError
 from vlmrl.tasks.geometry.drawn import collection
-from vlmrl.tasks.geometry.drawn.collection import TOPICS, Maker, draw_problems
+from vlmrl.tasks.geometry.drawn.collection import TOPICS, USUAL_TOPICS, Maker, draw_problems
 from vlmrl.tasks.geometry.drawn.labels import NoRoomError
 from vlmrl.tasks.geometry.drawn.page import PageStyle, lay_out
 from vlmrl.tasks.geometry.drawn.problem import Problem, Surd, product
@@ -90,7 +90,7 @@ def test_the_answer_in_latex_is_the_value_and_the_solution_ends_with_it(make: Ma
     for problem in problems(make, 12):
         (expression, *_) = parse(f"${problem.answer}$")
         assert float(N(expression)) == pytest.approx(problem.value), problem
-        assert problem.answer in problem.steps
+        assert problem.answer in problem.steps or (problem.kind, problem.steps) == ("shaded-squares", "")
         assert problem.value > 0
 
 
@@ -105,8 +105,11 @@ def test_the_text_states_every_value_of_the_figure(make: Maker) -> None:
         assert not plain.sketch.lengths and not plain.sketch.angles
 
 
-@pytest.mark.parametrize("width", [224, 448])
-@of_every_kind
+FIGURES = [(make, width) for make in MAKERS for width in (224, 448)]
+FIGURES += [(make, 112) for make in MAKERS if make.__name__ in ("crossing_lines", "special_triangle", "midsegment")]
+
+
+@pytest.mark.parametrize(("make", "width"), FIGURES, ids=lambda value: getattr(value, "__name__", value))
 def test_no_label_touches_a_line_another_label_or_the_edge(make: Maker, width: int) -> None:
     style, drawn = PageStyle(width, width * 3 // 4), 0
     for problem in problems(make, 12):
@@ -155,11 +158,31 @@ def test_splits_share_no_problem_and_every_kind_is_equally_frequent() -> None:
     assert not numbers["train"] & numbers["test"]
     assert not numbers["train"] & numbers["validation"]
     assert not numbers["validation"] & numbers["test"]
+    usual = [make for topic in USUAL_TOPICS for make in TOPICS[topic]]
     for split, members in drawn.items():
         counts = [sum(d.problem.kind == kind for d in members) for kind in {d.problem.kind for d in members}]
-        assert counts == [len(drawn[split]) // len(MAKERS)] * len(MAKERS)
+        assert counts == [len(drawn[split]) // len(usual)] * len(usual)
     images = [d.image for members in drawn.values() for d in members]
     assert len(set(images)) == 120
+
+
+def test_the_area_on_squared_paper_is_the_number_of_dark_squares_in_the_image() -> None:
+    drawn = draw_problems({"train": 60, "test": 12}, seed=2, values=True, topics=("squares",), width=112)
+    problems = [one for members in drawn.values() for one in members]
+    assert {one.problem.answer for one in problems} == set("3456789")
+    for one in problems:
+        with Image.open(io.BytesIO(one.image)) as image:
+            dark = np.asarray(image) < 128
+        assert dark.shape == (84, 112)
+        # The paper is 6 x 4 squares, as large as the page less half an em (5.5 pixels) on each side allows:
+        # min(101 / 6, 73 / 4) = 16.8 pixels a square, 101 x 67.3 in all, in the middle of the page.
+        side = 101 / 6
+        centres = [
+            (84 / 2 + (row - 1.5) * side, 112 / 2 + (column - 2.5) * side) for row in range(4) for column in range(6)
+        ]
+        assert sum(dark[int(y), int(x)] for y, x in centres) == one.problem.value == len(one.problem.numbers)
+    plain = draw_problems({"train": 1}, seed=2, values=False, topics=("squares",))["train"][0]
+    assert plain.text.count("(") - 1 == plain.problem.value  # the text names each shaded square, after "(column, row)"
 
 
 def test_a_kind_without_a_problem_for_a_split_leaves_its_rows_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,6 +231,7 @@ def test_a_source_is_needed_where_no_rows_are_published(tmp_path: Path) -> None:
         prepare(tmp_path, "rows.jsonl", synthetic=20)
     with pytest.raises(DataError, match="topic"):
         prepare_collection(GeometryRequest(MM_MATH, synthetic=20, topics=("angels",), out=tmp_path / "out"), LIMITS)
+    assert not (tmp_path / "out").exists()
 
 
 def test_answers_and_marks_as_they_stand_in_tables() -> None:

@@ -8,7 +8,7 @@ from vlmrl.cli.output import console
 def show_demo(result: dict) -> None:
     from rich.table import Table
 
-    table = Table(title="Test split, 95% intervals over scans", title_justify="left")
+    table = Table(title=f"Test split, 95% intervals over {result['unit']}", title_justify="left")
     table.add_column("metric")
     for name in ("SFT", "GRPO"):
         table.add_column(name, justify="right")

@@ -8,12 +8,13 @@ from typing import Annotated
 
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.geometry import prepare
-from vlmrl.tasks.geometry.drawn.collection import TOPICS
+from vlmrl.tasks.geometry.drawn.collection import TOPICS, USUAL_TOPICS
 from vlmrl.tasks.geometry.task import Collection
 from vlmrl.tasks.options import Option, PrepCommand
 
 CUT_HELP = "Rows cut off train where the source has no validation split (0: none); default: 300, mm_math 100."
-TOPICS_HELP = f"Drawn figures: topics, separated by commas: {', '.join(TOPICS)}; default: all."
+TOPICS_HELP = f"Drawn figures: topics, separated by commas: {', '.join(TOPICS)}; default: all but squares."
+WIDTH_HELP = "Drawn figures: width in pixels; they are 3/4 as high. Below 224 there is room for simple kinds only."
 
 
 def prep(
@@ -26,7 +27,7 @@ def prep(
     seed: Annotated[int, Option("Seed of drawings, and of rows cut off train.")] = 0,
     validation_rows: Annotated[int | None, Option(CUT_HELP, min=0)] = None,
     topics: Annotated[str | None, Option(TOPICS_HELP)] = None,
-    width: Annotated[int, Option("Drawn figures: width in pixels; they are 3/4 as high.", min=224, max=1344)] = 448,
+    width: Annotated[int, Option(WIDTH_HELP, min=112, max=1344)] = 448,
     max_bad: Annotated[float, Option("Largest share of wrong rows that are left out.", min=0, max=1)] = 0.0,
     images_root: Annotated[
         Path | None, Option("Folder that image paths are relative to; default: the table's.")
@@ -45,7 +46,7 @@ def prep(
         name=name,
         seed=seed,
         validation_rows=collection.validation_rows if validation_rows is None else validation_rows,
-        topics=tuple(topic.strip() for topic in topics.split(",")) if topics else tuple(TOPICS),
+        topics=tuple(topic.strip() for topic in topics.split(",")) if topics else USUAL_TOPICS,
         width=width,
         max_bad=max_bad,
         images_root=images_root,

@@ -76,7 +76,7 @@ def drawn_fields(name: str, rows: Sequence[PlannedRow], media: Sequence[Media]) 
         problem = drawn.problem
         truth = {
             "answer": problem.answer,
-            "solution": f"{problem.steps} The answer is $\\boxed{{{problem.answer}}}$.",
+            "solution": f"{problem.steps} The answer is $\\boxed{{{problem.answer}}}$.".lstrip(),
             "topic": drawn.topic,
             "kind": problem.kind,
         }

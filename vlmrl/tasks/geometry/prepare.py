@@ -17,7 +17,7 @@ from vlmrl.data.table_pieces import locate_rows, open_row_files
 from vlmrl.errors import DataError, unknown
 from vlmrl.tasks.dataset_assembly import Assembly, Limits, Prepared, assemble
 from vlmrl.tasks.geometry.dataset_rows import drawn_fields, drawn_rows, row_fields, row_schema
-from vlmrl.tasks.geometry.drawn.collection import TOPICS, draw_problems
+from vlmrl.tasks.geometry.drawn.collection import TOPICS, USUAL_TOPICS, draw_problems
 from vlmrl.tasks.geometry.problem_rows import ScanProblems, TablesReader, choose_pieces, find_columns
 from vlmrl.tasks.geometry.survey import cut_validation, notes_on, refuse_bad, survey_rows
 from vlmrl.tasks.geometry.task import Collection
@@ -47,7 +47,7 @@ class GeometryRequest:
     name: str | None = None
     seed: int = 0
     validation_rows: int = 0
-    topics: tuple[str, ...] = tuple(TOPICS)
+    topics: tuple[str, ...] = USUAL_TOPICS
     width: int = 448
     max_bad: float = 0.0
     images_root: Path | None = None

@@ -16,6 +16,7 @@ from vlmrl.tasks.geometry.drawn.labels import NoRoomError
 from vlmrl.tasks.geometry.drawn.lengths import LENGTHS
 from vlmrl.tasks.geometry.drawn.page import PageStyle, lay_out
 from vlmrl.tasks.geometry.drawn.problem import Problem
+from vlmrl.tasks.geometry.drawn.squares import SQUARES
 from vlmrl.types import hash64
 
 Maker = Callable[[random.Random, bool], Problem]
@@ -24,7 +25,11 @@ TOPICS: Mapping[str, tuple[Maker, ...]] = {
     "lengths": LENGTHS,
     "circles": CIRCLES,
     "areas": AREAS,
+    "squares": SQUARES,
 }
+USUAL_TOPICS = ("angles", "lengths", "circles", "areas")
+"""Topics that are drawn unless others are chosen: those whose figures look like the published ones."""
+
 PORTION = 100
 MOST_TRIES = 1000
 """Largest number of drawings for one row. Those of other splits, and those that cannot be printed, are thrown away."""
@@ -50,7 +55,7 @@ def draw_problems(
     *,
     seed: int,
     values: bool,
-    topics: tuple[str, ...] = tuple(TOPICS),
+    topics: tuple[str, ...] = USUAL_TOPICS,
     width: int = 448,
     progress: Progress | None = None,
 ) -> dict[str, list[DrawnProblem]]:
@@ -117,7 +122,7 @@ class _Draw:
             self.used_up.add((split, make))
         raise DataError(
             f"{MOST_TRIES} drawings of each kind gave no new problem for the split `{split}`",
-            hint="draw fewer, or take more topics",
+            hint="draw fewer, take more topics, or draw larger figures (--width)",
         )
 
     def _new_problem(self, split: str, number: int, topic: str, make: Maker) -> DrawnProblem | None:

@@ -18,15 +18,13 @@ from vlmrl.tasks.geometry.drawn.labels import (
     point_centres,
 )
 from vlmrl.tasks.geometry.drawn.lettering import text_ink
-from vlmrl.tasks.geometry.drawn.sketch import Arc, Point, Sketch, between, direction, distance, towards
+from vlmrl.tasks.geometry.drawn.sketch import SHADE, Arc, Point, Sketch, between, direction, distance, towards
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
 FINER = 4
 """Figures are drawn so many times larger, and then made smaller: smooth lines."""
-SHADE = 205
-"""Grey value of shaded areas."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,7 @@ class Strokes:
     filled: list[list[Point]] = field(default_factory=list)
     holes: list[list[Point]] = field(default_factory=list)
     dots: list[Point] = field(default_factory=list)
+    shade: int = SHADE
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,8 @@ def _scale(sketch: Sketch, style: PageStyle) -> Callable[[Point], Point]:
     points = list(_extremes(sketch))
     low = (min(x for x, _ in points), min(y for _, y in points))
     high = (max(x for x, _ in points), max(y for _, y in points))
-    room = (style.width - 2 * style.margin, style.height - 2 * style.margin)
+    margin = style.margin if sketch.names or sketch.lengths or sketch.angles else 0.5 * style.em
+    room = (style.width - 2 * margin, style.height - 2 * margin)
     wide, tall = high[0] - low[0], high[1] - low[1]
     scale = min(room[0] / max(wide, 1e-9), room[1] / max(tall, 1e-9))
     if scale * tall < 0.42 * room[1] or scale * wide < 0.3 * room[0]:
@@ -151,6 +151,7 @@ def _strokes(sketch: Sketch, style: PageStyle, pixels: Callable[[Point], Point],
         filled=[[pixels(point) for point in outline] for outline in sketch.filled],
         holes=[_arc(pixels(centre), radius * unit, 0, 360) for centre, radius in sketch.holes],
         dots=[pixels(point) for point in sketch.dots],
+        shade=sketch.shade,
     )
     strokes.paths += [_arc(pixels(centre), radius * unit, 0, 360) for centre, radius in sketch.circles]
     strokes.paths += [_arc(pixels(centre), r * unit, start, size) for centre, r, start, size in sketch.sectors]
@@ -222,7 +223,7 @@ def _size(text: str, em: float) -> tuple[float, float]:
 def _draw_strokes(pen: Any, strokes: Strokes, style: PageStyle) -> None:
     width = max(1, round(style.line * FINER))
     for outline in strokes.filled:
-        pen.polygon([_fine(point) for point in outline], fill=SHADE)
+        pen.polygon([_fine(point) for point in outline], fill=strokes.shade)
     for hole in strokes.holes:
         pen.polygon([_fine(point) for point in hole], fill=255)
     for path in [*strokes.filled, *strokes.holes]:

@@ -24,7 +24,7 @@ class Problem:
         sketch: the figure.
         short: question where the figure shows the values.
         full: question that states the values.
-        steps: the way to the answer, in sentences.
+        steps: the way to the answer, in sentences; empty where the answer is only counted.
         answer: in LaTeX, without a unit.
         value: the answer as a number.
     """

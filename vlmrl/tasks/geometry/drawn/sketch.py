@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 Point = tuple[float, float]
 """(x, y), in the units of the problem; y goes up."""
+SHADE = 205
+"""Usual grey value of shaded areas."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Sketch:
         circles: (centre, radius).
         sectors: (centre, radius, start in degrees, size in degrees), outlined arcs of circles.
         filled: shaded outlines.
+        shade: grey value of what is shaded, between 0 (black) and 255.
         holes: circles (centre, radius) that are cut out of the shaded outlines.
         dots: points printed as dots.
         squares: right angles: (vertex, point on one ray, point on the other ray).
@@ -68,6 +71,7 @@ class Sketch:
     """
 
     values: bool = True
+    shade: int = SHADE
     lines: list[tuple[Point, Point]] = field(default_factory=list)
     dashed: list[tuple[Point, Point]] = field(default_factory=list)
     circles: list[tuple[Point, float]] = field(default_factory=list)

@@ -1,0 +1,68 @@
+"""`vlmrl demo --task geometry` at a size of seconds: every command of the chain, none of the learning."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import refused, settings, this_process
+
+from vlmrl import demo
+from vlmrl.demo import DEMOS, run_demo
+from vlmrl.errors import RecipeError
+from vlmrl.recipe.files import shipped_folder
+
+SMALL = settings(
+    "train.steps=2",
+    "train.rows_per_step=4",
+    "train.rehearsal=false",
+    "optim.warmup_steps=1",
+    "rollout.prompts_per_step=2",
+    "rollout.samples_per_prompt=2",
+    "rollout.max_new_tokens=8",
+    "eval.every_steps=2",
+    "eval.max_rows=4",
+)
+
+
+def test_the_chain_on_drawn_figures_ends_with_a_paired_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed: list[str] = []
+
+    def in_this_process(*words: Any, say: Any) -> dict[str, Any]:
+        done = this_process(*words, *(SMALL if words[0] in ("sft", "train") else ()), cwd=tmp_path)
+        assert done.code == 0, done.err
+        typed.append(str(words[0]))
+        return json.loads(done.out) if done.out.startswith("{") else {}
+
+    words = DEMOS["geometry"].prep
+    number = words[words.index("--synthetic") + 1]
+    small = replace(DEMOS["geometry"], prep=tuple("40" if word == number else word for word in words))
+    monkeypatch.setitem(DEMOS, "geometry", small)
+    monkeypatch.setattr(demo, "vlmrl", in_this_process)
+    spoken: list[str] = []
+    result = run_demo(tmp_path / "out", 3, shipped_folder(), spoken.append, "geometry")
+    assert typed == ["prep", "sft", "train", "eval", "eval", "merge", "reward-check", "report"]
+    assert set(result["difference"]) == {"reward", "accuracy"} and result["unit"] == "figures"
+    low, high = result["difference"]["accuracy"]["ci95"]
+    assert -1 <= low <= result["grpo"]["accuracy"] - result["sft"]["accuracy"] <= high <= 1
+    assert Path(result["report"]).is_file() and (Path(result["model"]) / "config.json").is_file()
+    assert [line[:3] for line in spoken if line[1:2] == "/"] == [f"{i}/8" for i in range(1, 9)]
+
+
+def test_a_demo_that_does_not_exist_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = refused("demo", "--task", "geometrie")
+    assert isinstance(error, RecipeError) and "unknown task `geometrie`" in error.message
+    assert "geometry" in str(error.hint) and list(tmp_path.iterdir()) == []
+
+
+def test_the_help_names_every_demo(tmp_path: Path) -> None:
+    text = this_process("demo", "--help", cwd=tmp_path).out
+    assert f"Task to learn: {' or '.join(DEMOS)};" in " ".join(text.split())
