@@ -320,7 +320,7 @@ MUTANTS = [
     ),
     (SAMPLE, "return all(s.advantage == 0.0", "return any(s.advantage == 0.0", UPDATE),
     (COLLECT, "while passed < count and", "while", RUNS),
-    (COLLECT, "_draw(feed, count - passed, clock)", "_draw(feed, count, clock)", RUNS),
+    (COLLECT, "feed.draw(count - passed)", "feed.draw(count)", RUNS),
     (CREDIT, "factor * values[first + k]", "values[first + k]", STEP_OF_RL),
     (COLLECT, "temperature=0.0", "temperature=1.0", RUNS),
     (

@@ -30,6 +30,7 @@ SHOWN = {
     "runs_list": '"runs": 10',
     "save": '"case": "beside"',
     "startup": "vlmrl --help",
+    "stop_strings": "growth_plain",
     "vllm_families": "gemma3",
     "vs_trl": "parity       log-prob ",
 }

@@ -141,7 +141,6 @@ class Segment:
         trained: whether the tokens may be trained on.
         sampler_logp: the engine's log-probs in nats, one per token; None = the tokens were not sampled (a tool's
             answer, a demonstration).
-        author: author of the segment.
         version: policy version that sampled the segment; None = the version of the trajectory.
         media: images within the segment, in the order of their tokens.
         seen_sizes: (width, height) of each of `media` as the model saw it; () = unknown.
@@ -162,6 +161,11 @@ class Segment:
     def num_tokens(self) -> int:
         """Number of tokens, with those whose ids are unknown."""
         return len(self.ids) + self.unlisted
+
+
+def policy_versions(version: int, segments: Sequence[Segment]) -> set[int]:
+    """Return a response's policy version, and those of its segments by the policy if they are noted there."""
+    return {version, *(s.version for s in segments if s.author == "policy" and s.version is not None)}
 
 
 @dataclass(frozen=True, slots=True)

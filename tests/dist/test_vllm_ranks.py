@@ -41,6 +41,13 @@ def test_same_ids_as_the_engine_of_one_process_before_and_after_an_update(outcom
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_an_engine_takes_groups_that_wait_for_a_slow_one_and_the_ids_stay_the_same(outcome, case) -> None:
+    one, two = (outcome[size][case]["shared"] for size in (1, 2))
+    assert two["taken"] == [[0], [1, 3, 2]] and one["taken"] == [[0, 1, 2, 3]]
+    assert two["ids"] == one["ids"]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_every_sync_brings_the_trainers_weights(outcome, case) -> None:
     told = outcome[2][case]
     assert len(told["gaps"]) == 3 and max(told["gaps"]) < GAP

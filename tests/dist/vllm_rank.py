@@ -16,7 +16,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from parity import adapted
@@ -35,7 +36,10 @@ from vlmrl.model.lora import adapter_rank
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model, Optim
 from vlmrl.rollout import weight_sync
+from vlmrl.rollout.deal import Deal
 from vlmrl.rollout.engine import SamplingRequest
+from vlmrl.rollout.sample import Prompt, Rollout
+from vlmrl.rollout.scoring import sample_scored
 from vlmrl.rollout.vllm import engine as vllm_engine
 from vlmrl.rollout.vllm.engine import VllmEngine
 from vlmrl.rollout.vllm.settings import EngineSettings
@@ -113,6 +117,44 @@ class Place:
         return Mismatch.joined(self.world.gather(Mismatch.of(tally.read()))).gap_max
 
 
+class Rollouts:
+    """Stands for a `Scoring`: keeps the ids of each prompt's samples, by the order in which the prompts were taken."""
+
+    def __init__(self) -> None:
+        self.ids: dict[int, list[list[int]]] = {}
+
+    def submit(self, index: int, rollout: Rollout) -> None:
+        self.ids[index] = [list(s.token_ids) for s in rollout.samples]
+
+    def listen(self) -> None: ...
+
+
+def shared(place: Place) -> dict[str, Any]:
+    """The engines take prompts from each other: ids of all prompts' samples, and what each rank took.
+
+    An engine generates one group at a time. That of rank 0 does not go on until the others have nothing left to take.
+    """
+    world, engine, rollouts = place.world, place.engine, Rollouts()
+    deal = Deal(len(place.prompts), world, f"shared-{engine.version}", 1 if world.size > 1 else None)
+    poll = engine.poll
+
+    def late_poll(timeout: float | None = None) -> Any:
+        world.store.wait([f"done-{engine.version}-{rank}" for rank in range(1, world.size)])
+        return poll(timeout)
+
+    if world.size > 1 and world.is_main:
+        engine.poll = late_poll
+    source: Any = SimpleNamespace(name="rows")
+    prompts = (Prompt(source, place.prompts[i].row, i, place.prompts[i]) for i in deal)
+    options = {"num_samples": SAMPLES, "run_seed": 5, "version": engine.version, "room": 1 if world.size > 1 else None}
+    sample_scored(engine, prompts, place.params, cast(Any, rollouts), **options)
+    if world.size > 1:
+        world.store.set(f"done-{engine.version}-{world.rank}", "")
+    engine.poll = poll
+    ids = deal.join([rollouts.ids[k] for k in range(len(deal.taken))])
+    return {"ids": ids, "taken": world.gather(deal.taken)}
+
+
 class Watched:
     """Bytes of gathered tensors that are alive, and the most there were at once."""
 
@@ -181,6 +223,7 @@ def case(place: Place) -> dict[str, Any]:
         ids, batch = place.answer()
         told["ids"].append(ids)
         told["gaps"].append(place.gap(batch))
+        told["shared"] = shared(place)
         objective = PolicyGradient(ALGORITHMS["grpo"], importance="truncate")
         update(place.policy, optimizer, batch, objective, lr=1e-2, tokens_per_row=400, max_tokens=12)
     told["stale"] = place.gap(place.answer()[1])

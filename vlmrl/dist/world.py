@@ -24,6 +24,8 @@ class World:
         rank: 0 <= rank < size; rank 0 prints and writes.
         local_rank, local_size: rank on this machine, and number of ranks on it.
         group: torch's process group for the operations; None = the default group of all ranks.
+        store: torch's store of small values, which all ranks read and write at any time; None = there is none. It is
+            a server on rank 0. Its counters (`add`) are for work that is not the same on all ranks.
     """
 
     rank: int = 0
@@ -31,6 +33,7 @@ class World:
     local_rank: int = 0
     local_size: int = 1
     group: Any = field(default=None, compare=False, repr=False)
+    store: Any = field(default=None, compare=False, repr=False)
 
     @property
     def is_main(self) -> bool:
@@ -94,18 +97,25 @@ def join_world(device: str, timeout_seconds: float = 1800.0) -> Iterator[World]:
         return
     import torch
     import torch.distributed as dist
+    from torch.distributed import PrefixStore, rendezvous  # pyright: ignore[reportPrivateImportUsage]
 
+    rank, timeout = int(os.environ["RANK"]), timedelta(seconds=timeout_seconds)
+    store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
+    store.set_timeout(timeout)
     world = World(
-        int(os.environ["RANK"]),
+        rank,
         size,
-        int(os.environ.get("LOCAL_RANK", os.environ["RANK"])),
+        int(os.environ.get("LOCAL_RANK", rank)),
         int(os.environ.get("LOCAL_WORLD_SIZE", size)),
+        store=PrefixStore("vlmrl", store),
     )
     backend = "gloo"
     if device != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(world.local_rank)
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    dist.init_process_group(
+        backend, store=PrefixStore("default_pg", store), rank=rank, world_size=size, timeout=timeout
+    )
     yield world
     # Not after an error: the other ranks would fail before this rank has reported its own error.
     dist.destroy_process_group()

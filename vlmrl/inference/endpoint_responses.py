@@ -125,9 +125,7 @@ class EndpointResponder:
 
     def _keep(self, place: Place, answer: ChatAnswer) -> None:
         number, row, k = place
-        text, finish = _cut_at(answer.text, self._params.stop), answer.finish
-        if text != answer.text:
-            finish = "stop"
+        text, finish = _ended(answer.text, answer.finish, self._params.stop)
         fields: dict[str, Any] = {"text": hide_known(text), "finish": finish, "seed": self._seed_of(row, k)}
         fields["tokens"] = answer.num_tokens
         self._journal.add(number, k, fields | ({"refusal": hide_known(answer.refusal)} if answer.refusal else {}))
@@ -193,10 +191,13 @@ def image_file(source: Source, media: Media) -> ImageFile:
     return ImageFile(encode_png(source.dataset.image(media)), SENT_AS_STORED["PNG"])
 
 
-def _cut_at(text: str, stops: Sequence[str]) -> str:
-    """Return the text up to the end of the first of the strings that end a response."""
+def _ended(text: str, finish: Finish, stops: Sequence[str]) -> tuple[str, Finish]:
+    """Return (text up to the end of the first stop string, reason of its end); without a stop string both as given.
+
+    A stop string has priority over the token limit, as with an engine. Only an engine's last token can hold more text.
+    """
     ends = [place + len(stop) for stop in stops if (place := text.find(stop)) >= 0]
-    return text[: min(ends)] if ends else text
+    return (text[: min(ends)], "stop") if ends else (text, finish)
 
 
 def learn_key(name: str | None) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 from vlmrl.errors import Problem, RecipeError
 from vlmrl.recipe.toml_lines import Key, dotted
 
-RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {("reward", "on_unavailable"): ("reward", "outage")}
+RENAMED: Mapping[tuple[str, ...], tuple[str, ...]] = {("reward", "on_unavailable"): ("reward", "outage")}
 """Old key -> present key. Both are (table, key), and an old value means under the new key what it meant before."""
 
 
 def present_name(key: Sequence[str]) -> tuple[str, ...]:
     """Return the present name of a key, which is the same if it was not renamed."""
-    return RENAMED.get(tuple(key[:2]), tuple(key[:2])) + tuple(key[2:]) if len(key) > 1 else tuple(key)
+    table_and_name = tuple(key[:2])
+    return RENAMED.get(table_and_name, table_and_name) + tuple(key[2:])
 
 
 def rename_keys(raw: dict[str, Any], lines: dict[Key, int], file: Path) -> list[Problem]:

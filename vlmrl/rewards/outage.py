@@ -12,7 +12,7 @@ from vlmrl.rewards.sandbox.outcomes import Place
 OnOutage = Literal["raise", "mask", "wait"]
 """Action of a scorer's call when a service is down. raise = it is like a bug: a strict call raises. mask = the input
 has no score, and its status is "unavailable". wait = the call stays open, and the input is asked again."""
-FIRST_SECONDS, MOST_SECONDS = 1.0, 30.0
+FIRST_SECONDS, MOST_SECONDS = 1.0, 15.0
 """Pause before the first new try, and the longest pause. It doubles with every try that gets no answer."""
 JITTER = 0.5
 """Share of a pause that is random, so that many processes do not come back at the same moment."""

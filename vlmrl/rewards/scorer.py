@@ -23,7 +23,7 @@ from vlmrl.rewards.base import (
     split_result,
 )
 from vlmrl.rewards.file_limit import LEFT_OUT, MOST_CALL_BYTES, FileLimit
-from vlmrl.rewards.outage import HOLD_AFTER, OnOutage, Outage
+from vlmrl.rewards.outage import OnOutage, Outage
 from vlmrl.rewards.sandbox.frames import CONTRACT, UNAVAILABLE
 from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, as_error
 from vlmrl.rewards.sandbox.pool import WorkerPool
@@ -205,7 +205,11 @@ class Scorer:
             return
         if self._pool is None:
             self._score_all_here(call, call.groups[key])
-        elif not self._pool.runs.batched:
+        elif self._pool.runs.batched:
+            return
+        elif call.is_silent:
+            call.hold(call.groups[key])
+        else:
             self._send(self._pool, call, call.groups[key])
 
     def _send(self, pool: WorkerPool, call: Call, places: Sequence[Place]) -> None:
@@ -254,9 +258,8 @@ class Scorer:
             if call.stopped:
                 pool.close()
                 return
-        if call.on_outage == "wait" and call.silent_in_a_row >= HOLD_AFTER:
-            for place in pool.hold():
-                call.keep_outcome(place, Failure(UNAVAILABLE, call.outage.reason if call.outage else ""))
+        if call.is_silent:
+            call.hold(pool.hold())
 
     def _ask_missing(self, call: Call) -> None:
         """Ask missing inputs again, if it is time."""

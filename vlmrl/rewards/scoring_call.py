@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vlmrl.rewards.file_limit import LEFT_OUT, FileLimit
-from vlmrl.rewards.outage import OnOutage, Outage
+from vlmrl.rewards.outage import HOLD_AFTER, OnOutage, Outage
+from vlmrl.rewards.sandbox.frames import UNAVAILABLE
 from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, Result
 from vlmrl.types import RewardInput, Score
 
@@ -107,6 +108,17 @@ class Call:
         if failure:
             self.missing[place] = failure  # comes last, so that the next try asks another one
         return failure is not None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the call waits for a service that many inputs in a row got no answer from."""
+        return self.outage is not None and self.silent_in_a_row >= HOLD_AFTER
+
+    def hold(self, places: Iterable[Place]) -> None:
+        """Let inputs wait for the service that is down, without asking it."""
+        for place in places:
+            assert self.outage is not None
+            self.keep_outcome(place, Failure(UNAVAILABLE, self.outage.reason))
 
     def next_round(self, *, at_once: bool) -> list[Place]:
         """Return the missing inputs that are to be asked now; they are no longer missing. [] while none is due.

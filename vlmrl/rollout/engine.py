@@ -1,4 +1,4 @@
-"""Protocol of a rollout engine, and the one function that decides when a response ends."""
+"""Protocol of a rollout engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vlmrl.data.encode import EncodedPrompt
-from vlmrl.types import Finish, Sample, SamplingParams
+from vlmrl.types import Sample, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,14 @@ class Generator(Protocol):
         copies_weights: whether it has its own copy of the weights, which a sync could get wrong.
         works_alone: whether it goes on generating between two polls, on GPUs that the trainer does not use. Requests
             may then be submitted before an update and polled after it.
+        max_open: number of responses that it generates at the same time, if several ranks have such an engine each:
+            prompts that would wait in one engine can then be taken by another. None = a fixed deal.
     """
 
     version: int
     copies_weights: bool
     works_alone: bool
+    max_open: int | None = None
 
     def round(self, progress: Callable[[int], Any] | None = None) -> AbstractContextManager[Any]:
         """Context manager: inside, requests can be submitted and polled. On exit, requests that are left are dropped.
@@ -92,18 +95,3 @@ class Generator(Protocol):
     def close(self) -> None:
         """Free everything. The engine cannot be used afterwards."""
         ...
-
-
-def finish_reason(
-    token_ids: Sequence[int], params: SamplingParams, decode: Callable[[Sequence[int]], str]
-) -> Finish | None:
-    """Return why a response ends after these tokens, or None if it goes on.
-
-    Both engines use this function, so they stop at the same token. A stop token or a stop string has priority over the
-    limit when both happen at the same token.
-    """
-    if token_ids and token_ids[-1] in params.stop_ids:
-        return "stop"
-    if params.stop and token_ids and any(s in decode(token_ids) for s in params.stop):
-        return "stop"
-    return "length" if len(token_ids) >= params.max_new_tokens else None

@@ -25,6 +25,13 @@ REMIND_SECONDS = 300.0
 MOST_REASON_CHARS = 500
 
 
+HINT = "start the service, then give the same command again: it goes on"
+
+
+class OutageError(RewardUnavailable):
+    """Error: an outage ends the work. All ranks raise it together."""
+
+
 class StepLeftError(Exception):
     """End of a wait, because the run is to stop: the step cannot be finished now. `reason`: why the run stops."""
 
@@ -75,7 +82,7 @@ class Outages:
     def finish(self, scoring: Scoring, seconds: float | None = None) -> list[Group]:
         """Wait for all scores of this rank. Return its groups, as `Scoring.finish`. All ranks call it together.
 
-        Raises: RewardUnavailable, on all ranks, when a service is down: for stop at once, for wait after `minutes`
+        Raises: OutageError, on all ranks, when a service is down: for stop at once, for wait after `minutes`
             without any answer. StepLeftError, on all ranks, when `stop_reason` ends the wait.
         """
         if self.action == "wait":
@@ -86,7 +93,8 @@ class Outages:
             of_ranks = self.world.gather((len(errors), errors[:1]))
             if number := sum(count for count, _ in of_ranks):
                 reason = next(error for _, some in of_ranks for error in some)
-                raise RewardUnavailable(f"the reward was unavailable for {number} sample(s): {_last_line(reason)}")
+                message = f"the reward was unavailable for {number} sample(s): {_last_line(reason)}"
+                raise OutageError(message, hint=HINT)
         return groups
 
     def _wait(self, scoring: Scoring) -> None:
@@ -121,7 +129,7 @@ class Outages:
             raise StepLeftError(reason)
         if worst.silent_seconds > 60 * self.minutes:
             message = f"the reward was unavailable for {span(worst.silent_seconds)} ({number} sample(s) wait for it)"
-            raise RewardUnavailable(f"{message}: {_last_line(worst.reason)}")
+            raise OutageError(f"{message}: {_last_line(worst.reason)}", hint=HINT)
 
     def _tell(self, missing: Missing) -> None:
         """Show an outage and record it, once and then after every REMIND_SECONDS."""

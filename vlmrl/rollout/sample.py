@@ -24,6 +24,7 @@ from vlmrl.types import (
     Sample,
     SamplingParams,
     ScoredSample,
+    policy_versions,
     sample_seed,
 )
 
@@ -129,9 +130,9 @@ def rollouts_of(
 ) -> list[Rollout]:
     """Join prompts with the responses of policy `version`.
 
-    Raises: EngineError when a response is from another version.
+    Raises: EngineError when a response, or one of its segments, is from another version.
     """
-    stale = {s.version for samples in answers for s in samples} - {version}
+    stale = {v for samples in answers for s in samples for v in policy_versions(s.version, s.segments)} - {version}
     if stale:
         raise EngineError(f"the engine answered with policy version {min(stale)}, not with {version}")
     return [Rollout(p, tuple(samples), seconds) for p, samples in zip(prompts, answers, strict=True)]

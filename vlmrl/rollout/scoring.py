@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
@@ -57,7 +58,8 @@ class Scoring:
         on_outage: OnOutage = "raise",
         seen: Callable[[Missing], None] = lambda missing: None,
     ) -> None:
-        self.scorers, self.strict, self.on_outage, self._seen = scorers, strict, on_outage, seen
+        self.scorers, self.strict, self._seen = scorers, strict, seen
+        self.on_outage: OnOutage = on_outage
         self._rollouts: dict[int, Rollout] = {}
         self._sources: dict[str, RewardScorer] = {}
         self._scores: dict[int, list[Score]] = {}
@@ -161,30 +163,38 @@ class Scoring:
 
 def sample_scored(
     generator: Generator,
-    prompts: Sequence[Prompt],
+    prompts: Iterable[Prompt],
     params: SamplingParams,
     scoring: Scoring,
     *,
     num_samples: int,
     run_seed: int,
     version: int,
+    room: int | None = None,
     progress: Callable[[int], Any] | None = None,
 ) -> float:
     """Sample `num_samples` responses to every prompt with policy `version`, and begin to score each group at once.
 
     All ranks call this, each with its own prompts. `scoring.finish` then returns the groups.
 
+    Args:
+        room: number of prompts that are taken from the iterable before one of them is complete; None = all.
     Returns: seconds that the sampling took.
     Raises: EngineError when a sample is from another version.
     """
     start = time.perf_counter()
     with generator.round(progress):
-        requests = requests_for(prompts, num_samples, run_seed, version)
-        open_requests = {generator.submit(request, params): index for index, request in enumerate(requests)}
-        while open_requests:
+        waiting, open_requests = enumerate(prompts), dict[int, tuple[int, Prompt]]()
+        while True:
+            free = None if room is None else room - len(open_requests)
+            for index, prompt in islice(waiting, free):
+                (request,) = requests_for([prompt], num_samples, run_seed, version)
+                open_requests[generator.submit(request, params)] = (index, prompt)
+            if not open_requests:
+                break
             for number, samples in generator.poll(LISTEN_SECONDS):
-                index = open_requests.pop(number)
-                (rollout,) = rollouts_of([prompts[index]], [samples], 0.0, version)
+                index, prompt = open_requests.pop(number)
+                (rollout,) = rollouts_of([prompt], [samples], 0.0, version)
                 scoring.submit(index, rollout)
             scoring.listen()
     return time.perf_counter() - start

@@ -34,7 +34,8 @@ from vlmrl.model.device_memory import asking_for, give_back
 from vlmrl.model.families import head_of
 from vlmrl.model.logprobs import banned_mask, policy_logits
 from vlmrl.model.policy import Policy
-from vlmrl.rollout.engine import Generator, SamplingRequest, finish_reason
+from vlmrl.rollout.engine import Generator, SamplingRequest
+from vlmrl.rollout.response_end import ResponseEnd, ResponseTexts
 from vlmrl.types import Sample, SamplingParams, name_row
 
 RETIRE_SHARE = 0.75
@@ -52,12 +53,14 @@ class _Running:
 
     Args:
         uniform: its random numbers, one per token.
+        end: decides at which token it ends.
     """
 
     request: int
     sample: int
     seed: int
     uniform: np.ndarray
+    end: ResponseEnd
     ids: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
 
@@ -88,6 +91,7 @@ class TorchEngine(Generator):
         on_halved: Callable[[Load], Any] = lambda load: None,
     ) -> None:
         self.policy, self.tokenizer, self.batch_tokens, self.on_halved = policy, tokenizer, batch_tokens, on_halved
+        self._texts = ResponseTexts(tokenizer)
         self.may_halve = True
         self.version = 0
         self.shares_prompts = can_store_once(policy)
@@ -229,7 +233,7 @@ class TorchEngine(Generator):
     ) -> Iterator[list[int]]:
         prompts = list(dict.fromkeys(index for index, _ in batch))
         copies = [sum(1 for index, _ in batch if index == p) for p in prompts]
-        running = [_running(requests[i], i, s, params.max_new_tokens) for i, s in batch]
+        running = [self._begin(requests[i], i, s, params) for i, s in batch]
         hidden, cache, positions = self._prefill([requests[p] for p in prompts], copies, params.max_new_tokens)
         alive = list(range(len(running)))  # cache row -> index into `running`
         while True:
@@ -238,7 +242,7 @@ class TorchEngine(Generator):
             for row, i in enumerate(alive):
                 if results[running[i].request][running[i].sample] is not None:
                     continue  # finished earlier; it stays in the cache until the next compaction
-                reason = finish_reason(running[i].ids, params, self._decode)
+                reason = running[i].end.add(running[i].ids[-1])
                 if reason is None:
                     keep.append(row)
                 else:
@@ -336,16 +340,13 @@ class TorchEngine(Generator):
                 r.logp.append(logp)
         return tokens
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+    def _begin(self, request: SamplingRequest, index: int, sample: int, params: SamplingParams) -> _Running:
+        seed = request.seed + sample
+        uniform = np.random.Generator(np.random.Philox(key=seed)).random(params.max_new_tokens)
+        return _Running(index, sample, seed, uniform, ResponseEnd(params, self._texts))
 
     def _finished(self, r: _Running, reason: Any) -> Sample:
-        return Sample(tuple(r.ids), self._decode(r.ids), tuple(r.logp), reason, self.version, r.seed)
-
-
-def _running(request: SamplingRequest, index: int, sample: int, max_new_tokens: int) -> _Running:
-    seed = request.seed + sample
-    return _Running(index, sample, seed, np.random.Generator(np.random.Philox(key=seed)).random(max_new_tokens))
+        return Sample(tuple(r.ids), self._texts(r.ids), tuple(r.logp), reason, self.version, r.seed)
 
 
 class _Copies:

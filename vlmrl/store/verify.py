@@ -21,6 +21,7 @@ from vlmrl.store.media import RunImages, rollout_media
 from vlmrl.store.rollouts import count_rows, read_rollouts
 from vlmrl.store.secrets.redact import HIDDEN
 from vlmrl.store.verify_metrics import Held, MetricsVerdict, check_metrics
+from vlmrl.types import policy_versions
 
 
 def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = False) -> MetricsVerdict:
@@ -151,7 +152,8 @@ def _check_rollouts(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> dict
             continue
         samples = [sample for group in groups for sample in group.samples]
         scores = [sample.score.value for sample in samples if sample.score.error is None]
-        versions = frozenset(sample.trajectory.version for sample in samples)
+        trajectories = [sample.trajectory for sample in samples]
+        versions = frozenset[int]().union(*(policy_versions(t.version, t.segments) for t in trajectories))
         sound[path] = Held(*parsed, len(samples), versions, fmean(scores) if scores else None)
     verdict.counts["rollout files"] = len(sound)
     verdict.counts["samples"] = sum(held.samples for held in sound.values())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from statistics import fmean
 
 from vlmrl.algo.family import Algorithm
 from vlmrl.data.packing import PromptTokens
+from vlmrl.rollout.deal import Deal
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, has_spread, requests_for, rollouts_of
 from vlmrl.rollout.scoring import Scoring, sample_scored
@@ -22,12 +24,15 @@ from vlmrl.types import Group, Row, Sample, ScoredSample
 class Collected:
     """Scored groups of a step, of all ranks. Each rank has encoded only the prompts that it sampled.
 
+    A prompt that another rank's engine has taken over is encoded again where it is trained on. So the deal of the
+    update does not depend on the time.
+
     Args:
         encode: encodes the prompt of a row (with its occurrence) that another rank has sampled.
         encode_tail: encodes the images within a response.
         groups: the groups of the step, with their advantages once these are known.
         prompts: the prompt of each group; None = only another rank has encoded it.
-        owners: the rank that sampled each group.
+        owners: the rank to which each prompt was dealt.
         greedy: the score of one greedy answer to each prompt, None where its reward failed; None = not sampled.
         metrics: metrics that only sampling can measure.
         seconds: duration of sampling, in seconds.
@@ -64,6 +69,7 @@ class Ahead:
         requests: id of each request -> index among this rank's prompts.
         drawn: all rows of the draw.
         own: one entry per drawn row: this rank's prompt, or None where another rank answers.
+        deal: the fixed deal of the rows to the ranks.
         cursor: position of the stream before the draw. A checkpoint saves it, since a resumed run draws the rows again.
         version: policy version of the weights that answer.
         started: start of sampling, in seconds of `time.perf_counter`.
@@ -75,6 +81,7 @@ class Ahead:
     requests: Mapping[int, int]
     drawn: Sequence[Drawn]
     own: list[Prompt | None]
+    deal: Deal
     cursor: Mapping[str, object]
     version: int
     started: float
@@ -101,11 +108,14 @@ def look_ahead(feed: PromptFeed, engine: Generator, clock: Clock, step: int) -> 
     """
     recipe = feed.recipe
     cursor = feed.stream.state_dict()
-    drawn, own = _draw(feed, recipe.rollout.prompts_per_step, clock)
-    prompts = [p for p in own if p is not None]
+    drawn = feed.draw(recipe.rollout.prompts_per_step)
+    own: list[Prompt | None] = [None] * len(drawn)
+    deal = Deal(len(drawn), feed.world)
+    with clock("encode"):
+        prompts = list(_encode(feed, drawn, deal, own))
     requests = requests_for(prompts, recipe.rollout.samples_per_prompt, recipe.train.seed, step)
     numbers = {engine.submit(request, feed.sampling): index for index, request in enumerate(requests)}
-    ahead = Ahead(engine, numbers, drawn, own, cursor, engine.version, time.perf_counter())
+    ahead = Ahead(engine, numbers, drawn, own, deal, cursor, engine.version, time.perf_counter())
     ahead.take(0.0)
     return ahead
 
@@ -123,7 +133,8 @@ def collect(
 ) -> Collected:
     """Sample and score the prompts of a step.
 
-    Rank i modulo the number of ranks answers prompt i of a draw. The scored groups, without pixels, go to all ranks.
+    Rank i modulo the number of ranks answers prompt i of a draw, unless engines take prompts from each other, see
+    `Deal`. The scored groups, without pixels, go to all ranks.
 
     With the filter "spread", prompts whose scores are too close are replaced by new ones, in at most `filter_tries`
     draws. The refused groups stay among the results: they are recorded, counted in the metrics, and get zero advantage.
@@ -141,13 +152,17 @@ def collect(
     """
     feed.cursor = feed.cursor or feed.stream.state_dict()
     feed.outages.seconds = 0.0
-    count, limit = feed.recipe.rollout.prompts_per_step, feed.recipe.rollout.max_new_tokens
+    rollout = feed.recipe.rollout
+    count, limit, max_open = rollout.prompts_per_step, rollout.max_new_tokens, generator.max_open
+    # A rank alone hands everything to its engine at once.
+    room = None if max_open is None or feed.world.size == 1 else max(1, max_open // rollout.samples_per_prompt)
     collected = Collected(feed.encode_again, feed.encode_tail)
     draws = passed = 0
     # One draw without a filter. With one, each further draw has as many prompts as are still missing.
     while passed < count and draws < (algorithm.filter_tries if algorithm.filter != "none" else 1):
-        drawn, own = (ahead.drawn, ahead.own) if ahead is not None else _draw(feed, count - passed, clock)
-        prompts = [p for p in own if p is not None]
+        drawn = ahead.drawn if ahead is not None else feed.draw(count - passed)
+        own: list[Prompt | None] = ahead.own if ahead is not None else [None] * len(drawn)
+        deal = ahead.deal if ahead is not None else Deal(len(drawn), feed.world, f"{step}/{draws}", room)
         # "rollout" includes the rewards that are scored meanwhile, "reward" is the wait for the others.
         with feed.outages.scoring(feed.scorers, strict=strict) as scoring:
             if ahead is not None:
@@ -156,14 +171,17 @@ def collect(
                 with clock("reward"):
                     scoring.submit_all(ahead.rollouts)
             else:
+                with clock("encode"):
+                    encoded = _encode(feed, drawn, deal, own)
+                    first = list(islice(encoded, room))  # the others are encoded when the engine has room for them
                 with clock("rollout"):
-                    seconds = _sample(feed, generator, prompts, scoring, len(drawn), step, show)
+                    seconds = _sample(feed, generator, chain(first, encoded), room, scoring, len(drawn), step, show)
             with clock("reward"):
                 # This rank's groups -> the groups of all ranks, in the order of the draw.
-                groups = feed.world.interleave(feed.outages.finish(scoring, seconds))
+                groups = deal.join(feed.outages.finish(scoring, seconds))
         collected.groups += groups
         collected.prompts += own
-        collected.seconds += seconds if prompts else 0.0
+        collected.seconds += seconds if any(own) else 0.0
         collected.owners += [i % feed.world.size for i in range(len(drawn))]
         passed += sum(has_spread(g, algorithm, limit) for g in groups)
         draws += 1
@@ -178,20 +196,18 @@ def collect(
     return collected
 
 
-def _draw(feed: PromptFeed, count: int, clock: Clock) -> tuple[Sequence[Drawn], list[Prompt | None]]:
-    """Return the next rows of the stream, and for each of them the encoded prompt, or None if another rank answers."""
-    drawn = feed.draw(count)
-    own: list[Prompt | None] = [None] * len(drawn)
-    with clock("encode"):
-        for i in feed.world.mine(len(drawn)):
-            own[i] = feed.encode(*drawn[i])
-    return drawn, own
+def _encode(feed: PromptFeed, drawn: Sequence[Drawn], deal: Deal, own: list[Prompt | None]) -> Iterator[Prompt]:
+    """Yield the prompts of this rank's part of a draw, encoded as they are taken, and enter them in `own`."""
+    for index in deal:
+        own[index] = prompt = feed.encode(*drawn[index])
+        yield prompt
 
 
 def _sample(
     feed: PromptFeed,
     generator: Generator,
-    prompts: Sequence[Prompt],
+    prompts: Iterable[Prompt],
+    room: int | None,
     scoring: Scoring,
     total: int,
     step: int,
@@ -200,6 +216,7 @@ def _sample(
     """Sample the responses to this rank's prompts and begin to score them. Return the seconds of the sampling.
 
     Args:
+        room: number of groups that are open at the same time; None = all.
         total: number of prompts on all ranks, for the progress.
     """
     recipe = feed.recipe
@@ -219,6 +236,7 @@ def _sample(
         num_samples=count,
         run_seed=recipe.train.seed,
         version=step,
+        room=room,
         progress=finished,
     )
 

@@ -18,7 +18,7 @@ from vlmrl.evaluate.records import KEPT_BYTES, training_folder, write_evaluation
 from vlmrl.evaluate.run import Evaluation, evaluate
 from vlmrl.recipe.schema import Eval, Recipe
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.outages import StepLeftError
+from vlmrl.rollout.outages import OutageError, StepLeftError
 from vlmrl.tasks.source import Source
 from vlmrl.train.checkpointing import finish_save, look_after_save, save
 from vlmrl.train.journal import Journal
@@ -240,7 +240,7 @@ def leaving_steps(session: Session, request: StopRequest) -> Iterator[LeftStep]:
         yield left
     except StepLeftError as error:
         left.reason = error.reason
-    except RewardUnavailable as error:
+    except OutageError as error:
         save_once(session)
         raise RewardUnavailable(error.message, where=str(journal.run.dir), hint=OUTAGE_HINT) from None
 

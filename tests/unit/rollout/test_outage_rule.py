@@ -12,9 +12,8 @@ import pytest
 
 from vlmrl.dist import rank_process
 from vlmrl.dist.world import World
-from vlmrl.errors import RewardUnavailable
 from vlmrl.rollout import outages as rule
-from vlmrl.rollout.outages import Outages, StepLeftError
+from vlmrl.rollout.outages import OutageError, Outages, StepLeftError
 from vlmrl.rollout.scoring import Missing
 
 
@@ -113,7 +112,7 @@ def test_without_an_outage_nothing_is_said_and_no_phase_is_entered(phases):
 
 @pytest.mark.parametrize(
     ("silent", "asked", "expected"),
-    [(1801.0, None, RewardUnavailable), (1.0, "interrupted", StepLeftError), (1.0, "the time limit", StepLeftError)],
+    [(1801.0, None, OutageError), (1.0, "interrupted", StepLeftError), (1.0, "the time limit", StepLeftError)],
 )
 def test_both_end_at_the_bound_and_when_one_is_asked_to_stop(silent, asked, expected):
     scores = [Scripted(0), Scripted(-1, silent)]
@@ -126,7 +125,7 @@ def test_both_end_at_the_bound_and_when_one_is_asked_to_stop(silent, asked, expe
 
     errors = two_ranks(work)
     assert [type(error) for error in errors] == [expected] * 2
-    if expected is RewardUnavailable:
+    if expected is OutageError:
         assert all("30 min 01 s" in str(error) and "no answer from judge:8000" in str(error) for error in errors)
     else:
         assert [error.reason for error in errors] == [asked] * 2
@@ -140,7 +139,7 @@ def test_both_stop_when_one_has_samples_without_a_score():
         return Outages("stop", 30.0, world).finish(scoring)
 
     errors = two_ranks(work)
-    assert [type(error) for error in errors] == [RewardUnavailable] * 2
+    assert [type(error) for error in errors] == [OutageError] * 2
     assert all("unavailable for 2 sample(s): no answer" in str(error) for error in errors)
 
 

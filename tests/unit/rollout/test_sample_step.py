@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts
 from vlmrl.rollout.scoring import Scoring, sample_scored, score_rollouts
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.types import Media, Message, RewardInput, Row, Sample, SamplingParams, Score, sample_seed
+from vlmrl.types import Media, Message, RewardInput, Row, Sample, SamplingParams, Score, Segment, sample_seed
 
 
 class Source:
@@ -55,6 +56,8 @@ class Echo:
 
 class Judge:
     """A scorer that remembers what it was given; fails on the inputs it is told to."""
+
+    missing, outage = 0, None
 
     def __init__(self, value: float, error: str | None = None) -> None:
         self.value, self.error, self.seen, self.rows, self.groups = value, error, [], [], {}
@@ -111,6 +114,27 @@ def test_a_seed_is_the_same_on_every_machine():
 def test_samples_of_another_version_are_an_error(prompts):
     with pytest.raises(EngineError, match="version 4, not with 5"):
         rollouts_of(prompts, Echo(4), version=5)
+
+
+@pytest.mark.parametrize(
+    ("author", "versions", "stale"), [("policy", (None, 4), []), ("environment", (3, 4), []), ("policy", (3, 4), [3])]
+)
+def test_a_segment_of_another_version_is_an_error_unless_the_policy_did_not_write_it(prompts, author, versions, stale):
+    class InParts(Echo):
+        def generate(self, requests, params, progress=None):
+            first, second = versions
+            parts = (
+                Segment("tool" if author == "environment" else "assistant", (5,), False, author=author, version=first),
+                Segment("assistant", (6,), True, (-2.0,), version=second),
+            )
+            return [[replace(s, segments=parts) for s in samples] for samples in super().generate(requests, params)]
+
+    if stale:
+        with pytest.raises(EngineError, match="version 3, not with 4"):
+            rollouts_of(prompts, InParts())
+    else:
+        kept = rollouts_of(prompts, InParts())[0].samples[0]
+        assert [s.version for s in kept.parts] == list(versions)
 
 
 def test_each_source_is_scored_by_its_own_reward_and_groups_keep_their_order(prompts):

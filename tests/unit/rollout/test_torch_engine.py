@@ -15,7 +15,7 @@ from vlmrl.data.packing import TrainItem, make_row
 from vlmrl.errors import OutOfMemoryError
 from vlmrl.model.load import stop_ids_of
 from vlmrl.model.policy import Policy
-from vlmrl.rollout.engine import SamplingRequest, finish_reason
+from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.torch_engine import TorchEngine, _filtered
 from vlmrl.types import SamplingParams, Segment
 
@@ -356,36 +356,20 @@ def test_one_token_is_enough(engine, prompts, params):
     assert {len(s.token_ids) for g in samples for s in g} == {1}
 
 
-PARAMS = SamplingParams(max_new_tokens=3, stop_ids=(9, 8), stop=("END", "fin"))
-TEXTS = {1: "E", 2: "ND", 3: "x", 4: "fin", 9: ""}
-
-
-@pytest.mark.parametrize(
-    ("ids", "expected"),
-    [
-        ((), None),
-        ((3,), None),
-        ((3, 9), "stop"),  # an end token
-        ((3, 8), "stop"),  # any of them
-        ((9, 3), None),  # only the last token ends a response
-        ((1, 2), "stop"),  # a stop string over two tokens
-        ((4,), "stop"),
-        ((1, 3), None),
-        ((3, 3, 3), "length"),
-        ((3, 3, 9), "stop"),  # the end token at the limit wins
-        ((3, 1, 2), "stop"),  # the stop string at the limit wins
-        ((3, 3, 3, 3), "length"),
-    ],
-)
-def test_finish_reasons(ids, expected):
-    assert finish_reason(ids, PARAMS, lambda x: "".join(TEXTS[i] for i in x)) == expected
-
-
-def test_no_stop_string_needs_no_decoding():
-    def refuse(ids):
-        raise AssertionError("decoded for nothing")
-
-    assert finish_reason((3,), replace(PARAMS, stop=()), refuse) is None
+def test_a_stop_string_ends_a_response_at_the_first_token_with_it(engine, prompts, params, tiny_processor):
+    """The slow rule on the responses without it: the same tokens up to there. The prompt's text does not count."""
+    params = replace(params, max_new_tokens=40, temperature=1.5)
+    requests, decode = requests_of(prompts), tiny_processor.tokenizer.decode
+    plain = [s for samples in engine.generate(requests, params) for s in samples]
+    cut_out = [s.text[len(s.text) // 2 :][:4] for s in plain]
+    stops = (*filter(None, cut_out[::2]), prompts[0].text[-3:])
+    found = [s for samples in engine.generate(requests, replace(params, stop=stops)) for s in samples]
+    for before, after in zip(plain, found, strict=True):
+        texts = [decode(before.token_ids[: n + 1], skip_special_tokens=True) for n in range(len(before.token_ids))]
+        count = next((n for n, text in enumerate(texts, 1) if any(s in text for s in stops)), len(texts))
+        assert (after.token_ids, after.text) == (before.token_ids[:count], texts[count - 1])
+        assert after.finish == ("stop" if any(s in after.text for s in stops) else before.finish)
+    assert any(len(after.token_ids) < len(before.token_ids) for before, after in zip(plain, found, strict=True))
 
 
 def test_a_request_comes_back_before_the_others_are_complete(policy, tiny_processor, engine, prompts, params):

@@ -8,6 +8,7 @@ import shutil
 import tarfile
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from vlmrl.store import layout
 from vlmrl.store.media import RunImages, ShardFolder, write_shard
 from vlmrl.store.open_run import open_run
 from vlmrl.store.pack import pack_run
+from vlmrl.store.rollouts import write_rollouts
 from vlmrl.store.runs import Run
 from vlmrl.store.verify import verify_run
 from vlmrl.store.verify_metrics import _gaps
-from vlmrl.types import Media
+from vlmrl.types import Media, Segment
 
 REWARD = "def score(x):\n    return 1\n"
 CONTENT = {hashlib.sha256(c).hexdigest(): c for c in (b"image one", b"image two")}
@@ -81,9 +83,20 @@ def damage_byte(path: Path) -> None:
 
 
 def overwrite_stale(run: Run) -> None:
-    from vlmrl.store.rollouts import write_rollouts
-
     write_rollouts(layout.rollout_path(run.dir, 1), [make_group(0, media=(MEDIA[1],))], step=1)
+
+
+def overwrite_stale_segment(run: Run) -> None:
+    """The policy of step 0 began a response that the policy of step 1 went on with, after a tool's answer."""
+    group = make_group(1, media=(MEDIA[1],))
+    first, *others = group.samples
+    parts = (
+        Segment("assistant", (5,), True, (-0.5,), version=0),
+        Segment("tool", (6,), False, author="environment", version=7),
+        Segment("assistant", (7,), True, (-1.0,)),
+    )
+    first = replace(first, trajectory=replace(first.trajectory, segments=parts))
+    write_rollouts(layout.rollout_path(run.dir, 1), [replace(group, samples=(first, *others))], step=1)
 
 
 def append(run: Run, line: dict) -> None:
@@ -196,6 +209,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     ),
     "fewer samples": ("metrics say 9 samples, but the rollouts have 2", lambda r: append(r, samples_line(9))),
     "stale samples": ("the rollouts of step 1 have samples of policy version 0", lambda r: overwrite_stale(r)),
+    "a stale segment": ("the rollouts of step 1 have samples of policy version 0", overwrite_stale_segment),
     "shard changed": (
         "model/a.safetensors was changed since it was saved",
         lambda r: damage_byte(checkpoint(r) / "model/a.safetensors"),
@@ -275,6 +289,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
 DEEP = {
     "shard changed": "a byte of a weight file",
     "stale samples": "a column of every rollout",
+    "a stale segment": "a column of every rollout",
     "another mean": "a column of every rollout",
 }
 """Damage that only a reading of every byte can see."""

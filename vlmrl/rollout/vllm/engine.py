@@ -21,7 +21,8 @@ from vlmrl.dist.isolation import has_world, undisturbed, world_kept
 from vlmrl.errors import EngineError
 from vlmrl.model.engine_memory import BATCHED_TOKENS, MAX_SEQUENCES
 from vlmrl.recipe.rules.engine import MIN_TEMPERATURE, TORCH_HINT, VLLM_HINT, vllm_refusal
-from vlmrl.rollout.engine import Generator, SamplingRequest, finish_reason
+from vlmrl.rollout.engine import Generator, SamplingRequest
+from vlmrl.rollout.response_end import ResponseEnd, ResponseTexts
 from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.vllm.shared_memory_dir import OwnedFolder
 from vlmrl.rollout.vllm.shared_pixels import SharedPixels
@@ -62,7 +63,7 @@ class VllmEngine(Generator):
     """Engine that generates with vLLM and its own copy of a policy's weights. Unusable before the first `load_weights`.
 
     Several processes with a sharded policy have one engine each. They create them at the same time, and call
-    `load_weights` together; each generates for itself.
+    `load_weights` together. They generate independently; `Deal` lets them take prompts from each other.
 
     Args:
         weights: source of the copy. With an adapter the base is copied once, at the start, then only the adapter.
@@ -71,7 +72,7 @@ class VllmEngine(Generator):
     Raises: EngineError when vllm cannot be imported, cannot generate for the model, or does not start.
     """
 
-    copies_weights, works_alone = True, False
+    copies_weights, works_alone, max_open = True, False, MAX_SEQUENCES
 
     def __init__(
         self, weights: WeightSource, tokenizer: Any, settings: EngineSettings, *, say: Callable[[str], None]
@@ -79,7 +80,7 @@ class VllmEngine(Generator):
         refusal = vllm_refusal(weights.model_type, settings.device, settings.dtype, weights.two_way_images)
         if refusal is not None:
             raise EngineError(refusal, hint=TORCH_HINT)
-        self.weights, self.tokenizer, self.settings = weights, tokenizer, settings
+        self.weights, self._texts, self.settings = weights, ResponseTexts(tokenizer), settings
         self.version = 0
         self._loaded = self._discarded = False
         self._adapter: Any = None
@@ -207,21 +208,18 @@ class VllmEngine(Generator):
         return [self._sample(o, params, request, request.seed + k) for k, o in enumerate(outputs)]
 
     def _sample(self, output: Any, params: SamplingParams, request: SamplingRequest, seed: int) -> Sample:
-        ids = list(output.token_ids)
+        end, ids = ResponseEnd(params, self._texts), list(output.token_ids)
         logp = [logprobs[token].logprob for token, logprobs in zip(ids, output.logprobs, strict=True)]
         # vLLM searches stop strings in text that it decodes piece by piece; the common rule of both engines decides.
-        while len(ids) > 1 and finish_reason(ids[:-1], params, self._decode) is not None:
-            ids.pop()
-        reason = finish_reason(ids, params, self._decode)
-        if reason is None:
-            raise EngineError(
-                f"the engine ended a response after {len(ids)} tokens ({output.finish_reason}); no stop rule did",
-                where=_name(request),
-            )
-        return Sample(tuple(ids), self._decode(ids), tuple(logp[: len(ids)]), reason, self.version, seed)
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        for count, token in enumerate(ids, 1):
+            if (reason := end.add(token)) is not None:
+                return Sample(
+                    tuple(ids[:count]), self._texts(ids[:count]), tuple(logp[:count]), reason, self.version, seed
+                )
+        raise EngineError(
+            f"the engine ended a response after {len(ids)} tokens ({output.finish_reason}); no stop rule did",
+            where=_name(request),
+        )
 
     def _send_all(self, version: int) -> None:
         """Send all weights, tensor by tensor, through vLLM's own loader, which fuses and repacks them."""

@@ -1,0 +1,159 @@
+"""The deal of prompts to ranks: each prompt once, one's own first, and nothing waits for a slow rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Barrier, Thread
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlmrl.data.encode import EncodedPrompt
+from vlmrl.dist.world import ALONE, World
+from vlmrl.rollout.deal import Deal
+from vlmrl.rollout.engine import Generator, SamplingRequest
+from vlmrl.rollout.sample import Prompt
+from vlmrl.rollout.scoring import sample_scored
+from vlmrl.types import Row, Sample, SamplingParams
+
+
+class Threads(World):
+    """A rank that is a thread of this process."""
+
+    def gather(self, mine: Any) -> list[Any]:
+        values, barrier = self.group
+        values[self.rank] = mine
+        barrier.wait(20)
+        return list(values)
+
+
+def ranks(size: int) -> list[World]:
+    store, together = dist.HashStore(), ([None] * size, Barrier(size))
+    return [Threads(rank, size, rank, size, together, store) for rank in range(size)]
+
+
+@given(st.integers(1, 4), st.integers(0, 20), st.integers(1, 8), st.lists(st.integers(0, 3), max_size=60))
+def test_every_prompt_is_taken_once_in_any_order_of_the_ranks(
+    size: int, count: int, first: int, order: list[int]
+) -> None:
+    deals = [Deal(count, world, "x", first) for world in ranks(size)]
+    takers = [iter(deal) for deal in deals]
+    for rank in [*(r for r in order if r < size), *range(size)]:
+        next(takers[rank], None)
+    for taker in takers:
+        list(taker)
+    assert sorted(i for deal in deals for i in deal.taken) == list(range(count))
+    for rank, deal in enumerate(deals):
+        own = [i % size == rank for i in deal.taken]
+        assert own == sorted(own, reverse=True), "one of another rank before one's own"
+        assert deal.taken[:first] == list(range(rank, count, size))[:first] or not all(own[:first])
+        assert {*list(range(rank, count, size))[:first]} <= {*deal.taken}, "a rank has lost one of its first"
+
+
+def test_the_others_take_what_waits_for_a_slow_rank() -> None:
+    slow, *others = (Deal(18, world, "x", 2) for world in ranks(3))
+    at_once = iter(slow)
+    assert [next(at_once), next(at_once)] == [0, 3]
+    for deal in others:
+        list(deal)
+    assert list(at_once) == [], "nothing is left when it has room again"
+    assert [len(deal.taken) for deal in (slow, *others)] == [2, 14, 2]
+
+
+def test_a_fixed_deal_needs_no_store() -> None:
+    world = World(1, 3, 1, 3)
+    assert list(Deal(8, world)) == [1, 4, 7] and list(Deal(6, world, "x", 2)) == [1, 4]
+    assert list(Deal(3, ALONE)) == [0, 1, 2]
+
+
+class Engine(Generator):
+    """Completes its oldest request at every poll, once `may_go` says so."""
+
+    version, copies_weights, works_alone = 4, False, False
+
+    def __init__(self, may_go: Callable[[], bool] = lambda: True) -> None:
+        self.may_go, self.open, self.most = may_go, list[tuple[int, SamplingRequest]](), 0
+        self.number = 0
+
+    @contextmanager
+    def round(self, progress: Callable[[int], Any] | None = None) -> Iterator[None]:
+        yield
+
+    def submit(self, request: SamplingRequest, params: SamplingParams) -> int:
+        self.number += 1
+        self.open.append((self.number, request))
+        self.most = max(self.most, len(self.open))
+        return self.number
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, list[Sample]]]:
+        if not self.may_go():
+            return []
+        number, r = self.open.pop(0)
+        samples = [Sample((1,), "a", (-1.0,), "stop", 4, r.seed + k) for k in range(r.num_samples)]
+        return [(number, samples)]
+
+
+class Rows:
+    name = task_name = "rows"
+    dataset: Any = None
+
+
+class Collector:
+    """Stands for a `Scoring`: keeps the rollouts."""
+
+    def __init__(self) -> None:
+        self.rollouts: dict[int, Any] = {}
+
+    def submit(self, index: int, rollout: Any) -> None:
+        self.rollouts[index] = rollout
+
+    def listen(self) -> None: ...
+
+
+def prompt(index: int) -> Prompt:
+    row = Row(f"row-{index}", "rows", "rows", {})
+    return Prompt(Rows(), row, 0, EncodedPrompt(row, "?", (1,), (0,), {}, 0, 0, ()))  # type: ignore[arg-type]
+
+
+def sample_on(worlds: list[World], engines: list[Engine], count: int, room: int | None) -> tuple[list[Any], list[Deal]]:
+    """(rollouts of all prompts as the first rank gets them, the deals)."""
+    deals = [Deal(count, world, "x", room) for world in worlds]
+    joined: list[Any] = [None] * len(worlds)
+
+    def work(rank: int) -> None:
+        collector, deal = Collector(), deals[rank]
+        options: dict[str, Any] = {"num_samples": 2, "run_seed": 9, "version": 4, "room": room}
+        sample_scored(engines[rank], map(prompt, deal), SamplingParams(), collector, **options)  # type: ignore[arg-type]
+        joined[rank] = deal.join([collector.rollouts[i] for i in sorted(collector.rollouts)])
+
+    threads = [Thread(target=work, args=(rank,)) for rank in range(len(worlds))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert all(rollouts == joined[0] for rollouts in joined)
+    return joined[0], deals
+
+
+def test_engines_take_groups_from_a_slow_rank_and_the_samples_stay_the_same() -> None:
+    alone, _ = sample_on([ALONE], [Engine()], 14, None)
+    worlds = ranks(3)
+    done = {1: Engine(), 2: Engine()}
+    # Rank 0's engine completes nothing until the others have nothing left to do.
+    slow = Engine(lambda: sum(engine.number - len(engine.open) for engine in done.values()) == 12)
+    rollouts, deals = sample_on(worlds, [slow, done[1], done[2]], 14, 2)
+    assert deals[0].taken == [0, 3] and len(deals[1].taken) + len(deals[2].taken) == 12
+    assert [engine.most for engine in (slow, *done.values())] == [2, 2, 2]
+    assert [r.samples for r in rollouts] == [r.samples for r in alone]
+    assert [r.prompt.row.prompt_id for r in rollouts] == [f"row-{i}" for i in range(14)]
+    assert worlds[0].store.num_keys() == 0, "counters are left"
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_few_prompts_stay_with_their_ranks(count: int) -> None:
+    _, deals = sample_on(ranks(3), [Engine() for _ in range(3)], count, 2)
+    assert [deal.taken for deal in deals] == [list(range(rank, count, 3)) for rank in range(3)]
