@@ -49,10 +49,10 @@ def open_eval_sets(recipe: Recipe) -> list[EvalSet]:
     if not recipe.eval.enabled:
         return []
     if not recipe.eval.sets:
-        sources = tuple(v for d in recipe.data if (v := open_validation(d, recipe.reward)) is not None)
-        for source in sources:
+        usual = tuple(v for d in recipe.data if (v := open_validation(d, recipe.reward)) is not None)
+        for source in usual:
             _check_permission(recipe, source, "choosing a checkpoint by it would spoil the test")
-        return [EvalSet("", sources, True)] if sources else []
+        return [EvalSet("", usual, True)] if usual else []
     sets: list[EvalSet] = []
     is_selected = False
     for name in recipe.eval.sets:
