@@ -56,7 +56,8 @@ def open_eval_sets(recipe: Recipe) -> list[EvalSet]:
     sets: list[EvalSet] = []
     is_selected = False
     for name in recipe.eval.sets:
-        sources = tuple(v for d in recipe.data if (v := open_set(d, recipe.reward, name)) is not None)
+        opened = [open_set(data, recipe.reward, name) for data in recipe.data]
+        sources = tuple(source for source in opened if source is not None)
         if not sources:
             raise missing_set(recipe, name)
         for source in sources:
