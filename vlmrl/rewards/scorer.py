@@ -269,6 +269,8 @@ class Scorer:
             self._score_all_here(call, places)
         elif places and batched and not call.ran_alone:
             self._pool.add([sorted(places)], call.inputs)
+        elif places and batched:  # the function failed with several responses at once
+            self._pool.add([[place] for place in places], call.inputs)
         elif places:
             self._send(self._pool, call, places)
         if call.outage is not None and not call.missing and not call.outage.asked:
