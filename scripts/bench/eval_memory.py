@@ -5,8 +5,7 @@
 Evaluates rows of one kind with a stand-in engine that answers at once: once with so many rows, once with twice as many,
 each in a process of its own. Rows are made when they are read, as those of datasets are. Prompts are encoded without a
 model, so that memory is that of the evaluation: responses, grades, records on the disk, and metrics. Prints the peak
-memory of both, their ratio, and the bytes that each further row adds. An evaluation that keeps its records in memory
-adds about 6,000 bytes per row here.
+memory of both, their ratio, and the bytes that each further row adds.
 
 `holds`: a further row adds at most 700 bytes at the peak (columns, hashes and the arrays of the intervals), whatever
 the length of its response. The exit code is 1 if it does not hold. With few rows (--smoke) nothing is judged.

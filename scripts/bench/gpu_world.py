@@ -347,7 +347,9 @@ class World:
 
 
 def make_optimizer(policy: Policy, name: str) -> Optimizer:
-    settings: Any = SimpleNamespace(name=name, lr=1e-6, beta1=0.9, beta2=0.999, weight_decay=0.0, max_grad_norm=1.0)
+    settings: Any = SimpleNamespace(
+        name=name, lr=1e-6, beta1=0.9, beta2=0.999, weight_decay=0.0, max_grad_norm=1.0, epsilon=1e-8
+    )
     return Optimizer(policy, settings)
 
 

@@ -222,16 +222,21 @@ def test_a_killed_evaluation_of_a_model_generates_nothing_again(
     from vlmrl.inference import engine_responses
 
     generated: list[bool] = []
-    sample, dies = engine_responses.sample_rollouts, [True]
+    answer, dies = engine_responses.answer_pieces, [True]
 
-    def sampling(engine: Any, prompts: Any, *more: Any, **settings: Any) -> Any:
-        is_changed = isinstance(prompts[0].source.dataset, BlindedDataset)
-        if is_changed and dies[0]:
-            raise KeyboardInterrupt
-        generated.append(is_changed)
-        return sample(engine, prompts, *more, **settings)
+    def answering(engine: Any, pieces: Any, *more: Any, **settings: Any) -> Any:
+        def seen() -> Any:
+            for piece in pieces:
+                if piece:
+                    is_changed = isinstance(piece[0][1].source.dataset, BlindedDataset)
+                    if is_changed and dies[0]:
+                        raise KeyboardInterrupt
+                    generated.append(is_changed)
+                yield piece
 
-    monkeypatch.setattr(engine_responses, "sample_rollouts", sampling)
+        return answer(engine, seen(), *more, **settings)
+
+    monkeypatch.setattr(engine_responses, "answer_pieces", answering)
     words = ["eval", str(tiny_folder), "--recipe", "mine.toml", "--images", "noise", "--json"]
     words += settings("model.dtype=float32", "model.max_pixels=12544", "rollout.engine=torch")
     done = this_process(*words, cwd=place)

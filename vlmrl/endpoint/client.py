@@ -151,6 +151,10 @@ class EndpointClient:
         await self._http.aclose()
 
     async def _all_samples(self, request: ChatRequest) -> list[ChatAnswer]:
+        task = asyncio.current_task()
+        assert task is not None
+        # A caller that has cancelled its future does not read the error; asyncio would print it with a traceback.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         answers: list[ChatAnswer] = []
         while (missing := request.samples - len(answers)) > 0:
             count = missing if self._takes_n else 1

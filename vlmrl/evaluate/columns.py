@@ -10,6 +10,7 @@ import json
 import math
 from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -151,8 +152,10 @@ class EvalColumns:
         answer = answer_of(record)
         if answer is None:
             self._answers.append(NO_ANSWER)
-        else:  # equal numbers have equal hashes in Python, whatever their type
-            self._answers.append(hash64(answer) if isinstance(answer, str) else hash64("number", hash(answer)))
+        elif isinstance(answer, str):
+            self._answers.append(hash64(answer))
+        else:  # equal numbers have one text, whatever their type
+            self._answers.append(hash64("number", _number_text(answer)))
 
     def _add_truth(self, truth: Mapping[str, Any], has_accuracy: bool) -> None:
         for field, codes in self._codes.items():
@@ -175,11 +178,19 @@ def answer_of(row: Record) -> Hashable | None:
             answer = detail.get(key)
             if isinstance(answer, str):
                 return answer.strip().casefold() or None
-            if isinstance(answer, (int, float)):
-                return answer if math.isfinite(answer) else None
+            if isinstance(answer, int) or (isinstance(answer, float) and math.isfinite(answer)):
+                return answer
+            if isinstance(answer, float):
+                return None
             if answer is not None:
                 return json.dumps(answer, sort_keys=True)
     return None
+
+
+def _number_text(number: Any) -> str:
+    """Return one text for equal numbers, and another for others. `hash` would not do: hash(-1) == hash(-2)."""
+    exact = Fraction(number)
+    return f"{exact.numerator:x}/{exact.denominator:x}"
 
 
 def has_answer(row: Record) -> bool:
@@ -199,5 +210,8 @@ def image_ids(row: Record) -> tuple[str, ...]:
 
 
 def finite(value: Any) -> float | None:
-    """Return a finite number as a float; None for anything else."""
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    """Return a finite number as a float; None for anything else, and for an integer that is too large for a float."""
+    try:
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    except OverflowError:
+        return None

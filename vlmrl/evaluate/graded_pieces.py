@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, overload
 
 from vlmrl.dist.world import World
-from vlmrl.errors import StoreError
+from vlmrl.errors import StoreError, reason_of
 from vlmrl.evaluate.columns import EvalColumns
 from vlmrl.evaluate.record_table import has_shown, outcome_names, read_records, record_table
 from vlmrl.json_text import parse_json
@@ -39,6 +39,7 @@ class Piece:
         records: as `evaluate.run.make_records` makes them.
         num_problems, first_problem: responses that the task could not measure.
         images_left_out: responses whose images were not kept.
+        image_bytes: size of the images of all responses; one that several responses share counts for each.
         files: sha256 -> image file that a reward made.
     """
 
@@ -46,6 +47,7 @@ class Piece:
     num_problems: int = 0
     first_problem: str = ""
     images_left_out: int = 0
+    image_bytes: int = 0
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
@@ -80,7 +82,14 @@ class GradedPieces:
         self.folder.mkdir(parents=True, exist_ok=True)
         if piece.files:
             write_shard(self._path(number).with_suffix(".arrow"), sorted(piece.files.items()))
-        facts = [piece.num_problems, piece.first_problem, piece.images_left_out, _absent(piece.records)]
+        facts = [
+            piece.num_problems,
+            piece.first_problem,
+            piece.images_left_out,
+            piece.image_bytes,
+            len(piece.files),
+            _absent(piece.records),
+        ]
         write_atomic(self._path(number), record_table(piece.records, {FACTS.decode(): json.dumps(facts)}))
 
     def read(self, number: int) -> Piece:
@@ -88,15 +97,22 @@ class GradedPieces:
         if self.folder is None:
             return self._kept[number]
         path = self._path(number)
-        records, metadata = read_records(path)
         try:
-            num_problems, first_problem, left_out, absent = parse_json(metadata[FACTS])
+            records, metadata = read_records(path)
+            num_problems, first_problem, left_out, image_bytes, num_files, absent = parse_json(metadata[FACTS])
             for name, rows in absent.items():
                 for row in rows:
                     del records[row]["outcome"][name], records[row][name]
-        except (KeyError, ValueError, IndexError) as error:
-            raise StoreError("this is no piece of an evaluation", where=str(path), hint="remove it") from error
-        return Piece(records, num_problems, first_problem, left_out, self._files(number))
+            files = self._files(number)
+            if len(files) != num_files:
+                raise StoreError(f"{num_files - len(files)} of its images are missing")
+        except (KeyError, ValueError, IndexError, TypeError, StoreError) as error:
+            raise StoreError(
+                f"a graded piece of an unfinished evaluation cannot be read: {reason_of(error)}",
+                where=str(path),
+                hint="remove this file: its responses are then graded again",
+            ) from error
+        return Piece(records, num_problems, first_problem, left_out, image_bytes, files)
 
     def remove(self) -> None:
         """Delete all pieces: the results are elsewhere."""
@@ -197,6 +213,7 @@ def _interleaved(of_ranks: Sequence[Piece]) -> Piece:
         sum(piece.num_problems for piece in of_ranks),
         next((piece.first_problem for piece in of_ranks if piece.first_problem), ""),
         sum(piece.images_left_out for piece in of_ranks),
+        sum(piece.image_bytes for piece in of_ranks),
         {sha256: file for piece in of_ranks for sha256, file in piece.files.items()},
     )
 

@@ -157,7 +157,7 @@ def evaluate_responses(
         if chunk == 0 and _is_broken([s.score for g in groups for s in g.samples], world, patient):
             # A reward that fails on every row of the first chunk has a bug: strict scoring shows the first row.
             score_rollouts(first_rollout, {source.name: scorer}, strict=True)
-        left_out = limit.left_out
+        left_out, left = limit.left_out, limit.left
         groups = limit.keep(groups)
         records, problems = make_records(groups, source, scorer.spec)
         for record in records if refusals else ():
@@ -166,7 +166,8 @@ def evaluate_responses(
         whole.add(chunk, groups, records)
         left_out = limit.left_out - left_out + scorer.images_left_out
         first_problem = problems[0] if problems else ""
-        pieces.write(chunk, Piece(records, len(problems), first_problem, left_out, kept_files(groups)))
+        image_bytes = left - limit.left
+        pieces.write(chunk, Piece(records, len(problems), first_problem, left_out, image_bytes, kept_files(groups)))
 
     first_rollout: list[Rollout] = []
     grades_together = outages is not None and outages.world.size > 1  # then they meet after every chunk
@@ -184,7 +185,7 @@ def evaluate_responses(
             start = chunk * CHUNK_PROMPTS
             numbers = [start + i for i in world.mine(min(CHUNK_PROMPTS, count - start))]
             if chunk in pieces:
-                limit.left -= sum(map(len, pieces.read(chunk).files.values()))
+                limit.left -= pieces.read(chunk).image_bytes
                 skipped(len(numbers))
                 continue
             yield chunk, [(number, source.rows[number]) for number in numbers]

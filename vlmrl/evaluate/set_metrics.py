@@ -111,7 +111,14 @@ class CountTable:
             if counts.keys() != set(names):
                 message = f"the counts of a response are called {', '.join(counts)}; those of others {', '.join(names)}"
                 raise DataError(message, hint="return the same names for every response, with 0 where there is nothing")
-            numbers.extend(counts[name] for name in names)
+            try:
+                numbers.extend(counts[name] for name in names)
+            except (TypeError, OverflowError) as error:
+                wrong = next(name for name in names if not _is_count(counts[name]))
+                raise DataError(
+                    f"the count `{wrong}` of a response is {counts[wrong]!r:.60}",
+                    hint="return whole numbers that fit in 64 bits",
+                ) from error
         width = len(names or ())
         count_NC = np.frombuffer(numbers, dtype=np.int64).reshape(-1, width) if width else np.zeros((0, 0), np.int64)
         return cls(pooled, names or (), count_NC)
@@ -242,3 +249,7 @@ def no_clash(names: Sequence[str], metrics: Mapping[str, Any], task: str) -> Non
                 f"task `{task}` has a set metric `{name}`, but a metric of its rows has this name too",
                 hint="give it another name",
             )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and abs(value) < 1 << 63

@@ -143,8 +143,9 @@ def plan(
             name = _name(recipe, own, origin, one, rows, len(every))
             planned_one = PlannedEvaluation(one, name, _meta(recipe, origin, one, own, argv), own)
             planned += _with_changes(planned_one, run_dir, own)
-    for one in planned if run_dir is not None else ():
-        require_name(layout.eval_dir(run_dir, one.name), one.meta, one.settings.force)
+    if run_dir is not None:
+        for one in planned:
+            require_name(layout.eval_dir(run_dir, one.name), one.meta, one.settings.force)
     return planned
 
 

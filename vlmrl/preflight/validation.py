@@ -40,15 +40,17 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
         wrong = list(wrong_goal(loaded, metric_facts(metric, source.task.metrics)))
         if wrong and metric_facts(metric).better is None:  # otherwise the check of the recipe reports it
             return wrong
-        known = [*metric_names(source), *repeated_names(source, settings.named_settings[setting_name].samples)]
+        known = metric_names(source)
+        needs_accuracy = metric == "accuracy" or "@" in metric  # such as pass@8
+        has_accuracy = "accuracy" in known or (needs_accuracy and _may_have_accuracy(loaded, source))
+        if has_accuracy:
+            known += repeated_names(settings.named_settings[setting_name].samples)
         open_ended = metric.startswith("part/") and not source.reward.is_builtin
         open_ended |= any(metric.startswith(f"accuracy/{field}-") for field in source.task.by)
-        if metric == "accuracy" and metric not in known and not source.reward.is_builtin:
-            parts = _parts_seen(loaded, source)
-            open_ended = not parts or accuracy_part(parts, source.reward) is not None
+        open_ended |= metric == "accuracy" and has_accuracy
         if metric not in known and not open_ended:
             hint = listed(metric, known, "there are")
-            hint += '; [reward] accuracy = "PART" names the part' if metric == "accuracy" else ""
+            hint += '; [reward] accuracy = "PART" names the part' if needs_accuracy and not has_accuracy else ""
             message = f"validation of `{source.name}` has no metric `{metric}`"
             return [Problem(message, loaded.where(("eval", "metric")), hint)]
     return []
@@ -70,12 +72,20 @@ def _missing_sets(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
     return [Problem(f"`eval.sets` names `{name}`, and no source has such a split", where, hint) for name in names]
 
 
-def repeated_names(source: Source, samples: int) -> list[str]:
+def repeated_names(samples: int) -> list[str]:
     """Return the names of the metrics of several samples per prompt, as far as they are known before an evaluation."""
     if samples == 1:
         return []
     ks = [k for k in range(1, samples + 1) if k == samples or k & (k - 1) == 0]
     return [*(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in ks if k > 2), f"mean@{samples}"]
+
+
+def _may_have_accuracy(loaded: LoadedRecipe, source: Source) -> bool:
+    """Return whether a user's reward returns a part that is the accuracy, or cannot be asked which parts it returns."""
+    if source.reward.is_builtin:
+        return False
+    parts = _parts_seen(loaded, source)
+    return not parts or accuracy_part(parts, source.reward) is not None
 
 
 def _parts_seen(loaded: LoadedRecipe, source: Source) -> list[str]:

@@ -300,6 +300,9 @@ class Optim(RecipeTable):
     warmup_ratio: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, UPDATE] = None
     """Share of the steps that is warm-up, in place of `warmup_steps`, rounded up to whole steps. Counted when a run
     begins, and kept on resume."""
+    epsilon: Annotated[float, Field(ge=1e-16, le=1.0), UPDATE] = 1e-8
+    """AdamW epsilon, added to the root of the second moment. A larger one makes the steps of rarely used weights
+    smaller."""
 
 
 class Checkpoint(RecipeTable):

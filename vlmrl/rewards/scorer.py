@@ -214,7 +214,8 @@ class Scorer:
 
     def _send(self, pool: WorkerPool, call: Call, places: Sequence[Place]) -> None:
         """Queue requests for inputs that are scored one by one; all workers share them."""
-        pool.add(requests_of(places, call.inputs, pool.size), call.inputs)
+        alone = pool.runs.batched  # a function of lists that failed with several responses at once
+        pool.add([[p] for p in places] if alone else requests_of(places, call.inputs, pool.size), call.inputs)
 
     def _score_all_here(self, call: Call, places: Sequence[Place]) -> None:
         """Score inputs in this process. A bug ends a strict call."""

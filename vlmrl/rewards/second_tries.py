@@ -93,7 +93,8 @@ def _run_alone(pool: WorkerPool, call: Call, *, rest_matters: bool) -> None:
     for portion in _portions(call, places) if rest_matters else [[place] for place in places]:
         outcomes = pool.run([[place] for place in portion], call.inputs)
         for place, outcome in outcomes.items():
-            failed = failed + 1 if isinstance(outcome, Failure) else 0
+            if not (isinstance(outcome, Failure) and outcome.is_outage):  # an outage says nothing about the reward
+                failed = failed + 1 if isinstance(outcome, Failure) else 0
             if isinstance(outcome, Result):
                 note = "; ".join(filter(None, (outcome.note, "scored alone: the batch call failed")))
                 outcome = replace(outcome, note=note)

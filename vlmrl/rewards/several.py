@@ -185,7 +185,8 @@ def check_gate(member: Member, other: Member, known: Collection[str]) -> None:
         raise RewardError(
             f"the gate of `{member.label}` is the part `{member.gate}`, which reward `{other.label}` does not return",
             where=f"reward `{member.label}`",
-            hint=listed(str(member.gate), sorted(known), "its parts"),
+            hint=listed(str(member.gate), sorted(known), "its parts")
+            + "; a part of few responses is declared in RANGES of the reward's file",
         )
 
 

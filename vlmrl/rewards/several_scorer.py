@@ -249,10 +249,7 @@ class SeveralScorer:
             call.scores[member.label][key] = dict(zip(call.places[member.label][key], scores, strict=True))
 
     def _open_gates(self, call: SeveralCall, member: Member) -> None:
-        """Give a reward with a gate the responses whose gate is open, of all groups where this is known by now.
-
-        Raises: RewardError for a gate that the other reward does not return.
-        """
+        """Give a reward with a gate the responses whose gate is open, of all groups where this is known by now."""
         if member.gate is None:
             return
         other = next(m for m in self._members if m.label == label_of(member.gate))
@@ -265,7 +262,6 @@ class SeveralScorer:
                     continue
                 parts = {other.name_of(part): number for part, number in score.parts.items()}
                 self._known[other.label] |= parts.keys()
-                check_gate(member, other, self._known[other.label])
                 if is_open(member.gate, parts):
                     open_places.append(place)
             self._ask(call, member, key, open_places)
@@ -322,7 +318,12 @@ class SeveralScorer:
         return score
 
     def _check(self, call: SeveralCall) -> None:
-        """Check a strict call at its end. Raises: RewardError for no score, or an accuracy that no reward returns."""
+        """Check a strict call at its end.
+
+        A gate is checked here, not at each response: a reward may return a part for some responses alone.
+
+        Raises: RewardError for no score, and for an accuracy or a gate that no response of the call has.
+        """
         scores = [score for of_group in call.totals.values() for score in of_group]
         accuracy = self.spec.accuracy
         known = {*self.spec.ranges, *(name for score in scores for name in score.parts)}
@@ -334,6 +335,11 @@ class SeveralScorer:
             raise RewardError(
                 f"no reward applies to any of the {len(scores)} responses of a call: all returned None", where=first
             )
+        for member in self._members:
+            other = next((m for m in self._members if member.gate and m.label == label_of(member.gate)), None)
+            groups = [] if other is None else call.scores[other.label].values()
+            if other is not None and any(score.error is None for group in groups for score in group.values()):
+                check_gate(member, other, self._known[other.label])
         if self.spec.accuracy_named and accuracy not in known:
             raise RewardError(
                 f"[reward] accuracy names the part `{accuracy}`, which none of the rewards returns",

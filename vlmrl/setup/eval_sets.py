@@ -49,14 +49,15 @@ def open_eval_sets(recipe: Recipe) -> list[EvalSet]:
     if not recipe.eval.enabled:
         return []
     if not recipe.eval.sets:
-        sources = tuple(v for d in recipe.data if (v := open_validation(d, recipe.reward)) is not None)
-        for source in sources:
+        usual = tuple(v for d in recipe.data if (v := open_validation(d, recipe.reward)) is not None)
+        for source in usual:
             _check_permission(recipe, source, "choosing a checkpoint by it would spoil the test")
-        return [EvalSet("", sources, True)] if sources else []
+        return [EvalSet("", usual, True)] if usual else []
     sets: list[EvalSet] = []
     is_selected = False
     for name in recipe.eval.sets:
-        sources = tuple(v for d in recipe.data if (v := open_set(d, recipe.reward, name)) is not None)
+        opened = [open_set(data, recipe.reward, name) for data in recipe.data]
+        sources = tuple(source for source in opened if source is not None)
         if not sources:
             raise missing_set(recipe, name)
         for source in sources:

@@ -189,7 +189,7 @@ class Optimizer:
 
 def _adamw(settings: Optim, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """Return the update rule of `optim.name`. Raises: TrainError when its library is not installed."""
-    options: dict[str, Any] = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2)}
+    options: dict[str, Any] = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
     if settings.name == "adamw_bf16_kahan":
         return KahanAdamW(groups, **options)
     if settings.name == "adamw_8bit":

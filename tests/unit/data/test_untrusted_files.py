@@ -14,7 +14,7 @@ from vlmrl.data.table_files import parsed_row
 from vlmrl.data.table_pieces import TablePiece, read_piece
 from vlmrl.data.tables import open_tables
 from vlmrl.errors import CheckpointError, DataError, LaunchError, RecipeError
-from vlmrl.inference.evaluation import _words
+from vlmrl.inference.eval_identity import _words
 from vlmrl.model.gpus import parse_gpus
 from vlmrl.preflight.gpu_models import parse_gpu
 from vlmrl.recipe.overrides import Problem, parse_override

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import random
@@ -203,6 +204,18 @@ def test_a_refusal_is_of_one_request_and_not_tried_again(status: int) -> None:
 def test_a_wrong_key_or_model_is_rejected_at_once(status: int) -> None:
     error, endpoint, _ = error_of(lambda n, body: failure(status), EndpointRejects)
     assert "the model's name `m`" in str(error.hint) and len(endpoint.requests) == 1
+
+
+def test_requests_that_fail_after_their_caller_has_gone_print_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with serve_endpoint(lambda n, body: failure(404)) as endpoint, client(endpoint, Pauses(), concurrency=32) as one:
+        futures = [one.submit(request()) for _ in range(64)]
+        with pytest.raises(EndpointRejects):
+            futures[0].result(20)
+        while not all(future.done() for future in futures):
+            for future in futures:
+                future.cancel()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 CUT = completion("whole").body

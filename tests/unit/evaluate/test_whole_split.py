@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from evaluation_builders import row
 
 from vlmrl.dist.world import ALONE
+from vlmrl.errors import DataError, StoreError
+from vlmrl.evaluate.columns import EvalColumns
 from vlmrl.evaluate.graded_pieces import GradedPieces, Piece, merge_pieces
-from vlmrl.evaluate.set_metrics import summarise_sets
+from vlmrl.evaluate.metrics import summarise_columns
+from vlmrl.evaluate.set_metrics import PooledMetrics, summarise_sets
 from vlmrl.evaluate.whole_split import WholeSplit, verdict_of
 from vlmrl.tasks import make_task
 from vlmrl.tasks.reflection import REFLECTION, ReflectionCounts
@@ -59,3 +63,41 @@ def test_a_record_is_the_verdict_that_it_was_made_from():
     x, score, outcome = verdict_of(record)
     assert (x.response, x.num_tokens, x.truth, outcome) == (TEXTS[0], 0, record["truth"], record["outcome"])
     assert (score.value != score.value, score.status, score.error) == (True, "unavailable", "down")
+
+
+def test_answers_vote_as_numbers_whatever_their_type():
+    # Python's own hashes of -1 and -2 are equal. Five samples of one prompt: -1 (right) twice, -2 three times.
+    votes = [-1, -1.0, -2, -2.0, -2]
+    rows = [
+        row("p", sample=k, score=float(v == -1))
+        | {"detail": {"grade": {"answer_value": v}}, "accuracy": float(v == -1)}
+        for k, v in enumerate(votes)
+    ]
+    for one in rows:
+        one["outcome"] = {"accuracy": one["accuracy"]}
+    metrics = summarise_columns(EvalColumns((), rows))["metrics"]
+    assert metrics["maj@5"]["value"] == 0.0
+    # 4 of the 5: without one -1 (2 ways) -2 wins; without one -2 (3 ways) it is a tie, half right: 3/5 x 1/2
+    assert metrics["maj@4"]["value"] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("value", [0.5, None, 1 << 63])
+def test_a_count_that_is_no_whole_number_is_an_error_with_its_name(value: Any):
+    pooled = PooledMetrics(count=lambda verdict: {"words": 1, "odd": value}, metrics=lambda counts: {})
+    verdict = (RewardInput("a"), Score(0.5, {}), {})
+    with pytest.raises(DataError, match="the count `odd` of a response is"):
+        summarise_sets(pooled, [verdict], records()[:1])
+
+
+def test_a_damaged_piece_says_which_file_to_remove(tmp_path):
+    pieces = GradedPieces(tmp_path / "pieces")
+    pieces.write(0, Piece(records()[:6], image_bytes=6, files={"a" * 64: b"abc"}))
+    assert pieces.read(0).image_bytes == 6
+    (tmp_path / "pieces" / "000000.arrow").unlink()
+    with pytest.raises(StoreError, match="images are missing") as error:
+        pieces.read(0)
+    assert "remove this file" in str(error.value.hint)
+    (tmp_path / "pieces" / "000000.parquet").write_bytes(b"PAR1")
+    with pytest.raises(StoreError, match="cannot be read") as error:
+        pieces.read(0)
+    assert "remove this file" in str(error.value.hint)

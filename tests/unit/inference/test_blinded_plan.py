@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from PIL import Image
 from vlmrl.data.blinded import ImageChange, ShownMedia, parse_changes
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.errors import StoreError
+from vlmrl.evaluate.grading import NumberedRow, Responses
 from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.inference.blinded import ShownRows
 from vlmrl.inference.engine_responses import journal_identity
@@ -25,7 +27,7 @@ from vlmrl.rollout.scoring import score_rollouts
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.sources import make_scorer
 from vlmrl.store import layout
-from vlmrl.types import Row, Sample
+from vlmrl.types import Sample
 
 REWARD = """
 def score(x):
@@ -128,19 +130,21 @@ def test_the_model_sees_changed_images_and_everything_else_the_true_row(recipe: 
     shown = ShownRows(source, ImageChange.parse(text), 0, rows.count)
     seen: list[tuple[Any, ...]] = []
 
-    def respond(numbers: Sequence[int], given: Sequence[Row]) -> list[Rollout]:
-        rollouts = []
-        for row in given:
+    def respond(chunks: Iterator[Sequence[NumberedRow]]) -> Responses:
+        for number, row in chain.from_iterable(chunks):
             assert [m.content for m in shown.source.messages(row)] == ["<image> or <image>"]
             seen.append(tuple(shown.source.dataset.image(m).getpixel((0, 0)) for m in row.media))
             sizes = tuple((m.width, m.height) for m in row.media)
             encoded = EncodedPrompt(row, "text", (1,), (0,), {}, 2, 0, sizes)
-            rollouts.append(Rollout(Prompt(shown.source, row, 0, encoded), (Sample((1,), "a", (), "stop", 0, 0),), 0.0))
-        return rollouts
+            sample = Sample((1,), "a", (), "stop", 0, 0)
+            yield number, Rollout(Prompt(shown.source, row, 0, encoded), (sample,), 0.0)
 
     numbers = [1, 2, 4]
     true_rows = [source.rows[i] for i in numbers]
-    rollouts = shown.answered(respond)(numbers, true_rows)
+    chunks = iter([[(1, true_rows[0]), (2, true_rows[1])], [(4, true_rows[2])]])
+    responses = [response for response in shown.answered(respond)(chunks) if response is not None]
+    assert [number for number, _ in responses] == numbers
+    rollouts = [rollout for _, rollout in responses]
     assert [r.prompt.row for r in rollouts] == true_rows and all(r.prompt.source is source for r in rollouts)
     own = [tuple((20 * i + k, 1, 2) for k in range(2)) for i in numbers]
     if text == "low:4":  # one colour stays one colour

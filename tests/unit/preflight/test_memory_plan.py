@@ -75,7 +75,9 @@ def counted(monkeypatch, family: str, dtype: str, recomputed: bool, world: int) 
             compute = None if dtype == "float32" else DTYPES[dtype]
             shard(policy, units, World(0, world, 0, world), torch.device("cpu"), compute_dtype=compute)
         policy.device, policy.dtype = torch.device("cpu"), DTYPES[dtype]
-        settings = SimpleNamespace(name="adamw", lr=1e-4, beta1=0.9, beta2=0.99, weight_decay=0.0, max_grad_norm=1.0)
+        settings = SimpleNamespace(
+            name="adamw", lr=1e-4, beta1=0.9, beta2=0.99, weight_decay=0.0, max_grad_norm=1.0, epsilon=1e-8
+        )
         optimizer = Optimizer(policy, settings)  # pyright: ignore[reportArgumentType]
         for _ in range(2):
             tensors.begin()

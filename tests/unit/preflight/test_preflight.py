@@ -379,6 +379,10 @@ def test_supervised_learning_needs_responses(world, tmp_path):
 @pytest.mark.slow
 def test_a_metric_that_validation_does_not_have_is_an_error(world):
     assert "part/right" in str(the(world("eval.metric=accuracy").problems, "has no metric `accuracy`").hint)
+    four = ("eval.settings.four.temperature=1.0", "eval.settings.four.samples=4")
+    problem = the(world("eval.metric=pass@4", *four).problems, "has no metric `pass@4`")
+    assert 'accuracy = "PART"' in str(problem.hint)
+    assert not errors(world("eval.metric=pass@4", "reward.accuracy=right", *four))
     assert errors(world("eval.metric=part/right")) == []
 
 

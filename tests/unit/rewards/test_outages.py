@@ -36,6 +36,8 @@ def reward(x):
     return float(len(x.response))
 def lists(completions, **columns):
     asked(str(len(completions)))
+    if len(completions) > 1 and (HERE / "one_by_one").exists():
+        raise ValueError("a bug with several")
     if (HERE / "down").exists():
         raise RewardUnavailable("no answer")
     return [float(len(text)) for text in completions]
@@ -135,6 +137,16 @@ def test_a_strict_call_that_raises_names_the_row(scorer, tmp_path):
     (tmp_path / "down").touch()
     with scorer(SERVICE) as s, pytest.raises(RewardUnavailable):
         s.score(group("s"), strict=True)
+
+
+def test_a_function_of_lists_that_fails_with_several_is_asked_one_by_one_after_an_outage(scorer, tmp_path):
+    (tmp_path / "down").touch()
+    (tmp_path / "one_by_one").touch()
+    with scorer(SERVICE, function="lists") as s:
+        s.submit(0, group(*(k * "a" for k in range(1, 9))), on_outage="wait")
+        scores = finished(s, (tmp_path / "down").unlink)[0]
+        assert [x.value for x in scores] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert set(asked(tmp_path)) == {"8", "1"}
 
 
 def test_a_function_of_lists_is_called_again_with_all_of_them(scorer, tmp_path):

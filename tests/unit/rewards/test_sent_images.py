@@ -12,7 +12,7 @@ from vlmrl.rewards.sandbox.images import HeldImages, ImageKeys, ReceivedImages
 from vlmrl.rewards.scoring_call import CHUNK, requests_of
 from vlmrl.types import RewardInput
 
-PIXELS = 40 * 30 * 3
+PIXELS = 200 * 150 * 3
 SUM = """
 import os
 import pathlib
@@ -30,7 +30,7 @@ def reward(x):
 
 def group(*texts: str, shade: int = 7, shared: bool = True) -> list[RewardInput]:
     """Responses to one prompt; `shared`: with the same image object, otherwise with equal ones."""
-    image = Image.new("RGB", (40, 30), (shade, 0, 0))
+    image = Image.new("RGB", (200, 150), (shade, 0, 0))
     return [RewardInput(text, images=[image if shared else image.copy()]) for text in texts]
 
 

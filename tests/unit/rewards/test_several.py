@@ -163,7 +163,7 @@ def test_a_gate_on_a_part_that_does_not_apply_is_closed_and_a_failure_stays_a_fa
 def test_a_gate_that_no_reward_returns_is_named_at_the_first_score():
     members = [fixed("grade", {"accuracy": 1.0, "format": 0.0}), fixed("extra", 1.0, gate="grade.acuracy")]
     with pytest.raises(RewardError, match=r"gate of `extra` is the part `grade.acuracy`") as error:
-        scored(members, "a")
+        scored(members, "a", strict=True)
     assert "did you mean `grade.accuracy`?" in str(error.value.hint)
     with open_scorer(compose(members)) as scorer:  # the scorer can be used again
         for _ in range(2):
@@ -172,6 +172,17 @@ def test_a_gate_that_no_reward_returns_is_named_at_the_first_score():
     builtin = load_reward("exact_match", args={"key": "answer"})
     with pytest.raises(RewardError, match="does not return"):
         compose([Member("m", builtin, dict(builtin.weights)), fixed("extra", 1.0, gate="m")])
+
+
+@pytest.mark.parametrize("texts", ["ab", "ba"])
+def test_a_gate_on_a_part_of_some_responses_does_not_depend_on_their_order(texts: str):
+    members = [
+        fixed("a", lambda x: {"ok": 1.0, "bonus": 1.0} if x.response == "b" else {"ok": 1.0}),
+        fixed("b", 5.0, gate="a.bonus"),
+    ]
+    assert {text: s.parts["b.gate"] for text, s in zip(texts, scored(members, *texts), strict=True)} == {"a": 0, "b": 1}
+    with open_scorer(compose(members)) as scorer:  # "a" alone does not have it: that is no error of a whole run
+        assert scorer.score([RewardInput("a")])[0].parts["b.gate"] == 0.0
 
 
 def test_a_response_that_hangs_or_is_left_to_the_gate_leaves_no_group_waiting():

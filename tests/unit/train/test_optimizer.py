@@ -27,12 +27,12 @@ def backward(model: nn.Module, seed: int) -> None:
 
 def test_float32_equals_torch_adamw_to_the_bit():
     ours, theirs = network(), network()
-    settings = Optim(lr=1e-2, weight_decay=0.1, beta1=0.8, beta2=0.95, max_grad_norm=0.05)
+    settings = Optim(lr=1e-2, weight_decay=0.1, beta1=0.8, beta2=0.95, epsilon=1e-3, max_grad_norm=0.05)
     optimizer = Optimizer(ours, settings)
     matrices = [p for p in theirs.parameters() if p.ndim >= 2]
     others = [p for p in theirs.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.95), fused=True)
+    adamw = torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.95), eps=1e-3, fused=True)
     for step in range(5):
         backward(ours, step)
         backward(theirs, step)

@@ -59,6 +59,7 @@ SAME = {
     "weight_decay": "optim.weight_decay",
     "adam_beta1": "optim.beta1",
     "adam_beta2": "optim.beta2",
+    "adam_epsilon": "optim.epsilon",
     "max_grad_norm": "optim.max_grad_norm",
     "seed": "train.seed",
     "entropy_coef": "algo.entropy_coef",
