@@ -13,7 +13,7 @@ import typer
 from vlmrl.cli import options
 from vlmrl.cli.output import emit, say, say_origin, show_warnings
 from vlmrl.cli.served import endpoint_of, served_origin
-from vlmrl.cli.show.eval_table import result_fields, show_evaluation
+from vlmrl.cli.show.eval_table import result_fields, show_evaluations
 from vlmrl.cli.show.progress import counter
 from vlmrl.errors import RecipeError
 
@@ -339,5 +339,4 @@ def _show(
     compared = None if others is None else str(others[0]) if len(others) == 1 else [str(o) for o in others]
     emit({"evaluations": results, "compared_with": compared}, as_json)
     if not as_json:
-        for result, other in zip(results, against, strict=True):
-            show_evaluation(result, other)
+        show_evaluations(results, against)
