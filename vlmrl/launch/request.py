@@ -83,7 +83,7 @@ class TrainRequest:
 
     @property
     def needs_launcher(self) -> bool:
-        """Whether the launcher is needed: for several processes, a choice of GPUs, or a dry run."""
+        """Return whether the launcher is needed: for several processes, a choice of GPUs, or a dry run."""
         return self.machines.gpus is not None or self.machines.nnodes > 1 or self.dry_run
 
     def check(self) -> None:
