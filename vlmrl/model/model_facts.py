@@ -76,7 +76,7 @@ class ModelFacts:
 
     @property
     def has_axes(self) -> bool:
-        """Return whether position ids have three axes. Vision towers of such families run all images as one sequence."""
+        """Return whether position ids have three axes. Vision towers of such families run images as one sequence."""
         return has_axes(self.model_type)
 
     @property

@@ -43,5 +43,5 @@ class EngineSettings:
 
     @property
     def discards(self) -> bool:
-        """Return whether its weights are gone after it slept. With an adapter they are kept: the base is not sent again."""
+        """Return whether weights are gone after it slept. With an adapter they are kept, as the base is sent once."""
         return self.sleeps and not self.lora_rank
