@@ -475,7 +475,7 @@ def make_copy(folder: Path, file: str, old: str, new: str) -> None:
 
 
 def passes(folder: Path, tests: list[str]) -> bool:
-    """Whether all tests pass in the copy. In a fork, so that torch is loaded once; the copy is first on the path."""
+    """Return whether all tests pass in the copy. A fork runs them, so that torch is loaded once."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:

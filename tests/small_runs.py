@@ -115,7 +115,7 @@ class Ears:
         if step + 1 == self.stop_at:
             os.kill(os.getpid(), signal.SIGINT)
 
-    def validation(self, step: int, summary: Mapping[str, Any], best: bool) -> None:
+    def validation(self, step: int, summary: Mapping[str, Any], best: bool, metric: str) -> None:
         pass
 
     def sample(self, step: int, group: Group) -> None:

@@ -236,7 +236,7 @@ class Score:
 
     @property
     def failed(self) -> bool:
-        """Whether the reward failed on this response, which is a bug in the reward."""
+        """Return whether the reward failed on this response, which is a bug in the reward."""
         return self.status == "failed"
 
 

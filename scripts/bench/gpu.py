@@ -171,7 +171,7 @@ def measure_parity(case: Case, smoke: bool) -> dict[str, Any]:
 
 
 def measure_cap(case: Case, smoke: bool) -> dict[str, Any]:
-    """Whether a pass fits where one of `ranks` GPUs of `cap_gib` has its share of the states.
+    """Return whether a pass fits where one of `ranks` GPUs of `cap_gib` has its share of the states.
 
     The whole states are on this GPU, so the allocator's limit is the cap plus what sharding would take away. The
     optimizer steps before the limit is set: its working copies would be a rank's share, too.

@@ -330,7 +330,7 @@ def read_lines(path: Path, smoke: bool) -> list[Row]:
 
 
 def is_finished(rows: Sequence[Row]) -> bool:
-    """Whether a measurement with these lines need not run again. Too little memory is a result; a failure is not."""
+    """Return whether these lines end a measurement. Too little memory is a result; a failure is not."""
     return bool(rows) and not any(r["outcome"].startswith(("failed", "not done", "skipped")) for r in rows)
 
 

@@ -146,7 +146,7 @@ def compare(
 
 
 def or_failure(measure: Callable[[], Row]) -> Row:
-    """What a case measures, or a row that says how it failed: the other cases must not be lost with it."""
+    """Return the row of a case, or a row that says how it failed, so that the other cases are not lost."""
     try:
         return measure()
     except Exception as error:
@@ -292,7 +292,7 @@ def median_seconds(run: Callable[[], None], times: int, device: torch.device) ->
 
 
 def flex_graphs(smoke: bool) -> Iterator[Row]:
-    """How many graphs ten different rows compile: one a padded length, and one a padded length for its mask."""
+    """Count the graphs that ten different rows compile: one per padded length, and one more for its mask."""
     from torch._dynamo.utils import counters
 
     device, rng = device_of(smoke), random.Random(0)

@@ -200,7 +200,7 @@ def _resumed(place: Place) -> Row:
 
 
 def _has_checkpoint(place: Place, name: str) -> bool:
-    """Whether the run of this name has its first checkpoint on the disk."""
+    """Return whether the run of this name has its first checkpoint on the disk."""
     for manifest in place.runs.glob("*/manifest.json"):
         if json.loads(manifest.read_text("utf-8")).get("name") == name:
             return (checkpoint_dir(manifest.parent, 1) / COMPLETE).exists()

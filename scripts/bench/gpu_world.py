@@ -355,7 +355,7 @@ def make_optimizer(policy: Policy, name: str) -> Optimizer:
 
 @dataclass(frozen=True)
 class Rank:
-    """What one of N ranks holds under FSDP2, in bytes; computed, not measured.
+    """Return the bytes that one of N ranks holds under FSDP2; computed, not measured.
 
     needs = states / N + gathered. states: weights, masters, gradients and moments. gathered: embeddings and head for
     the whole pass, two decoder layers (one running, one arriving) and the gradient of one, all in the weights' type.

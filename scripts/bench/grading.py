@@ -68,7 +68,7 @@ def bombs(number: int) -> Iterator[RewardInput]:
 
 
 def check_pairs() -> dict:
-    """How many pairs are graded as by hand, by `math` and by the published judge."""
+    """Count the pairs that `math` and the published judge grade as a person did."""
     grade = make_grader()
     pairs = [json.loads(line) for line in PAIRS.read_text("utf-8").splitlines()]
     given = [grade(RewardInput(p["response"], {"answer": p["gold"]})).parts["accuracy"] == 1.0 for p in pairs]

@@ -88,7 +88,7 @@ class Broken(Exception):
 
 @dataclass
 class Ended:
-    """How a command ended. `code` is None when it was killed."""
+    """Exit code and output of a command. `code` is None when it was killed."""
 
     code: int | None
     out: str

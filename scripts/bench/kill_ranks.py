@@ -132,7 +132,7 @@ def phase_of(beat: dict[str, Any] | None, bench: Bench) -> str:
 
 
 def after(bench: Bench, run: Run, going: Going, kind: str, known: bool) -> str:
-    """What must hold after a command was struck. Returns what came of it, in words.
+    """Check what must hold after a command was struck. Return what came of it, in words.
 
     Args: known: the launcher knew which run it was.
     """

@@ -278,7 +278,7 @@ def saved_step(run: Run) -> int:
 
 
 def left_out(run_dir: Path) -> bool:
-    """Whether a lost reward worker's sample counts for nothing in this run."""
+    """Return whether a lost reward worker's sample counts for nothing in this run."""
     run = open_run(run_dir)
     lost = sum(line.get("reward/errors", 0) for line in run.metrics("train"))
     evaluated = (json.loads(path.read_text()) for path in run_dir.glob("eval/*/summary.json"))

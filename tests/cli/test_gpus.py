@@ -157,8 +157,8 @@ def test_no_field_of_a_request_is_forgotten_in_the_command_of_a_rank() -> None:
     """Each field, changed alone, changes the words; those of the launcher and the record do not."""
     for plain, left_out in (
         (TrainRequest("rl"), {"machines", "dry_run", "argv"}),
-        (EvalRequest("m"), {"gpus", "argv"}),
-        (GenerateRequest("m", Path("a.jsonl")), {"gpus", "argv"}),
+        (EvalRequest(model="m"), {"gpus", "argv"}),
+        (GenerateRequest(model="m", out=Path("a.jsonl")), {"gpus", "argv"}),
     ):
         for field in fields(plain):
             value = getattr(plain, field.name)

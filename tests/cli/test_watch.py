@@ -49,7 +49,7 @@ def test_what_a_run_waits_for_is_shown_until_the_service_answers(run: Run) -> No
     run.event(1, "checkpoint saved", folder="step-000001")
     followed.look()
     text = waiting_text(followed)
-    assert text.startswith("waiting for a service since 20") and text.endswith(": no answer from judge:8000")
+    assert text.startswith("waiting for a service for ") and text.endswith(": no answer from judge:8000")
     run.event(1, "service answers", waited=61.0)
     followed.look()
     assert waiting_text(followed) == ""

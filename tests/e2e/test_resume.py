@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import own_process, settings, started
+from command_line import own_process, settings, started, this_process
 from small_runs import (
     SIX_STEPS,
     Ears,
@@ -178,7 +178,7 @@ def test_killed_at_a_named_point_and_resumed_equals_uninterrupted(place, whole, 
     run = open_run(tmp_path, "last")
     for folder in run.checkpoint_dirs():
         checked_files.check_files(folder)
-    resumed = own_process("train", "--resume", "last", "--json", "--runs", ".", cwd=tmp_path)
+    resumed = this_process("train", "--resume", "last", "--json", "--runs", ".", cwd=tmp_path)
     assert resumed.json["status"] == "done"
     run = open_run(tmp_path, "last")
     assert run.attempt == 2
@@ -221,7 +221,7 @@ def test_ctrl_c_saves_exits_with_130_and_says_how_to_go_on(place, whole, tmp_pat
     assert run.status == "interrupted"
     assert f"--resume {run.id}" in error and "Traceback" not in error
     assert 1 <= int(run.checkpoint_dirs()[-1].name[-6:]) < 6
-    resumed = own_process("train", "--resume", run.id, "--runs", ".", cwd=tmp_path)
+    resumed = this_process("train", "--resume", run.id, "--runs", ".", cwd=tmp_path)
     assert resumed.code == 0, resumed.err
     assert_same_run(open_run(tmp_path, "last"), whole("rl"))
 

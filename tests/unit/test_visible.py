@@ -137,7 +137,7 @@ def test_the_lines_of_training_are_safe():
     }
     watcher.message(HOSTILE)
     watcher.step(0, 2, metrics)
-    watcher.validation(0, {f"eval/{HOSTILE}/reward": 0.5}, best=True)
+    watcher.validation(0, {f"eval/{HOSTILE}/reward": 0.5}, best=True, metric="reward")
     watcher.sample(0, _group())
     assert_safe(stream.getvalue())
     assert stream.getvalue().count("[red]") == 7

@@ -270,17 +270,17 @@ class Algorithm:
 
     @property
     def needs_group(self) -> bool:
-        """Whether the estimator compares the samples of a prompt, so that one sample is not enough."""
+        """Return whether the estimator compares the samples of a prompt, so that one sample is not enough."""
         return ESTIMATORS[self.advantage].needs_group
 
     @property
     def needs_critic(self) -> bool:
-        """Whether the policy gets a value head, which predicts the score before every token."""
+        """Return whether the policy gets a value head, which predicts the score before every token."""
         return ESTIMATORS[self.advantage].critic
 
     @property
     def limits_ratio(self) -> bool:
-        """Whether the surrogate bounds the effect of a token whose probability is far above the old one."""
+        """Return whether the surrogate bounds the effect of a token whose probability is far above the old one."""
         facts = SURROGATES.get(self.surrogate, Surrogate())
         return facts.gate or ("clip_high" in facts.reads and self.clip_high is not None)
 
@@ -312,12 +312,12 @@ class Algorithm:
 
     @property
     def counts_dead(self) -> bool:
-        """Whether dead groups count in the denominator. With a filter they never do, because it has removed them."""
+        """Return whether dead groups count in the denominator. After a filter they never do: it has removed them."""
         return self.count_dead and self.filter == "none"
 
     @property
     def selects(self) -> bool:
-        """Whether the surrogate treats some tokens differently, picked from all tokens of an update."""
+        """Return whether the surrogate treats some tokens differently, picked from all tokens of an update."""
         return SURROGATES[self.surrogate].selects
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlmrl.cli import options
+from vlmrl.cli.answering import endpoint_of, open_answering
 from vlmrl.cli.output import emit, say, say_origin, show_warnings
-from vlmrl.cli.served import endpoint_of, served_origin
-from vlmrl.cli.show.eval_table import result_fields, show_evaluation
+from vlmrl.cli.show.eval_table import result_fields, show_evaluations
 from vlmrl.cli.show.progress import counter
 from vlmrl.errors import RecipeError
 
@@ -131,11 +131,8 @@ def eval_(
     from vlmrl.data.blinded import parse_changes
     from vlmrl.dist.rank_process import launched, recorded_command
     from vlmrl.inference import evaluation as work
-    from vlmrl.inference.eval_recipe import choose_recipe
     from vlmrl.inference.eval_rows import rows_to_evaluate
     from vlmrl.launch.request import EvalRequest
-    from vlmrl.setup.model_origin import find_model
-    from vlmrl.setup.open_values import settle_for_answers
     from vlmrl.store.layout import check_eval_name, runs_root
 
     if n > 1 and not sample:
@@ -148,36 +145,31 @@ def eval_(
         raise RecipeError("--normal belongs to --images", hint="add --images blank")
     endpoint_options = endpoint_of(endpoint, served, key_env, concurrency, model=model, gpus=gpus)
     request = EvalRequest(
-        model or str(served),
-        recipe,
-        data,
-        split,
-        source,
-        checkpoint,
-        sample,
-        n,
-        max_rows,
-        seed,
-        name,
-        compare,
-        tuple(overrides or ()),
-        force,
-        gpus,
-        runs,
-        as_json,
-        options.typed_words(ctx),
-        images,
-        normal,
-        tuple(settings_names or ()),
+        model=model or str(served),
+        recipe=recipe,
+        data=data,
+        split=split,
+        source=source,
+        checkpoint=checkpoint,
+        temperature=sample,
+        samples=n,
+        max_rows=max_rows,
+        seed=seed,
+        overrides=tuple(overrides or ()),
+        force=force,
+        gpus=gpus,
+        runs=runs,
+        argv=options.typed_words(ctx),
+        name=name,
+        compare=compare,
+        images=images,
+        normal=normal,
+        settings=tuple(settings_names or ()),
+        as_json=as_json,
     )
     root, argv = runs_root(runs), recorded_command(request.argv)
-    if endpoint_options is None:
-        origin = find_model(request.model, root, int(checkpoint) if checkpoint.isdigit() else checkpoint)
-    else:
-        origin = served_origin(endpoint_options)
+    origin, chosen, settled, warnings = open_answering(request, endpoint_options, root)
     settings = work.EvalSettings(sample or None, n, name, seed, force, changes)
-    chosen = choose_recipe(origin, root, recipe=recipe, data=data, overrides=list(request.overrides))
-    settled, warnings = (chosen.recipe, []) if endpoint_options else settle_for_answers(chosen.recipe, origin.files)
     if not launched():
         show_warnings(warnings)
     rows = rows_to_evaluate(settled, chosen.seen, split, max_rows, source)
@@ -339,5 +331,4 @@ def _show(
     compared = None if others is None else str(others[0]) if len(others) == 1 else [str(o) for o in others]
     emit({"evaluations": results, "compared_with": compared}, as_json)
     if not as_json:
-        for result, other in zip(results, against, strict=True):
-            show_evaluation(result, other)
+        show_evaluations(results, against)

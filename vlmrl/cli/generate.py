@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlmrl.cli import options
+from vlmrl.cli.answering import endpoint_of, open_answering
 from vlmrl.cli.output import emit, say, say_origin, show_warnings, tell
-from vlmrl.cli.served import endpoint_of, served_origin
 from vlmrl.cli.show.progress import counter
 from vlmrl.errors import RecipeError
 from vlmrl.visible import plural
@@ -69,12 +69,9 @@ def generate(
     by --set rollout.tensor_parallel=N (engine vLLM); --gpus is then a multiple of N.
     """
     from vlmrl.dist.rank_process import launched
-    from vlmrl.inference.eval_recipe import choose_recipe
     from vlmrl.inference.evaluation import EvalSettings
     from vlmrl.inference.generate import Answered, require_free, rows_to_answer
     from vlmrl.launch.request import GenerateRequest
-    from vlmrl.setup.model_origin import find_model
-    from vlmrl.setup.open_values import settle_for_answers
     from vlmrl.store.layout import runs_root
 
     if n > 1 and not sample:
@@ -82,44 +79,37 @@ def generate(
     connection = endpoint_of(endpoint, served, key_env, concurrency, model=model, gpus=gpus)
     require_free(out, force)
     root, settings = runs_root(runs), EvalSettings(sample or None, n, None, seed, force)
-    if connection is None:
-        origin = find_model(str(model), root, int(checkpoint) if checkpoint.isdigit() else checkpoint)
-    else:
-        origin = served_origin(connection)
-    chosen = choose_recipe(origin, root, recipe=recipe, data=data, overrides=list(overrides or ()))
-    settled, warnings = (chosen.recipe, []) if connection else settle_for_answers(chosen.recipe, origin.files)
+    request = GenerateRequest(
+        model=model or str(served),
+        out=out,
+        recipe=recipe,
+        data=data,
+        split=split,
+        source=source,
+        checkpoint=checkpoint,
+        temperature=sample,
+        samples=n,
+        max_rows=max_rows,
+        seed=seed,
+        overrides=tuple(overrides or ()),
+        force=force,
+        gpus=gpus,
+        runs=runs,
+        argv=options.typed_words(ctx),
+    )
+    origin, _, settled, warnings = open_answering(request, connection, root)
     sources = rows_to_answer(settled, split, max_rows, source)
     if launched():
         _generate(settled, origin, sources, root, out, settings)
         return
     show_warnings(warnings)
-    say_origin(str(model), origin.parent)
+    say_origin(request.model, origin.parent)
     for one in sources:
         say(f"{one.name}: {len(one.rows):,} rows, split {one.split}")
-    if gpus is not None:
-        words = options.typed_words(ctx)
-        request = GenerateRequest(
-            str(model),
-            out,
-            recipe,
-            data,
-            split,
-            source,
-            checkpoint,
-            sample,
-            n,
-            max_rows,
-            seed,
-            tuple(overrides or ()),
-            force,
-            gpus,
-            runs,
-            words,
-        )
-        if _on_ranks(request, settled, root):
-            rows = sum(len(one.rows) for one in sources)
-            _show(Answered(out, rows, rows * n), as_json)
-            return
+    if gpus is not None and _on_ranks(request, settled, root):
+        rows = sum(len(one.rows) for one in sources)
+        _show(Answered(out, rows, rows * n), as_json)
+        return
     if connection is None:
         done = _generate(settled, origin, sources, root, out, settings)
     else:

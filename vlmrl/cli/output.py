@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from vlmrl.visible import one_line, visible, visible_json
 
+SHORT_NAME = 32
+"""A table whose names have at most so many characters does not break them."""
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -173,9 +176,11 @@ def draw_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], 
     table = Table(
         box=SIMPLE_HEAD, title=Text(f"\n{title}"), title_style="bold", title_justify="left", show_header=any(heads)
     )
+    is_short = max((len(one_line(row[0])) for row in rows), default=0) <= SHORT_NAME
     for index, head in enumerate(heads):
         number = (right == 99 and index > 0) or (right < 99 and index < right)
-        table.add_column(head, justify="right" if number else "left", overflow="fold")
+        whole = index == 0 and is_short  # the other columns are broken first
+        table.add_column(head, justify="right" if number else "left", overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
     out.print(table)

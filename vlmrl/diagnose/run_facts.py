@@ -94,7 +94,7 @@ class Response:
 
     @property
     def failed(self) -> bool:
-        """Whether the reward raised an error on the response. This is a bug in the reward."""
+        """Return whether the reward raised an error on the response. This is a bug in the reward."""
         return self.error not in (None, INAPPLICABLE) and self.status != "unavailable"
 
     @property
@@ -227,7 +227,7 @@ class RunFacts:
 
     @property
     def own_reward(self) -> bool:
-        """Whether the reward of at least one source is a user's function."""
+        """Return whether the reward of at least one source is a user's function."""
         return any(".py:" in str(one.get("name")) for record in self.manifest.rewards for one in single_records(record))
 
 

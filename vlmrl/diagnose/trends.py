@@ -161,7 +161,7 @@ class History:
 
     @cached_property
     def no_better(self) -> Any:
-        """Whether the accuracy did not rise, or certainly rose far less than the reward, [T]; None if not known."""
+        """Return whether the accuracy did not rise, or rose far less than the reward, [T]; None if not known."""
         paid, right = self.paid, self.contrast(self.accuracy)
         if paid is None or right is None:
             return None
@@ -172,7 +172,7 @@ class History:
 
     @cached_property
     def learned(self) -> bool:
-        """Whether nearly all recent responses are right."""
+        """Return whether nearly all recent responses are right."""
         recent = self.accuracy[-int(limit("sign_steps")) :]
         return bool(len(recent)) and bool(np.mean(recent) >= limit("accuracy_learned"))
 

@@ -194,7 +194,8 @@ class EndpointClient:
                 pause = self._pause(attempt, failed.retry_after)
                 if time.monotonic() - self._notified >= NOTIFY_SECONDS:
                     self._notified = time.monotonic()
-                    self._notify(f"{failed.failure.message}; trying again in {pause:.0f} s")
+                    which = f"attempt {attempt + 1} of {self.options.attempts}"
+                    self._notify(f"{failed.failure.message}; {which} in {pause:.0f} s")
                 await self._sleep(pause)
             attempt += 1
 

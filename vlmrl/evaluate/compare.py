@@ -39,6 +39,7 @@ from vlmrl.store.evaluated_rows import (
     ROLES,
     TRAINING_STEP,
     images_of,
+    listed_in_words,
     read_summary,
     role_of,
     same_rows_key,
@@ -120,7 +121,11 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     evaluations.sort(key=lambda e: (any(e["shown"]), ROLES.index(e["role"])))
     correct_for_many((family_of(e), m["metric"], m["test"]) for e in evaluations for m in e["metrics"] if m["test"])
     return {
-        "conclusion": conclude(evaluations, [s.title for s in (a, b)]),
+        "conclusion": conclude(
+            evaluations,
+            [s.title for s in (a, b)],
+            evaluated=both and bool(a.evaluations and b.evaluations),
+        ),
         "a": describe(a),
         "b": describe(b),
         "recipe": recipe_differences(a, b, notes) if both else [],
@@ -155,8 +160,9 @@ def _common_evaluations(a: Side, b: Side, notes: list[str]) -> list[tuple[str, P
     mine, theirs = (evaluations_by_rows(side, names) for side in (a, b))
     pairs += [(key, mine[key], theirs[key]) for key in mine if key in theirs]
     if not pairs and (a.evaluations or b.evaluations):
-        names_of_sides = (", ".join(s.evaluations) or "none" for s in (a, b))
-        notes.append("no evaluation in common: A has {}; B has {}".format(*names_of_sides))
+        notes.append(
+            "no evaluation in common: A has {}. B has {}".format(*(listed_in_words(s.evaluations) for s in (a, b)))
+        )
     return pairs
 
 

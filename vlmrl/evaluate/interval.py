@@ -44,6 +44,8 @@ METHOD = (
     "Student's t where no range is known, and of lengths"
 )
 """Method of all intervals of quantities with a range, as shown to people."""
+NO_INTERVAL = "one cluster of rows, too few for a metric of the whole split, or a length that is the same everywhere"
+"""Reasons for which a metric has no interval, as shown to people."""
 Z_95 = 1.959963984540054
 NEAR_BOUND = (3.0, 10.0)
 """With at most so many effective zeros (or ones), Poisson's limit replaces Wilson's next to that bound, if it is wider.

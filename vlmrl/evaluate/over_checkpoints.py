@@ -70,7 +70,9 @@ def step_of(summary: Mapping[str, Any]) -> int | None:
 def summary_over_steps(
     summaries: Iterable[Mapping[str, Any]], metric: str, selected: int | None
 ) -> dict[str, Any] | None:
-    """Return mean, best and selected value of a metric over checkpoints; None for fewer than two steps.
+    """Return mean, best and selected value of a metric over checkpoints; None for fewer than two trained ones.
+
+    The weights that a run starts from (step 0) may be the selected ones, but do not count for mean and best.
 
     Args:
         selected: step that validation selected; None = there was no validation, and the last step counts.
@@ -87,9 +89,9 @@ def summary_over_steps(
             values[step] = float(entry["value"])
             roles.append(role_of(summary.get("meta") or {}))
             better = entry.get("better") or better
-    if len(values) < 2:
+    steps = [step for step in sorted(values) if step > 0]
+    if len(steps) < 2:
         return None
-    steps = sorted(values)
     lower = (better or metric_facts(metric).better) == "lower"
     best = (min if lower else max)(steps, key=lambda step: values[step])
     chosen, by = (steps[-1], "the last step") if selected is None else (selected, "validation")
@@ -98,7 +100,7 @@ def summary_over_steps(
         "role": roles[-1],
         "steps": steps,
         "values": [values[step] for step in steps],
-        "mean": sum(values.values()) / len(values),
+        "mean": sum(values[step] for step in steps) / len(steps),
         "best": {"step": best, "value": values[best], "label": best_label(len(steps), roles[-1])},
         "selected": {"step": chosen, "value": values[chosen], "by": by} if chosen in values else None,
     }

@@ -6,7 +6,8 @@ there are, with replacement. A row is in a resample as often as all of its units
 their counts). For rows of one unit each this is the cluster bootstrap; for rows that show several images it is Owen's
 pigeonhole bootstrap (2007), whose variance is, if anything, too large. The interval is that of the percentiles. In
 simulations for an F1 of 10 to 200 units it contains the true value in 92 to 94% of cases; of 5 units in 78%. So fewer
-than LEAST_UNITS units have no interval (tests/unit/evaluate/test_set_metrics.py).
+than LEAST_UNITS units have no interval (tests/unit/evaluate/test_set_metrics.py), nor has a metric that is the same on
+all resamples.
 
 The draws depend only on the units, their number and SEED. Two evaluations of the same rows therefore have the same
 resamples, and the replicates of a paired difference are the differences of their replicates. So `vlmrl compare` does
@@ -208,9 +209,13 @@ def _interval(value: float, drawn_R: Floats, units: Units) -> Interval:
 
 
 def _ends(drawn_R: Floats) -> tuple[float, float]:
-    """Return the 2.5th and the 97.5th percentile; NaN unless more than half of the replicates are defined."""
+    """Return the 2.5th and the 97.5th percentile.
+
+    NaN unless more than half of the replicates are defined, and if all of those are equal: resamples of units that are
+    all alike do not show what other units would give.
+    """
     defined = drawn_R[np.isfinite(drawn_R)]
-    if 2 * len(defined) <= len(drawn_R):
+    if 2 * len(defined) <= len(drawn_R) or np.ptp(defined) == 0:
         return math.nan, math.nan
     low, high = np.quantile(defined, (0.025, 0.975))
     return float(low), float(high)

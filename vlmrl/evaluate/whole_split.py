@@ -35,7 +35,7 @@ class WholeSplit:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the task has figures, or set metrics that cannot be measured on records one by one."""
+        """Return whether the task has figures, or set metrics that cannot be measured on records one by one."""
         has_sets = self._task.set_metrics is not None and not self._counts_records
         return has_sets or self._task.figures is not NO_FIGURES
 

@@ -43,6 +43,7 @@ class EvalRows:
         max_rows: maximum number of rows, the first ones; None = all.
         origin: place of the rows, in words: "split test of data/digits", "the file val.jsonl".
         others: splits of the dataset that were not taken, if these are training rows.
+        by_option: whether the user gave `max_rows`; else it is that of the recipe, as in the run's validations.
     """
 
     source: Source
@@ -50,6 +51,7 @@ class EvalRows:
     max_rows: int | None
     origin: str
     others: tuple[str, ...] = ()
+    by_option: bool = False
 
     @property
     def count(self) -> int:
@@ -60,7 +62,8 @@ class EvalRows:
         """Line that says what is evaluated. `LABELS` in store/evaluated_rows.py has the warning for the rows' role."""
         count = len(self.source.rows)
         amount = f"{self.count:,} of {count:,} rows" if self.count < count else f"{count:,} rows"
-        return f"{self.source.name}: {amount}, {self.origin}"
+        limit = "" if self.by_option or self.count == count else " (eval.max_rows; --max-rows changes it)"
+        return f"{self.source.name}: {amount}{limit}, {self.origin}"
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def rows_to_evaluate(
         result = [_by_rule(d, recipe, seen) for d in entries]
     else:
         result = [_named(d, recipe, seen, split, len(entries)) for d in entries]
-    return [replace(r, max_rows=max_rows) if max_rows is not None else r for r in result]
+    return [replace(r, max_rows=max_rows, by_option=True) if max_rows is not None else r for r in result]
 
 
 def only_training_rows(run_dir: Path) -> bool:

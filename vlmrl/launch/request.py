@@ -83,7 +83,7 @@ class TrainRequest:
 
     @property
     def needs_launcher(self) -> bool:
-        """Whether the launcher is needed: for several processes, a choice of GPUs, or a dry run."""
+        """Return whether the launcher is needed: for several processes, a choice of GPUs, or a dry run."""
         return self.machines.gpus is not None or self.machines.nnodes > 1 or self.dry_run
 
     def check(self) -> None:
@@ -153,19 +153,18 @@ class TrainRequest:
         return command_words(self.command, None, options)
 
 
-@dataclass(frozen=True)
-class EvalRequest:
-    """Arguments of `vlmrl eval`. Fields that are not listed are the command's options of the same name.
+@dataclass(frozen=True, kw_only=True)
+class AnswerRequest:
+    """Arguments that `vlmrl eval` and `vlmrl generate` share: which model answers which rows, and how.
+
+    Fields that are not listed are the commands' options of the same name.
 
     Args:
+        model: run, model folder, hub name, or name at an endpoint.
         temperature: sampling temperature; None = greedy.
         samples: responses per prompt.
-        compare: evaluation to compute the differences to.
-        gpus: value of `--gpus`; None = this process evaluates alone.
-        argv: words that the user typed after `vlmrl`, for the record of the evaluation.
-        images: changes of the images, as typed.
-        normal: normal evaluation to compare with; None = that of the run, else it is made.
-        settings: names of the recipe's settings to use; () = all.
+        gpus: value of `--gpus`; None = this process alone answers.
+        argv: words that the user typed after `vlmrl`, for the record.
     """
 
     model: str
@@ -178,95 +177,75 @@ class EvalRequest:
     samples: int = 1
     max_rows: int | None = None
     seed: int = 0
-    name: str | None = None
-    compare: str | None = None
     overrides: tuple[str, ...] = ()
     force: bool = False
     gpus: str | None = None
     runs: Path | None = None
-    as_json: bool = False
     argv: tuple[str, ...] = ()
+
+    def _words(self, command: str, more: Mapping[str, OptionValue]) -> list[str]:
+        """Return the words of every rank's command after `vlmrl`: all options but --gpus, and `more`."""
+        shared: dict[str, OptionValue] = {
+            "--recipe": self.recipe,
+            "--data": self.data,
+            "--split": self.split,
+            "--source": self.source,
+            "--checkpoint": self.checkpoint,
+            "--sample": self.temperature,
+            "--n": self.samples,
+            "--max-rows": self.max_rows,
+            "--seed": self.seed,
+            "--set": self.overrides,
+            "--force": self.force,
+            "--runs": self.runs,
+        }
+        return command_words(command, self.model, {**shared, **more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRequest(AnswerRequest):
+    """Arguments of `vlmrl eval`.
+
+    Args:
+        name: of the evaluation; None = composed of rows, checkpoint and sampling.
+        compare: evaluation to compute the differences to.
+        images: changes of the images, as typed.
+        normal: normal evaluation to compare with; None = that of the run, else it is made.
+        settings: names of the recipe's settings to use; () = all.
+        as_json: whether to print one JSON object on stdout.
+    """
+
+    name: str | None = None
+    compare: str | None = None
     images: str | None = None
     normal: str | None = None
     settings: tuple[str, ...] = ()
+    as_json: bool = False
 
     def rank_words(self) -> list[str]:
         """Return the words of every rank's command after `vlmrl`: this request without --gpus."""
-        return command_words(
+        return self._words(
             "eval",
-            self.model,
             {
-                "--recipe": self.recipe,
-                "--data": self.data,
-                "--split": self.split,
-                "--source": self.source,
-                "--checkpoint": self.checkpoint,
-                "--sample": self.temperature,
-                "--n": self.samples,
-                "--max-rows": self.max_rows,
-                "--seed": self.seed,
                 "--name": self.name,
                 "--compare": self.compare,
                 "--images": self.images,
                 "--normal": self.normal,
                 "--settings": self.settings,
-                "--set": self.overrides,
-                "--force": self.force,
-                "--runs": self.runs,
                 "--json": self.as_json,
             },
         )
 
 
-@dataclass(frozen=True)
-class GenerateRequest:
-    """Arguments of `vlmrl generate`. Fields that are not listed are the command's options of the same name.
+@dataclass(frozen=True, kw_only=True)
+class GenerateRequest(AnswerRequest):
+    """Arguments of `vlmrl generate`. `out`: the file to write."""
 
-    Args:
-        temperature: sampling temperature; None = greedy.
-        samples: responses per prompt.
-        gpus: value of `--gpus`; None = this process generates alone.
-        argv: words that the user typed after `vlmrl`.
-    """
-
-    model: str
     out: Path
-    recipe: str | None = None
-    data: str | None = None
-    split: str | None = None
-    source: str | None = None
-    checkpoint: str = "best"
-    temperature: float | None = None
-    samples: int = 1
-    max_rows: int | None = None
-    seed: int = 0
-    overrides: tuple[str, ...] = ()
-    force: bool = False
-    gpus: str | None = None
-    runs: Path | None = None
-    argv: tuple[str, ...] = ()
 
     def rank_words(self) -> list[str]:
         """Return the words of every rank's command after `vlmrl`: this request without --gpus."""
-        return command_words(
-            "generate",
-            self.model,
-            {
-                "--out": self.out,
-                "--recipe": self.recipe,
-                "--data": self.data,
-                "--split": self.split,
-                "--source": self.source,
-                "--checkpoint": self.checkpoint,
-                "--sample": self.temperature,
-                "--n": self.samples,
-                "--max-rows": self.max_rows,
-                "--seed": self.seed,
-                "--set": self.overrides,
-                "--force": self.force,
-                "--runs": self.runs,
-            },
-        )
+        return self._words("generate", {"--out": self.out})
 
 
 def command_words(command: str, argument: str | None, options: Mapping[str, OptionValue]) -> list[str]:

@@ -37,7 +37,7 @@ class Sweep:
 
     @property
     def has_runs(self) -> bool:
-        """Whether one of these options was given."""
+        """Return whether one of these options was given."""
         return self.seeds is not None or bool(self.grid)
 
     def check(self, request: TrainRequest) -> None:

@@ -38,7 +38,7 @@ class RankPlan:
 
     @property
     def is_one_process(self) -> bool:
-        """Whether the run has a single process on all machines together. Then the calling process trains by itself."""
+        """Return whether the run has a single process on all machines. Then the calling process trains by itself."""
         return self.job.ranks * self.job.nnodes == 1
 
 

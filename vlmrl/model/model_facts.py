@@ -71,12 +71,12 @@ class ModelFacts:
 
     @property
     def two_way_images(self) -> bool:
-        """Whether the tokens of an image see each other in both directions."""
+        """Return whether the tokens of an image see each other in both directions."""
         return has_two_way_images(self.model_type, self.text.get("use_bidirectional_attention"))
 
     @property
     def has_axes(self) -> bool:
-        """Whether position ids have three axes. Vision towers of such families run all images as one sequence."""
+        """Return whether position ids have three axes. Vision towers of such families run images as one sequence."""
         return has_axes(self.model_type)
 
     @property

@@ -138,7 +138,7 @@ class MemoryPlan:
 
     @property
     def is_tight(self) -> bool:
-        """Whether the run fits only just. That the cache takes all free memory does not make it tight."""
+        """Return whether the run fits only just. That the cache takes all free memory does not make it tight."""
         largest = max(p.total - (self.elastic if CACHE in p.parts else 0) for p in self.phases)
         return self.fits and largest > TIGHT * self.cluster.each_bytes
 

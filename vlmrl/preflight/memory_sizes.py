@@ -196,7 +196,7 @@ class Sizes:
 
     @property
     def vision_learns(self) -> bool:
-        """Whether the vision tower has a backward pass."""
+        """Return whether the vision tower has a backward pass."""
         lora, freeze = self.recipe.lora, self.recipe.model.freeze
         return lora.vision if lora else not {"vision", "connector"} <= set(freeze)
 

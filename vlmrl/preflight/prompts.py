@@ -91,7 +91,7 @@ class PromptScan:
 
     @property
     def is_sound(self) -> bool:
-        """Whether every row so far gave a prompt and, if responses are trained on, a response."""
+        """Return whether every row so far gave a prompt and, if responses are trained on, a response."""
         return not (self.stopped or self.failed)
 
     def problems(self, where: str) -> list[Problem]:

@@ -100,7 +100,7 @@ class Eval(RecipeTable):
 
     @property
     def validates_between(self) -> bool:
-        """Whether there are validations between the start and the end of a run."""
+        """Return whether there are validations between the start and the end of a run."""
         return bool(self.every_steps or self.every_epochs)
 
     def token_limit(self, setting: EvalSetting, rollout_limit: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmrl.tasks.reflection import PREFIX, PREFIXES, WORD
+from vlmrl.tasks.reflection import PREFIX, PREFIXES, RATE, WORD
 
 COUNT = "count/"
 
@@ -16,12 +16,17 @@ def is_reflection(name: str) -> bool:
 
 
 def reflection_names(lines: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
-    """Return (ratios and rates, counts of the words that occur) among the metrics of training lines, in their order."""
+    """Return (ratios and rates, counts of the words that occur) among the metrics of training lines, in their order.
+
+    Both are empty if none of the words ever occurs.
+    """
     values = {name: value for line in lines for name, value in line.items() if name.startswith(PREFIX) and value}
     names = dict.fromkeys(
         n for line in lines for n, value in line.items() if n.startswith(PREFIX) and value is not None
     )
     words = [name for name in names if f"/{WORD}" in name and name in values]
+    if not any(RATE in name or name in words for name in values):
+        return [], []
     return [name for name in names if f"/{WORD}" not in name and f"/{COUNT}" not in name], words
 
 

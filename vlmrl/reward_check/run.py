@@ -65,7 +65,7 @@ class RewardQuestion:
 
     @property
     def is_lenient(self) -> bool:
-        """Whether every reward of the check accepts a ground truth of any form, unchanged."""
+        """Return whether every reward of the check accepts a ground truth of any form, unchanged."""
         return takes_any_truth(self.reward) and (self.diff is None or takes_any_truth(self.diff))
 
 

@@ -127,7 +127,7 @@ class GateLimit:
 
     @property
     def needs_errors(self) -> bool:
-        """Whether the check must count rows on which the reward fails, instead of ending at the first."""
+        """Return whether the check must count rows on which the reward fails, instead of ending at the first."""
         return self.name in ("errors", "broken")
 
     def __str__(self) -> str:

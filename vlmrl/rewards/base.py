@@ -97,7 +97,7 @@ class RewardSpec:
 
     @property
     def is_builtin(self) -> bool:
-        """Whether it is a built-in: `ranges` then has every part that it may return."""
+        """Return whether it is a built-in: `ranges` then has every part that it may return."""
         return self.user is None and all(member.spec.is_builtin for member in self.members)
 
     @property

@@ -174,12 +174,12 @@ class Scorer:
 
     @property
     def is_open(self) -> bool:
-        """Whether groups were submitted and their call has not ended."""
+        """Return whether groups were submitted and their call has not ended."""
         return self._call is not None
 
     @property
     def is_busy(self) -> bool:
-        """Whether inputs of the open call are being scored, or wait for a service."""
+        """Return whether inputs of the open call are being scored, or wait for a service."""
         return self._call is not None and bool(self._call.missing or (self._pool is not None and self._pool.pending))
 
     @property

@@ -111,7 +111,7 @@ class Call:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the call waits for a service that many inputs in a row got no answer from."""
+        """Return whether the call waits for a service that many inputs in a row got no answer from."""
         return self.outage is not None and self.silent_in_a_row >= HOLD_AFTER
 
     def hold(self, places: Iterable[Place]) -> None:

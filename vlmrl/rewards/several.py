@@ -66,7 +66,7 @@ class Member:
 
     @property
     def may_not_count(self) -> bool:
-        """Whether the reward may not count in a response: it has a gate, or is in TRL's form, which may return None."""
+        """Return whether it may not count in a response: it has a gate, or TRL's form, which may return None."""
         return self.gate is not None or (self.spec.user is not None and self.spec.user.style == "trl")
 
     @property

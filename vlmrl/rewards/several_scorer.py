@@ -163,12 +163,12 @@ class SeveralScorer:
 
     @property
     def is_open(self) -> bool:
-        """Whether groups were submitted and their call has not ended."""
+        """Return whether groups were submitted and their call has not ended."""
         return self._call is not None
 
     @property
     def is_busy(self) -> bool:
-        """Whether inputs of the open call are being scored, or wait for a service."""
+        """Return whether inputs of the open call are being scored, or wait for a service."""
         return any(scorer.is_busy for scorer in self._scorers.values())
 
     @property

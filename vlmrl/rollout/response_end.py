@@ -35,7 +35,7 @@ class ResponseTexts:
 
     @property
     def is_local(self) -> bool:
-        """Whether a token changes the text of its neighbours only.
+        """Return whether a token changes the text of its neighbours only.
 
         This holds for all decoders of the library `tokenizers`. A tokenizer in Python may do anything with the text.
         """

@@ -95,7 +95,7 @@ class Scoring:
 
     @property
     def is_open(self) -> bool:
-        """Whether some inputs have no final outcome yet."""
+        """Return whether some inputs have no final outcome yet."""
         return any(scorer.is_open for scorer in self._sources.values())
 
     def missing(self) -> Missing | None:
@@ -121,7 +121,7 @@ class Scoring:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no worker has anything to do of what was submitted: `finish` then waits only for second tries."""
+        """Return whether no worker has anything left to do: `finish` then waits only for second tries."""
         return not any(scorer.is_busy for scorer in self._sources.values())
 
     def finish(self, seconds: float | None = None) -> list[Group]:

@@ -118,6 +118,21 @@ def sampling_words(meta: Mapping[str, Any]) -> str:
     return f"{meta['setting']} ({words})" if meta.get("setting") else words
 
 
+def listed_in_words(folders: Mapping[str, Path]) -> str:
+    """Return names and sampling of evaluations. Example: test-digits, greedy; test-digits-pass8, pass8 (T=1.0, n=8).
+
+    Args:
+        folders: name -> folder.
+    """
+    texts = []
+    for name, folder in folders.items():
+        try:
+            texts.append(f"{name}, {sampling_words(read_summary(folder).get('meta') or {})}")
+        except StoreError:
+            texts.append(f"{name}, damaged")
+    return "; ".join(texts) or "none"
+
+
 def same_rows_key(meta: Mapping[str, Any]) -> str | None:
     """Return a key that is equal for evaluations of the same rows, shown alike, with the same sampling.
 

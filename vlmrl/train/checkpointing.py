@@ -88,12 +88,12 @@ class Saver:
 
     @property
     def under_way(self) -> bool:
-        """Whether a checkpoint was begun and `result` has not been called since. The same on all ranks."""
+        """Return whether a checkpoint was begun and `result` has not been called since. The same on all ranks."""
         return self._under_way is not None
 
     @property
     def written(self) -> bool:
-        """Whether `result` would return at once."""
+        """Return whether `result` would return at once."""
         return self._under_way is None or self._under_way.done()
 
     def begin(self, write: Callable[[], Written]) -> None:

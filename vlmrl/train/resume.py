@@ -82,7 +82,7 @@ class ResumePlan:
 
     @property
     def recipe_given(self) -> bool:
-        """Whether another recipe file than the run's own was given."""
+        """Return whether another recipe file than the run's own was given."""
         return self.loaded.path.parent != self.run.dir
 
     @property

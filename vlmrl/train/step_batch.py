@@ -89,7 +89,7 @@ class StepBatch:
 
     @property
     def all_sampled(self) -> bool:
-        """Whether an engine sampled every trained token."""
+        """Return whether an engine sampled every trained token."""
         return all(s.sampler_logp is not None for i in self.items for s in i.segments if s.trained)
 
     def num_trained(self, item: TrainItem) -> int:

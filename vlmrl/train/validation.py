@@ -189,8 +189,9 @@ def write_validation(
     best = journal.progress.count_validation(value, settings.goal)
     if best:
         journal.run.set_best(step, settings.metric, value)
-    journal.log(step, "validation", metrics | {"eval/metric": value, "eval/is_best": best})
-    journal.watcher.validation(step, metrics, best)
+    metrics |= {"eval/metric": value, "eval/is_best": best}
+    journal.log(step, "validation", metrics)
+    journal.watcher.validation(step, metrics, best, settings.metric)
 
 
 def _numbers(prefix: str, metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def test_a_user_is_told_of_an_outage_once_and_without_the_key(monkeypatch: pytes
         options = EndpointOptions(endpoint.address, "m", "MY_KEY")
         with EndpointClient(options, notify=told.append, sleep=Pauses()) as one:
             one.submit(request()).result(20)
-    assert len(told) == 1 and told[0].startswith("the endpoint fails: HTTP 500: <hidden>; trying again in ")
+    assert len(told) == 1 and told[0].startswith("the endpoint fails: HTTP 500: <hidden>; attempt 2 of 6 in ")
 
 
 def test_nobody_listens_is_an_outage() -> None:

@@ -50,7 +50,7 @@ def test_without_validation_the_last_step_counts_and_not_the_best():
 def test_the_best_of_a_metric_that_is_better_when_lower_is_its_minimum():
     rows = [
         {"metrics": {"brier": {"value": v}}, "meta": {"step": i, "role": "validation"}}
-        for i, v in enumerate((0.3, 0.1))
+        for i, v in enumerate((0.0, 0.3, 0.1))  # step 0 is not trained
     ]
     found = summary_over_steps(rows, "brier", None)
     assert found is not None and found["best"]["value"] == 0.1

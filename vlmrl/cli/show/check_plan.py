@@ -8,7 +8,7 @@ from typing import Any
 from vlmrl.cli.output import console
 from vlmrl.cli.show.memory_table import show_memory
 from vlmrl.errors import Problem, gib
-from vlmrl.visible import visible
+from vlmrl.visible import plural, visible
 
 
 def show_parity(parity: Mapping[str, Any]) -> None:
@@ -96,11 +96,12 @@ def _prompt_lines(name: str, prompts: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 
 def _run_line(run: Mapping[str, Any]) -> str:
+    checkpoints = f"{run['checkpoints']} checkpoint{plural(run['checkpoints'])}"
     if "responses" not in run:
-        return f"{run['steps']:,} steps x {run['rows_per_step']} rows; {run['checkpoints']} checkpoints"
+        return f"{run['steps']:,} steps x {run['rows_per_step']} rows; {checkpoints}"
     return (
         f"{run['steps']:,} steps x {run['prompts_per_step']} prompts x {run['samples_per_prompt']} samples = "
-        f"{run['responses']:,} responses, {run['updates']:,} updates, {run['checkpoints']} checkpoints"
+        f"{run['responses']:,} responses, {run['updates']:,} updates, {checkpoints}"
     )
 
 

@@ -2,54 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.cli.output import say, show_table, tell
+from vlmrl.visible import plural
 
 if TYPE_CHECKING:
     from vlmrl.evaluate.records import Evaluation
 
+QUIET = "reflection"
+"""Group of metrics that a line replaces where all of them are 0."""
 
-def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
-    """Print the metrics of one evaluation. `other`: folder of the evaluation that it is compared with."""
+
+def show_evaluations(results: Sequence[dict[str, Any]], others: Sequence[Path | None]) -> None:
+    """Print the metrics of evaluations. Notes that are the same for several are printed once, at the end.
+
+    Args:
+        others: for each one, folder of the evaluation that it is compared with.
+    """
+    legends: dict[str, None] = {}
+    for result, other in zip(results, others, strict=True):
+        legends |= dict.fromkeys(_show_evaluation(result, other))
+    for legend in legends:
+        tell(legend)
+
+
+def _show_evaluation(result: dict[str, Any], other: Path | None) -> list[str]:
+    """Print the metrics of one evaluation and what holds for it alone. Return the notes on how to read the table."""
     from vlmrl.evaluate.metrics import task_problems
     from vlmrl.evaluate.over_epochs import published_here
-    from vlmrl.store.evaluated_rows import images_of, method_of, role_label, set_method_of
+    from vlmrl.evaluate.repeated import BEGINNINGS
+    from vlmrl.store.evaluated_rows import role_label
 
-    meta, sampling = result["meta"], result["meta"]["sampling"]
-    of = meta["model"] if meta["checkpoint"] is None else f"{meta['model']} {meta['checkpoint']}"
-    of += f" at {meta['endpoint']}" if meta.get("endpoint") else ""
-    how = "greedy" if sampling["greedy"] else f"T={sampling['temperature']:g}, {sampling['samples']} samples per prompt"
+    meta = result["meta"]
     numbers = published_here(meta.get("paper") or {}, meta)
     baselines, differences = result["baselines"], result.get("differences", {})
-    headers = ["metric", "value", "95% interval", "rows"]
+    headers = ["metric", "value", "95% interval", "n"]
     headers += ["blind baseline"] * bool(baselines) + ["paper"] * bool(numbers) + ["difference"] * bool(other)
-    rows = []
+    rows, left_out = [], _empty_group(result)
     for name, m in result["metrics"].items():
         row = [name, number(m["value"]), interval(m), f"{m['n']:,}"]
         row += [number(baselines.get(name, {}).get("value"))] if baselines else []
-        row += [str(numbers.get(name, ""))] if numbers else []
+        row += [str(numbers.get(name, "-"))] if numbers else []
         row += [difference(differences.get(name))] if other else []
-        rows.append(row)
-    images = f"{result['images']:,} images, " if result["images"] else ""
-    images += f"shown: {changed}, " if (changed := images_of(meta)) else ""
-    title = f"{of} on {meta['source']}/{meta['split']}: {result['prompts']:,} prompts, {images}{how}"
-    show_table(title, headers, rows)
-    tell(f"intervals: {method_of(result)}; - = none, because there is one cluster of rows")
-    if of_sets := set_method_of(result):
-        tell(f"intervals {of_sets}")
-    if undefined := (result.get("set_metrics") or {}).get("undefined"):
+        if name not in left_out:
+            rows.append(row)
+    show_table(_heading(result), headers, rows)
+    undefined = (result.get("set_metrics") or {}).get("undefined") or ()
+    if left_out:
+        tell(f"{QUIET}: none in these answers")
+    elif undefined:
         tell(f"not defined on these answers: {', '.join(undefined)}")
-    if numbers:
-        tell(f"paper: {meta['paper'].get('source', 'no source named')}")
+    if result["rows"] > result["prompts"] and not any(name.startswith(BEGINNINGS) for name in result["metrics"]):
+        tell(
+            "no pass@k, maj@k and mean@k: these rows have no accuracy (a part of the reward is one: [reward] accuracy)"
+        )
     if other:
         tell(f"difference: this minus {other}, on the rows both have; * = its interval excludes 0")
         if not result.get("scored_alike", True):
             ours = ", nor is accuracy, which is one of the parts" if "accuracy_of" in result else ""
             tell(f"the two were scored by different rewards: `reward` and `part/...` are not comparable{ours}")
-    if "accuracy_of" in result:
-        tell(f"accuracy is {result['accuracy_of']}")
     if result["reward_errors"]:
         tell(f"the reward failed for {result['reward_errors']} of {result['rows']} answers: they are not in `reward`")
     if down := result.get("reward_unavailable"):
@@ -65,6 +79,47 @@ def show_evaluation(result: dict[str, Any], other: Path | None) -> None:
     if label:
         tell(f"these are {label}")
     say(f"saved in {result['folder']}")
+    return _legends(result, [name for name in result["metrics"] if name not in left_out], bool(numbers))
+
+
+def _heading(result: Mapping[str, Any]) -> str:
+    """Return model, rows and sampling. Example: im step-000020 on digits/test: 40 prompts, 80 images, greedy."""
+    from vlmrl.store.evaluated_rows import images_of, sampling_words
+
+    meta = result["meta"]
+    of = meta["model"] if meta["checkpoint"] is None else f"{meta['model']} {meta['checkpoint']}"
+    of += f" at {meta['endpoint']}" if meta.get("endpoint") else ""
+    counts = [f"{result['prompts']:,} prompt{plural(result['prompts'])}"]
+    counts += [f"{result['rows']:,} responses"] * (result["rows"] != result["prompts"])
+    counts += [f"{result['images']:,} image{plural(result['images'])}"] * bool(result["images"])
+    counts += [f"shown: {changed}"] if (changed := images_of(meta)) else []
+    return f"{of} on {meta['source']}/{meta['split']}: {', '.join(counts)}, {sampling_words(meta)}"
+
+
+def _empty_group(result: Mapping[str, Any]) -> set[str]:
+    """Return the metrics of reflection if all of them are 0: one line says so."""
+    names = {name for name in result["metrics"] if name.startswith(f"{QUIET}/")}
+    return names if all(result["metrics"][name]["value"] == 0 for name in names) else set()
+
+
+def _legends(result: Mapping[str, Any], names: Sequence[str], has_paper: bool) -> list[str]:
+    """Return the notes on how to read the metrics `names` of a table."""
+    from vlmrl.evaluate.interval import NO_INTERVAL
+    from vlmrl.store.evaluated_rows import method_of, set_method_of
+
+    metrics = {name: result["metrics"][name] for name in names}
+    legends = []
+    if result["rows"] != result["prompts"]:
+        legends.append("n: responses; of pass@k, maj@k and mean@k prompts")
+    dash = f"; - = none: {NO_INTERVAL}" if any(interval(m) == "-" for m in metrics.values()) else ""
+    legends.append(f"intervals: {method_of(result)}{dash}")
+    if (of_sets := set_method_of(result)) and metrics.keys() & set(result["set_metrics"]["names"]):
+        legends.append(f"intervals {of_sets}")
+    if has_paper:
+        legends.append(f"paper: {result['meta']['paper'].get('source', 'no source named')}")
+    if "accuracy_of" in result:
+        legends.append(f"accuracy is {result['accuracy_of']}")
+    return legends
 
 
 def show_blind_probe(probe: dict[str, Any]) -> None:
@@ -76,7 +131,7 @@ def show_blind_probe(probe: dict[str, Any]) -> None:
     for name in leading_metrics(probe):
         m, share = probe["metrics"][name], probe["metrics"][name]["share"]
         part = "-" if share is None else f"{number(share['value'])} {interval(share)}"
-        chance = number(m["chance"]["value"]) if m["chance"] else ""
+        chance = number(m["chance"]["value"]) if m["chance"] else "-"
         needed = difference({"value": m["difference"], "low": m["low"], "high": m["high"]})
         rows.append([name, number(m["normal"]), number(m["changed"]), needed, part, chance])
     headers = ("metric", "with images", f"without ({probe['images']})", "needs the images", "share", "chance")
@@ -86,9 +141,9 @@ def show_blind_probe(probe: dict[str, Any]) -> None:
 
 
 def number(value: float | None) -> str:
-    """Return a number with three decimals if it is below 10, else with one; "" for None."""
+    """Return a number with three decimals if it is below 10, else with one; a dash for None."""
     if value is None:
-        return ""
+        return "-"
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
 
 
@@ -102,7 +157,7 @@ def difference(m: dict[str, Any] | None) -> str:
     from vlmrl.evaluate.interval import excludes_zero
 
     if m is None:
-        return ""
+        return "-"
     ends = "" if m["low"] is None else f" [{m['low']:+.3f}, {m['high']:+.3f}]"
     return f"{m['value']:+.3f}{ends}{' *' if excludes_zero(m['low'], m['high']) else ''}"
 

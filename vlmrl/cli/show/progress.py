@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -52,15 +53,17 @@ class ConsoleWatcher:
             + (f"  ! {metrics['health/warning']}" if metrics.get("health/warning") else "")
         )
 
-    def validation(self, step: int, summary: Mapping[str, Any], best: bool) -> None:
+    def validation(self, step: int, summary: Mapping[str, Any], best: bool, metric: str) -> None:
+        cells = by_cell(summary)
         shown = ("reward", "accuracy", "brier", "auc", "parse_failure")
-        parts = [f"{n} {_with_interval(summary, f'eval/{n}')}" for n in shown if f"eval/{n}" in summary]
-        others = {n.removeprefix("eval/"): v for n, v in summary.items() if n.endswith(("/reward", "/accuracy"))}
-        others = {n: v for n, v in others.items() if "/" in n}
-        if not parts:
-            parts = [f"{n} {v:.3f}" for n, v in others.items()]
+        parts = (
+            [] if cells else [f"{n} {_with_interval(summary, f'eval/{n}')}" for n in shown if f"eval/{n}" in summary]
+        )
+        value = summary.get("eval/metric", math.nan)
+        if (cells or metric not in shown) and math.isfinite(value):
+            parts.insert(0, f"{metric} {value:.3f}")
         self._line(f"validation at step {step}: " + "  ".join(parts) + ("  (best so far)" if best else ""))
-        for cell, numbers in by_cell(summary).items() if len(parts) != len(others) else ():
+        for cell, numbers in cells.items():
             self._line(f"  {cell}: " + "  ".join(numbers))
 
     def sample(self, step: int, group: Group) -> None:
@@ -167,13 +170,15 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def by_cell(summary: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return set and setting -> their numbers: accuracy, else reward, and pass@k, maj@k and mean@k of the largest k.
+    """Return source, set and setting -> their numbers: accuracy, else reward, and pass@k, maj@k and mean@k.
 
-    Empty for a recipe without sets and settings.
+    k is the largest one. Empty for a recipe with one source, without sets and settings.
     """
     cells: dict[str, dict[str, str]] = {}
     for name in summary:
         cell, _, metric = name.removeprefix("eval/").rpartition("/")
+        if cell.rpartition("/")[2] == "part" or name.endswith(("_low", "_high")):
+            continue
         if cell and metric.partition("@")[0] in ("accuracy", "reward", "pass", "maj", "mean"):
             kind = "accuracy" if metric == "reward" else metric.partition("@")[0]
             if kind != "accuracy" or metric == "accuracy" or "accuracy" not in cells.get(cell, {}):

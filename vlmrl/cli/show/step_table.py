@@ -58,9 +58,11 @@ def _headline(followed: Followed) -> str:
 
 
 def waiting_text(followed: Followed) -> str:
-    """Return what the run waits for, and since when; "" if it does not wait."""
+    """Return what the run waits for, and how long; "" if it does not wait."""
+    from vlmrl.store.clock import ago
+
     wait = followed.waits_for if followed.run.status == "running" else None
-    return "" if wait is None else f"{wait['event']} since {wait['time']}: {wait['reason']}"
+    return "" if wait is None else f"{wait['event']} for {ago(wait['time'])}: {wait['reason']}"
 
 
 def _validation(followed: Followed) -> str:

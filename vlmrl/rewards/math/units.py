@@ -40,7 +40,7 @@ class Unit:
 
     @property
     def is_vague(self) -> bool:
-        """Whether it says only how many dimensions there are: `units`, `square units`."""
+        """Return whether it says only how many dimensions there are: `units`, `square units`."""
         return any(what == ANY for what, _ in self.powers)
 
 

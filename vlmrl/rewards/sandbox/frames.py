@@ -119,7 +119,7 @@ class FrameBuffer:
 
     @property
     def has_part(self) -> bool:
-        """Whether there are bytes of a frame that is not complete."""
+        """Return whether there are bytes of a frame that is not complete."""
         return bool(self._bytes)
 
     def feed(self, data: bytes) -> None:

@@ -84,22 +84,22 @@ class Failure:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the response hung or ended its worker."""
+        """Return whether the response hung or ended its worker."""
         return self.kind == ""
 
     @property
     def broke_worker(self) -> bool:
-        """Whether the response hung or ended its worker, or filled its memory (see `RewardSpec.on_timeout`)."""
+        """Return whether the response hung or ended its worker, or filled its memory (see `RewardSpec.on_timeout`)."""
         return self.kind in ("", MemoryError.__name__)
 
     @property
     def is_outage(self) -> bool:
-        """Whether a service that the reward needs is down."""
+        """Return whether a service that the reward needs is down."""
         return self.kind == UNAVAILABLE
 
     @property
     def is_contract(self) -> bool:
-        """Whether nothing was raised, but the result is not a score."""
+        """Return whether nothing was raised, but the result is not a score."""
         return self.kind == CONTRACT
 
 

@@ -54,12 +54,12 @@ class WorkerPool:
 
     @property
     def pending(self) -> bool:
-        """Whether an input that was added has no outcome yet."""
+        """Return whether an input that was added has no outcome yet."""
         return bool(self._queue) or any(w.busy for w in self._workers)
 
     @property
     def transfers(self) -> bool:
-        """Whether a part of a request or of an answer is on its way."""
+        """Return whether a part of a request or of an answer is on its way."""
         return any(w.busy and (w.unsent or w.receiving) for w in self._workers)
 
     def run(

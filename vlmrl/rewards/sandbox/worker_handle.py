@@ -121,7 +121,7 @@ class Worker:
 
     @property
     def receiving(self) -> bool:
-        """Whether a part of an answer has arrived, and the rest has not."""
+        """Return whether a part of an answer has arrived, and the rest has not."""
         return self._frames.has_part
 
     @property

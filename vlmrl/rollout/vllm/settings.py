@@ -38,10 +38,10 @@ class EngineSettings:
 
     @property
     def sleeps(self) -> bool:
-        """Whether the engine can free memory; vLLM cannot on a CPU."""
+        """Return whether the engine can free memory; vLLM cannot on a CPU."""
         return self.device == "cuda"
 
     @property
     def discards(self) -> bool:
-        """Whether its weights are gone after it slept. With an adapter they are kept: the base is not sent again."""
+        """Return whether weights are gone after it slept. With an adapter they are kept, as the base is sent once."""
         return self.sleeps and not self.lora_rank

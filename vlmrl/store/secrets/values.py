@@ -110,7 +110,7 @@ class _Place:
 
     @property
     def begins_line(self) -> bool:
-        """Whether the name is at the beginning of a line or an entry: then it is a key, not a word in a sentence."""
+        """Return whether the name is at the beginning of a line or an entry, so that it is a key, not a word."""
         return self.quoted or self.typed or bool(_LINE_START.search(self.text, max(0, self.start - 60), self.start))
 
 

@@ -1,13 +1,18 @@
-"""Models that a server answers for, as commands name them with `--endpoint` and `--model`."""
+"""Models that answer dataset rows: loaded here, or named at a server with `--endpoint` and `--model`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vlmrl.errors import RecipeError
+from vlmrl.errors import Problem, RecipeError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vlmrl.endpoint.client import EndpointOptions
+    from vlmrl.inference.eval_recipe import ChosenRecipe
+    from vlmrl.launch.request import AnswerRequest
+    from vlmrl.recipe.schema import Recipe
     from vlmrl.setup.model_origin import ModelOrigin
 
 
@@ -44,8 +49,25 @@ def endpoint_of(
     return EndpointOptions(base_url(endpoint), served, key_env, concurrency)
 
 
-def served_origin(endpoint: EndpointOptions) -> ModelOrigin:
-    """Return the origin of an endpoint's model."""
-    from vlmrl.setup.model_origin import ModelOrigin
+def open_answering(
+    request: AnswerRequest, endpoint: EndpointOptions | None, root: Path
+) -> tuple[ModelOrigin, ChosenRecipe, Recipe, list[Problem]]:
+    """Return the model that answers, its recipe as chosen and as settled for this machine, and warnings about it.
 
-    return ModelOrigin(endpoint.model, endpoint=endpoint.url)
+    Args:
+        endpoint: the endpoint that answers; None = the model is loaded here.
+        root: folder of the runs.
+    Raises: as `find_model`, `choose_recipe` and `settle_for_answers`.
+    """
+    from vlmrl.inference.eval_recipe import choose_recipe
+    from vlmrl.setup.model_origin import ModelOrigin, find_model
+    from vlmrl.setup.open_values import settle_for_answers
+
+    if endpoint is None:
+        which = request.checkpoint
+        origin = find_model(request.model, root, int(which) if which.isdigit() else which)
+    else:
+        origin = ModelOrigin(endpoint.model, endpoint=endpoint.url)
+    chosen = choose_recipe(origin, root, recipe=request.recipe, data=request.data, overrides=list(request.overrides))
+    settled, warnings = settle_for_answers(chosen.recipe, origin.files) if endpoint is None else (chosen.recipe, [])
+    return origin, chosen, settled, warnings
