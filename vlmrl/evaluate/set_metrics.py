@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from vlmrl.errors import DataError, VlmrlError
 from vlmrl.evaluate.interval import Clusters, Floats, Interval, Units
 from vlmrl.evaluate.metrics import as_json, clusters_of
+from vlmrl.tasks.accumulated import AccumulatedMetrics
 from vlmrl.tasks.base import REPLICATES, SetMetrics
 from vlmrl.tasks.pooled import PooledMetrics, Verdict
 
@@ -61,7 +62,7 @@ def summarise_sets(
     """
     clusters = clusters_of(records) if units is None else [(unit,) for unit in units]
     pooled = CountTable.of(compute, verdicts) if isinstance(compute, PooledMetrics) else None
-    measure = partial(_of_chosen, compute, list(verdicts)) if pooled is None else pooled.metrics
+    measure = _measure(compute, list(verdicts)) if pooled is None else pooled.metrics
     values = _numbers(measure(np.ones(len(records), dtype=np.int64)))
     shared = Units(clusters, len(records))
     defined = [name for name, value in values.items() if math.isfinite(value)]
@@ -134,6 +135,13 @@ class CountTable:
 
     def _named(self, sum_C: NDArray[np.int64]) -> dict[str, int]:
         return dict(zip(self.names, sum_C.tolist(), strict=True))
+
+
+def _measure(compute: SetMetrics, verdicts: Sequence[Verdict]) -> Callable[[NDArray[np.int64]], Any]:
+    """Return a function from how often each response is taken, [N], to the metrics."""
+    if isinstance(compute, AccumulatedMetrics):
+        return compute.accumulate([compute.examine(verdict) for verdict in verdicts])
+    return partial(_of_chosen, compute, verdicts)
 
 
 def _of_chosen(compute: SetMetrics, verdicts: Sequence[Verdict], count_N: NDArray[np.int64]) -> Any:
