@@ -1,4 +1,4 @@
-"""The task detection through the commands: drawn data, check, training, resume, evaluation, comparison, probe, report."""
+"""The task detection through the commands: drawn data, check, training, resume, evaluation, probe, report."""
 
 from __future__ import annotations
 
