@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import this_process
+from endpoint_server import Reply, completion, prompt_of, serve_endpoint
+from PIL import Image
+from shape_regions import regions
 from small_runs import recipe_text
 
 from vlmrl.store.media import RunImages
@@ -53,3 +61,38 @@ def test_drawn_detection_goes_through_every_command(tmp_path: Path, tiny_folder:
     assert found["flagged"] == 0 and "a box without confidence" in {probe["name"] for probe in found["probes"]}
     assert found["honest"]["informed"] > 0.8
     assert this_process("report", "own", cwd=tmp_path).code == 0
+
+
+def look(number: int, body: dict[str, Any]) -> Reply:
+    """Answer as a model that sees: find the shapes in the pixels. Each fourth answer has a false box, one less sure."""
+    (url,) = (part["image_url"]["url"] for part in body["messages"][-1]["content"] if part["type"] == "image_url")
+    image = Image.open(io.BytesIO(base64.b64decode(url.partition("base64,")[2])))
+    match = re.search("Find every (.+) in the image", prompt_of(body))
+    assert match is not None
+    boxes = [
+        [round(1000 * edge / image.width) for edge in box]
+        for colour, kind, box in regions(image)
+        if match[1] in (kind, f"{colour} {kind}", f"{colour} shape")
+    ]
+    entries = [{"bbox_2d": box, "label": match[1], "confidence": 0.9} for box in boxes]
+    if number % 4 == 0:
+        entries.append({"bbox_2d": [0, 0, 20, 20], "label": match[1], "confidence": 0.2})
+    text = f"```json\n{json.dumps(entries, indent=1)}\n```" if entries else "No Objects"
+    return completion(f"<think>Let me see.</think>\n<answer>\n{text}\n</answer>")
+
+
+def test_an_endpoint_that_sees_has_the_average_precision_of_its_boxes(tmp_path: Path) -> None:
+    made = this_process("prep", "detection", "--synthetic", 20, "--side", 168, "--out", "data", cwd=tmp_path)
+    assert made.code == 0, made.err
+    (tmp_path / "mine.toml").write_text('[model]\npath = "no/model"\n[[data]]\npath = "data"\ntask = "detection"\n')
+    with serve_endpoint(look) as endpoint:
+        words = ["eval", "--endpoint", endpoint.address, "--model", "org/served", "--recipe", "mine.toml", "--json"]
+        done = this_process(*words, cwd=tmp_path)
+    (evaluation,) = done.json["evaluations"]
+    metrics = {name: metric["value"] for name, metric in evaluation["metrics"].items()}
+    assert evaluation["metrics"]["map"]["n"] == 40
+    # every object has a right box, and every false box is less sure than all right ones of its category
+    assert (metrics["map"], metrics["ap50"], metrics["ap75"]) == pytest.approx((1.0, 1.0, 1.0))
+    # 30 answers are right; the false boxes of the other 10 have confidence 0.2
+    assert metrics["accuracy"] == 0.75 and metrics["parse_failure"] == 0.0
+    assert metrics["part/format"] == 1.0 and metrics["box_brier"] < 0.04

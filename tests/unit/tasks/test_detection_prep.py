@@ -170,6 +170,7 @@ def test_wrong_rows_are_reported_and_left_out_if_they_are_few(tmp_path: Path) ->
         (None, PROBLEM.format("dog"), "dog"),
         (None, 'Detect all objects of the category "hot dog".', "hot dog"),
         (None, "<image> hot dog", "hot dog"),
+        (None, PROBLEM.format("shepherd's dog"), "shepherd's dog"),
         ("cat", PROBLEM.format("dog"), "cat"),
     ],
 )

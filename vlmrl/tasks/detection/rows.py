@@ -30,7 +30,9 @@ SPELLINGS = {
     "problem": ("problem", "question", "prompt"),
     "boxes": ("solution", "boxes", "bboxes", "objects", "bbox", "bbox_2d", "answer"),
 }
-QUOTED = re.compile(r"\bcategory\s{1,3}(?:'([^'\n]{1,100})'|\"([^\"\n]{1,100})\"|\u2018([^\u2019\n]{1,100})\u2019)")
+QUOTED = re.compile(
+    r"\bcategory\s{1,3}(?:'((?:[^'\n]|'(?=[a-zA-Z])){1,100})'|\"([^\"\n]{1,100})\"|\u2018([^\u2019\n]{1,100})\u2019)"
+)
 """Category in the text of a published problem: category 'traffic light'."""
 MOST_WORDS = 6
 """Largest number of words of a problem that is nothing but the name of a category."""
