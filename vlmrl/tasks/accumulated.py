@@ -25,10 +25,13 @@ class AccumulatedMetrics:
         examine: response -> facts about it.
         accumulate: facts about all responses, in their order -> function from how often each response is taken, [N], to
             the metrics by name; None = not defined.
+        reflected: range of the metrics, if they are biased for few responses, as an average precision is. Resamples
+            repeat this bias, so the percentiles are reflected at the value and cut to this range. None = they are not.
     """
 
     examine: Callable[[Verdict], Any]
     accumulate: Callable[[Sequence[Any]], Callable[[NDArray[np.int64]], Metrics]]
+    reflected: tuple[float, float] | None = None
 
     def __call__(self, verdicts: Sequence[Verdict]) -> Metrics:
         """Return the metrics of responses, at least one."""

@@ -120,5 +120,23 @@ def test_resamples_examine_no_response_again_and_equal_those_that_do() -> None:
     assert len(examined) == 30
     again = summarise_sets(lambda some: of_task(some), given, records, units, 50)
     assert once == again
-    assert once["metrics"]["map"]["value"] == pytest.approx(34 / 101)  # a third of the objects at precision 1
-    assert once["metrics"]["map"]["low"] < 34 / 101 < once["metrics"]["map"]["high"]
+    value, low, high = (once["metrics"]["map"][key] for key in ("value", "low", "high"))
+    assert value == pytest.approx(34 / 101)  # a third of the objects at precision 1
+    assert 0 < low < value < high
+
+
+def test_the_interval_of_the_task_is_reflected_at_the_value_and_cut_to_0_and_1() -> None:
+    of_task = detection_task({}, "thousand_direct").set_metrics
+    assert isinstance(of_task, AccumulatedMetrics) and of_task.reflected == (0.0, 1.0)
+    given, records = verdicts(30)
+    plain = summarise_sets(lambda some: of_task(some), given, records, list(range(30)), 50)
+    own = summarise_sets(of_task, given, records, list(range(30)), 50)
+    assert own["set_metrics"]["replicates"] == plain["set_metrics"]["replicates"]
+    assert "reflected percentiles" in own["set_metrics"]["method"]
+    assert plain["set_metrics"]["method"].startswith("percentiles of 50 resamples")
+    value, low, high = (plain["metrics"]["map"][key] for key in ("value", "low", "high"))
+    assert own["metrics"]["map"]["low"] == pytest.approx(2 * value - high)
+    assert own["metrics"]["map"]["high"] == pytest.approx(2 * value - low)
+    few = AccumulatedMetrics(of_task.examine, of_task.accumulate, reflected=(0.3, 0.4))
+    cut = summarise_sets(few, given, records, list(range(30)), 50)["metrics"]["map"]
+    assert (cut["low"], cut["high"]) == (0.3, 0.4)

@@ -53,7 +53,11 @@ SCORED = [
     (f"```json\n{BOTH}\n```", 1, 1, 1, 1, ""),
     ("[{'Position': [100, 100, 300, 300], 'Confidence': 1}, {'Position': [500, 500, 700, 900], 'Confidence': 1}]",
      1, 1, 1, 1, ""),
-    (BOTH.replace('"bbox_2d"', '"label": "cat", "bbox_2d"'), 1, 0, 0, 1, "not only a list"),
+    (BOTH.replace('"bbox_2d"', '"label": "cat", "bbox_2d"'), 1, 1, 1, 1, ""),
+    ('[{"score": 1, "box": [100, 100, 300, 300]}, {"box": [500, 500, 700, 900], "label": "a", "score": 1}]',
+     1, 1, 1, 1, ""),
+    (f'[{entry(FIRST)}, {{"label": "cat", "confidence": 1}}]', 2 / 3, 0, 0, 0, "not only a list"),
+    (BOTH.replace("}", ', "colour": "red"}'), 1, 0, 0, 1, "not only a list"),
     (BOTH.replace("}", ', "label": "cat"}'), 1, 1, 1, 1, ""),
     # 0.9: 1 - 0.1^2 / 2 = 0.995
     (f"[{entry(FIRST, 0.9)}, {entry(SECOND, 0.9)}]", 1, 0.995, 1, 1, ""),
@@ -272,6 +276,7 @@ def test_measures_by_hand() -> None:
         "accuracy": 1.0, "quality": 1.0, "box_f1": 1.0, "box_brier": None, "absent_accuracy": 1.0, "parse_failure": 0.0,
     }  # fmt: skip
     assert measures(BOTH, NO_CATS)["absent_accuracy"] == 0.0 and measures(BOTH, NO_CATS)["box_brier"] == 1.0
+    assert measures(f"[{FIRST}, {ELSEWHERE}]")["box_brier"] == 0.5  # boxes without a confidence count as sure
     nothing = measures("there")
     assert nothing["parse_failure"] == 1.0 and nothing["accuracy"] == nothing["quality"] == 0.0
     assert set(task.measured({})) == set(nothing)

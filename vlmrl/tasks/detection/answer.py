@@ -28,14 +28,15 @@ SURE = 1.0
 _S = r"[ \t\r\n]*"
 _N = r"[+-]?[0-9]{1,20}(?:\.[0-9]{0,20})?"
 _BOX = rf"(?:\[{_S}{_N}(?:{_S},{_S}{_N}){{3}}{_S}\]|(?:<loc[0-9]{{4}}>){{4}})"
-_LABEL = rf"""(?:{_S},{_S}["']label["']{_S}:{_S}["'][^"'\n]{{0,100}}["'])?"""
-_ENTRY = (
-    rf"""\{{{_S}["'](?:bbox_2d|bbox|box|[Pp]osition)["']{_S}:{_S}{_BOX}{_LABEL}"""
-    rf"""{_S},{_S}["'](?:[Cc]onfidence|score)["']{_S}:{_S}{_N}{_LABEL}{_S}\}}"""
+_FIELD = (
+    rf"""(?:["'](?:bbox_2d|bbox|box|[Pp]osition)["']{_S}:{_S}{_BOX}"""
+    rf"""|["'](?:[Cc]onfidence|score)["']{_S}:{_S}{_N}"""
+    rf"""|["']label["']{_S}:{_S}["'][^"'\n{{}}]{{0,100}}["'])"""
 )
+_ENTRY = rf"\{{{_S}{_FIELD}(?:{_S},{_S}{_FIELD}){{1,2}}{_S}\}}"
 _FENCE = re.compile(rf"```(?:json|python)?{_S}(?P<content>[^`]*)```")
 LIST = re.compile(rf"\[{_S}(?:{_ENTRY}(?:{_S},{_S}{_ENTRY})*{_S})?\]")
-"""Form of the list: each entry has a box and a confidence, and may have a label."""
+"""Form of the list. An entry has two or three of these: a box, a confidence, a label."""
 NONE = re.compile(rf"""\[{_S}\]|["']?no objects?["']?\.?""", re.IGNORECASE)
 """Statements that there is no object: an empty list, or the words of the published prompt."""
 
@@ -125,7 +126,7 @@ def read_answer(x: RewardInput, settings: Settings) -> Answer:
         problem = f"{unsure} boxes without a confidence from 0 to 1"
     if not problem and len(detections) > MOST_BOXES:
         problem = f"{len(detections)} boxes; the form has at most {MOST_BOXES}"
-    if not problem and not LIST.fullmatch(text):
+    if not problem and (not LIST.fullmatch(text) or text.count("{") != len(detections)):
         problem = "not only a list of boxes with confidences"
     problem = problem or _form_problem(x, settings)
     mended = dict.fromkeys(note for read in reading.shapes for note in read.notes)

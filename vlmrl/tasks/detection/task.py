@@ -74,7 +74,7 @@ def detection_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
         profiles={"default": (REWARD, {"space": space, "thought": thought}), "rllava": ("rllava_boxes", {})},
         outcome=partial(measure, settings),
         outcome_as=partial(measure_as, settings),
-        set_metrics=AccumulatedMetrics(partial(examine, settings), accumulate_all),
+        set_metrics=AccumulatedMetrics(partial(examine, settings), accumulate_all, reflected=SHARE),
         metrics={**MEASURES, **{name: Metric("higher", SHARE) for name in NAMES}},
         by=("category", "count"),
         trace=None if space == "seen" else partial(write_trace, settings),
