@@ -276,7 +276,7 @@ def test_measures_by_hand() -> None:
         "accuracy": 1.0, "quality": 1.0, "box_f1": 1.0, "box_brier": None, "absent_accuracy": 1.0, "parse_failure": 0.0,
     }  # fmt: skip
     assert measures(BOTH, NO_CATS)["absent_accuracy"] == 0.0 and measures(BOTH, NO_CATS)["box_brier"] == 1.0
-    assert measures(f"[{FIRST}, {ELSEWHERE}]")["box_brier"] == 0.5  # boxes without a confidence count as sure
+    assert measures(f"[{FIRST}]")["box_brier"] == 0.0  # a box without a confidence counts as sure
     nothing = measures("there")
     assert nothing["parse_failure"] == 1.0 and nothing["accuracy"] == nothing["quality"] == 0.0
     assert set(task.measured({})) == set(nothing)
