@@ -9,7 +9,7 @@ command uses. Coverage is the share of draws whose 95% interval contains the tru
 
 An average precision of few images is too high on average, because the precision is made monotone; this error falls
 about as the number of images to the power of -2/3. Resamples are too high once more. So the percentiles of resamples
-are reflected at the value. This removes about half of the error. Coverage is then about 90% to 95%; the percentiles
+are reflected at the value. This removes about half of the error. Coverage is then 87% to 94%; the percentiles
 alone have 59% to 90%.
 
 `holds`: coverage is between 85% and 98% in every case. The exit code is 1 if it does not hold.

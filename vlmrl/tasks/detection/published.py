@@ -72,7 +72,8 @@ def first_boxes(response: str) -> list[tuple[tuple[float, ...], float]] | None:
     for entry in entries if isinstance(entries, list) else [None]:
         if not isinstance(entry, dict):
             return None
-        position, confidence = entry.get(POSITION), entry.get(CONFIDENCE)
+        position: Any = entry.get(POSITION)
+        confidence: Any = entry.get(CONFIDENCE)
         if not isinstance(position, list) or len(position) != 4 or not all(map(_is_number, position)):
             return None
         if not _is_number(confidence):
