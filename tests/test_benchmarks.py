@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts" / "bench"
 SHOWN = {
+    "ap_intervals": "(5 cases, 2 draws each)",
     "demo_seeds": "pooled accuracy: +",
     "grading": "as_by_hand 417",
     "intervals": "(57 cases, 3 draws each)",

@@ -1,4 +1,4 @@
-"""Inputs for the goldens of the rewards of the tasks counting and grounding; see reward_cases.py."""
+"""Inputs for the goldens of the rewards of the tasks counting, grounding and detection; see reward_cases.py."""
 
 from __future__ import annotations
 
@@ -57,6 +57,42 @@ def box_inputs() -> Iterator[Input]:
     yield given(frames[0].format(answers[0]), BOX, "length")
 
 
+BOXES = {
+    "boxes": [[100.0, 200.0, 400.0, 600.0], [500.0, 500.0, 900.0, 900.0]], "space": "thousand", "width": 640,
+    "height": 480, "category": "cat", "count": 2,
+}  # fmt: skip
+BOXES_IN_PIXELS = {**BOXES, "boxes": [[64.0, 96.0, 256.0, 288.0]], "space": "pixels", "count": 1}
+NO_BOXES = {**BOXES, "boxes": [], "count": 0}
+
+
+def list_inputs() -> Iterator[Input]:
+    one, other = "'Position': [100, 200, 400, 600]", "'Position': [500, 500, 900, 900]"
+    answers = (
+        f"[{{{one}, 'Confidence': 0.9}}, {{{other}, 'Confidence': 0.6}}]", f"[{{{one}, 'Confidence': 1}}]", "[]",
+        "No Objects", f"[{{{one}, 'Confidence': 0.9}}, {{{one}, 'Confidence': 0.2}}]",
+        f"[{{{one}, 'Confidence': -50}}]", f"[{{{one}}}]", "[{'Position': [9, 9, 20, 20], 'Confidence': 0}]",
+        "[{'Position': [120, 200, 400, 600], 'Confidence': 0.55}]", "[{'Position': 5, 'Confidence': 1}]",
+        "[{'Position': [1, null, 3, 4], 'Confidence': 1}]", '["cat", 3]', f"[{{{one}, 'Confidence': 0.9}}, 7]",
+        '[{"bbox_2d": [0.1, 0.2, 0.4, 0.6], "label": "cat", "confidence": 0.5}]',
+        '[{"bbox_2d": [64, 96, 256, 288], "confidence": 0.5, "label": "cat"}]',
+        '[{"box": <loc0205><loc0102><loc0614><loc0410>, "confidence": 0.5}]', "[[100, 200, 400, 600]]", "there", "",
+        f"[{', '.join([f'{{{one}, {chr(39)}Confidence{chr(39)}: 0.1}}'] * 101)}]", f"[{{{one}, 'Confidence': 0.9}}, {{",
+    )  # fmt: skip
+    frames = (
+        "<think>a</think><answer>{}</answer>", "<answer>{}</answer>", "{}", "<think>a</think><answer>\n{}\n</answer> x",
+        "<think>{}</think><answer>[]</answer>", "<think>a</think><answer>```json\n{}\n```</answer>",
+    )  # fmt: skip
+    for answer in answers:
+        for frame in frames:
+            yield given(frame.format(answer), BOXES)
+        for truth in (NO_BOXES, BOXES_IN_PIXELS):
+            yield given(frames[0].format(answer), truth)
+        yield {**given(frames[0].format(answer), BOXES_IN_PIXELS), "seen_sizes": [[320, 240]]}
+    for change in ({"boxes": None}, {"boxes": [[1, 2, 1, 4]]}, {"boxes": [5]}, {"space": "seen"}, {"width": 0}):
+        yield given(frames[0].format(answers[0]), {**BOXES, **change})
+    yield given(frames[0].format(answers[0]), BOXES, "length")
+
+
 TASK_CASES: dict[str, tuple[list[dict[str, Any]], list[Input]]] = {
     "count": ([{}, {"thought": "optional"}], list(count_inputs())),
     "rllava_count": ([{}, {"format_weight": 0.25}], list(count_inputs())),
@@ -71,5 +107,17 @@ TASK_CASES: dict[str, tuple[list[dict[str, Any]], list[Input]]] = {
         ],
         list(box_inputs()),
     ),
+    "box_list": (
+        [
+            {"space": "thousand"},
+            {"space": "pixels", "thought": "optional"},
+            {"space": "seen", "least": 0.75},
+            {"space": "unit"},
+            {"space": "loc"},
+            {"space": "thousand", "order": "xywh"},
+        ],
+        list(list_inputs()),
+    ),
+    "rllava_boxes": ([{}], list(list_inputs())),
     "rllava_box": ([{}, {"format_weight": 0.25}], list(box_inputs())),
 }

@@ -7,7 +7,8 @@ their counts). For rows of one unit each this is the cluster bootstrap; for rows
 pigeonhole bootstrap (2007), whose variance is, if anything, too large. The interval is that of the percentiles. In
 simulations for an F1 of 10 to 200 units it contains the true value in 92 to 94% of cases; of 5 units in 78%. So fewer
 than LEAST_UNITS units have no interval (tests/unit/evaluate/test_set_metrics.py), nor has a metric that is the same on
-all resamples.
+all resamples. A metric that is biased on few responses has reflected percentiles instead
+(`AccumulatedMetrics.reflected`).
 
 The draws depend only on the units, their number and SEED. Two evaluations of the same rows therefore have the same
 resamples, and the replicates of a paired difference are the differences of their replicates. So `vlmrl compare` does
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 from vlmrl.errors import DataError, VlmrlError
 from vlmrl.evaluate.interval import Clusters, Floats, Interval, Units
 from vlmrl.evaluate.metrics import as_json, clusters_of
+from vlmrl.tasks.accumulated import AccumulatedMetrics
 from vlmrl.tasks.base import REPLICATES, SetMetrics
 from vlmrl.tasks.pooled import PooledMetrics, Verdict
 
@@ -62,7 +64,7 @@ def summarise_sets(
     """
     clusters = clusters_of(records) if units is None else [(unit,) for unit in units]
     pooled = CountTable.of(compute, verdicts) if isinstance(compute, PooledMetrics) else None
-    measure = partial(_of_chosen, compute, list(verdicts)) if pooled is None else pooled.metrics
+    measure = _measure(compute, list(verdicts)) if pooled is None else pooled.metrics
     values = _numbers(measure(np.ones(len(records), dtype=np.int64)))
     shared = Units(clusters, len(records))
     defined = [name for name, value in values.items() if math.isfinite(value)]
@@ -71,13 +73,15 @@ def summarise_sets(
         replicates = _replicates(measure, shared, defined, number)
     except VlmrlError as error:
         problem, replicates = str(error), _replicates(measure, shared, defined, 0)
-    metrics = {name: as_json(_interval(values[name], drawn_R, shared)) for name, drawn_R in replicates.items()}
+    bounds = compute.reflected if isinstance(compute, AccumulatedMetrics) else None
+    metrics = {name: as_json(_interval(values[name], drawn_R, shared, bounds)) for name, drawn_R in replicates.items()}
+    method = "percentiles" if bounds is None else "reflected percentiles (basic bootstrap)"
     return {
         "metrics": metrics,
         "set_metrics": {
             "names": list(metrics),
             "undefined": [name for name in values if name not in metrics],
-            "method": f"percentiles of {num_resamples} resamples of the units that rows share",
+            "method": f"{method} of {num_resamples} resamples of the units that rows share",
             "key": _key(records, clusters, num_resamples),
             **({} if pooled is None else {"counts": pooled.sums}),
             **({"problem": problem} if problem else {}),
@@ -135,6 +139,13 @@ class CountTable:
 
     def _named(self, sum_C: NDArray[np.int64]) -> dict[str, int]:
         return dict(zip(self.names, sum_C.tolist(), strict=True))
+
+
+def _measure(compute: SetMetrics, verdicts: Sequence[Verdict]) -> Callable[[NDArray[np.int64]], Any]:
+    """Return a function from how often each response is taken, [N], to the metrics."""
+    if isinstance(compute, AccumulatedMetrics):
+        return compute.accumulate([compute.examine(verdict) for verdict in verdicts])
+    return partial(_of_chosen, compute, verdicts)
 
 
 def _of_chosen(compute: SetMetrics, verdicts: Sequence[Verdict], count_N: NDArray[np.int64]) -> Any:
@@ -203,8 +214,17 @@ def set_metrics_of(summary: Mapping[str, Any]) -> list[str]:
     return list((summary.get("set_metrics") or {}).get("names") or ())
 
 
-def _interval(value: float, drawn_R: Floats, units: Units) -> Interval:
+def _interval(value: float, drawn_R: Floats, units: Units, bounds: tuple[float, float] | None) -> Interval:
+    """Return the interval of a metric.
+
+    Args:
+        bounds: range of a metric whose interval is reflected (`AccumulatedMetrics.reflected`): from 2 * value - high to
+            2 * value - low. None = not reflected.
+    Source: the basic bootstrap interval, Davison and Hinkley (1997), equation 5.6.
+    """
     low, high = _ends(drawn_R)
+    if bounds is not None:
+        low, high = max(bounds[0], 2 * value - high), min(bounds[1], 2 * value - low)
     return Interval(value, min(low, value), max(high, value), units.num_rows, units.count)
 
 

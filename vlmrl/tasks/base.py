@@ -54,7 +54,8 @@ class Task:
         set_metrics: all responses of a split -> metrics of the whole split, such as an average precision; the value
             None = not defined. It is also called once per resample, in which a response may be repeated or missing, so
             it must accept any list of at least one response. PooledMetrics are measured in training too, at every
-            step. None = the task has no such metrics.
+            step. AccumulatedMetrics (tasks/accumulated.py) examine each response once. None = the task has no such
+            metrics.
         replicates: number of resamples for an interval of a metric of `set_metrics`; 0 = no intervals.
         figures: all responses of a split -> figures for its report (tasks/figure.py), such as a confusion matrix.
         unit: row (`truth`, `columns`, `media`, `prompt_id`) -> a name. Rows with the same name are resampled together

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from scipy import ndimage
+from shape_regions import regions
 
 from vlmrl.data.images import encode_png
 from vlmrl.data.open_dataset import open_dataset
@@ -25,7 +25,6 @@ from vlmrl.rewards.boxes.planes import SPACES
 from vlmrl.tasks import kind_of, make_task
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
-from vlmrl.tasks.drawn_scene import COLOURS
 from vlmrl.tasks.grounding.command import prep
 from vlmrl.tasks.grounding.drawn import ASKS, Drawing, drawn_rows
 from vlmrl.tasks.grounding.reward import box_iou
@@ -199,19 +198,6 @@ def test_no_trick_earns_more_than_a_guess(space: str) -> None:
     found = probe_reward(spec, spec.weights, [RewardInput("", truth) for truth in truths], play=task.kind.play)
     assert found["honest"]["informed"] > 0.9
     assert [p["name"] for p in found["probes"] if p["flagged"]] == [] and found["flagged"] == 0
-
-
-def regions(image: Image.Image) -> list[tuple[str, str, tuple[int, ...]]]:
-    """(colour, kind, box) of every shape, found in the pixels: the share of its box that it fills tells its kind."""
-    pixels = np.asarray(image.convert("RGB")).astype(int)
-    shapes = []
-    for colour, value in COLOURS.items():
-        labels, _ = ndimage.label((pixels == value).all(axis=2), np.ones((3, 3)))
-        for number, (rows, columns) in enumerate(ndimage.find_objects(labels), start=1):
-            share = (labels[rows, columns] == number).mean()
-            kind = "square" if share > 0.95 else "circle" if share > 0.68 else "triangle"
-            shapes.append((colour, kind, (columns.start, rows.start, columns.stop, rows.stop)))
-    return shapes
 
 
 def described(expression: str, shapes: list[tuple[str, str, tuple[int, ...]]]) -> list[tuple[int, ...]]:

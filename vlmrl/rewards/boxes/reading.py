@@ -55,7 +55,7 @@ class Reading(Generic[Shape]):
     """Result of reading a text.
 
     Args:
-        shapes: boxes or points in the order of the text, each once.
+        shapes: boxes or points in the order of the text, each once (see `read_boxes`).
         refused: reasons, for what looks like a box or a point and is none; at most 8, the first ones.
     """
 
@@ -77,17 +77,18 @@ def check_order(order: str) -> Order:
     return order
 
 
-def read_boxes(text: str, plane: Plane, *, order: Order = "xyxy") -> Reading[Box]:
+def read_boxes(text: str, plane: Plane, *, order: Order = "xyxy", repeated: bool = False) -> Reading[Box]:
     """Return the boxes of a text.
 
     Args:
         plane: the declared plane of the numbers. Nothing is concluded from their size.
         order: order of four numbers without names. Two pairs are always two opposite corners.
+        repeated: whether a box that the text states several times is in the result as often; else it is there once.
     """
     candidates, reasons = _scan(text, plane, "box")
     boxes: list[Read[Box]] = []
     for one in candidates:
-        _take(boxes, reasons, _box(one, plane, order))
+        _take(boxes, reasons, _box(one, plane, order), repeated=repeated)
     return Reading(tuple(boxes), tuple(dict.fromkeys(reasons))[:MOST_REASONS])
 
 
@@ -115,13 +116,13 @@ def _scan(text: str, plane: Plane, shape: Literal["box", "point"]) -> tuple[Sequ
     return scan.candidates, scan.reasons
 
 
-def _take(shapes: list[Read[Shape]], reasons: list[str], read: Read[Shape] | str) -> None:
-    """Add a shape, unless the same is there already; or add the reason why it is none."""
+def _take(shapes: list[Read[Shape]], reasons: list[str], read: Read[Shape] | str, *, repeated: bool = False) -> None:
+    """Add a shape, unless the same is there already (or `repeated`); or add the reason why it is none."""
     if isinstance(read, str):
         reasons.append(read)
     elif len(shapes) >= MOST_SHAPES:
         reasons.append(f"more than {MOST_SHAPES} boxes or points")
-    elif all(read.shape != other.shape or read.label != other.label for other in shapes):
+    elif repeated or all(read.shape != other.shape or read.label != other.label for other in shapes):
         shapes.append(read)
 
 

@@ -160,6 +160,7 @@ class Scan:
         if not self.locs:
             self._refuse("<loc> tokens belong to the space `loc`, which is not the declared one")
         elif len(self.candidates) < MOST_SHAPES:
+            self.groups[-1].key = ""  # the tokens are the value of this key
             self.tokens.append(token.value)
 
     def _end_locs(self) -> None:

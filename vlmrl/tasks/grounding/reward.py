@@ -119,7 +119,7 @@ def score_box(x: RewardInput, *, settings: Settings) -> dict[str, Any]:
     """Return the parts of a response; see `box_iou`. Raises: RewardError for a row without a true box."""
     answer = read_answer(x, settings)
     overlap = answer.iou
-    problem = answer.note if answer.box is None else _form_problem(x, settings)
+    problem = answer.note if answer.box is None else form_problem(x, settings)
     return {
         "iou": overlap**settings.power if overlap >= settings.least else 0.0,
         "format": float(not problem),
@@ -166,8 +166,8 @@ def _place_of_box(response: str, place: str) -> tuple[str | None, str]:
     return response[tags[1].end :], ""
 
 
-def _form_problem(x: RewardInput, settings: Settings) -> str:
-    """Return what is wrong with the form of a response that has one box; "" if nothing is."""
+def form_problem(x: RewardInput, settings: Settings) -> str:
+    """Return what is wrong with the form of a response around its answer; "" if nothing is."""
     if x.finish == "length":
         return "cut off at the token limit"
     names = ("think", "answer") if settings.place == "answer" else ("think",)

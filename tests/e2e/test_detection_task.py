@@ -1,0 +1,98 @@
+"""The task detection through the commands: drawn data, check, training, resume, evaluation, probe, report."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import this_process
+from endpoint_server import Reply, completion, prompt_of, serve_endpoint
+from PIL import Image
+from shape_regions import regions
+from small_runs import recipe_text
+
+from vlmrl.store.media import RunImages
+from vlmrl.store.open_run import open_run
+
+RECIPE = """
+rollout = {prompts_per_step = 2, samples_per_prompt = 2, max_new_tokens = 8}
+train.steps = 1
+optim.lr = 1e-3
+eval = {every_steps = 1, metric = "map", max_rows = 12}
+checkpoint.every_steps = 1
+reward.args.overlay = true
+[[data]]
+path = "data"
+task = "detection"
+variant = "seen_direct"
+"""
+
+
+@pytest.mark.slow
+def test_drawn_detection_goes_through_every_command(tmp_path: Path, tiny_folder: Path) -> None:
+    words = ("--synthetic", 20, "--side", 84, "--others", 1, "--asks", "kind", "--out", "data")
+    made = this_process("prep", "detection", *words, cwd=tmp_path)
+    assert made.code == 0, made.err
+    (tmp_path / "recipe.toml").write_text(recipe_text(tiny_folder, RECIPE))
+    checked = this_process("check", "recipe.toml", cwd=tmp_path)
+    assert checked.code == 0, checked.err
+    assert this_process("train", "recipe.toml", "--name", "own", "--json", cwd=tmp_path).json["status"] == "done"
+    more = this_process("train", "--resume", "own", "--set", "train.steps=2", "--json", cwd=tmp_path)
+    assert more.code == 0, more.err
+    run = open_run(tmp_path / "runs", "own")
+    for step in range(2):
+        scores = [s.score for g in run.read_rollouts(step) for s in g.samples]
+        assert scores and all(score.status == "ok" for score in scores)
+        assert all(RunImages(run.dir).find(score.artifacts["boxes"]) for score in scores)
+    (measured,) = this_process("eval", "own", "--max-rows", 12, "--json", cwd=tmp_path).json["evaluations"]
+    metrics = measured["metrics"]
+    assert metrics["parse_failure"]["value"] == 1.0  # random weights write no answer
+    assert {"map", "ap50", "ap75", "map/circle"} <= set(metrics)
+    assert (metrics["map"]["value"], metrics["map"]["low"], metrics["map"]["high"]) == (0.0, 0.0, 0.0)
+    assert metrics["map"]["clusters"] == 12 and metrics["absent_accuracy"]["n"] < 12
+    probed = this_process("reward-check", "own", "--probe", "--json", cwd=tmp_path).json
+    assert probed["stored"]["equal"]
+    (found,) = probed["probes"].values()
+    assert found["flagged"] == 0 and "a box without confidence" in {probe["name"] for probe in found["probes"]}
+    assert found["honest"]["informed"] > 0.8
+    assert this_process("report", "own", cwd=tmp_path).code == 0
+
+
+def look(number: int, body: dict[str, Any]) -> Reply:
+    """Answer as a model that sees: find the shapes in the pixels. Each fourth answer has a false box, one less sure."""
+    (url,) = (part["image_url"]["url"] for part in body["messages"][-1]["content"] if part["type"] == "image_url")
+    image = Image.open(io.BytesIO(base64.b64decode(url.partition("base64,")[2])))
+    match = re.search("Find every (.+) in the image", prompt_of(body))
+    assert match is not None
+    boxes = [
+        [round(1000 * edge / image.width) for edge in box]
+        for colour, kind, box in regions(image)
+        if match[1] in (kind, f"{colour} {kind}", f"{colour} shape")
+    ]
+    entries = [{"bbox_2d": box, "label": match[1], "confidence": 0.9} for box in boxes]
+    if number % 4 == 0:
+        entries.append({"bbox_2d": [0, 0, 20, 20], "label": match[1], "confidence": 0.2})
+    text = f"```json\n{json.dumps(entries, indent=1)}\n```" if entries else "No Objects"
+    return completion(f"<think>Let me see.</think>\n<answer>\n{text}\n</answer>")
+
+
+def test_an_endpoint_that_sees_has_the_average_precision_of_its_boxes(tmp_path: Path) -> None:
+    made = this_process("prep", "detection", "--synthetic", 20, "--side", 168, "--out", "data", cwd=tmp_path)
+    assert made.code == 0, made.err
+    (tmp_path / "mine.toml").write_text('[model]\npath = "no/model"\n[[data]]\npath = "data"\ntask = "detection"\n')
+    with serve_endpoint(look) as endpoint:
+        words = ["eval", "--endpoint", endpoint.address, "--model", "org/served", "--recipe", "mine.toml", "--json"]
+        done = this_process(*words, cwd=tmp_path)
+    (evaluation,) = done.json["evaluations"]
+    metrics = {name: metric["value"] for name, metric in evaluation["metrics"].items()}
+    assert evaluation["metrics"]["map"]["n"] == 40
+    # every object has a right box, and every false box is less sure than all right ones of its category
+    assert (metrics["map"], metrics["ap50"], metrics["ap75"]) == pytest.approx((1.0, 1.0, 1.0))
+    # 30 answers are right; the false boxes of the other 10 have confidence 0.2
+    assert metrics["accuracy"] == 0.75 and metrics["parse_failure"] == 0.0
+    assert metrics["part/format"] == 1.0 and metrics["box_brier"] < 0.04

@@ -1,0 +1,153 @@
+"""The task detection: prompts, truth, reward, measures.
+
+The variant of the task is the coordinate space of its answers, as in the task grounding.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.resources import files
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from vlmrl.errors import DataError
+from vlmrl.metric import SHARE, Metric
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.boxes.planes import Box, answer_plane, check_space, convert
+from vlmrl.rewards.boxes.writing import FORMS
+from vlmrl.tasks.accumulated import AccumulatedMetrics
+from vlmrl.tasks.base import Measure, Outcome, Task
+from vlmrl.tasks.detection.answer import SURE, Detection, Settings, read_answer, write_answer
+from vlmrl.tasks.detection.metric_names import NAMES
+from vlmrl.tasks.detection.play import boxes_kind
+from vlmrl.tasks.detection.reward import NAME as REWARD
+from vlmrl.tasks.detection.reward import is_exact, quality
+from vlmrl.tasks.detection.truth import true_boxes, truth_problems
+from vlmrl.tasks.grounding.reward import OPTIONAL, REQUIRED
+from vlmrl.tasks.grounding.task import DIRECT, MAIN, VARIANTS, space_of
+from vlmrl.tasks.grounding.truth import size_of
+from vlmrl.tasks.pooled import Verdict
+from vlmrl.types import RewardInput, Row, Score
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from vlmrl.tasks.detection.average_precision import Matched
+
+NAME = "detection"
+SUMMARY = "all objects of a category, as boxes with confidences (made by `vlmrl prep detection`)"
+MEASURES: Mapping[str, Metric] = {
+    "quality": Metric("higher", SHARE),
+    "box_f1": Metric("higher", SHARE),
+    "box_brier": Metric("lower", SHARE),
+    "absent_accuracy": Metric("higher", SHARE),
+    "parse_failure": Metric("lower", SHARE),
+}
+
+
+def detection_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
+    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
+
+    Raises: DataError when the dataset is a table that was not prepared.
+    """
+    if "style" in info:
+        raise DataError(
+            f"task `{NAME}` needs a prepared dataset, not a table",
+            hint=f"make one: `vlmrl prep {NAME} {info.get('path', 'SOURCE')}`",
+        )
+    chosen = variant or MAIN
+    space = space_of(chosen)
+    thought = OPTIONAL if chosen.endswith(DIRECT) else REQUIRED
+    settings = Settings(space, thought=thought)
+    template = "direct.jinja" if chosen.endswith(DIRECT) else "think.jinja"
+    return Task(
+        name=NAME,
+        summary=SUMMARY,
+        template=files("vlmrl.tasks.detection").joinpath(template).read_text(encoding="utf-8"),
+        template_file=f"tasks/detection/{template}",
+        variables={"form": FORMS[space]},
+        validate=truth_problems,
+        profiles={"default": (REWARD, {"space": space, "thought": thought}), "rllava": ("rllava_boxes", {})},
+        outcome=partial(measure, settings),
+        outcome_as=partial(measure_as, settings),
+        set_metrics=AccumulatedMetrics(partial(examine, settings), accumulate_all, reflected=SHARE),
+        metrics={**MEASURES, **{name: Metric("higher", SHARE) for name in NAMES}},
+        by=("category", "count"),
+        trace=None if space == "seen" else partial(write_trace, settings),
+        kind=boxes_kind(settings),
+        variant=chosen,
+        variants=VARIANTS,
+    )
+
+
+def measure_as(settings: Settings, spec: RewardSpec | None) -> Measure:
+    """Return `measure` for responses that a reward has scored: it reads the boxes in the space of this reward."""
+    args = spec.args if spec is not None and spec.name == REWARD else {}
+    return partial(measure, replace(settings, **{k: str(args[k]) for k in ("space", "order") if k in args}))
+
+
+def measure(settings: Settings, x: RewardInput, score: Score) -> Outcome:
+    """Return the measures of one answer; a box is right from an IoU of 0.5.
+
+    Returns: accuracy (each object has a right box, and no other box is stated), quality (panoptic quality), box_f1;
+        box_brier: mean over the stated boxes of (confidence - right)^2, None without boxes; absent_accuracy: the answer
+        states that there is no object, None where there is one; parse_failure: neither boxes nor that statement.
+    """
+    if not x.truth:
+        return dict.fromkeys(("accuracy", *MEASURES))
+    answer = read_answer(x, settings)
+    matches = answer.matches()
+    right, stated, there = len(matches), len(answer.detections), len(answer.truths)
+    taken = {one.answer for one in matches}
+    losses = [(one.confidence - (i in taken)) ** 2 for i, one in enumerate(answer.detections)]
+    return {
+        "accuracy": float(is_exact(answer, matches)),
+        "quality": quality(answer, matches),
+        "box_f1": 2 * right / (stated + there) if there else float(answer.is_none),
+        "box_brier": fmean(losses) if losses else None,
+        "absent_accuracy": None if there else float(answer.is_none),
+        "parse_failure": float(not answer.says_something),
+    }
+
+
+def examine(settings: Settings, verdict: Verdict) -> Matched | None:
+    """Return the boxes of a response, matched for the average precision; None for a row without a truth.
+
+    Boxes that the reward has read are not read again: the recipe may have changed the space in which it reads.
+    """
+    from vlmrl.tasks.detection.average_precision import match
+
+    x, score, _ = verdict
+    if not x.truth:
+        return None
+    category = str(x.truth.get("category"))
+    detail = score.detail.get(REWARD) if score.detail else None
+    if isinstance(detail, Mapping) and "confidences" in detail:
+        _, truths = true_boxes(x.truth)
+        pairs = zip(detail["boxes"], detail["confidences"], strict=True)
+        return match(category, [Detection(Box(*box), confidence) for box, confidence in pairs], truths)
+    answer = read_answer(x, settings)
+    return match(category, answer.detections, answer.truths)
+
+
+def accumulate_all(results: Sequence[Matched | None]) -> Callable[[NDArray[np.int64]], Mapping[str, float | None]]:
+    """Return `average_precision.accumulate`; numpy is loaded here."""
+    from vlmrl.tasks.detection.average_precision import accumulate
+
+    return accumulate(results)
+
+
+def write_trace(settings: Settings, row: Row, rng: random.Random) -> str:
+    """Return a right response in the form of the variant.
+
+    In the space `seen` there are no traces: a row does not say at which size the model will see its image.
+    """
+    plane, boxes = true_boxes(row.truth)
+    target = answer_plane(RewardInput("", media=row.media), check_space(settings.space), size_of(row.truth))
+    text = write_answer([Detection(convert(box, plane, target), SURE) for box in boxes], target)
+    answer = f"<answer>{text}</answer>"
+    return answer if settings.thought == OPTIONAL else f"<think>I count {len(boxes)}.</think>{answer}"

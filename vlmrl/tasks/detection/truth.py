@@ -1,0 +1,56 @@
+"""Truth of the task detection: the boxes of all objects of a category, the plane of their numbers, the image's size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards.boxes.planes import Box, Plane, check_space, plane_of
+from vlmrl.tasks.grounding.truth import TRUTH_SPACES, size_of, true_box
+
+MOST_TRUE_BOXES = 300
+MOST_CATEGORY_CHARS = 100
+
+
+def make_truth(boxes: list[list[float]], space: str, width: int, height: int, category: str) -> dict[str, Any]:
+    """Return the truth of a row. Evaluations also give the accuracy for each `category` and each `count` of objects."""
+    return {
+        "boxes": boxes,
+        "space": space,
+        "width": width,
+        "height": height,
+        "category": category,
+        "count": len(boxes),
+    }
+
+
+def truth_problems(truth: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a truth, in words."""
+    try:
+        plane, boxes = true_boxes(truth)
+    except RewardError as error:
+        return [error.message]
+    problems = [
+        f"`boxes` has {list(box)}, no box within {plane.width:g} x {plane.height:g}"
+        for box in boxes
+        if not (box.x1 >= 0 and box.y1 >= 0 and box.x2 <= plane.width and box.y2 <= plane.height)
+    ]
+    category = truth.get("category")
+    if not isinstance(category, str) or not 0 < len(category) <= MOST_CATEGORY_CHARS:
+        problems.append(f"`category` is {category!r:.60}, not a text of 1 to {MOST_CATEGORY_CHARS} characters")
+    return problems
+
+
+def true_boxes(truth: Mapping[str, Any]) -> tuple[Plane, tuple[Box, ...]]:
+    """Return the plane of a row's truth, and its boxes in this plane; no box = the image shows no such object.
+
+    Raises: RewardError for a row without them, or with a box that has no area.
+    """
+    boxes, size = truth.get("boxes"), size_of(truth)
+    space = check_space(str(truth.get("space")))
+    if space not in TRUTH_SPACES:
+        raise RewardError(f"the row's boxes are in the space `{space}`", hint=f"one of: {', '.join(TRUTH_SPACES)}")
+    if not isinstance(boxes, (list, tuple)) or len(boxes) > MOST_TRUE_BOXES:
+        raise RewardError(f"the row's `boxes` are {boxes!r:.60}, not a list of at most {MOST_TRUE_BOXES} boxes")
+    return plane_of(space, size), tuple(true_box({**truth, "box": box})[1] for box in boxes)
