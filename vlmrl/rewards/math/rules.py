@@ -1,4 +1,4 @@
-"""Rewards for mathematical answers as recipes name them: `math`, and the published rule of MAYE, `maye`.
+"""Rewards for mathematical answers as recipes name them: `math`, and the published rules `maye` and `rllava_math`.
 
 Neither imports math-verify here: the functions below run in the trainer, the graders in workers.
 """
@@ -88,6 +88,23 @@ def maye(*, key: str | None = None, min_tokens: int = 1, penalty: float = -0.1) 
     args = {"key": key, "min_tokens": min_tokens, "penalty": float(penalty)}
     lost = {"accuracy": 0.0, "format": 0.0, "language": 0.0, "penalty": float(penalty)}
     return _in_worker("maye", "vlmrl.rewards.math.maye", args, ranges, dict.fromkeys(ranges, 1.0), lost)
+
+
+def rllava_math(*, key: str | None = None, format_weight: float = 0.1) -> RewardSpec:
+    """Return the published reward of RLLaVA for boxed answers: accuracy and format, each 0 or 1.
+
+    rllava.py lists its flaws, and the differences to the published code.
+
+    Args:
+        key: truth field or column with the expected answer; default: see `ground_truth`.
+        format_weight: weight of the format, in [0, 1]; the accuracy has the rest.
+    Raises: RewardError for a weight that is out of range.
+    """
+    if not (isinstance(format_weight, (int, float)) and 0 <= format_weight <= 1):
+        raise RewardError(f"format_weight = {format_weight!r} is not a number from 0 to 1")
+    weights = {"accuracy": 1.0 - format_weight, "format": float(format_weight)}
+    ranges = dict.fromkeys(weights, (0.0, 1.0))
+    return _in_worker("rllava_math", "vlmrl.rewards.math.rllava", {"key": key}, ranges, weights, {})
 
 
 def _in_worker(
