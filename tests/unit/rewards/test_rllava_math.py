@@ -1,7 +1,7 @@
 """RLLaVA's reward for boxed answers: equal to its published code, flaws included; the reward `math` has none of them.
 
-tests/golden/rllava/math.json holds what `examples/reward_function/math.py` of TinyLoopX/RLLaVA at 4753d4a computed, with
-mathruler 0.1.0, pylatexenc 2.11 and SymPy 1.14: [response, truth, overall, accuracy, format].
+tests/golden/rllava/math.json holds what `examples/reward_function/math.py` of TinyLoopX/RLLaVA at 4753d4a computed,
+with mathruler 0.1.0, pylatexenc 2.11 and SymPy 1.14: [response, truth, overall, accuracy, format].
 """
 
 from __future__ import annotations

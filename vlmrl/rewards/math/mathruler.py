@@ -8,8 +8,8 @@ Differences to the published code:
 - It hands the model's text to Python through SymPy. Here a grammar reads it: numbers, `+ - * / ^`, parentheses,
   `sqrt`, `ln`, `pi`, and variables of one letter with implicit products. Anything else in an expression is not equal,
   such as `5!`, `sin(30)`, hexadecimal numbers, and powers whose product is above 10,000.
-- LaTeX becomes plain text by a table of the usual commands. Braces that do not match, and environments, are left as
-  they are.
+- LaTeX becomes plain text by a table of the usual commands; others are left out. Environments, fonts, and
+  fractions without their two arguments are not known.
 - A text of more than 500 characters is compared as a text only.
 
 Runs in workers only: SymPy may need long for an expression.
@@ -182,19 +182,20 @@ def second_form(text: str) -> str:
 def plain_text(text: str) -> str:
     r"""Return LaTeX as the plain text that the published code compares: `\frac{x+1}{2}` is `x+1/2`."""
     text = text.replace("\\tfrac", "\\frac").replace("\\dfrac", "\\frac").replace("\\frac", " \\frac")
-    try:
-        plain, end = _plain(text, 0)
-    except (IndexError, RecursionError):
-        return text
-    if end < len(text):
-        return text
+    plain, end = "", 0
+    while end < len(text):  # a brace too many ends the text before it, and is left out
+        try:
+            piece, end = _plain(text, end)
+        except (IndexError, RecursionError):  # a command without its argument: the published code leaves the text, too
+            return text
+        plain += piece
     for symbol, name in NAMES.items():
         plain = plain.replace(symbol, name)
     return plain.strip()
 
 
 def _plain(text: str, start: int) -> tuple[str, int]:
-    """Return (plain text from `start` to the brace that closes it, or to the end; the place behind it)."""
+    """Return (plain text from `start` to the brace that closes it, else to the end; the place behind it)."""
     pieces: list[str] = []
     place = start
     while place < len(text):
@@ -202,8 +203,6 @@ def _plain(text: str, start: int) -> tuple[str, int]:
             return "".join(pieces), place + 1
         piece, place = _piece(text, place)
         pieces.append(piece)
-    if start:
-        raise IndexError("a brace is not closed")
     return "".join(pieces), place
 
 
