@@ -39,7 +39,7 @@ def set_metrics(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
     score is (N - IG / 2 - RM - IK) / N. A response whose reward gave no accuracy counts as wrong. Several samples of a
     set are several sets: the first samples of all its problems, the second ones, and so on.
     """
-    counts = dict.fromkeys(("IK", "IG", "CM_strict", "CM_loose", "RM_strict", "RM_loose"), 0)
+    counts: dict[str, int] = dict.fromkeys(("IK", "IG", "CM_strict", "CM_loose", "RM_strict", "RM_loose"), 0)
     total = 0
     for parts, whole in complete_sets(verdicts):
         total += 1

@@ -27,7 +27,7 @@ def we_math(*, thought: str = REQUIRED) -> RewardSpec:
         thought: whether the form needs a `<think>` thought before the answer: "required" or "optional".
     """
     check_thought(thought)
-    ranges = dict.fromkeys(("accuracy", "format", "share"), UNIT)
+    ranges: dict[str, tuple[float, float]] = dict.fromkeys(("accuracy", "format", "share"), UNIT)
     return in_worker("we_math", "vlmrl.tasks.we_math.grader", {"thought": thought}, ranges, WEIGHTS, {})
 
 
