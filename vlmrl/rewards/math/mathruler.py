@@ -70,11 +70,13 @@ def boxed_text(text: str) -> str:
     return NO_ANSWER
 
 
-@lru_cache(maxsize=8192)
 def same_answer(given: str, truth: str) -> bool:
     """Return whether the published grader calls an answer right."""
-    if len(given) > MOST_CHARS:
-        return given.strip() == truth.strip()
+    return _same_short(given, truth) if len(given) <= MOST_CHARS else given.strip() == truth.strip()
+
+
+@lru_cache(maxsize=8192)
+def _same_short(given: str, truth: str) -> bool:
     if first_form(given) == first_form(truth):
         return True
     given, truth = second_form(given), second_form(truth)

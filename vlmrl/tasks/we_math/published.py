@@ -18,11 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vlmrl.rewards.math.mathruler import same_answer
+from vlmrl.tasks.counting.published import CLOSE, OPEN, first_answer, has_form
 from vlmrl.tasks.we_math.truth import LETTERS, true_answer
 from vlmrl.types import RewardInput, RewardResult
 
-OPEN, CLOSE, BEGIN = "<answer>", "</answer>", "<think>"
-BETWEEN = re.compile(r"</think>\s*<answer>")
 BOXED_LETTER = re.compile(r"\\boxed\{([A-Ha-h])\}")
 LONE_LETTER = re.compile(r"\b[A-E]\b")
 NUMBERED = re.compile(r"(?:^|\s)\((\d+)\)")
@@ -55,21 +54,6 @@ def graded(x: RewardInput) -> RewardResult:
         accuracy = share_of_values(answer, truth)
     parts = {"accuracy": accuracy, "format": float(has_form(x.response))}
     return RewardResult(parts, "", {"answer": answer[:MOST_SHOWN]})
-
-
-def first_answer(text: str) -> str:
-    """Return the text of the first answer; the whole text if there is none."""
-    start = text.find(OPEN)
-    end = text.find(CLOSE, start + len(OPEN)) if start >= 0 else -1
-    return (text[start + len(OPEN) : end] if end >= 0 else text).strip()
-
-
-def has_form(response: str) -> bool:
-    """Return whether the response is a thought, white space, and something between answer tags."""
-    if not response.startswith(BEGIN) or not response.endswith(CLOSE):
-        return False
-    middle = BETWEEN.search(response, len(BEGIN))
-    return middle is not None and middle.end() <= len(response) - len(CLOSE)
 
 
 def option_letter(response: str) -> str:
