@@ -275,11 +275,9 @@ def test_text_rows_are_chats_or_texts_and_worked_solutions_are_kept_beside_known
         ("1+1?", "2", "So \\boxed{2}."),
         ("1+2?", "3", "It is \\boxed{3}"),
         ("1+3?", "4", None),
-        ("1+4?", "5", "\\boxed{6}"),
+        ("1+4?", "5", None),
     ]
     assert not any(row.media for row in rows_of(prepared, "train"))
-    (note,) = [c for c in prepared.info["doctor"]["checks"] if c["check"] == "answers"]
-    assert "1 rows spell another answer" in note["finding"]
     for wrong, reason in (
         ({"prompt": chat("1?", "2?")}, "a chat of 2 messages"),
         ({"prompt": [{"role": "assistant", "content": "1"}]}, "one of a user"),

@@ -157,7 +157,8 @@ def test_each_class_by_hand() -> None:
 def test_incomplete_sets_and_rows_without_a_set_do_not_count_and_samples_are_sets_of_their_own() -> None:
     whole = verdicts_of({"a": ("11", True)})
     free = (RewardInput("", {"answer": "5"}), UNSCORED, {"accuracy": 1.0})
-    assert set_metrics([*whole, free, *verdicts_of({"b": ("11", False)})[:2]]) == set_metrics(whole)
+    other = verdicts_of({"b": ("11", False)})
+    assert set_metrics([*whole, free, *other[:2]]) == set_metrics([*whole, *other[1:]]) == set_metrics(whole)
     assert set(set_metrics([free]).values()) == {None}
     both = [*whole, *verdicts_of({"a": ("11", False)}, sample=1)]
     assert set_metrics(both)["IG"] == 0.5 and set_metrics(whole * 3) == set_metrics(whole)

@@ -122,12 +122,12 @@ def _short(text: str) -> str:
 
 
 def shown_solution(cell: Any, answer: Answer) -> Answer:
-    """Return the answer with a worked solution of the table, if there is one that ends with a box."""
+    """Return the answer with a worked solution of the table, if there is one whose last box is the answer."""
     text = text_of(cell)
     box = last_box(text).text if text else None
-    if box is None or answer.solution is not None:
+    if box is None or answer.solution is not None or _spelling(box) != _spelling(answer.text):
         return answer
-    return Answer(answer.text, text, _spelling(box) != _spelling(answer.text))
+    return Answer(answer.text, text)
 
 
 def problem_text(cell: Any) -> str:
