@@ -12,8 +12,8 @@ about as the number of images to the power of -2/3. Resamples are too high once 
 are reflected at the value. This removes about half of the error. Coverage is then 87% to 94%; the percentiles
 alone have 59% to 90%.
 
-`holds`: coverage is between 85% and 98% in every case. These intervals do not reach 95%: the bounds are set from what was
-measured, so that a change for the worse is seen. The exit code is 1 if it does not hold.
+`holds`: coverage is between 85% and 98% in every case. These intervals do not reach 95%: the bounds are set from what
+was measured, so that a change for the worse is seen. The exit code is 1 if it does not hold.
 """
 
 from __future__ import annotations

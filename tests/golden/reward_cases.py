@@ -516,5 +516,6 @@ CASES: dict[str, tuple[list[Args], list[Input]]] = {
         list(math_inputs()),
     ),
     "maye": ([{}, {"min_tokens": 0, "penalty": -0.5}], list(maye_inputs())),
+    "rllava_math": ([{}, {"key": "answer", "format_weight": 0.5}], list(maye_inputs())),
 }
 """Built-in -> (arguments, inputs): each is scored with each."""

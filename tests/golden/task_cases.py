@@ -1,4 +1,4 @@
-"""Inputs for the goldens of the rewards of the tasks counting, grounding and detection; see reward_cases.py."""
+"""Inputs for the goldens of the rewards of counting, grounding, detection and we_math; see reward_cases.py."""
 
 from __future__ import annotations
 
@@ -93,6 +93,35 @@ def list_inputs() -> Iterator[Input]:
     yield given(frames[0].format(answers[0]), BOXES, "length")
 
 
+def we_math_inputs() -> Iterator[Input]:
+    options = {"answer": "B", "options": "A. 300; B. 400; C. 500"}
+    answers = (
+        "B",
+        "(b)",
+        "B. 400",
+        "B. 300",
+        "Because",
+        "B or C",
+        "400",
+        "",
+        "8, 6, 7",
+        "6 8 7",
+        "1 2 3 4 5 6 7 8",
+        "50",
+    )
+    frames = (
+        "<think>a</think><answer>{}</answer>", "<answer>{}</answer>", "{}", "<think>Answer: {}</think>",
+        "<think>a</think><answer>{}</answer><answer>9</answer>",
+    )  # fmt: skip
+    for answer in answers:
+        for frame in frames:
+            yield given(frame.format(answer), options)
+            yield given(frame.format(answer), {"answer": "8, 6, 7"})
+        yield given(frames[0].format(answer), {"answer": "50 or 130", "options": None})
+    yield given(frames[0].format("B"), options, "length")
+    yield given(frames[0].format("B"), {"answer": None})
+
+
 TASK_CASES: dict[str, tuple[list[dict[str, Any]], list[Input]]] = {
     "count": ([{}, {"thought": "optional"}], list(count_inputs())),
     "rllava_count": ([{}, {"format_weight": 0.25}], list(count_inputs())),
@@ -119,5 +148,7 @@ TASK_CASES: dict[str, tuple[list[dict[str, Any]], list[Input]]] = {
         list(list_inputs()),
     ),
     "rllava_boxes": ([{}], list(list_inputs())),
+    "we_math": ([{}, {"thought": "optional"}], list(we_math_inputs())),
+    "rllava_we_math": ([{}, {"format_weight": 0.5}], list(we_math_inputs())),
     "rllava_box": ([{}, {"format_weight": 0.25}], list(box_inputs())),
 }

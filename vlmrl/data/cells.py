@@ -23,6 +23,8 @@ MAX_DEPTH = 50
 UNREADABLE = (ValueError, OverflowError, KeyError)
 """Exceptions of Arrow's `to_pylist` for a value that Python cannot hold: a date after the year 9999, an unknown time
 zone."""
+NO_FILE = "no image file"
+"""First words of the message for a path that leads to no file."""
 _MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\x00", b"MM\x00*")
 _DATA_URI = re.compile(r"data:image/[A-Za-z0-9.+-]+;base64,")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -222,9 +224,7 @@ def _inside(text: str, root: Path | None, where: str) -> Path:
                 hint="set `images_root` to the folder that holds the images; a link out of it counts as leaving",
             )
         if not path.is_file():
-            raise DataError(
-                f"no image file {show(text)} in {root}", where=where, hint="check the path and `images_root`"
-            )
+            raise DataError(f"{NO_FILE} {show(text)} in {root}", where=where, hint="check the path and `images_root`")
         if path.stat().st_size > MAX_FILE_BYTES:
             size = path.stat().st_size
             raise DataError(

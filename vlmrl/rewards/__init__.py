@@ -65,6 +65,9 @@ GENERAL: dict[str, Builtin] = {
     "maye": Builtin(
         math_rules.maye, "MAYE's published judge, format and language for boxed answers; runs in workers", version=1
     ),
+    "rllava_math": Builtin(
+        math_rules.rllava_math, "RLLaVA's published format and grader for boxed answers; runs in workers", version=1
+    ),
 }
 
 

@@ -50,6 +50,7 @@ def prepare_table(
     settings: Mapping[str, Any],
     draw: Callable[[Mapping[str, int]], Mapping[str, list[NewRow]]],
     drawn_settings: Mapping[str, Any],
+    split_names: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Prepared:
     """Make the dataset of a task from tables, or draw it.
@@ -57,6 +58,7 @@ def prepare_table(
     Args:
         form, settings: form of the rows in tables, and the task's own options for them.
         draw, drawn_settings: split -> number of rows -> drawn rows, and the task's own options for them.
+        split_names: name of a split in published tables -> its name in the dataset.
     Raises: DataError for a source, name or row that cannot be used; nothing is written.
     """
     name = request.name or task.name
@@ -76,7 +78,13 @@ def prepare_table(
     else:
         source = request.source or request.published
         tables = TableSource(
-            source, request.test, request.images_root, request.validation_rows, request.seed, request.max_bad
+            source,
+            request.test,
+            request.images_root,
+            request.validation_rows,
+            request.seed,
+            request.max_bad,
+            dict(split_names or {}),
         )
         args = {
             "source": _short(source),

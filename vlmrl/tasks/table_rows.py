@@ -62,6 +62,7 @@ class TableSource:
         validation_rows: rows of `train` that become the validation split if the source has none; 0 = none.
         seed: of that choice.
         max_bad: largest share of rows of a split that may be left out because something is wrong with them.
+        split_names: name of a split of the source -> its name in the dataset.
     """
 
     source: str
@@ -70,6 +71,7 @@ class TableSource:
     validation_rows: int = 0
     seed: int = 0
     max_bad: float = 0.0
+    split_names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def read_tables(tables: TableSource, form: RowForm) -> dict[str, Iterable[NewRow
     work = TemporaryDirectory(prefix="vlmrl-prep-")
     reader = _Reader(tables, form, work)
     main = reader.open(tables.source, "source")
-    splits = {split: (main, _pieces(main, split)) for split in main.files.splits}
+    splits = {tables.split_names.get(split, split): (main, _pieces(main, split)) for split in main.files.splits}
     if tables.test is not None:
         other = reader.open(tables.test, "test")
         names = list(other.files.splits)

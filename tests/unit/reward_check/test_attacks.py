@@ -118,7 +118,18 @@ def test_the_known_flaws_of_the_published_rewards_are_found(name, variant):
     assert missed == {} and report["flagged"] >= 5
 
 
-UNFORMED = ("table", "digits", "pairs", "geometry3k", "mm_math")
+UNFORMED = (
+    "table",
+    "digits",
+    "pairs",
+    "geometry3k",
+    "mm_math",
+    "geoqa",
+    "text_math",
+    "we_math",
+    "counting",
+    "grounding",
+)
 """Tasks of other forms, which have tests of their own."""
 
 

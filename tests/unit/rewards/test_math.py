@@ -107,6 +107,7 @@ def test_loading_the_reward_imports_no_sympy_here():
 
     code = (
         "import sys; from vlmrl.tasks.builtin_rewards import load_reward; load_reward('math'); load_reward('maye');"
+        "load_reward('rllava_math'); "
         "print([m for m in ('sympy', 'math_verify', 'latex2sympy2_extended') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

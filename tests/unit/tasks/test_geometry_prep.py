@@ -20,7 +20,7 @@ from vlmrl.recipe.schema import Data
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.geometry.prepare import GeometryRequest, prepare_collection
 from vlmrl.tasks.geometry.problem_rows import place_marks, read_answer
-from vlmrl.tasks.geometry.task import GEOMETRY3K, MM_MATH
+from vlmrl.tasks.geometry.task import GEOMETRY3K, GEOQA, MM_MATH, TEXT_MATH
 from vlmrl.types import Row
 
 LIMITS = Limits(workers=1)
@@ -227,11 +227,76 @@ def test_a_source_is_needed_where_no_rows_are_published(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="needs a source") as error:
         prepare_collection(GeometryRequest(MM_MATH, out=tmp_path / "out"), LIMITS)
     assert "--synthetic" in str(error.value.hint)
-    with pytest.raises(DataError, match="draws figures"):
+    with pytest.raises(DataError, match="makes the problems"):
         prepare(tmp_path, "rows.jsonl", synthetic=20)
     with pytest.raises(DataError, match="topic"):
         prepare_collection(GeometryRequest(MM_MATH, synthetic=20, topics=("angels",), out=tmp_path / "out"), LIMITS)
     assert not (tmp_path / "out").exists()
+
+
+def test_paths_without_files_are_one_error_that_says_where_the_images_are(tmp_path: Path) -> None:
+    rows = [
+        {"image_path": f"./Geo170K/{i}.png", "question": f"Angle {i} is ()", "ground_truth": "140\u00b0"}
+        for i in range(4)
+    ]
+    table = tmp_path / "prompts.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    request = GeometryRequest(GEOQA, source=str(table), out=tmp_path / "out")
+    with pytest.raises(DataError, match="4 of 4 rows name an image file that is not there") as error:
+        prepare_collection(request, LIMITS)
+    assert "prompts.jsonl:1" in error.value.message and "0.png" in error.value.message
+    assert "--images-root" in str(error.value.hint) and "Geo170K" in str(error.value.hint)
+    for number in range(4):
+        image = tmp_path / "figures" / "Geo170K" / f"{number}.png"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        image.write_bytes(picture(number))
+    prepared = prepare_collection(replace(request, images_root=tmp_path / "figures", validation_rows=0), LIMITS)
+    assert [row.truth["answer"] for row in rows_of(prepared, "train")] == ["140\u00b0"] * 4
+    assert {row.columns["problem"] for row in rows_of(prepared, "train")} >= {"<image>Angle 2 is ()"}
+
+
+def chat(text: str, *others: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": "Be brief."}, *({"role": "user", "content": one} for one in (text, *others))]
+
+
+def test_text_rows_are_chats_or_texts_and_worked_solutions_are_kept_beside_known_answers(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": chat("1+1?"), "reward_model": {"ground_truth": "2"}, "target": [{"content": "So \\boxed{2}."}]},
+        {"prompt": "1+2?", "reward_model": {"ground_truth": 3}, "target": "It is \\boxed{3}"},
+        {"prompt": "1+3?", "reward_model": {"ground_truth": "4"}, "target": "without a box"},
+        {"prompt": "1+4?", "reward_model": {"ground_truth": "5"}, "target": "\\boxed{6}"},
+    ]
+    table = tmp_path / "rows.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    request = GeometryRequest(TEXT_MATH, source=str(table), out=tmp_path / "out")
+    prepared = prepare_collection(request, LIMITS)
+    found = [(row.columns["problem"], row.truth["answer"], row.truth["solution"]) for row in rows_of(prepared, "train")]
+    assert found == [
+        ("1+1?", "2", "So \\boxed{2}."),
+        ("1+2?", "3", "It is \\boxed{3}"),
+        ("1+3?", "4", None),
+        ("1+4?", "5", None),
+    ]
+    assert not any(row.media for row in rows_of(prepared, "train"))
+    for wrong, reason in (
+        ({"prompt": chat("1?", "2?")}, "a chat of 2 messages"),
+        ({"prompt": [{"role": "assistant", "content": "1"}]}, "one of a user"),
+        ({"prompt": "<image>1?"}, "0 images, but 1 <image> mark"),
+        ({"prompt": 5}, "not a text"),
+        ({"reward_model": {"style": "rule"}}, "there is no solution"),
+    ):
+        table.write_text(json.dumps({**rows[0], **wrong}) + "\n")
+        with pytest.raises(DataError) as error:
+            prepare_collection(replace(request, out=tmp_path / "other"), LIMITS)
+        assert reason in error.value.message
+
+
+def test_a_solution_that_is_an_answer_tag_is_the_answer() -> None:
+    assert read_answer("<answer> 145\u00b0 </answer>", None, has_solution=True) == ("145\u00b0", None, False)
+    with pytest.raises(DataError, match="no box"):
+        read_answer("<answer> </answer>", None, has_solution=True)
+    with pytest.raises(DataError, match="no box"):
+        read_answer("<answer>1</answer><answer>2</answer>", None, has_solution=True)
 
 
 def test_answers_and_marks_as_they_stand_in_tables() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks import TASKS, make_task
 from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.geometry.prepare import GeometryRequest, prepare_collection
-from vlmrl.tasks.geometry.task import GEOMETRY3K, GRADING, MM_MATH
+from vlmrl.tasks.geometry.task import GEOMETRY3K, GRADING, MM_MATH, TEXT_MATH
 from vlmrl.tasks.source import Source, open_source
 from vlmrl.types import RewardInput, Row
 
@@ -45,7 +48,7 @@ def test_a_drawn_dataset_is_sound_and_its_rows_pass_their_own_checks(drawn: Path
 
 
 def test_the_prompt_holds_the_problem_with_one_mark_and_asks_for_a_box(drawn: Path) -> None:
-    for variant, words in ((None, "step by step"), ("zero", "<think>")):
+    for variant, words in ((None, "step by step"), ("zero", "<think>"), ("think", "</think>")):
         source = source_of(drawn, variant)
         row = source.rows[0]
         (message,) = source.messages(row)
@@ -63,14 +66,14 @@ def test_the_default_prompt_is_chat_and_its_print_differs_from_zero(drawn: Path)
         source_of(drawn, "chta")
 
 
-@pytest.mark.parametrize("variant", ["chat", "zero"])
-@pytest.mark.parametrize("profile", ["default", "maye"])
+@pytest.mark.parametrize("variant", ["chat", "zero", "think"])
+@pytest.mark.parametrize("profile", ["default", "maye", "rllava"])
 def test_a_trace_earns_all_accuracy_and_a_wrong_box_none(drawn: Path, variant: str, profile: str) -> None:
     source = source_of(drawn, variant, profile)
     assert source.task.trace is not None
     for row in [source.rows[i] for i in range(20)]:
         text = source.task.trace(row, random.Random(0))
-        assert text.startswith("<think>") == (variant == "zero")
+        assert text.startswith("<think>") == (variant != "chat")
         assert accuracy(source, row, text) == 1.0, (text, row.truth)
         assert accuracy(source, row, f"{text} No, it is \\boxed{{123456.5}}") == 0.0
         assert accuracy(source, row, "I do not know.") == 0.0
@@ -89,10 +92,10 @@ def test_published_rows_without_a_solution_are_learnt_as_a_box() -> None:
     assert make_task("mm_math", {}).trace(row, random.Random(0)) == "\\boxed{3\\pi}"  # type: ignore[misc]
 
 
-def test_both_tasks_use_the_grading_that_one_place_names() -> None:
-    for name in ("geometry3k", "mm_math"):
+def test_all_tasks_use_the_grading_that_one_place_names() -> None:
+    for name in ("geometry3k", "mm_math", "geoqa", "text_math"):
         assert make_task(name, {}).profiles["default"] == GRADING
-        assert TASKS[name].variants == ("chat", "zero")
+        assert TASKS[name].variants == (("chat", "think") if name == "text_math" else ("chat", "zero", "think"))
         assert set(TASKS[name].profiles) == set(make_task(name, {}).profiles)
 
 
@@ -114,3 +117,46 @@ def test_the_text_of_mm_math_states_the_values_and_its_figure_shows_none(tmp_pat
     rows = list(open_dataset(Data(path=str(prepared.path))).rows("train"))
     assert {row.truth["topic"] for row in rows} == {"angles"}
     assert all("^\\circ$" in row.columns["problem"] for row in rows)
+
+
+def test_written_problems_have_exact_answers_and_no_split_shares_one(tmp_path: Path) -> None:
+    request = GeometryRequest(TEXT_MATH, synthetic=60, out=tmp_path / "written", seed=3)
+    path = prepare_collection(request, Limits(workers=1)).path
+    dataset = open_dataset(Data(path=str(path)))
+    rows = [row for split in dataset.splits for row in dataset.rows(split)]
+    assert len({row.columns["problem"] for row in rows}) == len(rows) == 60 + 20 + 40
+    assert {row.truth["topic"] for row in rows} == {"arithmetic", "fractions", "equations"}
+    task = make_task("text_math", dataset.info)
+    for row in rows:
+        assert task.validate(row.truth) == [] and not row.media
+        assert value_of(row) == latex_value(str(row.truth["answer"])), row.columns["problem"]
+    again = prepare_collection(replace(request, out=tmp_path / "again"), Limits(workers=1)).path
+    assert open_dataset(Data(path=str(again))).info["fingerprint"] == dataset.info["fingerprint"]
+    with pytest.raises(DataError, match="no new one"):
+        prepare_collection(replace(request, synthetic=3000, topics=("sums",), out=tmp_path / "x"), Limits(workers=1))
+    with pytest.raises(DataError, match="topic"):
+        prepare_collection(replace(request, topics=("angles",), out=tmp_path / "x"), Limits(workers=1))
+
+
+def latex_value(text: str) -> Fraction:
+    match = re.fullmatch(r"(-?)\\frac\{(\d+)\}\{(\d+)\}", text)
+    return Fraction(f"{match[1]}{match[2]}/{match[3]}") if match else Fraction(text)
+
+
+def value_of(row: Row) -> Fraction:
+    """The answer, computed from the words of the problem alone."""
+    text = str(row.columns["problem"]).replace("\\frac{", "").replace("}{", "/").replace("}", "").replace("$", "")
+    n = [Fraction(number) for number in re.findall(r"\d+(?:/\d+)?", text)]
+    if " times " in text:
+        return n[0] * n[1]
+    if "remainder" in text:
+        return Fraction(int(n[0]) % int(n[1]))
+    if " of " in text and "sum" not in text:
+        return n[0] * n[1]
+    if "Solve" in text:  # a x + b = c
+        b = -n[1] if "x - " in text else n[1]
+        c = -n[2] if "= -" in text else n[2]
+        return (c - b) / n[0]
+    if "difference is" in text:
+        return (n[0] + n[1]) / 2
+    return n[0] + n[1] if " + " in text else n[0] - n[1]

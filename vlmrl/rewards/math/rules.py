@@ -1,4 +1,4 @@
-"""Rewards for mathematical answers as recipes name them: `math`, and the published rule of MAYE, `maye`.
+"""Rewards for mathematical answers as recipes name them: `math`, and the published rules `maye` and `rllava_math`.
 
 Neither imports math-verify here: the functions below run in the trainer, the graders in workers.
 """
@@ -66,7 +66,7 @@ def math(
         parts["lengths"] = [soft_tokens, max_tokens]
         ranges["length"] = (0.0, 1.0)
     args = {"key": key, "parts": parts, **policy}
-    return _in_worker("math", "vlmrl.rewards.math.grader", args, ranges, {"accuracy": 1.0}, LOST)
+    return in_worker("math", "vlmrl.rewards.math.grader", args, ranges, {"accuracy": 1.0}, LOST)
 
 
 def maye(*, key: str | None = None, min_tokens: int = 1, penalty: float = -0.1) -> RewardSpec:
@@ -87,10 +87,27 @@ def maye(*, key: str | None = None, min_tokens: int = 1, penalty: float = -0.1) 
     ranges = {"accuracy": (0.0, 1.0), "format": (0.0, 1.0), "language": (-0.1, 0.0), "penalty": (-3.0, 1.1)}
     args = {"key": key, "min_tokens": min_tokens, "penalty": float(penalty)}
     lost = {"accuracy": 0.0, "format": 0.0, "language": 0.0, "penalty": float(penalty)}
-    return _in_worker("maye", "vlmrl.rewards.math.maye", args, ranges, dict.fromkeys(ranges, 1.0), lost)
+    return in_worker("maye", "vlmrl.rewards.math.maye", args, ranges, dict.fromkeys(ranges, 1.0), lost)
 
 
-def _in_worker(
+def rllava_math(*, key: str | None = None, format_weight: float = 0.1) -> RewardSpec:
+    """Return the published reward of RLLaVA for boxed answers: accuracy and format, each 0 or 1.
+
+    rllava.py lists its flaws, and the differences to the published code.
+
+    Args:
+        key: truth field or column with the expected answer; default: see `ground_truth`.
+        format_weight: weight of the format, in [0, 1]; the accuracy has the rest.
+    Raises: RewardError for a weight that is out of range.
+    """
+    if not (isinstance(format_weight, (int, float)) and 0 <= format_weight <= 1):
+        raise RewardError(f"format_weight = {format_weight!r} is not a number from 0 to 1")
+    weights = {"accuracy": 1.0 - format_weight, "format": float(format_weight)}
+    ranges = dict.fromkeys(weights, (0.0, 1.0))
+    return in_worker("rllava_math", "vlmrl.rewards.math.rllava", {"key": key}, ranges, weights, {})
+
+
+def in_worker(
     name: str,
     module: str,
     args: dict[str, Any],
@@ -98,6 +115,11 @@ def _in_worker(
     weights: dict[str, float],
     lost: dict[str, float],
 ) -> RewardSpec:
+    """Return a reward whose grader `module.make_grader(**args)` runs in workers.
+
+    Args:
+        lost: parts of a response that hangs its worker twice; the others are 0.
+    """
     worker = WorkerFunction(name, module, "make_grader", args)
     return RewardSpec(
         name,

@@ -6,8 +6,9 @@ from functools import partial
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.rewards.answer_form import REQUIRED, check_thought, form_problem
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, find_tags, tagged_text
+from vlmrl.rewards.text_parsing import tagged_text
 from vlmrl.rewards.text_rewards import plain_number
 from vlmrl.types import RewardInput
 
@@ -16,8 +17,6 @@ UNIT = (0.0, 1.0)
 RANGES = {"accuracy": UNIT, "format": UNIT, "nearness": UNIT}
 WEIGHTS = {"accuracy": 0.9, "format": 0.1}
 """Weights of the parts. `nearness` counts only where the recipe gives it a weight: a middle number earns some of it."""
-REQUIRED, OPTIONAL = "required", "optional"
-THOUGHTS = (REQUIRED, OPTIONAL)
 
 
 def count(*, thought: str = REQUIRED) -> RewardSpec:
@@ -30,8 +29,7 @@ def count(*, thought: str = REQUIRED) -> RewardSpec:
     Args:
         thought: whether the form needs a `<think>` thought before the answer: "required" or "optional".
     """
-    if thought not in THOUGHTS:
-        raise RewardError(f"thought = {thought!r} is unknown", hint=f"one of: {', '.join(THOUGHTS)}")
+    check_thought(thought)
     return RewardSpec("count", partial(score_count, thought=thought), RANGES, WEIGHTS, pure=True, accuracy="accuracy")
 
 
@@ -60,7 +58,7 @@ def score_count(x: RewardInput, *, thought: str = REQUIRED) -> dict[str, Any]:
     """Return the parts of a response; see `count`."""
     truth = true_count(x)
     answer, problem = read_count(x.response)
-    problem = problem or _form_problem(x, thought)
+    problem = problem or form_problem(x, thought)
     distance = abs(answer - truth) if answer is not None else None
     return {
         "accuracy": float(distance == 0),
@@ -69,21 +67,3 @@ def score_count(x: RewardInput, *, thought: str = REQUIRED) -> dict[str, Any]:
         "note": problem,
         "detail": {"answer": answer},
     }
-
-
-def _form_problem(x: RewardInput, thought: str) -> str:
-    """Return what is wrong with the form of a response that has one answer; "" if nothing is."""
-    if x.finish == "length":
-        return "cut off at the token limit"
-    tags = [(tag.name, tag.closes) for tag in find_tags(x.response, ("think", "answer"))]
-    whole = [("think", False), ("think", True), ("answer", False), ("answer", True)]
-    if tags != whole and not (thought == OPTIONAL and tags == whole[2:]):
-        return "not exactly one thought, then one answer" if thought == REQUIRED else "not exactly one answer"
-    places = find_tags(x.response, ("think", "answer"))
-    edges = [0, *(edge for tag in places for edge in (tag.start, tag.end)), len(x.response)]
-    texts = [x.response[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    if any(text.strip(BLANKS) for text in texts[::2]):
-        return "text outside of the tags"
-    if len(texts) > 3 and not VISIBLE.search(texts[1]):
-        return "an empty thought"
-    return ""

@@ -14,9 +14,10 @@ from typing import Any
 
 from vlmrl.errors import DataError
 from vlmrl.metric import SHARE, Metric
+from vlmrl.rewards.answer_form import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, says
 from vlmrl.tasks.base import Outcome, Task
-from vlmrl.tasks.counting.reward import LARGEST_COUNT, OPTIONAL, REQUIRED, read_count
+from vlmrl.tasks.counting.reward import LARGEST_COUNT, read_count
 from vlmrl.types import RewardInput, Row, Score
 
 NAME = "counting"

@@ -1,1 +1,1 @@
-"""Geometry questions about a figure, with one exact answer: the tasks geometry3k and mm_math."""
+"""Mathematics problems with one exact answer: the tasks geometry3k, mm_math, geoqa and text_math."""

@@ -12,6 +12,7 @@ from vlmrl.data.image_shards import Examined, examine
 from vlmrl.tasks.dataset_assembly import PlannedRow, PromptLengths
 from vlmrl.tasks.geometry.drawn.collection import DrawnProblem
 from vlmrl.tasks.geometry.task import Collection, geometry_task
+from vlmrl.tasks.geometry.written import WrittenProblem
 from vlmrl.tasks.prompt_template import IMAGE
 from vlmrl.types import Media, hash64
 
@@ -81,6 +82,29 @@ def drawn_fields(name: str, rows: Sequence[PlannedRow], media: Sequence[Media]) 
             "kind": problem.kind,
         }
         yield _fields(name, f"{IMAGE}{drawn.text}", truth, [media[i] for i in row.facts.images], row.facts.name)
+
+
+def written_rows(
+    collection: Collection, problems: Mapping[str, Sequence[WrittenProblem]]
+) -> dict[str, list[PlannedRow]]:
+    """Return the rows of problems in text alone: split -> rows."""
+    lengths = PromptLengths(geometry_task(collection, {}))
+    return {
+        split: [
+            PlannedRow(one, RowFacts((), None, None, lengths.of({"problem": one.text}, []), (), f"{split} {number}"))
+            for number, one in enumerate(members)
+        ]
+        for split, members in problems.items()
+    }
+
+
+def written_fields(name: str, rows: Sequence[PlannedRow], media: Sequence[Media]) -> Iterator[dict[str, Any]]:
+    """Yield the columns of problems in text alone. See `Assembly.fields`."""
+    for row in rows:
+        problem: WrittenProblem = row.key
+        solution = f"{problem.steps} The answer is $\\boxed{{{problem.answer}}}$."
+        truth = {"answer": problem.answer, "solution": solution, "topic": problem.topic, "kind": problem.kind}
+        yield _fields(name, problem.text, truth, [], f"written {row.facts.name}")
 
 
 def _fields(

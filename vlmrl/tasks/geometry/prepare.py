@@ -1,4 +1,4 @@
-"""`vlmrl prep geometry3k` and `vlmrl prep mm_math`: read, check and write rows, or draw them."""
+"""`vlmrl prep` of the mathematics tasks: read, check and write rows, or make problems with exact answers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,16 @@ from vlmrl.data.row_images import RowReader
 from vlmrl.data.table_pieces import locate_rows, open_row_files
 from vlmrl.errors import DataError, unknown
 from vlmrl.tasks.dataset_assembly import Assembly, Limits, Prepared, assemble
-from vlmrl.tasks.geometry.dataset_rows import drawn_fields, drawn_rows, row_fields, row_schema
-from vlmrl.tasks.geometry.drawn.collection import TOPICS, USUAL_TOPICS, draw_problems
+from vlmrl.tasks.geometry import written
+from vlmrl.tasks.geometry.dataset_rows import (
+    drawn_fields,
+    drawn_rows,
+    row_fields,
+    row_schema,
+    written_fields,
+    written_rows,
+)
+from vlmrl.tasks.geometry.drawn import collection as drawn
 from vlmrl.tasks.geometry.problem_rows import ScanProblems, TablesReader, choose_pieces, find_columns
 from vlmrl.tasks.geometry.survey import cut_validation, notes_on, refuse_bad, survey_rows
 from vlmrl.tasks.geometry.task import Collection
@@ -35,7 +43,8 @@ class GeometryRequest:
         synthetic: number of training problems to draw instead; None = read a source.
         out, name: default data/<name>, and the collection's name.
         validation_rows: rows to cut off train where the source has no validation split.
-        topics, width: of drawn figures.
+        topics: of problems that are made here; () = the usual ones.
+        width: of drawn figures.
         max_bad: largest share of rows that may be left out because something is wrong with them.
     """
 
@@ -47,7 +56,7 @@ class GeometryRequest:
     name: str | None = None
     seed: int = 0
     validation_rows: int = 0
-    topics: tuple[str, ...] = USUAL_TOPICS
+    topics: tuple[str, ...] = ()
     width: int = 448
     max_bad: float = 0.0
     images_root: Path | None = None
@@ -66,7 +75,7 @@ def prepare_collection(request: GeometryRequest, limits: Limits, *, force: bool 
     if source is None:
         raise DataError(
             f"`vlmrl prep {collection.name}` needs a source: there is no published table of its rows",
-            hint="name MAYE's folder of JSONL files and images, or a table; --synthetic N draws figures",
+            hint="name MAYE's folder of JSONL files and images, or a table; --synthetic N makes problems",
         )
     return _prepare_rows(request, name, source, out, limits, force)
 
@@ -89,17 +98,17 @@ def _prepare_rows(request: GeometryRequest, name: str, source: str, out: Path, l
             folder = build.work / f"table-{number}"
             folder.mkdir(exist_ok=True)
             tables.append(open_row_files(one, folder))
-        columns = [find_columns(table) for table in tables]
+        columns = [find_columns(table, figures=request.collection.figures) for table in tables]
         pieces = choose_pieces(tables)
         parts = [build.work / f"problems-{i:05d}.jsonl" for i in range(len(pieces))]
         scan = ScanProblems(tables, columns)
         make_parts(scan, pieces, parts, workers=limits.workers, progress=limits.progress, what="reading rows")
         survey = survey_rows(request.collection, pieces, parts)
-        refuse_bad(survey, request.max_bad)
+        refuse_bad(survey, request.max_bad, request.collection.images_at)
         assembly = Assembly(
             images=survey.images,
             places=survey.places,
-            reader=TablesReader([RowReader(t, c.images) for t, c in zip(tables, columns, strict=True)]),
+            reader=TablesReader([RowReader(t, c.images or "") for t, c in zip(tables, columns, strict=True)]),
             rows=dict(survey.rows),
             fields=partial(row_fields, name, parts),
             schema=row_schema(),
@@ -122,46 +131,57 @@ def _prepare_drawn(
     request: GeometryRequest, name: str, num_rows: int, out: Path, limits: Limits, force: bool
 ) -> Prepared:
     if other := request.source or request.test:
-        raise DataError(f"--synthetic draws figures, but {other} is a source of rows", hint="leave one out")
-    for topic in request.topics:
-        if topic not in TOPICS:
-            raise unknown("topic", topic, TOPICS, error=DataError)
+        raise DataError(f"--synthetic makes the problems, but {other} is a source of rows", hint="leave one out")
+    figures = request.collection.figures
+    known = drawn.TOPICS if figures else written.TOPICS
+    topics = request.topics or (drawn.USUAL_TOPICS if figures else written.USUAL_TOPICS)
+    for topic in topics:
+        if topic not in known:
+            raise unknown("topic", topic, known, error=DataError)
     args = {
         "synthetic": num_rows,
         "seed": request.seed,
-        "topics": list(request.topics),
-        "width": request.width,
+        "topics": list(topics),
+        **({"width": request.width} if figures else {}),
         **_limit_args(limits),
     }
     refuse_other(out, args, force=force)
     counts = {"train": num_rows, "validation": max(20, num_rows // 10), "test": max(40, num_rows // 5)}
-    problems = draw_problems(
-        counts,
-        seed=request.seed,
-        values=request.collection.values,
-        topics=request.topics,
-        width=request.width,
-        progress=limits.progress,
-    )
-    planned, images, files = drawn_rows(request.collection, problems)
+    make = _drawn if figures else _written
+    assembly = make(request, name, topics, counts, limits)
     with building(out) as build:
-        assembly = Assembly(
-            images=images,
-            places=list(files),
-            reader=FileReader(MemoryFiles(files)),
-            rows=planned,
-            fields=partial(drawn_fields, name),
-            schema=row_schema(),
-        )
         info = {
             "name": name,
             "task": request.collection.name,
             "seed": request.seed,
-            "source": {"name": "drawn geometry", "rows": counts},
+            "source": {"name": "drawn geometry" if figures else "written mathematics", "rows": counts},
             "args": args,
-            "counts": {"images": len(images), "rows": sum(counts.values())},
+            "counts": {"images": len(assembly.images), "rows": sum(counts.values())},
         }
         return assemble(build, assembly, info, limits, force=force)
+
+
+def _drawn(
+    request: GeometryRequest, name: str, topics: tuple[str, ...], counts: Mapping[str, int], limits: Limits
+) -> Assembly:
+    problems = drawn.draw_problems(
+        counts,
+        seed=request.seed,
+        values=request.collection.values,
+        topics=topics,
+        width=request.width,
+        progress=limits.progress,
+    )
+    planned, images, files = drawn_rows(request.collection, problems)
+    reader = FileReader(MemoryFiles(files))
+    return Assembly(images, list(files), reader, planned, partial(drawn_fields, name), row_schema())
+
+
+def _written(
+    request: GeometryRequest, name: str, topics: tuple[str, ...], counts: Mapping[str, int], limits: Limits
+) -> Assembly:
+    planned = written_rows(request.collection, written.write_problems(counts, seed=request.seed, topics=topics))
+    return Assembly([], [], FileReader(MemoryFiles({})), planned, partial(written_fields, name), row_schema())
 
 
 def _short(source: str) -> str:

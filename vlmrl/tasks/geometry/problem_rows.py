@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vlmrl.data.cells import show, split_images
+from vlmrl.data.cells import show, split_images, text_of
 from vlmrl.data.columns import IMAGES, match_columns
 from vlmrl.data.image_scan import EXAMINER
 from vlmrl.data.parallel_parts import write_lines
@@ -17,30 +17,34 @@ from vlmrl.data.table_files import LINED
 from vlmrl.data.table_pieces import RowFiles, TablePiece, read_piece
 from vlmrl.errors import DataError
 from vlmrl.rewards.math.answer_text import BOX, MOST_ANSWER_CHARS, last_box
+from vlmrl.rewards.text_parsing import tagged_text
 from vlmrl.tasks.prompt_template import IMAGE
 from vlmrl.visible import plural
 
 SPELLINGS = {
     "images": IMAGES,
-    "problem": ("problem", "question"),
+    "problem": ("problem", "question", "prompt"),
     "solution": ("solution",),
-    "answer": ("answer", "ground_truth"),
+    "answer": ("answer", "ground_truth", "reward_model"),
+    "shown": ("target",),
 }
+"""Role -> column names. `shown` holds worked solutions beside an answer that is known apart from them."""
 TEST = "test"
 
 
 @dataclass(frozen=True)
 class ProblemColumns:
-    """Columns of a table of problems. `solution` or `answer` may be None, not both."""
+    """Columns of a table of problems. `solution` or `answer` may be None, not both; no `images` = text alone."""
 
-    images: str
+    images: str | None
     problem: str
     solution: str | None
     answer: str | None
+    shown: str | None = None
 
     @property
     def names(self) -> list[str]:
-        return [name for name in (self.images, self.problem, self.solution, self.answer) if name]
+        return [name for name in (self.images, self.problem, self.solution, self.answer, self.shown) if name]
 
 
 class Answer(NamedTuple):
@@ -57,19 +61,25 @@ class Answer(NamedTuple):
     differs: bool = False
 
 
-def find_columns(table: RowFiles) -> ProblemColumns:
-    """Return the columns of a table. Raises: DataError when the problem, the images or every answer is missing."""
+def find_columns(table: RowFiles, *, figures: bool = True) -> ProblemColumns:
+    """Return the columns of a table. Raises: DataError when the problem, the images or every answer is missing.
+
+    Args:
+        figures: whether the rows have images; else they are text alone, and a column of images is not read.
+    """
     roles = match_columns(SPELLINGS, table.columns)
-    missing = [role for role in ("problem", "images") if role not in roles]
+    missing = [role for role in ("problem", "images") if role not in roles and (figures or role != "images")]
     if not {"solution", "answer"} & roles.keys():
         missing.append("solution` or `answer")
     if missing:
         raise DataError(
             f"no column `{missing[0]}`; the table has: {', '.join(table.columns)}",
             where=table.label,
-            hint="rows have problem (or question), images (or image), and solution, answer or both",
+            hint=f"rows have problem (or question), {'images (or image), ' if figures else ''}and solution, answer or"
+            " both",
         )
-    return ProblemColumns(roles["images"], roles["problem"], roles.get("solution"), roles.get("answer"))
+    images = roles["images"] if figures else None
+    return ProblemColumns(images, roles["problem"], roles.get("solution"), roles.get("answer"), roles.get("shown"))
 
 
 def read_answer(solution: Any, answer: Any, *, has_solution: bool) -> Answer:
@@ -83,6 +93,9 @@ def read_answer(solution: Any, answer: Any, *, has_solution: bool) -> Answer:
     if has_solution:
         if not isinstance(solution, str):
             raise DataError(f"`solution` is {show(solution, 60)}, not a text")
+        tagged, _ = tagged_text(solution, "answer")
+        if tagged is not None and tagged.strip() and not BOX.search(solution):
+            return Answer(_short(tagged.strip()), None)
         text = _boxed(solution, "solution")
         plain = _plain(answer)
         differs = bool(plain) and _spelling(last_box(plain).text or plain) != _spelling(text)
@@ -108,7 +121,33 @@ def _short(text: str) -> str:
     return text
 
 
+def shown_solution(cell: Any, answer: Answer) -> Answer:
+    """Return the answer with a worked solution of the table, if there is one whose last box is the answer."""
+    text = text_of(cell)
+    box = last_box(text).text if text else None
+    if box is None or answer.solution is not None or _spelling(box) != _spelling(answer.text):
+        return answer
+    return Answer(answer.text, text)
+
+
+def problem_text(cell: Any) -> str:
+    """Return the problem of a cell: a text, or a chat with one message of a user; a system's message is left out.
+
+    Raises: DataError for anything else.
+    """
+    turns = cell if isinstance(cell, list) else [{"role": "user", "content": cell}]
+    questions = [turn for turn in turns if isinstance(turn, Mapping) and turn.get("role") != "system"]
+    if len(questions) != 1 or questions[0].get("role", "user") != "user":
+        raise DataError(f"it is a chat of {len(questions)} messages, where one of a user is expected")
+    text = questions[0].get("content")
+    if not isinstance(text, str) or not text.replace(IMAGE, "").strip():
+        raise DataError(f"it is {show(text, 60)}, not a text")
+    return text
+
+
 def _plain(answer: Any) -> str:
+    if isinstance(answer, Mapping):
+        answer = answer.get("ground_truth")
     is_plain = isinstance(answer, (str, int, float)) and not isinstance(answer, bool)
     return str(answer).strip() if is_plain else ""
 
@@ -193,21 +232,20 @@ def place_in(table: RowFiles, piece: TablePiece, index: int) -> str:
 def _line(row: Mapping[str, Any], columns: ProblemColumns, root: Path | None) -> tuple[dict[str, Any], list[str]]:
     faults: list[str] = []
     line: dict[str, Any] = {}
-    values = split_images(row.get(columns.images))
-    problem = row.get(columns.problem)
-    if not values:
+    values = split_images(row.get(columns.images)) if columns.images else []
+    if columns.images and not values:
         faults.append("no image")
-    if not isinstance(problem, str) or not problem.replace(IMAGE, "").strip():
-        faults.append(f"`{columns.problem}` is {show(problem, 60)}, not a text")
-    elif values:
-        try:
+    try:
+        problem = problem_text(row.get(columns.problem))
+        if values or not columns.images:
             line["problem"] = place_marks(problem, len(values))
-        except DataError as error:
-            faults.append(error.message)
+    except DataError as error:
+        faults.append(f"`{columns.problem}`: {error.message}")
     try:
         solution = row.get(columns.solution) if columns.solution else None
-        answer = row.get(columns.answer) if columns.answer else None
-        line |= read_answer(solution, answer, has_solution=columns.solution is not None)._asdict()
+        cell = row.get(columns.answer) if columns.answer else None
+        answer = read_answer(solution, cell, has_solution=columns.solution is not None)
+        line |= shown_solution(row.get(columns.shown) if columns.shown else None, answer)._asdict()
     except DataError as error:
         faults.append(error.message)
     line["images"] = [look_at_cell(value, root, EXAMINER) for value in values]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlmrl.data.cells import NO_FILE
 from vlmrl.data.doctor import RowFacts, Verdict
 from vlmrl.data.image_scan import examined
 from vlmrl.data.image_shards import Examined
@@ -96,11 +97,23 @@ def _keep_one(survey: Survey, split: str, rows: Sequence[tuple[str, PlannedRow]]
     survey.repeated += [{"origin": row.facts.name, "reason": reason} for _, row in rows[1:]]
 
 
-def refuse_bad(survey: Survey, max_bad: float) -> None:
-    """Raise a DataError with the first bad rows when their share is above `max_bad`, or no row is sound."""
+def refuse_bad(survey: Survey, max_bad: float, images_at: str = "") -> None:
+    """Raise a DataError with the first bad rows when their share is above `max_bad`, or no row is sound.
+
+    Args:
+        images_at: where the images are that tables of this collection name by paths; "" = not known.
+    """
     bad, total = survey.bad, survey.read.total()
     if survey.rows and is_few(len(bad), total, max_bad):
         return
+    absent = [one for one in bad if NO_FILE in one["reason"]]
+    if 2 * len(absent) > total:
+        raise DataError(
+            f"{len(absent):,} of {total:,} rows name an image file that is not there; nothing was written:"
+            f"\n  {absent[0]['origin']}: {absent[0]['reason']}",
+            hint="the table has paths only: get its images, and give the folder that the paths start from as"
+            f" --images-root{f'; {images_at}' if images_at else ''}",
+        )
     lines = [f"\n  {one['origin']}: {one['reason']}" for one in bad[:SHOWN_BAD]]
     more = f"\n  ... and {len(bad) - SHOWN_BAD:,} more" if len(bad) > SHOWN_BAD else ""
     message = f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}"
@@ -142,7 +155,10 @@ def cut_validation(assembly: Assembly, num_rows: int, seed: int) -> None:
         return
     train = rows["train"]
     cut = cut_rows(
-        [PairUnits(row.facts.images, None) for row in train], min(num_rows, int(MAX_CUT * len(train))), seed=seed
+        # a row without images shares nothing with others
+        [PairUnits(row.facts.images or (f"row {i}",), None) for i, row in enumerate(train)],
+        min(num_rows, int(MAX_CUT * len(train))),
+        seed=seed,
     )
     if not cut.taken:
         why = "none was asked for" if not num_rows else "no row can be kept out of training"

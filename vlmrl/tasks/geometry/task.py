@@ -1,4 +1,4 @@
-r"""The tasks geometry3k and mm_math: a figure, a problem, an answer in a box.
+r"""The mathematics tasks geometry3k, mm_math, geoqa and text_math: a problem, with a figure or without, and an answer.
 
 The truth of a row is its `answer`, the published `solution` (which ends with the box, or is one), and for drawn figures
 `topic` and `kind`. Published rows have None there.
@@ -20,13 +20,17 @@ from vlmrl.tasks.reflection import FACTS, REFLECTION
 from vlmrl.types import Row
 
 GRADING: tuple[str, Mapping[str, Any]] = ("math", {})
-"""Reward of both tasks, with its arguments: the one place that names it."""
-PUBLISHED_GRADING: tuple[str, Mapping[str, Any]] = ("maye", {"key": "solution"})
-"""Reward of the profile `maye`: the published rule, which grades against the solution."""
-CHAT, ZERO = "chat", "zero"
-VARIANTS = (CHAT, ZERO)
+"""Reward of these tasks, with its arguments: the one place that names it."""
+PROFILES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "default": GRADING,
+    "maye": ("maye", {"key": "solution"}),
+    "rllava": ("rllava_math", {"key": "answer"}),
+}
+"""Profile -> reward with its arguments. `maye` grades against the solution, the others against the answer."""
+CHAT, ZERO, THINK = "chat", "zero", "think"
 """Prompts. "chat": the problem, and a request for a solution with a box. "zero": for models that were not tuned to
-follow instructions; it describes a conversation and asks for a thought between tags."""
+follow instructions; it describes a conversation about a figure and asks for a thought between tags. "think": the
+problem, and a request for a thought between tags, then a box."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,9 @@ class Collection:
         published: its rows on the hub; None = a source must be named.
         validation_rows: rows that are cut off train where the source has no validation split.
         values: whether drawn figures show the values of the problem; else the text states them.
+        figures: whether its problems have figures; else they are text alone.
+        variants, profiles: names of its prompts, and of its rewards.
+        images_at: where figures are that its published tables name by paths; "" = they are in the tables.
     """
 
     name: str
@@ -47,7 +54,11 @@ class Collection:
     about: str
     published: str | None
     validation_rows: int
-    values: bool
+    values: bool = False
+    figures: bool = True
+    variants: tuple[str, ...] = (CHAT, ZERO, THINK)
+    profiles: tuple[str, ...] = ("default", "rllava")
+    images_at: str = ""
 
 
 GEOMETRY3K = Collection(
@@ -57,6 +68,7 @@ GEOMETRY3K = Collection(
     "hub:hiyouga/geometry3k",
     300,
     values=True,
+    profiles=("default", "maye", "rllava"),
 )
 MM_MATH = Collection(
     "mm_math",
@@ -64,8 +76,26 @@ MM_MATH = Collection(
     "School mathematics with a figure, whose text states the values (MM_Math; its test set is MathVerse).",
     None,
     100,
-    values=False,
+    profiles=("default", "maye", "rllava"),
 )
+GEOQA = Collection(
+    "geoqa",
+    "geometry problems with a figure; the answer, mostly an angle or a length, in a box (made by `vlmrl prep geoqa`)",
+    "Geometry problems with a figure (GeoQA): angles, lengths and areas.",
+    "hub:leonardPKU/GEOQA_R1V_Train_8K",
+    300,
+    images_at="the collection Geo170K (hub:Luckyjhg/Geo170K, images.zip) has the figures of GeoQA's published tables",
+)
+TEXT_MATH = Collection(
+    "text_math",
+    "mathematics problems without a figure; the answer in a box (made by `vlmrl prep text_math`)",
+    "Mathematics problems in text alone, without images (MATH, OpenR1-Math, AIME).",
+    "hub:hiyouga/math12k",
+    300,
+    figures=False,
+    variants=(CHAT, THINK),
+)
+COLLECTIONS = (GEOMETRY3K, MM_MATH, GEOQA, TEXT_MATH)
 
 
 def geometry_task(collection: Collection, info: Mapping[str, Any], variant: str | None = None) -> Task:
@@ -86,13 +116,13 @@ def geometry_task(collection: Collection, info: Mapping[str, Any], variant: str 
         template=template,
         template_file=f"tasks/geometry/{chosen}.jinja",
         validate=truth_problems,
-        profiles={"default": GRADING, "maye": PUBLISHED_GRADING},
+        profiles={profile: PROFILES[profile] for profile in collection.profiles},
         by=("topic",),
         set_metrics=REFLECTION,
         metrics=FACTS,
         trace=partial(write_trace, chosen),
         variant=chosen,
-        variants=VARIANTS,
+        variants=collection.variants,
     )
 
 
@@ -111,4 +141,4 @@ def write_trace(variant: str, row: Row, rng: random.Random) -> str:
     """Return the published solution, in the form that the variant asks for; without one, the answer in a box."""
     box = f"\\boxed{{{row.truth['answer']}}}"
     solution = str(row.truth.get("solution") or box)
-    return solution if variant == CHAT else f"<think>{solution}</think>\n{box}"
+    return solution if variant == CHAT or "</think>" in solution else f"<think>{solution}</think>\n{box}"

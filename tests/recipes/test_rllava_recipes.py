@@ -1,0 +1,77 @@
+"""Recipes for RLLaVA's scripts: what each script sets, few keys each, and the page that names them all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlmrl.algo.family import algorithm_of
+from vlmrl.recipe.files import parse_toml, shipped_folder
+from vlmrl.recipe.load import load_recipe
+
+FOLDER = shipped_folder() / "rllava"
+PAGE = Path(__file__).parents[2] / "docs" / "experiments" / "rllava.md"
+ROWS = [
+    line.strip("|").split("|")
+    for line in PAGE.read_text("utf-8").partition("## What differs")[0].splitlines()
+    if line.startswith("| ")
+]
+"""Rows of the page's tables of scripts: script, recipe, remark."""
+DEFAULT = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "aggregation": "token_mean", "kl_coef": 0.0}
+"""What RLLaVA's configuration sets where a script says nothing, but for its KL loss."""
+KL_LOSS = {"kl": "low_var_kl", "kl_in": "loss", "kl_coef": 0.01}
+KL_REWARD = {"kl": "k1", "kl_in": "reward", "kl_coef": 0.001}
+BY_SEQUENCE: dict[str, Any] = {"aggregation": "sequence_mean", "dual_clip": None}
+FREE: dict[str, Any] = {"clip_low": None, "clip_high": None, "dual_clip": None}
+SCRIPTS: dict[str, dict[str, Any]] = {
+    "grpo": {"advantage": "group_mean_std", "surrogate": "clip", **KL_LOSS},
+    "dapo": {"advantage": "group_mean_std", "filter": "spread", "clip_high": 0.28, "dual_clip": 10.0, **KL_LOSS},
+    "dr_grpo": {"advantage": "group_mean", "aggregation": "constant"},
+    "gmpo": {"surrogate": "gmpo", "clip_low": 0.4, "clip_high": 0.4, **BY_SEQUENCE},
+    "gpg": {"advantage": "group_mean", "surrogate": "reinforce", "scale": "alive", **FREE},
+    "gspo": {"ratio": "sequence_token", "clip_low": 3e-4, "clip_high": 4e-4, **BY_SEQUENCE},
+    "opo": {"advantage": "length_weighted", **FREE},  # on policy no ratio is clipped
+    "reinforce_plus_plus": {"advantage": "none", "scale": "tokens", **KL_REWARD},
+    "reinforce_plus_plus_baseline": {"advantage": "group_mean", "scale": "tokens", **KL_REWARD},
+    "remax": {"advantage": "greedy", "surrogate": "clip", **KL_REWARD},
+    "rloo": {"advantage": "leave_one_out", "surrogate": "clip", **KL_REWARD},
+    "clip_cov": {"surrogate": "clip_cov", "clip_low": 1.0, "clip_high": 1.0, "cov_share": 2e-4, "dual_clip": None},
+    "kl_cov": {"surrogate": "kl_cov", "cov_share": 2e-3, **FREE},
+    "uft": {"advantage": "group_mean", "surrogate": "clip", "aggregation": "constant", **FREE},
+}
+"""Recipe -> the cells that its script sets (examples/algorithms of TinyLoopX/RLLaVA at 4753d4a)."""
+ON_POLICY = {"opo", "gpg", "math_online"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_recipe_has_the_cells_of_its_script(name: str) -> None:
+    recipe = load_recipe(f"rllava/{name}").recipe
+    algorithm = algorithm_of(recipe.algo)
+    expected = DEFAULT | SCRIPTS[name]
+    assert {cell: getattr(algorithm, cell) for cell in expected} == expected
+    assert recipe.optim.lr == (3e-6 if name.startswith("reinforce") or name == "remax" else 1e-6)
+    assert recipe.rollout.samples_per_prompt == (8 if name == "uft" else 5)
+    assert recipe.train.updates_per_step == (1 if name in ON_POLICY else 8 if name == "uft" else 4)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_recipe_changes_few_keys_of_another(path: Path) -> None:
+    raw = parse_toml(path.read_text("utf-8"))
+    assert raw.pop("extends") in ("../math_3b.toml", "../text_math_2b.toml", "grpo.toml")
+    assert sum(len(table) for table in raw.values()) <= 7
+    assert path.stem in SCRIPTS or path.stem in ("ppo", "math_online")
+
+
+def test_the_page_names_every_recipe_and_no_other() -> None:
+    named = {name for row in ROWS for name in re.findall(r"`([a-z0-9_/]+)`", row[1])}
+    for name in named:
+        load_recipe(name)
+    assert {f"rllava/{path.stem}" for path in FOLDER.glob("*.toml")} <= named
+
+
+def test_every_script_has_a_recipe_or_a_reason() -> None:
+    without = [row for row in ROWS if row[1].strip() == "none"]
+    assert len(without) == 9 and all(len(row[2].strip()) > 5 for row in without)

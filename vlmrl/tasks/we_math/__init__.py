@@ -1,0 +1,1 @@
+"""Composite problems with their sub-problems: the task we_math."""

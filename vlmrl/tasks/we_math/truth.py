@@ -1,0 +1,66 @@
+"""Truth of a row of the task we_math, and its options.
+
+The truth has `answer` (a letter, or a text), `options` (their text; None = the answer is free), `set` (name of the
+composite problem that the row belongs to; None = none), `step` ("1", "2", "3" for sub-problems, "multi" for the
+composite problem), `num_steps` (1 for sub-problems, 2 or 3 for composite problems), `concept`, and `solution`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from vlmrl.errors import RewardError
+
+LETTERS = "ABCDEFGH"
+MARK = re.compile(r"(?:^|[;\uff1b]|\s)\s*([A-H])\s*[.:\uff0e\uff1a](?=\s*[^;\s])")
+"""Letter of an option before its text. In published rows, names of points are written like letters without a text."""
+MULTI = "multi"
+STEPS = ("1", "2", "3", MULTI)
+
+
+def true_answer(truth: Mapping[str, Any]) -> str:
+    """Return the right answer of a row. Raises: RewardError for a row without one."""
+    answer = truth.get("answer")
+    if not isinstance(answer, str) or not answer.strip():
+        raise RewardError(f"the row's `answer` is {answer!r:.60}, not a text")
+    return answer.strip()
+
+
+def true_options(truth: Mapping[str, Any]) -> dict[str, str]:
+    """Return letter -> text of the options of a row; {} if its answer is free."""
+    options = truth.get("options")
+    return dict(_options(options)) if isinstance(options, str) else {}
+
+
+@lru_cache(maxsize=8192)
+def _options(text: str) -> tuple[tuple[str, str], ...]:
+    return tuple(read_options(text).items())
+
+
+def read_options(text: str) -> dict[str, str]:
+    """Return letter -> text of options that are written as `A. 300;B. 400; E. No correct answer`.
+
+    A letter that repeats or goes back belongs to the text of the option before it.
+    """
+    marks: list[re.Match[str]] = []
+    for mark in MARK.finditer(text):
+        if not marks or mark[1] > marks[-1][1]:
+            marks.append(mark)
+    ends = [*(mark.start() for mark in marks[1:]), len(text)][: len(marks)]
+    return {mark[1]: text[mark.end() : end].strip(" ;\t\r\n") for mark, end in zip(marks, ends, strict=True)}
+
+
+def truth_problems(truth: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a truth, in words."""
+    problems = []
+    answer, options = truth.get("answer"), truth.get("options")
+    if not isinstance(answer, str) or not answer.strip():
+        problems.append(f"`answer` is {answer!r:.60}, not a text")
+    elif options is not None and (not isinstance(options, str) or answer not in read_options(options)):
+        problems.append(f"`answer` is {answer!r:.60}, and no option of {options!r:.60} has this letter")
+    if truth.get("set") is not None and truth.get("step") not in STEPS:
+        problems.append(f"`step` is {truth.get('step')!r:.60}, not one of {', '.join(STEPS)}")
+    return problems
