@@ -22,7 +22,7 @@ from vlmrl.types import Message
 
 ALWAYS = ("validate", "outcome", "attacks", "figures")
 """Functions that every task must have. The other functions may be None."""
-FUNCTIONS = (*ALWAYS, "set_metrics", "messages", "trace", "unit", "outcome_as", "prep")
+FUNCTIONS = (*ALWAYS, "set_metrics", "messages", "trace", "unit", "outcome_as", "prep", "positions")
 MOST_ATTACKS = 1000
 MOST_NUMBERS = 1000
 """Maximum number of metrics per response, and of metrics per split."""
@@ -71,6 +71,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "by": (_are_texts, 'names of fields of the truth: by=("count",)'),
     "variant": (_is_text, "leave it out: a user's own task has no variants"),
     "variants": (_are_texts, "leave it out: a user's own task has no variants"),
+    "trace_sees": (lambda v: type(v) is bool, "True if `trace` takes the sizes of the images as its third argument"),
     "truths": (lambda v: v is None or isinstance(v, TruthForm), "a vlmrl.tasks.truth_kinds.TruthForm, or None"),
     "kind": (lambda v: v is None or isinstance(v, RowKind), "a vlmrl.tasks.truth_kinds.RowKind, or None"),
 }

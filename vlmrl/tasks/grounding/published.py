@@ -22,6 +22,7 @@ from vlmrl.tasks.grounding.reward import UNIT
 from vlmrl.tasks.grounding.truth import size_of, true_box
 from vlmrl.types import RewardInput
 
+NAME = "rllava_box"
 BEGINNINGS = ("<", ">", "object_ref_start", "object_ref_end", "box_start", "box_end", "im_end")
 """Beginnings of a response that the published pattern accepts, because its `|` are not escaped."""
 END_OF_TEXT, BOX_TOKEN = "<|endoftext|>", "<|box_start|>"
@@ -42,7 +43,7 @@ def rllava_box(*, format_weight: float = 0.5) -> RewardSpec:
     if not (isinstance(format_weight, (int, float)) and 0 <= format_weight <= 1):
         raise ValueError(f"format_weight = {format_weight!r} is not a number from 0 to 1")
     weights = {"accuracy": 1.0 - format_weight, "format": float(format_weight)}
-    return RewardSpec("rllava_box", score, {"accuracy": UNIT, "format": UNIT}, weights, pure=True)
+    return RewardSpec(NAME, score, {"accuracy": UNIT, "format": UNIT}, weights, pure=True)
 
 
 def score(x: RewardInput) -> dict[str, Any]:
