@@ -80,4 +80,4 @@ def test_a_prompt_and_a_reward_that_disagree_are_an_error(place: Path, tiny_fold
 def test_the_spaces_of_families_are_those_of_families_that_exist() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    assert SPOKEN.keys() <= CONFIG_MAPPING.keys() and len(SPOKEN.keys() & FAMILIES.keys()) >= 10
+    assert SPOKEN.keys() <= set(CONFIG_MAPPING.keys()) and len(SPOKEN.keys() & FAMILIES.keys()) >= 10
