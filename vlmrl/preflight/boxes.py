@@ -45,7 +45,7 @@ def check_boxes(
     try:
         for number, row in enumerate(sample_rows(source, DRAWN_ROWS)):
             images = [source.dataset.image(media) for media in row.media]
-            seen = encoder.encode(row, source.messages(row), images).image_sizes if encoder is not None else ()
+            seen = encoder.encode(row, source.messages(row), images).seen_sizes if encoder is not None else ()
             text = source.task.correct_response(row, random.Random(0), seen) if source.task.trace is not None else ""
             inputs.append(RewardInput(text, row.truth, row.columns, media=row.media, seen_sizes=seen))
             marks = positions.marks(inputs[-1], positions.space)

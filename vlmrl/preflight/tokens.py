@@ -102,7 +102,7 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
                 continue
             images = [source.dataset.image(media) for media in row.media]
             prompt = encoder.encode(row, source.messages(row), images)
-            sizes = prompt.image_sizes
+            sizes = prompt.seen_sizes
             trace = source.task.correct_response(row, random.Random(0), sizes) if source.task.trace else None
         except VlmrlError as error:
             failed.append(named(row, error))

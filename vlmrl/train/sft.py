@@ -80,7 +80,7 @@ def _item(feed: PromptFeed, source: Source, row: Row, occurrence: int, index: in
     """Return a dataset row's prompt with the response to learn."""
     prompt = feed.encode(source, row, occurrence)
     rng = random.Random(hash64(feed.recipe.train.seed, row.prompt_id, occurrence))
-    text = target_text(source, row, rng, prompt.encoded.image_sizes)
+    text = target_text(source, row, rng, prompt.encoded.seen_sizes)
     return TrainItem(
         PromptTokens.of(prompt.encoded), index, (Segment("assistant", response_ids(feed, text), True),), index
     )
