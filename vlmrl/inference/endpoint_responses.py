@@ -163,7 +163,7 @@ class EndpointResponder:
     def _rollout(self, number: int, row: Row) -> Rollout:
         messages = self._source.messages(row)
         text = "\n".join(f"{m.role}: {m.content}" for m in messages)
-        # Ids, pixels and log-probs exist only on the endpoint's side, and so does its resize: images are sent as stored.
+        # Ids, pixels and log-probs exist only on the endpoint's side. Its resize is unknown; images are sent as stored.
         sizes = tuple((m.width, m.height) for m in row.media)
         encoded = EncodedPrompt(row, text, (), (), {}, len(row.media), 0, sizes, seen_sizes=sizes)
         samples = tuple(self._sample(number, row, k) for k in range(self._samples))
