@@ -214,7 +214,12 @@ class VllmEngine(Generator):
         for count, token in enumerate(ids, 1):
             if (reason := end.add(token)) is not None:
                 return Sample(
-                    tuple(ids[:count]), self._texts(ids[:count]), tuple(logp[:count]), reason, self.version, seed
+                    tuple(ids[:count]),
+                    self._texts.response(ids[:count]),
+                    tuple(logp[:count]),
+                    reason,
+                    self.version,
+                    seed,
                 )
         raise EngineError(
             f"the engine ended a response after {len(ids)} tokens ({output.finish_reason}); no stop rule did",
