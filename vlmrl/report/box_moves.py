@@ -60,8 +60,8 @@ def view_moves(run: Run, images: RunImages, album: Album, notes: list[str]) -> l
 def _moves(answers: Mapping[str, Answered], images: RunImages, album: Album) -> Moves:
     cells = []
     for step, answer in answers.items():
-        found = overlap(answer.marks)
-        caption = f"{step}: no box" if found is None else f"{step}: IoU {found:.2f}"
+        iou = overlap(answer.marks)
+        caption = f"{step}: no box" if iou is None else f"{step}: IoU {iou:.2f}"
         views = views_of(answer.marks, len(answer.media), lambda i, media=answer.media: album.add(media[i], images))
         cells.append((caption, views))
     return Moves(next(iter(answers.values())).title, cells)

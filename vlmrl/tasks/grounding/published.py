@@ -4,8 +4,8 @@ Source: TinyLoopX/RLLaVA at 4753d4a, `examples/reward_function/grounding.py:comp
     `rllava/model/modules/rm/grounding.py`.
 
 The flaws that are kept: almost any response that begins with `<` or `>` has the format; the first box anywhere counts,
-also one within the thought; without the token `<|box_start|>` all numbers are multiplied by 1000. Engines keep this token
-in the text of a response.
+also one within the thought; without the token `<|box_start|>` all numbers are multiplied by 1000. Engines keep this
+token in the text of a response.
 
 Differences to the published code: a union of 0, and numbers too large for a float, give 0 where the original raises an
 exception; a truth is a list of numbers, never code. The true box is in 0 to 1000, rounded if the dataset has pixels.
