@@ -70,5 +70,6 @@ def views_of(marks: Sequence[Mark], num_images: int, picture_of: Callable[[int],
 
 def _box(mark: Mark, picture: Picture) -> BoxView:
     x1, y1, x2, y2 = mark.box
-    sizes = (x1 * picture.width, y1 * picture.height, (x2 - x1) * picture.width, (y2 - y1) * picture.height)
-    return BoxView(mark.role, *(round(size, 2) for size in sizes), mark.label)
+    x, width = round(x1 * picture.width, 2), round((x2 - x1) * picture.width, 2)
+    y, height = round(y1 * picture.height, 2), round((y2 - y1) * picture.height, 2)
+    return BoxView(mark.role, x, y, width, height, mark.label)

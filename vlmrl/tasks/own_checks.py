@@ -17,6 +17,7 @@ from vlmrl.metric import Metric
 from vlmrl.tasks.attack import Attack, Kind
 from vlmrl.tasks.base import Outcome, Task
 from vlmrl.tasks.figure import MAX_FIGURES
+from vlmrl.tasks.overlay import Mark, Positions
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
 from vlmrl.types import Message
 
@@ -151,6 +152,19 @@ def response_of(returned: Any) -> str | None:
     Raises: DataError for any other value.
     """
     return None if returned is None else _trace(returned)
+
+
+def positions_of(returned: Any) -> Positions:
+    if not isinstance(returned, Positions):
+        raise DataError(f"it returned {_shown(returned)}, not vlmrl.tasks.overlay.Positions")
+    return returned
+
+
+def marks_of(returned: Any) -> list[Mark]:
+    marks = list(islice(returned, MOST_NUMBERS)) if isinstance(returned, Iterable) else [None]
+    if not all(isinstance(mark, Mark) for mark in marks):
+        raise DataError(f"it returned {_shown(returned)}, not a list of vlmrl.tasks.overlay.Mark")
+    return marks
 
 
 def _trace(returned: Any) -> str:

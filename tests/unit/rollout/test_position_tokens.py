@@ -35,7 +35,7 @@ def tokenizer(*, speaks: bool = True) -> PreTrainedTokenizerFast:
 
 
 def ids_of(own: PreTrainedTokenizerFast, *words: str) -> list[int]:
-    return [own.convert_tokens_to_ids(word) for word in words]
+    return [own.get_vocab()[word] for word in words]
 
 
 BOX = (
