@@ -60,7 +60,9 @@ class Positions:
 
     def fit(self, inputs: Sequence[RewardInput]) -> Fit:
         """Return how well responses fit the truth in each space."""
-        read = {space: [overlap(self.marks(x, space)) for x in inputs] for space in self.spaces}
+        read: dict[Space, list[float | None]] = {
+            space: [overlap(self.marks(x, space)) for x in inputs] for space in self.spaces
+        }
         means: dict[Space, float] = {space: fmean(v or 0.0 for v in values) for space, values in read.items() if values}
         return Fit(self.space, len(inputs), max(sum(v is not None for v in values) for values in read.values()), means)
 

@@ -161,7 +161,7 @@ def positions_of(returned: Any) -> Positions:
 
 
 def marks_of(returned: Any) -> list[Mark]:
-    marks = list(islice(returned, MOST_NUMBERS)) if isinstance(returned, Iterable) else [None]
+    marks: list[Any] = list(islice(returned, MOST_NUMBERS)) if isinstance(returned, Iterable) else [None]
     if not all(isinstance(mark, Mark) for mark in marks):
         raise DataError(f"it returned {_shown(returned)}, not a list of vlmrl.tasks.overlay.Mark")
     return marks
