@@ -153,7 +153,7 @@ def _texts_of(entry: Data) -> Iterator[str]:
             yield from (str(value) for value in row.truth.values())
     if source.task.trace is not None:
         rng = random.Random(0)
-        yield from (source.task.trace(row, rng) for row in rows)
+        yield from (source.task.correct_response(row, rng) for row in rows)
 
 
 def _tensor_sizes(folder: Path) -> list[int]:

@@ -262,7 +262,7 @@ class RewardInput:
     """Everything that a reward may read.
 
     Args:
-        response: the text that the model wrote, without special tokens.
+        response: the text that the model wrote, without special tokens, except those that state positions.
         truth: the row's truth fields.
         columns: every other dataset column.
         images: PIL images (RGB, as stored), in prompt order; empty unless the reward asks for them (`needs_images`).

@@ -12,7 +12,7 @@ from vlmrl.store.media import RunImages
 from vlmrl.store.open_run import open_run
 
 RECIPE = """
-rollout = {{prompts_per_step = 2, samples_per_prompt = 2, max_new_tokens = 8}}
+rollout = {{prompts_per_step = 2, samples_per_prompt = 2, max_new_tokens = 24}}
 train.steps = 1
 optim.lr = 1e-3
 eval = {{every_steps = 1, metric = "{metric}", max_rows = 4}}

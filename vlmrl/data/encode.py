@@ -13,6 +13,7 @@ from vlmrl.data.bounded_cache import BoundedCache
 from vlmrl.data.chat_template import IMAGE_SLOT, TEMPLATE_HINT, guard_message, render_chat
 from vlmrl.data.control_tokens import ControlTokens
 from vlmrl.data.images import MAX_PIXELS
+from vlmrl.data.seen_size import seen_size
 from vlmrl.errors import DataError, first_line
 from vlmrl.types import Media, Message, Row
 from vlmrl.visible import plural
@@ -57,6 +58,8 @@ class EncodedPrompt:
         num_images, num_image_tokens: counts.
         image_sizes: (width, height) in pixels of each image as the model sees it. If the model sees several tiles, the
             size of one tile; if the tensors do not contain the size, the size of the stored image.
+        seen_sizes: (width, height) in pixels of each whole image as the model sees it, all tiles together; () if it is
+            not known for every image. Coordinates in pixels refer to this size.
         unexpanded_ids: token ids with one placeholder per image, for an engine that runs the processor itself.
         pictures: the images before processing, for the same engine.
     """
@@ -71,6 +74,7 @@ class EncodedPrompt:
     image_sizes: tuple[tuple[int, int], ...]
     unexpanded_ids: tuple[int, ...] = ()
     pictures: tuple[Image, ...] = ()
+    seen_sizes: tuple[tuple[int, int], ...] = ()
 
 
 class Encoder:
@@ -221,7 +225,7 @@ class Encoder:
         joined = {k: torch.cat([f[k] for f in features]) for k in features[0]}
         ids, kinds = self._expand(marked, joined)
         sizes = tuple(self._model_size(f) for f in features)
-        return EncodedPrompt(row, text, ids, kinds, joined, len(images), sum(kinds), sizes, short, tuple(images))
+        return EncodedPrompt(row, text, ids, kinds, joined, len(images), sum(kinds), sizes, short, tuple(images), sizes)
 
     def encode_tail(
         self, ids: Sequence[int], media: Sequence[Media], images: Sequence[Image], place: str
@@ -279,8 +283,11 @@ class Encoder:
         tile = (int(shape[-1]), int(shape[-2])) if len(shape) >= 4 and "target_sizes" not in tensors else None
         sizes = tuple(tile or image.size for image in images)
         kinds = tuple(int(kind) for kind in kinds[0].tolist())
+        whole = [seen_size(self.processor.image_processor, image.size, tile) for image in images]
+        seen = tuple(size for size in whole if size is not None)
+        seen = seen if len(seen) == len(images) else ()
         return EncodedPrompt(
-            row, text, ids, kinds, tensors, len(images), sum(map(bool, kinds)), sizes, short, tuple(images)
+            row, text, ids, kinds, tensors, len(images), sum(map(bool, kinds)), sizes, short, tuple(images), seen
         )
 
     def _require_placeholders(self, marked: str, num_images: int, row: Row) -> None:

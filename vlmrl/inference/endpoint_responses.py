@@ -163,9 +163,9 @@ class EndpointResponder:
     def _rollout(self, number: int, row: Row) -> Rollout:
         messages = self._source.messages(row)
         text = "\n".join(f"{m.role}: {m.content}" for m in messages)
-        # Ids, pixels and log-probs exist only on the endpoint's side.
+        # Ids, pixels and log-probs exist only on the endpoint's side. Its resize is unknown; images are sent as stored.
         sizes = tuple((m.width, m.height) for m in row.media)
-        encoded = EncodedPrompt(row, text, (), (), {}, len(row.media), 0, sizes)
+        encoded = EncodedPrompt(row, text, (), (), {}, len(row.media), 0, sizes, seen_sizes=sizes)
         samples = tuple(self._sample(number, row, k) for k in range(self._samples))
         return Rollout(Prompt(self._source, row, 0, encoded), samples, 0.0)
 

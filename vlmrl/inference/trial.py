@@ -22,6 +22,7 @@ from vlmrl.errors import DataError, Interruption, RewardError
 from vlmrl.inference.filtered_dataset import write_rows
 from vlmrl.inference.model_view import seen_images
 from vlmrl.inference.solve_rate import Rate, Solved, measure_rate, spread, why_none
+from vlmrl.inference.trial_boxes import draw_groups, fits_of
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.sample import (
@@ -41,6 +42,7 @@ from vlmrl.store.files import remove_tree, write_atomic
 from vlmrl.store.layout import MEDIA
 from vlmrl.store.rollouts import count_rows
 from vlmrl.store.runs import Run
+from vlmrl.tasks.overlay import Fit
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group, Row
 
@@ -69,6 +71,8 @@ class Trial:
         first: the first prompt, encoded.
         pictures: files of its images as the model sees them.
         kept: source name -> (path, or None if no row qualified; number of rows kept).
+        fits: source name -> fit of its answers in each coordinate space, for sources whose answers are positions.
+        drawn: number of a group -> pictures with its truth and answers.
         stand_in: replacement, in the advantages, of values that only training has, in words; "" = none.
     """
 
@@ -80,6 +84,8 @@ class Trial:
     first: EncodedPrompt | None = None
     pictures: list[Path] = field(default_factory=list)
     kept: dict[str, tuple[Path | None, int]] = field(default_factory=dict)
+    fits: dict[str, Fit] = field(default_factory=dict)
+    drawn: dict[int, list[Path]] = field(default_factory=dict)
     stand_in: str = ""
 
 
@@ -179,6 +185,7 @@ def run_trial(
             if not {group.row.source for group in groups} <= trial.rates.keys():
                 rate_groups(trial, sources, solved, must=keep is not None)
     rate_groups(trial, sources, solved, must=keep is not None)
+    trial.fits, trial.drawn = fits_of(trial.groups, sources), draw_groups(trial.groups, sources, run.dir)
     if keep:
         trial.kept = _keep(trial, {source.name: source for source in sources}, keep)
     run.log(0, "event", {"event": "tried", **summary(trial)})

@@ -82,7 +82,7 @@ class PromptScan:
         texts = [piece for message in messages for piece in message.content.split(IMAGE_SLOT)]
         if self.learns and self.source.task.trace is not None:
             try:
-                texts.append(self.source.task.trace(row, random.Random(0)))
+                texts.append(self.source.task.correct_response(row, random.Random(0)))
             except VlmrlError as error:
                 self.failed.append(named(row, error))
         token_counts = sum((encoder.control.found_in(text) for text in texts), Counter())

@@ -221,7 +221,7 @@ def check_traces(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list
     bad: list[tuple[str, str]] = []
     for row in sample_rows(source, rows):
         try:
-            source.task.trace(row, random.Random(0))
+            source.task.correct_response(row, random.Random(0))
         except VlmrlError as error:
             bad.append(named(row, error))
     if not bad:
@@ -261,7 +261,7 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFact
     rows = sample_rows(source, REWARD_ROWS)
     try:
         if source.task.trace is not None:
-            traces = [source.task.trace(row, random.Random(i)) for i, row in enumerate(rows)]
+            traces = [source.task.correct_response(row, random.Random(i)) for i, row in enumerate(rows)]
             scores = _scored(loaded, source, rows, traces, "correct")
             facts.take(scores)
             facts.correct = fmean(score.value for score in scores)
@@ -330,7 +330,8 @@ def _scored(loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Se
     """
     inputs: list[RewardInput] = []
     for row, text in zip(rows, texts, strict=True):
-        inputs.append(responding(source.reward_input(row, text, "stop", 0, ""), text))
+        x = responding(source.reward_input(row, text, "stop", 0, ""), text)
+        inputs.append(replace(x, media=row.media, seen_sizes=tuple((m.width, m.height) for m in row.media)))
     with open_scorer(source.reward, source.weights, **scorer_limits(loaded)) as scorer:
         scores = scorer.score(inputs, strict=True)
     if not scores:

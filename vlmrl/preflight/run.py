@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import Problem, VlmrlError
 from vlmrl.preflight import machine, rows, tokens
+from vlmrl.preflight.boxes import check_boxes, check_spoken
 from vlmrl.preflight.catalogs import catalogs
 from vlmrl.preflight.kernels import attention_kernel, check_kernels
 from vlmrl.preflight.loggers import check_loggers
@@ -155,6 +156,10 @@ def preflight(
     result.problems += check_validation(loaded, opened)
     encoder = _open_encoder(result, loaded, model_files) if has_model else None
     measurable = [entry for entry in opened.entries if _check_entry(result, loaded, entry, encoder)]
+    for entry in measurable:
+        problems, facts = check_boxes(entry.train, encoder, entry.where, runs_folder)
+        result.problems += [p for p in problems if not _was_reported(p, result.problems)]
+        result.plan |= {"boxes": {**result.plan.get("boxes", {}), entry.train.name: facts}} if facts else {}
     longest = None if encoder is None else _check_tokens(result, loaded, measurable, encoder)
     sources = [(e.train.name, e.train.share, len(e.train.rows)) for e in opened.entries]
     validation = [len(s.rows) for e in opened.entries for s in (e.validation, *e.others) if s is not None]
@@ -164,6 +169,7 @@ def preflight(
         result.plan["run"] = machine.arithmetic(loaded, sources, samples * sum(min(n, limit or n) for n in validation))
     if has_model:
         _check_machine(result, loaded, runs_folder, model_files, longest, target)
+        _check_spoken(result, loaded, opened.entries, model_files)
     return result
 
 
@@ -334,6 +340,16 @@ def _check_machine(
         message = f"prompt and response may have {needed} tokens; this model accepts {limit}"
         where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))
         result.problems.append(Problem(message, where, "lower rollout.max_new_tokens or model.max_pixels"))
+
+
+def _check_spoken(
+    result: Preflight, loaded: LoadedRecipe, entries: Sequence[rows.Entry], model_files: str | None
+) -> None:
+    """Warn about boxes in another coordinate space than the model family states them in."""
+    elsewhere = model_files is not None and model_files != loaded.recipe.model.path
+    if "model" in result.plan and not elsewhere:  # the model of a run may have learned any space
+        for entry in entries:
+            result.problems += check_spoken(loaded, entry.train, result.plan["model"]["type"], entry.where)
 
 
 def _check_world(loaded: LoadedRecipe, target: Target) -> list[Problem]:

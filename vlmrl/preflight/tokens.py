@@ -102,7 +102,8 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
                 continue
             images = [source.dataset.image(media) for media in row.media]
             prompt = encoder.encode(row, source.messages(row), images)
-            trace = source.task.trace(row, random.Random(0)) if source.task.trace else None
+            sizes = prompt.seen_sizes
+            trace = source.task.correct_response(row, random.Random(0), sizes) if source.task.trace else None
         except VlmrlError as error:
             failed.append(named(row, error))
             continue

@@ -15,6 +15,7 @@ from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.json_text import parse_json
 from vlmrl.report import curves
+from vlmrl.report.box_moves import Moves, view_moves
 from vlmrl.report.epochs import view_epochs
 from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables, step_notes, validation_changes
 from vlmrl.report.page_shell import number, render, write_page
@@ -45,6 +46,7 @@ class RunView:
     headlines: Sequence[curves.Headline]
     facts: Sequence[tuple[str, str]]
     steps: Sequence[StepView]
+    moves: Sequence[Moves]
     answers: Sequence[GroupView]
     answers_of: str
     recipe: Sequence[tuple[str, Any, str]]
@@ -129,6 +131,7 @@ def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
     lines = curves.read_curves(run, label, colour)
     notes = [*about["problems"]]
     steps = example_steps(run, images, album)
+    moves = view_moves(run, images, album, notes)
     answers, answers_of = _answers(run, images, album, notes) if not steps else ([], "")
     if not lines.train and not lines.validation and run.manifest.kind in ("rl", "sft"):
         notes.append("No metrics: the run ended before its first step, or metrics.jsonl is missing.")
@@ -149,6 +152,7 @@ def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
         headlines,
         facts,
         steps,
+        moves,
         answers,
         answers_of,
         recipe,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.run_images import run_images
+from vlmrl.report.overlays import OverlayView, overlays_of
 from vlmrl.report.page_shell import render, write_page
 from vlmrl.report.probe_view import probe_views
 from vlmrl.report.rollout_examples import Album, Picture, marked_text
@@ -39,6 +40,7 @@ class RowView:
         scores: (value, note) by each reward: one reward, or the two that are compared. None = the reward failed.
         parts: name of a part -> its value in each score.
         advantage: advantage by each of two rewards; None if the groups are not known or there is one reward.
+        overlays: images with the boxes of the truth and those that the last reward read; () = the rows have no boxes.
         artifacts, detail: images that the last reward made, and the detail that it returned.
         prompt: the prompt; "" or None if it is not known.
     """
@@ -51,6 +53,7 @@ class RowView:
     parts: Mapping[str, Sequence[float | None]]
     advantage: tuple[float, float] | None
     artifacts: Sequence[tuple[str, Picture]] = ()
+    overlays: Sequence[OverlayView] = ()
     detail: Markup | None = None
     prompt: Markup | None = None
 
@@ -168,7 +171,8 @@ def _with_findings(view: RowView, score: Score | None, album: Album) -> RowView:
         return view
     images = [(visible(name), album.add_file(score.files[media.sha256])) for name, media in score.artifacts.items()]
     detail = None if score.detail is None else marked_text(json.dumps(redact_value(score.detail), ensure_ascii=False))
-    return replace(view, artifacts=images, detail=detail)
+    overlays = overlays_of(view.truth, score.detail, len(view.pictures), lambda i: album.used(view.pictures[i]))
+    return replace(view, artifacts=images, overlays=overlays, detail=detail)
 
 
 def _differs(row: Mapping[str, Any]) -> bool:

@@ -17,10 +17,11 @@ from markupsafe import Markup, escape
 from vlmrl.data.images import decode_image, image_hash
 from vlmrl.errors import DataError, StoreError
 from vlmrl.evaluate.record_table import SHOWN_IMAGES
+from vlmrl.report.overlays import OverlayView, overlays_of
 from vlmrl.store.media import RunImages
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
-from vlmrl.types import INAPPLICABLE, NO_SCORE, Group, Media, ScoredSample, Turn, hash64
+from vlmrl.types import INAPPLICABLE, NO_SCORE, Group, Media, Row, ScoredSample, Turn, hash64
 from vlmrl.visible import visible
 
 MAX_STEPS = 4
@@ -80,6 +81,11 @@ class Album:
             self.pictures[sha256] = self._made(Picture(_key(sha256), 1, 1), content)
         return self._used(sha256)
 
+    def used(self, picture: Picture) -> Picture:
+        """Return a picture of this page that is shown once more."""
+        picture.uses += 1
+        return picture
+
     def shared(self) -> list[Picture]:
         """Return the pictures that are used several times. The page contains them once and refers to them."""
         return [p for p in self.pictures.values() if p.uri and p.uses > 1]
@@ -126,6 +132,7 @@ class SampleView:
     unavailable: bool = False
     turns: Sequence[TurnView] = ()
     artifacts: Sequence[tuple[str, Picture]] = ()
+    overlays: Sequence[OverlayView] = ()
     detail: str = ""
 
 
@@ -213,10 +220,10 @@ def view_group(group: Group, why: str, images: RunImages, album: Album) -> Group
     """Return the data of a group for the page, with its samples from the best to the worst."""
     ordered = sorted(group.samples, key=lambda s: -s.score.value if math.isfinite(s.score.value) else math.inf)
     shown = ordered if len(ordered) <= MAX_SAMPLES else [*ordered[: MAX_SAMPLES - 2], *ordered[-2:]]
-    samples = [_view_sample(s, images, album) for s in shown]
+    samples = [_view_sample(group.row, s, images, album) for s in shown]
     return GroupView(
         why,
-        _title(group.row.source, group.row.prompt_id),
+        row_title(group.row.source, group.row.prompt_id),
         marked_text(group.prompt_text),
         group.row.truth,
         [album.add(m, images) for m in dict.fromkeys(group.row.media)],
@@ -227,7 +234,7 @@ def view_group(group: Group, why: str, images: RunImages, album: Album) -> Group
     )
 
 
-def _view_sample(s: ScoredSample, images: RunImages, album: Album) -> SampleView:
+def _view_sample(row: Row, s: ScoredSample, images: RunImages, album: Album) -> SampleView:
     score = s.score
     turns = s.turns or _turns_of_images(s)
     return SampleView(
@@ -252,6 +259,7 @@ def _view_sample(s: ScoredSample, images: RunImages, album: Album) -> SampleView
             for turn in turns
         ],
         artifacts=[(name, album.add(m, images)) for name, m in score.artifacts.items()],
+        overlays=overlays_of(row.truth, score.detail, len(row.media), lambda i: album.add(row.media[i], images)),
         detail=detail_text(score.detail),
     )
 
@@ -275,6 +283,7 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
     views = []
     for why, row in picks:
         artifacts = [(artifact["name"], album.add(Media.of(artifact), images)) for artifact in row["artifacts"]]
+        media = [Media(i["sha256"], i["width"], i["height"]) for i in row.get(SHOWN_IMAGES) or row["images"]]
         sample = SampleView(
             row["sample"],
             marked_text(row["text"]),
@@ -286,13 +295,17 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
             visible(row["note"] or ""),
             visible(row["error"] or ""),
             artifacts=artifacts,
+            overlays=_overlays(row, media, images, album),
             detail=detail_text(row["detail"]),
         )
-        media = [Media(i["sha256"], i["width"], i["height"]) for i in row.get(SHOWN_IMAGES) or row["images"]]
         pictures = [album.add(m, images) for m in media]
-        title = _title(row["source"], row["prompt_id"])
+        title = row_title(row["source"], row["prompt_id"])
         views.append(GroupView(why, title, Markup(""), row["truth"], pictures, [sample], row["score"], None))
     return views
+
+
+def _overlays(row: Mapping[str, Any], media: Sequence[Media], images: RunImages, album: Album) -> Sequence[OverlayView]:
+    return overlays_of(row["truth"], row["detail"], len(media), lambda i: album.add(media[i], images))
 
 
 def detail_text(detail: Mapping[str, Any] | None) -> str:
@@ -324,7 +337,7 @@ def _key(sha256: str) -> str:
     return f"i{hash64(sha256):x}"
 
 
-def _title(source: str, prompt_id: str) -> str:
+def row_title(source: str, prompt_id: str) -> str:
     """Return source and prompt id, or the id alone if it begins with the source's name, as in prepared datasets."""
     return prompt_id if prompt_id.startswith(source) else f"{source} {prompt_id}"
 

@@ -92,10 +92,10 @@ def _tracer(task: Task | None, source: str) -> Make | None:
 
     The random generator has the same seed for each row, so two texts differ only if their rows differ.
     """
-    if task is None or task.own is None or (trace := task.trace) is None:
+    if task is None or task.own is None or task.trace is None:
         return None
-    name = task.name
-    return lambda x: trace(Row(x.prompt_id, source, name, x.truth, x.media, x.columns), random.Random(0))
+    name, write = task.name, task.correct_response
+    return lambda x: write(Row(x.prompt_id, source, name, x.truth, x.media, x.columns), random.Random(0), x.seen_sizes)
 
 
 def probe_reward(

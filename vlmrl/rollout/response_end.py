@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from vlmrl.rewards.boxes.tokens import POSITION_TOKEN
 from vlmrl.types import Finish, SamplingParams
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -20,7 +21,7 @@ GARBLED_TOKENS = 64
 
 
 class ResponseTexts:
-    """Texts of an engine's responses, without special tokens.
+    """Texts of an engine's responses, without special tokens. Stop strings are searched in these texts.
 
     Args:
         tokenizer: a tokenizer of transformers.
@@ -32,6 +33,16 @@ class ResponseTexts:
 
     def __call__(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def response(self, ids: Sequence[int]) -> str:
+        """Return the text of a whole response for rewards and people: tokens that state positions stay in it.
+
+        All other special tokens are removed. Without such tokens, the text is that of a call.
+        """
+        if not self._position_ids.intersection(ids):
+            return self(ids)
+        removed = self._special_ids - self._position_ids
+        return self._tokenizer.decode([i for i in ids if i not in removed], skip_special_tokens=False)
 
     @property
     def is_local(self) -> bool:
@@ -50,6 +61,12 @@ class ResponseTexts:
     @cached_property
     def _special_ids(self) -> frozenset[int]:
         return frozenset(i for i, token in self._tokenizer.added_tokens_decoder.items() if token.special)
+
+    @cached_property
+    def _position_ids(self) -> frozenset[int]:
+        """Ids of the special tokens that state positions, such as `<|box_start|>`."""
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        return frozenset(i for i, token in added.items() if token.special and POSITION_TOKEN.fullmatch(token.content))
 
 
 class ResponseEnd:

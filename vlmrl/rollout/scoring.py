@@ -224,7 +224,7 @@ def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
         segments=sample.parts,
         media=prompt.encoded.row.media,  # the images that the model saw
         finish=sample.finish,
-        seen_sizes=prompt.encoded.image_sizes,
+        seen_sizes=prompt.encoded.seen_sizes,
     )
 
 
@@ -248,7 +248,7 @@ def _reward_inputs(rollout: Rollout) -> list[RewardInput]:
             prompt_id=prompt.row.prompt_id,
             sample=index,
             media=prompt.row.media,
-            seen_sizes=prompt.encoded.image_sizes,
+            seen_sizes=prompt.encoded.seen_sizes,
             turns=sample.turns,
         )
         for index, sample in enumerate(samples)

@@ -346,7 +346,7 @@ class TorchEngine(Generator):
         return _Running(index, sample, seed, uniform, ResponseEnd(params, self._texts))
 
     def _finished(self, r: _Running, reason: Any) -> Sample:
-        return Sample(tuple(r.ids), self._texts(r.ids), tuple(r.logp), reason, self.version, r.seed)
+        return Sample(tuple(r.ids), self._texts.response(r.ids), tuple(r.logp), reason, self.version, r.seed)
 
 
 class _Copies:

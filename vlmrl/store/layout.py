@@ -11,6 +11,7 @@
       logs/attempt-1/rank-0.log, logs/eval-<name>/rank-0.log          media/*.arrow          report.html
     <runs root>/queue-<group>/<run name>.log                  of `train --seeds`, `--grid`
     <runs root>/unfinished/<name>-<16 hex>.jsonl              responses of an evaluation until it is finished
+    <runs root>/checked/<source>/boxes-0.png                  of `check`: truth and a correct response over an image
 
 Files and folders that begin with `.tmp-` are being written, those with `.trash-` are being deleted. Readers skip them.
 """
@@ -50,6 +51,7 @@ PRUNED = "pruned.json"
 SINKS = "sinks.json"
 STEP_PREFIX = "step-"
 UNFINISHED = "unfinished"
+CHECKED = "checked"
 
 MOST_NAME_BYTES = 180
 """Maximum length of a user's name, in bytes. File systems allow 255, and a source, `.tmp-` or a process id is added."""

@@ -7,13 +7,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.errors import unknown
+from vlmrl.errors import DataError, unknown
 from vlmrl.metric import Metric
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.figure import Figure
+from vlmrl.tasks.overlay import Positions
 from vlmrl.tasks.pooled import PooledMetrics, Verdict
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
-from vlmrl.types import Message, RewardInput, Row, Score
+from vlmrl.types import Message, RewardInput, Row, Score, Size
 
 if TYPE_CHECKING:
     from vlmrl.rewards.base import RewardSpec
@@ -62,8 +63,12 @@ class Task:
             for the intervals of `set_metrics`. None = rows that share an image are resampled together.
         messages: row -> its prompt, if the rows have their own prompts (task `table`); None = `template` is rendered.
         trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None = the task has none.
+            Callers use `correct_response`.
+        trace_sees: whether `trace` takes a third argument: (width, height) of each image as the model sees it.
         attacks: inputs of rows -> tricks of this task, which the probe tries besides the known ones (tasks/attack.py).
         truths: form of the truths in a table of responses; None = a cell holds a mapping, or a value for `answer`.
+        positions: reward that scores the rows -> reading of positions from responses (tasks/overlay.py), as this reward
+            reads them. `check` and `try` draw them and compare coordinate spaces. None = the answers are no positions.
         kind: facts about the rows for the probe, the data doctor and `diagnose` (tasks/truth_kinds.py); None = the kind
             is found from the truths.
         prep: options -> split -> rows (tasks/own_prep.py), for `vlmrl prep file.py:function`. Its parameters are the
@@ -88,12 +93,14 @@ class Task:
     figures: Callable[[Sequence[Verdict]], Sequence[Figure]] = lambda verdicts: ()
     unit: Callable[[Row], Hashable] | None = None
     messages: Callable[[Row], tuple[Message, ...]] | None = None
-    trace: Callable[[Row, random.Random], str] | None = None
+    trace: Callable[..., str] | None = None
+    trace_sees: bool = False
     variant: str = ""
     variants: tuple[str, ...] = ()
     template_file: str = ""
     attacks: Callable[[Sequence[RewardInput]], Sequence[Attack]] = lambda rows: ()
     truths: TruthForm | None = None
+    positions: Callable[[RewardSpec | None], Positions] | None = None
     kind: RowKind | None = None
     prep: Callable[..., Mapping[str, Iterable[NewRow | LeftOut]]] | None = None
     own: OwnFile | None = None
@@ -107,6 +114,21 @@ class Task:
     def reward_args(self) -> Mapping[str, Any]:
         """Arguments of the task's own reward that come from the dataset."""
         return self.profiles["default"][1] if "default" in self.profiles else {}
+
+    def correct_response(self, row: Row, rng: random.Random, seen_sizes: Sequence[Size] = ()) -> str:
+        """Return a correct response to a row, made by `trace`.
+
+        Args:
+            rng: chooses among the task's templates.
+            seen_sizes: (width, height) in pixels of each image as the model sees it; () = unknown: they count as not
+                resized. Responses that are trained on need the true sizes.
+        Raises: DataError when the task has no `trace`; also the errors of the task.
+        """
+        if self.trace is None:
+            raise DataError(f"task `{self.name}` writes no correct responses", where=row.place)
+        if not self.trace_sees:
+            return self.trace(row, rng)
+        return self.trace(row, rng, tuple(seen_sizes) or tuple((media.width, media.height) for media in row.media))
 
     def measured(self, truth: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of the numbers that `outcome` measures on a response to a row with this truth."""

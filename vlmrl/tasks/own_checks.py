@@ -17,12 +17,13 @@ from vlmrl.metric import Metric
 from vlmrl.tasks.attack import Attack, Kind
 from vlmrl.tasks.base import Outcome, Task
 from vlmrl.tasks.figure import MAX_FIGURES
+from vlmrl.tasks.overlay import Mark, Positions
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
 from vlmrl.types import Message
 
 ALWAYS = ("validate", "outcome", "attacks", "figures")
 """Functions that every task must have. The other functions may be None."""
-FUNCTIONS = (*ALWAYS, "set_metrics", "messages", "trace", "unit", "outcome_as", "prep")
+FUNCTIONS = (*ALWAYS, "set_metrics", "messages", "trace", "unit", "outcome_as", "prep", "positions")
 MOST_ATTACKS = 1000
 MOST_NUMBERS = 1000
 """Maximum number of metrics per response, and of metrics per split."""
@@ -71,6 +72,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "by": (_are_texts, 'names of fields of the truth: by=("count",)'),
     "variant": (_is_text, "leave it out: a user's own task has no variants"),
     "variants": (_are_texts, "leave it out: a user's own task has no variants"),
+    "trace_sees": (lambda v: type(v) is bool, "True if `trace` takes the sizes of the images as its third argument"),
     "truths": (lambda v: v is None or isinstance(v, TruthForm), "a vlmrl.tasks.truth_kinds.TruthForm, or None"),
     "kind": (lambda v: v is None or isinstance(v, RowKind), "a vlmrl.tasks.truth_kinds.RowKind, or None"),
 }
@@ -150,6 +152,19 @@ def response_of(returned: Any) -> str | None:
     Raises: DataError for any other value.
     """
     return None if returned is None else _trace(returned)
+
+
+def positions_of(returned: Any) -> Positions:
+    if not isinstance(returned, Positions):
+        raise DataError(f"it returned {_shown(returned)}, not vlmrl.tasks.overlay.Positions")
+    return returned
+
+
+def marks_of(returned: Any) -> list[Mark]:
+    marks: list[Any] = list(islice(returned, MOST_NUMBERS)) if isinstance(returned, Iterable) else [None]
+    if not all(isinstance(mark, Mark) for mark in marks):
+        raise DataError(f"it returned {_shown(returned)}, not a list of vlmrl.tasks.overlay.Mark")
+    return marks
 
 
 def _trace(returned: Any) -> str:

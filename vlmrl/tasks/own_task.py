@@ -21,7 +21,8 @@ from typing import Any
 from vlmrl.errors import DataError, RecipeError, VlmrlError
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.own_checks import POOLED_RETURNS, RETURNS, check_fields, response_of
+from vlmrl.tasks.overlay import Positions
+from vlmrl.tasks.own_checks import POOLED_RETURNS, RETURNS, check_fields, marks_of, positions_of, response_of
 from vlmrl.tasks.pooled import PooledMetrics
 
 MAX_SOURCE_BYTES = 1_000_000
@@ -100,6 +101,9 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
         watched["outcome_as"] = lambda spec: _watched(
             measure_for(spec), f"`outcome` of `{name}`", path_text, RETURNS["outcome"]
         )
+    if task.positions is not None:
+        positions_for = _watched(task.positions, f"`positions` of `{name}`", path_text, positions_of)
+        watched["positions"] = lambda spec: _with_marks_watched(positions_for(spec), name, path_text)
     return replace(
         task,
         name=name,
@@ -194,6 +198,11 @@ def _watched(
         return guarded(what, path_text, lambda: checked(function(*args, **more)))
 
     return call
+
+
+def _with_marks_watched(positions: Positions, name: str, path_text: str) -> Positions:
+    """Return the positions with `marks` in the wrapper of `_watched`, which checks that it returns marks."""
+    return replace(positions, marks=_watched(positions.marks, f"`marks` of `{name}`", path_text, marks_of))
 
 
 def _with_attacks_watched(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vlmrl.data.dataset_visit import RowLabels, answer_labels
 from vlmrl.tasks.attack import Play, Stage
+from vlmrl.tasks.overlay import Mark
 from vlmrl.types import Row
 
 Truth = Mapping[str, Any]
@@ -31,6 +32,7 @@ class RowKind:
         is_right: (truth, text of an answer) -> whether the answer is right; the result None = it decides nothing. If
             `is_right` is None, answers are compared as texts.
         labels: row -> the labels that the data doctor counts.
+        marks: (truth, detail of a score) -> boxes over the images, for pages; None = rows of this kind have no boxes.
         specificity: if several kinds match a truth, the one with the largest number is used.
     """
 
@@ -40,6 +42,7 @@ class RowKind:
     is_right: Callable[[Truth, str], bool | None] | None = None
     labels: Callable[[Row], RowLabels] = answer_labels
     specificity: int = 0
+    marks: Callable[[Truth, Mapping[str, Any] | None], Sequence[Mark]] | None = None
 
 
 TEXTS = RowKind(lambda truth: True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import partial
 
 from vlmrl.data.packing import PromptTokens, TrainItem
@@ -20,7 +21,7 @@ from vlmrl.train.step_batch import StepBatch
 from vlmrl.train.step_metrics import Clock, memory_metrics
 from vlmrl.train.update import update
 from vlmrl.train.validation import validate_at_start
-from vlmrl.types import Row, Segment, hash64, name_row
+from vlmrl.types import Row, Segment, Size, hash64, name_row
 
 RESPONSE_COLUMN = "response"
 
@@ -78,7 +79,8 @@ def train_sft(session: Session) -> str:
 def _item(feed: PromptFeed, source: Source, row: Row, occurrence: int, index: int) -> TrainItem:
     """Return a dataset row's prompt with the response to learn."""
     prompt = feed.encode(source, row, occurrence)
-    text = target_text(source, row, random.Random(hash64(feed.recipe.train.seed, row.prompt_id, occurrence)))
+    rng = random.Random(hash64(feed.recipe.train.seed, row.prompt_id, occurrence))
+    text = target_text(source, row, rng, prompt.encoded.seen_sizes)
     return TrainItem(
         PromptTokens.of(prompt.encoded), index, (Segment("assistant", response_ids(feed, text), True),), index
     )
@@ -89,11 +91,12 @@ def _trace(source: Source, row: Row) -> str:
     return target_text(source, row, random.Random(0))
 
 
-def target_text(source: Source, row: Row, rng: random.Random) -> str:
+def target_text(source: Source, row: Row, rng: random.Random, seen_sizes: Sequence[Size] = ()) -> str:
     """Return the response to learn: the row's `response` column if it has one, else a templated trace of the task.
 
     Args:
         rng: chooses among the task's templates.
+        seen_sizes: (width, height) of each image as the model sees it; () = unknown, for an estimate of the length.
     Raises: DataError when there is neither.
     """
     response = row.columns.get(RESPONSE_COLUMN)
@@ -105,7 +108,7 @@ def target_text(source: Source, row: Row, rng: random.Random) -> str:
             where=row.place,
             hint=f'add a column `{RESPONSE_COLUMN}`, or name yours: columns = {{ response = "..." }} in [[data]]',
         )
-    return source.task.trace(row, rng)
+    return source.task.correct_response(row, rng, seen_sizes)
 
 
 def response_ids(feed: PromptFeed, text: str) -> tuple[int, ...]:

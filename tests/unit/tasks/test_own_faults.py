@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from vlmrl.rewards.base import UNSCORED
 from vlmrl.tasks import make_task
 from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.own_prep import prepare_own
-from vlmrl.types import RewardInput, Row
+from vlmrl.types import Media, RewardInput, Row
 
 FILE = """
 from vlmrl import Attack, NewRow, Task
@@ -167,3 +168,43 @@ def test_what_a_task_is_made_of_is_found_by_dir() -> None:
     import vlmrl
 
     assert {*vlmrl.__all__} <= {*dir(vlmrl)} and vlmrl.RewardResult.__name__ == "RewardResult"
+
+
+POSITIONS = """
+import vlmrl
+from vlmrl.tasks.overlay import Mark, Positions
+from vlmrl.rewards.boxes.planes import Box
+
+
+def task(info):
+    return vlmrl.Task("boxes", "where", "<image>", trace=trace, trace_sees=True, positions=positions)
+
+
+def trace(row, rng, sizes):
+    return str(sizes)
+
+
+def positions(spec):
+    return Positions("unit", ("unit",), marks)
+
+
+def marks(x, space):
+    return [Mark("truth", Box(0, 0, 1, 1))]
+"""
+
+
+def test_boxes_of_a_users_own_task_are_checked_where_they_are_returned(tmp_path: Path) -> None:
+    def own(old: str = "", new: str = "") -> Any:
+        (tmp_path / "boxes.py").write_text(POSITIONS.replace(old, new) if old else POSITIONS)
+        return make_task(f"{tmp_path}/boxes.py:task", {})
+
+    row = Row("r", "s", "t", {}, (Media("a", 640, 480),))
+    assert own().correct_response(row, random.Random(0), [(56, 28)]) == "((56, 28),)"
+    assert own().correct_response(row, random.Random(0)) == "((640, 480),)"  # unknown: as stored
+    assert len(own().positions(None).marks(RewardInput(""), "unit")) == 1
+    with pytest.raises(RecipeError, match=r"it returned list .*not vlmrl\.tasks\.overlay\.Positions"):
+        own('return Positions("unit", ("unit",), marks)', "return []").positions(None)
+    with pytest.raises(RecipeError, match=r"not a list of vlmrl\.tasks\.overlay\.Mark"):
+        own('[Mark("truth", Box(0, 0, 1, 1))]', "[1]").positions(None).marks(RewardInput(""), "unit")
+    with pytest.raises(RecipeError, match="not a function"):
+        own("positions=positions", "positions=3")

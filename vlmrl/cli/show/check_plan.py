@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from vlmrl.cli.output import console
 from vlmrl.cli.show.memory_table import show_memory
 from vlmrl.errors import Problem, gib
-from vlmrl.visible import plural, visible
+from vlmrl.visible import one_line, plural, visible
+
+MAX_RESPONSE = 160
+"""Maximum number of characters of a correct response that are shown."""
 
 
 def show_parity(parity: Mapping[str, Any]) -> None:
@@ -59,6 +63,8 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"data {name}", f"{data['split']} {data['rows']:,} rows{others}; {data['images']:,} images; task {task}"
     for name, prompts in plan.get("prompts", {}).items():
         yield from _prompt_lines(name, prompts)
+    for name, boxes in plan.get("boxes", {}).items():
+        yield from _box_lines(name, boxes)
     for name, reward in plan.get("reward", {}).items():
         weights = ", ".join(f"{part} {weight:g}" for part, weight in reward["weights"].items()) or "no weights"
         profile = f" (profile {reward['profile']})" if reward["profile"] else ""
@@ -93,6 +99,18 @@ def _prompt_lines(name: str, prompts: Mapping[str, Any]) -> Iterator[tuple[str, 
         sizes = " to ".join([prompts["image_sizes"][0], *prompts["image_sizes"][1:][-1:]])
         resized = f"{prompts['images_enlarged']} enlarged, {prompts['images_shrunk']} shrunk of {prompts['images']}"
         yield "", f"images as the model sees them: {sizes}; {resized} sampled images"
+
+
+def _box_lines(name: str, boxes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    from vlmrl.tasks.overlay import COLOUR_WORDS
+
+    yield f"boxes {name}", f"declared in the space `{boxes['space']}`: {boxes['meaning']}"
+    if boxes["overlap"] is not None:
+        response = one_line(boxes["correct_response"])[:MAX_RESPONSE]
+        yield "", f"a correct response is read with an IoU of {boxes['overlap']:.2f}, such as {response}"
+    if boxes["pictures"]:
+        folder = Path(boxes["pictures"][0]).parent
+        yield "", f"{len(boxes['pictures'])} pictures ({COLOUR_WORDS}) in {folder}"
 
 
 def _run_line(run: Mapping[str, Any]) -> str:

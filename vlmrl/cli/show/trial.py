@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vlmrl.cli.output import console, line_of_code, say
@@ -29,8 +30,9 @@ def trial_fields(run: Any, trial: Any) -> dict[str, Any]:
             "solve_rate": rate,
             "spread": spread(group),
             "samples": [sample_fields(s) for s in group.samples],
+            "boxes": [str(path) for path in trial.drawn.get(number, ())],
         }
-        for group, rate in zip(trial.groups, trial.solve_rates, strict=True)
+        for number, (group, rate) in enumerate(zip(trial.groups, trial.solve_rates, strict=True))
     ]
     # If the processor cuts images into tiles, there are more pictures than images: then no file names are shown.
     pictures = trial.pictures if len(trial.pictures) == len(first.row.media) else [None] * len(first.row.media)
@@ -49,6 +51,7 @@ def trial_fields(run: Any, trial: Any) -> dict[str, Any]:
             "solve_rate_is": {name: rate.words if rate else None for name, rate in trial.rates.items()},
             "no_solve_rate": trial.no_rate,
             "stand_in": trial.stand_in,
+            "boxes": {name: fit.fields() for name, fit in trial.fits.items()},
             "kept": {
                 name: {"path": str(path) if path else None, "rows": rows} for name, (path, rows) in trial.kept.items()
             },
@@ -75,7 +78,10 @@ def show_trial(trial: Any, result: dict[str, Any], show: int) -> None:
             out.print(Text(f"   truth  {_truth(group['truth'])}"))
         for sample in group["samples"]:
             out.print(Text(_sample_line(sample)))
+        for path in group["boxes"]:
+            out.print(Text(f"   boxes  {path}"))
     _show_summary(result)
+    _show_boxes(result)
     if result["stand_in"]:
         out.print(Text(f"{'advantages':16} {result['stand_in']}"))
 
@@ -141,6 +147,23 @@ def _show_summary(result: Mapping[str, Any]) -> None:
     ]
     for name, value in rows:
         out.print(Text(f"{name:16} {value}"))
+
+
+def _show_boxes(result: Mapping[str, Any]) -> None:
+    """Print how well boxes fit the truth in each coordinate space, and where the pictures of both are."""
+    from rich.text import Text
+
+    from vlmrl.tasks.overlay import COLOUR_WORDS
+
+    out = console(stderr=False)
+    for name, fit in result["boxes"].items():
+        out.print(Text(f"{'boxes':16} {one_line(name)}: {fit['words']}", style="bold yellow" if fit["better"] else ""))
+        if fit["better"]:
+            space = fit["better"]
+            hint = f"if the model speaks `{space}`, declare it: the variant of the task that asks for `{space}`"
+            out.print(Text(f"{'':16} {hint}, or else reward.args.space"))
+    if pictures := [path for group in result["groups"] for path in group["boxes"]]:
+        out.print(Text(f"{'':16} {len(pictures)} pictures ({COLOUR_WORDS}) in {Path(pictures[0]).parent}"))
 
 
 def show_kept(result: Mapping[str, Any]) -> None:

@@ -21,10 +21,7 @@ MEANINGS: Mapping[Space, str] = {
     "unit": "0 to 1 in both directions",
     "loc": "tokens from <loc0000> to <loc1023>, in the order y1, x1, y2, x2",
 }
-"""Space -> its numbers, in words.
-
-Qwen2.5-VL answers in `seen`; Qwen2-VL, Qwen3-VL and InternVL in `thousand`; PaliGemma in `loc`.
-"""
+"""Space -> its numbers, in words. The space of each model family is in model/spoken_boxes.py."""
 LOC_BINS = 1024
 
 

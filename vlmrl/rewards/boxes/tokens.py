@@ -24,6 +24,10 @@ _TOKEN = re.compile(
     r"|(?P<open>[\[({])|(?P<close>[\])}])|(?P<comma>[,;])|(?P<colon>[:=])|(?P<other>\S)",
     re.ASCII,
 )
+POSITION_TOKEN = re.compile(
+    r"<\|(?:box|object_ref|point|quad)_(?:start|end)\|>|</?(?:box|ref|point|quad)>|<loc[0-9]{4}>|<seg[0-9]{3}>"
+)
+"""Tokens with which model families state positions. Some tokenizers call them special; engines keep them in a text."""
 _BRACKET, _DIGIT = re.compile(r"[\[\](){}]"), re.compile("[0-9]")
 
 

@@ -213,9 +213,8 @@ class VllmEngine(Generator):
         # vLLM searches stop strings in text that it decodes piece by piece; the common rule of both engines decides.
         for count, token in enumerate(ids, 1):
             if (reason := end.add(token)) is not None:
-                return Sample(
-                    tuple(ids[:count]), self._texts(ids[:count]), tuple(logp[:count]), reason, self.version, seed
-                )
+                text = self._texts.response(ids[:count])
+                return Sample(tuple(ids[:count]), text, tuple(logp[:count]), reason, self.version, seed)
         raise EngineError(
             f"the engine ended a response after {len(ids)} tokens ({output.finish_reason}); no stop rule did",
             where=_name(request),

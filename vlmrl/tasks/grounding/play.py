@@ -10,6 +10,7 @@ from vlmrl.data.dataset_visit import RowLabels
 from vlmrl.rewards.boxes.planes import Box, Plane, answer_plane, check_space, convert, plane_of
 from vlmrl.rewards.boxes.writing import write_box
 from vlmrl.tasks.attack import Attack, Make, Play, Stage, says, void_attacks
+from vlmrl.tasks.grounding.marks import saved_marks
 from vlmrl.tasks.grounding.reward import OPTIONAL, Settings
 from vlmrl.tasks.grounding.truth import size_of, true_box
 from vlmrl.tasks.truth_kinds import RowKind, Truth
@@ -33,7 +34,7 @@ def is_box_row(truth: Truth) -> bool:
 
 def box_kind(settings: Settings) -> RowKind:
     """Return the kind of rows with one true box, with tricks in the form of these settings."""
-    return RowKind(is_box_row, play=partial(play_boxes, settings), labels=_labels, specificity=1)
+    return RowKind(is_box_row, play=partial(play_boxes, settings), labels=_labels, specificity=1, marks=saved_marks)
 
 
 def _labels(row: Row) -> RowLabels:

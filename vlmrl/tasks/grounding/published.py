@@ -4,8 +4,8 @@ Source: TinyLoopX/RLLaVA at 4753d4a, `examples/reward_function/grounding.py:comp
     `rllava/model/modules/rm/grounding.py`.
 
 The flaws that are kept: almost any response that begins with `<` or `>` has the format; the first box anywhere counts,
-also one within the thought; without the token `<|box_start|>` all numbers are multiplied by 1000. vlmrl removes special
-tokens from responses, so that token is there only if the tokenizer does not call it special.
+also one within the thought; without the token `<|box_start|>` all numbers are multiplied by 1000. Engines keep this
+token in the text of a response.
 
 Differences to the published code: a union of 0, and numbers too large for a float, give 0 where the original raises an
 exception; a truth is a list of numbers, never code. The true box is in 0 to 1000, rounded if the dataset has pixels.
@@ -22,6 +22,7 @@ from vlmrl.tasks.grounding.reward import UNIT
 from vlmrl.tasks.grounding.truth import size_of, true_box
 from vlmrl.types import RewardInput
 
+NAME = "rllava_box"
 BEGINNINGS = ("<", ">", "object_ref_start", "object_ref_end", "box_start", "box_end", "im_end")
 """Beginnings of a response that the published pattern accepts, because its `|` are not escaped."""
 END_OF_TEXT, BOX_TOKEN = "<|endoftext|>", "<|box_start|>"
@@ -42,7 +43,7 @@ def rllava_box(*, format_weight: float = 0.5) -> RewardSpec:
     if not (isinstance(format_weight, (int, float)) and 0 <= format_weight <= 1):
         raise ValueError(f"format_weight = {format_weight!r} is not a number from 0 to 1")
     weights = {"accuracy": 1.0 - format_weight, "format": float(format_weight)}
-    return RewardSpec("rllava_box", score, {"accuracy": UNIT, "format": UNIT}, weights, pure=True)
+    return RewardSpec(NAME, score, {"accuracy": UNIT, "format": UNIT}, weights, pure=True)
 
 
 def score(x: RewardInput) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -19,10 +18,11 @@ from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.boxes.planes import SPACES, Space, answer_plane, check_space, convert
 from vlmrl.rewards.boxes.writing import FORMS, write_box
 from vlmrl.tasks.base import Measure, Outcome, Task
+from vlmrl.tasks.grounding.marks import positions_as, settings_as
 from vlmrl.tasks.grounding.play import box_kind
 from vlmrl.tasks.grounding.reward import OPTIONAL, REQUIRED, RIGHT, Settings, read_answer
 from vlmrl.tasks.grounding.truth import size_of, true_box, truth_problems
-from vlmrl.types import RewardInput, Row, Score
+from vlmrl.types import RewardInput, Row, Score, Size
 
 NAME = "grounding"
 SUMMARY = "the region that a text describes, as one box (made by `vlmrl prep grounding`)"
@@ -69,7 +69,9 @@ def grounding_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
             **{f"acc@{threshold:g}": Metric("higher", SHARE) for threshold in THRESHOLDS},
         },
         by=("asks",),
-        trace=None if space == "seen" else partial(write_trace, settings),
+        trace=partial(write_trace, settings),
+        trace_sees=True,
+        positions=partial(positions_as, settings),
         kind=box_kind(settings),
         variant=chosen,
         variants=VARIANTS,
@@ -78,9 +80,7 @@ def grounding_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
 
 def measure_as(settings: Settings, spec: RewardSpec | None) -> Measure:
     """Return `measure` for responses that a reward has scored: it reads the box where this reward reads it."""
-    args = spec.args if spec is not None and spec.name == "box_iou" else {}
-    space, order, place = (str(args.get(name, getattr(settings, name))) for name in ("space", "order", "place"))
-    return partial(measure, replace(settings, space=space, order=order, place=place))
+    return partial(measure, settings_as(settings, spec))
 
 
 def measure(settings: Settings, x: RewardInput, score: Score) -> Outcome:
@@ -104,12 +104,10 @@ def measure(settings: Settings, x: RewardInput, score: Score) -> Outcome:
 _NAMES = ("accuracy", "iou", *(f"acc@{threshold:g}" for threshold in THRESHOLDS), "centre_accuracy", "parse_failure")
 
 
-def write_trace(settings: Settings, row: Row, rng: random.Random) -> str:
-    """Return a right response in the form of the variant.
-
-    In the space `seen` there are no traces: a row does not say at which size the model will see its image.
-    """
+def write_trace(settings: Settings, row: Row, rng: random.Random, seen_sizes: tuple[Size, ...]) -> str:
+    """Return a right response in the form of the variant. `seen_sizes`: of the row's images, as the model sees them."""
     plane, box = true_box(row.truth)
-    target = answer_plane(RewardInput("", media=row.media), check_space(settings.space), size_of(row.truth))
+    x = RewardInput("", media=row.media, seen_sizes=seen_sizes)
+    target = answer_plane(x, check_space(settings.space), size_of(row.truth))
     answer = f"<answer>{write_box(convert(box, plane, target), target)}</answer>"
     return answer if settings.thought == OPTIONAL else f"<think>I see it.</think>{answer}"
