@@ -35,6 +35,7 @@ ALLOWED = {
     ("recipe/imports/easyr1.py", "TaxonRL"): "it says which published launch scripts were tried",
     ("demo.py", "digits"): "the demo is of that task",
     ("demo.py", "geometry3k"): "the other demo is of that task",
+    ("demo.py", "grounding"): "the demo of boxes is of that task",
     ("demo.py", "distance"): "the demo is of that task",
     ("data/cells.py", "human"): "who speaks in a conversation, as LLaVA's tables write it",
     ("diagnose/health.py", "digits"): "a class of characters, no task",

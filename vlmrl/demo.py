@@ -78,6 +78,15 @@ DEMOS = {
         test="test figures, which neither has seen",
         unit="figures",
     ),
+    "boxes": Demo(
+        prep=("grounding", "--synthetic", "3000", "--asks", "single", "--side", "84"),
+        sft="grounding_sft.toml",
+        rl="grounding_tiny.toml",
+        data="drawn shapes, each with its exact box",
+        start="on 400 images, until about half of the boxes overlap the true ones well",
+        test="test images, which neither has seen",
+        unit="images",
+    ),
 }
 """Name of a demo -> what it is made of; the first is the default. The help of `vlmrl demo` lists the names."""
 

@@ -1,4 +1,4 @@
-"""`vlmrl demo --task geometry` at a size of seconds: every command of the chain, none of the learning."""
+"""`vlmrl demo` on drawn data, at a size of seconds: every command of the chain, none of the learning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from command_line import refused, settings, this_process
 from vlmrl import demo
 from vlmrl.demo import DEMOS, run_demo
 from vlmrl.errors import RecipeError
+from vlmrl.evaluate.records import read_evaluation
 from vlmrl.recipe.files import shipped_folder
+from vlmrl.store.layout import eval_dirs
 
 SMALL = settings(
     "train.steps=2",
@@ -28,8 +30,9 @@ SMALL = settings(
 )
 
 
-def test_the_chain_on_drawn_figures_ends_with_a_paired_difference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("task", "unit"), [("geometry", "figures"), ("boxes", "images")])
+def test_the_chain_on_drawn_images_ends_with_a_paired_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, unit: str
 ) -> None:
     typed: list[str] = []
 
@@ -39,18 +42,23 @@ def test_the_chain_on_drawn_figures_ends_with_a_paired_difference(
         typed.append(str(words[0]))
         return json.loads(done.out) if done.out.startswith("{") else {}
 
-    words = DEMOS["geometry"].prep
+    words = DEMOS[task].prep
     number = words[words.index("--synthetic") + 1]
-    small = replace(DEMOS["geometry"], prep=tuple("40" if word == number else word for word in words))
-    monkeypatch.setitem(DEMOS, "geometry", small)
+    small = replace(DEMOS[task], prep=tuple("40" if word == number else word for word in words))
+    monkeypatch.setitem(DEMOS, task, small)
     monkeypatch.setattr(demo, "vlmrl", in_this_process)
     spoken: list[str] = []
-    result = run_demo(tmp_path / "out", 3, shipped_folder(), spoken.append, "geometry")
+    result = run_demo(tmp_path / "out", 3, shipped_folder(), spoken.append, task)
     assert typed == ["prep", "sft", "train", "eval", "eval", "merge", "reward-check", "report"]
-    assert set(result["difference"]) == {"reward", "accuracy"} and result["unit"] == "figures"
+    assert set(result["difference"]) == {"reward", "accuracy"} and result["unit"] == unit
     low, high = result["difference"]["accuracy"]["ci95"]
     assert -1 <= low <= result["grpo"]["accuracy"] - result["sft"]["accuracy"] <= high <= 1
     assert Path(result["report"]).is_file() and (Path(result["model"]) / "config.json").is_file()
+    if task == "boxes":  # the same rows at several steps, so that a report can show how the boxes move
+        folders = eval_dirs(tmp_path / "out" / "runs" / result["run"])
+        steps = [read_evaluation(folder).rows for folder in folders if folder.name.startswith("validation")]
+        assert len(steps) == 2 and {row["prompt_id"] for row in steps[0]} == {row["prompt_id"] for row in steps[1]}
+        assert all(row["truth"]["box"] and row["images"] for rows in steps for row in rows)
     assert [line[:3] for line in spoken if line[1:2] == "/"] == [f"{i}/8" for i in range(1, 9)]
 
 

@@ -27,7 +27,7 @@ def demo(
         show_default=False,
     ),
     task: str | None = typer.Option(
-        None, "--task", help="Task to learn: digits or geometry; default: the first.", show_default=False
+        None, "--task", help="Task to learn: digits or geometry or boxes; default: the first.", show_default=False
     ),
     model_only: Path | None = typer.Option(
         None, "--model-only", help="Only make the tiny model, in this folder, for --data.", show_default=False

@@ -26,7 +26,7 @@ from vlmrl.tasks import kind_of, make_task
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.grounding.command import prep
-from vlmrl.tasks.grounding.drawn import ASKS, Drawing, drawn_rows
+from vlmrl.tasks.grounding.drawn import FRAME, SINGLE, USUAL, Drawing, drawn_rows
 from vlmrl.tasks.grounding.reward import box_iou
 from vlmrl.tasks.grounding.task import VARIANTS, grounding_task
 from vlmrl.tasks.source import open_source
@@ -227,13 +227,35 @@ def described(expression: str, shapes: list[tuple[str, str, tuple[int, ...]]]) -
 
 def test_an_expression_describes_exactly_the_shape_in_the_true_box() -> None:
     rows = drawn_rows({"train": 80}, Drawing(side=224), seed=5)["train"]
-    assert [row.truth["asks"] for row in rows[:4]] == list(ASKS)
+    assert [row.truth["asks"] for row in rows[:4]] == list(USUAL)
     for row in rows:
         shapes = regions(Image.open(io.BytesIO(row.images[0])))
         assert described(row.columns["expression"], shapes) == [tuple(row.truth["box"])], row.columns
     again = drawn_rows({"train": 80}, Drawing(side=224), seed=5)["train"]
     assert [row.images for row in rows] == [row.images for row in again]
     assert len({row.images[0] for row in rows}) == 80
+
+
+def test_a_single_shape_lies_alone_within_a_frame_that_it_does_not_touch() -> None:
+    rows = drawn_rows({"train": 40, "test": 20}, Drawing(side=84, asks=(SINGLE,)), seed=5)
+    for row in (row for split in rows.values() for row in split):
+        image = Image.open(io.BytesIO(row.images[0]))
+        (shape,) = regions(image)
+        x1, y1, x2, y2 = row.truth["box"]
+        assert shape[2] == (x1, y1, x2, y2) and row.columns["expression"] == f"the {shape[0]} {shape[1]}"
+        assert 16 <= x2 - x1 == y2 - y1 <= 39  # 0.2 and 0.45 of 84 are 16.8 and 37.8; widths are odd
+        assert min(x1, y1) >= 2 and max(x2, y2) <= 82
+        framed = (np.asarray(image) == FRAME).all(axis=2)
+        assert framed.sum() == 84**2 - 80**2 and not framed[2:82, 2:82].any()
+    assert len({row.images[0] for split in rows.values() for row in split}) == 60
+
+
+def test_single_shapes_are_drawn_only_where_they_are_asked_for(tmp_path: Path) -> None:
+    drawn = prepared(tmp_path, synthetic=20, side=168, asks="single, look").info
+    assert drawn["args"]["asks"] == ["single", "look"]
+    assert SINGLE not in USUAL
+    with pytest.raises(DataError, match="--asks names `alone`"):
+        prepared(tmp_path, synthetic=20, asks="alone")
 
 
 def prepared(tmp_path: Path, source: Path | None = None, **options: Any) -> Prepared:

@@ -10,7 +10,7 @@ from vlmrl.errors import DataError, unknown
 from vlmrl.rewards.boxes.planes import check_space
 from vlmrl.rewards.boxes.reading import check_order
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
-from vlmrl.tasks.grounding.drawn import ASKS, Drawing, drawn_rows
+from vlmrl.tasks.grounding.drawn import ASKS, SINGLE, USUAL, Drawing, drawn_rows
 from vlmrl.tasks.grounding.rows import table_form
 from vlmrl.tasks.grounding.task import grounding_task
 from vlmrl.tasks.grounding.truth import TRUTH_SPACES
@@ -24,7 +24,10 @@ SPACE_HELP = (
     f"Coordinate space of the true boxes: {', '.join(TRUTH_SPACES)}. Default: {PUBLISHED_SPACE} for the published "
     "table and for a column normalized_solution; else it must be given."
 )
-ASKS_HELP = f"Drawn images: kinds of expressions, separated by commas: {', '.join(ASKS)}; default: all of them."
+ASKS_HELP = (
+    f"Drawn images: kinds of expressions, separated by commas: {', '.join(ASKS)}; default: all except {SINGLE}, which "
+    "draws one large shape alone in a frame, for tiny models."
+)
 
 
 def prep(
@@ -53,7 +56,7 @@ def prep(
     """Make the dataset. Raises: DataError for an option, source or row that cannot be used; nothing is written."""
     if truth_space is not None and truth_space not in TRUTH_SPACES:
         raise unknown("--truth-space", truth_space, TRUTH_SPACES, error=DataError)
-    kinds = tuple(kind.strip() for kind in asks.split(",")) if asks else tuple(ASKS)
+    kinds = tuple(kind.strip() for kind in asks.split(",")) if asks else USUAL
     if wrong := [kind for kind in kinds if kind not in ASKS]:
         raise DataError(f"--asks names `{wrong[0]}`", hint=f"kinds of expressions: {', '.join(ASKS)}")
     declared = truth_space or (PUBLISHED_SPACE if source is None else None)

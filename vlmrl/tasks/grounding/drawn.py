@@ -5,17 +5,29 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vlmrl.data.images import encode_png, image_hash
 from vlmrl.errors import DataError
 from vlmrl.rewards.boxes.overlap import centre
 from vlmrl.rewards.boxes.planes import Point
-from vlmrl.tasks.drawn_scene import COLOURS, KINDS, Look, Scene, Shape, lay_out, paint
+from vlmrl.tasks.drawn_scene import COLOURS, GAP, KINDS, Look, Scene, Shape, lay_out, paint
 from vlmrl.tasks.own_prep import NewRow
 from vlmrl.types import hash64
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 LOOKS = tuple(Look(kind, colour) for kind in KINDS for colour in COLOURS)
 SIZES = (0.12, 0.32)
+SINGLE = "single"
+"""Kind of expression for tiny models: one shape alone, larger, and a frame around the image."""
+SINGLE_SIZES = (0.2, 0.45)
+FRAME = (96, 96, 96)
+"""Colour of the frame, which no shape has. It covers the pixels of `GAP`, where no shape is.
+
+Qwen2.5-VL knows only relative positions. On an even background nothing says where the edge of the image is, and a tiny
+model does not learn within minutes where a shape lies; see docs/experiments/boxes.md."""
 LARGER = 1.25
 """Least ratio of the widths of the largest and the next shape, so that nobody has to measure."""
 APART = 0.1
@@ -33,7 +45,7 @@ class Drawing:
     Args:
         side: width and height of the images in pixels.
         others: largest number of shapes beside those that the expression needs.
-        asks: kinds of expressions, from `ASKS`, which take turns.
+        asks: kinds of expressions, from `ASKS`, which take turns; none = `USUAL`.
     """
 
     side: int = 336
@@ -51,17 +63,14 @@ def drawn_rows(counts: Mapping[str, int], drawing: Drawing, seed: int) -> dict[s
 
 
 def _row(split: str, number: int, drawing: Drawing, seed: int, images: set[str]) -> NewRow:
-    kinds = drawing.asks or tuple(ASKS)
+    kinds = drawing.asks or USUAL
     asks = kinds[number % len(kinds)]
     for attempt in range(MOST_TRIES):
         rng = random.Random(hash64("grounding", str(seed), split, str(number), str(attempt)))
-        looks = rng.sample(LOOKS, rng.randint(2, 2 + drawing.others))
-        looks += [looks[0]] * (0 if asks == "look" else rng.randint(1, 2))
-        rng.shuffle(looks)
-        scene = lay_out(rng, looks, drawing.side, sizes=SIZES)
+        scene = _scene(asks, drawing, rng)
         if scene is None or (chosen := ASKS[asks](scene, rng)) is None:
             continue
-        image = encode_png(paint(scene))
+        image = encode_png(_framed(paint(scene)) if asks == SINGLE else paint(scene))
         if (sha256 := image_hash(image)) in images:
             continue
         images.add(sha256)
@@ -78,6 +87,24 @@ def _row(split: str, number: int, drawing: Drawing, seed: int, images: set[str])
         f"{MOST_TRIES} drawings of {drawing.side} pixels gave no expression of the kind `{asks}`",
         hint="lower --others, or raise --side",
     )
+
+
+def _scene(asks: str, drawing: Drawing, rng: random.Random) -> Scene | None:
+    """Return a scene for an expression of this kind, or None if its shapes do not fit."""
+    if asks == SINGLE:
+        return lay_out(rng, [rng.choice(LOOKS)], drawing.side, sizes=SINGLE_SIZES)
+    looks = rng.sample(LOOKS, rng.randint(2, 2 + drawing.others))
+    looks += [looks[0]] * (0 if asks == "look" else rng.randint(1, 2))
+    rng.shuffle(looks)
+    return lay_out(rng, looks, drawing.side, sizes=SIZES)
+
+
+def _framed(image: Image) -> Image:
+    """Return the image with a frame of `GAP` pixels drawn onto its edge."""
+    from PIL import ImageDraw
+
+    ImageDraw.Draw(image).rectangle((0, 0, image.width - 1, image.height - 1), outline=FRAME, width=GAP)
+    return image
 
 
 def _by_look(scene: Scene, rng: random.Random) -> Chosen | None:
@@ -142,8 +169,11 @@ ASKS: Mapping[str, Callable[[Scene, random.Random], Chosen | None]] = {
     "size": _by_size,
     "side": _by_side,
     "relation": _by_relation,
+    SINGLE: _by_look,
 }
 """Kind of expression -> function that chooses a shape of a scene which such an expression describes exactly."""
+USUAL = tuple(kind for kind in ASKS if kind != SINGLE)
+"""Kinds of expressions that are drawn unless others are named."""
 
 
 def _alike(scene: Scene, look: Look) -> list[Shape]:
