@@ -18,9 +18,11 @@ from vlmrl.rewards.boxes.planes import SPACES, Box, Plane
 from vlmrl.tasks import kind_of, make_task
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.detection.answer import Detection, Settings, read_answer, write_answer
+from vlmrl.tasks.detection.marks import saved_marks
 from vlmrl.tasks.detection.reward import box_list
 from vlmrl.tasks.detection.task import VARIANTS, detection_task
 from vlmrl.tasks.detection.truth import make_truth
+from vlmrl.tasks.overlay import Mark
 from vlmrl.types import Media, RewardInput, Row, Score
 
 CATS = make_truth([[64.0, 48.0, 192.0, 144.0], [320.0, 240.0, 448.0, 432.0]], "pixels", 640, 480, "cat")
@@ -301,12 +303,38 @@ def test_the_average_precision_is_of_the_boxes_that_the_reward_has_read() -> Non
 def test_a_trace_earns_everything(variant: str) -> None:
     task = detection_task({}, variant)
     name, args = task.profile("default")
-    assert (task.trace is None) == variant.startswith("seen")
-    for truth in (CATS, NO_CATS) if task.trace else ():
+    seen = ((320, 240),)  # half of the image's size
+    for truth in (CATS, NO_CATS):
         row = Row("1", "s", "detection", truth, (Media("a", 640, 480),), {"category": "cat"})
-        response = task.trace(row, random.Random(0))  # type: ignore[misc]
-        parts = dict(load_reward(str(name), args=dict(args)).fn(RewardInput(response, truth)))  # type: ignore[arg-type]
+        response = task.correct_response(row, random.Random(0), seen)
+        x = RewardInput(response, truth, seen_sizes=seen)
+        parts = dict(load_reward(str(name), args=dict(args)).fn(x))  # type: ignore[arg-type]
         assert value(parts) > 0.95 and parts["format"] == parts["accuracy"] == 1.0
+
+
+def test_marks_are_the_true_boxes_and_those_of_the_answer_in_the_space_that_is_asked_for() -> None:
+    task = detection_task({}, "thousand")
+    spec = load_reward("box_list", args={"space": "thousand"})
+    assert task.positions is not None
+    x = RewardInput(GOOD.format(f"[{entry(SECOND, 0.25)}]"), CATS)
+    truths = [Mark("truth", Box(0.1, 0.1, 0.3, 0.3)), Mark("truth", Box(0.5, 0.5, 0.7, 0.9))]
+    read = task.positions(spec)
+    assert read.space == "thousand" and set(read.spaces) == set(SPACES)
+    stated = Mark("answer", Box(0.5, 0.5, 0.7, 0.9), "0.25")
+    assert read.marks(x, "thousand") == [*truths, stated]
+    assert read.marks(x, "pixels") != read.marks(x, "thousand")
+    assert task.positions(load_reward("box_list", args={"space": "unit"})).space == "unit"
+    detail = dict(spec.fn(x))["detail"]  # type: ignore[arg-type]
+    assert saved_marks(CATS, {"box_list": detail}) == [*truths, stated]
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [None, {}, {"box_list": None}, {"box_list": {"boxes": 5, "confidences": []}}, {"box_list": {"boxes": [[1]]}}, {"box_list": {"boxes": [["a", 0, 1, None], [1, 2]], "confidences": [1, 1]}}],
+)
+def test_a_damaged_detail_has_no_boxes(saved: Any) -> None:
+    assert {mark.role for mark in saved_marks(CATS, saved)} == {"truth"}
+    assert saved_marks({**CATS, "boxes": 5}, saved) == ()
 
 
 def test_what_is_written_is_read_again() -> None:

@@ -11,6 +11,7 @@ from vlmrl.rewards.boxes.overlap import iou
 from vlmrl.rewards.boxes.planes import Box, Plane, answer_plane, check_space, convert, plane_of
 from vlmrl.tasks.attack import Attack, Make, Play, Stage, says, void_attacks
 from vlmrl.tasks.detection.answer import RIGHT, SURE, Detection, Settings, write_answer
+from vlmrl.tasks.detection.marks import saved_marks
 from vlmrl.tasks.detection.truth import true_boxes
 from vlmrl.tasks.grounding.play import FAR, GRID, GUESSES
 from vlmrl.tasks.grounding.reward import OPTIONAL
@@ -32,7 +33,7 @@ def is_boxes_row(truth: Truth) -> bool:
 
 def boxes_kind(settings: Settings) -> RowKind:
     """Return the kind of rows with all boxes of a category, with tricks in the form of these settings."""
-    return RowKind(is_boxes_row, play=partial(play_lists, settings), labels=_labels, specificity=1)
+    return RowKind(is_boxes_row, play=partial(play_lists, settings), labels=_labels, specificity=1, marks=saved_marks)
 
 
 def _labels(row: Row) -> RowLabels:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from statistics import fmean
@@ -21,6 +20,7 @@ from vlmrl.rewards.boxes.writing import FORMS
 from vlmrl.tasks.accumulated import AccumulatedMetrics
 from vlmrl.tasks.base import Measure, Outcome, Task
 from vlmrl.tasks.detection.answer import SURE, Detection, Settings, read_answer, write_answer
+from vlmrl.tasks.detection.marks import positions_as, settings_as
 from vlmrl.tasks.detection.metric_names import NAMES
 from vlmrl.tasks.detection.play import boxes_kind
 from vlmrl.tasks.detection.reward import NAME as REWARD
@@ -30,7 +30,7 @@ from vlmrl.tasks.grounding.reward import OPTIONAL, REQUIRED
 from vlmrl.tasks.grounding.task import DIRECT, MAIN, VARIANTS, space_of
 from vlmrl.tasks.grounding.truth import size_of
 from vlmrl.tasks.pooled import Verdict
-from vlmrl.types import RewardInput, Row, Score
+from vlmrl.types import RewardInput, Row, Score, Size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,7 +77,9 @@ def detection_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
         set_metrics=AccumulatedMetrics(partial(examine, settings), accumulate_all, reflected=SHARE),
         metrics={**MEASURES, **{name: Metric("higher", SHARE) for name in NAMES}},
         by=("category", "count"),
-        trace=None if space == "seen" else partial(write_trace, settings),
+        trace=partial(write_trace, settings),
+        trace_sees=True,
+        positions=partial(positions_as, settings),
         kind=boxes_kind(settings),
         variant=chosen,
         variants=VARIANTS,
@@ -86,8 +88,7 @@ def detection_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
 
 def measure_as(settings: Settings, spec: RewardSpec | None) -> Measure:
     """Return `measure` for responses that a reward has scored: it reads the boxes in the space of this reward."""
-    args = spec.args if spec is not None and spec.name == REWARD else {}
-    return partial(measure, replace(settings, **{k: str(args[k]) for k in ("space", "order") if k in args}))
+    return partial(measure, settings_as(settings, spec))
 
 
 def measure(settings: Settings, x: RewardInput, score: Score) -> Outcome:
@@ -141,13 +142,11 @@ def accumulate_all(results: Sequence[Matched | None]) -> Callable[[NDArray[np.in
     return accumulate(results)
 
 
-def write_trace(settings: Settings, row: Row, rng: random.Random) -> str:
-    """Return a right response in the form of the variant.
-
-    In the space `seen` there are no traces: a row does not say at which size the model will see its image.
-    """
+def write_trace(settings: Settings, row: Row, rng: random.Random, seen_sizes: tuple[Size, ...]) -> str:
+    """Return a right response in the form of the variant. `seen_sizes`: of the row's images, as the model sees them."""
     plane, boxes = true_boxes(row.truth)
-    target = answer_plane(RewardInput("", media=row.media), check_space(settings.space), size_of(row.truth))
+    x = RewardInput("", media=row.media, seen_sizes=seen_sizes)
+    target = answer_plane(x, check_space(settings.space), size_of(row.truth))
     text = write_answer([Detection(convert(box, plane, target), SURE) for box in boxes], target)
     answer = f"<answer>{text}</answer>"
     return answer if settings.thought == OPTIONAL else f"<think>I count {len(boxes)}.</think>{answer}"
