@@ -411,7 +411,7 @@ def test_compare_without_rows_in_common_says_so(root: Path):
         add_evaluation(a, "test", [1])
     with make(root, name="b"):
         pass
-    assert "no evaluation in common: A has test; B has none" in as_json("compare", "a", "b", runs=root)["notes"]
+    assert "no evaluation in common: A has test, greedy. B has none" in as_json("compare", "a", "b", runs=root)["notes"]
 
 
 def test_every_command_of_the_store_has_help_with_an_example(root: Path):

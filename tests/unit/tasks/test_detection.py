@@ -330,7 +330,14 @@ def test_marks_are_the_true_boxes_and_those_of_the_answer_in_the_space_that_is_a
 
 @pytest.mark.parametrize(
     "saved",
-    [None, {}, {"box_list": None}, {"box_list": {"boxes": 5, "confidences": []}}, {"box_list": {"boxes": [[1]]}}, {"box_list": {"boxes": [["a", 0, 1, None], [1, 2]], "confidences": [1, 1]}}],
+    [
+        None,
+        {},
+        {"box_list": None},
+        {"box_list": {"boxes": 5, "confidences": []}},
+        {"box_list": {"boxes": [[1]]}},
+        {"box_list": {"boxes": [["a", 0, 1, None], [1, 2]], "confidences": [1, 1]}},
+    ],
 )
 def test_a_damaged_detail_has_no_boxes(saved: Any) -> None:
     assert {mark.role for mark in saved_marks(CATS, saved)} == {"truth"}
