@@ -223,7 +223,7 @@ def _interval(value: float, drawn_R: Floats, units: Units, bounds: tuple[float, 
     Source: the basic bootstrap interval, Davison and Hinkley (1997), equation 5.6.
     """
     low, high = _ends(drawn_R)
-    if bounds is not None:
+    if bounds is not None and math.isfinite(low):
         low, high = max(bounds[0], 2 * value - high), min(bounds[1], 2 * value - low)
     return Interval(value, min(low, value), max(high, value), units.num_rows, units.count)
 

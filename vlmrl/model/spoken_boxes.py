@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from vlmrl.rewards.boxes.planes import Space
+if TYPE_CHECKING:
+    from vlmrl.rewards.boxes.planes import Space
 
 SPOKEN: Mapping[str, Space] = {
     "qwen2_vl": "thousand",

@@ -22,6 +22,7 @@ from vlmrl.evaluate.metrics import summarise, task_problems
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
 from vlmrl.evaluate.set_metrics import no_clash, resamples, row_counts, set_differences, summarise_sets
 from vlmrl.store.evaluated_rows import set_method_of
+from vlmrl.tasks.accumulated import AccumulatedMetrics
 from vlmrl.tasks.base import REPLICATES
 from vlmrl.tasks.pooled import PooledMetrics
 from vlmrl.types import RewardInput, Score
@@ -245,3 +246,12 @@ def test_compare_needs_no_task_for_it(tmp_path, better, said):
     before, after = (read_evaluation(tmp_path / name / "eval" / "test") for name in "ab")
     assert differences(after, before)["pooled"]["value"] == pytest.approx(0.25)
     assert sets.set_metrics_of(after.summary) == ["pooled"]
+
+
+def test_a_reflected_metric_that_is_the_same_on_all_resamples_has_no_interval():
+    def accumulate(results):
+        return lambda count_N: {"none": 0.0 * count_N.sum()}
+
+    compute = AccumulatedMetrics(lambda verdict: None, accumulate, reflected=(0.0, 1.0))
+    found = summarise_sets(compute, [(None, None, {})] * 20, [row(f"r{i}", images=(f"i{i}",)) for i in range(20)])
+    assert (found["metrics"]["none"]["low"], found["metrics"]["none"]["high"]) == (None, None)

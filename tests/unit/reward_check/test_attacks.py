@@ -129,6 +129,7 @@ UNFORMED = (
     "we_math",
     "counting",
     "grounding",
+    "detection",
 )
 """Tasks of other forms, which have tests of their own."""
 

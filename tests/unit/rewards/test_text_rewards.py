@@ -116,6 +116,8 @@ def test_every_builtin_has_a_summary_a_version_and_weights_within_its_parts():
         "pair_labels": {"tag": "age-group", "labels": ["Adult"]},
         "taxonrl": {"function": "lfw:compute_score"},
         "length": {"soft_tokens": 1, "max_tokens": 2},
+        "box_iou": {"space": "pixels"},
+        "box_list": {"space": "pixels"},
     }
     for name, builtin in REWARDS.items():
         spec = load_reward(name, args=args.get(name, {}))
