@@ -87,6 +87,15 @@ DEMOS = {
         test="test images, which neither has seen",
         unit="images",
     ),
+    "counting": Demo(
+        prep=("counting", "--synthetic", "3000", "--side", "112", "--most", "5", "--asks", "all"),
+        sft="counting_sft.toml",
+        rl="counting_tiny.toml",
+        data="drawn shapes, 1 to 5 in an image, each with its exact number",
+        start="on 800 images, until about half of the counts are right",
+        test="test images, which neither has seen",
+        unit="images",
+    ),
 }
 """Name of a demo -> what it is made of; the first is the default. The help of `vlmrl demo` lists the names."""
 

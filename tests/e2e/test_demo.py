@@ -30,7 +30,7 @@ SMALL = settings(
 )
 
 
-@pytest.mark.parametrize(("task", "unit"), [("geometry", "figures"), ("boxes", "images")])
+@pytest.mark.parametrize(("task", "unit"), [("geometry", "figures"), ("boxes", "images"), ("counting", "images")])
 def test_the_chain_on_drawn_images_ends_with_a_paired_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, unit: str
 ) -> None:

@@ -27,7 +27,10 @@ def demo(
         show_default=False,
     ),
     task: str | None = typer.Option(
-        None, "--task", help="Task to learn: digits or geometry or boxes; default: the first.", show_default=False
+        None,
+        "--task",
+        help="Task to learn: digits or geometry or boxes or counting; default: the first.",
+        show_default=False,
     ),
     model_only: Path | None = typer.Option(
         None, "--model-only", help="Only make the tiny model, in this folder, for --data.", show_default=False
@@ -41,9 +44,9 @@ def demo(
 
     Example: vlmrl demo --seed 2
 
-    A tiny vision-language model with random weights learns to compare real handwritten digits (or, with `--task
-    geometry`, to find shaded areas on squared paper): supervised start, reinforcement learning, evaluation on held-out
-    rows, merge, reward check and report.
+    A tiny vision-language model with random weights learns to compare real handwritten digits: supervised start,
+    reinforcement learning, evaluation on held-out rows, merge, reward check and report. With --task it learns to find
+    shaded areas on squared paper (geometry), the box of a shape (boxes) or the number of shapes (counting).
 
     --model-only makes only the tiny model, for data of your own. With it, check, try, train and eval run on this
     machine before you pay for a GPU. If the columns of a table are not recognised, give the recipe instead of the

@@ -59,11 +59,16 @@ class Positions:
     marks: Callable[[RewardInput, Space], Sequence[Mark]]
 
     def fit(self, inputs: Sequence[RewardInput]) -> Fit:
-        """Return how well responses fit the truth in each space."""
+        """Return how well responses fit the truth in each space.
+
+        A response without a box to a row without one says nothing of spaces, and does not count.
+        """
         read: dict[Space, list[float | None]] = {
-            space: [overlap(self.marks(x, space)) for x in inputs] for space in self.spaces
+            space: [overlap(marks) for x in inputs if (marks := self.marks(x, space))] for space in self.spaces
         }
-        means: dict[Space, float] = {space: fmean(v or 0.0 for v in values) for space, values in read.items() if values}
+        means: dict[Space, float] = {
+            space: fmean(v or 0.0 for v in values) if values else 0.0 for space, values in read.items()
+        }
         return Fit(self.space, len(inputs), max(sum(v is not None for v in values) for values in read.values()), means)
 
 

@@ -127,6 +127,26 @@ def test_a_row_without_an_object_pays_for_the_empty_list_alone(answer: str, earn
     assert value(scored(GOOD.format(answer), NO_CATS)) == pytest.approx(earned)
 
 
+def test_the_order_of_boxes_that_fit_equally_well_has_no_effect() -> None:
+    left, right = [100, 100, 280, 300], [120, 100, 300, 300]  # each covers 0.9 of the true box
+    for one, other in ((FIRST, FIRST), (left, right)):
+        lists = ([entry(one, 1), entry(other, 0)], [entry(other, 0), entry(one, 1)])
+        parts = [scored(GOOD.format(f"[{', '.join(entries)}]")) for entries in lists]
+        # by hand: the less sure one is right, the loss of both is 1, so ((1 + 1 - 1) + (0 + 1 - 1)) / 2 / 2
+        assert [part["confidence"] for part in parts] == [0.25, 0.25]
+        assert value(parts[0]) == value(parts[1])
+
+
+def test_the_truth_earns_everything_however_many_objects_there_are() -> None:
+    boxes = [[4.0 * i, 0.0, 4.0 * i + 3.2, 480.0] for i in range(150)]
+    truth = make_truth(boxes, "pixels", 640, 480, "cat")
+    entries = [entry([6.25 * i, 0, 6.25 * i + 5, 1000]) for i in range(150)]
+    assert value(scored(GOOD.format(f"[{', '.join(entries)}]"), truth)) == pytest.approx(1)
+    assert value(scored(GOOD.format(f"[{', '.join(entries[:100])}]"), truth)) < 0.9
+    one_more = scored(GOOD.format(f"[{', '.join([*entries, entry(ELSEWHERE)])}]"), truth)
+    assert one_more["format"] == 0 and "at most 150" in one_more["note"]
+
+
 def test_many_boxes_are_no_way_to_earn() -> None:
     side = 1000 // 12
     grid = [[x, y, x + side, y + side] for x in range(0, 960, side) for y in range(0, 960, side)]
@@ -326,6 +346,10 @@ def test_marks_are_the_true_boxes_and_those_of_the_answer_in_the_space_that_is_a
     assert task.positions(load_reward("box_list", args={"space": "unit"})).space == "unit"
     detail = dict(spec.fn(x))["detail"]  # type: ignore[arg-type]
     assert saved_marks(CATS, {"box_list": detail}) == [*truths, stated]
+    right, none = RewardInput(GOOD.format(BOTH), CATS), RewardInput(GOOD.format("[]"), NO_CATS)
+    assert read.fit([right, none]).overlaps["thousand"] == 1.0  # a row without objects says nothing of spaces
+    assert read.fit([right, RewardInput(GOOD.format(BOTH), NO_CATS)]).overlaps["thousand"] == 0.5
+    assert read.fit([none]).answers == 0
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ BOXES = [[100.0, 100.0, 300.0, 300.0], [500.0, 500.0, 700.0, 900.0]]
         ("<answer>[{'Position': [100, 100, 300, 300], 'Confidence': 1}, "
          "{'Position': [500, 500, 700, 900], 'Confidence': 1}]</answer>", BOXES),
         ("[{'Position': [100, 100, 300, 300], 'Confidence': 1.0}]", BOXES[:1]),  # without tags
-        ('<think>a</think><answer>[{"bbox_2d": [100, 100, 300, 300], "label": "cat"}]</answer>', BOXES[:1]),
+        ('<think>a</think><answer>[{"bbox_2d": [100, 100, 300, 300], "label": "Traffic  light"}]</answer>', BOXES[:1]),
         ("[[100, 100, 300, 300], [500, 500, 700, 900]]", BOXES),
         ([[100, 100, 300, 300], [500, 500, 700, 900]], BOXES),
         ([{"Position": [100, 100, 300, 300], "Confidence": 1.0}], BOXES[:1]),
@@ -134,6 +134,7 @@ def test_rows_of_published_tables(tmp_path: Path, solution: Any, boxes: list[lis
         ("[{'Position': [1, null, 3, 4]}]", "no box"),
         ("[{'Position': [100, 100, 300, 300]}, {'Position': [1, null, 3, 4]}]", "no box"),
         ("['cat']", "no box"),
+        ("[{'bbox': [1, 2, 30, 40], 'label': 'cat'}, {'bbox': [5, 2, 30, 40], 'label': 'dog'}]", "has the label 'dog'"),
         ("[[]]", "no box"),
         ("{}", "no box"),
         ("[{'Position': [100, 100, 300, 300]}", "not a list of boxes"),

@@ -67,7 +67,8 @@ def test_flaws_are_kept_by_the_published_reward_alone(answer: str, published: fl
 
 
 def test_what_has_no_published_score_is_0() -> None:
-    for answer in (RIGHT.replace("0.9", "NaN"), RIGHT.replace("100", "1e200"), RIGHT + " " * 100_000):
+    for answer in (RIGHT.replace("0.9", "NaN"), RIGHT.replace("100", "1e200"), RIGHT.replace("0.9", "9" * 400),
+                   RIGHT.replace("100", "9" * 400), RIGHT + " " * 100_000):  # fmt: skip
         parts = PUBLISHED(given(THOUGHT.format(answer)))
         assert (parts["iou"], parts["confidence"], parts["format"]) == (0.0, 0.0, 1.0)
     assert PUBLISHED(given(THOUGHT.format(RIGHT), []))["iou"] == 0.0

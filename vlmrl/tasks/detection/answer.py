@@ -22,7 +22,7 @@ from vlmrl.types import RewardInput
 RIGHT = 0.5
 """Least IoU of a box with the true box that it is matched with."""
 MOST_BOXES = 100
-"""Largest number of boxes in an answer of the right form."""
+"""Largest number of boxes in an answer of the right form, for an image with no more objects than this."""
 SURE = 1.0
 """Confidence of a box beside which no probability stands."""
 _S = r"[ \t\r\n]*"
@@ -99,8 +99,15 @@ class Answer:
         return self.is_none or bool(self.detections)
 
     def matches(self, least: float = RIGHT) -> list[Match]:
-        """Return the right boxes with their true ones: the largest sum of IoU, whatever the confidences are."""
-        return match_boxes([one.box for one in self.detections], self.truths, least)
+        """Return the right boxes with their true ones: the largest sum of IoU, whatever the confidences are.
+
+        Where several choices have this sum, the less confident boxes are taken. So the order of the list has no effect.
+        """
+        order = sorted(
+            range(len(self.detections)), key=lambda i: (self.detections[i].confidence, self.detections[i].box)
+        )
+        matches = match_boxes([self.detections[i].box for i in order], self.truths, least)
+        return sorted(match._replace(answer=order[match.answer]) for match in matches)
 
 
 def read_answer(x: RewardInput, settings: Settings) -> Answer:
@@ -124,8 +131,8 @@ def read_answer(x: RewardInput, settings: Settings) -> Answer:
     problem = reading.problem or (reading.refused[0] if reading.refused else "")
     if not problem and unsure:
         problem = f"{unsure} boxes without a confidence from 0 to 1"
-    if not problem and len(detections) > MOST_BOXES:
-        problem = f"{len(detections)} boxes; the form has at most {MOST_BOXES}"
+    if not problem and len(detections) > (most := max(MOST_BOXES, len(truths))):
+        problem = f"{len(detections)} boxes; the form has at most {most}"
     if not problem and (not LIST.fullmatch(text) or text.count("{") != len(detections)):
         problem = "not only a list of boxes with confidences"
     problem = problem or _form_problem(x, settings)

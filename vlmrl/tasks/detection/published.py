@@ -17,7 +17,6 @@ numbers; a truth needs no tags.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -120,4 +119,4 @@ def _first_answer(response: str) -> str | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not math.isnan(value) and abs(value) < LARGEST
+    return isinstance(value, (int, float)) and abs(value) < LARGEST

@@ -34,6 +34,8 @@ QUOTED = re.compile(
     r"\bcategory\s{1,3}(?:'((?:[^'\n]|'(?=[a-zA-Z])){1,100})'|\"([^\"\n]{1,100})\"|\u2018([^\u2019\n]{1,100})\u2019)"
 )
 """Category in the text of a published problem: category 'traffic light'."""
+LABELS = ("label", "category", "name", "class")
+"""Keys of an entry that say what is in its box."""
 MOST_WORDS = 6
 """Largest number of words of a problem that is nothing but the name of a category."""
 
@@ -61,7 +63,7 @@ def _read(
     if space is None:
         known = ", ".join(TRUTH_SPACES)
         raise DataError(f"the coordinates of the boxes are not declared: give --truth-space ({known})")
-    boxes = read_truths(cells.get("boxes"), plane_of(space, size), order)
+    boxes = read_truths(cells.get("boxes"), plane_of(space, size), order, category)
     return make_truth(boxes, space, *size, category), {"category": category}
 
 
@@ -84,12 +86,15 @@ def read_category(category: Any, problem: Any) -> str:
     return name
 
 
-def read_truths(cell: Any, plane: Plane, order: Order = "xyxy") -> list[list[float]]:
+def read_truths(cell: Any, plane: Plane, order: Order = "xyxy", category: str | None = None) -> list[list[float]]:
     """Return the boxes of a cell, each once: a list of boxes, or a text of one, with an `<answer>` around it or not.
 
     The text is JSON, or the same with single quotes. No box: an empty list, or the words "No Objects".
 
-    Raises: DataError for anything else, and for an entry that is not one box within the image.
+    Args:
+        category: that of the row; None = whatever the boxes are labelled.
+    Raises: DataError for anything else, for an entry that is not one box within the image, and for a box whose label is
+        another category.
     """
     if cell is None:
         raise DataError("no boxes")
@@ -101,6 +106,10 @@ def read_truths(cell: Any, plane: Plane, order: Order = "xyxy") -> list[list[flo
     entries = _entries(text)
     if len(entries) > MOST_TRUE_BOXES:
         raise DataError(f"{len(entries):,} boxes; the limit is {MOST_TRUE_BOXES}")
+    for entry in entries if category is not None else ():
+        other = next((entry[key] for key in LABELS if isinstance(entry, dict) and key in entry), category)
+        if " ".join(str(other).split()).casefold() != category.casefold():
+            raise DataError(f"a box has the label {show(other, 60)}, the row the category {show(category, 60)}")
     boxes = (tuple(float(n) for n in read_truth(json.dumps(entry), plane, order)) for entry in entries)
     return [list(box) for box in dict.fromkeys(boxes)]
 
