@@ -12,13 +12,12 @@ from importlib.resources import files
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.errors import DataError
 from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.boxes.planes import Box, answer_plane, check_space, convert
 from vlmrl.rewards.boxes.writing import FORMS
 from vlmrl.tasks.accumulated import AccumulatedMetrics
-from vlmrl.tasks.base import Measure, Outcome, Task
+from vlmrl.tasks.base import Measure, Outcome, Task, require_prepared
 from vlmrl.tasks.detection.answer import SURE, Detection, Settings, read_answer, write_answer
 from vlmrl.tasks.detection.marks import positions_as, settings_as
 from vlmrl.tasks.detection.metric_names import NAMES
@@ -54,11 +53,7 @@ def detection_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
 
     Raises: DataError when the dataset is a table that was not prepared.
     """
-    if "style" in info:
-        raise DataError(
-            f"task `{NAME}` needs a prepared dataset, not a table",
-            hint=f"make one: `vlmrl prep {NAME} {info.get('path', 'SOURCE')}`",
-        )
+    require_prepared(NAME, info)
     chosen = variant or MAIN
     space = space_of(chosen)
     thought = OPTIONAL if chosen.endswith(DIRECT) else REQUIRED

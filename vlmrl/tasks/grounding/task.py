@@ -12,12 +12,11 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
-from vlmrl.errors import DataError
 from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.boxes.planes import SPACES, Space, answer_plane, check_space, convert
 from vlmrl.rewards.boxes.writing import FORMS, write_box
-from vlmrl.tasks.base import Measure, Outcome, Task
+from vlmrl.tasks.base import Measure, Outcome, Task, require_prepared
 from vlmrl.tasks.grounding.marks import positions_as, settings_as
 from vlmrl.tasks.grounding.play import box_kind
 from vlmrl.tasks.grounding.reward import OPTIONAL, REQUIRED, RIGHT, Settings, read_answer
@@ -43,11 +42,7 @@ def grounding_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
 
     Raises: DataError when the dataset is a table that was not prepared.
     """
-    if "style" in info:
-        raise DataError(
-            f"task `{NAME}` needs a prepared dataset, not a table",
-            hint=f"make one: `vlmrl prep {NAME} {info.get('path', 'SOURCE')}`",
-        )
+    require_prepared(NAME, info)
     chosen = variant or MAIN
     space = space_of(chosen)
     thought = OPTIONAL if chosen.endswith(DIRECT) else REQUIRED
