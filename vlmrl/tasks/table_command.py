@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,12 +10,9 @@ from typing import Any
 
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.dataset_assembly import Limits, Prepared
+from vlmrl.tasks.dataset_assembly import Limits, Prepared, check_name, drawn_counts, short_source
 from vlmrl.tasks.own_prep import NewRow, prepare_own
-from vlmrl.tasks.table_rows import TEST, TRAIN, VALIDATION, RowForm, TableSource, read_tables
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-LEAST_VALIDATION, LEAST_TEST = 20, 40
+from vlmrl.tasks.table_rows import RowForm, TableSource, read_tables
 
 
 @dataclass(frozen=True)
@@ -61,20 +57,12 @@ def prepare_table(
         split_names: name of a split in published tables -> its name in the dataset.
     Raises: DataError for a source, name or row that cannot be used; nothing is written.
     """
-    name = request.name or task.name
-    if not NAME.fullmatch(name):
-        raise DataError(f"the dataset name {name!r} cannot be used", hint="give --name with letters, digits, . _ and -")
+    name = check_name(request.name or task.name)
     if request.synthetic is not None:
         if other := request.source or request.test:
             raise DataError(f"--synthetic draws the rows, but {other} is a source of rows", hint="leave one out")
-        num_rows = request.synthetic
-        counts = {
-            TRAIN: num_rows,
-            VALIDATION: max(LEAST_VALIDATION, num_rows // 10),
-            TEST: max(LEAST_TEST, num_rows // 5),
-        }
-        args = {"synthetic": num_rows, "seed": request.seed, **drawn_settings}
-        splits = partial(draw, counts)
+        args = {"synthetic": request.synthetic, "seed": request.seed, **drawn_settings}
+        splits = partial(draw, drawn_counts(request.synthetic))
     else:
         source = request.source or request.published
         tables = TableSource(
@@ -87,22 +75,14 @@ def prepare_table(
             dict(split_names or {}),
         )
         args = {
-            "source": _short(source),
-            "test": _short(request.test) if request.test else None,
+            "source": short_source(source),
+            "test": short_source(request.test) if request.test else None,
             "seed": request.seed,
             "validation_rows": request.validation_rows,
             "max_bad": request.max_bad,
             **settings,
         }
         splits = partial(read_tables, tables, form)
-    args |= {
-        "max_prompt_tokens": limits.max_prompt_tokens,
-        "on_overlong": limits.on_overlong if limits.max_prompt_tokens else None,
-    }
+    args |= limits.args
     out = request.out or Path("data") / name
     return prepare_own(replace(task, prep=lambda **_: splits()), args, out, limits, name=name, force=force)
-
-
-def _short(source: str) -> str:
-    """Return a source without its folder: a dataset holds no path of the machine that made it."""
-    return source if source.startswith("hub:") else Path(source).name

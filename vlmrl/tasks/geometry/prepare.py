@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from vlmrl.data.dataset_writer import building, refuse_other
 from vlmrl.data.image_scan import FileReader, MemoryFiles
@@ -15,7 +13,7 @@ from vlmrl.data.parallel_parts import make_parts
 from vlmrl.data.row_images import RowReader
 from vlmrl.data.table_pieces import locate_rows, open_row_files
 from vlmrl.errors import DataError, unknown
-from vlmrl.tasks.dataset_assembly import Assembly, Limits, Prepared, assemble
+from vlmrl.tasks.dataset_assembly import Assembly, Limits, Prepared, assemble, check_name, drawn_counts, short_source
 from vlmrl.tasks.geometry import written
 from vlmrl.tasks.geometry.dataset_rows import (
     drawn_fields,
@@ -29,8 +27,6 @@ from vlmrl.tasks.geometry.drawn import collection as drawn
 from vlmrl.tasks.geometry.problem_rows import ScanProblems, TablesReader, choose_pieces, find_columns
 from vlmrl.tasks.geometry.survey import cut_validation, notes_on, refuse_bad, survey_rows
 from vlmrl.tasks.geometry.task import Collection
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -65,9 +61,7 @@ class GeometryRequest:
 def prepare_collection(request: GeometryRequest, limits: Limits, *, force: bool = False) -> Prepared:
     """Make the dataset. Raises: DataError for a source, name, topic or row that cannot be used; nothing is written."""
     collection = request.collection
-    name = request.name or collection.name
-    if not NAME.fullmatch(name):
-        raise DataError(f"the dataset name {name!r} cannot be used", hint="give --name with letters, digits, . _ and -")
+    name = check_name(request.name or collection.name)
     out = request.out or Path("data") / name
     if request.synthetic is not None:
         return _prepare_drawn(request, name, request.synthetic, out, limits, force)
@@ -82,12 +76,12 @@ def prepare_collection(request: GeometryRequest, limits: Limits, *, force: bool 
 
 def _prepare_rows(request: GeometryRequest, name: str, source: str, out: Path, limits: Limits, force: bool) -> Prepared:
     args = {
-        "source": _short(source),
-        "test": _short(request.test) if request.test else None,
+        "source": short_source(source),
+        "test": short_source(request.test) if request.test else None,
         "seed": request.seed,
         "validation_rows": request.validation_rows,
         "max_bad": request.max_bad,
-        **_limit_args(limits),
+        **limits.args,
     }
     refuse_other(out, args, force=force)
     located = [locate_rows(one, request.images_root) for one in (source, request.test) if one]
@@ -143,10 +137,10 @@ def _prepare_drawn(
         "seed": request.seed,
         "topics": list(topics),
         **({"width": request.width} if figures else {}),
-        **_limit_args(limits),
+        **limits.args,
     }
     refuse_other(out, args, force=force)
-    counts = {"train": num_rows, "validation": max(20, num_rows // 10), "test": max(40, num_rows // 5)}
+    counts = drawn_counts(num_rows)
     make = _drawn if figures else _written
     assembly = make(request, name, topics, counts, limits)
     with building(out) as build:
@@ -182,15 +176,3 @@ def _written(
 ) -> Assembly:
     planned = written_rows(request.collection, written.write_problems(counts, seed=request.seed, topics=topics))
     return Assembly([], [], FileReader(MemoryFiles({})), planned, partial(written_fields, name), row_schema())
-
-
-def _short(source: str) -> str:
-    """Return a source without its folder: a dataset holds no path of the machine that made it."""
-    return source if source.startswith("hub:") else Path(source).name
-
-
-def _limit_args(limits: Limits) -> Mapping[str, Any]:
-    return {
-        "max_prompt_tokens": limits.max_prompt_tokens,
-        "on_overlong": limits.on_overlong if limits.max_prompt_tokens else None,
-    }
