@@ -5,25 +5,20 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from vlmrl.errors import DataError, unknown
-from vlmrl.rewards.boxes.planes import check_space
-from vlmrl.rewards.boxes.reading import check_order
+from vlmrl.rewards.boxes.planes import Space
+from vlmrl.tasks.boxes.rows import BoxOrder, declared, space_help
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.detection.drawn import ASKS, Drawing, drawn_rows
 from vlmrl.tasks.detection.rows import table_form
 from vlmrl.tasks.detection.task import detection_task
-from vlmrl.tasks.grounding.truth import TRUTH_SPACES
 from vlmrl.tasks.options import Option, PrepCommand
 from vlmrl.tasks.table_command import prepare_table
 from vlmrl.tasks.table_request import SOURCES, TableRequest, chosen_names, table_options
 
 PUBLISHED = "hub:laolao77/ViRFT_COCO_base65"
-PUBLISHED_SPACE = "thousand"
+PUBLISHED_SPACE: Space = "thousand"
 """Coordinate space of the boxes of `PUBLISHED`."""
-SPACE_HELP = (
-    f"Coordinate space of the true boxes: {', '.join(TRUTH_SPACES)}. Default: {PUBLISHED_SPACE} for the published "
-    "table; else it must be given."
-)
+SPACE_HELP = space_help(PUBLISHED_SPACE)
 ASKS_HELP = f"Drawn images: kinds of categories, separated by commas: {', '.join(ASKS)}; default: all of them."
 
 
@@ -31,7 +26,7 @@ ASKS_HELP = f"Drawn images: kinds of categories, separated by commas: {', '.join
 def prep(
     request: TableRequest,
     truth_space: Annotated[str | None, Option(SPACE_HELP)] = None,
-    box_order: Annotated[str, Option("Order of the numbers of a true box: xyxy, xywh or yxyx.")] = "xyxy",
+    box_order: BoxOrder = "xyxy",
     asks: Annotated[str | None, Option(ASKS_HELP)] = None,
     absent: Annotated[
         float, Option("Drawn images: share of rows whose category no shape has.", min=0, max=1)
@@ -45,17 +40,14 @@ def prep(
     force: bool = False,
 ) -> Prepared:
     """Make the dataset. Raises: DataError for an option, source or row that cannot be used; nothing is written."""
-    if truth_space is not None and truth_space not in TRUTH_SPACES:
-        raise unknown("--truth-space", truth_space, TRUTH_SPACES, error=DataError)
+    space, order = declared(request, truth_space, box_order, PUBLISHED_SPACE)
     kinds = chosen_names("--asks", asks, ASKS, "kinds of categories") or tuple(ASKS)
-    declared = truth_space or (PUBLISHED_SPACE if request.source is None else None)
-    space = None if declared is None else check_space(declared)
     return prepare_table(
         detection_task({}),
         request,
         limits,
-        form=table_form(space, check_order(box_order)),
-        settings={"truth_space": space, "box_order": box_order},
+        form=table_form(space, order),
+        settings={"truth_space": space, "box_order": order},
         draw=partial(drawn_rows, drawing=Drawing(side, others, absent, kinds), seed=request.seed),
         drawn_settings={"side": side, "others": others, "absent": absent, "asks": list(kinds)},
         force=force,

@@ -12,14 +12,13 @@ from vlmrl.data.cells import plain, show
 from vlmrl.data.columns import IMAGES
 from vlmrl.errors import DataError
 from vlmrl.json_text import parse_json
-from vlmrl.rewards.boxes.planes import Plane, Space, plane_of
+from vlmrl.rewards.boxes.planes import Plane, Space
 from vlmrl.rewards.boxes.reading import Order
 from vlmrl.rewards.boxes.scan import MOST_CHARS
 from vlmrl.rewards.text_parsing import tagged_text
+from vlmrl.tasks.boxes.rows import declared_plane, read_box
 from vlmrl.tasks.detection.answer import is_none
 from vlmrl.tasks.detection.truth import MOST_CATEGORY_CHARS, MOST_TRUE_BOXES, make_truth
-from vlmrl.tasks.grounding.rows import read_truth
-from vlmrl.tasks.grounding.truth import TRUTH_SPACES
 from vlmrl.tasks.prompt_template import IMAGE
 from vlmrl.tasks.table_rows import RowForm
 from vlmrl.types import Size
@@ -58,11 +57,9 @@ def _read(
     space: Space | None, order: Order, cells: Mapping[str, Any], size: Size
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     category = read_category(cells.get("category"), cells.get("problem"))
-    if space is None:
-        known = ", ".join(TRUTH_SPACES)
-        raise DataError(f"the coordinates of the boxes are not declared: give --truth-space ({known})")
-    boxes = read_truths(cells.get("boxes"), plane_of(space, size), order)
-    return make_truth(boxes, space, *size, category), {"category": category}
+    plane = declared_plane(space, size)
+    boxes = read_truths(cells.get("boxes"), plane, order)
+    return make_truth(boxes, plane.space, *size, category), {"category": category}
 
 
 def read_category(category: Any, problem: Any) -> str:
@@ -101,7 +98,7 @@ def read_truths(cell: Any, plane: Plane, order: Order = "xyxy") -> list[list[flo
     entries = _entries(text)
     if len(entries) > MOST_TRUE_BOXES:
         raise DataError(f"{len(entries):,} boxes; the limit is {MOST_TRUE_BOXES}")
-    boxes = (tuple(float(n) for n in read_truth(json.dumps(entry), plane, order)) for entry in entries)
+    boxes = (tuple(float(n) for n in read_box(json.dumps(entry), plane, order)) for entry in entries)
     return [list(box) for box in dict.fromkeys(boxes)]
 
 
