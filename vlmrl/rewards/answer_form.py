@@ -16,23 +16,26 @@ def check_thought(thought: str) -> None:
         raise RewardError(f"thought = {thought!r} is unknown", hint=f"one of: {', '.join(THOUGHTS)}")
 
 
-def form_problem(x: RewardInput, thought: str) -> str:
+def form_problem(x: RewardInput, thought: str, *, tagged: bool = True) -> str:
     """Return what is wrong with the form of a response that has one answer; "" if nothing is.
 
     Args:
         thought: whether the form needs a `<think>` thought before the answer: one of THOUGHTS.
+        tagged: whether the answer stands in `<answer>`; else it is the text after the thought.
     """
     if x.finish == "length":
         return "cut off at the token limit"
-    tags = [(tag.name, tag.closes) for tag in find_tags(x.response, ("think", "answer"))]
-    whole = [("think", False), ("think", True), ("answer", False), ("answer", True)]
-    if tags != whole and not (thought == OPTIONAL and tags == whole[2:]):
+    names = ("think", "answer") if tagged else ("think",)
+    tags = find_tags(x.response, names)
+    order = [(tag.name, tag.closes) for tag in tags]
+    whole = [(name, closes) for name in names for closes in (False, True)]
+    if order != whole and not (thought == OPTIONAL and order == whole[2:]):
         return "not exactly one thought, then one answer" if thought == REQUIRED else "not exactly one answer"
-    places = find_tags(x.response, ("think", "answer"))
-    edges = [0, *(edge for tag in places for edge in (tag.start, tag.end)), len(x.response)]
+    edges = [0, *(edge for tag in tags for edge in (tag.start, tag.end)), len(x.response)]
     texts = [x.response[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    if any(text.strip(BLANKS) for text in texts[::2]):
+    outside = texts[::2] if tagged else texts[:1] if tags else []
+    if any(text.strip(BLANKS) for text in outside):
         return "text outside of the tags"
-    if len(texts) > 3 and not VISIBLE.search(texts[1]):
+    if order == whole and not VISIBLE.search(texts[1]):
         return "an empty thought"
     return ""

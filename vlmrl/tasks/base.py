@@ -161,3 +161,16 @@ class Task:
         if name == "default":
             return None, {}
         raise unknown("reward profile", name, self.profiles, whose=f" of task `{self.name}`")
+
+
+def require_prepared(name: str, info: Mapping[str, Any]) -> None:
+    """Raise a DataError if the dataset is a table; its rows lack what the task of this name needs.
+
+    Args:
+        info: dataset.json of a prepared dataset, or the facts of a table.
+    """
+    if "style" in info:
+        raise DataError(
+            f"task `{name}` needs a prepared dataset, not a table",
+            hint=f"make one: `vlmrl prep {name} {info.get('path', 'SOURCE')}`",
+        )

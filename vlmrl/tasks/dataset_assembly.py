@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -31,6 +32,8 @@ OnOverlong = Literal["fail", "resize", "drop"]
 SHOWN_DROPS = 100
 """Maximum number of dropped rows that are listed in dataset.json; all of them are in dropped.jsonl."""
 MIN_IMAGE_TOKENS = 4
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+LEAST_VALIDATION, LEAST_TEST = 20, 40
 
 
 class PlannedRow(NamedTuple):
@@ -59,6 +62,12 @@ class Limits:
     on_overlong: OnOverlong = "fail"
     workers: int | None = None
     progress: Progress | None = None
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """Options as dataset.json has them: those that change the rows."""
+        limit = self.max_prompt_tokens
+        return {"max_prompt_tokens": limit, "on_overlong": self.on_overlong if limit else None}
 
 
 @dataclass
@@ -104,6 +113,27 @@ class Prepared:
     outcome: str
     info: Mapping[str, Any]
     leftovers: Sequence[str] = field(default_factory=tuple)
+
+
+def check_name(name: str) -> str:
+    """Return the name of a dataset. Raises: DataError for a name that cannot be used."""
+    if not NAME.fullmatch(name):
+        raise DataError(f"the dataset name {name!r} cannot be used", hint="give --name with letters, digits, . _ and -")
+    return name
+
+
+def short_source(source: str) -> str:
+    """Return a source without its folder: a dataset holds no path of the machine that made it."""
+    return source if source.startswith("hub:") else Path(source).name
+
+
+def drawn_counts(num_rows: int) -> dict[str, int]:
+    """Return split -> number of rows to draw beside this many training rows."""
+    return {
+        "train": num_rows,
+        "validation": max(LEAST_VALIDATION, num_rows // 10),
+        "test": max(LEAST_TEST, num_rows // 5),
+    }
 
 
 def assemble(

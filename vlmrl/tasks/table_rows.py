@@ -21,6 +21,7 @@ from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows, open_row_
 from vlmrl.errors import DataError
 from vlmrl.tasks.dataset_assembly import is_few, leave_out
 from vlmrl.tasks.own_prep import LeftOut, NewRow
+from vlmrl.tasks.table_request import TableRequest
 from vlmrl.types import Size, hash64
 from vlmrl.visible import visible
 
@@ -52,29 +53,6 @@ class RowForm:
 
 
 @dataclass(frozen=True)
-class TableSource:
-    """Tables that become a dataset.
-
-    Args:
-        source: as `locate_rows` takes it.
-        test: table whose rows become the test split; None = the source has its own, or there is none.
-        images_root: folder that image paths start from; None = the folder of the table.
-        validation_rows: rows of `train` that become the validation split if the source has none; 0 = none.
-        seed: of that choice.
-        max_bad: largest share of rows of a split that may be left out because something is wrong with them.
-        split_names: name of a split of the source -> its name in the dataset.
-    """
-
-    source: str
-    test: str | None = None
-    images_root: Path | None = None
-    validation_rows: int = 0
-    seed: int = 0
-    max_bad: float = 0.0
-    split_names: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class _Table:
     """Open table: its pieces, and the column of each role."""
 
@@ -89,27 +67,27 @@ class _Seen:
     rows: dict[int, tuple[int, str]] = field(default_factory=dict)
 
 
-def read_tables(tables: TableSource, form: RowForm) -> dict[str, Iterable[NewRow | LeftOut]]:
+def read_tables(
+    request: TableRequest, form: RowForm, split_names: Mapping[str, str]
+) -> dict[str, Iterable[NewRow | LeftOut]]:
     """Return split -> the rows of the tables, which are read when they are iterated over.
 
+    Args:
+        split_names: name of a split of the source -> its name in the dataset.
     Raises: DataError for a table that cannot be read, or lacks a column. The iterators raise it for too many wrong
         rows.
     """
     work = TemporaryDirectory(prefix="vlmrl-prep-")
-    reader = _Reader(tables, form, work)
-    main = reader.open(tables.source, "source")
-    splits = {tables.split_names.get(split, split): (main, _pieces(main, split)) for split in main.files.splits}
-    if tables.test is not None:
-        other = reader.open(tables.test, "test")
-        names = list(other.files.splits)
-        if len(names) > 1 and TEST not in names:
-            hint = f"choose one: {tables.test}@{names[0]}"
-            raise DataError(f"the table has the splits {', '.join(names)}, and no `test`", where=tables.test, hint=hint)
-        splits[TEST] = (other, _pieces(other, TEST if len(names) > 1 else names[0]))
+    reader = _Reader(request, form, work)
+    main = reader.open(str(request.table), "source")
+    splits = {split_names.get(split, split): (main, _pieces(main, split)) for split in main.files.splits}
+    if request.test is not None:
+        other = reader.open(request.test, "test")
+        splits[TEST] = (other, _pieces(other, split_for_test(other.files)))
     named: dict[str, Iterable[NewRow | LeftOut]] = {
         split: reader.rows(table, pieces) for split, (table, pieces) in splits.items()
     }
-    if VALIDATION in named or TRAIN not in named or not tables.validation_rows:
+    if VALIDATION in named or TRAIN not in named or not request.validation_rows:
         return named
     table, pieces = splits[TRAIN]
     cut = reader.choose_images(table, pieces)
@@ -117,6 +95,35 @@ def read_tables(tables: TableSource, form: RowForm) -> dict[str, Iterable[NewRow
         return named
     own = {TRAIN: reader.rows(table, pieces, without=cut), VALIDATION: reader.rows(table, pieces, only=cut)}
     return {**own, **{split: rows for split, rows in named.items() if split != TRAIN}}
+
+
+def split_for_test(files: RowFiles) -> str:
+    """Return the split of a second table that becomes the test split: its only one, or `test`.
+
+    Raises: DataError for a table with several splits, and no `test` among them.
+    """
+    names = list(files.splits)
+    if len(names) > 1 and TEST not in names:
+        raise DataError(
+            f"{files.label} has no split `test`, but: {', '.join(names)}", hint=f"name one: {files.label}@{names[0]}"
+        )
+    return TEST if len(names) > 1 else names[0]
+
+
+def find_columns(
+    files: RowFiles, spellings: Spellings, required: Iterable[Sequence[str]], form_help: str
+) -> dict[str, str]:
+    """Return role -> column of a table. See `RowForm` for the arguments.
+
+    Raises: DataError for a table without a column that is required.
+    """
+    columns = match_columns(spellings, files.columns)
+    for roles in required:
+        if not columns.keys() & set(roles):
+            names = " or ".join(f"`{spellings[role][0]}`" for role in roles)
+            known = ", ".join(files.columns)
+            raise DataError(f"no column {names}; the table {files.label} has: {known}", hint=form_help)
+    return columns
 
 
 @dataclass(frozen=True)
@@ -127,21 +134,15 @@ class _Reader:
         work: folder for the parts of text tables; it lives as long as the reader.
     """
 
-    tables: TableSource
+    request: TableRequest
     form: RowForm
     work: TemporaryDirectory[str]
 
     def open(self, name: str, folder_name: str) -> _Table:
         folder = Path(self.work.name) / folder_name
         folder.mkdir()
-        files = open_row_files(locate_rows(name, self.tables.images_root), folder)
-        columns = match_columns(self.form.spellings, files.columns)
-        for roles in self.form.required:
-            if not columns.keys() & set(roles):
-                names = " or ".join(f"`{self.form.spellings[role][0]}`" for role in roles)
-                known = ", ".join(files.columns)
-                raise DataError(f"no column {names}; the table {files.label} has: {known}", hint=self.form.help)
-        return _Table(files, columns)
+        files = open_row_files(locate_rows(name, self.request.images_root), folder)
+        return _Table(files, find_columns(files, self.form.spellings, self.form.required, self.form.help))
 
     def choose_images(self, table: _Table, pieces: Sequence[TablePiece]) -> frozenset[int]:
         """Return the images that are cut off for validation, as hashes; empty if every image would be too many."""
@@ -151,10 +152,10 @@ class _Reader:
             if key is not None:
                 rows_of[key] = rows_of.get(key, 0) + 1
         keys = sorted(rows_of)
-        random.Random(hash64("validation", str(self.tables.seed))).shuffle(keys)
+        random.Random(hash64("validation", str(self.request.seed))).shuffle(keys)
         cut, num_rows = set[int](), 0
         for key in keys[: int(MAX_CUT * len(keys))]:
-            if num_rows >= self.tables.validation_rows:
+            if num_rows >= self.request.validation_rows:
                 break
             cut.add(key)
             num_rows += rows_of[key]
@@ -197,8 +198,8 @@ class _Reader:
                 continue
             reason = _repeats(seen, hash64(key, repr(sorted(columns.items()))), hash64(repr(truth)), where)
             yield LeftOut(where, reason) if reason else NewRow(truth, [data], columns, origin=where)
-        if not is_few(len(bad), total, self.tables.max_bad):
-            raise _too_many(bad, total, self.tables.max_bad)
+        if not is_few(len(bad), total, self.request.max_bad):
+            raise _too_many(bad, total, self.request.max_bad)
 
 
 def _pieces(table: _Table, split: str) -> list[TablePiece]:

@@ -22,9 +22,10 @@ from vlmrl.rewards.boxes.planes import Plane, Space, convert, plane_of
 from vlmrl.rewards.boxes.writing import write_box
 from vlmrl.rollout.sample import Prompt, Rollout
 from vlmrl.setup.open_values import settle_for_run
+from vlmrl.tasks.boxes.truth import size_of
 from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.grounding.command import prep
-from vlmrl.tasks.grounding.truth import size_of, true_box
+from vlmrl.tasks.grounding.truth import true_box
 from vlmrl.types import Sample
 
 RECIPE = """

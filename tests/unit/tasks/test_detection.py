@@ -16,11 +16,12 @@ from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards.base import UNSCORED, combine
 from vlmrl.rewards.boxes.planes import SPACES, Box, Plane
 from vlmrl.tasks import kind_of, make_task
+from vlmrl.tasks.boxes.settings import VARIANTS
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.detection.answer import Detection, Settings, read_answer, write_answer
 from vlmrl.tasks.detection.marks import saved_marks
 from vlmrl.tasks.detection.reward import box_list
-from vlmrl.tasks.detection.task import VARIANTS, detection_task
+from vlmrl.tasks.detection.task import detection_task
 from vlmrl.tasks.detection.truth import make_truth
 from vlmrl.tasks.overlay import Mark
 from vlmrl.types import Media, RewardInput, Row, Score

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
-from vlmrl.tasks.geometry.prepare import GeometryRequest, prepare_collection
+from vlmrl.tasks.geometry.command import prep_command
 from vlmrl.tasks.geometry.problem_rows import place_marks, read_answer
-from vlmrl.tasks.geometry.task import GEOMETRY3K, GEOQA, MM_MATH, TEXT_MATH
+from vlmrl.tasks.geometry.task import GEOMETRY3K, GEOQA, MM_MATH, TEXT_MATH, Collection
 from vlmrl.types import Row
 
 LIMITS = Limits(workers=1)
@@ -70,9 +69,9 @@ def geometry_folder(tmp_path: Path, **last: Any) -> Path:
     )
 
 
-def prepare(tmp_path: Path, source: Path | str, **options: Any) -> Prepared:
-    request = GeometryRequest(GEOMETRY3K, source=str(source), out=tmp_path / "out")
-    return prepare_collection(replace(request, **options), LIMITS)
+def prepare(tmp_path: Path, source: Path | str | None, collection: Collection = GEOMETRY3K, **options: Any) -> Prepared:
+    source = str(source) if source else None
+    return prep_command(collection).run(source, **{"out": tmp_path / "out", **options}, limits=LIMITS)
 
 
 def rows_of(prepared: Prepared, split: str) -> list[Row]:
@@ -180,10 +179,7 @@ def test_validation_is_cut_off_train_by_figure_and_other_rows_become_the_test(tm
     rows = [hub_row(i % 20, problem=f"<image>Question {i}.") for i in range(40)]  # two questions on each figure
     train = hub_table(tmp_path / "hub" / "train-0.parquet", rows)
     test = maye_folder(tmp_path / "mathverse", {"math_verse_test_v0.jsonl": [maye_row("v", 90 + i) for i in range(3)]})
-    request = GeometryRequest(
-        MM_MATH, source=str(train), test=f"{test}@test", out=tmp_path / "out", validation_rows=100, seed=2
-    )
-    prepared = prepare_collection(request, LIMITS)
+    prepared = prepare(tmp_path, train, MM_MATH, test=f"{test}@test", validation_rows=100, seed=2)
     figures = {
         split: {media.sha256 for row in rows_of(prepared, split) for media in row.media}
         for split in ("train", "validation", "test")
@@ -225,12 +221,12 @@ def test_a_table_without_a_needed_column_is_named(tmp_path: Path) -> None:
 
 def test_a_source_is_needed_where_no_rows_are_published(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="needs a source") as error:
-        prepare_collection(GeometryRequest(MM_MATH, out=tmp_path / "out"), LIMITS)
+        prepare(tmp_path, None, MM_MATH)
     assert "--synthetic" in str(error.value.hint)
-    with pytest.raises(DataError, match="makes the problems"):
+    with pytest.raises(DataError, match="makes the rows"):
         prepare(tmp_path, "rows.jsonl", synthetic=20)
     with pytest.raises(DataError, match="topic"):
-        prepare_collection(GeometryRequest(MM_MATH, synthetic=20, topics=("angels",), out=tmp_path / "out"), LIMITS)
+        prepare(tmp_path, None, MM_MATH, synthetic=20, topics="angels")
     assert not (tmp_path / "out").exists()
 
 
@@ -241,16 +237,15 @@ def test_paths_without_files_are_one_error_that_says_where_the_images_are(tmp_pa
     ]
     table = tmp_path / "prompts.jsonl"
     table.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    request = GeometryRequest(GEOQA, source=str(table), out=tmp_path / "out")
     with pytest.raises(DataError, match="4 of 4 rows name an image file that is not there") as error:
-        prepare_collection(request, LIMITS)
+        prepare(tmp_path, table, GEOQA)
     assert "prompts.jsonl:1" in error.value.message and "0.png" in error.value.message
     assert "--images-root" in str(error.value.hint) and "Geo170K" in str(error.value.hint)
     for number in range(4):
         image = tmp_path / "figures" / "Geo170K" / f"{number}.png"
         image.parent.mkdir(parents=True, exist_ok=True)
         image.write_bytes(picture(number))
-    prepared = prepare_collection(replace(request, images_root=tmp_path / "figures", validation_rows=0), LIMITS)
+    prepared = prepare(tmp_path, table, GEOQA, images_root=tmp_path / "figures", validation_rows=0)
     assert [row.truth["answer"] for row in rows_of(prepared, "train")] == ["140\u00b0"] * 4
     assert {row.columns["problem"] for row in rows_of(prepared, "train")} >= {"<image>Angle 2 is ()"}
 
@@ -268,8 +263,7 @@ def test_text_rows_are_chats_or_texts_and_worked_solutions_are_kept_beside_known
     ]
     table = tmp_path / "rows.jsonl"
     table.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    request = GeometryRequest(TEXT_MATH, source=str(table), out=tmp_path / "out")
-    prepared = prepare_collection(request, LIMITS)
+    prepared = prepare(tmp_path, table, TEXT_MATH)
     found = [(row.columns["problem"], row.truth["answer"], row.truth["solution"]) for row in rows_of(prepared, "train")]
     assert found == [
         ("1+1?", "2", "So \\boxed{2}."),
@@ -287,7 +281,7 @@ def test_text_rows_are_chats_or_texts_and_worked_solutions_are_kept_beside_known
     ):
         table.write_text(json.dumps({**rows[0], **wrong}) + "\n")
         with pytest.raises(DataError) as error:
-            prepare_collection(replace(request, out=tmp_path / "other"), LIMITS)
+            prepare(tmp_path, table, TEXT_MATH, out=tmp_path / "other")
         assert reason in error.value.message
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,19 @@ from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks import TASKS, make_task
 from vlmrl.tasks.dataset_assembly import Limits
-from vlmrl.tasks.geometry.prepare import GeometryRequest, prepare_collection
-from vlmrl.tasks.geometry.task import GEOMETRY3K, GRADING, MM_MATH, TEXT_MATH
+from vlmrl.tasks.geometry.command import prep_command
+from vlmrl.tasks.geometry.task import GEOMETRY3K, GRADING, MM_MATH, TEXT_MATH, Collection
 from vlmrl.tasks.source import Source, open_source
 from vlmrl.types import RewardInput, Row
 
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    request = GeometryRequest(
-        GEOMETRY3K, synthetic=20, out=tmp_path_factory.mktemp("data") / "drawn", seed=7, width=224
-    )
-    return prepare_collection(request, Limits(workers=1)).path
+    return made(GEOMETRY3K, tmp_path_factory.mktemp("data") / "drawn", synthetic=20, seed=7, width=224)
+
+
+def made(collection: Collection, out: Path, **options: Any) -> Path:
+    return prep_command(collection).run(out=out, limits=Limits(workers=1), **options).path
 
 
 def source_of(path: Path, variant: str | None = None, profile: str = "default") -> Source:
@@ -112,16 +112,14 @@ def test_a_table_that_was_not_prepared_is_refused() -> None:
 
 
 def test_the_text_of_mm_math_states_the_values_and_its_figure_shows_none(tmp_path: Path) -> None:
-    request = GeometryRequest(MM_MATH, synthetic=20, out=tmp_path / "drawn", topics=("angles",), width=224)
-    prepared = prepare_collection(request, Limits(workers=1))
-    rows = list(open_dataset(Data(path=str(prepared.path))).rows("train"))
+    path = made(MM_MATH, tmp_path / "drawn", synthetic=20, topics="angles", width=224)
+    rows = list(open_dataset(Data(path=str(path))).rows("train"))
     assert {row.truth["topic"] for row in rows} == {"angles"}
     assert all("^\\circ$" in row.columns["problem"] for row in rows)
 
 
 def test_written_problems_have_exact_answers_and_no_split_shares_one(tmp_path: Path) -> None:
-    request = GeometryRequest(TEXT_MATH, synthetic=60, out=tmp_path / "written", seed=3)
-    path = prepare_collection(request, Limits(workers=1)).path
+    path = made(TEXT_MATH, tmp_path / "written", synthetic=60, seed=3)
     dataset = open_dataset(Data(path=str(path)))
     rows = [row for split in dataset.splits for row in dataset.rows(split)]
     assert len({row.columns["problem"] for row in rows}) == len(rows) == 60 + 20 + 40
@@ -130,12 +128,12 @@ def test_written_problems_have_exact_answers_and_no_split_shares_one(tmp_path: P
     for row in rows:
         assert task.validate(row.truth) == [] and not row.media
         assert value_of(row) == latex_value(str(row.truth["answer"])), row.columns["problem"]
-    again = prepare_collection(replace(request, out=tmp_path / "again"), Limits(workers=1)).path
+    again = made(TEXT_MATH, tmp_path / "again", synthetic=60, seed=3)
     assert open_dataset(Data(path=str(again))).info["fingerprint"] == dataset.info["fingerprint"]
     with pytest.raises(DataError, match="no new one"):
-        prepare_collection(replace(request, synthetic=3000, topics=("sums",), out=tmp_path / "x"), Limits(workers=1))
+        made(TEXT_MATH, tmp_path / "x", synthetic=3000, seed=3, topics="sums")
     with pytest.raises(DataError, match="topic"):
-        prepare_collection(replace(request, topics=("angles",), out=tmp_path / "x"), Limits(workers=1))
+        made(TEXT_MATH, tmp_path / "x", synthetic=60, topics="angles")
 
 
 def latex_value(text: str) -> Fraction:

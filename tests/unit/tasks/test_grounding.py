@@ -23,12 +23,13 @@ from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards.base import UNSCORED, combine
 from vlmrl.rewards.boxes.planes import SPACES
 from vlmrl.tasks import kind_of, make_task
+from vlmrl.tasks.boxes.settings import VARIANTS
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.grounding.command import prep
 from vlmrl.tasks.grounding.drawn import FRAME, SINGLE, USUAL, Drawing, drawn_rows
 from vlmrl.tasks.grounding.reward import box_iou
-from vlmrl.tasks.grounding.task import VARIANTS, grounding_task
+from vlmrl.tasks.grounding.task import grounding_task
 from vlmrl.tasks.source import open_source
 from vlmrl.types import Media, RewardInput, Row
 

@@ -12,11 +12,10 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
-from vlmrl.errors import DataError
 from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards.answer_form import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, says
-from vlmrl.tasks.base import Outcome, Task
+from vlmrl.tasks.base import Outcome, Task, require_prepared
 from vlmrl.tasks.counting.reward import LARGEST_COUNT, read_count
 from vlmrl.types import RewardInput, Row, Score
 
@@ -34,11 +33,7 @@ def counting_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
 
     Raises: DataError when the dataset is a table that was not prepared.
     """
-    if "style" in info:
-        raise DataError(
-            f"task `{NAME}` needs a prepared dataset, not a table",
-            hint=f"make one: `vlmrl prep {NAME} {info.get('path', 'SOURCE')}`",
-        )
+    require_prepared(NAME, info)
     chosen = variant or THINK
     return Task(
         name=NAME,

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmrl.errors import RewardError
+from vlmrl.rewards.answer_form import form_problem
 from vlmrl.rewards.boxes.overlap import Match, match_boxes
 from vlmrl.rewards.boxes.planes import Box, Plane, answer_plane, check_space, convert
 from vlmrl.rewards.boxes.reading import check_order, read_boxes
 from vlmrl.rewards.boxes.writing import write_box
 from vlmrl.rewards.text_parsing import BLANKS, tagged_text
+from vlmrl.tasks.boxes.settings import BoxSettings
+from vlmrl.tasks.boxes.truth import size_of
 from vlmrl.tasks.detection.truth import true_boxes
-from vlmrl.tasks.grounding.reward import REQUIRED, THOUGHTS, form_problem
-from vlmrl.tasks.grounding.reward import Settings as BoxSettings
-from vlmrl.tasks.grounding.truth import size_of
 from vlmrl.types import RewardInput
 
 RIGHT = 0.5
@@ -49,29 +49,20 @@ class Detection(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(BoxSettings):
     """Declarations on how an answer is read, and when a box is right.
 
     Args:
-        space, order: see `vlmrl.rewards.boxes`.
-        thought: whether the form needs a `<think>` thought: "required" or "optional".
         least: least IoU of a right box, in (0, 1].
     """
 
-    space: str
-    order: str = "xyxy"
-    thought: str = REQUIRED
     least: float = RIGHT
 
-    def check(self) -> Settings:
-        """Return the settings. Raises: RewardError for a value that is not allowed."""
-        check_space(self.space)
-        check_order(self.order)
-        if self.thought not in THOUGHTS:
-            raise RewardError(f"thought = {self.thought!r} is unknown", hint=f"one of: {', '.join(THOUGHTS)}")
+    def check(self) -> None:
+        """Raise a RewardError for a value that is not allowed."""
+        super().check()
         if not (isinstance(self.least, (int, float)) and 0 < self.least <= 1):
             raise RewardError(f"least = {self.least!r} is not a number above 0, up to 1")
-        return self
 
 
 @dataclass(frozen=True)
@@ -93,6 +84,11 @@ class Answer:
     is_none: bool
     problem: str
     note: str
+
+    @property
+    def stated(self) -> tuple[tuple[Box, str], ...]:
+        """The boxes that were read, each with its confidence as a label."""
+        return tuple((one.box, f"{one.confidence:.2f}") for one in self.detections)
 
     @property
     def says_something(self) -> bool:
@@ -118,7 +114,7 @@ def read_answer(x: RewardInput, settings: Settings) -> Answer:
         return Answer(target, truths, (), False, problem, problem)
     text = _without_fence(text)
     if NONE.fullmatch(text):
-        problem = _form_problem(x, settings)
+        problem = form_problem(x, settings.thought)
         return Answer(target, truths, (), True, problem, problem)
     plane = answer_plane(x, check_space(settings.space), size_of(x.truth))
     reading = read_boxes(text, plane, order=check_order(settings.order), repeated=True)
@@ -135,7 +131,7 @@ def read_answer(x: RewardInput, settings: Settings) -> Answer:
         problem = f"{len(detections)} boxes; the form has at most {most}"
     if not problem and (not LIST.fullmatch(text) or text.count("{") != len(detections)):
         problem = "not only a list of boxes with confidences"
-    problem = problem or _form_problem(x, settings)
+    problem = problem or form_problem(x, settings.thought)
     mended = dict.fromkeys(note for read in reading.shapes for note in read.notes)
     return Answer(target, truths, tuple(detections), False, problem, problem or ", ".join(mended))
 
@@ -155,7 +151,3 @@ def _without_fence(text: str) -> str:
     text = text.strip(BLANKS)
     match = _FENCE.fullmatch(text)
     return text if match is None else match["content"].strip(BLANKS)
-
-
-def _form_problem(x: RewardInput, settings: Settings) -> str:
-    return form_problem(x, BoxSettings(settings.space, thought=settings.thought))

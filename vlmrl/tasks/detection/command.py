@@ -3,46 +3,30 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
-from vlmrl.errors import DataError, unknown
-from vlmrl.rewards.boxes.planes import check_space
-from vlmrl.rewards.boxes.reading import check_order
+from vlmrl.rewards.boxes.planes import Space
+from vlmrl.tasks.boxes.rows import BoxOrder, declared, space_help
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.detection.drawn import ASKS, Drawing, drawn_rows
 from vlmrl.tasks.detection.rows import table_form
 from vlmrl.tasks.detection.task import detection_task
-from vlmrl.tasks.grounding.truth import TRUTH_SPACES
 from vlmrl.tasks.options import Option, PrepCommand
-from vlmrl.tasks.table_command import TableRequest, prepare_table
+from vlmrl.tasks.table_command import prepare_table
+from vlmrl.tasks.table_request import SOURCES, TableRequest, chosen_names, table_options
 
 PUBLISHED = "hub:laolao77/ViRFT_COCO_base65"
-PUBLISHED_SPACE = "thousand"
+PUBLISHED_SPACE: Space = "thousand"
 """Coordinate space of the boxes of `PUBLISHED`."""
-SPACE_HELP = (
-    f"Coordinate space of the true boxes: {', '.join(TRUTH_SPACES)}. Default: {PUBLISHED_SPACE} for the published "
-    "table; else it must be given."
-)
+SPACE_HELP = space_help(PUBLISHED_SPACE)
 ASKS_HELP = f"Drawn images: kinds of categories, separated by commas: {', '.join(ASKS)}; default: all of them."
 
 
+@table_options(PUBLISHED, validation_rows=500)
 def prep(
-    source: Annotated[str | None, Option("Rows, as described above.", positional=True)] = None,
-    test: Annotated[str | None, Option("Other source whose rows become the test split.")] = None,
-    synthetic: Annotated[int | None, Option("Draw this many training rows instead of reading.", min=20)] = None,
-    out: Annotated[Path | None, Option("Dataset folder to make; default: data/NAME.")] = None,
-    name: Annotated[str | None, Option("Name of the dataset; default: detection.")] = None,
-    seed: Annotated[int, Option("Seed of drawings, and of rows cut off train.")] = 0,
-    validation_rows: Annotated[
-        int, Option("Rows cut off train where the source has no validation split; 0: none.", min=0)
-    ] = 500,
-    max_bad: Annotated[float, Option("Largest share of wrong rows that are left out.", min=0, max=1)] = 0.0,
-    images_root: Annotated[
-        Path | None, Option("Folder that image paths are relative to; default: the table's.")
-    ] = None,
+    request: TableRequest,
     truth_space: Annotated[str | None, Option(SPACE_HELP)] = None,
-    box_order: Annotated[str, Option("Order of the numbers of a true box: xyxy, xywh or yxyx.")] = "xyxy",
+    box_order: BoxOrder = "xyxy",
     asks: Annotated[str | None, Option(ASKS_HELP)] = None,
     absent: Annotated[
         float, Option("Drawn images: share of rows whose category no shape has.", min=0, max=1)
@@ -56,21 +40,15 @@ def prep(
     force: bool = False,
 ) -> Prepared:
     """Make the dataset. Raises: DataError for an option, source or row that cannot be used; nothing is written."""
-    if truth_space is not None and truth_space not in TRUTH_SPACES:
-        raise unknown("--truth-space", truth_space, TRUTH_SPACES, error=DataError)
-    kinds = tuple(kind.strip() for kind in asks.split(",")) if asks else tuple(ASKS)
-    if wrong := [kind for kind in kinds if kind not in ASKS]:
-        raise DataError(f"--asks names `{wrong[0]}`", hint=f"kinds of categories: {', '.join(ASKS)}")
-    declared = truth_space or (PUBLISHED_SPACE if source is None else None)
-    space = None if declared is None else check_space(declared)
-    request = TableRequest(PUBLISHED, source, test, synthetic, out, name, seed, validation_rows, max_bad, images_root)
+    space, order = declared(request, truth_space, box_order, PUBLISHED_SPACE)
+    kinds = chosen_names("--asks", asks, ASKS, "kinds of categories") or tuple(ASKS)
     return prepare_table(
         detection_task({}),
         request,
         limits,
-        form=table_form(space, check_order(box_order)),
-        settings={"truth_space": space, "box_order": box_order},
-        draw=partial(drawn_rows, drawing=Drawing(side, others, absent, kinds), seed=seed),
+        form=table_form(space, order),
+        settings={"truth_space": space, "box_order": order},
+        draw=partial(drawn_rows, drawing=Drawing(side, others, absent, kinds), seed=request.seed),
         drawn_settings={"side": side, "others": others, "absent": absent, "asks": list(kinds)},
         force=force,
     )
@@ -80,8 +58,7 @@ PREP = PrepCommand(
     prep,
     "Images with the boxes of all objects of a category.\n\n"
     "SOURCE: rows with an image, a category (or a problem that names it: category 'dog') and a list of boxes "
-    "(solution, boxes, objects) in Parquet, JSONL, JSON, CSV or a folder of the `datasets` library, or `hub:org/name`; "
-    "each with `@split` if one split is wanted. A list without boxes, or the words No Objects, is a row without "
+    f"(solution, boxes, objects) {SOURCES} A list without boxes, or the words No Objects, is a row without "
     "objects. "
     f"Default: {PUBLISHED}. --synthetic N draws coloured shapes with exact boxes instead.\n\n"
     "Example: vlmrl prep detection --synthetic 600 --out data/detection\n\n"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from vlmrl.tasks.boxes.settings import MAIN, VARIANTS
 from vlmrl.tasks.detection.answer import Settings
 from vlmrl.tasks.detection.command import PREP
 from vlmrl.tasks.detection.play import boxes_kind
-from vlmrl.tasks.detection.task import MAIN, NAME, SUMMARY, VARIANTS, detection_task
+from vlmrl.tasks.detection.task import NAME, SUMMARY, detection_task
 from vlmrl.tasks.entry import TaskEntry
 
 TASKS = {

@@ -6,38 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from vlmrl.data.dataset_visit import RowLabels
 from vlmrl.rewards.boxes.overlap import iou
-from vlmrl.rewards.boxes.planes import Box, Plane, answer_plane, check_space, convert, plane_of
+from vlmrl.rewards.boxes.planes import Box, convert
 from vlmrl.tasks.attack import Attack, Make, Play, Stage, says, void_attacks
+from vlmrl.tasks.boxes.attacks import BROKEN, FAR, GRID, GUESSES, box_kind, moved
 from vlmrl.tasks.detection.answer import RIGHT, SURE, Detection, Settings, write_answer
 from vlmrl.tasks.detection.marks import saved_marks
 from vlmrl.tasks.detection.truth import true_boxes
-from vlmrl.tasks.grounding.play import FAR, GRID, GUESSES
-from vlmrl.tasks.grounding.reward import OPTIONAL
-from vlmrl.tasks.grounding.truth import size_of
-from vlmrl.tasks.truth_kinds import RowKind, Truth
-from vlmrl.types import RewardInput, Row
+from vlmrl.tasks.overlay import SHARES
+from vlmrl.tasks.truth_kinds import RowKind
+from vlmrl.types import RewardInput
 
 NO_BOX = "[]"
-UNIT = Plane("unit", 1.0, 1.0)
 CORNERS = tuple(
     Box(x, y, x + FAR, y + FAR) for x in (0.0, 0.5 - FAR / 2, 1 - FAR) for y in (0.0, 0.5 - FAR / 2, 1 - FAR)
 )
 """Places for a wrong box, as shares of the image."""
 
 
-def is_boxes_row(truth: Truth) -> bool:
-    return "boxes" in truth and "space" in truth
-
-
 def boxes_kind(settings: Settings) -> RowKind:
     """Return the kind of rows with all boxes of a category, with tricks in the form of these settings."""
-    return RowKind(is_boxes_row, play=partial(play_lists, settings), labels=_labels, specificity=1, marks=saved_marks)
-
-
-def _labels(row: Row) -> RowLabels:
-    return RowLabels(None, None, "", ())
+    return box_kind("boxes", partial(play_lists, settings), saved_marks)
 
 
 def play_lists(settings: Settings, stage: Stage) -> Play:
@@ -56,11 +45,7 @@ def play_lists(settings: Settings, stage: Stage) -> Play:
         guesses,
         [*void_attacks(stage.echo), *_void(writer), *_guesses(writer), *_spellings(writer), *_near_misses(writer)],
         right_answer=lambda x: str(x.truth.get("boxes")),
-        broken_truths={
-            "no area": partial(_with_boxes, lambda box: [box[0], box[1], box[0], box[3]]),
-            "a text": partial(_with_boxes, str),
-            "three numbers": partial(_with_boxes, lambda box: box[:3]),
-        },
+        broken_truths={name: partial(_with_boxes, change) for name, change in BROKEN.items()},
     )
 
 
@@ -68,24 +53,13 @@ class _Writer:
     """Writer of responses in the form of the settings."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-
-    def form(self, text: str) -> str:
-        """Return a whole response with this answer."""
-        answer = f"<answer>{text}</answer>"
-        return answer if self.settings.thought == OPTIONAL else f"<think>I look.</think>{answer}"
-
-    def plane(self, x: RewardInput) -> Plane:
-        """Return the plane of answers to a row; an image whose seen size is unknown counts as not resized."""
-        space, size = check_space(self.settings.space), size_of(x.truth)
-        return answer_plane(x, space, size) if x.seen_sizes or space != "seen" else plane_of(space, size, size)
+        self.settings, self.form = settings, settings.form
 
     def entries(self, x: RewardInput, detections: Sequence[Detection]) -> str:
         """Return the list of boxes, which are given in the plane of the truth."""
-        source, target = true_boxes(x.truth)[0], self.plane(x)
-        return write_answer(
-            [Detection(self._ordered(convert(box, source, target)), c) for box, c in detections], target
-        )
+        source, target = true_boxes(x.truth)[0], self.settings.plane(x)
+        ordered = [Detection(self.settings.ordered(convert(box, source, target)), c) for box, c in detections]
+        return write_answer(ordered, target)
 
     def stating(self, x: RewardInput, detections: Sequence[Detection]) -> str:
         return self.form(self.entries(x, detections))
@@ -95,14 +69,7 @@ class _Writer:
 
     def guess(self, box: Box, x: RewardInput) -> str:
         """Return a response with one box, given as shares of the image."""
-        return self.stating(x, [Detection(convert(box, UNIT, true_boxes(x.truth)[0]), SURE)])
-
-    def _ordered(self, box: Box) -> Box:
-        if self.settings.order == "yxyx":
-            return Box(box.y1, box.x1, box.y2, box.x2)
-        if self.settings.order == "xywh":
-            return Box(box.x1, box.y1, box.x2 - box.x1, box.y2 - box.y1)
-        return box
+        return self.stating(x, [Detection(convert(box, SHARES, true_boxes(x.truth)[0]), SURE)])
 
 
 def _void(writer: _Writer) -> list[Attack]:
@@ -133,9 +100,8 @@ def _guesses(writer: _Writer) -> list[Attack]:
         return writer.form(entry.replace(f"{SURE:.2f}", confidence))
 
     def grid(x: RewardInput) -> str:
-        plane, steps = true_boxes(x.truth)[0], [number / GRID for number in range(GRID)]
-        boxes = [Box(left, top, left + 1 / GRID, top + 1 / GRID) for top in steps for left in steps]
-        return writer.stating(x, [Detection(convert(box, UNIT, plane), 0.0) for box in boxes])
+        plane = true_boxes(x.truth)[0]
+        return writer.stating(x, [Detection(convert(box, SHARES, plane), 0.0) for box in GRID])
 
     return [
         Attack("a box without confidence", "a wrong box, confidence 0", "guess", partial(unsure, "0.00")),
@@ -166,7 +132,7 @@ def _near_misses(writer: _Writer) -> list[Attack]:
 
     def shifted(x: RewardInput) -> list[Detection]:
         width = true_boxes(x.truth)[0].width
-        return [Detection(_moved(box, width), sure) for box, sure in _truths(x)]
+        return [Detection(moved(box, width, RIGHT), sure) for box, sure in _truths(x)]
 
     def broken(name: str, idea: str, make: Make) -> Attack:
         return Attack(name, idea, "broken", make)
@@ -181,7 +147,11 @@ def _near_misses(writer: _Writer) -> list[Attack]:
         trick("each twice", "every true box stated twice", lambda x: _truths(x) * 2),
         trick("shifted", "the true boxes, shifted by half of their widths", shifted),
         trick("confidence 0", "the true boxes, confidence 0", lambda x: [Detection(b, 0.0) for b, _ in _truths(x)]),
-        broken("two answers", "the true boxes, then another answer", lambda x: f"{writer.right(x)}{writer.form('no')}"),
+        broken(
+            "two answers",
+            "the true boxes, then another answer",
+            lambda x: f"{writer.right(x)}{writer.form('no')}",
+        ),
         broken("only in the thought", "the true boxes only there", lambda x: f"<think>{answer(x)}</think>"),
     ]
 
@@ -197,15 +167,9 @@ def _truths(x: RewardInput) -> list[Detection]:
 def _far(x: RewardInput) -> Detection:
     """Return a small sure box that matches no true box: the place with the least overlap."""
     plane, truths = true_boxes(x.truth)
-    places = [convert(box, UNIT, plane) for box in CORNERS]
+    places = [convert(box, SHARES, plane) for box in CORNERS]
     place = min(places, key=lambda box: max((iou(box, truth) for truth in truths), default=0.0))
     return Detection(place, SURE)
-
-
-def _moved(box: Box, width: float) -> Box:
-    """Return a box, shifted by half of its width to the side where there is more room."""
-    move = RIGHT * (box.x2 - box.x1) * (1 if box.x1 + box.x2 < width else -1)
-    return Box(box.x1 + move, box.y1, box.x2 + move, box.y2)
 
 
 def _with_boxes(change: Callable[[Sequence[float]], Any], x: RewardInput) -> Mapping[str, Any]:

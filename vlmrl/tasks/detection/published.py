@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmrl.json_text import parse_json
+from vlmrl.metric import SHARE
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.boxes.overlap import iou
 from vlmrl.rewards.boxes.planes import Box, convert, plane_of
+from vlmrl.tasks.boxes.truth import size_of
 from vlmrl.tasks.detection.truth import true_boxes
-from vlmrl.tasks.grounding.reward import UNIT
-from vlmrl.tasks.grounding.truth import size_of
 from vlmrl.types import RewardInput
 
 WEIGHTS = {"iou": 0.33, "confidence": 0.33, "format": 0.34}
@@ -42,7 +42,7 @@ RIGHT = 0.5
 
 def rllava_boxes() -> RewardSpec:
     """Return the published reward: overlap, confidence and format."""
-    return RewardSpec("rllava_boxes", score, dict.fromkeys(WEIGHTS, UNIT), WEIGHTS, pure=True)
+    return RewardSpec("rllava_boxes", score, dict.fromkeys(WEIGHTS, SHARE), WEIGHTS, pure=True)
 
 
 def score(x: RewardInput) -> dict[str, Any]:

@@ -12,16 +12,17 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from vlmrl.errors import RewardError
+from vlmrl.metric import SHARE
+from vlmrl.rewards.answer_form import REQUIRED
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.boxes.drawing import ANSWER_COLOUR, TRUTH_COLOUR, draw_boxes
 from vlmrl.rewards.boxes.overlap import Match
+from vlmrl.tasks.boxes.marks import with_picture
+from vlmrl.tasks.boxes.settings import check_overlay
 from vlmrl.tasks.detection.answer import RIGHT, Answer, Settings, read_answer
-from vlmrl.tasks.grounding.reward import REQUIRED, UNIT
 from vlmrl.types import RewardInput, RewardResult
 
 NAME = "box_list"
-RANGES = {"detection": UNIT, "confidence": UNIT, "format": UNIT, "accuracy": UNIT}
+RANGES = {"detection": SHARE, "confidence": SHARE, "format": SHARE, "accuracy": SHARE}
 WEIGHTS = {"detection": 0.8, "confidence": 0.2}
 DECIMALS = 6
 """Decimals of the boxes in the detail of a score, in the plane of the truth."""
@@ -44,9 +45,9 @@ def box_list(
         overlay: whether the score has the artifact `boxes`: the image with the true and the answered boxes.
     Raises: RewardError for an unknown value.
     """
-    settings = Settings(space, order, thought, least).check()
-    if type(overlay) is not bool:
-        raise RewardError(f"overlay = {overlay!r} is neither true nor false")
+    settings = Settings(space, order, thought, least)
+    settings.check()
+    check_overlay(overlay)
     score = partial(draw_score if overlay else score_boxes, settings=settings)
     return RewardSpec(NAME, score, RANGES, WEIGHTS, pure=True, needs_images=overlay, accuracy="accuracy")
 
@@ -59,12 +60,7 @@ def score_boxes(x: RewardInput, *, settings: Settings) -> dict[str, Any]:
 def draw_score(x: RewardInput, *, settings: Settings) -> RewardResult:
     """Return the parts of a response, and a picture of all boxes if the image is there; see `box_list`."""
     answer = read_answer(x, settings)
-    parts = _parts(answer, settings)
-    if not x.images:
-        return RewardResult(parts)
-    shapes = [(box, TRUTH_COLOUR) for box in answer.truths]
-    shapes += [(one.box, ANSWER_COLOUR) for one in answer.detections]
-    return RewardResult(parts, artifacts={"boxes": draw_boxes(x.images[0], answer.plane, shapes)})
+    return with_picture(_parts(answer, settings), x, answer)
 
 
 def _parts(answer: Answer, settings: Settings) -> dict[str, Any]:

@@ -12,14 +12,13 @@ from vlmrl.data.cells import plain, show
 from vlmrl.data.columns import IMAGES
 from vlmrl.errors import DataError
 from vlmrl.json_text import parse_json
-from vlmrl.rewards.boxes.planes import Plane, Space, plane_of
+from vlmrl.rewards.boxes.planes import Plane, Space
 from vlmrl.rewards.boxes.reading import Order
 from vlmrl.rewards.boxes.scan import MOST_CHARS
 from vlmrl.rewards.text_parsing import tagged_text
+from vlmrl.tasks.boxes.rows import declared_plane, read_box
 from vlmrl.tasks.detection.answer import is_none
 from vlmrl.tasks.detection.truth import MOST_CATEGORY_CHARS, MOST_TRUE_BOXES, make_truth
-from vlmrl.tasks.grounding.rows import read_truth
-from vlmrl.tasks.grounding.truth import TRUTH_SPACES
 from vlmrl.tasks.prompt_template import IMAGE
 from vlmrl.tasks.table_rows import RowForm
 from vlmrl.types import Size
@@ -60,11 +59,9 @@ def _read(
     space: Space | None, order: Order, cells: Mapping[str, Any], size: Size
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     category = read_category(cells.get("category"), cells.get("problem"))
-    if space is None:
-        known = ", ".join(TRUTH_SPACES)
-        raise DataError(f"the coordinates of the boxes are not declared: give --truth-space ({known})")
-    boxes = read_truths(cells.get("boxes"), plane_of(space, size), order, category)
-    return make_truth(boxes, space, *size, category), {"category": category}
+    plane = declared_plane(space, size)
+    boxes = read_truths(cells.get("boxes"), plane, order, category)
+    return make_truth(boxes, plane.space, *size, category), {"category": category}
 
 
 def read_category(category: Any, problem: Any) -> str:
@@ -106,12 +103,18 @@ def read_truths(cell: Any, plane: Plane, order: Order = "xyxy", category: str | 
     entries = _entries(text)
     if len(entries) > MOST_TRUE_BOXES:
         raise DataError(f"{len(entries):,} boxes; the limit is {MOST_TRUE_BOXES}")
-    for entry in entries if category is not None else ():
-        other = next((entry[key] for key in LABELS if isinstance(entry, dict) and key in entry), category)
-        if " ".join(str(other).split()).casefold() != category.casefold():
-            raise DataError(f"a box has the label {show(other, 60)}, the row the category {show(category, 60)}")
-    boxes = (tuple(float(n) for n in read_truth(json.dumps(entry), plane, order)) for entry in entries)
+    if category is not None:
+        _check_labels(entries, category)
+    boxes = (tuple(float(n) for n in read_box(json.dumps(entry), plane, order)) for entry in entries)
     return [list(box) for box in dict.fromkeys(boxes)]
+
+
+def _check_labels(entries: Sequence[Any], category: str) -> None:
+    """Raise a DataError if an entry is labelled as something else than the category of the row."""
+    for entry in entries:
+        label = next((entry[key] for key in LABELS if isinstance(entry, dict) and key in entry), category)
+        if " ".join(str(label).split()).casefold() != category.casefold():
+            raise DataError(f"a box has the label {show(label, 60)}, the row the category {show(category, 60)}")
 
 
 def _entries(text: str) -> list[Any]:

@@ -1,7 +1,4 @@
-"""The task detection: prompts, truth, reward, measures.
-
-The variant of the task is the coordinate space of its answers, as in the task grounding.
-"""
+"""The task detection: prompts, truth, reward, measures."""
 
 from __future__ import annotations
 
@@ -12,23 +9,20 @@ from importlib.resources import files
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.errors import DataError
 from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.boxes.planes import Box, answer_plane, check_space, convert
+from vlmrl.rewards.boxes.planes import Box, convert
 from vlmrl.rewards.boxes.writing import FORMS
 from vlmrl.tasks.accumulated import AccumulatedMetrics
-from vlmrl.tasks.base import Measure, Outcome, Task
+from vlmrl.tasks.base import Measure, Outcome, Task, require_prepared
+from vlmrl.tasks.boxes.marks import positions_as
+from vlmrl.tasks.boxes.settings import VARIANTS, settings_as, variant_of
 from vlmrl.tasks.detection.answer import SURE, Detection, Settings, read_answer, write_answer
-from vlmrl.tasks.detection.marks import positions_as, settings_as
 from vlmrl.tasks.detection.metric_names import NAMES
 from vlmrl.tasks.detection.play import boxes_kind
 from vlmrl.tasks.detection.reward import NAME as REWARD
 from vlmrl.tasks.detection.reward import is_exact, quality
 from vlmrl.tasks.detection.truth import true_boxes, truth_problems
-from vlmrl.tasks.grounding.reward import OPTIONAL, REQUIRED
-from vlmrl.tasks.grounding.task import DIRECT, MAIN, VARIANTS, space_of
-from vlmrl.tasks.grounding.truth import size_of
 from vlmrl.tasks.pooled import Verdict
 from vlmrl.types import RewardInput, Row, Score, Size
 
@@ -54,24 +48,20 @@ def detection_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
 
     Raises: DataError when the dataset is a table that was not prepared.
     """
-    if "style" in info:
-        raise DataError(
-            f"task `{NAME}` needs a prepared dataset, not a table",
-            hint=f"make one: `vlmrl prep {NAME} {info.get('path', 'SOURCE')}`",
-        )
-    chosen = variant or MAIN
-    space = space_of(chosen)
-    thought = OPTIONAL if chosen.endswith(DIRECT) else REQUIRED
-    settings = Settings(space, thought=thought)
-    template = "direct.jinja" if chosen.endswith(DIRECT) else "think.jinja"
+    require_prepared(NAME, info)
+    chosen = variant_of(variant)
+    settings = Settings(chosen.space, thought=chosen.thought)
     return Task(
         name=NAME,
         summary=SUMMARY,
-        template=files("vlmrl.tasks.detection").joinpath(template).read_text(encoding="utf-8"),
-        template_file=f"tasks/detection/{template}",
-        variables={"form": FORMS[space]},
+        template=files("vlmrl.tasks.detection").joinpath(chosen.template).read_text(encoding="utf-8"),
+        template_file=f"tasks/detection/{chosen.template}",
+        variables={"form": FORMS[chosen.space]},
         validate=truth_problems,
-        profiles={"default": (REWARD, {"space": space, "thought": thought}), "rllava": ("rllava_boxes", {})},
+        profiles={
+            "default": (REWARD, chosen.args),
+            "rllava": ("rllava_boxes", {}),
+        },
         outcome=partial(measure, settings),
         outcome_as=partial(measure_as, settings),
         set_metrics=AccumulatedMetrics(partial(examine, settings), accumulate_all, reflected=SHARE),
@@ -79,16 +69,16 @@ def detection_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
         by=("category", "count"),
         trace=partial(write_trace, settings),
         trace_sees=True,
-        positions=partial(positions_as, settings),
+        positions=partial(positions_as, settings, REWARD, read_answer),
         kind=boxes_kind(settings),
-        variant=chosen,
+        variant=chosen.name,
         variants=VARIANTS,
     )
 
 
 def measure_as(settings: Settings, spec: RewardSpec | None) -> Measure:
     """Return `measure` for responses that a reward has scored: it reads the boxes in the space of this reward."""
-    return partial(measure, settings_as(settings, spec))
+    return partial(measure, settings_as(settings, REWARD, spec))
 
 
 def measure(settings: Settings, x: RewardInput, score: Score) -> Outcome:
@@ -145,8 +135,6 @@ def accumulate_all(results: Sequence[Matched | None]) -> Callable[[NDArray[np.in
 def write_trace(settings: Settings, row: Row, rng: random.Random, seen_sizes: tuple[Size, ...]) -> str:
     """Return a right response in the form of the variant. `seen_sizes`: of the row's images, as the model sees them."""
     plane, boxes = true_boxes(row.truth)
-    x = RewardInput("", media=row.media, seen_sizes=seen_sizes)
-    target = answer_plane(x, check_space(settings.space), size_of(row.truth))
+    target = settings.plane_of_trace(row, seen_sizes)
     text = write_answer([Detection(convert(box, plane, target), SURE) for box in boxes], target)
-    answer = f"<answer>{text}</answer>"
-    return answer if settings.thought == OPTIONAL else f"<think>I count {len(boxes)}.</think>{answer}"
+    return settings.form(text, thought=f"I count {len(boxes)}.")

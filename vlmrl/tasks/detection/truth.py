@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.boxes.planes import Box, Plane, check_space, plane_of
-from vlmrl.tasks.grounding.truth import TRUTH_SPACES, size_of, true_box
+from vlmrl.rewards.boxes.planes import Box, Plane
+from vlmrl.tasks.boxes.truth import outside_problems, true_box, truth_plane
 
 MOST_TRUE_BOXES = 300
 MOST_CATEGORY_CHARS = 100
@@ -31,11 +31,7 @@ def truth_problems(truth: Mapping[str, Any]) -> list[str]:
         plane, boxes = true_boxes(truth)
     except RewardError as error:
         return [error.message]
-    problems = [
-        f"`boxes` has {list(box)}, no box within {plane.width:g} x {plane.height:g}"
-        for box in boxes
-        if not (box.x1 >= 0 and box.y1 >= 0 and box.x2 <= plane.width and box.y2 <= plane.height)
-    ]
+    problems = outside_problems("boxes", boxes, plane)
     category = truth.get("category")
     if not isinstance(category, str) or not 0 < len(category) <= MOST_CATEGORY_CHARS:
         problems.append(f"`category` is {category!r:.60}, not a text of 1 to {MOST_CATEGORY_CHARS} characters")
@@ -47,10 +43,7 @@ def true_boxes(truth: Mapping[str, Any]) -> tuple[Plane, tuple[Box, ...]]:
 
     Raises: RewardError for a row without them, or with a box that has no area.
     """
-    boxes, size = truth.get("boxes"), size_of(truth)
-    space = check_space(str(truth.get("space")))
-    if space not in TRUTH_SPACES:
-        raise RewardError(f"the row's boxes are in the space `{space}`", hint=f"one of: {', '.join(TRUTH_SPACES)}")
+    plane, boxes = truth_plane(truth), truth.get("boxes")
     if not isinstance(boxes, (list, tuple)) or len(boxes) > MOST_TRUE_BOXES:
         raise RewardError(f"the row's `boxes` are {boxes!r:.60}, not a list of at most {MOST_TRUE_BOXES} boxes")
-    return plane_of(space, size), tuple(true_box({**truth, "box": box})[1] for box in boxes)
+    return plane, tuple(map(true_box, boxes))

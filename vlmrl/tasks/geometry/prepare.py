@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from vlmrl.data.dataset_writer import building, refuse_other
 from vlmrl.data.image_scan import FileReader, MemoryFiles
@@ -29,86 +25,59 @@ from vlmrl.tasks.geometry.drawn import collection as drawn
 from vlmrl.tasks.geometry.problem_rows import ScanProblems, TablesReader, choose_pieces, find_columns
 from vlmrl.tasks.geometry.survey import cut_validation, notes_on, refuse_bad, survey_rows
 from vlmrl.tasks.geometry.task import Collection
+from vlmrl.tasks.table_request import TableRequest
+from vlmrl.tasks.table_rows import IMAGES
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
-
-@dataclass(frozen=True)
-class GeometryRequest:
-    """Options of `vlmrl prep` of a collection.
+def prepare_collection(
+    collection: Collection,
+    request: TableRequest,
+    limits: Limits,
+    *,
+    topics: Sequence[str] = (),
+    width: int,
+    force: bool = False,
+) -> Prepared:
+    """Make the dataset of a collection.
 
     Args:
-        source: as `locate_rows` takes it; None = the published rows.
-        test: source of the test split; None = that of `source`.
-        synthetic: number of training problems to draw instead; None = read a source.
-        out, name: default data/<name>, and the collection's name.
-        validation_rows: rows to cut off train where the source has no validation split.
         topics: of problems that are made here; () = the usual ones.
-        width: of drawn figures.
-        max_bad: largest share of rows that may be left out because something is wrong with them.
+        width: of drawn figures in pixels.
+    Raises: DataError for a source, name, topic or row that cannot be used; nothing is written.
     """
-
-    collection: Collection
-    source: str | None = None
-    test: str | None = None
-    synthetic: int | None = None
-    out: Path | None = None
-    name: str | None = None
-    seed: int = 0
-    validation_rows: int = 0
-    topics: tuple[str, ...] = ()
-    width: int = 448
-    max_bad: float = 0.0
-    images_root: Path | None = None
-
-
-def prepare_collection(request: GeometryRequest, limits: Limits, *, force: bool = False) -> Prepared:
-    """Make the dataset. Raises: DataError for a source, name, topic or row that cannot be used; nothing is written."""
-    collection = request.collection
-    name = request.name or collection.name
-    if not NAME.fullmatch(name):
-        raise DataError(f"the dataset name {name!r} cannot be used", hint="give --name with letters, digits, . _ and -")
-    out = request.out or Path("data") / name
     if request.synthetic is not None:
-        return _prepare_drawn(request, name, request.synthetic, out, limits, force)
-    source = request.source or collection.published
-    if source is None:
+        return _prepare_drawn(collection, request, topics, width, limits, force)
+    if request.table is None:
         raise DataError(
             f"`vlmrl prep {collection.name}` needs a source: there is no published table of its rows",
             hint="name MAYE's folder of JSONL files and images, or a table; --synthetic N makes problems",
         )
-    return _prepare_rows(request, name, source, out, limits, force)
+    return _prepare_rows(collection, request, limits, force)
 
 
-def _prepare_rows(request: GeometryRequest, name: str, source: str, out: Path, limits: Limits, force: bool) -> Prepared:
-    args = {
-        "source": _short(source),
-        "test": _short(request.test) if request.test else None,
-        "seed": request.seed,
-        "validation_rows": request.validation_rows,
-        "max_bad": request.max_bad,
-        **_limit_args(limits),
-    }
+def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits, force: bool) -> Prepared:
+    name, out = request.place(collection.name)
+    args = {**request.args(), **limits.args}
     refuse_other(out, args, force=force)
-    located = [locate_rows(one, request.images_root) for one in (source, request.test) if one]
-    key = [request.collection.name, name, str(request.images_root), args, [one.state for one in located]]
+    located = [locate_rows(one, request.images_root) for one in (request.table, request.test) if one]
+    key = [collection.name, name, str(request.images_root), args, [one.state for one in located]]
     with building(out, key=key) as build:
         tables = []
         for number, one in enumerate(located):
             folder = build.work / f"table-{number}"
             folder.mkdir(exist_ok=True)
             tables.append(open_row_files(one, folder))
-        columns = [find_columns(table, figures=request.collection.figures) for table in tables]
+        columns = [find_columns(table, figures=collection.figures) for table in tables]
         pieces = choose_pieces(tables)
         parts = [build.work / f"problems-{i:05d}.jsonl" for i in range(len(pieces))]
         scan = ScanProblems(tables, columns)
         make_parts(scan, pieces, parts, workers=limits.workers, progress=limits.progress, what="reading rows")
-        survey = survey_rows(request.collection, pieces, parts)
-        refuse_bad(survey, request.max_bad, request.collection.images_at)
+        survey = survey_rows(collection, pieces, parts)
+        refuse_bad(survey, request.max_bad, collection.images_at)
         assembly = Assembly(
             images=survey.images,
             places=survey.places,
-            reader=TablesReader([RowReader(t, c.images or "") for t, c in zip(tables, columns, strict=True)]),
+            reader=TablesReader([RowReader(t, c.get(IMAGES, "")) for t, c in zip(tables, columns, strict=True)]),
             rows=dict(survey.rows),
             fields=partial(row_fields, name, parts),
             schema=row_schema(),
@@ -118,7 +87,7 @@ def _prepare_rows(request: GeometryRequest, name: str, source: str, out: Path, l
         cut_validation(assembly, request.validation_rows, request.seed)
         info = {
             "name": name,
-            "task": request.collection.name,
+            "task": collection.name,
             "seed": request.seed,
             "source": {"name": args["source"], "test": args["test"], "rows": dict(survey.read)},
             "args": args,
@@ -128,69 +97,34 @@ def _prepare_rows(request: GeometryRequest, name: str, source: str, out: Path, l
 
 
 def _prepare_drawn(
-    request: GeometryRequest, name: str, num_rows: int, out: Path, limits: Limits, force: bool
+    collection: Collection, request: TableRequest, topics: Sequence[str], width: int, limits: Limits, force: bool
 ) -> Prepared:
-    if other := request.source or request.test:
-        raise DataError(f"--synthetic makes the problems, but {other} is a source of rows", hint="leave one out")
-    figures = request.collection.figures
+    name, out = request.place(collection.name)
+    counts, figures = request.drawn(), collection.figures
     known = drawn.TOPICS if figures else written.TOPICS
-    topics = request.topics or (drawn.USUAL_TOPICS if figures else written.USUAL_TOPICS)
+    topics = tuple(topics) or (drawn.USUAL_TOPICS if figures else written.USUAL_TOPICS)
     for topic in topics:
         if topic not in known:
             raise unknown("topic", topic, known, error=DataError)
-    args = {
-        "synthetic": num_rows,
-        "seed": request.seed,
-        "topics": list(topics),
-        **({"width": request.width} if figures else {}),
-        **_limit_args(limits),
-    }
+    args = {**request.args(), "topics": list(topics), **({"width": width} if figures else {}), **limits.args}
     refuse_other(out, args, force=force)
-    counts = {"train": num_rows, "validation": max(20, num_rows // 10), "test": max(40, num_rows // 5)}
-    make = _drawn if figures else _written
-    assembly = make(request, name, topics, counts, limits)
+    if figures:
+        problems = drawn.draw_problems(
+            counts, seed=request.seed, values=collection.values, topics=topics, width=width, progress=limits.progress
+        )
+        planned, images, files = drawn_rows(collection, problems)
+        fields = partial(drawn_fields, name)
+    else:
+        planned = written_rows(collection, written.write_problems(counts, seed=request.seed, topics=topics))
+        images, files, fields = [], {}, partial(written_fields, name)
+    assembly = Assembly(images, list(files), FileReader(MemoryFiles(files)), planned, fields, row_schema())
     with building(out) as build:
         info = {
             "name": name,
-            "task": request.collection.name,
+            "task": collection.name,
             "seed": request.seed,
             "source": {"name": "drawn geometry" if figures else "written mathematics", "rows": counts},
             "args": args,
             "counts": {"images": len(assembly.images), "rows": sum(counts.values())},
         }
         return assemble(build, assembly, info, limits, force=force)
-
-
-def _drawn(
-    request: GeometryRequest, name: str, topics: tuple[str, ...], counts: Mapping[str, int], limits: Limits
-) -> Assembly:
-    problems = drawn.draw_problems(
-        counts,
-        seed=request.seed,
-        values=request.collection.values,
-        topics=topics,
-        width=request.width,
-        progress=limits.progress,
-    )
-    planned, images, files = drawn_rows(request.collection, problems)
-    reader = FileReader(MemoryFiles(files))
-    return Assembly(images, list(files), reader, planned, partial(drawn_fields, name), row_schema())
-
-
-def _written(
-    request: GeometryRequest, name: str, topics: tuple[str, ...], counts: Mapping[str, int], limits: Limits
-) -> Assembly:
-    planned = written_rows(request.collection, written.write_problems(counts, seed=request.seed, topics=topics))
-    return Assembly([], [], FileReader(MemoryFiles({})), planned, partial(written_fields, name), row_schema())
-
-
-def _short(source: str) -> str:
-    """Return a source without its folder: a dataset holds no path of the machine that made it."""
-    return source if source.startswith("hub:") else Path(source).name
-
-
-def _limit_args(limits: Limits) -> Mapping[str, Any]:
-    return {
-        "max_prompt_tokens": limits.max_prompt_tokens,
-        "on_overlong": limits.on_overlong if limits.max_prompt_tokens else None,
-    }

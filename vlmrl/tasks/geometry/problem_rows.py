@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmrl.data.cells import show, split_images, text_of
-from vlmrl.data.columns import IMAGES, match_columns
+from vlmrl.data.columns import IMAGES as IMAGE_COLUMNS
 from vlmrl.data.image_scan import EXAMINER
 from vlmrl.data.parallel_parts import write_lines
 from vlmrl.data.row_images import RowPlace, RowReader, look_at_cell
@@ -18,33 +18,19 @@ from vlmrl.data.table_pieces import RowFiles, TablePiece, read_piece
 from vlmrl.errors import DataError
 from vlmrl.rewards.math.answer_text import BOX, MOST_ANSWER_CHARS, last_box
 from vlmrl.rewards.text_parsing import tagged_text
+from vlmrl.tasks import table_rows
 from vlmrl.tasks.prompt_template import IMAGE
+from vlmrl.tasks.table_rows import IMAGES, TEST
 from vlmrl.visible import plural
 
 SPELLINGS = {
-    "images": IMAGES,
+    IMAGES: IMAGE_COLUMNS,
     "problem": ("problem", "question", "prompt"),
     "solution": ("solution",),
     "answer": ("answer", "ground_truth", "reward_model"),
     "shown": ("target",),
 }
 """Role -> column names. `shown` holds worked solutions beside an answer that is known apart from them."""
-TEST = "test"
-
-
-@dataclass(frozen=True)
-class ProblemColumns:
-    """Columns of a table of problems. `solution` or `answer` may be None, not both; no `images` = text alone."""
-
-    images: str | None
-    problem: str
-    solution: str | None
-    answer: str | None
-    shown: str | None = None
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name in (self.images, self.problem, self.solution, self.answer, self.shown) if name]
 
 
 class Answer(NamedTuple):
@@ -61,25 +47,17 @@ class Answer(NamedTuple):
     differs: bool = False
 
 
-def find_columns(table: RowFiles, *, figures: bool = True) -> ProblemColumns:
-    """Return the columns of a table. Raises: DataError when the problem, the images or every answer is missing.
+def find_columns(table: RowFiles, *, figures: bool = True) -> dict[str, str]:
+    """Return role -> column of a table. Raises: DataError when the problem, the images or every answer is missing.
 
     Args:
         figures: whether the rows have images; else they are text alone, and a column of images is not read.
     """
-    roles = match_columns(SPELLINGS, table.columns)
-    missing = [role for role in ("problem", "images") if role not in roles and (figures or role != "images")]
-    if not {"solution", "answer"} & roles.keys():
-        missing.append("solution` or `answer")
-    if missing:
-        raise DataError(
-            f"no column `{missing[0]}`; the table has: {', '.join(table.columns)}",
-            where=table.label,
-            hint=f"rows have problem (or question), {'images (or image), ' if figures else ''}and solution, answer or"
-            " both",
-        )
-    images = roles["images"] if figures else None
-    return ProblemColumns(images, roles["problem"], roles.get("solution"), roles.get("answer"), roles.get("shown"))
+    images = "images (or image), " if figures else ""
+    required = [("problem",), *([(IMAGES,)] if figures else []), ("solution", "answer")]
+    form = f"rows have problem (or question), {images}and solution, answer or both"
+    columns = table_rows.find_columns(table, SPELLINGS, required, form)
+    return {role: column for role, column in columns.items() if figures or role != IMAGES}
 
 
 def read_answer(solution: Any, answer: Any, *, has_solution: bool) -> Answer:
@@ -189,12 +167,8 @@ def choose_pieces(tables: Sequence[RowFiles]) -> list[ChosenPiece]:
     chosen = [ChosenPiece(0, number, piece) for number, piece in enumerate(tables[0].pieces)]
     if len(tables) == 1:
         return chosen
-    table = tables[1]
-    split = next(iter(table.splits)) if len(table.splits) == 1 else TEST
-    if split not in table.splits:
-        hint = f"name one: {table.label}@SPLIT"
-        raise DataError(f"{table.label} has no split `test`, but: {', '.join(table.splits)}", hint=hint)
-    other = [(number, piece) for number, piece in enumerate(table.pieces) if piece.split == split]
+    split = table_rows.split_for_test(tables[1])
+    other = [(number, piece) for number, piece in enumerate(tables[1].pieces) if piece.split == split]
     return [
         *(one for one in chosen if one.piece.split != TEST),
         *(ChosenPiece(1, number, replace(piece, split=TEST)) for number, piece in other),
@@ -209,12 +183,12 @@ class ScanProblems:
     """
 
     tables: Sequence[RowFiles]
-    columns: Sequence[ProblemColumns]
+    columns: Sequence[Mapping[str, str]]
 
     def __call__(self, chosen: ChosenPiece, part: Path) -> None:
         table, columns = self.tables[chosen.table], self.columns[chosen.table]
         lines = []
-        for index, row in enumerate(read_piece(chosen.piece, columns.names)):
+        for index, row in enumerate(read_piece(chosen.piece, list(columns.values()))):
             line, faults = _line(row, columns, table.root)
             if faults:
                 line = {"wrong": faults}
@@ -229,23 +203,22 @@ def place_in(table: RowFiles, piece: TablePiece, index: int) -> str:
     return table.where(piece, index)
 
 
-def _line(row: Mapping[str, Any], columns: ProblemColumns, root: Path | None) -> tuple[dict[str, Any], list[str]]:
+def _line(row: Mapping[str, Any], columns: Mapping[str, str], root: Path | None) -> tuple[dict[str, Any], list[str]]:
     faults: list[str] = []
     line: dict[str, Any] = {}
-    values = split_images(row.get(columns.images)) if columns.images else []
-    if columns.images and not values:
+    cells = {role: row.get(column) for role, column in columns.items()}
+    values = split_images(cells.get(IMAGES))
+    if IMAGES in cells and not values:
         faults.append("no image")
     try:
-        problem = problem_text(row.get(columns.problem))
-        if values or not columns.images:
+        problem = problem_text(cells["problem"])
+        if values or IMAGES not in cells:
             line["problem"] = place_marks(problem, len(values))
     except DataError as error:
-        faults.append(f"`{columns.problem}`: {error.message}")
+        faults.append(f"`{columns['problem']}`: {error.message}")
     try:
-        solution = row.get(columns.solution) if columns.solution else None
-        cell = row.get(columns.answer) if columns.answer else None
-        answer = read_answer(solution, cell, has_solution=columns.solution is not None)
-        line |= shown_solution(row.get(columns.shown) if columns.shown else None, answer)._asdict()
+        answer = read_answer(cells.get("solution"), cells.get("answer"), has_solution="solution" in cells)
+        line |= shown_solution(cells.get("shown"), answer)._asdict()
     except DataError as error:
         faults.append(error.message)
     line["images"] = [look_at_cell(value, root, EXAMINER) for value in values]

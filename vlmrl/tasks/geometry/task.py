@@ -13,9 +13,8 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
-from vlmrl.errors import DataError
 from vlmrl.rewards.math.answer_text import BOX
-from vlmrl.tasks.base import Task
+from vlmrl.tasks.base import Task, require_prepared
 from vlmrl.tasks.reflection import FACTS, REFLECTION
 from vlmrl.types import Row
 
@@ -103,11 +102,7 @@ def geometry_task(collection: Collection, info: Mapping[str, Any], variant: str 
 
     Raises: DataError when the dataset is a table that was not prepared.
     """
-    if "style" in info:
-        raise DataError(
-            f"task `{collection.name}` needs a prepared dataset, not a table",
-            hint=f"make one: `vlmrl prep {collection.name} {info.get('path', 'SOURCE')}`",
-        )
+    require_prepared(collection.name, info)
     chosen = variant or CHAT
     template = files("vlmrl.tasks.geometry").joinpath(f"{chosen}.jinja").read_text(encoding="utf-8")
     return Task(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from vlmrl.tasks.boxes.settings import MAIN, VARIANTS
 from vlmrl.tasks.entry import TaskEntry
 from vlmrl.tasks.grounding.command import PREP
-from vlmrl.tasks.grounding.play import box_kind
+from vlmrl.tasks.grounding.play import grounding_kind
 from vlmrl.tasks.grounding.reward import Settings
-from vlmrl.tasks.grounding.task import MAIN, NAME, SUMMARY, VARIANTS, grounding_task
+from vlmrl.tasks.grounding.task import NAME, SUMMARY, grounding_task
 
 TASKS = {
     NAME: TaskEntry(grounding_task, SUMMARY, variants=VARIANTS, profiles=("default", "rllava"), prep=PREP),
 }
-KINDS = (box_kind(Settings(MAIN)),)
+KINDS = (grounding_kind(Settings(MAIN)),)

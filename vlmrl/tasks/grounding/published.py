@@ -16,10 +16,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from vlmrl.metric import SHARE
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.boxes.planes import convert, plane_of
-from vlmrl.tasks.grounding.reward import UNIT
-from vlmrl.tasks.grounding.truth import size_of, true_box
+from vlmrl.tasks.boxes.truth import size_of
+from vlmrl.tasks.grounding.truth import true_box
 from vlmrl.types import RewardInput
 
 NAME = "rllava_box"
@@ -43,7 +44,7 @@ def rllava_box(*, format_weight: float = 0.5) -> RewardSpec:
     if not (isinstance(format_weight, (int, float)) and 0 <= format_weight <= 1):
         raise ValueError(f"format_weight = {format_weight!r} is not a number from 0 to 1")
     weights = {"accuracy": 1.0 - format_weight, "format": float(format_weight)}
-    return RewardSpec(NAME, score, {"accuracy": UNIT, "format": UNIT}, weights, pure=True)
+    return RewardSpec(NAME, score, {"accuracy": SHARE, "format": SHARE}, weights, pure=True)
 
 
 def score(x: RewardInput) -> dict[str, Any]:

@@ -7,56 +7,55 @@ from functools import partial
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.metric import SHARE
+from vlmrl.rewards.answer_form import REQUIRED, form_problem
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.boxes.drawing import ANSWER_COLOUR, TRUTH_COLOUR, draw_boxes
 from vlmrl.rewards.boxes.overlap import centre, iou, is_inside
 from vlmrl.rewards.boxes.planes import Box, Plane, answer_plane, check_space, convert, plane_of
-from vlmrl.rewards.boxes.reading import Order, check_order, only_box, read_boxes
-from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, find_tags, tagged_text
-from vlmrl.tasks.grounding.truth import size_of, true_box
+from vlmrl.rewards.boxes.reading import check_order, only_box, read_boxes
+from vlmrl.rewards.text_parsing import find_tags, tagged_text
+from vlmrl.tasks.boxes.marks import with_picture
+from vlmrl.tasks.boxes.settings import BoxSettings, check_overlay
+from vlmrl.tasks.boxes.truth import size_of
+from vlmrl.tasks.grounding.truth import true_box
 from vlmrl.types import RewardInput, RewardResult
 
-UNIT = (0.0, 1.0)
-RANGES = {"iou": UNIT, "format": UNIT, "accuracy": UNIT, "centre": UNIT}
+RANGES = {"iou": SHARE, "format": SHARE, "accuracy": SHARE, "centre": SHARE}
 WEIGHTS = {"iou": 0.9, "format": 0.1}
 RIGHT = 0.5
 """Least IoU of a right answer."""
-REQUIRED, OPTIONAL = "required", "optional"
-THOUGHTS = (REQUIRED, OPTIONAL)
+NAME = "box_iou"
 PLACES = ("answer", "response")
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(BoxSettings):
     """Declarations on how a box is read and what it earns.
 
     Args:
-        space, order: see `vlmrl.rewards.boxes`.
         place: "answer": the only `<answer>`; "response": everything after the thought, for models that write no tags.
-        thought: whether the form needs a `<think>` thought: "required" or "optional".
         least: IoU below which the part `iou` is 0, in [0, 1].
         power: exponent of the IoU, in (0, 10]; above 1, good boxes earn more and a box of the whole image less.
     """
 
-    space: str
-    order: str = "xyxy"
     place: str = "answer"
-    thought: str = REQUIRED
     least: float = 0.0
     power: float = 1.0
 
-    def check(self) -> Settings:
-        """Return the settings. Raises: RewardError for a value that is not allowed."""
-        check_space(self.space)
-        check_order(self.order)
-        for name, value, known in (("thought", self.thought, THOUGHTS), ("place", self.place, PLACES)):
-            if value not in known:
-                raise RewardError(f"{name} = {value!r} is unknown", hint=f"one of: {', '.join(known)}")
+    @property
+    def tagged(self) -> bool:
+        """Whether the box stands in an `<answer>`."""
+        return self.place == "answer"
+
+    def check(self) -> None:
+        """Raise a RewardError for a value that is not allowed."""
+        super().check()
+        if self.place not in PLACES:
+            raise RewardError(f"place = {self.place!r} is unknown", hint=f"one of: {', '.join(PLACES)}")
         if not (isinstance(self.least, (int, float)) and 0 <= self.least <= 1):
             raise RewardError(f"least = {self.least!r} is not a number from 0 to 1")
         if not (isinstance(self.power, (int, float)) and 0 < self.power <= 10):
             raise RewardError(f"power = {self.power!r} is not a number above 0, up to 10")
-        return self
 
 
 @dataclass(frozen=True)
@@ -74,12 +73,22 @@ class Answer:
     note: str = ""
 
     @property
+    def truths(self) -> tuple[Box]:
+        """The true box."""
+        return (self.truth,)
+
+    @property
+    def stated(self) -> tuple[tuple[Box, str], ...]:
+        """The box of the response, if one was read, with no label."""
+        return () if self.box is None else ((self.box, ""),)
+
+    @property
     def iou(self) -> float:
         return iou(self.box, self.truth) if self.box is not None else 0.0
 
     @property
     def is_centred(self) -> bool:
-        """Whether the centre of the box is in the true box."""
+        """Whether the box of the response has its centre in the true box."""
         return self.box is not None and is_inside(centre(self.box), self.truth)
 
 
@@ -108,18 +117,18 @@ def box_iou(
         overlay: whether the score has the artifact `boxes`: the image with the true and the answered box.
     Raises: RewardError for an unknown value.
     """
-    settings = Settings(space, order, place, thought, least, power).check()
-    if type(overlay) is not bool:
-        raise RewardError(f"overlay = {overlay!r} is neither true nor false")
+    settings = Settings(space, order, thought, place, least, power)
+    settings.check()
+    check_overlay(overlay)
     score = partial(draw_score if overlay else score_box, settings=settings)
-    return RewardSpec("box_iou", score, RANGES, WEIGHTS, pure=True, needs_images=overlay, accuracy="accuracy")
+    return RewardSpec(NAME, score, RANGES, WEIGHTS, pure=True, needs_images=overlay, accuracy="accuracy")
 
 
 def score_box(x: RewardInput, *, settings: Settings) -> dict[str, Any]:
     """Return the parts of a response; see `box_iou`. Raises: RewardError for a row without a true box."""
     answer = read_answer(x, settings)
     overlap = answer.iou
-    problem = answer.note if answer.box is None else form_problem(x, settings)
+    problem = answer.note if answer.box is None else form_problem(x, settings.thought, tagged=settings.tagged)
     return {
         "iou": overlap**settings.power if overlap >= settings.least else 0.0,
         "format": float(not problem),
@@ -132,31 +141,26 @@ def score_box(x: RewardInput, *, settings: Settings) -> dict[str, Any]:
 
 def draw_score(x: RewardInput, *, settings: Settings) -> RewardResult:
     """Return the parts of a response, and a picture of both boxes if the image is there; see `box_iou`."""
-    parts, answer = score_box(x, settings=settings), read_answer(x, settings)
-    if not x.images:
-        return RewardResult(parts)
-    shapes = [(answer.truth, TRUTH_COLOUR), *([(answer.box, ANSWER_COLOUR)] if answer.box is not None else [])]
-    return RewardResult(parts, artifacts={"boxes": draw_boxes(x.images[0], answer.plane, shapes)})
+    return with_picture(score_box(x, settings=settings), x, read_answer(x, settings))
 
 
 def read_answer(x: RewardInput, settings: Settings) -> Answer:
     """Return the answer of a response. Raises: RewardError for a row without a true box, or an unknown seen size."""
-    truth_plane, truth = true_box(x.truth)
+    plane, truth = true_box(x.truth)
     pixels = plane_of("pixels", size_of(x.truth))
-    truth = convert(truth, truth_plane, pixels)
-    text, problem = _place_of_box(x.response, settings.place)
+    truth = convert(truth, plane, pixels)
+    text, problem = _place_of_box(x.response, settings)
     if text is None:
         return Answer(pixels, truth, None, problem)
     plane = answer_plane(x, check_space(settings.space), size_of(x.truth))
-    order: Order = check_order(settings.order)
-    read, problem = only_box(read_boxes(text, plane, order=order))
+    read, problem = only_box(read_boxes(text, plane, order=check_order(settings.order)))
     if read is None:
         return Answer(pixels, truth, None, problem)
     return Answer(pixels, truth, convert(read.shape, plane, pixels), ", ".join(read.notes))
 
 
-def _place_of_box(response: str, place: str) -> tuple[str | None, str]:
-    if place == "answer":
+def _place_of_box(response: str, settings: Settings) -> tuple[str | None, str]:
+    if settings.tagged:
         return tagged_text(response, "answer")
     tags = find_tags(response, ("think",))
     if not tags:
@@ -164,23 +168,3 @@ def _place_of_box(response: str, place: str) -> tuple[str | None, str]:
     if [tag.closes for tag in tags] != [False, True]:
         return None, "not exactly one closed <think> tag"
     return response[tags[1].end :], ""
-
-
-def form_problem(x: RewardInput, settings: Settings) -> str:
-    """Return what is wrong with the form of a response around its answer; "" if nothing is."""
-    if x.finish == "length":
-        return "cut off at the token limit"
-    names = ("think", "answer") if settings.place == "answer" else ("think",)
-    tags = find_tags(x.response, names)
-    order = [(tag.name, tag.closes) for tag in tags]
-    whole = [(name, closes) for name in names for closes in (False, True)]
-    if order != whole and not (settings.thought == OPTIONAL and order == whole[2:]):
-        return "not exactly one thought, then one answer"
-    edges = [0, *(edge for tag in tags for edge in (tag.start, tag.end)), len(x.response)]
-    texts = [x.response[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    outside = texts[::2] if settings.place == "answer" else texts[:1] if tags else []
-    if any(text.strip(BLANKS) for text in outside):
-        return "text outside of the tags"
-    if order == whole and not VISIBLE.search(x.response[tags[0].end : tags[1].start]):
-        return "an empty thought"
-    return ""

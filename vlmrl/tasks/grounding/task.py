@@ -1,8 +1,4 @@
-"""The task grounding: prompts, truth, reward, measures.
-
-The variant of the task is the coordinate space of its answers. The prompt asks for it, the reward reads it, and nothing
-is concluded from the size of the numbers.
-"""
+"""The task grounding: prompts, truth, reward, measures."""
 
 from __future__ import annotations
 
@@ -12,30 +8,22 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
-from vlmrl.errors import DataError
 from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.boxes.planes import SPACES, Space, answer_plane, check_space, convert
+from vlmrl.rewards.boxes.planes import convert
 from vlmrl.rewards.boxes.writing import FORMS, write_box
-from vlmrl.tasks.base import Measure, Outcome, Task
-from vlmrl.tasks.grounding.marks import positions_as, settings_as
-from vlmrl.tasks.grounding.play import box_kind
-from vlmrl.tasks.grounding.reward import OPTIONAL, REQUIRED, RIGHT, Settings, read_answer
-from vlmrl.tasks.grounding.truth import size_of, true_box, truth_problems
+from vlmrl.tasks.base import Measure, Outcome, Task, require_prepared
+from vlmrl.tasks.boxes.marks import positions_as
+from vlmrl.tasks.boxes.settings import VARIANTS, settings_as, variant_of
+from vlmrl.tasks.grounding.play import grounding_kind
+from vlmrl.tasks.grounding.reward import NAME as REWARD
+from vlmrl.tasks.grounding.reward import RIGHT, Settings, read_answer
+from vlmrl.tasks.grounding.truth import true_box, truth_problems
 from vlmrl.types import RewardInput, Row, Score, Size
 
 NAME = "grounding"
 SUMMARY = "the region that a text describes, as one box (made by `vlmrl prep grounding`)"
-DIRECT = "_direct"
-"""End of the names of variants that ask for a box without a thought."""
-VARIANTS: tuple[str, ...] = (*SPACES, *(f"{space}{DIRECT}" for space in SPACES))
-MAIN = "thousand"
 THRESHOLDS = (0.1, 0.3, 0.5, 0.75, 0.95)
-
-
-def space_of(variant: str) -> Space:
-    """Return the coordinate space of a variant."""
-    return check_space(variant.removesuffix(DIRECT))
 
 
 def grounding_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
@@ -43,24 +31,20 @@ def grounding_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
 
     Raises: DataError when the dataset is a table that was not prepared.
     """
-    if "style" in info:
-        raise DataError(
-            f"task `{NAME}` needs a prepared dataset, not a table",
-            hint=f"make one: `vlmrl prep {NAME} {info.get('path', 'SOURCE')}`",
-        )
-    chosen = variant or MAIN
-    space = space_of(chosen)
-    thought = OPTIONAL if chosen.endswith(DIRECT) else REQUIRED
-    settings = Settings(space, thought=thought)
-    template = "direct.jinja" if chosen.endswith(DIRECT) else "think.jinja"
+    require_prepared(NAME, info)
+    chosen = variant_of(variant)
+    settings = Settings(chosen.space, thought=chosen.thought)
     return Task(
         name=NAME,
         summary=SUMMARY,
-        template=files("vlmrl.tasks.grounding").joinpath(template).read_text(encoding="utf-8"),
-        template_file=f"tasks/grounding/{template}",
-        variables={"form": FORMS[space]},
+        template=files("vlmrl.tasks.grounding").joinpath(chosen.template).read_text(encoding="utf-8"),
+        template_file=f"tasks/grounding/{chosen.template}",
+        variables={"form": FORMS[chosen.space]},
         validate=truth_problems,
-        profiles={"default": ("box_iou", {"space": space, "thought": thought}), "rllava": ("rllava_box", {})},
+        profiles={
+            "default": (REWARD, chosen.args),
+            "rllava": ("rllava_box", {}),
+        },
         outcome=partial(measure, settings),
         outcome_as=partial(measure_as, settings),
         metrics={
@@ -71,16 +55,16 @@ def grounding_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
         by=("asks",),
         trace=partial(write_trace, settings),
         trace_sees=True,
-        positions=partial(positions_as, settings),
-        kind=box_kind(settings),
-        variant=chosen,
+        positions=partial(positions_as, settings, REWARD, read_answer),
+        kind=grounding_kind(settings),
+        variant=chosen.name,
         variants=VARIANTS,
     )
 
 
 def measure_as(settings: Settings, spec: RewardSpec | None) -> Measure:
     """Return `measure` for responses that a reward has scored: it reads the box where this reward reads it."""
-    return partial(measure, settings_as(settings, spec))
+    return partial(measure, settings_as(settings, REWARD, spec))
 
 
 def measure(settings: Settings, x: RewardInput, score: Score) -> Outcome:
@@ -107,7 +91,5 @@ _NAMES = ("accuracy", "iou", *(f"acc@{threshold:g}" for threshold in THRESHOLDS)
 def write_trace(settings: Settings, row: Row, rng: random.Random, seen_sizes: tuple[Size, ...]) -> str:
     """Return a right response in the form of the variant. `seen_sizes`: of the row's images, as the model sees them."""
     plane, box = true_box(row.truth)
-    x = RewardInput("", media=row.media, seen_sizes=seen_sizes)
-    target = answer_plane(x, check_space(settings.space), size_of(row.truth))
-    answer = f"<answer>{write_box(convert(box, plane, target), target)}</answer>"
-    return answer if settings.thought == OPTIONAL else f"<think>I see it.</think>{answer}"
+    target = settings.plane_of_trace(row, seen_sizes)
+    return settings.form(write_box(convert(box, plane, target), target), thought="I see it.")

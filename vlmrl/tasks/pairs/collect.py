@@ -10,11 +10,9 @@ from typing import Any
 from vlmrl.data.dataset_writer import building, refuse_other
 from vlmrl.data.labelled_images import Labelled, collection_state, read_labelled
 from vlmrl.errors import DataError
-from vlmrl.tasks.dataset_assembly import Limits, Prepared
+from vlmrl.tasks.dataset_assembly import Limits, Prepared, check_name
 from vlmrl.tasks.pairs.prep import PairPlan, fill_pairs
 from vlmrl.tasks.pairs.task import check_levels, pair_task
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def prepare_folder(
@@ -43,9 +41,7 @@ def prepare_folder(
     Raises: DataError for a source, level or name that cannot be used, or too few images.
     """
     check_levels(levels)
-    name = name or (source.stem if source.is_file() else source.resolve().name)
-    if not NAME.fullmatch(name):
-        raise DataError(f"the dataset name {name!r} cannot be used", hint="give --name with letters, digits, . _ and -")
+    name = check_name(name or (source.stem if source.is_file() else source.resolve().name))
     shares = {str(d): share for d, share in sorted(distance_shares.items())} if distance_shares else None
     args = {
         "levels": list(levels),

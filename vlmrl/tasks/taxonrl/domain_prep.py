@@ -27,6 +27,7 @@ from vlmrl.tasks.dataset_assembly import (
     assemble,
     is_few,
     leave_out,
+    short_source,
 )
 from vlmrl.tasks.pairs.prep import count_pairs, pair_id
 from vlmrl.tasks.pairs.validation_cut import Cut, PairUnits, cut_rows
@@ -87,12 +88,11 @@ def prepare_rows(out: Path, domain: Domain, plan: DomainRowPlan, limits: Limits,
         `out`; nothing is written then.
     """
     args = {
-        "source": plan.source if plan.source.startswith("hub:") else Path(plan.source).name,
+        "source": short_source(plan.source),
         "seed": plan.seed,
         "validation_pairs": plan.validation_pairs,
         "max_bad": plan.max_bad,
-        "max_prompt_tokens": limits.max_prompt_tokens,
-        "on_overlong": limits.on_overlong if limits.max_prompt_tokens else None,
+        **limits.args,
     }
     refuse_other(out, args, force=force)
     located = locate_rows(plan.source, plan.images_root)

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from vlmrl.errors import DataError
-from vlmrl.tasks.base import Task
+from vlmrl.tasks.base import Task, require_prepared
 from vlmrl.tasks.pairs.outcome import METRICS, confidence_figures, outcome_as
 from vlmrl.tasks.taxonrl.domain import BASELINE, Domain, Variant
 from vlmrl.tasks.taxonrl.domain_trace import write_response
@@ -53,11 +53,7 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
 
 
 def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Variant:
-    if "style" in info:
-        raise DataError(
-            f"task `{domain.name}` needs a prepared dataset, not a table",
-            hint=f"make one: `vlmrl prep {domain.name} {info.get('path', 'SOURCE')}`",
-        )
+    require_prepared(domain.name, info)
     there = info.get("truth_fields", domain.field_names)
     requested = domain.variant(name or domain.main or BASELINE)
     lacking = [f"`{field}`" for field in requested.required_fields if field not in there]

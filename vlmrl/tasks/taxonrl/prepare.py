@@ -15,7 +15,7 @@ from vlmrl.data.table_files import SUFFIXES
 from vlmrl.data.table_pieces import Located, locate_rows, open_row_files, split_spelling
 from vlmrl.data.table_sources import is_saved
 from vlmrl.errors import DataError
-from vlmrl.tasks.dataset_assembly import Limits, Prepared
+from vlmrl.tasks.dataset_assembly import Limits, Prepared, check_name, drawn_counts
 from vlmrl.tasks.pairs.prep import SPLIT_SHARES, PairPlan, fill_pairs, write_pairs
 from vlmrl.tasks.taxonrl.domain import INDIVIDUAL, Domain, classes_of
 from vlmrl.tasks.taxonrl.domain_images import (
@@ -31,8 +31,6 @@ from vlmrl.tasks.taxonrl.domain_task import domain_task
 from vlmrl.tasks.taxonrl.domains import DOMAINS
 from vlmrl.tasks.taxonrl.face_pairs import find_pair_lists, read_face_pairs
 from vlmrl.tasks.taxonrl.specimens import draw_collection
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -66,9 +64,7 @@ class DomainRequest:
 def prepare_domain(request: DomainRequest, limits: Limits, *, force: bool = False) -> Prepared:
     """Make the dataset. Raises: DataError for a source, name or row that cannot be used."""
     domain = DOMAINS[request.domain]
-    name = request.name or domain.name
-    if not NAME.fullmatch(name):
-        raise DataError(f"the dataset name {name!r} cannot be used", hint="give --name with letters, digits, . _ and -")
+    name = check_name(request.name or domain.name)
     source = request.source or published(domain)
     out = request.out or Path("data") / name
     if request.synthetic is not None:
@@ -133,8 +129,8 @@ def _prepare_drawn(
 ) -> Prepared:
     if request.source is not None:
         raise DataError(f"--synthetic draws images, but {request.source} is a source of images", hint="leave one out")
-    smaller = {"validation": max(20, num_pairs // 10), "test": max(40, num_pairs // 5)}
-    counts = {split: min(count, smaller.get(split, count)) for split, count in request.num_pairs.items()}
+    most = drawn_counts(num_pairs)
+    counts = {split: min(count, most.get(split, count)) for split, count in request.num_pairs.items()}
     request = replace(request, num_pairs={**counts, "train": num_pairs})
     args = {"synthetic": num_pairs} | _pair_args(request, limits)
     refuse_other(out, args, force=force)
@@ -149,8 +145,7 @@ def _pair_args(request: DomainRequest, limits: Limits) -> dict[str, Any]:
     return {
         "pairs": dict(request.num_pairs),
         "seed": request.seed,
-        "max_prompt_tokens": limits.max_prompt_tokens,
-        "on_overlong": limits.on_overlong if limits.max_prompt_tokens else None,
+        **limits.args,
     }
 
 

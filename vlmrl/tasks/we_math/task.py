@@ -8,10 +8,9 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
-from vlmrl.errors import DataError
 from vlmrl.rewards.answer_form import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, says
-from vlmrl.tasks.base import Task
+from vlmrl.tasks.base import Task, require_prepared
 from vlmrl.tasks.we_math.metrics import METRICS, set_metrics, unit_of
 from vlmrl.tasks.we_math.truth import LETTERS, read_options, truth_problems
 from vlmrl.types import RewardInput, Row
@@ -30,11 +29,7 @@ def we_math_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
 
     Raises: DataError when the dataset is a table that was not prepared.
     """
-    if "style" in info:
-        raise DataError(
-            f"task `{NAME}` needs a prepared dataset, not a table",
-            hint=f"make one: `vlmrl prep {NAME} {info.get('path', 'SOURCE')}`",
-        )
+    require_prepared(NAME, info)
     chosen = variant or THINK
     return Task(
         name=NAME,

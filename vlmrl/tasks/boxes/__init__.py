@@ -1,0 +1,1 @@
+"""Parts that tasks share whose answers are boxes in an image. This folder registers no task."""
