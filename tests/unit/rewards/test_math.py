@@ -10,6 +10,7 @@ from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.math import maye
 from vlmrl.rewards.math.answer_text import find_answer
 from vlmrl.rewards.math.expressions import UnreadableError, check_size, number_token
+from vlmrl.rewards.math.grader import make_grader
 from vlmrl.rewards.math.numbers import read_number
 from vlmrl.rewards.math.units import read_unit
 from vlmrl.rewards.scorer import Scorer
@@ -279,3 +280,31 @@ def test_each_policy_decides_as_it_says():
         if load_reward("math", args=args)(boxed(answer, gold))["accuracy"] != right
     ]
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "right"),
+    [
+        ("130°", r"\angle 2 = 130^\circ", 1),
+        ("130°", "∠2 = 130°", 1),
+        ("130", r"\angle 2 = 13", 0),
+        ("27°", r"\text{27°}", 1),
+        ("27°", r"27\text{°}", 1),
+        ("27°", r"\mathrm{27^\circ}", 1),
+        ("28°", r"\mathrm{27^\circ}", 0),
+        ("27°", "27度", 1),
+        ("27°", "\uff12\uff17°", 1),
+        ("3 cm", r"\text{3cm}", 1),
+        ("3 cm", r"\text{3 m}", 0),
+        ("5", "5 apples", 1),
+        ("5", "5 million", 0),
+        ("5", r"\text{5 million}", 0),
+        ("5", r"5 \text{ hundredths}", 0),
+        ("5", "5 factorial", 0),
+        ("5", "5 otherwise six", 0),
+        ("5 million", "5", 0),
+        ("5 million", "5 million", 1),
+    ],
+)
+def test_values_in_text_commands_and_words_that_change_a_value(gold, answer, right):
+    assert make_grader()(boxed(answer, gold)).parts["accuracy"] == right

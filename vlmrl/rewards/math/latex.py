@@ -18,7 +18,8 @@ _SIGNS = {
     "\u2260": "\\ne ", "\u2248": "\\approx ", "\u222a": "\\cup ", "\u00b1": "\\pm ", "\u2208": "\\in ",
     "\uff08": "(", "\uff09": ")", "\uff0c": ",", "\uff05": "%", "\uff1d": "=", "\uff0e": ".", "\u3002": ".",
     "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2032": "'", "\u2033": "''", "\u2019": "'", "\u20ac": "\\euro ",
-    "\u00a3": "\\pounds ", "\u00a5": "\\yen ",
+    "\u00a3": "\\pounds ", "\u00a5": "\\yen ", "\u2220": "\\angle ", "\u5ea6": "^{\\circ}",
+    **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
 }  # fmt: skip
 SIGNS = str.maketrans(_SIGNS)
 ROOT = re.compile("\u221a\\s*(?:\\(([^()]*)\\)|([0-9]+|[A-Za-z]))")
@@ -33,6 +34,10 @@ OLD_ROMAN = re.compile(r"\{\s*\\(?:rm|bf|it)\s+([^{}]*)\}")
 ONE_LETTER = re.compile(r"\\text\s*\{\s*([A-Za-z])\s*\}")
 FONTS = re.compile(r"\\(?:mathbf|mathit|mathsf|bm|boldsymbol|underline|(?:text)?color\{[^{}]*\})\s*\{([^{}]*)\}")
 NO_WORDS = re.compile(r"\\text\s*\{\s*([-+0-9.,/()]+)\s*\}")
+DEGREES_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[0-9][0-9.,/]*)?\s*\^\{\\circ\}\s*\}")
+"""`\\text{27^\\circ}` and `27\\text{^\\circ}`."""
+UNIT_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[0-9][0-9.,/]*)\s*([A-Za-z][A-Za-z ]{0,30})\}")
+"""`\\text{3 cm}`: a number and words in one text command."""
 GROUPED = re.compile(r"(?<=[0-9])(?:\\[,!;: ]|\{,\}|~)\s*(?=[0-9]{3}(?![0-9]))")
 SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])|\\(?:thinspace|hspace\{[^{}]*\}|phantom\{[^{}]*\})")
 AROUND = re.compile(r"\s*([{}^_])\s*")
@@ -40,7 +45,8 @@ AFTER_COMMAND = re.compile(r"(\\[A-Za-z]+)\s+(?=[^A-Za-z\s])")
 WORD_JOIN = re.compile(r"\\text\{\s*(?:,?\s*)(and|or)\s*\}|(?<![A-Za-z\\])(and|or)(?![A-Za-z])")
 THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
 DEGREES = re.compile(
-    r"\^\{?\\(?:circ|degree)\}?|\\(?:degree|textdegree)(?![A-Za-z])|\^\{?\\text\{o\}\}?|\\circ(?![A-Za-z])"
+    r"\^\{\\(?:circ|degree)\}|\^\\(?:circ|degree)(?![A-Za-z])|\\(?:degree|textdegree)(?![A-Za-z])|\^\{\\text\{o\}\}"
+    r"|\^\\text\{o\}|\\circ(?![A-Za-z])"
 )
 APART = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
 OPENERS, CLOSERS = "([{", ")]}"
@@ -62,6 +68,8 @@ def tidy(text: str) -> str:
     text = AFTER_COMMAND.sub(r"\1", AROUND.sub(r"\1", " ".join(text.split())))
     text = SHORT_ROOT.sub(r"\\sqrt{\1}", SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text))
     text = DEGREES.sub(lambda _: "^{\\circ}", text)
+    text = DEGREES_AS_TEXT.sub(lambda m: f"{m.group(1) or ''}^{{\\circ}}", text)
+    text = UNIT_AS_TEXT.sub(r"\1\\text{\2}", text)
     text = NO_WORDS.sub(r"\1", ONE_LETTER.sub(r"\1", text))
     return text.strip().rstrip(".,;: ").strip()
 

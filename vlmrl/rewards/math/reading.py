@@ -28,8 +28,8 @@ CHOICE = re.compile(
 WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*[A-Za-z]")
 NAME = r"(?:m?\\?angle\s*)?(?:\\[A-Za-z]+|[A-Za-z]{1,3})(?:_(?:\{[A-Za-z0-9]+\}|[A-Za-z0-9]))?'?(?:\([A-Za-z]\))?"
 NAMED = re.compile(
-    rf"(?:\\text\{{[^{{}}]*\}}\s*)?({NAME}|\\overline\{{[A-Z]{{2}}\}}|[A-Za-z]+(?: [A-Za-z]+){{0,4}})\s*"
-    r"(=|\\(?:approx|simeq|sim)(?![A-Za-z]))\s*(?!=)(.+)",
+    rf"(?:\\text\{{[^{{}}]*\}}\s*)?({NAME}|m?\\angle\s*[0-9]{{1,2}}|\\overline\{{[A-Z]{{2}}\}}|"
+    r"[A-Za-z]+(?: [A-Za-z]+){0,4})\s*(=|\\(?:approx|simeq|sim)(?![A-Za-z]))\s*(?!=)(.+)",
     re.S,
 )
 LEAD_IN = re.compile(

@@ -88,9 +88,14 @@ PIECE = re.compile(
 NO_WORDS = {
     "not", "or", "and", "is", "no", "never", "but", "if", "approximately", "about", "less", "more", "than", "wrong",
     "true", "false", "right", "correct", "incorrect", "undefined", "none", "maybe", "either", "neither", "except", "at",
-    "between", "to", "times", "minus", "plus", "over", "squared", "cubed", "option",
+    "between", "to", "times", "minus", "plus", "over", "squared", "cubed", "option", "negative", "factorial", "below",
+    "above", "under", "nope", "nor", "hardly", "otherwise", "versus", "instead", "rather", "unless", "without", "mille",
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "dozen", "dozens",
+    *(word + end for word in ("hundred", "thousand", "million", "billion") for end in ("", "s", "th", "ths")),
+    *(word + end for word in ("third", "fourth", "fifth", "sixth", "eighth", "tenth") for end in ("", "s")), "half",
+    "halves",
 }  # fmt: skip
-"""Words that are no name of a thing that is counted."""
+"""Words that are no name of a thing that is counted: they deny the number before them, or change its value."""
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
 SPEEDS = {"mph": "mi/h", "kmph": "km/h", "kph": "km/h", "fps": "ft/s", "cc": "cm^3"}
 
