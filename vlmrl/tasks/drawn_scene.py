@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vlmrl.data.images import encode_png, image_hash
+from vlmrl.errors import DataError
 from vlmrl.rewards.boxes.overlap import area, shared_area
 from vlmrl.rewards.boxes.planes import Box
+from vlmrl.tasks.own_prep import NewRow
+from vlmrl.types import hash64
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,6 +29,8 @@ COLOURS: Mapping[str, tuple[int, int, int]] = {
 PAPERS = ((255, 255, 255), (238, 238, 230), (222, 232, 240))
 """Colours of backgrounds; every shape is clearly darker or more colourful."""
 TRIES_OF_A_SHAPE = 100
+MOST_TRIES = 500
+"""Largest number of drawings for one row: those whose shapes do not fit, or that another row has, are thrown away."""
 GAP = 2
 """Smallest distance of a shape from the edge of the image, and from other shapes if none may overlap, in pixels."""
 
@@ -35,6 +41,9 @@ class Look:
 
     kind: str
     colour: str
+
+
+LOOKS = tuple(Look(kind, colour) for kind in KINDS for colour in COLOURS)
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,45 @@ class Scene:
     side: int
     paper: tuple[int, int, int]
     shapes: tuple[Shape, ...]
+
+
+class Drawn(NamedTuple):
+    """Image of a row, its truth, and the columns for its prompt."""
+
+    image: Image
+    truth: Mapping[str, Any]
+    columns: Mapping[str, Any]
+
+
+def draw_rows(
+    task: str,
+    counts: Mapping[str, int],
+    seed: int,
+    draw: Callable[[int, random.Random], Drawn | None],
+    *,
+    hint: str,
+) -> dict[str, list[NewRow]]:
+    """Return split -> drawn rows. No image is there twice, and the same seed gives the same rows.
+
+    Args:
+        task: its name; the random numbers depend on it.
+        counts: split -> number of rows.
+        draw: (number of a row in its split, random numbers) -> the row; None = this drawing cannot be used.
+        hint: options to change if the drawings of a row cannot be used.
+    Raises: DataError if no drawing of a row can be used.
+    """
+    images: set[str] = set()
+
+    def row(split: str, number: int) -> NewRow:
+        for attempt in range(MOST_TRIES):
+            drawn = draw(number, random.Random(hash64(task, str(seed), split, str(number), str(attempt))))
+            image = encode_png(drawn.image) if drawn is not None else b""
+            if drawn is not None and (sha256 := image_hash(image)) not in images:
+                images.add(sha256)
+                return NewRow(drawn.truth, [image], drawn.columns, origin=f"drawn {split} {number}")
+        raise DataError(f"{MOST_TRIES} drawings gave no new image for row {number} of {split}", hint=hint)
+
+    return {split: [row(split, number) for number in range(num_rows)] for split, num_rows in counts.items()}
 
 
 def lay_out(

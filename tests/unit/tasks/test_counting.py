@@ -152,7 +152,7 @@ def test_counts_and_questions_take_turns_and_a_seed_repeats() -> None:
     assert sorted(counts) == sorted(list(range(10)) * 2)
     assert {row.truth["answer"] for row in first if row.truth["asks"] == "all"} == set(range(1, 10))
     assert len({row.images[0] for row in first}) == 80
-    with pytest.raises(DataError, match="no room"):
+    with pytest.raises(DataError, match="no new image"):
         drawn_rows({"train": 100}, Drawing(side=56, most=30, overlap=0.0), seed=0)
 
 

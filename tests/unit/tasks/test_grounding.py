@@ -106,6 +106,7 @@ def test_settings_of_the_reward() -> None:
     assert scored("<answer>[100, 100, 300, 300]</answer>", thought="optional")["format"] == 1.0
     assert scored("It is at [100, 100, 300, 300].", thought="optional", place="response")["format"] == 1.0
     assert scored("<think>a</think>[100, 100, 300, 300]", place="response")["format"] == 1.0
+    assert scored("so <think>a</think>[100, 100, 300, 300]", place="response")["format"] == 0.0
     assert scored("It is at [100, 100, 300, 300].", place="response") | {"note": ""} == {
         "iou": 1.0, "format": 0.0, "accuracy": 1.0, "centre": 1.0, "note": "",
         "detail": {"box": [64.0, 48.0, 192.0, 144.0], "iou": 1.0},

@@ -11,14 +11,13 @@ from typing import Any
 
 from vlmrl.data.cells import show
 from vlmrl.data.columns import IMAGES
-from vlmrl.data.images import encode_png, image_hash
 from vlmrl.errors import DataError
 from vlmrl.tasks.counting.reward import LARGEST_COUNT
-from vlmrl.tasks.drawn_scene import COLOURS, KINDS, Look, lay_out, paint, plural_of
+from vlmrl.tasks.drawn_scene import COLOURS, KINDS, LOOKS, Drawn, Look, draw_rows, lay_out, paint, plural_of
 from vlmrl.tasks.own_prep import NewRow
 from vlmrl.tasks.prompt_template import IMAGE
 from vlmrl.tasks.table_rows import RowForm
-from vlmrl.types import Size, hash64
+from vlmrl.types import Size
 
 SPELLINGS = {
     "images": IMAGES,
@@ -28,9 +27,6 @@ SPELLINGS = {
 }
 ANSWER = re.compile(r"\s*<answer>\s*([0-9]{1,7})\s*</answer>\s*|\s*([0-9]{1,7})\s*")
 MOST_CHARS = 2_000
-MOST_TRIES = 200
-"""Largest number of drawings for one row: those that do not fit, or that another row has, are thrown away."""
-LOOKS = tuple(Look(kind, colour) for kind in KINDS for colour in COLOURS)
 ASKS = ("both", "colour", "kind", "all")
 
 
@@ -99,35 +95,20 @@ def drawn_rows(counts: Mapping[str, int], drawing: Drawing, seed: int) -> dict[s
 
     Raises: DataError if the shapes do not fit into the images.
     """
-    images: set[str] = set()
-    return {
-        split: [_row(split, number, drawing, seed, images) for number in range(num_rows)]
-        for split, num_rows in counts.items()
-    }
+    hint = "lower --most or --others, or raise --side"
+    return draw_rows("counting", counts, seed, partial(_draw, drawing), hint=hint)
 
 
-def _row(split: str, number: int, drawing: Drawing, seed: int, images: set[str]) -> NewRow:
+def _draw(drawing: Drawing, number: int, rng: random.Random) -> Drawn | None:
     asks = drawing.asks[number % len(drawing.asks)]
     choices = drawing.most if asks == "all" else drawing.most + 1  # the question for all shapes is never asked of none
     count = (number // len(drawing.asks)) % choices + (1 if asks == "all" else 0)
-    for attempt in range(MOST_TRIES):
-        rng = random.Random(hash64("counting", str(seed), split, str(number), str(attempt)))
-        question, counting, others = _question(rng, asks)
-        num_others = rng.randint(min(1, drawing.others), drawing.others) if others else 0
-        looks = rng.choices(counting, k=count) + (rng.choices(others, k=num_others) if num_others else [])
-        rng.shuffle(looks)
-        scene = lay_out(rng, looks, drawing.side, max_overlap=drawing.overlap)
-        if scene is None:
-            continue
-        image = encode_png(paint(scene))
-        if (sha256 := image_hash(image)) in images:
-            continue
-        images.add(sha256)
-        return NewRow({"answer": count, "asks": asks}, [image], {"problem": question}, origin=f"drawn {split} {number}")
-    raise DataError(
-        f"{MOST_TRIES} drawings of {drawing.side} pixels had no room for up to {drawing.most + drawing.others} shapes",
-        hint="lower --most or --others, or raise --side",
-    )
+    question, counting, others = _question(rng, asks)
+    num_others = rng.randint(min(1, drawing.others), drawing.others) if others else 0
+    looks = rng.choices(counting, k=count) + (rng.choices(others, k=num_others) if num_others else [])
+    rng.shuffle(looks)
+    scene = lay_out(rng, looks, drawing.side, max_overlap=drawing.overlap)
+    return Drawn(paint(scene), {"answer": count, "asks": asks}, {"problem": question}) if scene else None
 
 
 def _question(rng: random.Random, asks: str) -> tuple[str, list[Look], list[Look]]:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from vlmrl.data.images import encode_png, image_hash
-from vlmrl.errors import DataError
 from vlmrl.rewards.boxes.overlap import centre
 from vlmrl.rewards.boxes.planes import Point
-from vlmrl.tasks.drawn_scene import COLOURS, GAP, KINDS, Look, Scene, Shape, lay_out, paint
+from vlmrl.tasks.drawn_scene import GAP, LOOKS, Drawn, Look, Scene, Shape, draw_rows, lay_out, paint
+from vlmrl.tasks.grounding.truth import make_truth
 from vlmrl.tasks.own_prep import NewRow
-from vlmrl.types import hash64
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-LOOKS = tuple(Look(kind, colour) for kind in KINDS for colour in COLOURS)
 SIZES = (0.12, 0.32)
 SINGLE = "single"
 """Kind of expression for tiny models: one shape alone, larger, and a frame around the image."""
@@ -32,8 +30,6 @@ LARGER = 1.25
 """Least ratio of the widths of the largest and the next shape, so that nobody has to measure."""
 APART = 0.1
 """Least distance of centres that decide a question, as a share of the image's width."""
-MOST_TRIES = 500
-"""Largest number of scenes for one row: those in which no expression describes exactly one shape are thrown away."""
 Chosen = tuple[Shape, str]
 """Shape that is described, and the expression."""
 
@@ -55,38 +51,18 @@ class Drawing:
 
 def drawn_rows(counts: Mapping[str, int], drawing: Drawing, seed: int) -> dict[str, list[NewRow]]:
     """Return split -> drawn rows; no image is there twice. Raises: DataError if the shapes do not fit."""
-    images: set[str] = set()
-    return {
-        split: [_row(split, number, drawing, seed, images) for number in range(num_rows)]
-        for split, num_rows in counts.items()
-    }
+    return draw_rows("grounding", counts, seed, partial(_draw, drawing), hint="lower --others, or raise --side")
 
 
-def _row(split: str, number: int, drawing: Drawing, seed: int, images: set[str]) -> NewRow:
+def _draw(drawing: Drawing, number: int, rng: random.Random) -> Drawn | None:
     kinds = drawing.asks or USUAL
     asks = kinds[number % len(kinds)]
-    for attempt in range(MOST_TRIES):
-        rng = random.Random(hash64("grounding", str(seed), split, str(number), str(attempt)))
-        scene = _scene(asks, drawing, rng)
-        if scene is None or (chosen := ASKS[asks](scene, rng)) is None:
-            continue
-        image = encode_png(_framed(paint(scene)) if asks == SINGLE else paint(scene))
-        if (sha256 := image_hash(image)) in images:
-            continue
-        images.add(sha256)
-        shape, expression = chosen
-        truth = {
-            "box": [float(number) for number in shape.box],
-            "space": "pixels",
-            "width": scene.side,
-            "height": scene.side,
-            "asks": asks,
-        }
-        return NewRow(truth, [image], {"expression": expression}, origin=f"drawn {split} {number}")
-    raise DataError(
-        f"{MOST_TRIES} drawings of {drawing.side} pixels gave no expression of the kind `{asks}`",
-        hint="lower --others, or raise --side",
-    )
+    scene = _scene(asks, drawing, rng)
+    if scene is None or (chosen := ASKS[asks](scene, rng)) is None:
+        return None
+    shape, expression = chosen
+    truth = make_truth([float(number) for number in shape.box], "pixels", (scene.side, scene.side), asks)
+    return Drawn(_framed(paint(scene)) if asks == SINGLE else paint(scene), truth, {"expression": expression})
 
 
 def _scene(asks: str, drawing: Drawing, rng: random.Random) -> Scene | None:

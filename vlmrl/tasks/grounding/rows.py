@@ -12,6 +12,7 @@ from vlmrl.errors import DataError
 from vlmrl.rewards.boxes.planes import Space
 from vlmrl.rewards.boxes.reading import Order
 from vlmrl.tasks.boxes.rows import declared_plane, read_box
+from vlmrl.tasks.grounding.truth import make_truth
 from vlmrl.tasks.prompt_template import IMAGE
 from vlmrl.tasks.table_rows import RowForm
 from vlmrl.types import Size
@@ -55,5 +56,4 @@ def _read(
         space, cell = "thousand", cells["normalized"]
     plane = declared_plane(space, size)
     box = read_box(cell, plane, order)
-    truth = {"box": [*box], "space": plane.space, "width": size[0], "height": size[1], "asks": None}
-    return truth, {"expression": expression}
+    return make_truth([*box], plane.space, size), {"expression": expression}

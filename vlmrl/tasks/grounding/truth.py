@@ -8,6 +8,12 @@ from typing import Any
 from vlmrl.errors import RewardError
 from vlmrl.rewards.boxes.planes import Box, Plane
 from vlmrl.tasks.boxes import truth as boxes
+from vlmrl.types import Size
+
+
+def make_truth(box: list[float], space: str, size: Size, asks: str | None = None) -> dict[str, Any]:
+    """Return the truth of a row. `asks`: kind of the expression of a drawn row."""
+    return {"box": box, "space": space, "width": size[0], "height": size[1], "asks": asks}
 
 
 def truth_problems(truth: Mapping[str, Any]) -> list[str]:

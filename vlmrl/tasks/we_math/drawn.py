@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 from vlmrl.data.images import encode_png, image_hash
 from vlmrl.errors import DataError
-from vlmrl.tasks.drawn_scene import COLOURS, KINDS, Look, lay_out, paint, plural_of
+from vlmrl.tasks.drawn_scene import LOOKS, MOST_TRIES, Look, lay_out, paint, plural_of
 from vlmrl.tasks.own_prep import NewRow
 from vlmrl.tasks.we_math.truth import MULTI
 from vlmrl.types import hash64
 
-MOST_TRIES = 200
-"""Largest number of drawings for one set: those that do not fit, or that another set has, are thrown away."""
 NUM_OPTIONS = 4
 NONE_OF_THEM = "E. No correct answer"
 LETTERS = "ABCD"
@@ -50,7 +48,7 @@ def drawn_rows(counts: Mapping[str, int], drawing: Drawing, seed: int) -> dict[s
 def _set(split: str, number: int, drawing: Drawing, seed: int, images: set[str]) -> list[NewRow]:
     num_steps = drawing.steps[number % len(drawing.steps)]
     rng = random.Random(hash64("we_math", str(seed), split, str(number)))
-    looks = rng.sample([Look(kind, colour) for kind in KINDS for colour in COLOURS], num_steps)
+    looks = rng.sample(LOOKS, num_steps)
     counts = [rng.randint(1, drawing.most) for _ in looks]
     shapes = [look for look, count in zip(looks, counts, strict=True) for _ in range(count)]
     for _ in range(MOST_TRIES):
