@@ -176,6 +176,7 @@ class _Reader:
         Raises: DataError at the end if too many rows are wrong.
         """
         seen, bad, total = _Seen(), list[LeftOut](), 0
+        hints: dict[str, None] = {}
         for where, cells, root in _cells(table, pieces):
             try:
                 data = _only_image(cells, root)
@@ -194,12 +195,13 @@ class _Reader:
                 truth, columns = self.form.read(cells, (media.width, media.height))
             except DataError as error:
                 bad.append(LeftOut(where, error.message))
+                hints |= {error.hint: None} if error.hint else {}
                 yield bad[-1]
                 continue
             reason = _repeats(seen, hash64(key, repr(sorted(columns.items()))), hash64(repr(truth)), where)
             yield LeftOut(where, reason) if reason else NewRow(truth, [data], columns, origin=where)
         if not is_few(len(bad), total, self.request.max_bad):
-            raise _too_many(bad, total, self.request.max_bad)
+            raise _too_many(bad, total, self.request.max_bad, hints)
 
 
 def _pieces(table: _Table, split: str) -> list[TablePiece]:
@@ -244,10 +246,12 @@ def _repeats(seen: _Seen, shown: int, answer: int, where: str) -> str:
     return f"the same row as {place}" if other == answer else f"another answer to the image and question of {place}"
 
 
-def _too_many(bad: Sequence[LeftOut], total: int, max_bad: float) -> DataError:
+def _too_many(bad: Sequence[LeftOut], total: int, max_bad: float, hints: Iterable[str]) -> DataError:
     lines = "".join(f"\n  {one.origin}: {visible(one.reason)}" for one in bad[:SHOWN_BAD])
     more = f"\n  ... and {len(bad) - SHOWN_BAD:,} more" if len(bad) > SHOWN_BAD else ""
     return DataError(
         f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}; nothing was written:{lines}{more}",
-        hint=f"mend the rows, or {leave_out(len(bad), total)}",
+        hint="; else ".join(
+            [*hints, f"mend the rows{f', or {leave_out(len(bad), total)}' if len(bad) < total else ''}"]
+        ),
     )

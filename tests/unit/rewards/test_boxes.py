@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
+from vlmrl.rewards.boxes.overlap import iou
 from vlmrl.rewards.boxes.planes import Box, Plane, Point, Space, answer_plane, check_space, convert, plane_of
 from vlmrl.rewards.boxes.reading import CUT, SWAPPED, check_order, only_box, read_boxes, read_points
 from vlmrl.rewards.boxes.scan import MOST_CHARS, MOST_SHAPES
@@ -282,6 +283,20 @@ def test_a_written_box_is_read_again(plane: Plane, data: st.DataObject) -> None:
     box = Box(x[0], y[0], x[1], y[1])
     (read,) = read_boxes(write_box(box, plane), plane).shapes
     assert read.shape == box
+
+
+@pytest.mark.parametrize("space", ["pixels", "seen", "thousand", "unit", "loc"])
+@given(st.data())
+def test_the_answer_to_a_small_box_is_right(space: Space, data: st.DataObject) -> None:
+    truth = plane_of("pixels", (4000, 3000))
+    x, y = data.draw(st.integers(0, 3998)), data.draw(st.integers(0, 2998))
+    box = Box(x, y, x + data.draw(st.integers(1, 2)), y + data.draw(st.integers(1, 2)))
+    plane = plane_of(space, (4000, 3000), (1008, 756))
+    (read,) = read_boxes(write_box(convert(box, truth, plane), plane), plane).shapes
+    written = convert(read.shape, plane, truth)
+    assert written.x1 < written.x2 and written.y1 < written.y2
+    # one bin of `loc` is 3.9 x 2.9 pixels, and it has no decimals
+    assert space == "loc" or iou(written, box) >= 0.9 - 1e-9  # rounding of the conversion
 
 
 @given(PLANES, PLANES, st.tuples(*[st.floats(0, 1e4)] * 4))

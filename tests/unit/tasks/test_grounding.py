@@ -350,8 +350,20 @@ def test_a_wrong_row_is_an_error_with_its_place(
     source = table(tmp_path, [{"problem": "the cat", **fields}])
     with pytest.raises(DataError) as error:
         prepared(tmp_path, source, validation_rows=0, **options)
-    assert reason in error.value.message and "row 0" in error.value.message
+    assert reason in str(error.value) and "row 0" in error.value.message
     assert not (tmp_path / "out").exists()
+
+
+def test_boxes_beyond_the_image_are_told_to_be_in_another_space_first(tmp_path: Path) -> None:
+    good, bad = ({"problem": "the cat", "solution": box} for box in ([64, 48, 192, 144], [100, 100, 900, 900]))
+    with pytest.raises(DataError) as some:
+        prepared(tmp_path, table(tmp_path, [good, bad]), validation_rows=0, truth_space="pixels")
+    hint = str(some.value.hint)
+    assert hint.startswith("are the boxes in another space (--truth-space) or order (--box-order)?")
+    assert hint.endswith("--max-bad 0.5 leaves them out and lists them in dropped.jsonl")
+    with pytest.raises(DataError) as every:  # leaving out every row is no way out
+        prepared(tmp_path, table(tmp_path, [bad]), validation_rows=0, truth_space="pixels")
+    assert "--truth-space" in str(every.value.hint) and "--max-bad" not in str(every.value.hint)
 
 
 def test_options_that_cannot_be_used(tmp_path: Path) -> None:

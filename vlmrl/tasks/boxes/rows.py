@@ -16,6 +16,7 @@ from vlmrl.types import Size
 
 BEYOND = 0.01
 """Largest share of the image's width or height by which a published box may reach beyond the image; it is cut off."""
+ELSEWHERE = "are the boxes in another space (--truth-space) or order (--box-order)?"
 BoxOrder = Annotated[str, Option("Order of the numbers of a true box: xyxy, xywh or yxyx.")]
 
 
@@ -49,7 +50,7 @@ def declared_plane(space: Space | None, size: Size) -> Plane:
     """Return the plane of the true boxes of an image. Raises: DataError if no space is declared."""
     if space is None:
         known = ", ".join(TRUTH_SPACES)
-        raise DataError(f"the coordinates of the boxes are not declared: give --truth-space ({known})")
+        raise DataError("the coordinates of the boxes are not declared", hint=f"give --truth-space ({known})")
     return plane_of(space, size)
 
 
@@ -66,7 +67,7 @@ def read_box(cell: Any, plane: Plane, order: Order = "xyxy") -> Box:
     if read is None or read.notes:
         reason = problem or (read.notes[0] if read is not None else "")
         extent = f"{plane.width:g} x {plane.height:g} in the space `{plane.space}`"
-        raise DataError(f"the box is {show(cell, 60)}: {reason} (the image has {extent})")
+        raise DataError(f"the box is {show(cell, 60)}: {reason} (the image has {extent})", hint=ELSEWHERE)
     x1, y1, x2, y2 = read.shape
     box = Box(x1, y1, min(x2, plane.width), min(y2, plane.height))
     if box.x1 >= box.x2 or box.y1 >= box.y2:

@@ -68,10 +68,10 @@ def first_box(response: str) -> tuple[float, ...]:
         if match is None:
             continue
         numbers = tuple(float(number) for number in match.groups())
-        if BOX_TOKEN in response:
-            return numbers
         if any(abs(number) > 1e300 for number in numbers):
             return (0.0, 0.0, 0.0, 0.0)
+        if BOX_TOKEN in response:
+            return numbers
         return tuple(float(int(number * 1000)) for number in numbers)
     return (0.0, 0.0, 0.0, 0.0)
 
