@@ -304,6 +304,8 @@ def test_each_policy_decides_as_it_says():
         ("5", "5 otherwise six", 0),
         ("5 million", "5", 0),
         ("5 million", "5 million", 1),
+        ("1 gal", "231 in^3", 1),
+        ("1 gal", "1 m^3", 0),
     ],
 )
 def test_values_in_text_commands_and_words_that_change_a_value(gold, answer, right):

@@ -54,7 +54,7 @@ def _table() -> dict[str, tuple[str, Fraction]]:
             "in inch inche": one(254, 10_000), "ft foot feet": one(3048, 10_000), "yd yard": one(9144, 10_000),
             "mi mile": one(1_609_344, 1000),
         },
-        "volume": {"l liter litre": one(1, 1000), "ml milliliter millilitre": one(1, 1_000_000), "gal gallon": one(1)},
+        "volume": {"l liter litre": one(1, 1000), "ml milliliter millilitre": one(1, 1_000_000), "gal gallon": one(3_785_411_784, 10**12)},
         "mass": {"mg milligram": one(1, 1000), "g gram gramme": one(1), "kg kilogram": one(1000),
                  "t ton tonne": one(1_000_000),
                  "lb pound": one(45_359_237, 100_000), "oz ounce": one(28_349_523_125, 10**9)},
