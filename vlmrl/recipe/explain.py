@@ -156,7 +156,7 @@ def first_comment(text: str) -> str:
 
 def first_sentence(text: str) -> str:
     """Return the first sentence of a comment without its full stop, for a list."""
-    return re.split(r"(?<=[a-z0-9)%])\.(?:\s|$)", text, maxsplit=1)[0]
+    return re.split(r"(?<=[a-z0-9)%])(?<!\bDr)\.(?:\s|$)", text, maxsplit=1)[0]
 
 
 def _listed(name: str, path: Path, is_base: bool) -> ListedRecipe:

@@ -171,7 +171,8 @@ def open_saved(
     if not heads:
         within = f" in steps {counted(steps[0])} to {counted(steps[1])}" if steps else ""
         of = f" of source `{source}`" if source else ""
-        raise StoreError(f"there are no saved rollouts{of}{within}", where=str(path))
+        hint = "responses of an evaluation are no rollouts; `vlmrl generate` writes responses that can be checked"
+        raise StoreError(f"there are no saved rollouts{of}{within}", where=str(path), hint=hint)
     if run is not None:
         notes += _damage(run, path)
     return SavedResponses(path, reader, heads, run, _recipe_of(run, notes), _records_of(run), notes=notes)

@@ -161,7 +161,7 @@ def _show_boxes(result: Mapping[str, Any]) -> None:
         if fit["better"]:
             space = fit["better"]
             hint = f"if the model speaks `{space}`, declare it: the variant of the task that asks for `{space}`"
-            out.print(Text(f"{'':16} {hint}, or else reward.args.space"))
+            out.print(Text(f"{'':16} {hint} (with a prompt of your own: reward.args.space)"))
     if pictures := [path for group in result["groups"] for path in group["boxes"]]:
         out.print(Text(f"{'':16} {len(pictures)} pictures ({COLOUR_WORDS}) in {Path(pictures[0]).parent}"))
 
