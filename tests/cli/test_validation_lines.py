@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from vlmrl.cli.show.comparison import show_side_by_side
 from vlmrl.cli.show.eval_table import show_evaluations
 from vlmrl.cli.show.progress import ConsoleWatcher, by_cell
 
@@ -91,3 +92,10 @@ def test_metrics_of_reflection_are_a_line_if_all_are_0(capsys: Any) -> None:
     assert "reflection: none in these answers" in text and "reflection/words" not in text and "- = none" not in text
     text = printed(capsys, result("a", **{"reflection/words": some, "reflection/ratio": zero}))
     assert "reflection/words" in text and "reflection/ratio" in text and "none in these answers" not in text
+
+
+def test_times_and_reflection_are_not_in_the_tables_of_compare(capsys: Any) -> None:
+    keys = ["loss", "reward/mean", "time/step", "reflection/ratio", "eval/test/reflection/maye/word/wait", "a_low"]
+    show_side_by_side("Metrics", [{"key": key, "a": 0.5, "b": 0.25} for key in keys])
+    text = "".join(capsys.readouterr())
+    assert [key for key in keys if key in text] == ["loss", "reward/mean"]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmrl.tasks.reflection import PREFIX, PREFIXES, RATE, WORD
-
-COUNT = "count/"
+from vlmrl.tasks.reflection import COUNT, PREFIX, PREFIXES, RATE, WORD
 
 
 def is_reflection(name: str) -> bool:

@@ -69,7 +69,8 @@ PREFIX = "reflection/"
 """Beginning of the names of these metrics."""
 PREFIXES: Mapping[str, str] = {"default": PREFIX, "maye": f"{PREFIX}maye/"}
 """Profile -> beginning of the names of its metrics in REFLECTION."""
-WORD = "word/"
+WORD, COUNT = "word/", "count/"
+"""Beginnings of the names of counts, after the prefix."""
 RATE = "words_per_1k_tokens"
 
 
@@ -152,7 +153,7 @@ class ReflectionCounts:
 
     def flat(self, prefix: str = PREFIX) -> dict[str, int]:
         """Return all counts by name: `<prefix>count/<field>` and `<prefix>word/<word>`."""
-        numbers = {f"{prefix}count/{name}": getattr(self, name) for name in COUNTS}
+        numbers = {f"{prefix}{COUNT}{name}": getattr(self, name) for name in COUNTS}
         return numbers | {f"{prefix}{WORD}{word}": count for word, count in self.words.items()}
 
     @classmethod
@@ -166,7 +167,7 @@ class ReflectionCounts:
         if profile not in PROFILES:
             raise unknown("reflection profile", profile, PROFILES)
         prefix = PREFIXES[profile]
-        numbers = {name: int(sums.get(f"{prefix}count/{name}", 0)) for name in COUNTS}
+        numbers = {name: int(sums.get(f"{prefix}{COUNT}{name}", 0)) for name in COUNTS}
         return cls(**numbers, words={word: int(sums.get(f"{prefix}{WORD}{word}", 0)) for word in PROFILES[profile]})
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from vlmrl.cli.output import show_table, tell
 
-QUIET_GROUPS = ("time/", "memory/", "reflection/")
-"""Groups of metrics that are not in the tables, but in --json."""
+QUIET_GROUPS = ("time/", "memory/")
+"""Groups of metrics that are not in the tables, as those of reflection are not; --json has them."""
 
 
 def side_title(side: dict[str, Any]) -> str:
@@ -27,7 +27,9 @@ def show_differences(title: str, rows: list[dict[str, Any]], none: str) -> None:
 
 
 def show_side_by_side(title: str, rows: list[dict[str, Any]]) -> None:
-    quiet = [f"/{group}" for group in QUIET_GROUPS]
+    from vlmrl.tasks.reflection import PREFIX
+
+    quiet = [f"/{group}" for group in (*QUIET_GROUPS, PREFIX)]
     shown = [
         r for r in rows if not r["key"].endswith(("_low", "_high")) and not any(g in f"/{r['key']}" for g in quiet)
     ]

@@ -12,9 +12,6 @@ from vlmrl.visible import plural
 if TYPE_CHECKING:
     from vlmrl.evaluate.records import Evaluation
 
-QUIET = "reflection"
-"""Group of metrics that a line replaces where all of them are 0."""
-
 
 def show_evaluations(results: Sequence[dict[str, Any]], others: Sequence[Path | None]) -> None:
     """Print the metrics of evaluations. Notes that are the same for several are printed once, at the end.
@@ -35,6 +32,7 @@ def _show_evaluation(result: dict[str, Any], other: Path | None) -> list[str]:
     from vlmrl.evaluate.over_epochs import published_here
     from vlmrl.evaluate.repeated import BEGINNINGS
     from vlmrl.store.evaluated_rows import role_label
+    from vlmrl.tasks.reflection import PREFIX
 
     meta = result["meta"]
     numbers = published_here(meta.get("paper") or {}, meta)
@@ -52,7 +50,7 @@ def _show_evaluation(result: dict[str, Any], other: Path | None) -> list[str]:
     show_table(_heading(result), headers, rows)
     undefined = (result.get("set_metrics") or {}).get("undefined") or ()
     if left_out:
-        tell(f"{QUIET}: none in these answers")
+        tell(f"{PREFIX.rstrip('/')}: none in these answers")
     elif undefined:
         tell(f"not defined on these answers: {', '.join(undefined)}")
     if result["rows"] > result["prompts"] and not any(name.startswith(BEGINNINGS) for name in result["metrics"]):
@@ -98,7 +96,9 @@ def _heading(result: Mapping[str, Any]) -> str:
 
 def _empty_group(result: Mapping[str, Any]) -> set[str]:
     """Return the metrics of reflection if all of them are 0: one line says so."""
-    names = {name for name in result["metrics"] if name.startswith(f"{QUIET}/")}
+    from vlmrl.tasks.reflection import PREFIX
+
+    names = {name for name in result["metrics"] if name.startswith(PREFIX)}
     return names if all(result["metrics"][name]["value"] == 0 for name in names) else set()
 
 
