@@ -1,4 +1,4 @@
-"""How often the interval of an average precision contains the true value, by simulation.
+"""Coverage of the interval of an average precision, by simulation.
 
     python scripts/bench/ap_intervals.py [--worlds 500] [--json] [--smoke]
 

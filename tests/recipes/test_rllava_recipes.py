@@ -21,7 +21,7 @@ ROWS = [
 ]
 """Rows of the page's tables of scripts: script, recipe, remark."""
 DEFAULT = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "aggregation": "token_mean", "kl_coef": 0.0}
-"""What RLLaVA's configuration sets where a script says nothing, but for its KL loss."""
+"""Settings of RLLaVA's configuration where a script says nothing, except for its KL loss."""
 KL_LOSS = {"kl": "low_var_kl", "kl_in": "loss", "kl_coef": 0.01}
 KL_REWARD = {"kl": "k1", "kl_in": "reward", "kl_coef": 0.001}
 BY_SEQUENCE: dict[str, Any] = {"aggregation": "sequence_mean", "dual_clip": None}

@@ -218,7 +218,7 @@ def number_of(row: Any) -> int:
 
 
 def counted(image: bytes, question: str) -> int:
-    """How many shapes of the look in the question there are, from the pixels alone."""
+    """Return the number of shapes of the look that the question names, from the pixels alone."""
     match = re.match(r"How many (\w+) (\w+)s are", question)
     assert match is not None
     pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB"))
