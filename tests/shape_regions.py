@@ -20,3 +20,9 @@ def regions(image: Image.Image) -> list[tuple[str, str, tuple[int, ...]]]:
             kind = "square" if share > 0.95 else "circle" if share > 0.68 else "triangle"
             shapes.append((colour, kind, (columns.start, rows.start, columns.stop, rows.stop)))
     return shapes
+
+
+def extent_of(pixels: np.ndarray, colour: tuple[int, int, int]) -> tuple[int, int, int, int]:
+    """Return the smallest box around all pixels of a colour: left, upper, right and lower edge."""
+    rows, columns = np.nonzero((pixels == colour).all(axis=2))
+    return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1

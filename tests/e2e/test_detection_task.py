@@ -14,10 +14,9 @@ from command_line import this_process
 from endpoint_server import Reply, completion, prompt_of, serve_endpoint
 from PIL import Image
 from shape_regions import regions
-from small_runs import recipe_text
+from task_runs import assert_no_hole, measured, prepared, probed, trained
 
 from vlmrl.store.media import RunImages
-from vlmrl.store.open_run import open_run
 
 RECIPE = """
 rollout = {prompts_per_step = 2, samples_per_prompt = 2, max_new_tokens = 8}
@@ -35,32 +34,20 @@ variant = "seen_direct"
 
 @pytest.mark.slow
 def test_drawn_detection_goes_through_every_command(tmp_path: Path, tiny_folder: Path) -> None:
-    words = ("--synthetic", 20, "--side", 84, "--others", 1, "--asks", "kind", "--out", "data")
-    made = this_process("prep", "detection", *words, cwd=tmp_path)
-    assert made.code == 0, made.err
-    (tmp_path / "recipe.toml").write_text(recipe_text(tiny_folder, RECIPE))
-    checked = this_process("check", "recipe.toml", cwd=tmp_path)
-    assert checked.code == 0, checked.err
-    assert this_process("train", "recipe.toml", "--name", "own", "--json", cwd=tmp_path).json["status"] == "done"
+    prepared(tmp_path, "detection", "--synthetic", 20, "--side", 84, "--others", 1, "--asks", "kind")
+    run = trained(tmp_path, tiny_folder, RECIPE)
     more = this_process("train", "--resume", "own", "--set", "train.steps=2", "--json", cwd=tmp_path)
     assert more.code == 0, more.err
-    run = open_run(tmp_path / "runs", "own")
     for step in range(2):
         scores = [s.score for g in run.read_rollouts(step) for s in g.samples]
         assert scores and all(score.status == "ok" for score in scores)
         assert all(RunImages(run.dir).find(score.artifacts["boxes"]) for score in scores)
-    (measured,) = this_process("eval", "own", "--max-rows", 12, "--json", cwd=tmp_path).json["evaluations"]
-    metrics = measured["metrics"]
+    metrics = measured(tmp_path, "--max-rows", 12)
     assert metrics["parse_failure"]["value"] == 1.0  # random weights write no answer
     assert {"map", "ap50", "ap75", "map/circle"} <= set(metrics)
     assert (metrics["map"]["value"], metrics["map"]["low"], metrics["map"]["high"]) == (0.0, None, None)
     assert metrics["map"]["clusters"] == 12 and metrics["absent_accuracy"]["n"] < 12
-    probed = this_process("reward-check", "own", "--probe", "--json", cwd=tmp_path).json
-    assert probed["stored"]["equal"]
-    (found,) = probed["probes"].values()
-    assert found["flagged"] == 0 and "a box without confidence" in {probe["name"] for probe in found["probes"]}
-    assert found["honest"]["informed"] > 0.8
-    assert this_process("report", "own", cwd=tmp_path).code == 0
+    assert_no_hole(probed(tmp_path), "a box without confidence")
 
 
 def look(number: int, body: dict[str, Any]) -> Reply:
@@ -82,8 +69,7 @@ def look(number: int, body: dict[str, Any]) -> Reply:
 
 
 def test_an_endpoint_that_sees_has_the_average_precision_of_its_boxes(tmp_path: Path) -> None:
-    made = this_process("prep", "detection", "--synthetic", 20, "--side", 168, "--out", "data", cwd=tmp_path)
-    assert made.code == 0, made.err
+    prepared(tmp_path, "detection", "--synthetic", 20, "--side", 168)
     (tmp_path / "mine.toml").write_text('[model]\npath = "no/model"\n[[data]]\npath = "data"\ntask = "detection"\n')
     with serve_endpoint(look) as endpoint:
         words = ["eval", "--endpoint", endpoint.address, "--model", "org/served", "--recipe", "mine.toml", "--json"]

@@ -14,23 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from scipy import ndimage
+from task_tables import prepare, rows_of, sizes_of
 
 from vlmrl.data.images import encode_png
-from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RewardError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.rewards.base import UNSCORED, combine
 from vlmrl.tasks import make_task
-from vlmrl.tasks.counting.command import prep
 from vlmrl.tasks.counting.reward import count, read_count
 from vlmrl.tasks.counting.rows import Drawing, drawn_rows, read_truth
 from vlmrl.tasks.counting.task import counting_task, measure
-from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.drawn_scene import COLOURS
 from vlmrl.tasks.source import open_source
-from vlmrl.types import RewardInput, Row
+from vlmrl.types import RewardInput
 
-LIMITS = Limits(workers=1)
 GOOD = "<think>one, two, three</think><answer>{}</answer>"
 
 # (response, accuracy, format, nearness, words of the note); the truth is 3
@@ -156,14 +153,6 @@ def test_counts_and_questions_take_turns_and_a_seed_repeats() -> None:
         drawn_rows({"train": 100}, Drawing(side=56, most=30, overlap=0.0), seed=0)
 
 
-def prepared(tmp_path: Path, source: Path | None = None, **options: Any) -> Prepared:
-    return prep(str(source) if source else None, out=tmp_path / "out", limits=LIMITS, **options)
-
-
-def rows_of(made: Prepared, split: str) -> list[Row]:
-    return list(open_dataset(Data(path=str(made.path))).rows(split))
-
-
 def table(tmp_path: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl", key: str = "image_path") -> Path:
     """A table of rows, each with an image of its own, unless it names one."""
     folder = tmp_path / "source"
@@ -178,13 +167,9 @@ def table(tmp_path: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl", 
 
 
 def test_a_drawn_dataset_is_sound_and_its_traces_earn_everything(tmp_path: Path) -> None:
-    made = prepared(tmp_path, synthetic=20, side=112, most=4, others=2)
-    assert {split: facts["rows"] for split, facts in made.info["splits"].items()} == {
-        "train": 20,
-        "validation": 20,
-        "test": 40,
-    }
-    assert prepared(tmp_path, synthetic=20, side=112, most=4, others=2).outcome == "up to date"
+    made = prepare("counting", tmp_path, synthetic=20, side=112, most=4, others=2)
+    assert sizes_of(made.info) == {"train": 20, "validation": 20, "test": 40}
+    assert prepare("counting", tmp_path, synthetic=20, side=112, most=4, others=2).outcome == "up to date"
     for variant, profile in (("think", "default"), ("direct", "default"), ("think", "rllava")):
         source = open_source(Data(path=str(made.path), variant=variant), Reward(profile=profile))
         assert source.task.trace is not None
@@ -210,7 +195,7 @@ def test_rows_of_published_tables(
     tmp_path: Path, row: dict[str, Any], question: str, answer: int, objects: bool
 ) -> None:
     source = table(tmp_path, [dict(row) for _ in range(3)])
-    made = prepared(tmp_path, source, objects=objects, validation_rows=0)
+    made = prepare("counting", tmp_path, source, objects=objects, validation_rows=0)
     (split,) = made.info["splits"]
     rows = rows_of(made, split)
     assert [(r.columns["problem"], r.truth["answer"]) for r in rows] == [(question, answer)] * 3
@@ -236,11 +221,11 @@ def test_a_wrong_row_is_an_error_or_is_left_out_on_request(tmp_path: Path, field
     good = [{"question": "How many?", "ground_truth": n} for n in range(4)]
     source = table(tmp_path, [*good, {"question": "How many?", "ground_truth": 9, **fields}])
     with pytest.raises(DataError) as error:
-        prepared(tmp_path, source, validation_rows=0)
+        prepare("counting", tmp_path, source, validation_rows=0)
     assert "1 of 5 rows are wrong" in error.value.message and reason in error.value.message
     assert "rows.jsonl:5" in error.value.message and "--max-bad 0.2" in str(error.value.hint)
     assert not (tmp_path / "out").exists()
-    made = prepared(tmp_path, source, validation_rows=0, max_bad=0.2)
+    made = prepare("counting", tmp_path, source, validation_rows=0, max_bad=0.2)
     assert len(rows_of(made, next(iter(made.info["splits"])))) == 4
     (line,) = (made.path / "dropped.jsonl").read_text().splitlines()
     assert json.loads(line)["origin"] == "rows.jsonl:5" and reason in json.loads(line)["reason"]
@@ -251,7 +236,7 @@ def test_rows_that_repeat_or_contradict_each_other_are_left_out(tmp_path: Path) 
     source = table(tmp_path, rows)
     image = rows[0]["image_path"]
     more = [{"question": "How many?", "ground_truth": n, "image_path": image} for n in (1, 3)]
-    made = prepared(tmp_path, table(tmp_path, [*rows, *more], source.name), validation_rows=0)
+    made = prepare("counting", tmp_path, table(tmp_path, [*rows, *more], source.name), validation_rows=0)
     reasons = [json.loads(line)["reason"] for line in (made.path / "dropped.jsonl").read_text().splitlines()]
     assert reasons == ["the same row as rows.jsonl:1", "another answer to the image and question of rows.jsonl:1"]
 
@@ -262,12 +247,8 @@ def test_validation_rows_share_no_image_with_train_and_another_table_is_the_test
     twice = [{"question": "How many cats?", "ground_truth": 1, "image_path": row["image_path"]} for row in rows]
     source = table(tmp_path, [*rows, *twice], "train.jsonl")
     test = table(tmp_path, [{"question": "How many test items?", "ground_truth": 2} for _ in range(3)], "super.jsonl")
-    made = prepared(tmp_path, source, test=str(test), validation_rows=6)
-    assert {split: facts["rows"] for split, facts in made.info["splits"].items()} == {
-        "train": 74,
-        "validation": 6,
-        "test": 3,
-    }
+    made = prepare("counting", tmp_path, source, test=str(test), validation_rows=6)
+    assert sizes_of(made.info) == {"train": 74, "validation": 6, "test": 3}
     images = {split: {row.media[0].sha256 for row in rows_of(made, split)} for split in made.info["splits"]}
     assert not images["train"] & images["validation"]
     assert all(row.columns["problem"] == "How many test items?" for row in rows_of(made, "test"))
@@ -275,13 +256,13 @@ def test_validation_rows_share_no_image_with_train_and_another_table_is_the_test
 
 def test_a_table_without_the_columns_says_which_it_needs(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no column `answer`"):
-        prepared(tmp_path, table(tmp_path, [{"question": "How many?"}]))
+        prepare("counting", tmp_path, table(tmp_path, [{"question": "How many?"}]))
     with pytest.raises(DataError, match="no column `problem` or `label`"):
-        prepared(tmp_path, table(tmp_path, [{"answer": 3}]))
+        prepare("counting", tmp_path, table(tmp_path, [{"answer": 3}]))
     with pytest.raises(DataError, match="--asks"):
-        prepared(tmp_path, synthetic=20, asks="size")
+        prepare("counting", tmp_path, synthetic=20, asks="size")
     with pytest.raises(DataError, match="leave one out"):
-        prepared(tmp_path, table(tmp_path, [{"answer": 3}]), synthetic=20)
+        prepare("counting", tmp_path, table(tmp_path, [{"answer": 3}]), synthetic=20)
 
 
 def test_answers_of_cells() -> None:

@@ -10,19 +10,14 @@ from typing import Any
 import pytest
 from PIL import Image
 from shape_regions import regions
+from task_tables import picture_table, prepare, rows_of, sizes_of
 
-from vlmrl.data.images import encode_png
-from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, VlmrlError
 from vlmrl.recipe.schema import Data, Reward
-from vlmrl.tasks.dataset_assembly import Limits, Prepared
-from vlmrl.tasks.detection.command import prep
 from vlmrl.tasks.detection.drawn import ASKS, Drawing, drawn_rows
 from vlmrl.tasks.detection.rows import read_category
 from vlmrl.tasks.source import open_source
-from vlmrl.types import Row
 
-LIMITS = Limits(workers=1)
 PROBLEM = (
     "Detect all objects belonging to the category '{0}' in the image.\n"
     "If no object belonging to the category '{0}' in the image, return 'No Objects'."
@@ -62,30 +57,9 @@ def test_settings_of_a_drawing(asks: str) -> None:
         drawn_rows({"train": 60}, Drawing(side=9, others=0), seed=1)
 
 
-def prepared(tmp_path: Path, source: Path | None = None, **options: Any) -> Prepared:
-    return prep(str(source) if source else None, out=tmp_path / "out", limits=LIMITS, **options)
-
-
-def rows_of(made: Prepared) -> list[Row]:
-    return list(open_dataset(Data(path=str(made.path))).rows(next(iter(made.info["splits"]))))
-
-
-def table(tmp_path: Path, rows: list[dict[str, Any]]) -> Path:
-    """A JSON list with image paths; images of 640 x 480 pixels."""
-    for number, row in enumerate(rows):
-        (tmp_path / f"{number}.png").write_bytes(encode_png(Image.new("RGB", (640, 480), (number * 9, 99, 99))))
-        row.setdefault("image", f"{number}.png")
-    (tmp_path / "rows.json").write_text(json.dumps(rows), "utf-8")
-    return tmp_path / "rows.json"
-
-
 def test_a_drawn_dataset_is_sound(tmp_path: Path) -> None:
-    made = prepared(tmp_path, synthetic=20, side=168)
-    assert {split: facts["rows"] for split, facts in made.info["splits"].items()} == {
-        "train": 20,
-        "validation": 20,
-        "test": 40,
-    }
+    made = prepare("detection", tmp_path, synthetic=20, side=168)
+    assert sizes_of(made.info) == {"train": 20, "validation": 20, "test": 40}
     source = open_source(Data(path=str(made.path), variant="thousand"), Reward())
     row = source.rows[0]
     (message,) = source.messages(row)
@@ -115,8 +89,8 @@ BOXES = [[100.0, 100.0, 300.0, 300.0], [500.0, 500.0, 700.0, 900.0]]
     ],
 )  # fmt: skip
 def test_rows_of_published_tables(tmp_path: Path, solution: Any, boxes: list[list[float]]) -> None:
-    source = table(tmp_path, [{"problem": PROBLEM.format("traffic light"), "solution": solution}])
-    (row,) = rows_of(prepared(tmp_path, source, validation_rows=0, truth_space="thousand"))
+    source = picture_table(tmp_path, [{"problem": PROBLEM.format("traffic light"), "solution": solution}])
+    (row,) = rows_of(prepare("detection", tmp_path, source, validation_rows=0, truth_space="thousand"))
     assert row.columns["category"] == "traffic light"
     assert row.truth == {
         "boxes": boxes, "space": "thousand", "width": 640, "height": 480, "category": "traffic light",
@@ -149,17 +123,17 @@ def test_rows_of_published_tables(tmp_path: Path, solution: Any, boxes: list[lis
     ],
 )
 def test_a_wrong_row_is_an_error_with_its_place(tmp_path: Path, solution: Any, reason: str) -> None:
-    source = table(tmp_path, [{"problem": PROBLEM.format("cat"), "solution": solution}])
+    source = picture_table(tmp_path, [{"problem": PROBLEM.format("cat"), "solution": solution}])
     with pytest.raises(DataError) as error:
-        prepared(tmp_path, source, validation_rows=0, truth_space="thousand")
+        prepare("detection", tmp_path, source, validation_rows=0, truth_space="thousand")
     assert reason in error.value.message and "row 0" in error.value.message
     assert not (tmp_path / "out").exists()
 
 
 def test_wrong_rows_are_reported_and_left_out_if_they_are_few(tmp_path: Path) -> None:
     good = {"category": "cat", "solution": "[[1, 2, 30, 40]]"}
-    source = table(tmp_path, [dict(good), {**good, "solution": "[5]"}, dict(good)])
-    made = prepared(tmp_path, source, validation_rows=0, truth_space="pixels", max_bad=0.5)
+    source = picture_table(tmp_path, [dict(good), {**good, "solution": "[5]"}, dict(good)])
+    made = prepare("detection", tmp_path, source, validation_rows=0, truth_space="pixels", max_bad=0.5)
     assert len(rows_of(made)) == 2
     (dropped,) = [json.loads(line) for line in (made.path / "dropped.jsonl").read_text().splitlines()]
     assert "row 1" in dropped["origin"] and "the box is" in dropped["reason"]
@@ -199,7 +173,7 @@ def test_a_row_without_one_category_is_wrong(category: Any, problem: Any, reason
 def test_options_that_cannot_be_used(tmp_path: Path) -> None:
     for options in ({"truth_space": "seen"}, {"asks": "size"}, {"box_order": "xxyy"}):
         with pytest.raises(VlmrlError, match=next(iter(options.values()))):
-            prepared(tmp_path, synthetic=20, **options)
-    source = table(tmp_path, [{"category": "cat", "boxes": [[1, 2, 3, 4]]}])
+            prepare("detection", tmp_path, synthetic=20, **options)
+    source = picture_table(tmp_path, [{"category": "cat", "boxes": [[1, 2, 3, 4]]}])
     with pytest.raises(DataError, match="give --truth-space"):
-        prepared(tmp_path, source)
+        prepare("detection", tmp_path, source)

@@ -10,19 +10,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import task_tables
 from PIL import Image
+from task_tables import rows_of, sizes_of
 
 from vlmrl.data.images import encode_png
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
-from vlmrl.tasks.dataset_assembly import Limits, Prepared
-from vlmrl.tasks.geometry.command import prep_command
+from vlmrl.tasks.dataset_assembly import Prepared
 from vlmrl.tasks.geometry.problem_rows import place_marks, read_answer
 from vlmrl.tasks.geometry.task import GEOMETRY3K, GEOQA, MM_MATH, TEXT_MATH, Collection
-from vlmrl.types import Row
 
-LIMITS = Limits(workers=1)
 Fields = Mapping[str, Any]
 
 
@@ -70,22 +69,13 @@ def geometry_folder(tmp_path: Path, **last: Any) -> Path:
 
 
 def prepare(tmp_path: Path, source: Path | str | None, collection: Collection = GEOMETRY3K, **options: Any) -> Prepared:
-    source = str(source) if source else None
-    return prep_command(collection).run(source, **{"out": tmp_path / "out", **options}, limits=LIMITS)
-
-
-def rows_of(prepared: Prepared, split: str) -> list[Row]:
-    return list(open_dataset(Data(path=str(prepared.path))).rows(split))
+    return task_tables.prepare(collection.name, tmp_path, source, **options)
 
 
 def test_mayes_folder_keeps_its_splits_answers_and_images(tmp_path: Path) -> None:
     source = geometry_folder(tmp_path, solution="So $x = 2 \\cdot 3$. Thus $x = \\boxed{6}$, as \\boxed{ 6\\sqrt{3} }")
     prepared = prepare(tmp_path, source)
-    assert {split: f["rows"] for split, f in prepared.info["splits"].items()} == {
-        "train": 6,
-        "validation": 2,
-        "test": 3,
-    }
+    assert sizes_of(prepared.info) == {"train": 6, "validation": 2, "test": 3}
     train = rows_of(prepared, "train")
     assert [row.truth["answer"] for row in train] == ["0", "1", "2", "3", "4", "6\\sqrt{3}"]  # the last box
     assert train[5].truth["solution"].endswith("\\boxed{ 6\\sqrt{3} }")

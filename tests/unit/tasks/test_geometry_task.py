@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from task_tables import prepare
 
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks import TASKS, make_task
-from vlmrl.tasks.dataset_assembly import Limits
-from vlmrl.tasks.geometry.command import prep_command
 from vlmrl.tasks.geometry.task import GEOMETRY3K, GRADING, MM_MATH, TEXT_MATH, Collection
 from vlmrl.tasks.source import Source, open_source
 from vlmrl.types import RewardInput, Row
@@ -27,7 +26,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(collection: Collection, out: Path, **options: Any) -> Path:
-    return prep_command(collection).run(out=out, limits=Limits(workers=1), **options).path
+    return prepare(collection.name, out.parent, out=out, **options).path
 
 
 def source_of(path: Path, variant: str | None = None, profile: str = "default") -> Source:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from shape_regions import regions
+from shape_regions import extent_of, regions
+from task_tables import picture_table, prepare, rows_of, sizes_of
 
-from vlmrl.data.images import encode_png
-from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RewardError, VlmrlError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.reward_check.probe import probe_reward
@@ -25,15 +23,12 @@ from vlmrl.rewards.boxes.planes import SPACES
 from vlmrl.tasks import kind_of, make_task
 from vlmrl.tasks.boxes.settings import VARIANTS
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.tasks.dataset_assembly import Limits, Prepared
-from vlmrl.tasks.grounding.command import prep
 from vlmrl.tasks.grounding.drawn import FRAME, SINGLE, USUAL, Drawing, drawn_rows
 from vlmrl.tasks.grounding.reward import box_iou
 from vlmrl.tasks.grounding.task import grounding_task
 from vlmrl.tasks.source import open_source
-from vlmrl.types import Media, RewardInput, Row
+from vlmrl.types import Media, RewardInput
 
-LIMITS = Limits(workers=1)
 TRUTH = {"box": [64.0, 48.0, 192.0, 144.0], "space": "pixels", "width": 640, "height": 480}
 """In 0 to 1000: [100, 100, 300, 300]."""
 GOOD = "<think>I see it.</think><answer>{}</answer>"
@@ -253,37 +248,16 @@ def test_a_single_shape_lies_alone_within_a_frame_that_it_does_not_touch() -> No
 
 
 def test_single_shapes_are_drawn_only_where_they_are_asked_for(tmp_path: Path) -> None:
-    drawn = prepared(tmp_path, synthetic=20, side=168, asks="single, look").info
+    drawn = prepare("grounding", tmp_path, synthetic=20, side=168, asks="single, look").info
     assert drawn["args"]["asks"] == ["single", "look"]
     assert SINGLE not in USUAL
     with pytest.raises(DataError, match="--asks names `alone`"):
-        prepared(tmp_path, synthetic=20, asks="alone")
-
-
-def prepared(tmp_path: Path, source: Path | None = None, **options: Any) -> Prepared:
-    return prep(str(source) if source else None, out=tmp_path / "out", limits=LIMITS, **options)
-
-
-def rows_of(made: Prepared) -> list[Row]:
-    return list(open_dataset(Data(path=str(made.path))).rows(next(iter(made.info["splits"]))))
-
-
-def table(tmp_path: Path, rows: list[dict[str, Any]], name: str = "rows.json") -> Path:
-    """A table as RefCOCO's annotations are published: a JSON list with image paths; images of 640 x 480 pixels."""
-    for number, row in enumerate(rows):
-        (tmp_path / f"{number}.png").write_bytes(encode_png(Image.new("RGB", (640, 480), (number * 9, 99, 99))))
-        row.setdefault("image", f"{number}.png")
-    (tmp_path / name).write_text(json.dumps(rows), "utf-8")
-    return tmp_path / name
+        prepare("grounding", tmp_path, synthetic=20, asks="alone")
 
 
 def test_a_drawn_dataset_is_sound_and_its_traces_earn_nearly_everything(tmp_path: Path) -> None:
-    made = prepared(tmp_path, synthetic=20, side=168)
-    assert {split: facts["rows"] for split, facts in made.info["splits"].items()} == {
-        "train": 20,
-        "validation": 20,
-        "test": 40,
-    }
+    made = prepare("grounding", tmp_path, synthetic=20, side=168)
+    assert sizes_of(made.info) == {"train": 20, "validation": 20, "test": 40}
     for variant in VARIANTS:
         source = open_source(Data(path=str(made.path), variant=variant), Reward())
         row = source.rows[0]
@@ -324,8 +298,8 @@ def test_a_drawn_dataset_is_sound_and_its_traces_earn_nearly_everything(tmp_path
 def test_rows_of_published_tables(
     tmp_path: Path, fields: dict[str, Any], options: dict[str, Any], box: list[float], space: str
 ) -> None:
-    made = prepared(tmp_path, table(tmp_path, [{"problem": "the cat", **fields}]), validation_rows=0, **options)
-    (row,) = rows_of(made)
+    source = picture_table(tmp_path, [{"problem": "the cat", **fields}])
+    (row,) = rows_of(prepare("grounding", tmp_path, source, validation_rows=0, **options))
     assert row.columns["expression"] == "the cat"
     assert row.truth == {"box": box, "space": space, "width": 640, "height": 480, "asks": None}
 
@@ -347,9 +321,9 @@ def test_rows_of_published_tables(
 def test_a_wrong_row_is_an_error_with_its_place(
     tmp_path: Path, fields: dict[str, Any], options: dict[str, Any], reason: str
 ) -> None:
-    source = table(tmp_path, [{"problem": "the cat", **fields}])
+    source = picture_table(tmp_path, [{"problem": "the cat", **fields}])
     with pytest.raises(DataError) as error:
-        prepared(tmp_path, source, validation_rows=0, **options)
+        prepare("grounding", tmp_path, source, validation_rows=0, **options)
     assert reason in error.value.message and "row 0" in error.value.message
     assert not (tmp_path / "out").exists()
 
@@ -357,7 +331,7 @@ def test_a_wrong_row_is_an_error_with_its_place(
 def test_options_that_cannot_be_used(tmp_path: Path) -> None:
     for options in ({"truth_space": "seen"}, {"asks": "colour"}, {"box_order": "xxyy"}):
         with pytest.raises(VlmrlError, match=next(iter(options.values()))):
-            prepared(tmp_path, synthetic=20, **options)
+            prepare("grounding", tmp_path, synthetic=20, **options)
     with pytest.raises(DataError, match="vlmrl prep grounding table"):
         make_task("grounding", {"style": "own", "path": "table.jsonl"})
 
@@ -376,8 +350,7 @@ def test_the_picture_of_a_score_has_both_boxes_where_they_were_read() -> None:
     pixels = np.asarray(result.artifacts["boxes"])
     assert pixels.shape == (384, 512, 3)
     for colour, box in (((0, 170, 60), (51, 38, 154, 115)), ((230, 0, 200), (256, 192, 384, 288))):
-        rows, columns = np.nonzero((pixels == colour).all(axis=2))
-        assert (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1) == pytest.approx(box, abs=1)
+        assert extent_of(pixels, colour) == pytest.approx(box, abs=1)
     assert result.parts["iou"] == 0.0 and image.size == (1280, 960)
     nothing: Any = spec.fn(RewardInput("", TRUTH, images=[image]))
     assert (np.asarray(nothing.artifacts["boxes"]) != (230, 0, 200)).any(axis=2).all()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy import ndimage
+from task_tables import prepare
 
 from vlmrl.data.images import encode_png
 from vlmrl.data.open_dataset import open_dataset
@@ -23,17 +24,15 @@ from vlmrl.evaluate.set_metrics import summarise_sets
 from vlmrl.recipe.schema import Data
 from vlmrl.rewards.base import UNSCORED, combine
 from vlmrl.tasks import make_task
-from vlmrl.tasks.dataset_assembly import Limits, Prepared
+from vlmrl.tasks.dataset_assembly import Prepared
 from vlmrl.tasks.drawn_scene import COLOURS
 from vlmrl.tasks.pooled import Verdict
-from vlmrl.tasks.we_math.command import prep
 from vlmrl.tasks.we_math.drawn import Drawing, drawn_rows
 from vlmrl.tasks.we_math.metrics import set_metrics, unit_of
 from vlmrl.tasks.we_math.rewards import we_math
 from vlmrl.tasks.we_math.truth import read_options
 from vlmrl.types import RewardInput, Row
 
-LIMITS = Limits(workers=1)
 GOOD = "<think>as shown</think><answer>{}</answer>"
 OPTIONS = "A. 300;B. 400; C. 31.4 cm;E. No correct answer"
 CHOICE = {"answer": "B", "options": OPTIONS}
@@ -260,14 +259,8 @@ def prepared_from(tmp_path: Path, rows: list[dict[str, Any]], test: list[dict[st
             image.save(tmp_path / row["image_path"])
         text = json.dumps(table) if name.endswith(".json") else "".join(json.dumps(row) + "\n" for row in table)
         (tmp_path / name).write_text(text)
-    return prep(
-        str(tmp_path / "train.jsonl"),
-        test=str(tmp_path / "testmini.json"),
-        out=tmp_path / "out",
-        limits=LIMITS,
-        validation_rows=0,
-        **options,
-    )
+    test_table = str(tmp_path / "testmini.json")
+    return prepare("we_math", tmp_path, tmp_path / "train.jsonl", test=test_table, validation_rows=0, **options)
 
 
 def test_published_rows_with_and_without_options(tmp_path: Path) -> None:
@@ -322,10 +315,10 @@ def test_splits_of_the_hub_get_the_names_of_splits_here_and_steps_are_checked(tm
         for number, split in enumerate(("sft", "testmini"))
     }
     datasets.DatasetDict(tables).save_to_disk(str(folder))
-    prepared = prep(str(folder), out=tmp_path / "out", limits=LIMITS)
+    prepared = prepare("we_math", tmp_path, folder)
     assert list(prepared.info["splits"]) == ["train", "test"]
     with pytest.raises(DataError, match="--steps"):
-        prep(synthetic=20, steps="4", limits=LIMITS, out=tmp_path / "x")
+        prepare("we_math", tmp_path, synthetic=20, steps="4", out=tmp_path / "x")
 
 
 def test_attacks_of_the_task_earn_less_than_the_truth() -> None:
