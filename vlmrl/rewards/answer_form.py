@@ -16,6 +16,16 @@ def check_thought(thought: str) -> None:
         raise RewardError(f"thought = {thought!r} is unknown", hint=f"one of: {', '.join(THOUGHTS)}")
 
 
+def format_weights(format_weight: float) -> dict[str, float]:
+    """Return the weights of the parts `accuracy` and `format`, which add up to 1.
+
+    Raises: RewardError for a weight of the format that is not in [0, 1].
+    """
+    if not (isinstance(format_weight, (int, float)) and 0 <= format_weight <= 1):
+        raise RewardError(f"format_weight = {format_weight!r} is not a number from 0 to 1")
+    return {"accuracy": 1.0 - format_weight, "format": float(format_weight)}
+
+
 def form_problem(x: RewardInput, thought: str, *, tagged: bool = True) -> str:
     """Return what is wrong with the form of a response that has one answer; "" if nothing is.
 

@@ -78,6 +78,20 @@ def test_expressions_outside_of_the_grammar_are_not_equal_and_run_nothing() -> N
     assert not same_answer("xyz+0", "zyx")  # three letters are never computed
 
 
+@pytest.mark.parametrize("given", [f"{'(' * 240}1{')' * 240}", "2^(0/0)+1-1", "x**(0/0)", "1+x\u00b2"])
+def test_an_expression_without_a_known_value_is_not_equal(given: str) -> None:
+    assert not same_answer(given, "1+x") and not same_answer(given, "x+3")
+
+
+def test_a_fault_of_the_library_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(expression: object) -> object:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr("vlmrl.rewards.math.mathruler.sympy.simplify", fail)
+    with pytest.raises(KeyError, match="a fault"):
+        same_answer("7x+1", "8x+1")
+
+
 def test_boxes_and_blanks_as_the_published_code_reads_them() -> None:
     assert boxed_text("\\boxed{1} \\boxed{ {2} }") == "{2}"
     assert boxed_text("\\boxed{1} \\boxed{2") == boxed_text("") == "None"

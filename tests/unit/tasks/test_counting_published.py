@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from vlmrl.errors import RewardError
 from vlmrl.rewards.base import combine
 from vlmrl.tasks.counting.published import rllava_count
 from vlmrl.tasks.counting.reward import count
@@ -58,7 +59,7 @@ def test_flaws_are_kept_by_the_published_reward_alone(
 
 def test_without_the_format_the_weight_is_the_accuracys() -> None:
     assert earned(rllava_count(format_weight=0.0), "4", 4) == 1.0
-    with pytest.raises(ValueError, match="format_weight"):
+    with pytest.raises(RewardError, match="format_weight"):
         rllava_count(format_weight=2.0)
 
 

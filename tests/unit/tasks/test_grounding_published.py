@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from vlmrl.errors import RewardError
 from vlmrl.rewards.base import combine
 from vlmrl.tasks.grounding.published import rllava_box
 from vlmrl.tasks.grounding.reward import box_iou
@@ -68,5 +69,5 @@ def test_a_truth_in_pixels_is_rounded_to_thousandths() -> None:
     # 63 of 640 pixels are 98.4 thousandths, 97 of 480 are 202.1
     parts = PUBLISHED(given("[0.098, 0.202, 0.4, 0.6]", [63, 97, 256, 288], "pixels"))
     assert parts["accuracy"] == 1.0
-    with pytest.raises(ValueError, match="format_weight"):
+    with pytest.raises(RewardError, match="format_weight"):
         rllava_box(format_weight=-1)

@@ -274,12 +274,17 @@ def _is_zero(text: str) -> bool:
         return False
     try:
         return bool(sympy.simplify(_Expression(text).read()) == 0)
-    except Exception:  # of the library, for this text, or UnreadError; the published code calls it wrong, too
+    except NOT_READ:  # the published code calls it wrong, too
         return False
 
 
 class UnreadError(Exception):
     """Text that is no expression of the grammar."""
+
+
+NOT_READ = (UnreadError, RecursionError, TypeError, ValueError)
+"""Exceptions for a text whose value is not known: RecursionError for hundreds of nested parentheses, TypeError for a
+power of 0 / 0, ValueError for digits that Python does not read, such as a superscript two."""
 
 
 TOKEN = re.compile(r"(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+))|(?P<name>[^\W\d_]\w*)|(?P<sign>\*\*|[-+*/^()])")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.rewards.answer_form import format_weights
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.math.policy import checked_policy
 from vlmrl.rewards.response_parts import RANGES, check_lengths, check_min_tokens, check_script
@@ -100,9 +101,7 @@ def rllava_math(*, key: str | None = None, format_weight: float = 0.1) -> Reward
         format_weight: weight of the format, in [0, 1]; the accuracy has the rest.
     Raises: RewardError for a weight that is out of range.
     """
-    if not (isinstance(format_weight, (int, float)) and 0 <= format_weight <= 1):
-        raise RewardError(f"format_weight = {format_weight!r} is not a number from 0 to 1")
-    weights = {"accuracy": 1.0 - format_weight, "format": float(format_weight)}
+    weights = format_weights(format_weight)
     ranges = dict.fromkeys(weights, (0.0, 1.0))
     return in_worker("rllava_math", "vlmrl.rewards.math.rllava", {"key": key}, ranges, weights, {})
 

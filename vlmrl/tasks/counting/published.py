@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from vlmrl.rewards.answer_form import format_weights
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.tasks.counting.reward import UNIT, true_count
 from vlmrl.types import RewardInput
@@ -40,9 +41,7 @@ def rllava_count(*, format_weight: float = 0.5) -> RewardSpec:
     Args:
         format_weight: weight of the format, in [0, 1]; the accuracy has the rest.
     """
-    if not (isinstance(format_weight, (int, float)) and 0 <= format_weight <= 1):
-        raise ValueError(f"format_weight = {format_weight!r} is not a number from 0 to 1")
-    weights = {"accuracy": 1.0 - format_weight, "format": float(format_weight)}
+    weights = format_weights(format_weight)
     return RewardSpec(
         "rllava_count", score, {"accuracy": UNIT, "format": UNIT}, weights, pure=True, accuracy="accuracy"
     )

@@ -17,6 +17,7 @@ import re
 from typing import Any
 
 from vlmrl.metric import SHARE
+from vlmrl.rewards.answer_form import format_weights
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.boxes.planes import convert, plane_of
 from vlmrl.tasks.boxes.truth import size_of
@@ -41,9 +42,7 @@ def rllava_box(*, format_weight: float = 0.5) -> RewardSpec:
     Args:
         format_weight: weight of the format, in [0, 1]; the accuracy has the rest.
     """
-    if not (isinstance(format_weight, (int, float)) and 0 <= format_weight <= 1):
-        raise ValueError(f"format_weight = {format_weight!r} is not a number from 0 to 1")
-    weights = {"accuracy": 1.0 - format_weight, "format": float(format_weight)}
+    weights = format_weights(format_weight)
     return RewardSpec(NAME, score, {"accuracy": SHARE, "format": SHARE}, weights, pure=True)
 
 

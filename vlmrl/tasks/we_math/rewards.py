@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vlmrl.errors import RewardError
 from vlmrl.rewards import Builtin
-from vlmrl.rewards.answer_form import REQUIRED, check_thought
+from vlmrl.rewards.answer_form import REQUIRED, check_thought, format_weights
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.math.rules import in_worker
 
@@ -39,10 +38,8 @@ def rllava_we_math(*, format_weight: float = 0.0) -> RewardSpec:
             has 0.5.
     Raises: RewardError for a weight that is out of range.
     """
-    if not (isinstance(format_weight, (int, float)) and 0 <= format_weight <= 1):
-        raise RewardError(f"format_weight = {format_weight!r} is not a number from 0 to 1")
     args: dict[str, Any] = {}
-    weights = {"accuracy": 1.0 - format_weight, "format": float(format_weight)}
+    weights = format_weights(format_weight)
     ranges = dict.fromkeys(weights, UNIT)
     return in_worker("rllava_we_math", "vlmrl.tasks.we_math.published", args, ranges, weights, {})
 
