@@ -25,7 +25,7 @@ def job(
     place: Path, root: str, *overrides: str, kind: str = "rl", stop_at: int | None = None, resume: bool = False
 ) -> dict:
     """A run of `place`'s recipe of that kind in `place/root`, trained to its end, or to a step, where the last process
-    alone is interrupted. With `resume` the run there is gone on with.
+    alone is interrupted. With `resume` the run there is gone on with, with these changes.
     """
     recipe = str(place / f"{kind}.toml")
     return {
@@ -50,7 +50,9 @@ def train(job: dict, world: World) -> None:
 
     def make():
         if job["resume"]:
-            return reopen_run(root, plan_resume(root, ResumeRequest("last", job["kind"])), ["vlmrl"])
+            return reopen_run(
+                root, plan_resume(root, ResumeRequest("last", job["kind"], None, job["overrides"])), ["vlmrl"]
+            )
         loaded = load_recipe(job["recipe"], overrides=job["overrides"], kind=job["kind"])
         loaded, _ = settle_for_run(loaded, root)
         return start_run(loaded, root, ["vlmrl"], Labels()), loaded.recipe, None

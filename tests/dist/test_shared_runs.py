@@ -1,4 +1,7 @@
-"""A run of two processes is the run of one: the same rollouts, metrics and weights; saved and resumed by any number."""
+"""A run of two processes is the run of one: the same rollouts, metrics and weights; saved and resumed by any number.
+
+So is the run of one that has its weights, gradients and moments in main memory between their uses; even to the bit.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from small_runs import (
 
 from vlmrl.checkpoint import checked_files, io
 from vlmrl.checkpoint.safetensors_blocks import read_tensors
+from vlmrl.store import layout
 from vlmrl.store.open_run import open_run
 from vlmrl.store.runs import Run
 
@@ -43,6 +47,15 @@ CASES = {
     "sft": [],
 }
 """Name -> overrides."""
+OFFLOAD = "parallel.offload=true"
+NARROW = "model.dtype=bfloat16"
+OFFLOADED = {
+    **{name: CASES[name] for name in ("grpo", "two updates", "critic", "full kl", "adapter", "recomputed", "sft")},
+    "narrow": [NARROW, "algo.kl_coef=0.1"],
+    "narrow adapter": [NARROW, *LORA, "lora.dropout=0.2"],
+    "frozen": ['model.freeze=["vision"]'],
+}
+"""Name -> overrides of the runs that one process does twice, once with `OFFLOAD`."""
 ONWARD = "adapter of a run"
 """Trained on, with the adapter that it began with as the reference."""
 POOLED = "pooled counts"
@@ -90,17 +103,30 @@ def runs(place: Path) -> Path:
             job(place, f"{size}/{POOLED}", f"data.0.task={place}/own.py:task"),
         ]
 
-    narrow = [*LONG, "model.dtype=bfloat16", *LORA]
+    alone = [
+        job(place, f"{root}/{name}", *more, *extra, kind="sft" if name == "sft" else "rl")
+        for name, more in OFFLOADED.items()
+        for root, extra in (("1", ()), ("offloaded", (OFFLOAD,)))
+        if root != "1" or name not in CASES
+    ]
+    wandering = [
+        job(place, "to and fro", f"parallel.offload={str(step % 2 == 0).lower()}", resume=True, stop_at=step)
+        for step in (2, 3, 4)
+    ]
+    beside = [job(place, "offloaded beside", *BESIDE, OFFLOAD, stop_at=2), job(place, "offloaded beside", resume=True)]
+    narrow = [*LONG, NARROW, *LORA]
     begun = [
         job(place, "stopped", *LONG, stop_at=2),
         job(place, "wandering", *LONG, stop_at=2),
         job(place, "narrow", *narrow, stop_at=2),
         job(place, "beside", *BESIDE, stop_at=2),
+        job(place, "to and fro", *LONG, stop_at=1),
     ]
     run_jobs(2, [*cases(2), *begun], place)
     carried = [job(place, name, resume=True, stop_at=4) for name in ("wandering", "narrow")]
-    run_jobs(1, [*cases(1), *carried], place)
-    run_jobs(2, [job(place, name, resume=True) for name in ("stopped", "wandering", "narrow", "beside")], place)
+    run_jobs(1, [*cases(1), *carried, *alone, *wandering, *beside], place)
+    begun_names = ("stopped", "wandering", "narrow", "beside", "to and fro")
+    run_jobs(2, [job(place, name, resume=True) for name in begun_names], place)
     return place
 
 
@@ -119,6 +145,27 @@ def test_two_processes_make_the_run_of_one(runs: Path, case: str) -> None:
     assert_close_history(one, two, rel=2e-4, absolute=2e-5)
     assert_close_weights(one, two)
     assert any(m.get("optim/updates", 0) > 0 for m in one.metrics("train"))
+
+
+def offloads(run: Run, attempt: int) -> bool:
+    return "in main memory between" in layout.log_path(run.dir, attempt).read_text()
+
+
+@pytest.mark.parametrize("case", OFFLOADED)
+def test_one_process_that_offloads_makes_the_run_of_one_to_the_bit(runs: Path, case: str) -> None:
+    plain, offloaded = (open_run(runs / root / case, "last") for root in ("1", "offloaded"))
+    assert offloads(offloaded, 1) and not offloads(plain, 1)
+    assert_same_run(offloaded, plain)
+    assert any(m.get("optim/updates", 0) > 0 for m in plain.metrics("train"))
+
+
+def test_a_run_goes_between_two_processes_one_that_offloads_and_a_plain_one(runs: Path) -> None:
+    whole, run = open_run(runs / "1" / "whole", "last"), open_run(runs / "to and fro", "last")
+    assert [(a.from_step, a.processes) for a in run.manifest.attempts] == [(0, 2), (1, 1), (2, 1), (3, 1), (4, 2)]
+    assert [offloads(run, attempt) for attempt in range(1, 6)] == [False, True, False, True, True]
+    assert answers(whole) == answers(run)
+    assert_close_history(whole, run, rel=2e-4, absolute=2e-5)
+    assert_close_weights(whole, run)
 
 
 def test_counts_of_two_processes_are_those_of_one(runs: Path) -> None:
@@ -152,9 +199,12 @@ def test_stopped_and_resumed_by_as_many_is_the_run_that_was_not_stopped_to_the_b
     assert_same_run(stopped, whole)
 
 
-def test_checkpoints_written_beside_the_training_are_those_written_at_once_to_the_bit(runs: Path) -> None:
+@pytest.mark.parametrize(("straight", "written_beside"), [("2", "beside"), ("1", "offloaded beside")])
+def test_checkpoints_written_beside_the_training_are_those_written_at_once_to_the_bit(
+    runs: Path, straight: str, written_beside: str
+) -> None:
     """Each process writes its shards in a thread, while all go on with the next step; stopped and resumed, too."""
-    whole, beside = open_run(runs / "2" / "whole", "last"), open_run(runs / "beside", "last")
+    whole, beside = open_run(runs / straight / "whole", "last"), open_run(runs / written_beside, "last")
     assert [a.from_step for a in beside.manifest.attempts] == [0, 2]
     assert rollouts(whole) == rollouts(beside) and repr(history(whole)) == repr(history(beside))
     first, second = (contents_of(run.checkpoint_dirs()[-1]) for run in (whole, beside))

@@ -15,6 +15,8 @@ import pytest
 from vlmrl.model.model_facts import ModelFacts, model_facts
 from vlmrl.preflight.gpu_models import Gpu, parse_gpu
 from vlmrl.preflight.memory import FittedPlan, Target, plan_memory
+from vlmrl.preflight.memory_fit import possible_changes
+from vlmrl.preflight.memory_plan import Cluster, MemoryPlan
 from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
 
@@ -41,7 +43,11 @@ def planned(model: str, image_tokens: int, *overrides: str, gpus: int = 8, gpu: 
 
 
 def gb(plan: FittedPlan, phase: str) -> float:
-    [found] = [p for p in plan.plan.phases if p.name == phase and p.on == "trainer"]
+    return gb_of(plan.plan, phase)
+
+
+def gb_of(plan: MemoryPlan, phase: str) -> float:
+    [found] = [p for p in plan.phases if p.name == phase and p.on == "trainer"]
     return found.total / GB
 
 
@@ -101,11 +107,23 @@ def test_qwen3_vl_30b_a3b():
     assert "rollout.tensor_parallel" in first.words and first.plan.fits
 
 
-def planned_4b(name: str, gpus: int, gpu: str, *overrides: str) -> FittedPlan:
+PROMPTS_4B = PromptLengths(700, 490, 1024)
+
+
+def recipe_4b(name: str, *overrides: str) -> tuple[LoadedRecipe, ModelFacts]:
     model = str(MODELS / "Qwen3-VL-4B")
     loaded = load_recipe(name, overrides=[f"model.path={model}", "rollout.engine=vllm", *overrides])
-    facts = model_facts(loaded.recipe.model, path=model)
-    return plan_memory(loaded, facts, Target(gpus, parse_gpu(gpu)), PromptLengths(700, 490, 1024))
+    return loaded, model_facts(loaded.recipe.model, path=model)
+
+
+def planned_4b(name: str, gpus: int, gpu: str, *overrides: str) -> FittedPlan:
+    return plan_memory(*recipe_4b(name, *overrides), Target(gpus, parse_gpu(gpu)), PROMPTS_4B)
+
+
+def possible_keys(cluster: Cluster, *overrides: str) -> set[str]:
+    """Keys of the changes of `math_4b_24gb` that are tried where it does not fit."""
+    loaded, facts = recipe_4b("math_4b_24gb", *overrides)
+    return {change.key for change in possible_changes(loaded.recipe, facts, cluster, PROMPTS_4B)}
 
 
 def test_qwen3_vl_4b_in_24_gb():
@@ -119,12 +137,60 @@ def test_qwen3_vl_4b_in_24_gb():
     assert pair.plan.peak.total / 2**30 == pytest.approx(14.7, abs=0.1)
     assert "moments" not in pair.plan.phases[1].parts
     assert pair.plan.host[1].parts["states between uses"] == pytest.approx(16 * 4.438e9, rel=1e-3)
-    alone = planned_4b("math_4b_24gb", 1, "24")
-    assert not alone.plan.fits and alone.plan.peak.total / 2**30 == pytest.approx(81.9, abs=0.1)
+    plain = planned_4b("math_4b_24gb", 1, "24", "parallel.offload=false")
+    assert not plain.plan.fits and plain.plan.peak.total / 2**30 == pytest.approx(81.9, abs=0.1)
+    assert plain.fits[0].words == "--set parallel.offload=true"
+    assert plain.fits[0].plan.peak.total == planned_4b("math_4b_24gb", 1, "24").plan.peak.total
     adapter = planned_4b("math_4b_24gb_lora", 1, "24")
     assert adapter.plan.fits and adapter.plan.peak.total / 2**30 < 24
     eight_bits = ("parallel.offload=false", "optim.name=adamw_8bit")
     assert planned_4b("math_4b_24gb", 1, "80", *eight_bits).plan.peak.total / 2**30 == pytest.approx(58.4, abs=0.1)
+
+
+def test_qwen3_vl_4b_in_one_gpu_of_24_gb():
+    """One process, states in main memory. Root: 4,438e6 - 36 layers x 100.9e6 - 24 of vision x 12.6e6 = 502e6."""
+    plan = planned_4b("math_4b_24gb", 1, "24").plan
+    assert plan.fits and not plan.is_tight
+    assert plan.peak.total / 2**30 == pytest.approx(18.4, abs=0.1)
+    # Update, at the head. The root stays gathered: 502e6 x 2                                             =  1.00
+    # inputs of 36 layers and three more, 4,096 tokens x 39 x 2,560 x 2; images: 1,960 patches x 70.3 kB  =  0.96
+    # a chunk of 2^28 logits x 12 bytes                                                                   =  3.22
+    # the head's gradient 389e6 x 2, and that of a second chunk of the head                               =  1.56
+    update = plan.phases[1].parts
+    assert not update.keys() & {"weights", "masters", "moments", "gradients"}
+    assert update["gathered"] / GB == pytest.approx(1.00, abs=0.01)
+    close(gb_of(plan, "update"), 1.00 + 0.96 + 3.22 + 1.56 + RUNTIME + ASLEEP)
+    # vLLM: weights 8.88; cache 16 prompts x (700 + 5 x 512) tokens x 36 layers x 2 x 1,024 x 2 bytes = 7.69; a step
+    # 8,192 x (2 x 9,728 + 8 x 2,560) x 2 = 0.65; logits 80 x 151,936 x 12 = 0.15; graphs 1.07
+    close(gb_of(plan, "rollout"), 8.88 + 7.69 + 0.65 + 0.15 + 1.07 + RUNTIME)
+    # No cache yet, but a bucket of weights on their way: the embeddings 389e6 x 2, twice.
+    close(gb_of(plan, "sync"), 8.88 + 0.65 + 0.15 + 1.07 + 2 * 0.78 + RUNTIME)
+    # Float32 weights, gradients and two moments: 16 x 4.438e9; for checkpoints a copy of all but the gradients.
+    load, training = plan.host
+    assert load.parts["the whole model, in every process"] == pytest.approx(2 * 4.438e9, rel=1e-3)
+    assert training.total == pytest.approx((16 + 12) * 4.438e9, rel=1e-3)
+    # The built-in engine runs the policy itself, gathered whole: 8.88; its cache: 65,536 tokens x 147 kB = 9.66;
+    # logits of 64 responses x 151,936 x 12 = 0.12; 11 prompts of 700 tokens x (3 x 9,728 + 6 x 2,560) x 2 = 0.69
+    built_in = planned_4b("math_4b_24gb", 1, "24", "rollout.engine=torch").plan
+    close(gb_of(built_in, "rollout"), 8.88 + 9.66 + 0.12 + 0.69 + RUNTIME)
+
+
+@pytest.mark.parametrize(
+    ("words", "proposed"),
+    [
+        ([], True),
+        (["parallel.shard_size=1"], True),
+        (["parallel.shard_size=2"], False),
+        (["optim.name=adamw_8bit"], False),
+        (["lora.rank=32", "model.quantize=4bit"], False),
+    ],
+)
+def test_offloading_is_proposed_where_a_run_would_accept_it(words, proposed):
+    one = Cluster(1, parse_gpu("24"), 24 << 30)
+    assert ("parallel.offload" in possible_keys(one, "parallel.offload=false", *words)) is proposed
+    assert "parallel.offload" not in possible_keys(one, *words)  # it is set
+    on_cpu = Cluster(1, None, 24 << 30)  # nothing to gain: the computation is in main memory
+    assert "parallel.offload" not in possible_keys(on_cpu, "parallel.offload=false", *words)
 
 
 @pytest.mark.slow

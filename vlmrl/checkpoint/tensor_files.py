@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from vlmrl.checkpoint.safetensors_blocks import TensorSpec, split_shards
+from vlmrl.dist.fsdp import own_part
 from vlmrl.dist.world import World
 from vlmrl.errors import CheckpointError
 
@@ -33,7 +34,8 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], world: World) -> N
     several = world.size > 1
     with plain_errors():
         writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_file_of(tensors), save_distributed=several)
-        whole_or_shards = {k: v.detach().contiguous() for k, v in tensors.items()}
+        # The shards of a single rank are whole tensors.
+        whole_or_shards = {k: (v if several else own_part(v)).detach().contiguous() for k, v in tensors.items()}
         save(whole_or_shards, storage_writer=writer, no_dist=not several, process_group=world.group)
 
 

@@ -1,4 +1,7 @@
-"""Policy whose parameters, gradients and optimizer state are sharded over all ranks (FSDP2)."""
+"""Policy whose parameters, gradients and optimizer state are sharded over all ranks (FSDP2).
+
+A single rank holds everything. FSDP2 is of use there too: it keeps all this in main memory between uses (`offload`).
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,8 @@ def shard(
         fully_shard(module, mp_policy=mixed, **options)
     for module in policy.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
+            if world.size > 1:  # a single rank divides by 1 anyway, but with a factor it would copy each gradient
+                module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo supports only sums
 
 
@@ -109,6 +113,30 @@ def _forget_order(units: Sequence[FSDPModule]) -> None:
         state._comm_ctx.post_forward_order.clear()
         if state._fsdp_param_group is not None:
             state._fsdp_param_group._post_forward_indices.clear()
+
+
+def can_repeat(policy: nn.Module) -> bool:
+    """Return whether `end_failed_pass` works. torch before 2.13 may lack what it needs for a sharded policy."""
+    root = next((m for m in policy.modules() if isinstance(m, FSDPModule)), None)
+    return root is None or hasattr(root, "reset_iter_state")
+
+
+def end_failed_pass(policy: nn.Module) -> None:
+    """End a forward or backward pass that raised an error, so that the next pass starts as if it had never begun.
+
+    All gathered parameters are freed, and the gradients of the failed pass are deleted. No effect if the policy is not
+    sharded. Only for a single rank: the others may wait for this one in the middle of the pass.
+    """
+    units = [m for m in policy.modules() if isinstance(m, FSDPModule)]
+    if not units:
+        return
+    units[0]._get_fsdp_state()._lazy_init()  # the error may have come before the first pass
+    units[0].reset_iter_state()
+    for unit in units:
+        group = unit._get_fsdp_state()._fsdp_param_group
+        for parameter in group.fsdp_params if group is not None else ():
+            if hasattr(parameter, "_unsharded_param"):
+                parameter._unsharded_param.grad = None
 
 
 def regather(policy: nn.Module) -> None:

@@ -1,12 +1,13 @@
 """The ranks of a run, and the few collective operations between them.
 
-torch is not imported until there are several ranks. Each is started with RANK, LOCAL_RANK, WORLD_SIZE,
-LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun's names).
+torch is not imported until there is a process group. Each of several ranks is started with RANK, LOCAL_RANK,
+WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun's names).
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,9 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Variable with the network interface that gloo listens on. By default it is the one of the machine's name."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +113,47 @@ def join_world(device: str, timeout_seconds: float = 1800.0) -> Iterator[World]:
         int(os.environ.get("LOCAL_WORLD_SIZE", size)),
         store=PrefixStore("vlmrl", store),
     )
-    backend = "gloo"
     if device != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(world.local_rank)
-        backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(
-        backend, store=PrefixStore("default_pg", store), rank=rank, world_size=size, timeout=timeout
+        _backend(device), store=PrefixStore("default_pg", store), rank=rank, world_size=size, timeout=timeout
     )
     yield world
     # Not after an error: the other ranks would fail before this rank has reported its own error.
     dist.destroy_process_group()
+
+
+@contextmanager
+def group_of_one(device: str) -> Iterator[None]:
+    """Context manager: torch's process group of this process alone, which FSDP2 needs. No effect if there is a group.
+
+    No other machine can reach it: its store is in this process, and gloo listens on the loopback interface only.
+
+    Args:
+        device: as in `join_world`.
+    """
+    import torch.distributed as dist
+    from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+
+    if dist.is_initialized():
+        yield
+        return
+    configured = os.environ.get(GLOO_INTERFACE)
+    os.environ[GLOO_INTERFACE] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    try:
+        dist.init_process_group(_backend(device), store=HashStore(), rank=0, world_size=1)
+    finally:
+        del os.environ[GLOO_INTERFACE]
+        if configured is not None:
+            os.environ[GLOO_INTERFACE] = configured
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _backend(device: str) -> str:
+    """Return the name of torch's backends for a device, as `join_world` gets it."""
+    import torch
+
+    return "cpu:gloo,cuda:nccl" if device != "cpu" and torch.cuda.is_available() else "gloo"

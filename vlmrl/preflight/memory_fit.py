@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from vlmrl.preflight.memory_plan import Cluster, MemoryPlan, make_plan
 from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.rules.world import check_world
 from vlmrl.recipe.schema import Lora, Recipe
 from vlmrl.recipe.settle import Choice, with_values
 
@@ -118,9 +119,11 @@ def possible_changes(
         if r.tensor_parallel < parts <= engines and engines % parts == 0:
             key = "rollout.tensor_parallel"
             yield RecipeEdit(f"--set {key}={parts}", "each token takes longer", 1.0 + 0.1 * parts, key, parts)
-    if cluster.processes > 1 and not recipe.parallel.offload and recipe.optim.name == "adamw":
+    offload = Choice("parallel.offload", True, "")
+    possible = not check_world(with_values(recipe, [offload]), cluster.processes)
+    if cluster.gpu is not None and possible and not recipe.parallel.offload:  # a CPU computes in main memory anyway
         costs = "an update takes several times as long"
-        yield RecipeEdit("--set parallel.offload=true", costs, 3.0, "parallel.offload", True)
+        yield RecipeEdit("--set parallel.offload=true", costs, 3.0, offload.key, offload.value)
     for gpus in (2, 4, 8, 16, 32, 64):
         if cluster.processes < gpus <= 8 * cluster.processes and recipe.model.quantize is None:
             machines = f" ({gpus // 8} machines of 8)" if gpus > 8 else ""

@@ -24,6 +24,7 @@ from vlmrl.model.engine_memory import (
 from vlmrl.preflight.gpu_models import Gpu
 from vlmrl.preflight.memory_sizes import PromptLengths, Sizes
 from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.rules.world import is_sharded
 
 if TYPE_CHECKING:
     from vlmrl.model.model_facts import ModelFacts
@@ -189,9 +190,10 @@ class _Planner:
         self.trainers = cluster.processes - self.apart
         self.parts = max(1, min(recipe.rollout.tensor_parallel, self.apart or self.trainers)) if self.vllm else 1
         shards = min(recipe.parallel.shard_size or self.trainers, self.trainers)
-        self.sizes = Sizes(loaded, facts, prompts, shards, self.trainers, kernels)
-        self.offload = recipe.parallel.offload and self.trainers > 1
+        self.sharded = is_sharded(recipe, self.trainers)
         self.on_gpu = cluster.device == "cuda"
+        self.offload = recipe.parallel.offload and self.on_gpu  # a CPU computes in main memory anyway
+        self.sizes = Sizes(loaded, facts, prompts, shards, self.sharded, self.offload, kernels)
         self.runtime = {"runtime": RUNTIME_BYTES} if self.on_gpu else {}
 
     def plan(self) -> MemoryPlan:
@@ -223,7 +225,7 @@ class _Planner:
     def _states(self, gradients: bool) -> dict[str, int]:
         """Return the sizes of weights, masters, moments and reference on the computing device; {} with offload."""
         s = self.sizes
-        if self.offload and self.on_gpu:
+        if self.offload:
             return {}
         states = {"weights": s.weights, "masters": s.masters, "moments": s.moments, "reference": s.reference}
         return states | ({"gradients": s.gradients} if gradients else {})
@@ -240,9 +242,9 @@ class _Planner:
 
     def _load(self) -> dict[str, int]:
         s = self.sizes
-        if self.trainers == 1:
+        if not self.sharded:
             return {"weights": s.weights} | self.runtime
-        shards = {"weights": 0 if self.offload and self.on_gpu else s.weights} | self.runtime
+        shards = {"weights": 0 if self.offload else s.weights} | self.runtime
         if not self.on_gpu:
             return shards | {"the whole model": self.facts.total * s.size}
         # A whole FSDP unit is moved to the device (trained numbers in float32) before it is split into shards.
@@ -252,13 +254,12 @@ class _Planner:
         """Return the memory at the peak of an update: in the head, in a layer, or at the end of the backward pass."""
         s = self.sizes
         base = self._states(True) | self._asleep() | self.runtime
-        kept, root = s.kept(), s.root * s.size if self.trainers > 1 else 0
+        kept, root = s.kept(), s.root * s.size if self.sharded else 0
         logits = s.logits(self.cluster.device, self.cluster.each_bytes)
-        newest = (
-            s.layer * s.size if s.layer else root
-        )  # the last gathered unit exists twice until the next one is gathered
+        # The last gathered unit exists twice until the next one is gathered. A single process gathers into one place.
+        newest = (s.layer * s.size if s.layer else root) if s.shards > 1 else 0
         moments = [
-            {"gathered": root + newest * (self.trainers > 1), "activations": kept, "logits": logits},  # forward, head
+            {"gathered": root + newest, "activations": kept, "logits": logits},  # forward, head
             {"gathered": root, "activations": kept, "logits": logits, MOVING: 2 * s.head_gradient},  # backward, head
             {
                 "gathered": s.gathered(),
@@ -268,7 +269,7 @@ class _Planner:
             {"gathered": root, "activations": s.vision_kept() + s.vision_work(), MOVING: s.head_gradient},
             {MOVING: s.root_gradients()},  # end of the backward pass
         ]
-        if s.layer == 0 and self.trainers > 1:  # backward, the first layer: no gradient was scattered yet
+        if s.layer == 0 and self.sharded:  # backward, the first layer: no gradient was scattered yet
             whole = int(s.root * s.trained_share * s.size)
             moments.append({"gathered": root, "activations": s.layer_work(), MOVING: whole})
         return Phase("update", "trainer", base | max(moments, key=lambda moment: sum(moment.values())))
@@ -279,7 +280,7 @@ class _Planner:
             return states
         if self.vllm:
             return states | self._engine()
-        gathered = self.facts.total * s.size if self.trainers > 1 else 0
+        gathered = self.facts.total * s.size if self.sharded else 0
         return states | {"gathered": gathered, CACHE: self._built_in_cache(), "activations": s.prefill()}
 
     def _sync(self) -> dict[str, int]:
@@ -288,7 +289,7 @@ class _Planner:
         The engine's weights are in memory. Its cache is allocated only after the sync (on a CPU, it always exists).
         """
         s, states = self.sizes, self._states(False) | self.runtime
-        buckets = 2 * max(BUCKET_BYTES, self.facts.largest * s.size) if self.trainers > 1 else 0
+        buckets = 2 * max(BUCKET_BYTES, self.facts.largest * s.size) if self.sharded else 0
         if self.apart:
             return states | {"buckets": buckets}
         awake = self._engine()
@@ -350,7 +351,7 @@ class _Planner:
             count = {"trainer": self.trainers, "engine": self.apart}
             return tuple(Phase(p.name, p.on, {k: v * count[p.on] for k, v in p.parts.items()}) for p in phases)
         model = self.facts.total * s.size
-        unit = max(s.layer, s.root) * (4 - s.size) if self.trainers > 1 and s.trained_share else 0
+        unit = max(s.layer, s.root) * (4 - s.size) if self.sharded and s.trained_share else 0
         host_phases = [
             Phase(
                 "load",
@@ -372,7 +373,7 @@ class _Planner:
     def _notes(self) -> list[str]:
         notes: list[str] = []
         s = self.sizes
-        if self.trainers > 1 and s.layer == 0:
+        if self.sharded and s.layer == 0:
             notes.append(
                 f"`{self.facts.model_type}` is gathered as one unit: at the end of a backward pass every "
                 "process has all gradients of the model"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vlmrl.model.model_facts import ModelFacts
 
 MASTER_BYTES = GRADIENT_BYTES = 4
-"""Bytes per trained number, which is float32. With several processes, the parameters themselves are the masters."""
+"""Bytes per trained number, which is float32. In a sharded policy, the parameters themselves are the masters."""
 PIXEL_BYTES = 4
 
 
@@ -84,8 +84,9 @@ class Sizes:
     """Memory of one process of a run, in bytes, by purpose.
 
     Args:
-        shards: number of processes that hold one copy of the model together; 1 = nothing is sharded.
-        world: number of processes that train.
+        shards: number of processes that hold one copy of the model together.
+        sharded: whether FSDP2 holds the model: several processes train, or one with `parallel.offload`.
+        offload: whether the states are in main memory and the computation is on a GPU.
         kernels: kernels of linear attention, "torch" or "fla".
     """
 
@@ -95,11 +96,12 @@ class Sizes:
         facts: ModelFacts,
         prompts: PromptLengths,
         shards: int,
-        world: int,
+        sharded: bool,
+        offload: bool,
         kernels: str = "torch",
     ) -> None:
         self.loaded, self.facts, self.prompts = loaded, facts, prompts
-        self.recipe, self.shards, self.world = loaded.recipe, shards, world
+        self.recipe, self.shards, self.sharded, self.offload = loaded.recipe, shards, sharded, offload
         self.size = 4 if loaded.recipe.model.dtype == "float32" else 2
         self.kernels = kernels
         self.trained = trained_parameters(loaded, facts)
@@ -109,8 +111,8 @@ class Sizes:
 
     @property
     def weights(self) -> int:
-        """Size of the weights in this process. With several processes: its shard, with trained numbers in float32."""
-        if self.world == 1:
+        """Size of the weights in this process. If they are sharded: its shard, with trained numbers in float32."""
+        if not self.sharded:
             return weight_bytes(self.loaded, self.facts)
         frozen = self.facts.total - (0 if self.recipe.lora else self.trained)
         return (self.trained * MASTER_BYTES + frozen * self.size) // self.shards
@@ -118,7 +120,7 @@ class Sizes:
     @property
     def masters(self) -> int:
         """Size of the float32 copies of trained weights; 0 if the weights themselves are the masters."""
-        own = self.world > 1 or self.size == 4 or self.recipe.optim.name == "adamw_bf16_kahan"
+        own = self.sharded or self.size == 4 or self.recipe.optim.name == "adamw_bf16_kahan"
         return 0 if own else self.trained * MASTER_BYTES
 
     @property
@@ -159,20 +161,33 @@ class Sizes:
         return 0 if frozen else self.facts.head * self.size
 
     def gathered(self) -> int:
-        """Return the size of the gathered parameters in the middle of a pass: root, running layer, next layer."""
-        return 0 if self.world == 1 else (self.root + 2 * self.layer) * self.size
+        """Return the size of the gathered parameters in the middle of a pass: root, running layer, next layer.
+
+        A single process gathers no layer in advance. With offloading, it casts one weight after another on the GPU:
+        their copies take about as much as a layer.
+        """
+        if not self.sharded:
+            return 0
+        layers = 2 if self.shards > 1 or self.offload else 1
+        return (self.root + layers * self.layer) * self.size
 
     def layer_gradients(self) -> int:
-        """Return the size of a layer's new gradients and the previous layer's float32 ones, which are being reduced."""
-        if self.world == 1:  # gradients exist for one parameter at a time, with a float32 copy
+        """Return the size of a layer's new gradients and the previous layer's float32 ones, which are being reduced.
+
+        With offloading, the GPU also has the previous layer's reduced shard, until that is in main memory.
+        """
+        if not self.sharded:  # gradients exist for one parameter at a time, with a float32 copy
             return 0 if self.recipe.lora else self.facts.largest * (self.size + (4 if self.size == 2 else 0))
-        return int(self.layer * self.trained_share * (self.size + GRADIENT_BYTES))
+        leaving = GRADIENT_BYTES / self.shards if self.offload else 0
+        return int(self.layer * self.trained_share * (self.size + GRADIENT_BYTES + leaving))
 
     def root_gradients(self) -> int:
         """Return the size of the root's gradients, and of their float32 copy, at the end of a backward pass."""
-        if self.world == 1:
+        if not self.sharded:
             return 0
         each = self.size + GRADIENT_BYTES + GRADIENT_BYTES / self.shards
+        if self.shards == 1:  # nothing is reduced: the float32 gradients are copied, after the others were freed
+            each = 2 * GRADIENT_BYTES
         return int(self.root * self.trained_share * each)
 
     # -- activations of the largest row

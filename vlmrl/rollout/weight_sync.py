@@ -106,6 +106,8 @@ def _gather(shards: Sequence[DTensor]) -> Sequence[Tensor]:
         rows = shard.to_local().to(mesh.device_type)  # offloaded parameters are in main memory
         full = -(-len(shard) // count) * shard.shape[1:].numel()
         own.append(nn.functional.pad(rows.flatten(), (0, full - rows.numel())))
+    if count == 1:
+        return [rows.unsqueeze(0) for rows in own]
     flat = torch.cat(own)
     of_all_ranks = flat.new_empty(count * len(flat))
     gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13

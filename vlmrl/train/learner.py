@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from vlmrl.data.packing import TrainItem
+from vlmrl.dist.fsdp import can_repeat, end_failed_pass
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import OutOfMemoryError
 from vlmrl.model.device_memory import give_back
@@ -41,6 +42,19 @@ class Learner:
     world: World = ALONE
     filler: TrainItem | None = None
 
+    @property
+    def may_repeat(self) -> bool:
+        """Whether this rank can repeat a pass that ran out of memory. One of several ranks cannot repeat it alone."""
+        return self.world.size == 1 and can_repeat(self.policy)
+
+    def start_over(self) -> None:
+        """Clear everything that a pass has left, if it failed or not: gradients, gathered weights, unused memory."""
+        for policy in (self.policy, self.reference) if self.may_repeat else ():
+            if isinstance(policy, Policy):
+                end_failed_pass(policy)
+        self.optimizer.clear()
+        give_back(self.policy.device)
+
     def in_rows(self, work: Callable[..., T]) -> T:
         """Return `work(tokens_per_row=...)`. If a packed row runs out of memory, try once more with half the tokens.
 
@@ -57,11 +71,10 @@ class Learner:
             load = error.load
             if load is None or load.budget != ROWS or load.responses == 1 or not self.budgets.may_halve(ROWS):
                 raise
-            if self.world.size > 1:
+            if not self.may_repeat:
                 error.halved = {ROWS: [budget, load.half(budget)]}
                 raise
         # Out of the handler: the error's frames hold the packed row and everything computed from it.
-        self.optimizer.clear()
-        give_back(self.policy.device)
+        self.start_over()
         self.budgets.halve(load)
         return self.in_rows(work)

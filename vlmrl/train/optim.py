@@ -146,11 +146,14 @@ class Optimizer:
         finally:
             self.clear()
 
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes that this rank's share of the moments will take at the first update, and has not taken yet."""
+    def pending_bytes(self, device: torch.device) -> int:
+        """Return the bytes that the first update will take on a device for this rank's share of the moments.
+
+        They are 0 for moments that exist, and for those of weights on another device (`parallel.offload`).
+        """
         each = sum(dtype.itemsize for dtype in STATE_DTYPES[self.settings.name])
-        return sum(own_part(m).numel() * each for m in self.masters.values() if not self.adamw.state.get(m))
+        missing = [own_part(m) for m in self.masters.values() if not self.adamw.state.get(m)]
+        return sum(part.numel() * each for part in missing if part.device.type == device.type)
 
     def clear(self) -> None:
         """Remove all gradients."""

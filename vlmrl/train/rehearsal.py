@@ -29,7 +29,7 @@ from vlmrl.data.measurements import CHARACTERS_PER_TOKEN, estimate_image_tokens
 from vlmrl.data.packing import TrainItem, row_load
 from vlmrl.dist import rank_process
 from vlmrl.errors import Load, OutOfMemoryError, gib
-from vlmrl.model.device_memory import give_back, memory_use
+from vlmrl.model.device_memory import memory_use
 from vlmrl.model.policy import Policy
 from vlmrl.packed import TokenStats
 from vlmrl.recipe.schema import Recipe
@@ -274,7 +274,7 @@ def _find_room(learner: Learner, objective: Objective, items: Sequence[TrainItem
     if unfit is None:
         return largest
     divisible = unfit.responses > 1 and budgets.may_halve(ROWS)
-    if learner.world.size > 1:  # one rank cannot try again alone: the launcher starts all again with half the budget
+    if not learner.may_repeat:  # one rank cannot try again alone: the launcher starts all again with half the budget
         error = _too_large(unfit)
         error.halved = {ROWS: [budget, unfit.half(budget)]} if divisible else {}
         raise error
@@ -322,8 +322,7 @@ def _try(
             unfit = error.load
         else:
             unfit = None
-        learner.optimizer.clear()
-        give_back(learner.policy.device)
+        learner.start_over()
         if unfit is not None:
             return longest[0], unfit
     return longest[0], None

@@ -141,7 +141,7 @@ def _open_engine(session: Session, algorithm: Algorithm) -> Generator:
         say,
         world=learner.world,
         log=run.process_log,
-        pending_bytes=learner.optimizer.pending_bytes,
+        pending_bytes=learner.optimizer.pending_bytes(learner.policy.device),
     )
     session.stack.callback(generator.close)
     if (settings := getattr(generator, "settings", None)) is not None:

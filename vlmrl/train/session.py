@@ -17,10 +17,11 @@ from vlmrl.checkpoint.checked_files import check_files
 from vlmrl.checkpoint.format import ADAPTER
 from vlmrl.checkpoint.load import saved_lora
 from vlmrl.data.sampler import PromptStream
-from vlmrl.dist.world import ALONE, World
+from vlmrl.dist.world import ALONE, World, group_of_one
 from vlmrl.model.load import pick_device, stop_ids_of
 from vlmrl.model.lora import read_adapter, trained_parts
 from vlmrl.model.policy import Policy
+from vlmrl.recipe.rules.world import is_sharded
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards.several_scorer import RewardScorer
@@ -63,7 +64,7 @@ class Session:
         origin: the place that the first weights come from.
         base: path and revision of the first weights; with an adapter, those of the model below the adapter, with its
             checksum.
-        stack: closes the reward workers and the engine.
+        stack: closes the reward workers, the engine, and the process group of a single rank.
     """
 
     recipe: Recipe
@@ -76,7 +77,7 @@ class Session:
     stack: ExitStack = field(default_factory=ExitStack)
 
     def close(self) -> None:
-        """Write the last rollouts, then end the reward workers and the engine."""
+        """Write the last rollouts, then end what `stack` closes."""
         self.journal.rollouts.close()
         self.stack.close()
 
@@ -93,7 +94,8 @@ def open_session(
 ) -> Session:
     """Load everything that a run needs. With `resume`, continue exactly where that checkpoint was saved.
 
-    With several ranks, each loads the whole model into main memory and then keeps its shards on its device.
+    A policy that is sharded is first loaded whole into main memory, by every rank. Then each rank keeps its shards, on
+    its device or in main memory.
 
     Raises: the errors of data, rewards, model and checkpoint; LaunchError for what cannot be sharded.
     """
@@ -109,7 +111,8 @@ def open_session(
     origin = origin_of(run, recipe.model.path, runs_root)
     # On resume the weights come from the checkpoint alone, unless it holds an adapter: that needs its base model, too.
     start = origin if resume is None else replace(origin, checkpoint=resume)
-    model, processor, base = load_for_training(recipe if world.size == 1 else on_cpu(recipe), start)
+    sharded = is_sharded(recipe, world.size)
+    model, processor, base = load_for_training(on_cpu(recipe) if sharded else recipe, start)
     algorithm = algorithm_of(recipe.algo) if recipe.kind == "rl" else None
     temperature = recipe.rollout.temperature if recipe.kind == "rl" else 1.0
     critic = algorithm is not None and algorithm.needs_critic
@@ -118,8 +121,12 @@ def open_session(
         policy.value_head.load_state_dict(io.load_value_head(resume))
     parts = trained_parts(model)
     watcher.message(f"{parts}{'; and a value head' if critic else ''}")
-    if world.size > 1:
-        watcher.message(shard_policy(policy, recipe, world))
+    stack = ExitStack()
+    if sharded:
+        stack.enter_context(group_of_one(pick_device(recipe.model.device).type))
+        sharding = shard_policy(policy, recipe, world)
+        watcher.message(sharding)
+        run.write_log(sharding)
     run.write_log(f"packed rows are run by: {policy.path}")
     if policy.sharing == "padded" and recipe.model.shared_prefix:
         watcher.message(f"no shared prefix: {policy.path}")
@@ -142,7 +149,6 @@ def open_session(
     saver = Saver.of(
         recipe.checkpoint.asynchronous, policy.device, world, partial(keep_newest, run, recipe.checkpoint.keep_last)
     )
-    stack = ExitStack()
     scorers = _open_scorers(recipe, sources, validation, stack)
     named_settings = recipe.eval.named_settings
     feed = PromptFeed(
@@ -186,10 +192,10 @@ def _load_reference(recipe: Recipe, policy: Policy, origin: ModelOrigin, world: 
     It is a second model. With an adapter it is the policy's own model, with the first adapter or with none.
     """
     if recipe.lora is None:
-        several = world.size > 1
-        model, processor, _ = load_for_training(on_cpu(recipe) if several else recipe, origin)
+        sharded = is_sharded(recipe, world.size)
+        model, processor, _ = load_for_training(on_cpu(recipe) if sharded else recipe, origin)
         reference = make_policy(recipe.model, model.requires_grad_(False), processor, recipe.rollout.temperature)
-        if several:
+        if sharded:
             shard_policy(reference, recipe, world)
         return reference
     if origin.checkpoint is None or saved_lora(origin.checkpoint) is None:

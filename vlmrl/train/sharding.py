@@ -1,4 +1,4 @@
-"""Runs with several ranks: the check of what can be sharded, the sharding of the policy, and the filler."""
+"""Runs with FSDP2: the check of what can be sharded, the sharding of the policy, and the filler of several ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILLER_SIDE = 56
 
 
 def check_sharing(recipe: Recipe, world: World) -> None:
-    """Raise a LaunchError if one rank can train this recipe but several cannot."""
+    """Raise a LaunchError if the recipe's policy is sharded (`is_sharded`), but cannot be."""
     for unfit in check_trainers(recipe, world.size):
         raise LaunchError(unfit.message, hint=unfit.hint)
 
@@ -54,6 +54,8 @@ def shard_policy(policy: Policy, recipe: Recipe, world: World) -> str:
         exact=[] if policy.value_head is None else [policy.value_head],
     )
     policy.device, policy.dtype = device, dtype
+    if world.size == 1:
+        return "weights, gradients and moments are in main memory between their uses"
     size = settings.shard_size or world.size
     copies = f", {world.size // size} copies of the model" if size < world.size else ""
     return f"sharded over {size} processes{copies}{', in main memory between uses' if settings.offload else ''}"

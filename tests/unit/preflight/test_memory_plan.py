@@ -1,4 +1,4 @@
-"""Plans of memory beside the tensors of real updates: small models, one process, and shards of four.
+"""Plans of memory beside the tensors of real updates: small models, one process, one that offloads, shards of four.
 
 The processes of a group are played by one: collectives of the backend "fake" do nothing, so the numbers are wrong and
 the memory is right.
@@ -18,7 +18,7 @@ from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen3VLC
 
 from vlmrl.data.packing import PromptTokens, TrainItem, make_row
 from vlmrl.dist.fsdp import shard
-from vlmrl.dist.world import World
+from vlmrl.dist.world import World, group_of_one
 from vlmrl.model.families import sharded_units
 from vlmrl.model.load import DTYPES, checkpoint_gradients, share_prefix
 from vlmrl.model.model_facts import model_facts
@@ -62,7 +62,7 @@ def items() -> list[TrainItem]:
     return [TrainItem(prompt, 0, (Segment("assistant", response, True),), k) for k in range(SAMPLES)]
 
 
-def counted(monkeypatch, family: str, dtype: str, recomputed: bool, world: int) -> int:
+def counted(monkeypatch, family: str, dtype: str, recomputed: bool, world: int, offload: bool = False) -> int:
     """The most bytes of a second update, whose optimizer has its moments."""
     with TensorBytes(monkeypatch) as tensors:
         model = AutoModelForImageTextToText.from_config(CONFIGS[family](), dtype=DTYPES[dtype])
@@ -70,10 +70,11 @@ def counted(monkeypatch, family: str, dtype: str, recomputed: bool, world: int) 
         if recomputed:
             checkpoint_gradients(model)
         policy = Policy(model.eval())
-        if world > 1:
+        if world > 1 or offload:
             units = sharded_units(policy.model, policy.sharing)
             compute = None if dtype == "float32" else DTYPES[dtype]
-            shard(policy, units, World(0, world, 0, world), torch.device("cpu"), compute_dtype=compute)
+            ranks = World(0, world, 0, world)
+            shard(policy, units, ranks, torch.device("cpu"), compute_dtype=compute, offload=offload)
         policy.device, policy.dtype = torch.device("cpu"), DTYPES[dtype]
         settings = SimpleNamespace(
             name="adamw", lr=1e-4, beta1=0.9, beta2=0.99, weight_decay=0.0, max_grad_norm=1.0, epsilon=1e-8
@@ -88,12 +89,13 @@ def counted(monkeypatch, family: str, dtype: str, recomputed: bool, world: int) 
     return peak
 
 
-def planned(folder: Path, family: str, dtype: str, recomputed: bool, world: int) -> int:
+def planned(folder: Path, family: str, dtype: str, recomputed: bool, world: int, offload: bool = False) -> int:
     CONFIGS[family]().save_pretrained(folder / "model")
     (folder / "r.toml").write_text(
         f'[model]\npath = "{folder / "model"}"\ndtype = "{dtype}"\ndevice = "cpu"\n'
         f"gradient_checkpointing = {str(recomputed).lower()}\n[[data]]\npath = 'd'\n[rollout]\nengine = 'torch'\n"
         f"prompts_per_step = 1\nsamples_per_prompt = {SAMPLES}\nmax_new_tokens = {RESPONSE}\n"
+        f"[parallel]\noffload = {str(offload).lower()}\n"
     )
     loaded = load_recipe(folder / "r.toml")
     cluster = Cluster(Target(world).processes, None, 64 << 30)
@@ -126,3 +128,12 @@ def test_one_process(tmp_path, monkeypatch, family, dtype, recomputed):
 def test_shards_of_four(tmp_path, monkeypatch, group, family, dtype):
     found = counted(monkeypatch, family, dtype, True, group)
     assert planned(tmp_path, family, dtype, True, group) == pytest.approx(found, rel=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "dtype"), [("qwen2_5_vl", "float32"), ("qwen2_5_vl", "bfloat16")])
+def test_one_process_that_offloads(tmp_path, monkeypatch, family, dtype):
+    """On a CPU, where states and gathered units are in the same memory."""
+    with group_of_one("cpu"):
+        found = counted(monkeypatch, family, dtype, True, 1, offload=True)
+    assert planned(tmp_path, family, dtype, True, 1, offload=True) == pytest.approx(found, rel=TOLERANCE)

@@ -15,9 +15,11 @@ from tinyworld import assert_close, encoded, items_of
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.dist import rank_process
-from vlmrl.dist.world import World
+from vlmrl.dist.fsdp import own_part, shard
+from vlmrl.dist.world import ALONE, World, group_of_one
 from vlmrl.errors import CheckpointError, EngineError, Load, OutOfMemoryError, RewardError, exit_of
 from vlmrl.model.device_memory import asking_for, memory_use, ran_out
+from vlmrl.model.families import sharded_units
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Data, Model, Optim, Recipe, Rollout, Train
 from vlmrl.train.forward_passes import fill_logps, fill_reference
@@ -132,9 +134,11 @@ class Told:
         self.noted.append((step, event, details))
 
 
-def session_of(model, **train):
+def session_of(model, offload: bool = False, **train):
     told = Told()
     progress, policy, settings = Progress(step=7), Policy(model, temperature=0.7), recipe(**train)
+    if offload:
+        shard(policy, sharded_units(model, policy.sharing), ALONE, CPU, offload=True)
     journal = SimpleNamespace(progress=progress, watcher=told, run=told)
     budgets = TokenBudgets(settings, progress, partial(report_halved, journal, policy.device))  # type: ignore[arg-type]
     learner = Learner(settings, policy, Optimizer(model, Optim(lr=1e-2)), budgets)
@@ -158,31 +162,50 @@ def one_update(session, items):
     return learner.in_rows(partial(work, lr=1e-2, max_tokens=16))
 
 
-def fail_above(policy, tokens: int, *, backward: bool = False, from_row: int = 0):
-    """Make the policy ask for too much in rows of more tokens than that; in their backward pass, or in the forward."""
+def fail_above(policy, tokens: int, *, where: str = "forward", from_row: int = 0):
+    """Make the policy ask for too much in rows of more tokens than that: after their forward pass, or in their backward
+    pass, after the head or after all layers but the first.
+    """
     run, rows = policy._states, []
+    first = policy.model.get_submodule("model.language_model.layers.0")
+
+    def fails() -> bool:
+        return rows[-1] > tokens and len(rows) > from_row
+
+    def after_first(module, inputs, output) -> None:
+        if fails() and where == "backward to the first layer":
+            output.register_hook(lambda gradient: ask_for_too_much())
 
     def states(row):
         rows.append(row.input_ids_N.numel())
         hidden = run(row)
-        if rows[-1] > tokens and len(rows) > from_row:
-            if not backward:
-                ask_for_too_much()
+        if fails() and where == "backward":
             hidden.register_hook(lambda gradient: ask_for_too_much())
+        elif fails() and where == "forward":
+            ask_for_too_much()
         return hidden
 
+    first.register_forward_hook(after_first)
     policy._states = states
     return rows
 
 
+@pytest.fixture
+def group():
+    with group_of_one("cpu"):
+        yield
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("backward", [False, True])
-def test_a_step_that_failed_once_is_the_step_that_never_failed(tiny_model, items, backward):
-    calm, shaken = session_of(copy.deepcopy(tiny_model)), session_of(tiny_model)
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("where", ["forward", "backward", "backward to the first layer"])
+def test_a_step_that_failed_once_is_the_step_that_never_failed(group, tiny_model, items, where, offload):
+    """Also of a sharded policy, whose units are gathered when the pass fails."""
+    calm, shaken = session_of(copy.deepcopy(tiny_model)), session_of(tiny_model, offload)
     for session in (calm, shaken):
         one_update(session, items)
     # The first row has left gradients when the second one fails.
-    rows = fail_above(shaken.learner.policy, WHOLE, backward=backward, from_row=1)
+    rows = fail_above(shaken.learner.policy, WHOLE, where=where, from_row=1)
     expected, found = one_update(calm, items), one_update(shaken, items)
     assert rows[:2] == [180, 169] and max(rows[2:]) <= 84, rows
     assert found.keys() == expected.keys()
@@ -194,7 +217,7 @@ def test_a_step_that_failed_once_is_the_step_that_never_failed(tiny_model, items
     assert ours.keys() == theirs.keys()
     for kind in ("model.", "exp_avg.", "exp_avg_sq."):
         names = sorted(n for n in theirs if n.startswith(kind))
-        assert_close(*(torch.cat([t[n].flatten() for n in names]) for t in (ours, theirs)), kind)
+        assert_close(*(torch.cat([own_part(t[n]).flatten() for n in names]) for t in (ours, theirs)), kind)
     assert shaken.learner.optimizer.updates == calm.learner.optimizer.updates == 2
 
 

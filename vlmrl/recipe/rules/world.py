@@ -1,4 +1,4 @@
-"""Rules about several processes: settings that work only with one process, and numbers that must be divisible."""
+"""Rules about sharding: settings that work only in one process without offloading, and numbers that must divide."""
 
 from __future__ import annotations
 
@@ -17,22 +17,41 @@ class Unfit:
     hint: str
 
 
+def is_sharded(recipe: Recipe, trainers: int) -> bool:
+    """Return whether FSDP2 holds the policy: several processes share it, or it is in main memory between its uses.
+
+    Args:
+        trainers: number of training processes. With one and `parallel.offload`, its shard is the whole policy.
+    """
+    return trainers > 1 or recipe.parallel.offload
+
+
 def check_trainers(recipe: Recipe, trainers: int) -> list[Unfit]:
     """Return the settings of a recipe that do not fit this number of training processes."""
-    if trainers == 1:
+    if not is_sharded(recipe, trainers):
         return []
-    unfit: list[Unfit] = []
+    several, unfit = trainers > 1, []
     if recipe.model.quantize:
-        message = f'model.quantize = "{recipe.model.quantize}" is for one process: packed weights are not sharded'
-        hint = "train in one process, or without quantize: the base is sharded then"
+        setting = f'model.quantize = "{recipe.model.quantize}"'
+        if several:
+            message = f"{setting} is for one process: packed weights are not sharded"
+            hint = "train in one process, or without quantize: the base is sharded then"
+        else:
+            message = f"{setting} cannot be combined with parallel.offload: packed weights stay on their device"
+            hint = "leave out one of the two"
         unfit.append(Unfit(("model", "quantize"), message, hint))
     if recipe.optim.name != "adamw":
-        message = f'optim.name = "{recipe.optim.name}" is for one process: several processes shard the moments'
-        hint = 'optim.name = "adamw"; parallel.offload keeps the moments in main memory'
+        setting = f'optim.name = "{recipe.optim.name}"'
+        if several:
+            message = f"{setting} is for one process: several processes shard the moments"
+            hint = 'optim.name = "adamw"; parallel.offload keeps the moments in main memory'
+        else:
+            message = f"{setting} cannot be combined with parallel.offload, which keeps AdamW's moments in main memory"
+            hint = 'optim.name = "adamw", or parallel.offload = false'
         unfit.append(Unfit(("optim", "name"), message, hint))
     shard_size = recipe.parallel.shard_size
     if shard_size is not None and trainers % shard_size:
-        message = f"parallel.shard_size = {shard_size} does not divide {trainers} processes"
+        message = f"parallel.shard_size = {shard_size} does not divide {trainers} process{'es' if several else ''}"
         hint = "leave it out to shard over all processes, or give a divisor of their number"
         unfit.append(Unfit(("parallel", "shard_size"), message, hint))
     return unfit
