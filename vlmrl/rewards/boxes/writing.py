@@ -11,7 +11,7 @@ DECIMALS = 3
 """Decimals in the space `unit`."""
 MORE_DECIMALS = 3
 """Largest number of further decimals of a small box."""
-CLOSE = 0.9
+CLOSE = 0.75
 """Least IoU of a written box with the true one, as far as decimals can reach it."""
 FORMS: Mapping[Space, str] = {
     "pixels": "[x1, y1, x2, y2] in pixels of the original image",
