@@ -181,7 +181,7 @@ def locate_rows(source: str, images_root: Path | None = None) -> Located:
     if split is not None and split not in tables:
         raise DataError(f"no split `{split}` in {label}", hint=f"splits there: {', '.join(tables)}")
     if images_root is not None and not images_root.is_dir():
-        raise DataError(f"{images_root} is not a folder", hint="check --images-root")
+        raise DataError(f"{images_root} is not a folder", hint="name the folder that image paths start from")
     tables = {name: table for name, table in tables.items() if split in (None, name)}
     return Located(label, split, root, tables, {name: _state(table) for name, table in tables.items()})
 

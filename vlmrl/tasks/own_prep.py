@@ -35,12 +35,21 @@ TAKEN = {"out", "name", "limits", "force", "as_json", "json", "help", "max_promp
 
 
 @dataclass(frozen=True)
+class SoundImage:
+    """Image file that has been decoded already, with its facts: it is not decoded a second time."""
+
+    data: bytes
+    facts: Examined
+
+
+@dataclass(frozen=True)
 class NewRow:
     """Row that a task's `prep` makes.
 
     Args:
         truth: the known right facts, as JSON values; responses are compared with them.
-        images: in the order of the prompt's `<image>` marks; each a PIL image, a file's path, or a file's bytes.
+        images: in the order of the prompt's `<image>` marks; each a PIL image, a file's path, a file's bytes, or a
+            `SoundImage`.
         columns: variables of the prompt's template; all rows of a split have the same column names.
         id: the prompt id; None = made from the content of the row.
         origin: place in the user's source, for messages.
@@ -83,10 +92,10 @@ class _Shelf:
     def put(self, image: Any, where: str) -> int:
         """Add an image unless it is there already, and return its number. Raises: DataError if it is no image."""
         try:
-            data = image if isinstance(image, bytes) else _file_of(image)
+            data = image.data if isinstance(image, SoundImage) else image if isinstance(image, bytes) else _file_of(image)
             name = hashlib.sha256(data).hexdigest()
             if name not in self.numbers:
-                examined = examine(data)
+                examined = image.facts if isinstance(image, SoundImage) else examine(data)
                 (self.folder / name).write_bytes(data)
                 self.numbers[name] = len(self.seen)
                 self.seen.append(examined)

@@ -30,6 +30,7 @@ class TableRequest:
         synthetic: None = read tables.
         out, name: default data/<name>, and the task's name.
         images_root: None = the folder of the table.
+        test_images_root: the same for the rows of `test`; None = `images_root`.
     """
 
     published: str | None
@@ -40,15 +41,23 @@ class TableRequest:
     name: Annotated[str | None, Option("Name of the dataset; default: the task's.")] = None
     seed: Annotated[int, Option("Seed of drawings, and of rows cut off train.")] = 0
     validation_rows: Annotated[
-        int, Option("Rows cut off train where the source has no validation split; 0: none.", min=0)
+        int, Option("Rows cut off train where the source has no validation split, at most a tenth; 0: none.", min=0)
     ] = 0
     max_bad: Annotated[float, Option("Largest share of wrong rows that are left out.", min=0, max=1)] = 0.0
     images_root: Annotated[Path | None, Option("Folder that image paths are relative to; default: the table's.")] = None
+    test_images_root: Annotated[
+        Path | None, Option("The same for the rows of --test; default: --images-root, else the folder of --test.")
+    ] = None
 
     @property
     def table(self) -> str | None:
         """Source that is read; None = there is none."""
         return self.source or self.published
+
+    def sources(self) -> list[tuple[str, Path | None]]:
+        """Return the tables to read, each with the folder of its image paths (None = the table's): `table`, `test`."""
+        both = [(self.table, self.images_root), (self.test, self.test_images_root or self.images_root)]
+        return [(name, root) for name, root in both if name]
 
     def place(self, task: str) -> tuple[str, Path]:
         """Return the name of the dataset and its folder. Raises: DataError for a name that cannot be used."""

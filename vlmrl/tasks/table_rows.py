@@ -16,11 +16,12 @@ from typing import Any
 
 from vlmrl.data.cells import image_bytes, read_image, split_images
 from vlmrl.data.columns import Spellings, match_columns
-from vlmrl.data.images import image_hash, probe_image
+from vlmrl.data.image_shards import Examined, examine
+from vlmrl.data.images import image_hash
 from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows, open_row_files, read_piece
 from vlmrl.errors import DataError
 from vlmrl.tasks.dataset_assembly import is_few, leave_out
-from vlmrl.tasks.own_prep import LeftOut, NewRow
+from vlmrl.tasks.own_prep import LeftOut, NewRow, SoundImage
 from vlmrl.tasks.table_request import TableRequest
 from vlmrl.types import Size, hash64
 from vlmrl.visible import visible
@@ -79,10 +80,11 @@ def read_tables(
     """
     work = TemporaryDirectory(prefix="vlmrl-prep-")
     reader = _Reader(request, form, work)
-    main = reader.open(str(request.table), "source")
+    source, *tests = request.sources()
+    main = reader.open(*source, "source")
     splits = {split_names.get(split, split): (main, _pieces(main, split)) for split in main.files.splits}
-    if request.test is not None:
-        other = reader.open(request.test, "test")
+    for test in tests:
+        other = reader.open(*test, "test")
         splits[TEST] = (other, _pieces(other, split_for_test(other.files)))
     named: dict[str, Iterable[NewRow | LeftOut]] = {
         split: reader.rows(table, pieces) for split, (table, pieces) in splits.items()
@@ -132,16 +134,18 @@ class _Reader:
 
     Args:
         work: folder for the parts of text tables; it lives as long as the reader.
+        facts: image -> its facts once it has been decoded, or the message why it cannot be.
     """
 
     request: TableRequest
     form: RowForm
     work: TemporaryDirectory[str]
+    facts: dict[int, Examined | str] = field(default_factory=dict)
 
-    def open(self, name: str, folder_name: str) -> _Table:
+    def open(self, name: str, images_root: Path | None, folder_name: str) -> _Table:
         folder = Path(self.work.name) / folder_name
         folder.mkdir()
-        files = open_row_files(locate_rows(name, self.request.images_root), folder)
+        files = open_row_files(locate_rows(name, images_root), folder)
         return _Table(files, find_columns(files, self.form.spellings, self.form.required, self.form.help))
 
     def choose_images(self, table: _Table, pieces: Sequence[TablePiece]) -> frozenset[int]:
@@ -191,17 +195,30 @@ class _Reader:
                 continue
             total += 1
             try:
-                media, _ = probe_image(data)
-                truth, columns = self.form.read(cells, (media.width, media.height))
+                image = self.sound(key, data)
+                truth, columns = self.form.read(cells, (image.facts.media.width, image.facts.media.height))
             except DataError as error:
                 bad.append(LeftOut(where, error.message))
                 hints |= {error.hint: None} if error.hint else {}
                 yield bad[-1]
                 continue
             reason = _repeats(seen, hash64(key, repr(sorted(columns.items()))), hash64(repr(truth)), where)
-            yield LeftOut(where, reason) if reason else NewRow(truth, [data], columns, origin=where)
+            yield LeftOut(where, reason) if reason else NewRow(truth, [image], columns, origin=where)
         if not is_few(len(bad), total, self.request.max_bad):
             raise _too_many(bad, total, self.request.max_bad, hints)
+
+    def sound(self, key: int, data: bytes) -> SoundImage:
+        """Return an image that has been decoded to its last pixel. Raises: DataError for one that is damaged."""
+        facts = self.facts.get(key)
+        if facts is None:
+            try:
+                facts = examine(data)
+            except DataError as error:
+                facts = error.message
+            self.facts[key] = facts
+        if isinstance(facts, str):
+            raise DataError(facts)
+        return SoundImage(data, facts)
 
 
 def _pieces(table: _Table, split: str) -> list[TablePiece]:

@@ -16,7 +16,7 @@ from PIL import Image
 from scipy import ndimage
 from task_tables import prepare, rows_of, sizes_of
 
-from vlmrl.data.images import encode_png
+from vlmrl.data.images import encode_png, image_hash
 from vlmrl.errors import DataError, RewardError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.rewards.base import UNSCORED, combine
@@ -231,6 +231,29 @@ def test_a_wrong_row_is_an_error_or_is_left_out_on_request(tmp_path: Path, field
     assert json.loads(line)["origin"] == "rows.jsonl:5" and reason in json.loads(line)["reason"]
 
 
+def test_an_image_that_is_damaged_after_its_header_is_a_wrong_row(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"question": "How many?", "ground_truth": n} for n in range(5)]
+    source = table(tmp_path, rows)
+    image = source.parent / rows[2]["image_path"]
+    image.write_bytes(image.read_bytes()[:-30])
+    Image.open(image)  # the header is sound
+    with pytest.raises(DataError, match=r"1 of 5 rows are wrong.*\n  rows\.jsonl:3: broken image"):
+        prepare("counting", tmp_path, source, validation_rows=0)
+    assert not (tmp_path / "out").exists()
+    made = prepare("counting", tmp_path, source, validation_rows=0, max_bad=0.2)
+    assert len(rows_of(made)) == 4
+    again = [{"question": "How many cats?", "ground_truth": 1, "image_path": rows[n]["image_path"]} for n in (0, 2)]
+    made = prepare("counting", tmp_path, table(tmp_path, [*rows, *again]), validation_rows=0, max_bad=0.3, force=True)
+    assert len(rows_of(made)) == 5 and len((made.path / "dropped.jsonl").read_text().splitlines()) == 2
+
+
+def test_questions_are_no_names_of_objects(tmp_path: Path) -> None:
+    rows = [{"question": "people", "ground_truth": 3}, {"question": "How many cats are there?", "ground_truth": 1}]
+    with pytest.raises(DataError, match="rows.jsonl:2.*is a question") as error:
+        prepare("counting", tmp_path, table(tmp_path, rows), objects=True, validation_rows=0)
+    assert "leave out --objects" in str(error.value.hint)
+
+
 def test_rows_that_repeat_or_contradict_each_other_are_left_out(tmp_path: Path) -> None:
     rows = [{"question": "How many?", "ground_truth": 1}, {"question": "How many?", "ground_truth": 2}]
     source = table(tmp_path, rows)
@@ -252,6 +275,22 @@ def test_validation_rows_share_no_image_with_train_and_another_table_is_the_test
     images = {split: {row.media[0].sha256 for row in rows_of(made, split)} for split in made.info["splits"]}
     assert not images["train"] & images["validation"]
     assert all(row.columns["problem"] == "How many test items?" for row in rows_of(made, "test"))
+
+
+def test_the_test_table_may_have_its_images_elsewhere(tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("rows", "images", "test")]
+    for place in places:
+        place.mkdir()
+    source = table(places[1], [{"question": "How many?", "ground_truth": n} for n in range(3)])
+    source = source.rename(places[0] / "rows.jsonl")
+    test = table(places[2], [{"question": "How many?", "ground_truth": 7}], "super.jsonl")
+    (test.parent / "super.jsonl0.png").write_bytes(encode_png(Image.new("RGB", (33, 50))))
+    roots: dict[str, Any] = {"images_root": places[1] / "source", "test": str(test), "validation_rows": 0}
+    made = prepare("counting", tmp_path, source, **roots, test_images_root=test.parent)
+    assert sizes_of(made.info) == {"train": 3, "test": 1}
+    assert rows_of(made, "test")[0].media[0].sha256 == image_hash((test.parent / "super.jsonl0.png").read_bytes())
+    with pytest.raises(DataError, match="is not a folder"):
+        prepare("counting", tmp_path, source, **roots, test_images_root=tmp_path / "none", force=True)
 
 
 def test_a_table_without_the_columns_says_which_it_needs(tmp_path: Path) -> None:

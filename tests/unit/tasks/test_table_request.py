@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,8 @@ def prep(
 def test_shared_options_come_first_then_a_tasks_own() -> None:
     options = parameters_of(prep)
     assert [option.name for option in options] == [
-        "source", "test", "synthetic", "out", "name", "seed", "validation_rows", "max_bad", "images_root", "side",
+        "source", "test", "synthetic", "out", "name", "seed", "validation_rows", "max_bad", "images_root",
+        "test_images_root", "side",
     ]  # fmt: skip
     by_name = {option.name: option for option in options}
     assert by_name["source"].option.positional and not by_name["test"].option.positional
@@ -47,6 +49,14 @@ def test_what_a_dataset_keeps_of_a_request() -> None:
     }  # fmt: skip
     assert TableRequest("hub:org/rows").args()["source"] == "hub:org/rows"
     assert TableRequest("hub:org/rows", synthetic=300).args() == {"synthetic": 300, "seed": 0}
+
+
+def test_each_source_has_a_folder_of_images() -> None:
+    both = TableRequest(None, "a.json", "b.json", images_root=Path("/a"))
+    assert both.sources() == [("a.json", Path("/a")), ("b.json", Path("/a"))]
+    assert replace(both, test_images_root=Path("/b")).sources()[1] == ("b.json", Path("/b"))
+    assert TableRequest("hub:org/rows").sources() == [("hub:org/rows", None)]
+    assert TableRequest(None, test="b.json").sources() == [("b.json", None)]
 
 
 def test_numbers_of_drawn_rows_and_the_folder() -> None:

@@ -52,6 +52,8 @@ def _read(objects: bool, cells: Mapping[str, Any], size: Size) -> tuple[dict[str
         raise DataError(f"the question is {show(text, 60)}, not a text")
     if len(plain) > MOST_CHARS:
         raise DataError(f"the question has {len(plain):,} characters; the limit is {MOST_CHARS:,}")
+    if objects and ("?" in plain or plain.lower().startswith("how many")):
+        raise DataError(f"{show(plain, 60)} is a question, and no name of objects", hint="leave out --objects")
     if names_objects:
         plain = f"How many {plain} are in the image?"
     elif "?" not in plain and "how many" not in plain.lower() and "count" not in plain.lower():

@@ -59,8 +59,8 @@ def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits,
     name, out = request.place(collection.name)
     args = {**request.args(), **limits.args}
     refuse_other(out, args, force=force)
-    located = [locate_rows(one, request.images_root) for one in (request.table, request.test) if one]
-    key = [collection.name, name, str(request.images_root), args, [one.state for one in located]]
+    located = [locate_rows(*one) for one in request.sources()]
+    key = [collection.name, name, [str(one.root) for one in located], args, [one.state for one in located]]
     with building(out, key=key) as build:
         tables = []
         for number, one in enumerate(located):
