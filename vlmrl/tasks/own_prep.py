@@ -92,7 +92,7 @@ class _Shelf:
     def put(self, image: Any, where: str) -> int:
         """Add an image unless it is there already, and return its number. Raises: DataError if it is no image."""
         try:
-            data = image.data if isinstance(image, SoundImage) else image if isinstance(image, bytes) else _file_of(image)
+            data = _file_of(image)
             name = hashlib.sha256(data).hexdigest()
             if name not in self.numbers:
                 examined = image.facts if isinstance(image, SoundImage) else examine(data)
@@ -320,6 +320,10 @@ def _fields(rows: Sequence[PlannedRow], media: Sequence[Media]) -> Iterator[dict
 
 
 def _file_of(image: Any) -> bytes:
+    if isinstance(image, SoundImage):
+        return image.data
+    if isinstance(image, bytes):
+        return image
     if isinstance(image, (str, Path)):
         return Path(image).read_bytes()
     if hasattr(image, "save"):

@@ -249,7 +249,7 @@ def test_an_image_that_is_damaged_after_its_header_is_a_wrong_row(tmp_path: Path
 
 def test_questions_are_no_names_of_objects(tmp_path: Path) -> None:
     rows = [{"question": "people", "ground_truth": 3}, {"question": "How many cats are there?", "ground_truth": 1}]
-    with pytest.raises(DataError, match="rows.jsonl:2.*is a question") as error:
+    with pytest.raises(DataError, match=r"rows\.jsonl:2.*is a question") as error:
         prepare("counting", tmp_path, table(tmp_path, rows), objects=True, validation_rows=0)
     assert "leave out --objects" in str(error.value.hint)
 
