@@ -43,6 +43,16 @@ def probed(cwd: Path) -> dict[str, Any]:
     return probe
 
 
+def assert_answers_score_the_same(cwd: Path, name: str = "own") -> None:
+    """Score the responses of a run's evaluations again: the result is equal to the digit."""
+    run = open_run(cwd / "runs", name)
+    for rows in run.dir.glob("eval/*/rows.parquet"):
+        checked = this_process("reward-check", rows, "--html", "answers.html", "--json", cwd=cwd).json
+        assert checked["evaluations"] == [rows.parent.name]
+        assert checked["stored"]["equal"] and not checked["notes"]
+        assert "image not found" not in (cwd / "answers.html").read_text("utf-8")
+
+
 def assert_no_hole(probe: dict[str, Any], trick: str) -> None:
     """Assert that no trick is flagged, that this one is tried, and that right answers earn much."""
     assert probe["flagged"] == 0 and trick in {one["name"] for one in probe["probes"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from task_runs import assert_no_hole, measured, prepared, probed, trained
+from task_runs import assert_answers_score_the_same, assert_no_hole, measured, prepared, probed, trained
 
 from vlmrl.store.media import RunImages
 
@@ -45,3 +45,4 @@ def test_a_drawn_task_goes_through_every_command(
     assert metrics[metric]["n"] == 6
     assert metrics["parse_failure"]["value"] == 1.0  # random weights write no answer
     assert_no_hole(probed(tmp_path), trick)
+    assert_answers_score_the_same(tmp_path)

@@ -14,7 +14,7 @@ from command_line import this_process
 from endpoint_server import Reply, completion, prompt_of, serve_endpoint
 from PIL import Image
 from shape_regions import regions
-from task_runs import assert_no_hole, measured, prepared, probed, trained
+from task_runs import assert_answers_score_the_same, assert_no_hole, measured, prepared, probed, trained
 
 from vlmrl.store.media import RunImages
 
@@ -82,3 +82,5 @@ def test_an_endpoint_that_sees_has_the_average_precision_of_its_boxes(tmp_path: 
     # 30 answers are right; the false boxes of the other 10 have confidence 0.2
     assert metrics["accuracy"] == 0.75 and metrics["parse_failure"] == 0.0
     assert metrics["part/format"] == 1.0 and metrics["box_brier"] < 0.04
+    assert_answers_score_the_same(tmp_path, "last")
+    assert this_process("reward-check", "last", cwd=tmp_path).out.count("of the evaluation test") == 1

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from task_runs import assert_no_hole, measured, prepared, probed, trained
+from task_runs import assert_answers_score_the_same, assert_no_hole, measured, prepared, probed, trained
 from task_tables import sizes_of
 
 RECIPE = """
@@ -70,3 +70,4 @@ def test_drawn_sets_go_through_every_command_and_have_intervals_over_sets(tmp_pa
     assert metrics["IK"]["value"] == 1.0  # random weights write no letter
     assert metrics["accuracy/num_steps-1"]["n"] == 80 and metrics["accuracy/num_steps-2"]["n"] == 40
     assert_no_hole(probed(tmp_path), "every letter")
+    assert_answers_score_the_same(tmp_path)

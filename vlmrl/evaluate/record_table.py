@@ -22,6 +22,8 @@ COLUMNS: Mapping[str, str] = {
     "source": "string",
     "task": "string",
     "truth": "string",
+    "columns": "string",
+    "prompt_text": "string",
     "text": "string",
     "finish": "string",
     "num_tokens": "int32",
@@ -34,10 +36,13 @@ COLUMNS: Mapping[str, str] = {
     "detail": "string",
     "artifacts": "list",
 }
-"""Columns of the rows of an evaluation -> their Arrow types; "list" is a list of images."""
+"""Columns of the rows of an evaluation -> their Arrow types; "list" is a list of images.
+
+Evaluations of older versions lack `columns`, `prompt_text` and the sizes that the model saw.
+"""
 SHOWN_IMAGES = "shown_images"
 """Column with the images that the model saw, only of evaluations with changed images (`vlmrl eval --images`)."""
-JSON_COLUMNS = ("truth", "parts")
+JSON_COLUMNS = ("truth", "parts", "columns")
 REMARKS = ("note", "error")
 """Columns that no score is computed from."""
 OUTCOME = "outcome/"
@@ -125,7 +130,7 @@ def _damage_told(path: Path) -> Iterator[None]:
 def _record(row: Mapping[str, Any]) -> dict[str, Any]:
     outcome = {k.removeprefix(OUTCOME): v for k, v in row.items() if k.startswith(OUTCOME)}
     plain = {k: v for k, v in row.items() if not k.startswith(OUTCOME)}
-    plain |= {k: parse_json(plain[k]) for k in JSON_COLUMNS}
+    plain |= {k: parse_json(plain.get(k) or "{}") for k in JSON_COLUMNS}
     plain |= {"detail": parse_json(plain.get("detail") or "null"), "artifacts": plain.get("artifacts") or []}
     return plain | {"outcome": outcome} | outcome
 
@@ -138,7 +143,8 @@ def _kinds(shown: bool) -> dict[str, Any]:
     import pyarrow as pa
 
     media = [("sha256", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("kind", pa.string())]
-    lists = {"images": pa.list_(pa.struct(media)), "artifacts": pa.list_(pa.struct([("name", pa.string()), *media]))}
+    image = [*media, ("seen_width", pa.int32()), ("seen_height", pa.int32())]
+    lists = {"images": pa.list_(pa.struct(image)), "artifacts": pa.list_(pa.struct([("name", pa.string()), *media]))}
     kinds = {name: lists[name] if kind == "list" else pa.type_for_alias(kind) for name, kind in COLUMNS.items()}
     return kinds | ({SHOWN_IMAGES: lists["images"]} if shown else {})
 

@@ -38,6 +38,7 @@ from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import Rollout, encode_prompt
 from vlmrl.rollout.scoring import score_rollouts
+from vlmrl.store.rollout_columns import image_fields
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group, SamplingParams, Score
 
@@ -259,9 +260,9 @@ def _accuracy_of(columns: EvalColumns, source: Source, spec: RewardSpec) -> dict
 def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> tuple[list[dict[str, Any]], list[str]]:
     """Return one mapping per response, and a problem for each response without an outcome.
 
-    A mapping has prompt_id, sample, seed, source, task, truth, text, finish, num_tokens, score, parts, note, error,
-    status, images, detail, artifacts, outcome, and each outcome under its own name; `shown_images` if the model saw
-    other images than those of the row.
+    A mapping has prompt_id, sample, seed, source, task, truth, columns, prompt_text, text, finish, num_tokens, score,
+    parts, note, error, status, images, detail, artifacts, outcome, and each outcome under its own name; `shown_images`
+    if the model saw other images than those of the row.
 
     Args:
         spec: the reward that gave the scores; its accuracy is an outcome if the task has none.
@@ -277,6 +278,8 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
                 "source": group.row.source,
                 "task": group.row.task,
                 "truth": dict(group.row.truth),
+                "columns": dict(group.row.columns),
+                "prompt_text": group.prompt_text,
                 "text": s.text,
                 "finish": s.trajectory.finish,
                 "num_tokens": s.trajectory.num_sampled_tokens or None,  # an endpoint may not tell it
@@ -289,8 +292,8 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
                 "detail": s.score.detail,
                 "artifacts": [{"name": name, **m.fields()} for name, m in sorted(s.score.artifacts.items())],
             }
-            if s.trajectory.media != group.row.media:
-                row[SHOWN_IMAGES] = [m.fields() for m in s.trajectory.media]
+            shown = image_fields(s.trajectory.media, s.trajectory.seen_sizes)
+            row[SHOWN_IMAGES if s.trajectory.media != group.row.media else "images"] = shown
             try:
                 _check_names(outcome, source.task.name)
             except DataError as error:

@@ -17,7 +17,7 @@ from vlmrl.data.run_images import run_images
 from vlmrl.report.overlays import OverlayView, overlays_of
 from vlmrl.report.page_shell import render, write_page
 from vlmrl.report.probe_view import probe_views
-from vlmrl.report.rollout_examples import Album, Picture, marked_text
+from vlmrl.report.rollout_examples import Album, Picture, marked_text, short_columns
 from vlmrl.reward_check.rescore import findings
 from vlmrl.reward_check.response_table import TableReader
 from vlmrl.reward_check.table_images import row_images
@@ -41,6 +41,7 @@ class RowView:
         parts: name of a part -> its value in each score.
         advantage: advantage by each of two rewards; None if the groups are not known or there is one reward.
         overlays: images with the boxes of the truth and those that the last reward read; () = the rows have no boxes.
+        columns: the row's short texts, such as the expression that a box is asked for.
         artifacts, detail: images that the last reward made, and the detail that it returned.
         prompt: the prompt; "" or None if it is not known.
     """
@@ -48,6 +49,7 @@ class RowView:
     where: str
     text: Markup
     truth: Mapping[str, Any]
+    columns: Mapping[str, str]
     pictures: Sequence[Picture]
     scores: Sequence[tuple[float | None, str]]
     parts: Mapping[str, Sequence[float | None]]
@@ -157,6 +159,7 @@ def _view(row: Mapping[str, Any], checked: Checked, pictures: Mapping[int, Seque
         where=visible(sample.where),
         text=marked_text(sample.input.response),
         truth=sample.input.truth,
+        columns=short_columns(sample.input.columns),
         pictures=pictures.get(row["row"], ()),
         scores=[(score["value"], visible(score["error"] or score["note"])) for score in scores],
         parts={n: [score["parts"].get(n) for score in scores] for n in names},

@@ -31,6 +31,8 @@ MAX_SIDE = 448
 """Maximum width and height of a shown image, in pixels."""
 MAX_IMAGE_BYTES = 12 * 1024 * 1024
 """Maximum size of all images of a page together, in bytes. Further images are left out and counted."""
+MAX_COLUMN_CHARS = 200
+"""Longest text of a dataset column that is shown beside the truth; longer ones are in the prompt."""
 MAX_IMAGES = 400
 """Maximum number of different images of a page; decoding more would take too long."""
 TAG = re.compile(r"&lt;/?[A-Za-z][\w-]{0,40}&gt;")
@@ -148,12 +150,18 @@ class TurnView:
 
 @dataclass(frozen=True)
 class GroupView:
-    """Data of one prompt for the page, with its images and responses. `why`: reason for its choice as an example."""
+    """Data of one prompt for the page, with its images and responses.
+
+    Args:
+        why: reason for its choice as an example.
+        columns: the row's short texts, such as the expression that a box is asked for.
+    """
 
     why: str
     title: str
     prompt: Markup
     truth: Mapping[str, Any]
+    columns: Mapping[str, str]
     pictures: Sequence[Picture]
     samples: Sequence[SampleView]
     mean: float | None
@@ -226,6 +234,7 @@ def view_group(group: Group, why: str, images: RunImages, album: Album) -> Group
         row_title(group.row.source, group.row.prompt_id),
         marked_text(group.prompt_text),
         group.row.truth,
+        short_columns(group.row.columns),
         [album.add(m, images) for m in dict.fromkeys(group.row.media)],
         samples,
         _mean(group) if _scores(group) else None,
@@ -271,15 +280,16 @@ def _turns_of_images(s: ScoredSample) -> list[Turn]:
 
 
 def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Album, count: int = 4) -> list[GroupView]:
-    """Return example answers of an evaluation: those with the lowest scores, and some random ones.
+    """Return example answers of an evaluation: those with the lowest and the highest scores, and some random ones.
 
     The images are those that the model saw.
     """
-    scored = [r for r in rows if r["score"] is not None]
-    worst = sorted(scored, key=lambda r: (r["score"], str(r["prompt_id"])))[:count]
-    rest = [r for r in scored if not any(r is w for w in worst)]
-    picks = [("worst", r) for r in worst]
-    picks += [("random", r) for r in random.Random(0).sample(rest, min(count, len(rest)))]
+    scored = sorted((r for r in rows if r["score"] is not None), key=lambda r: (r["score"], str(r["prompt_id"])))
+    worst, others = scored[:count], scored[count:]
+    best = others[::-1][: count // 2]
+    rest = others[: len(others) - len(best)]
+    picks = [*(("worst", r) for r in worst), *(("best", r) for r in best)]
+    picks += [("random", r) for r in random.Random(0).sample(rest, min(count // 2, len(rest)))]
     views = []
     for why, row in picks:
         artifacts = [(artifact["name"], album.add(Media.of(artifact), images)) for artifact in row["artifacts"]]
@@ -300,12 +310,19 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
         )
         pictures = [album.add(m, images) for m in media]
         title = row_title(row["source"], row["prompt_id"])
-        views.append(GroupView(why, title, Markup(""), row["truth"], pictures, [sample], row["score"], None))
+        prompt = marked_text(row.get("prompt_text") or "")
+        columns = short_columns(row["columns"])
+        views.append(GroupView(why, title, prompt, row["truth"], columns, pictures, [sample], row["score"], None))
     return views
 
 
 def _overlays(row: Mapping[str, Any], media: Sequence[Media], images: RunImages, album: Album) -> Sequence[OverlayView]:
     return overlays_of(row["truth"], row["detail"], len(media), lambda i: album.add(media[i], images))
+
+
+def short_columns(columns: Mapping[str, Any]) -> dict[str, str]:
+    """Return the columns of a dataset row that are short texts."""
+    return {name: text for name, text in columns.items() if isinstance(text, str) and len(text) <= MAX_COLUMN_CHARS}
 
 
 def detail_text(detail: Mapping[str, Any] | None) -> str:

@@ -1,4 +1,7 @@
-"""Reader of a run's rollout files as chunks; see response_columns.py. Texts are read when needed and are not kept."""
+"""Reader of a run's rollout files, and of the rows of its evaluations, as chunks; see response_columns.py.
+
+Texts are read when needed and are not kept.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ import numpy as np
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
+from vlmrl.reward_check.evaluated_files import count_saved, evaluation_of, read_saved
 from vlmrl.reward_check.response_columns import Chunk, Decoded, Head, ResponseColumns
 from vlmrl.reward_check.scores import Coded, Ints, Scores
 from vlmrl.store.metrics import counted
 from vlmrl.store.rollout_columns import read_turns, seen_of
-from vlmrl.store.rollouts import count_rows, read_batches
 from vlmrl.types import Media, RewardInput, Score, Size, name_row
 
 COLUMNS = (
@@ -51,7 +54,7 @@ GROUPS_OF_A_FILE = 1 << 32
 
 @dataclass(frozen=True)
 class RolloutReader:
-    """Reader of rollout files, in the order of their steps.
+    """Reader of rollout files, in the order of their steps, or of files with the rows of evaluations.
 
     Args:
         paths: the files.
@@ -70,12 +73,12 @@ class RolloutReader:
         for number, name in enumerate(self.paths):
             path = Path(name)
             if rows_N is not None:
-                rows = count_rows(path)
+                rows = count_saved(path)
                 if not np.any((rows_N >= first) & (rows_N < first + rows)):
                     first += rows
                     continue
             place = 0
-            for batch in read_batches(path, COLUMNS, rows=CHUNK_ROWS, repeated=REPEATED):
+            for batch in read_saved(path, COLUMNS, rows=CHUNK_ROWS, repeated=REPEATED):
                 if batch.num_rows:
                     yield Chunk(first, batch.num_rows, number, place, batch)
                 first, place = first + batch.num_rows, place + batch.num_rows
@@ -85,7 +88,7 @@ class RolloutReader:
         heads: dict[str, Head] = {}
         names = ("source", "task", "truth", "columns")
         for path in self.paths:
-            for batch in read_batches(Path(path), names, rows=1 << 16, repeated=names):
+            for batch in read_saved(Path(path), names, rows=1 << 16, repeated=names):
                 codes = batch.column("source").indices.to_numpy(zero_copy_only=False)
                 words = batch.column("source").dictionary.to_pylist()
                 for code, row in zip(*np.unique(codes, return_index=True), strict=True):
@@ -177,6 +180,8 @@ class RolloutDecoder:
     def where(self, facts: ResponseColumns, index: int) -> str:
         step, sample = facts.steps_N[index], facts.samples_N[index]
         row = name_row(facts.sources[index] or "", facts.prompts[index] or "")
+        if evaluation := evaluation_of(Path(self.paths[facts.files_N[index]])):
+            return f"evaluation {evaluation}, {row} sample {sample}"
         return f"step {counted(int(step))}, {row} sample {sample}"
 
 

@@ -290,6 +290,7 @@ def _about(saved: SavedResponses, facts: ResponseColumns) -> dict[str, Any]:
         "path": str(saved.path),
         "run": saved.run.id if saved.run is not None else None,
         "steps": [int(facts.steps_N.min()), int(facts.steps_N.max())],
+        "evaluations": list(saved.evaluations),
         "samples": len(facts),
         "groups": len(np.unique(facts.groups_N)) if saved.grouped else None,
         "sources": saved.sources,

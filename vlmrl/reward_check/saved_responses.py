@@ -11,6 +11,7 @@ import numpy as np
 
 from vlmrl.errors import RecipeError, StoreError, VlmrlError
 from vlmrl.json_text import parse_json
+from vlmrl.reward_check.evaluated_files import evaluated_files, evaluation_of, run_dir_of
 from vlmrl.reward_check.response_columns import Head, PieceReader
 from vlmrl.reward_check.rollout_files import RolloutReader
 from vlmrl.reward_check.scoring import TaskRef
@@ -72,6 +73,12 @@ class SavedResponses:
     @property
     def sources(self) -> list[str]:
         return list(self.heads)
+
+    @property
+    def evaluations(self) -> list[str]:
+        """Names of the evaluations that the responses are of; [] for rollouts and tables."""
+        paths = self.reader.paths if isinstance(self.reader, RolloutReader) else ()
+        return [name for path in paths if (name := evaluation_of(Path(path).absolute()))]
 
     def arguments(self, source: str) -> dict[str, Any]:
         """Return arguments for a built-in reward that follow from a source's rows, such as the names of levels.
@@ -147,6 +154,9 @@ def open_saved(
 ) -> SavedResponses:
     """Open the rollouts that `ref` names: a run (see `open_run`), a run folder, a rollouts folder, or a Parquet file.
 
+    The Parquet file may be `eval/<name>/rows.parquet` of a run: the responses of an evaluation. Of a run without
+    rollouts, such as one of `vlmrl eval`, the responses of all its evaluations are read.
+
     Args:
         steps: (first, last) step to read, both included; None = all steps.
         source: name of a `[[data]]` entry: only its rollouts are read; None = all.
@@ -157,13 +167,15 @@ def open_saved(
     if path.suffix == ".parquet" and not path.is_dir():
         if not path.is_file():
             raise StoreError("no such rollout file", where=ref)
-        run, files = _run_of(path.resolve().parent.parent, notes), {0: path}
+        run, files = _run_of(run_dir_of(path.resolve()), notes), {0: path}
     elif path.is_dir() and not (path / layout.MANIFEST).exists() and (loose := _loose_files(path)):
         run = _run_of(path.resolve().parent, notes)
         files = run.rollout_files() if run is not None else loose
     else:
         run = _run(root, ref)
         path, files = run.dir, run.rollout_files()
+        if not files and steps is None:
+            files = dict(enumerate(evaluated_files(run.dir)))
     if steps is not None and not path.is_file():
         files = {step: file for step, file in files.items() if steps[0] <= step <= steps[1]}
     reader = RolloutReader(tuple(str(file) for file in files.values()), source)
@@ -171,7 +183,7 @@ def open_saved(
     if not heads:
         within = f" in steps {counted(steps[0])} to {counted(steps[1])}" if steps else ""
         of = f" of source `{source}`" if source else ""
-        hint = "responses of an evaluation are no rollouts; `vlmrl generate` writes responses that can be checked"
+        hint = "name the rows of an evaluation, <run>/eval/<name>/rows.parquet, or a file of `vlmrl generate`"
         raise StoreError(f"there are no saved rollouts{of}{within}", where=str(path), hint=hint)
     if run is not None:
         notes += _damage(run, path)

@@ -68,7 +68,10 @@ def sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
         "error": None if scored.score.error is None else _remark(scored.score.error),
         "advantage": scored.advantage,
         "masked": scored.masked,
-        "images": [*_images(t.media, t.seen_sizes), *(i for s in t.segments for i in _images(s.media, s.seen_sizes))],
+        "images": [
+            *image_fields(t.media, t.seen_sizes),
+            *(i for s in t.segments for i in image_fields(s.media, s.seen_sizes)),
+        ],
         "generate_seconds": scored.generate_seconds,
         "reward_seconds": scored.reward_seconds,
         "status": scored.score.status,
@@ -78,7 +81,7 @@ def sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
     }
 
 
-def _images(media: Sequence[Media], seen: Sequence[Size]) -> list[dict[str, Any]]:
+def image_fields(media: Sequence[Media], seen: Sequence[Size]) -> list[dict[str, Any]]:
     """Return images with `seen`, their sizes after resizing for the model; `seen` may be empty."""
     if seen and len(seen) != len(media):
         raise ValueError(f"{len(media)} images but {len(seen)} sizes that the model saw")

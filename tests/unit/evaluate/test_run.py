@@ -137,7 +137,9 @@ def test_every_row_is_answered_scored_and_kept_in_order():
     assert [r["prompt_id"] for r in found.rows] == ["p0", "p1", "p2"]
     assert [r["accuracy"] for r in found.rows] == [1.0, 1.0, 1.0]
     assert found.rows[0]["text"] == "p0 0"
-    assert found.rows[0]["images"] == [{"sha256": "m0", "width": 8, "height": 8, "kind": "image"}]
+    (image,) = found.rows[0]["images"]
+    assert image == {**Media("m0", 8, 8).fields(), "seen_width": None, "seen_height": None}
+    assert (found.rows[0]["prompt_text"], found.rows[0]["columns"]) == ("name p0", {})
     assert found.summary["metrics"]["reward"]["value"] == 0.5
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.cli.output import draw_quote, draw_table, line_of_code, number, share
 from vlmrl.cli.show.probe_report import show_probes
-from vlmrl.visible import one_line
+from vlmrl.visible import one_line, plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,8 +56,10 @@ def _headline(report: Mapping[str, Any]) -> str:
 
     first, last = map(counted, report["steps"])
     groups = f" in {report['groups']:,} groups" if report["groups"] is not None else ""
-    steps = f", steps {first} to {last}" if last > first or report["run"] else ""
-    return f"{report['run'] or report['path']}: {report['samples']:,} responses{groups}{steps}"
+    made = f", steps {first} to {last}" if last > first or report["run"] else ""
+    if report["evaluations"]:
+        made = f", of the evaluation{plural(len(report['evaluations']))} {', '.join(report['evaluations'])}"
+    return f"{report['run'] or report['path']}: {report['samples']:,} responses{groups}{made}"
 
 
 def _show_signs(report: Mapping[str, Any], out: Console) -> None:

@@ -126,7 +126,7 @@ def read_answer(x: RewardInput, settings: Settings) -> Answer:
         detections.append(Detection(convert(read.shape, plane, target), confidence))
     problem = reading.problem or (reading.refused[0] if reading.refused else "")
     if not problem and unsure:
-        problem = f"{unsure} boxes without a confidence from 0 to 1"
+        problem = f"{'a box' if unsure == 1 else f'{unsure} boxes'} without a confidence from 0 to 1"
     if not problem and len(detections) > (most := max(MOST_BOXES, len(truths))):
         problem = f"{len(detections)} boxes; the form has at most {most}"
     if not problem and (not LIST.fullmatch(text) or text.count("{") != len(detections)):

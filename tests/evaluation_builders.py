@@ -35,6 +35,8 @@ def row(
         "source": "digits",
         "task": "digits",
         "truth": {"same": bool(label), "distance": distance},
+        "columns": {"question": "the same?"},
+        "prompt_text": "Are they the same?",
         "text": "<answer>0.9</answer>",
         "finish": "stop",
         "num_tokens": 5,
@@ -43,7 +45,10 @@ def row(
         "note": "",
         "error": None,
         "status": "ok",
-        "images": [{"sha256": i, "width": 8, "height": 6, "kind": "image"} for i in images],
+        "images": [
+            {"sha256": i, "width": 8, "height": 6, "kind": "image", "seen_width": 8, "seen_height": None}
+            for i in images
+        ],
         "detail": None,
         "artifacts": [],
         "outcome": outcome,
