@@ -56,10 +56,10 @@ def _headline(report: Mapping[str, Any]) -> str:
 
     first, last = map(counted, report["steps"])
     groups = f" in {report['groups']:,} groups" if report["groups"] is not None else ""
-    made = f", steps {first} to {last}" if last > first or report["run"] else ""
+    place = f", steps {first} to {last}" if last > first or report["run"] else ""
     if report["evaluations"]:
-        made = f", of the evaluation{plural(len(report['evaluations']))} {', '.join(report['evaluations'])}"
-    return f"{report['run'] or report['path']}: {report['samples']:,} responses{groups}{made}"
+        place = f", of the evaluation{plural(len(report['evaluations']))} {', '.join(report['evaluations'])}"
+    return f"{report['run'] or report['path']}: {report['samples']:,} responses{groups}{place}"
 
 
 def _show_signs(report: Mapping[str, Any], out: Console) -> None:
