@@ -68,6 +68,34 @@ def look(number: int, body: dict[str, Any]) -> Reply:
     return completion(f"<think>Let me see.</think>\n<answer>\n{text}\n</answer>")
 
 
+def look_otherwise(number: int, body: dict[str, Any]) -> Reply:
+    """Answer as a model that sees, and states boxes in pixels with y first, whatever the prompt asks for."""
+    (url,) = (part["image_url"]["url"] for part in body["messages"][-1]["content"] if part["type"] == "image_url")
+    image = Image.open(io.BytesIO(base64.b64decode(url.partition("base64,")[2])))
+    boxes = [[box[1], box[0], box[3], box[2]] for _, kind, box in regions(image) if kind in prompt_of(body)]
+    entries = [{"bbox_2d": box, "confidence": 0.9} for box in boxes]
+    return completion(f"<think>a</think><answer>{json.dumps(entries) if entries else 'No Objects'}</answer>")
+
+
+def test_boxes_in_another_space_and_order_are_named_wherever_the_evaluation_is_shown(tmp_path: Path) -> None:
+    prepared(tmp_path, "detection", "--synthetic", 20, "--side", 168, "--asks", "kind")
+    (tmp_path / "mine.toml").write_text('[model]\npath = "no/model"\n[[data]]\npath = "data"\ntask = "detection"\n')
+    with serve_endpoint(look_otherwise) as endpoint:
+        words = ["eval", "--endpoint", endpoint.address, "--model", "org/served", "--recipe", "mine.toml"]
+        done = this_process(*words, cwd=tmp_path)
+        again = this_process(*words, "--max-rows", 12, "--json", cwd=tmp_path)
+    assert done.code == 0
+    (positions,) = (evaluation["positions"] for evaluation in again.json["evaluations"])
+    assert positions["better"] == {"space": "pixels", "order": "yxyx"} and positions["overlaps"]["thousand"] < 0.2
+    said = (
+        "these boxes would fit the space `pixels` (pixels of the image as it is stored), in the order yxyx at IoU 1.00"
+    )
+    assert said in " ".join(done.err.split())
+    assert this_process("report", "last", cwd=tmp_path).code == 0
+    (page,) = tmp_path.glob("runs/*/report.html")
+    assert "in the order yxyx at IoU 1.00" in page.read_text("utf-8")
+
+
 def test_an_endpoint_that_sees_has_the_average_precision_of_its_boxes(tmp_path: Path) -> None:
     prepared(tmp_path, "detection", "--synthetic", 20, "--side", 168)
     (tmp_path / "mine.toml").write_text('[model]\npath = "no/model"\n[[data]]\npath = "data"\ntask = "detection"\n')

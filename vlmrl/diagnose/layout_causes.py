@@ -1,4 +1,4 @@
-"""Causes found in answers that earn nothing: right labels in a layout or in words that the reward does not accept."""
+"""Causes found in right answers that earn nothing: in a layout, words or coordinates that the reward does not read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlmrl.diagnose.run_facts import ANSWER_PARTS, Response, RunFacts
-from vlmrl.diagnose.thresholds import Cause, limit, reward_check, rows_of
+from vlmrl.diagnose.thresholds import Cause, limit, look_again, reward_check, rows_of
 from vlmrl.reward_check.texts import answer_of
 
 FIELD = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>([^<>]{1,200})</\1>")
@@ -16,6 +16,20 @@ POSITION = re.compile(r"\b(?:image|img|picture|photo|left|right|first|second)\s*
 PIECES = re.compile(r"[;,|/\n]+")
 YES, NO = {"true", "yes", "same", "1"}, {"false", "no", "different", "0"}
 TRUE_ANSWERS = ("answer", "ground_truth", "solution", "label")
+
+
+def other_coordinates(facts: RunFacts) -> Iterator[Cause]:
+    """Report boxes that fit the truth clearly better in another space or order than the declared one."""
+    if facts.coordinates:
+        name, found = list(facts.coordinates.items())[-1]
+        yield Cause(
+            "other_coordinates",
+            "error",
+            f"the boxes of the evaluation {name} have a meaning that is not declared: {found['words']}",
+            look_again(facts),
+            0.95,
+            [str(found["advice"])],
+        )
 
 
 def other_layout(facts: RunFacts) -> Iterator[Cause]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -111,6 +111,7 @@ class RunFacts:
         responses: responses of the steps whose rollouts were read.
         steps_read, steps_saved: number of steps whose rollouts were read, and of steps that have rollouts.
         validated: `identity` of every row that was validated during training.
+        coordinates: evaluation -> `positions` of its summary (`Fit.fields`), where its boxes fit other coordinates.
         notes: messages about files that could not be read.
     """
 
@@ -123,6 +124,7 @@ class RunFacts:
     steps_read: int = 0
     steps_saved: int = 0
     validated: set[tuple[str, ...]] = field(default_factory=set)
+    coordinates: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -252,8 +254,40 @@ def read_facts(run: Run) -> RunFacts:
             # The note below is more precise than the general one about the damaged file, which is removed.
             notes[:] = [note for note in notes if files[step].name not in note]
             notes.append(f"{files[step].name} was left out: {error.message}")
+    facts.responses = _without_unpaid_formats(facts)
     facts.validated = _validated(run.dir, notes)
+    facts.coordinates = _other_coordinates(run.dir)
     return facts
+
+
+def _without_unpaid_formats(facts: RunFacts) -> list[Response]:
+    """Return the responses without format parts that nothing depends on: their weight is 0, and none is a gate.
+
+    They are measured beside the reward, often of a format that the prompt does not ask for.
+    """
+    unpaid: set[tuple[str, str]] = set()
+    for source in {r.source for r in facts.responses}:
+        for name, weight in facts.weights(source).items():
+            broken = [r for r in facts.responses if r.source == source and r.parts.get(name) == 0]
+            if weight == 0 and "format" in name.lower() and any(r.score > 0 for r in broken):
+                unpaid.add((source, name))
+    vars(facts).pop("part_names", None)  # it is computed again without them
+    return [
+        replace(r, parts={n: v for n, v in r.parts.items() if (r.source, n) not in unpaid}) for r in facts.responses
+    ]
+
+
+def _other_coordinates(run_dir: Path) -> dict[str, Mapping[str, Any]]:
+    """Return `RunFacts.coordinates`. An evaluation that cannot be read is left out."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for folder in layout.eval_dirs(run_dir):
+        try:
+            positions = parse_json((folder / layout.EVAL_SUMMARY).read_bytes()).get("positions") or {}
+        except (OSError, ValueError, AttributeError):
+            continue
+        if positions.get("better"):
+            found[folder.name] = positions
+    return found
 
 
 def _numbers(weights: Any) -> dict[str, float]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
+from vlmrl.evaluate.coordinates import coordinate_problems
 from vlmrl.evaluate.interval import METHOD, excludes_zero
 from vlmrl.evaluate.over_checkpoints import over_checkpoints, picked_by_hand
 from vlmrl.evaluate.over_epochs import over_epochs, read_epochs
@@ -107,6 +108,8 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
             if not (a.named and b.named):
                 require_shown_alike(folder_a, folder_b)
             evaluations.append(_paired(name, folder_a, folder_b, trained_alike))
+            for side, folder in ((a, folder_a), (b, folder_b)):
+                notes += [f"{side.title}, {name}: {one}" for one in coordinate_problems(read_summary(folder))]
         except StoreError as error:
             notes.append(f"evaluation {name} is left out: {error.message}")
     incomparable = [e["name"] for e in evaluations if not e["scored_alike"]]

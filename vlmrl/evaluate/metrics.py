@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from vlmrl.evaluate.columns import MAX_VALUES, NO_ANSWER, EvalColumns, answer_of, finite, has_answer, image_ids
+from vlmrl.evaluate.coordinates import coordinate_problems
 from vlmrl.evaluate.estimates import auc_interval, ece_interval, mean_interval, ratio_interval
 from vlmrl.evaluate.interval import METHOD, UNIT_RANGE, Clusters, Floats, Interval, Range, Units, range_of
 from vlmrl.evaluate.repeated import PromptSamples, SampleTable, mean_of
@@ -95,7 +96,7 @@ def summarise_columns(columns: EvalColumns, ranges: Mapping[str, Range] | None =
 
 
 def task_problems(summary: Mapping[str, Any]) -> list[str]:
-    """Return in words what the task failed to measure of an evaluation: [] if it measured everything."""
+    """Return in words what the task failed to measure, and boxes in other coordinates; [] if there is neither."""
     texts = []
     if problem := summary.get("outcome_problems"):
         texts.append(
@@ -109,7 +110,7 @@ def task_problems(summary: Mapping[str, Any]) -> list[str]:
         )
     if problem := summary.get("figures_problem"):
         texts.append(f"the figures are missing: {problem}")
-    return texts
+    return texts + coordinate_problems(summary)
 
 
 def range_of_metric(name: str, ranges: Mapping[str, Range]) -> Range | None:

@@ -12,6 +12,7 @@ from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import DataError
 from vlmrl.evaluate.columns import EvalColumns
+from vlmrl.evaluate.coordinates import coordinates_of
 from vlmrl.evaluate.graded_pieces import GradedPieces, MergedPieces, Piece, merge_pieces
 from vlmrl.evaluate.grading import CHUNK_PROMPTS, MEETING_CHUNKS, Grader, NumberedRow, Respond, Responses
 from vlmrl.evaluate.interval import Range
@@ -224,6 +225,8 @@ def _summary(
     summary = whole.add_to(summary, merged.rows)
     for name, metric in summary["metrics"].items():
         metric["better"] = metric_facts(name, source.task.metrics).better
+    if positions := coordinates_of(source, merged.rows):
+        summary["positions"] = positions
     if merged.images_left_out:
         summary["artifacts_left_out"] = merged.images_left_out
     if merged.num_problems:

@@ -42,7 +42,7 @@ from vlmrl.store.files import remove_tree, write_atomic
 from vlmrl.store.layout import MEDIA
 from vlmrl.store.rollouts import count_rows
 from vlmrl.store.runs import Run
-from vlmrl.tasks.overlay import Fit
+from vlmrl.tasks.positions import Fit
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group, Row
 

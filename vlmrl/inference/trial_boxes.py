@@ -1,4 +1,4 @@
-"""Boxes of a trial: how well the answers fit the truth in each coordinate space, and pictures of both."""
+"""Boxes of a trial: how well the answers fit the truth in each of the coordinates, and pictures of both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 from vlmrl.evaluate.outcomes import response_input
 from vlmrl.store.layout import MEDIA
-from vlmrl.tasks.overlay import Fit, Mark, save_overlays
+from vlmrl.tasks.overlay import Mark, save_overlays
+from vlmrl.tasks.positions import Fit
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group
 
@@ -27,7 +28,7 @@ def fits_of(groups: Sequence[Group], sources: Sequence[Source]) -> dict[str, Fit
 
 
 def draw_groups(groups: Sequence[Group], sources: Sequence[Source], run_dir: Path) -> dict[int, list[Path]]:
-    """Draw the truth and all answers of the first prompts, in the declared space, to `media/boxes-<number>.png`.
+    """Draw the truth and all answers of the first prompts, in the declared coordinates, to `media/boxes-<number>.png`.
 
     Returns: number of a group -> its pictures.
     Raises: as `save_overlays`.
@@ -39,7 +40,7 @@ def draw_groups(groups: Sequence[Group], sources: Sequence[Source], run_dir: Pat
         if source.task.positions is None or len(drawn) == MOST_DRAWN:
             continue
         positions = source.task.positions(source.reward)
-        sets = [positions.marks(response_input(group, s), positions.space) for s in group.samples]
+        sets = [positions.marks(response_input(group, s), positions.declared) for s in group.samples]
         marks: dict[Mark, None] = dict.fromkeys(mark for marks in sets for mark in marks)
         folder, name = run_dir / MEDIA, f"boxes-{number}"
         drawn[number] = save_overlays(folder, name, group.row.media, list(marks), source.dataset.image)

@@ -12,8 +12,10 @@ from vlmrl.preflight.rows import problems_in, sample_rows
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.boxes.planes import MEANINGS
+from vlmrl.rewards.boxes.reading import Coordinates
 from vlmrl.store.layout import CHECKED
 from vlmrl.tasks.overlay import save_overlays
+from vlmrl.tasks.positions import Fit
 from vlmrl.types import RewardInput
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def check_boxes(
             seen = encoder.encode(row, source.messages(row), images).seen_sizes if encoder is not None else ()
             text = source.task.correct_response(row, random.Random(0), seen) if source.task.trace is not None else ""
             inputs.append(RewardInput(text, row.truth, row.columns, media=row.media, seen_sizes=seen))
-            marks = positions.marks(inputs[-1], positions.space)
+            marks = positions.marks(inputs[-1], positions.declared)
             pictures += save_overlays(folder, f"boxes-{number}", row.media, marks, source.dataset.image)
     except VlmrlError as error:
         return problems_in(error, where), {}
@@ -56,22 +58,34 @@ def check_boxes(
         return [], {}
     fit = positions.fit(inputs)
     problems = []
-    if fit.better is not None:
-        message = (
-            f"the prompt of `{source.name}` asks for boxes in the space `{fit.better}`, but the reward reads them in "
-            f"`{fit.space}`: a correct response has an IoU of {fit.overlaps[fit.space]:.2f} instead of "
-            f"{fit.overlaps[fit.better]:.2f}"
-        )
-        hint = "set `variant` of [[data]] and `space` of reward.args to the same space"
-        problems.append(Problem(message, where, hint))
+    if (better := fit.better) is not None:
+        problems.append(_asked_otherwise(source.name, fit, better, where))
     return problems, {
-        "space": fit.space,
-        "meaning": MEANINGS[fit.space],
+        "space": fit.declared.space,
+        "order": fit.declared.order,
+        "meaning": MEANINGS[fit.declared.space],
         "rows": len(inputs),
         "correct_response": inputs[0].response,
-        "overlap": fit.overlaps[fit.space] if fit.answers else None,
+        "overlap": fit.overlaps[fit.declared] if fit.answers else None,
         "pictures": [str(path) for path in pictures],
     }
+
+
+def _asked_otherwise(source: str, fit: Fit, asked: Coordinates, where: str) -> Problem:
+    """Return the problem of a prompt that asks for other coordinates than the reward reads.
+
+    Another order is a warning: a prompt of one's own can ask for it, and what it asks for is not known.
+    """
+    read, is_order = fit.declared, asked.space == fit.declared.space
+    kind = "order" if is_order else "space"
+    message = (
+        f"the prompt of `{source}` asks for boxes in the {kind} `{getattr(asked, kind)}`, but the reward reads them in "
+        f"`{getattr(read, kind)}`: a correct response has an IoU of {fit.overlaps[read]:.2f} instead of "
+        f"{fit.overlaps[asked]:.2f}"
+    )
+    if is_order:
+        return Problem(message, where, "leave out `order` of reward.args, unless your prompt asks for it", "warning")
+    return Problem(message, where, "set `variant` of [[data]] and `space` of reward.args to the same space")
 
 
 def check_spoken(loaded: LoadedRecipe, source: Source, model_type: str, where: str) -> list[Problem]:
@@ -87,7 +101,7 @@ def check_spoken(loaded: LoadedRecipe, source: Source, model_type: str, where: s
     spoken = SPOKEN.get(model_type)
     if source.task.positions is None or spoken is None or loaded.recipe.kind != "rl":
         return []
-    declared = source.task.positions(None if source.reward is NO_REWARD else source.reward).space
+    declared = source.task.positions(None if source.reward is NO_REWARD else source.reward).declared.space
     if declared == spoken:
         return []
     message = (

@@ -18,7 +18,8 @@ from vlmrl.store.evaluated_rows import read_summary, without_step
 from vlmrl.store.media import RunImages
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
-from vlmrl.tasks.overlay import Mark, overlap
+from vlmrl.tasks.overlay import Mark
+from vlmrl.tasks.positions import overlap
 from vlmrl.types import Media, ScoredSample
 
 MOST_STEPS, MOST_ROWS = 6, 4

@@ -11,8 +11,8 @@ from vlmrl.errors import DataError, unknown
 from vlmrl.metric import Metric
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.figure import Figure
-from vlmrl.tasks.overlay import Positions
 from vlmrl.tasks.pooled import PooledMetrics, Verdict
+from vlmrl.tasks.positions import Positions
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
 from vlmrl.types import Message, RewardInput, Row, Score, Size
 

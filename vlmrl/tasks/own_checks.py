@@ -17,7 +17,8 @@ from vlmrl.metric import Metric
 from vlmrl.tasks.attack import Attack, Kind
 from vlmrl.tasks.base import Outcome, Task
 from vlmrl.tasks.figure import MAX_FIGURES
-from vlmrl.tasks.overlay import Mark, Positions
+from vlmrl.tasks.overlay import Mark
+from vlmrl.tasks.positions import Positions
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
 from vlmrl.types import Message
 
@@ -156,7 +157,7 @@ def response_of(returned: Any) -> str | None:
 
 def positions_of(returned: Any) -> Positions:
     if not isinstance(returned, Positions):
-        raise DataError(f"it returned {_shown(returned)}, not vlmrl.tasks.overlay.Positions")
+        raise DataError(f"it returned {_shown(returned)}, not vlmrl.tasks.positions.Positions")
     return returned
 
 

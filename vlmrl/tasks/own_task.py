@@ -21,9 +21,9 @@ from typing import Any
 from vlmrl.errors import DataError, RecipeError, VlmrlError
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.overlay import Positions
 from vlmrl.tasks.own_checks import POOLED_RETURNS, RETURNS, check_fields, marks_of, positions_of, response_of
 from vlmrl.tasks.pooled import PooledMetrics
+from vlmrl.tasks.positions import Positions
 
 MAX_SOURCE_BYTES = 1_000_000
 HOW = "write it as path/to/file.py:function"

@@ -478,6 +478,28 @@ def test_causes_are_ranked_by_what_explains_them_then_level_then_weight():
     assert [c.name for c in ranked(causes)] == ["engine_gap", "cut_off", "frozen", "dead_groups"]
 
 
+def test_boxes_in_other_coordinates_are_an_error_with_advice(tmp_path):
+    run = make_run(tmp_path, plan(respond=wrong))
+    found = {"better": {"space": "pixels", "order": "yxyx"}, "words": "these boxes would fit pixels", "advice": "do so"}
+    for name, positions in (("a-step-000002", {"better": None}), ("a-step-000004", found)):
+        folder = run.dir / "eval" / name
+        folder.mkdir(parents=True)
+        summary = {"schema": 1, "metrics": {}, "meta": {"during": True}, "positions": positions}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    first = diagnose(run).causes[0]
+    assert (first.name, first.level, first.evidence) == ("other_coordinates", "error", ["do so"])
+    assert "a-step-000004" in first.what and "these boxes would fit pixels" in first.what
+
+
+def test_a_format_that_nothing_depends_on_is_no_cause(tmp_path):
+    plain = plan(respond=lambda truth, rng: sure(truth, rng).partition("</think>")[2])
+    unpaid = replace(plain, spec=user_reward(lambda x: {"think_format": 0.0, "answer": float("1" in x.response)}))
+    unpaid = replace(unpaid, spec=replace(unpaid.spec, weights={"think_format": 0.0, "answer": 1.0}))
+    assert "format_unmet" not in {c.name for c in diagnose(make_run(tmp_path / "a", unpaid)).causes}
+    paid = replace(unpaid, spec=replace(unpaid.spec, weights={"think_format": 0.1, "answer": 1.0}))
+    assert "format_unmet" in {c.name for c in diagnose(make_run(tmp_path / "b", paid)).causes}
+
+
 def test_every_threshold_has_a_reason_and_every_explanation_a_rule():
     assert all(limit.why for limit in LIMITS.values())
     files = [p for p in Path("vlmrl/diagnose").glob("*.py") if p.stem not in ("run", "run_facts")]

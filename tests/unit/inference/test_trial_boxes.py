@@ -18,7 +18,8 @@ from vlmrl.inference import trial as module
 from vlmrl.inference.trial import Trial, run_trial, trial_run
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards.boxes.drawing import ANSWER_COLOUR, TRUTH_COLOUR
-from vlmrl.rewards.boxes.planes import Plane, Space, convert, plane_of
+from vlmrl.rewards.boxes.planes import Plane, Space, check_space, convert, plane_of
+from vlmrl.rewards.boxes.reading import Coordinates
 from vlmrl.rewards.boxes.writing import write_box
 from vlmrl.rollout.sample import Prompt, Rollout
 from vlmrl.setup.open_values import settle_for_run
@@ -81,21 +82,27 @@ def test_answers_in_another_space_are_named_with_it(
     run, trial = tried(variant, space)
     declared = variant.removesuffix("_direct")
     fit = trial.fits["grounding"]
-    assert (fit.space, fit.better, fit.responses, fit.answers) == (declared, space, 12, 12)
-    assert fit.overlaps[space] > 0.75 and fit.overlaps[declared] < 0.35
+    better, own = Coordinates(space), Coordinates(check_space(declared))
+    assert (fit.declared, fit.better, fit.responses, fit.answers) == (own, better, 12, 12)
+    assert fit.overlaps[better] > 0.75 and fit.overlaps[own] < 0.35
     fields = trial_fields(run, trial)
     show_trial(trial, fields, 1)
     words = " ".join(capsys.readouterr().out.split())
     assert f"these boxes would fit the space `{space}`" in words and f"in the declared space `{declared}`" in words
-    assert f"at IoU {fit.overlaps[space]:.2f}" in words
+    assert f"at IoU {fit.overlaps[better]:.2f}" in words
     assert "6 pictures (green: the truth; magenta: the answer)" in words
-    assert fields["boxes"]["grounding"]["better"] == space
+    assert fields["boxes"]["grounding"]["better"] == {"space": space, "order": "xyxy"}
+    assert f"the variant of [[data]] that asks for `{space}`" in words
 
 
 def test_pictures_show_truth_and_answers_in_the_declared_space(tried: Any) -> None:
     run, trial = tried("thousand_direct", "thousand")
     fit = trial.fits["grounding"]
-    assert fit.better is None and fit.overlaps["thousand"] > 0.97 and fit.words.startswith("in the declared space")
+    assert (
+        fit.better is None
+        and fit.overlaps[Coordinates("thousand")] > 0.97
+        and fit.words.startswith("in the declared space")
+    )
     assert sorted(trial.drawn) == [0, 1, 2, 3, 4, 5]
     assert trial.drawn[0] == [run.dir / "media" / "boxes-0.png"]
     for number, paths in trial.drawn.items():
@@ -115,5 +122,5 @@ def test_pictures_show_truth_and_answers_in_the_declared_space(tried: Any) -> No
 def test_too_few_answers_decide_nothing(tried: Any) -> None:
     _, trial = tried("thousand_direct", "seen")
     fit = trial.fits["grounding"]
-    assert replace(fit, answers=3).better is None and replace(fit, answers=4).better == "seen"
+    assert replace(fit, different=3).better is None and replace(fit, different=4).better == Coordinates("seen")
     assert "no response has a box" in replace(fit, answers=0).words

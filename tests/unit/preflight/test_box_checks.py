@@ -77,6 +77,14 @@ def test_a_prompt_and_a_reward_that_disagree_are_an_error(place: Path, tiny_fold
     assert "`thousand`, but the reward reads them in `seen`" in message and not result["ok"]
 
 
+def test_another_order_than_the_prompts_is_a_warning_because_a_prompt_of_ones_own_may_ask_for_it(
+    place: Path, tiny_folder: Path
+) -> None:
+    result = checked(place, tiny_folder, "seen_direct", 'reward.args.order = "yxyx"')
+    (message,) = warnings(result, "asks for boxes in the order")
+    assert "`xyxy`, but the reward reads them in `yxyx`" in message and result["ok"]
+
+
 def test_the_spaces_of_families_are_those_of_families_that_exist() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

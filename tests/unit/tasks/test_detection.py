@@ -16,6 +16,7 @@ from vlmrl.errors import DataError, RewardError
 from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards.base import UNSCORED, combine
 from vlmrl.rewards.boxes.planes import SPACES, Box, Plane
+from vlmrl.rewards.boxes.reading import Coordinates
 from vlmrl.tasks import kind_of, make_task
 from vlmrl.tasks.boxes.settings import VARIANTS
 from vlmrl.tasks.builtin_rewards import load_reward
@@ -341,16 +342,17 @@ def test_marks_are_the_true_boxes_and_those_of_the_answer_in_the_space_that_is_a
     x = RewardInput(GOOD.format(f"[{entry(SECOND, 0.25)}]"), CATS)
     truths = [Mark("truth", Box(0.1, 0.1, 0.3, 0.3)), Mark("truth", Box(0.5, 0.5, 0.7, 0.9))]
     read = task.positions(spec)
-    assert read.space == "thousand" and set(read.spaces) == set(SPACES)
+    thousand, pixels = Coordinates("thousand"), Coordinates("pixels")
+    assert read.declared == thousand and {one.space for one in read.others} == set(SPACES)
     stated = Mark("answer", Box(0.5, 0.5, 0.7, 0.9), "0.25")
-    assert read.marks(x, "thousand") == [*truths, stated]
-    assert read.marks(x, "pixels") != read.marks(x, "thousand")
-    assert task.positions(load_reward("box_list", args={"space": "unit"})).space == "unit"
+    assert read.marks(x, thousand) == [*truths, stated]
+    assert read.marks(x, pixels) != read.marks(x, thousand)
+    assert task.positions(load_reward("box_list", args={"space": "unit"})).declared == Coordinates("unit")
     detail = dict(spec.fn(x))["detail"]  # type: ignore[arg-type]
     assert saved_marks(CATS, {"box_list": detail}) == [*truths, stated]
     right, none = RewardInput(GOOD.format(BOTH), CATS), RewardInput(GOOD.format("[]"), NO_CATS)
-    assert read.fit([right, none]).overlaps["thousand"] == 1.0  # a row without objects says nothing of spaces
-    assert read.fit([right, RewardInput(GOOD.format(BOTH), NO_CATS)]).overlaps["thousand"] == 0.5
+    assert read.fit([right, none]).overlaps[thousand] == 1.0  # a row without objects says nothing of spaces
+    assert read.fit([right, RewardInput(GOOD.format(BOTH), NO_CATS)]).overlaps[thousand] == 0.5
     assert read.fit([none]).answers == 0
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.rewards.base import UNSCORED
+from vlmrl.rewards.boxes.reading import Coordinates
 from vlmrl.tasks import make_task
 from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.own_prep import prepare_own
@@ -172,8 +173,10 @@ def test_what_a_task_is_made_of_is_found_by_dir() -> None:
 
 POSITIONS = """
 import vlmrl
-from vlmrl.tasks.overlay import Mark, Positions
+from vlmrl.tasks.overlay import Mark
+from vlmrl.tasks.positions import Positions
 from vlmrl.rewards.boxes.planes import Box
+from vlmrl.rewards.boxes.reading import Coordinates
 
 
 def task(info):
@@ -185,10 +188,10 @@ def trace(row, rng, sizes):
 
 
 def positions(spec):
-    return Positions("unit", ("unit",), marks)
+    return Positions(Coordinates("unit"), marks)
 
 
-def marks(x, space):
+def marks(x, coordinates):
     return [Mark("truth", Box(0, 0, 1, 1))]
 """
 
@@ -201,10 +204,11 @@ def test_boxes_of_a_users_own_task_are_checked_where_they_are_returned(tmp_path:
     row = Row("r", "s", "t", {}, (Media("a", 640, 480),))
     assert own().correct_response(row, random.Random(0), [(56, 28)]) == "((56, 28),)"
     assert own().correct_response(row, random.Random(0)) == "((640, 480),)"  # unknown: as stored
-    assert len(own().positions(None).marks(RewardInput(""), "unit")) == 1
-    with pytest.raises(RecipeError, match=r"it returned list .*not vlmrl\.tasks\.overlay\.Positions"):
-        own('return Positions("unit", ("unit",), marks)', "return []").positions(None)
+    unit = Coordinates("unit")
+    assert len(own().positions(None).marks(RewardInput(""), unit)) == 1
+    with pytest.raises(RecipeError, match=r"it returned list .*not vlmrl\.tasks\.positions\.Positions"):
+        own('return Positions(Coordinates("unit"), marks)', "return []").positions(None)
     with pytest.raises(RecipeError, match=r"not a list of vlmrl\.tasks\.overlay\.Mark"):
-        own('[Mark("truth", Box(0, 0, 1, 1))]', "[1]").positions(None).marks(RewardInput(""), "unit")
+        own('[Mark("truth", Box(0, 0, 1, 1))]', "[1]").positions(None).marks(RewardInput(""), unit)
     with pytest.raises(RecipeError, match="not a function"):
         own("positions=positions", "positions=3")

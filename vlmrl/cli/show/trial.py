@@ -150,7 +150,7 @@ def _show_summary(result: Mapping[str, Any]) -> None:
 
 
 def _show_boxes(result: Mapping[str, Any]) -> None:
-    """Print how well boxes fit the truth in each coordinate space, and where the pictures of both are."""
+    """Print how well boxes fit the truth in each of the coordinates, and where the pictures of both are."""
     from rich.text import Text
 
     from vlmrl.tasks.overlay import COLOUR_WORDS
@@ -158,10 +158,8 @@ def _show_boxes(result: Mapping[str, Any]) -> None:
     out = console(stderr=False)
     for name, fit in result["boxes"].items():
         out.print(Text(f"{'boxes':16} {one_line(name)}: {fit['words']}", style="bold yellow" if fit["better"] else ""))
-        if fit["better"]:
-            space = fit["better"]
-            hint = f"if the model speaks `{space}`, declare it: the variant of the task that asks for `{space}`"
-            out.print(Text(f"{'':16} {hint} (with a prompt of your own: reward.args.space)"))
+        if fit["advice"]:
+            out.print(Text(f"{'':16} {fit['advice']}"))
     if pictures := [path for group in result["groups"] for path in group["boxes"]]:
         out.print(Text(f"{'':16} {len(pictures)} pictures ({COLOUR_WORDS}) in {Path(pictures[0]).parent}"))
 

@@ -17,15 +17,39 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
 from vlmrl.errors import RewardError, unknown
-from vlmrl.rewards.boxes.planes import Box, Plane, Point
+from vlmrl.rewards.boxes.planes import MEANINGS, SPACES, Box, Plane, Point, Space
 from vlmrl.rewards.boxes.scan import MOST_CHARS, MOST_SHAPES, Candidate, Scan
 
 Order = Literal["xyxy", "yxyx", "xywh"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 """Orders of a box's four numbers: corners with x first or y first, or the upper left corner with width and height."""
+
+
+class Coordinates(NamedTuple):
+    """Space and order in which a box is stated: what its four numbers mean."""
+
+    space: Space
+    order: Order = "xyxy"
+
+    @property
+    def name(self) -> str:
+        """The space, and the order unless it is the usual one. Example: `thousand yxyx`."""
+        return self.space if self.order == "xyxy" else f"{self.space} {self.order}"
+
+    @property
+    def words(self) -> str:
+        """Example: the space `pixels` (pixels of the image as it is stored), in the order yxyx."""
+        order = "" if self.order == "xyxy" else f", in the order {self.order}"
+        return f"the space `{self.space}` ({MEANINGS[self.space]}){order}"
+
+
+COORDINATES: tuple[Coordinates, ...] = tuple(
+    Coordinates(space, order) for space in SPACES for order in (ORDERS if space != "loc" else ORDERS[:1])
+)
+"""All meanings that four numbers can have. The tokens of `loc` have an order of their own."""
 MOST_REASONS = 8
 LARGEST = 1e6
 """Largest size of a coordinate; a larger one is refused."""

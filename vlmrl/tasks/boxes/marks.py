@@ -9,10 +9,12 @@ from typing import Any, Protocol
 
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.boxes.drawing import ANSWER_COLOUR, TRUTH_COLOUR, draw_boxes
-from vlmrl.rewards.boxes.planes import SPACES, Box, Plane, Space, check_space, convert
+from vlmrl.rewards.boxes.planes import Box, Plane, check_space, convert
+from vlmrl.rewards.boxes.reading import Coordinates, check_order
 from vlmrl.tasks.boxes.settings import S, settings_as
 from vlmrl.tasks.boxes.truth import size_of
-from vlmrl.tasks.overlay import SHARES, Mark, Positions
+from vlmrl.tasks.overlay import SHARES, Mark
+from vlmrl.tasks.positions import Positions
 from vlmrl.types import RewardInput, RewardResult
 
 
@@ -36,13 +38,17 @@ Read = Callable[[RewardInput, S], BoxAnswer]
 def positions_as(settings: S, reward: str, read: Read[S], spec: RewardSpec | None) -> Positions:
     """Return the reading of boxes as a reward does it; see `settings_as` for the arguments."""
     settings = settings_as(settings, reward, spec)
-    return Positions(check_space(settings.space), SPACES, partial(response_marks, settings, read))
+    declared = Coordinates(check_space(settings.space), check_order(settings.order))
+    return Positions(declared, partial(response_marks, settings, read))
 
 
-def response_marks(settings: S, read: Read[S], x: RewardInput, space: Space) -> Sequence[Mark]:
-    """Return the true boxes, and those of a response, read in a space. Raises: RewardError without true boxes."""
+def response_marks(settings: S, read: Read[S], x: RewardInput, read_as: Coordinates) -> Sequence[Mark]:
+    """Return the true boxes, and those of a response, read in these coordinates.
+
+    Raises: RewardError without true boxes.
+    """
     seen = x.seen_sizes or (size_of(x.truth),)
-    answer = read(replace(x, seen_sizes=seen), replace(settings, space=space))
+    answer = read(replace(x, seen_sizes=seen), replace(settings, space=read_as.space, order=read_as.order))
     stated = [Mark("answer", convert(box, answer.plane, SHARES), label) for box, label in answer.stated]
     return [*true_marks(answer.truths, answer.plane), *stated]
 
