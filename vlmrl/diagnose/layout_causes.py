@@ -21,14 +21,14 @@ TRUE_ANSWERS = ("answer", "ground_truth", "solution", "label")
 def other_coordinates(facts: RunFacts) -> Iterator[Cause]:
     """Report boxes that fit the truth clearly better in another space or order than the declared one."""
     if facts.coordinates:
-        name, found = list(facts.coordinates.items())[-1]
+        name, positions = list(facts.coordinates.items())[-1]
         yield Cause(
             "other_coordinates",
             "error",
-            f"the boxes of the evaluation {name} have a meaning that is not declared: {found['words']}",
+            f"the boxes of the evaluation {name} have a meaning that is not declared: {positions['words']}",
             look_again(facts),
             0.95,
-            [str(found["advice"])],
+            [str(positions["advice"])],
         )
 
 

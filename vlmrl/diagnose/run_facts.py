@@ -279,15 +279,15 @@ def _without_unpaid_formats(facts: RunFacts) -> list[Response]:
 
 def _other_coordinates(run_dir: Path) -> dict[str, Mapping[str, Any]]:
     """Return `RunFacts.coordinates`. An evaluation that cannot be read is left out."""
-    found: dict[str, Mapping[str, Any]] = {}
+    coordinates: dict[str, Mapping[str, Any]] = {}
     for folder in layout.eval_dirs(run_dir):
         try:
             positions = parse_json((folder / layout.EVAL_SUMMARY).read_bytes()).get("positions") or {}
         except (OSError, ValueError, AttributeError):
             continue
         if positions.get("better"):
-            found[folder.name] = positions
-    return found
+            coordinates[folder.name] = positions
+    return coordinates
 
 
 def _numbers(weights: Any) -> dict[str, float]:

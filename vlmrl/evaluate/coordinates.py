@@ -1,4 +1,4 @@
-"""Whether the boxes of an evaluation would fit the truth in other coordinates than the declared ones."""
+"""Coordinates of the boxes of an evaluation: the declared ones, beside others that might fit the truth better."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def input_of(row: Mapping[str, Any]) -> RewardInput:
 
 def coordinate_problems(summary: Mapping[str, Any]) -> list[str]:
     """Return in words that the boxes fit other coordinates clearly better, or that this is not known; else []."""
-    found = summary.get("positions") or {}
-    if problem := found.get("problem"):
+    positions = summary.get("positions") or {}
+    if problem := positions.get("problem"):
         return [f"it is not known whether the boxes fit other coordinates: {problem}"]
-    return [f"{found['words']}; {found['advice']}"] if found.get("better") else []
+    return [f"{positions['words']}; {positions['advice']}"] if positions.get("better") else []

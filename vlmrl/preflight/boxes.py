@@ -71,17 +71,17 @@ def check_boxes(
     }
 
 
-def _asked_otherwise(source: str, fit: Fit, asked: Coordinates, where: str) -> Problem:
+def _asked_otherwise(source: str, fit: Fit, of_prompt: Coordinates, where: str) -> Problem:
     """Return the problem of a prompt that asks for other coordinates than the reward reads.
 
     Another order is a warning: a prompt of one's own can ask for it, and what it asks for is not known.
     """
-    read, is_order = fit.declared, asked.space == fit.declared.space
+    read, is_order = fit.declared, of_prompt.space == fit.declared.space
     kind = "order" if is_order else "space"
     message = (
-        f"the prompt of `{source}` asks for boxes in the {kind} `{getattr(asked, kind)}`, but the reward reads them in "
+        f"the prompt of `{source}` asks for boxes in the {kind} `{getattr(of_prompt, kind)}`, but the reward reads them in "
         f"`{getattr(read, kind)}`: a correct response has an IoU of {fit.overlaps[read]:.2f} instead of "
-        f"{fit.overlaps[asked]:.2f}"
+        f"{fit.overlaps[of_prompt]:.2f}"
     )
     if is_order:
         return Problem(message, where, "leave out `order` of reward.args, unless your prompt asks for it", "warning")

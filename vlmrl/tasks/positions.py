@@ -121,7 +121,7 @@ class Fit:
 
     @property
     def advice(self) -> str:
-        """What to do about better coordinates; "" if there are none."""
+        """Next steps for the user if there are better coordinates; else ""."""
         better = self.better
         if better is None:
             return ""
