@@ -79,8 +79,8 @@ def _asked_otherwise(source: str, fit: Fit, of_prompt: Coordinates, where: str) 
     read, is_order = fit.declared, of_prompt.space == fit.declared.space
     kind = "order" if is_order else "space"
     message = (
-        f"the prompt of `{source}` asks for boxes in the {kind} `{getattr(of_prompt, kind)}`, but the reward reads them "
-        f"in `{getattr(read, kind)}`: a correct response has an IoU of {fit.overlaps[read]:.2f} instead of "
+        f"the prompt of `{source}` asks for boxes in the {kind} `{getattr(of_prompt, kind)}`, but the reward reads "
+        f"them in `{getattr(read, kind)}`: a correct response has an IoU of {fit.overlaps[read]:.2f} instead of "
         f"{fit.overlaps[of_prompt]:.2f}"
     )
     if is_order:
