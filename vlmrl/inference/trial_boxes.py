@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vlmrl.evaluate.outcomes import response_input
 from vlmrl.store.layout import MEDIA
-from vlmrl.tasks.overlay import Mark, save_overlays
+from vlmrl.tasks.overlay import Mark, caption_of, save_overlays
 from vlmrl.tasks.positions import Fit
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group
@@ -42,6 +42,6 @@ def draw_groups(groups: Sequence[Group], sources: Sequence[Source], run_dir: Pat
         positions = source.task.positions(source.reward)
         sets = [positions.marks(response_input(group, s), positions.declared) for s in group.samples]
         marks: dict[Mark, None] = dict.fromkeys(mark for marks in sets for mark in marks)
-        folder, name = run_dir / MEDIA, f"boxes-{number}"
-        drawn[number] = save_overlays(folder, name, group.row.media, list(marks), source.dataset.image)
+        folder, name, caption = run_dir / MEDIA, f"boxes-{number}", caption_of(group.row.columns)
+        drawn[number] = save_overlays(folder, name, group.row.media, list(marks), source.dataset.image, caption)
     return drawn

@@ -14,7 +14,7 @@ from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.boxes.planes import MEANINGS
 from vlmrl.rewards.boxes.reading import Coordinates
 from vlmrl.store.layout import CHECKED
-from vlmrl.tasks.overlay import save_overlays
+from vlmrl.tasks.overlay import caption_of, save_overlays
 from vlmrl.tasks.positions import Fit
 from vlmrl.types import RewardInput
 
@@ -51,7 +51,8 @@ def check_boxes(
             text = source.task.correct_response(row, random.Random(0), seen) if source.task.trace is not None else ""
             inputs.append(RewardInput(text, row.truth, row.columns, media=row.media, seen_sizes=seen))
             marks = positions.marks(inputs[-1], positions.declared)
-            pictures += save_overlays(folder, f"boxes-{number}", row.media, marks, source.dataset.image)
+            caption, image_of = caption_of(row.columns), source.dataset.image
+            pictures += save_overlays(folder, f"boxes-{number}", row.media, marks, image_of, caption)
     except VlmrlError as error:
         return problems_in(error, where), {}
     if not inputs:

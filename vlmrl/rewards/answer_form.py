@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, find_tags
+from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, find_tags, tagged_text
 from vlmrl.types import RewardInput
 
 REQUIRED, OPTIONAL = "required", "optional"
@@ -24,6 +24,17 @@ def format_weights(format_weight: float) -> dict[str, float]:
     if not (isinstance(format_weight, (int, float)) and 0 <= format_weight <= 1):
         raise RewardError(f"format_weight = {format_weight!r} is not a number from 0 to 1")
     return {"accuracy": 1.0 - format_weight, "format": float(format_weight)}
+
+
+def final_answer(response: str) -> tuple[str | None, str]:
+    """Return (the text of the only `<answer>`, ""), or (None, the problem). An answer within the thought is none."""
+    text, problem = tagged_text(response, "answer")
+    if text is not None:
+        order = [(tag.name, tag.closes) for tag in find_tags(response, ("think", "answer"))]
+        place = order.index(("answer", False))
+        if ("think", False) in order[:place] and ("think", True) in order[place:]:
+            return None, "the answer stands within the thought"
+    return text, problem
 
 
 def form_problem(x: RewardInput, thought: str, *, tagged: bool = True) -> str:

@@ -67,10 +67,17 @@ def tried(
     return run
 
 
+def image_of(path: Path) -> np.ndarray:
+    """Return the pixels of a picture without the expression below them. Images of 84 pixels are enlarged 4 times."""
+    picture = np.asarray(Image.open(path))
+    assert picture.shape[1] == 4 * 84 and picture.shape[0] > 4 * 84
+    return picture[: 4 * 84]
+
+
 def edges(picture: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
-    """Return [x1, y1, x2, y2] of the pixels of a colour; pixel k reaches from k to k + 1."""
+    """Return [x1, y1, x2, y2] of the pixels of a colour, in pixels of the image; pixel k reaches from k to k + 1."""
     ys, xs = np.nonzero((picture == np.array(colour)).all(axis=-1))
-    return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
+    return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]) / 4
 
 
 @pytest.mark.parametrize(
@@ -90,7 +97,7 @@ def test_answers_in_another_space_are_named_with_it(
     words = " ".join(capsys.readouterr().out.split())
     assert f"these boxes would fit the space `{space}`" in words and f"in the declared space `{declared}`" in words
     assert f"at IoU {fit.overlaps[better]:.2f}" in words
-    assert "6 pictures (green: the truth; magenta: the answer)" in words
+    assert "6 pictures (green: the truth; magenta, dashed: the answer)" in words
     assert fields["boxes"]["grounding"]["better"] == {"space": space, "order": "xyxy"}
     assert f"the variant of [[data]] that asks for `{space}`" in words
 
@@ -106,13 +113,12 @@ def test_pictures_show_truth_and_answers_in_the_declared_space(tried: Any) -> No
     assert sorted(trial.drawn) == [0, 1, 2, 3, 4, 5]
     assert trial.drawn[0] == [run.dir / "media" / "boxes-0.png"]
     for number, paths in trial.drawn.items():
-        picture = np.asarray(Image.open(paths[0]))
-        assert picture.shape == (84, 84, 3)
+        picture = image_of(paths[0])
         true = np.array(trial.groups[number].row.truth["box"])
         assert np.abs(edges(picture, ANSWER_COLOUR) - true).max() <= 1.0, "the answer is drawn where the truth is"
     _, other = tried("thousand_direct", "seen")
     for number, paths in other.drawn.items():
-        picture = np.asarray(Image.open(paths[0]))
+        picture = image_of(paths[0])
         # Coordinates up to 56, read in 0 to 1000, are below 56 / 1000 * 84 = 4.7: a corner of the image.
         assert edges(picture, ANSWER_COLOUR)[2:].max() <= 6
         true = np.array(other.groups[number].row.truth["box"])

@@ -55,11 +55,13 @@ def test_check_draws_rows_and_reads_a_correct_response_at_the_size_that_the_mode
     numbers = [int(n) for n in boxes["correct_response"].strip("<answer>[]/").split(",")]
     assert max(numbers) <= 56
     for path in boxes["pictures"]:
-        assert Image.open(place / path).size == (84, 84)
+        width, height = Image.open(place / path).size
+        assert width == 4 * 84 and height > 4 * 84  # enlarged, with the expression in a line below
     assert {Path(path).parent.as_posix() for path in boxes["pictures"]} == {"runs/checked/grounding"}
     assert this_process("runs", "list", cwd=place).code == 0
     shown = this_process("check", "recipe.toml", cwd=place)
-    assert "8 pictures (green: the truth; magenta: the answer)" in " ".join(shown.out.split())
+    assert "look whether the boxes surround the objects" in " ".join(shown.out.split())
+    assert "8 pictures (green: the truth; magenta, dashed: the answer)" in " ".join(shown.out.split())
 
 
 def test_a_space_that_the_family_does_not_speak_is_a_warning_before_reinforcement_learning(

@@ -115,8 +115,19 @@ def test_several_objects_keep_their_own_labels_and_a_cut_list_keeps_the_whole_on
     assert only_box(reading) == (None, "2 boxes, where one is expected")
 
 
+@pytest.mark.parametrize("other", ["[0, 0, 0, 0]", "[5, 5, 5, 5]", "[2000, 0, 3000, 9]", "(nan, 1, 2, 3)"])
+def test_a_box_that_is_none_beside_a_good_one_leaves_it_open_which_is_meant(other: str) -> None:
+    reading = read_boxes(f"[10, 20, 300, 400] or {other}", THOUSAND)
+    assert len(reading.shapes) == reading.unusable == 1
+    assert only_box(reading) == (None, "2 boxes, where one is expected")
+    again = read_boxes('{"bbox_2d": [10, 20, 300, 400], "point_2d": [155, 210]}', THOUSAND)
+    assert again.unusable == 0 and only_box(again)[0] is not None, "its centre beside it is no second box"
+
+
 REFUSED = [
     ("", "no box and no point"),
+    ("[100..300,200..500]", "no box and no point"),
+    ("[1.2.3, 4, 5]", "no box and no point"),
     ("there is no such object", "no box and no point"),
     ("[10, 20, 300]", "3 numbers, which are no box"),
     ("[10, 20, 300, 400, 0.9]", "5 numbers, which are no box"),

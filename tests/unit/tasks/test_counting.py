@@ -58,6 +58,9 @@ SCORED = [
     (GOOD.format("3") + " done", 1, 0, 1, "text outside"),
     ("<think>a</think><think>b</think><answer>3</answer>", 1, 0, 1, "not exactly one thought"),
     ("<answer>3</answer><think>a</think>", 1, 0, 1, "not exactly one thought"),
+    ("<think><answer>3</answer></think>", 0, 0, 0, "within the thought"),
+    ("<think>a<answer>3</answer>b</think>", 0, 0, 0, "within the thought"),
+    ("<think>a<answer>3</answer>", 1, 0, 1, "not exactly one thought"),
     ("<THINK>a</THINK><answer>3</answer>", 1, 0, 1, "not exactly one thought"),
 ]
 

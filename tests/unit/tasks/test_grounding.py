@@ -83,6 +83,8 @@ def test_the_reward_by_hand(
         ("<think>[100, 100, 300, 300]</think>", 0, 0),
         (GOOD.format("[100, 100, 300, 300]") + GOOD.format("[1, 1, 2, 2]"), 0, 0),
         ("<answer>[100, 100, 300, 300]</answer>", 1, 0),
+        ("<think><answer>[100, 100, 300, 300]</answer></think>", 0, 0),
+        (GOOD.format("[100, 100, 300, 300] or [0, 0, 0, 0]"), 0, 0),
         ("<think> </think><answer>[100, 100, 300, 300]</answer>", 1, 0),
         ("so " + GOOD.format("[100, 100, 300, 300]"), 1, 0),
         (GOOD.format("[100, 100, 300, 300]") + "!", 1, 0),

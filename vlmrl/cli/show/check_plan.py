@@ -110,7 +110,8 @@ def _box_lines(name: str, boxes: Mapping[str, Any]) -> Iterator[tuple[str, str]]
         yield "", f"a correct response is read with an IoU of {boxes['overlap']:.2f}, such as {response}"
     if boxes["pictures"]:
         folder = Path(boxes["pictures"][0]).parent
-        yield "", f"{len(boxes['pictures'])} pictures ({COLOUR_WORDS}) in {folder}"
+        look = "look whether the boxes surround the objects"
+        yield "", f"{len(boxes['pictures'])} pictures ({COLOUR_WORDS}) in {folder}: {look}"
 
 
 def _run_line(run: Mapping[str, Any]) -> str:

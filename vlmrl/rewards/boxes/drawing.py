@@ -18,7 +18,8 @@ def draw_boxes(image: Any, plane: Plane, boxes: Sequence[tuple[Box, tuple[int, i
     Args:
         image: PIL image.
         plane: plane of the boxes.
-        boxes: (box, colour); a later one is drawn over an earlier one.
+        boxes: (box, colour); a later one is drawn over an earlier one. The answer's colour is dashed, so that a true
+            box under it is still seen.
     Returns: PIL image, RGB.
     """
     from PIL import ImageDraw
@@ -30,5 +31,23 @@ def draw_boxes(image: Any, plane: Plane, boxes: Sequence[tuple[Box, tuple[int, i
     width = max(1, round(min(picture.size) / 100))
     for box, colour in boxes:
         x1, y1, x2, y2 = convert(box, plane, target)
-        draw.rectangle((x1, y1, max(x1, x2 - 1), max(y1, y2 - 1)), outline=colour, width=width)
+        edges = (x1, y1, max(x1, x2 - 1), max(y1, y2 - 1))
+        if colour == ANSWER_COLOUR:
+            _dashed(draw, edges, colour, width)
+        else:
+            draw.rectangle(edges, outline=colour, width=width)
     return picture
+
+
+def _dashed(draw: Any, edges: tuple[float, float, float, float], colour: tuple[int, int, int], width: int) -> None:
+    """Draw a rectangle with dashes. Every side begins and ends with one, so that the corners are seen."""
+    x1, y1, x2, y2 = edges
+    for along, across, sides in (((x1, x2), (y1, y2), True), ((y1, y2), (x1, x2), False)):
+        low, high = along
+        count = max(2, round((high - low) / (6 * width)))
+        step = (high - low) / (2 * count - 1)
+        inward = min(width - 1, across[1] - across[0])
+        for a, b in ((across[0], across[0] + inward), (across[1] - inward, across[1])):
+            for i in range(count):
+                start, end = low + 2 * i * step, low + (2 * i + 1) * step
+                draw.rectangle((start, a, end, b) if sides else (a, start, b, end), fill=colour)

@@ -81,10 +81,12 @@ class Reading(Generic[Shape]):
     Args:
         shapes: boxes or points in the order of the text, each once (see `read_boxes`).
         refused: reasons, for what looks like a box or a point and is none; at most 8, the first ones.
+        unusable: how many of these have as many numbers as a box or a point, such as a box outside of the image.
     """
 
     shapes: tuple[Read[Shape], ...]
     refused: tuple[str, ...] = ()
+    unusable: int = 0
 
     @property
     def problem(self) -> str:
@@ -110,26 +112,22 @@ def read_boxes(text: str, plane: Plane, *, order: Order = "xyxy", repeated: bool
         repeated: whether a box that the text states several times is in the result as often; else it is there once.
     """
     candidates, reasons = _scan(text, plane, "box")
-    boxes: list[Read[Box]] = []
-    for one in candidates:
-        _take(boxes, reasons, _box(one, plane, order), repeated=repeated)
-    return Reading(tuple(boxes), tuple(dict.fromkeys(reasons))[:MOST_REASONS])
+    boxes = [_box(one, plane, order) for one in candidates]
+    return _reading(boxes, reasons, repeated=repeated)
 
 
 def read_points(text: str, plane: Plane) -> Reading[Point]:
     """Return the points of a text: pairs of numbers in brackets, or named `x` and `y`."""
     candidates, reasons = _scan(text, plane, "point")
-    points: list[Read[Point]] = []
-    for one in candidates:
-        _take(points, reasons, _point(one, plane))
-    return Reading(tuple(points), tuple(dict.fromkeys(reasons))[:MOST_REASONS])
+    return _reading([_point(one, plane) for one in candidates], reasons)
 
 
 def only_box(reading: Reading[Box]) -> tuple[Read[Box] | None, str]:
     """Return (the only box, ""), or (None, the reason): a text with several boxes commits itself to none of them."""
-    if len(reading.shapes) == 1:
+    count = len(reading.shapes) + reading.unusable
+    if len(reading.shapes) == count == 1:
         return reading.shapes[0], ""
-    return None, reading.problem or f"{len(reading.shapes)} boxes, where one is expected"
+    return None, reading.problem or f"{count} boxes, where one is expected"
 
 
 def _scan(text: str, plane: Plane, shape: Literal["box", "point"]) -> tuple[Sequence[Candidate], list[str]]:
@@ -140,14 +138,18 @@ def _scan(text: str, plane: Plane, shape: Literal["box", "point"]) -> tuple[Sequ
     return scan.candidates, scan.reasons
 
 
-def _take(shapes: list[Read[Shape]], reasons: list[str], read: Read[Shape] | str, *, repeated: bool = False) -> None:
-    """Add a shape, unless the same is there already (or `repeated`); or add the reason why it is none."""
-    if isinstance(read, str):
-        reasons.append(read)
-    elif len(shapes) >= MOST_SHAPES:
-        reasons.append(f"more than {MOST_SHAPES} boxes or points")
-    elif repeated or all(read.shape != other.shape or read.label != other.label for other in shapes):
-        shapes.append(read)
+def _reading(candidates: Sequence[Read[Shape] | str], reasons: list[str], *, repeated: bool = False) -> Reading[Shape]:
+    """Return shapes, each once (or as often as it is stated), and the reasons why other candidates are none."""
+    shapes: list[Read[Shape]] = []
+    for one in candidates:
+        if isinstance(one, str):
+            reasons.append(one)
+        elif len(shapes) >= MOST_SHAPES:
+            reasons.append(f"more than {MOST_SHAPES} boxes or points")
+        elif repeated or all(one.shape != other.shape or one.label != other.label for other in shapes):
+            shapes.append(one)
+    unusable = sum(isinstance(one, str) for one in candidates)
+    return Reading(tuple(shapes), tuple(dict.fromkeys(reasons))[:MOST_REASONS], unusable)
 
 
 def _box(candidate: Candidate, plane: Plane, order: Order) -> Read[Box] | str:

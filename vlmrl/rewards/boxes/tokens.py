@@ -42,17 +42,21 @@ class Token(NamedTuple):
 def tokens_of(text: str) -> Iterator[Token]:
     """Yield the tokens of a text; white space is skipped.
 
-    A quoted text with a bracket and a number in it is no label: its content is read as if it had no quotes, because
+    Two numbers without anything between them, such as `1..2` or `1.2.3`, are one number and something else. A quoted
+    text with a bracket and a number in it is no label: its content is read as if it had no quotes, because
     some models put boxes in quotes. The time is linear in the length of the text.
     """
-    position = 0
+    position, end_of_number = 0, -1
     while (match := _TOKEN.search(text, position)) is not None:
         kind, piece, position = match.lastgroup, match.group(), match.end()
         if kind == "loc":
             yield Token("loc", piece, float(match["loc"]))
         elif kind == "ref":
             yield Token("ref", (match["label"] or match["label2"] or "").strip())
+        elif kind == "number" and match.start() == end_of_number:
+            yield Token("other", piece)
         elif kind == "number":
+            end_of_number = position
             yield Token("number", piece, float(piece) if len(piece) <= MOST_DIGITS else math.inf)
         elif kind == "name":
             yield Token("number", piece, math.nan) if piece.lower() in NOT_FINITE else Token("name", piece)

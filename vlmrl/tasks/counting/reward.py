@@ -6,9 +6,8 @@ from functools import partial
 from typing import Any
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.answer_form import REQUIRED, check_thought, form_problem
+from vlmrl.rewards.answer_form import REQUIRED, check_thought, final_answer, form_problem
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.text_parsing import tagged_text
 from vlmrl.rewards.text_rewards import plain_number
 from vlmrl.types import RewardInput
 
@@ -35,7 +34,7 @@ def count(*, thought: str = REQUIRED) -> RewardSpec:
 
 def read_count(response: str) -> tuple[int | None, str]:
     """Return (the number in the only `<answer>` of a response, ""), or (None, the reason)."""
-    answer, problem = tagged_text(response, "answer")
+    answer, problem = final_answer(response)
     if answer is None:
         return None, problem
     number = plain_number(answer)

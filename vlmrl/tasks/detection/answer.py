@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.answer_form import form_problem
+from vlmrl.rewards.answer_form import final_answer, form_problem
 from vlmrl.rewards.boxes.overlap import Match, match_boxes
 from vlmrl.rewards.boxes.planes import Box, Plane, answer_plane, check_space, convert
 from vlmrl.rewards.boxes.reading import check_order, read_boxes
 from vlmrl.rewards.boxes.writing import write_box
-from vlmrl.rewards.text_parsing import BLANKS, tagged_text
+from vlmrl.rewards.text_parsing import BLANKS
 from vlmrl.tasks.boxes.settings import BoxSettings
 from vlmrl.tasks.boxes.truth import size_of
 from vlmrl.tasks.detection.truth import true_boxes
@@ -109,7 +109,7 @@ class Answer:
 def read_answer(x: RewardInput, settings: Settings) -> Answer:
     """Return the answer of a response. Raises: RewardError for a row without true boxes, or an unknown seen size."""
     target, truths = true_boxes(x.truth)
-    text, problem = tagged_text(x.response, "answer")
+    text, problem = final_answer(x.response)
     if text is None:
         return Answer(target, truths, (), False, problem, problem)
     text = _without_fence(text)

@@ -8,12 +8,12 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.metric import SHARE
-from vlmrl.rewards.answer_form import REQUIRED, form_problem
+from vlmrl.rewards.answer_form import REQUIRED, final_answer, form_problem
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.boxes.overlap import centre, iou, is_inside
 from vlmrl.rewards.boxes.planes import Box, Plane, answer_plane, check_space, convert, plane_of
 from vlmrl.rewards.boxes.reading import check_order, only_box, read_boxes
-from vlmrl.rewards.text_parsing import find_tags, tagged_text
+from vlmrl.rewards.text_parsing import find_tags
 from vlmrl.tasks.boxes.marks import with_picture
 from vlmrl.tasks.boxes.settings import BoxSettings, check_overlay
 from vlmrl.tasks.boxes.truth import size_of
@@ -161,7 +161,7 @@ def read_answer(x: RewardInput, settings: Settings) -> Answer:
 
 def _place_of_box(response: str, settings: Settings) -> tuple[str | None, str]:
     if settings.tagged:
-        return tagged_text(response, "answer")
+        return final_answer(response)
     tags = find_tags(response, ("think",))
     if not tags:
         return response, ""
