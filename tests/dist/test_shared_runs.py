@@ -50,7 +50,7 @@ CASES = {
 OFFLOAD = "parallel.offload=true"
 NARROW = "model.dtype=bfloat16"
 OFFLOADED = {
-    **{name: CASES[name] for name in ("grpo", "two updates", "critic", "full kl", "adapter", "recomputed", "sft")},
+    **{name: CASES[name] for name in ("grpo", "critic", "full kl", "adapter", "recomputed", "sft")},
     "narrow": [NARROW, "algo.kl_coef=0.1"],
     "narrow adapter": [NARROW, *LORA, "lora.dropout=0.2"],
     "frozen": ['model.freeze=["vision"]'],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import own_process, settings
+from small_runs import rollouts, same_tensors, weights
 from vllm_place import train, vllm_place
 
 from vlmrl.store.open_run import open_run
@@ -86,3 +87,13 @@ def test_a_run_with_an_adapter_goes_on_from_its_checkpoint(place):
     for done in (parent, child):
         line = done.json["last"]
         assert line["policy/sampler_gap_max"] < 1e-4 and line["policy/sync_gap_max"] < 1e-4
+
+
+def test_a_process_that_offloads_syncs_what_a_plain_one_syncs(place, run):
+    """Its weights are in shards that are whole; vLLM shares the process, and its process group."""
+    done = train(place, *settings("parallel.offload=true"))
+    found = open_run(place / "runs", done.json["run"])
+    assert "main memory between their uses" in done.err
+    assert rollouts(found) == rollouts(run[0])
+    assert same_tensors(weights(found), weights(run[0]))
+    assert all(0 < line["policy/sync_gap_max"] < 1e-4 for line in found.metrics("train"))

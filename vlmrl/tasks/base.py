@@ -71,6 +71,8 @@ class Task:
             reads them. `check` and `try` draw them and compare coordinate spaces. None = the answers are no positions.
         kind: facts about the rows for the probe, the data doctor and `diagnose` (tasks/truth_kinds.py); None = the kind
             is found from the truths.
+        notes: all truths of a new dataset -> notes of the data doctor: name of the check -> ("ok", "look" or "bad",
+            what it found). For what one truth alone does not show.
         prep: options -> split -> rows (tasks/own_prep.py), for `vlmrl prep file.py:function`. Its parameters are the
             options of the command; an option without a default is required.
         own: the file of a user's own task (tasks/own_task.py).
@@ -102,6 +104,7 @@ class Task:
     truths: TruthForm | None = None
     positions: Callable[[RewardSpec | None], Positions] | None = None
     kind: RowKind | None = None
+    notes: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, tuple[str, str]]] = lambda truths: {}
     prep: Callable[..., Mapping[str, Iterable[NewRow | LeftOut]]] | None = None
     own: OwnFile | None = None
 

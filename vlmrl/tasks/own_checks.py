@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import islice
 from typing import Any, get_args
 
+from vlmrl.data.doctor import Verdict
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.metric import Metric
 from vlmrl.tasks.attack import Attack, Kind
@@ -204,6 +205,16 @@ def _shown(value: Any) -> str:
     return "None" if value is None else f"{type(value).__name__} {value!r:.80}"
 
 
+def _notes(returned: Any) -> dict[str, tuple[Verdict, str]]:
+    notes: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"": None}
+    for name, note in notes.items():
+        is_note = isinstance(note, tuple) and len(note) == 2 and note[0] in get_args(Verdict)
+        if not (isinstance(name, str) and is_note and isinstance(note[1], str)):
+            kinds = ", ".join(get_args(Verdict))
+            raise DataError(f"it returned {_shown(returned)}, not a mapping of names to ({kinds}; a text)")
+    return notes
+
+
 RETURNS: Mapping[str, Callable[[Any], Any]] = {
     "validate": _texts,
     "outcome": _measures,
@@ -213,6 +224,7 @@ RETURNS: Mapping[str, Callable[[Any], Any]] = {
     "attacks": _attacks,
     "unit": _unit,
     "figures": _figures,
+    "notes": _notes,
 }
 """Name of a task's function -> the check of its results, which returns them converted."""
 POOLED_RETURNS: Mapping[str, Callable[[Any], Any]] = {"count": _sums, "metrics": _whole}

@@ -136,6 +136,8 @@ def prepare_own(
         reader = FileReader(_Folder(shelf.folder))
         parts = Assembly(shelf.seen, shelf.places, reader, rows, _fields, dropped=dropped)
         parts.group = next((p.key[1].group for planned in rows.values() for p in planned if p.key[1].group), "")
+        truths = [one.key[0].truth for planned in rows.values() for one in planned]
+        parts.notes = dict(task.notes(truths))  # type: ignore[arg-type]
         whole = {"name": name or out.name, "task": task.name, "source": {"name": task.name}, "args": args}
         return _assembled(build, parts, whole, limits, force)
 

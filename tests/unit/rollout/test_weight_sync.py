@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
+from vlmrl.dist.world import group_of_one
 from vlmrl.rollout import weight_sync
 from vlmrl.rollout.weight_sync import Delivery, dropped_tensors
 
@@ -112,3 +115,18 @@ def test_what_an_engines_loader_does_not_read_is_gathered_all_the_same(monkeypat
     delivery.load_into(nn.ModuleDict({"a": nn.Linear(2, 2, bias=False)}), lambda tensors: {next(tensors)[0]})
     assert given == ["a.weight", "b.weight", "c.weight"]
     assert delivery.lost == ["b.weight", "c.weight"]
+
+
+def test_what_a_single_process_has_sharded_is_whole_already(monkeypatch):
+    """No collective is needed, and none is called."""
+    with group_of_one("cpu"):
+        mesh = init_device_mesh("cpu", (1,))
+        full = {"a": torch.randn(3, 4), "b": torch.randn(7), "c": torch.randn(2, 5)}
+        named = {n: t if n == "c" else distribute_tensor(t, mesh, [Shard(0)]) for n, t in full.items()}
+        for name in ("all_gather_single", "all_gather_into_tensor"):
+            monkeypatch.setattr(torch.distributed, name, None, raising=False)
+        for bucket_bytes in (1, 1 << 20):
+            found = dict(weight_sync.whole_tensors(named.items(), bucket_bytes, torch.bfloat16))
+            assert list(found) == list(full) and all(type(t) is torch.Tensor for t in found.values())
+            assert all(torch.equal(found[n], full[n].bfloat16()) for n in "ab")
+            assert torch.equal(found["c"], full["c"])  # not sharded: the model computes in its dtype already

@@ -224,3 +224,13 @@ def test_on_a_gpu_adamw_is_fused():
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     assert Optimizer(network().cuda(), Optim()).adamw.defaults["fused"] is True
+
+
+def test_moments_take_memory_on_the_device_of_their_weights_until_they_exist():
+    model = network()  # 4 x 8 + 8 + 8 + 8 + 8 x 2 + 2 = 74 numbers, with two float32 moments each
+    optimizer = Optimizer(model, Optim())
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert (optimizer.pending_bytes(cpu), optimizer.pending_bytes(gpu)) == (74 * 8, 0)
+    backward(model, 0)
+    optimizer.step(1e-2)
+    assert optimizer.pending_bytes(cpu) == 0

@@ -22,7 +22,7 @@ from vlmrl.tasks.detection.metric_names import NAMES
 from vlmrl.tasks.detection.play import boxes_kind
 from vlmrl.tasks.detection.reward import NAME as REWARD
 from vlmrl.tasks.detection.reward import is_exact, quality
-from vlmrl.tasks.detection.truth import true_boxes, truth_problems
+from vlmrl.tasks.detection.truth import notes_on, true_boxes, truth_problems
 from vlmrl.tasks.pooled import Verdict
 from vlmrl.types import RewardInput, Row, Score, Size
 
@@ -58,6 +58,7 @@ def detection_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
         template_file=f"tasks/detection/{chosen.template}",
         variables={"form": FORMS[chosen.space]},
         validate=truth_problems,
+        notes=notes_on,
         profiles={
             "default": (REWARD, chosen.args),
             "rllava": ("rllava_boxes", {}),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.boxes.planes import Box, Plane
-from vlmrl.tasks.boxes.truth import outside_problems, true_box, truth_plane
+from vlmrl.tasks.boxes.doubts import space_doubts
+from vlmrl.tasks.boxes.truth import outside_problems, size_of, true_box, truth_plane
 
 MOST_TRUE_BOXES = 300
 MOST_CATEGORY_CHARS = 100
@@ -36,6 +37,12 @@ def truth_problems(truth: Mapping[str, Any]) -> list[str]:
     if not isinstance(category, str) or not 0 < len(category) <= MOST_CATEGORY_CHARS:
         problems.append(f"`category` is {category!r:.60}, not a text of 1 to {MOST_CATEGORY_CHARS} characters")
     return problems
+
+
+def notes_on(truths: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Return a note for the data doctor if the boxes look as if they were in another space; else {}."""
+    read = [(true_boxes(truth), size_of(truth)) for truth in truths]
+    return space_doubts([(plane, size, box) for (plane, boxes), size in read for box in boxes])
 
 
 def true_boxes(truth: Mapping[str, Any]) -> tuple[Plane, tuple[Box, ...]]:

@@ -18,7 +18,7 @@ from vlmrl.tasks.boxes.settings import VARIANTS, settings_as, variant_of
 from vlmrl.tasks.grounding.play import grounding_kind
 from vlmrl.tasks.grounding.reward import NAME as REWARD
 from vlmrl.tasks.grounding.reward import RIGHT, Settings, read_answer
-from vlmrl.tasks.grounding.truth import true_box, truth_problems
+from vlmrl.tasks.grounding.truth import notes_on, true_box, truth_problems
 from vlmrl.types import RewardInput, Row, Score, Size
 
 NAME = "grounding"
@@ -41,6 +41,7 @@ def grounding_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
         template_file=f"tasks/grounding/{chosen.template}",
         variables={"form": FORMS[chosen.space]},
         validate=truth_problems,
+        notes=notes_on,
         profiles={
             "default": (REWARD, chosen.args),
             "rllava": ("rllava_box", {}),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.boxes.planes import Box, Plane
 from vlmrl.tasks.boxes import truth as boxes
+from vlmrl.tasks.boxes.doubts import space_doubts
 from vlmrl.types import Size
 
 
@@ -23,6 +24,12 @@ def truth_problems(truth: Mapping[str, Any]) -> list[str]:
     except RewardError as error:
         return [error.message]
     return boxes.outside_problems("box", [box], plane)
+
+
+def notes_on(truths: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Return a note for the data doctor if the boxes look as if they were in another space; else {}."""
+    read = [(true_box(truth), boxes.size_of(truth)) for truth in truths]
+    return space_doubts([(plane, size, box) for (plane, box), size in read])
 
 
 def true_box(truth: Mapping[str, Any]) -> tuple[Plane, Box]:
