@@ -46,6 +46,8 @@ def test_drawn_detection_goes_through_every_command(tmp_path: Path, tiny_folder:
     assert metrics["parse_failure"]["value"] == 1.0  # random weights write no answer
     assert {"map", "ap50", "ap75", "map/circle"} <= set(metrics)
     assert (metrics["map"]["value"], metrics["map"]["low"], metrics["map"]["high"]) == (0.0, None, None)
+    assert metrics["map"]["n"] == 12
+    assert metrics["map/circle"]["n"] == metrics["accuracy/category-circle"]["n"] < 12
     assert metrics["map"]["clusters"] == 12 and metrics["absent_accuracy"]["n"] < 12
     assert_no_hole(probed(tmp_path), "a box without confidence")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -76,6 +76,8 @@ class WholeSplit:
             no_clash(list(sets["metrics"]), whole["metrics"], task.name)
         except VlmrlError as error:
             return whole | {"set_metrics_problem": str(error)}
+        for name, metric in sets["metrics"].items():
+            metric["n"] = _rows_of(name, records, task.by) or metric["n"]
         return whole | {"metrics": whole["metrics"] | sets["metrics"], "set_metrics": sets["set_metrics"]}
 
     def _kept(self, group: Group, sample: ScoredSample, record: Mapping[str, Any]) -> Kept:
@@ -87,6 +89,15 @@ class WholeSplit:
             return {"figures": figures_to_json(self._task.figures(list(verdicts)))}
         except VlmrlError as error:
             return {"figures": [], "figures_problem": str(error)}
+
+
+def _rows_of(name: str, records: Iterable[Mapping[str, Any]], by: Sequence[str]) -> int:
+    """Return the number of rows of a metric such as `map/cat`: those whose truth has this value in a field of `by`.
+
+    It is 0 for a metric of all rows.
+    """
+    value = name.partition("/")[2]
+    return sum(any(str(r["truth"].get(field)) == value for field in by) for r in records) if value else 0
 
 
 def verdict_of(record: Mapping[str, Any]) -> Verdict:

@@ -125,8 +125,9 @@ class Data(RecipeTable):
     """Task that renders and scores the rows: a name (`vlmrl recipe list --tasks`), or a function of your own that
     returns a `vlmrl.Task`, as path/to/file.py:function. Such a function runs in the trainer's process."""
     variant: Annotated[str | None, PROMPT] = None
-    """Variant of the task: how much it asks of a response (`vlmrl recipe list --tasks` lists the variants; im = the
-    task's main one, with intermediate steps); default: im, or baseline if the dataset lacks the truth for im."""
+    """Variant of the task: what its prompt asks for and its reward reads, such as intermediate steps, a thought, or
+    boxes in a coordinate space (`vlmrl recipe list --tasks` lists the variants). im = the task's main one; default:
+    im, which is `thousand` (0 to 1000) for boxes; or baseline if the dataset lacks the truth for im."""
     share: Annotated[Share, ROWS] = 1.0
     """Relative share of the prompts of each step that come from this source."""
     split: Annotated[str, ROWS] = "train"
