@@ -191,7 +191,7 @@ def _number(value: Any, at: dict[Any, Any]) -> tuple[Fraction, Fraction]:
 def _fraction(number: Any) -> Fraction:
     if not number.is_number or not number.is_finite:
         raise UnreadableError("it has no finite value")
-    if number.is_zero:
+    if number.is_zero or (number.is_Float and number._prec == 1):  # terms that cancel: no digit but zeros is known
         return Fraction(0)
     number = number if number.is_Float else sympy.Float(number, PRECISION)
     if not -MOST_BITS < mpmath.mag(number) < MOST_BITS:

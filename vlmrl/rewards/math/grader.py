@@ -90,6 +90,8 @@ def shown(reading: Reading) -> str:
     if reading.kind in ("value", "equation"):
         return _shown_item(reading.items[0], reading.kind == "value")[:MOST_SHOWN]
     values = ", ".join(_shown_item(item, False) for item in reading.items)
+    if reading.kind == "figures":
+        return reading.text[:MOST_SHOWN]
     if reading.kind == "tuple":
         return f"{reading.brackets[0]}{values}{reading.brackets[1]}"[:MOST_SHOWN]
     return f"{reading.kind} of {values}"[:MOST_SHOWN]

@@ -62,6 +62,7 @@ def tidy(text: str) -> str:
     text = ROOT.sub(lambda m: f"\\sqrt{{{m.group(1) or m.group(2)}}}", text).translate(SIGNS)
     text = FRACTION.sub(r"\\frac", SIZES.sub("", text.replace("**", "").replace("`", "")))
     text = FONTS.sub(r"\1", text).replace("\\varnothing", "\\emptyset").replace("\\checkmark", "")
+    text = text.replace("\\colon", ":")
     text = TEXT.sub(r"\\text", OLD_ROMAN.sub(r"\\text{\1}", text)).replace("\\%", "%")
     text = _undelimited(text.replace("\\$", MONEY))
     text = SPACE.sub(" ", GROUPED.sub("", text))

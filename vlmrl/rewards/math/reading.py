@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
@@ -15,9 +16,11 @@ from vlmrl.rewards.math.latex import depth_of, joined_by_commas, plain_thousands
 from vlmrl.rewards.math.numbers import Number, read_number
 from vlmrl.rewards.math.units import Unit, split_unit
 
-Kind = Literal["value", "list", "set", "tuple", "union", "equation", "choice", "words", "denial", "unclear"]
+Kind = Literal["value", "figures", "list", "set", "tuple", "union", "equation", "choice", "words", "denial", "unclear"]
 MOST_ITEMS = 50
-MOST_DEPTH = 20
+MOST_DEPTH = 10
+MOST_LOW = 6
+"""Largest number of subscripts in a text: the parser needs exponential time for chains of them."""
 DENIED = re.compile(
     r"\\n(?:e|eq|ot)(?![A-Za-z])|\\text\{[^{}]*\bnot\b[^{}]*\}|(?<![A-Za-z\\])not(?![A-Za-z])|!=|n't(?![A-Za-z])", re.I
 )
@@ -45,6 +48,10 @@ ENDS = {"\\langle": "(", "\\rangle": ")"}
 APPROX = re.compile(r"\\approx|\\simeq")
 BEFORE_FRACTION = re.compile(r"(?<=[0-9])\s*(?=\\frac)")
 """Place where a number and a fraction are a mixed number, or a product."""
+FIGURES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([-:/])\s*([0-9]+(?:\.[0-9]+)?)(?:\s*\2\s*([0-9]+(?:\.[0-9]+)?))?")
+"""A date, a time, a range or a ratio: `2020-01-02`, `10:30`, `10-20`, `3:1`. Two numbers with `/` are a fraction."""
+TIME = re.compile(r"[0-9]{1,2}:[0-5][0-9]")
+NESTED = re.compile(rf"(?:[\[(]\s*){{{MOST_DEPTH}}}")
 EQUALS = re.compile(r"(?<![<>!\\=])=(?!=)")
 
 
@@ -75,7 +82,7 @@ class Reading:
     Args:
         text: tidy text.
         items: quantities in order; of an interval both ends.
-        brackets: of a tuple or interval: `()`, `[)`, `(]`, `[]`.
+        brackets: of a tuple or interval: `()`, `[)`, `(]`, `[]`; of figures: the sign between them.
         parts: intervals or sets of a union; of a list, if one of them is a tuple or a set.
         letter: of a choice.
         problem: why it is unclear.
@@ -91,6 +98,17 @@ class Reading:
     problem: str = ""
     rest: Reading | None = None
 
+    @property
+    def is_ratio(self) -> bool:
+        """Whether it is a ratio of two numbers. `10:30` can be a time, and is no ratio then."""
+        return self.brackets == ":" and len(self.items) == 2 and not TIME.fullmatch(self.text)
+
+    @property
+    def quotient(self) -> Fraction | None:
+        """Value of a ratio; None for one to 0."""
+        first, second = (item.number.value if item.number is not None else Fraction(0) for item in self.items[:2])
+        return first / second if second else None
+
 
 @lru_cache(maxsize=4096)
 def read(text: str, *, mixed: bool = True, letters: bool = True) -> Reading:
@@ -104,8 +122,10 @@ def read(text: str, *, mixed: bool = True, letters: bool = True) -> Reading:
     clean = tidy(text)
     if not clean:
         return Reading("unclear", "", problem="the answer is empty")
-    if not 0 <= depth_of(clean) <= MOST_DEPTH:
+    if not 0 <= depth_of(clean) <= MOST_DEPTH or NESTED.search(clean):
         return Reading("unclear", clean, problem="its braces do not match, or are nested too deep")
+    if clean.count("_") > MOST_LOW:
+        return Reading("unclear", clean, problem=f"it has more than {MOST_LOW} subscripts")
     if denied := DENIED.search(clean):
         rest = clean[: denied.start()] + clean[denied.end() :]
         return Reading("denial", clean, items=(Item(rest.strip()),))
@@ -161,11 +181,22 @@ class _Reader:
                 return Reading("tuple", clean, self._items(pieces), brackets)
             if len(pieces) == 1 and brackets == "()":
                 return self._single(pieces[0], clean)
+        if figures := self._figures(text, clean):
+            return figures
         items = self._items([text])
         if len(items) != 1:
             return Reading("list", clean, items)
         item = items[0]
         return Reading("equation" if EQUALS.search(item.text) else "value", clean, items)
+
+    def _figures(self, text: str, clean: str) -> Reading | None:
+        """Return a date, a time, a range or a ratio; None for any other text. `brackets` is its sign."""
+        value, unit = split_unit(text, letters=self.letters)
+        match = FIGURES.fullmatch(value)
+        if match is None or (match[2] == "/" and match[4] is None):
+            return None
+        items = tuple(Item(one, read_number(one), unit) for one in match.group(1, 3, 4) if one is not None)
+        return Reading("figures", clean, items, match[2])
 
     def _items(self, texts: list[str]) -> tuple[Item, ...]:
         return tuple(self._item(one) for text in texts for one in _both_signs(text))

@@ -70,7 +70,8 @@ def _table() -> dict[str, tuple[str, Fraction]]:
         PERCENT: {"% percent pct percentage": one(1)},
         f"{MONEY_KIND} dollar": {"dollar usd \\money": one(1), "cent": one(1, 100)},
         f"{MONEY_KIND} euro": {"euro eur \\euro": one(1)}, f"{MONEY_KIND} pound": {"gbp \\pounds sterling": one(1)},
-        f"{MONEY_KIND} yen": {"yen jpy yuan rmb cny \\yen": one(1)}, f"{MONEY_KIND} rupee": {"rupee inr rs": one(1)},
+        f"{MONEY_KIND} yen": {"yen jpy \\yen": one(1)},
+        f"{MONEY_KIND} yuan": {"yuan rmb cny": one(1)}, f"{MONEY_KIND} rupee": {"rupee inr rs": one(1)},
         ANY: {"unit": one(1)},
     }  # fmt: skip
     return {

@@ -20,6 +20,9 @@ from vlmrl.rewards.math.latex import squeezed
 from vlmrl.rewards.math.policy import Policy
 from vlmrl.rewards.math.reading import EQUALS, Item, Reading, read
 from vlmrl.rewards.math.units import ANGLE, ANY, COUNT, PERCENT, RADIAN, Unit
+from vlmrl.rewards.math.worked_out import is_worked_out
+
+FRACTION = re.compile(r"[+-]?(?:\\frac\{[^{}]*\}\{[^{}]*\}|[0-9.]+\s*/\s*[0-9.]+)")
 
 
 class Verdict(NamedTuple):
@@ -75,6 +78,8 @@ class _Judge:
         if gold.kind == "choice":
             return self._choice(gold, answer)
         if answer.kind == "choice" and answer.rest is not None:
+            if self.policy.choices == "exact":
+                return Verdict(False, "there is a letter beside the value")
             answer = answer.rest
             if answer.kind in ("unclear", "denial"):
                 return Verdict(False, answer.problem or "it denies a value")
@@ -106,6 +111,8 @@ class _Judge:
             return self._matched(gold.parts, answer.parts, "tuples")
         kinds = {"equation": "value", "value": "value"}
         one, other = (kinds.get(side.kind, side.kind) for side in (gold, answer))
+        if "figures" in (one, other):
+            return self._figures(gold, answer)
         if one == other == "value":
             return self._values(gold.items[0], answer.items[0])
         if one == other == "tuple":
@@ -119,6 +126,22 @@ class _Judge:
         if loose and one != "value" and other != "value":
             return self._in_order(gold.items, answer.items)
         return Verdict(False, f"it is a {_shown(answer.kind)}, not a {_shown(gold.kind)}")
+
+    def _figures(self, gold: Reading, answer: Reading) -> Verdict:
+        """Return whether two dates, times, ranges or ratios are the same. A ratio `3:4` is also the fraction 3/4."""
+        if gold.kind != answer.kind:
+            figures, single = (gold, answer) if gold.kind == "figures" else (answer, gold)
+            is_fraction = single.kind == "value" and FRACTION.fullmatch(single.items[0].text) is not None
+            if figures.is_ratio and is_fraction and single.items[0].number is not None:
+                same = figures.quotient == single.items[0].number.value
+                return Verdict(same, "the ratios agree" if same else "the ratios differ")
+            return Verdict(False, f"it is a {_shown(answer.kind)}, not a {_shown(gold.kind)}")
+        if gold.brackets != answer.brackets:
+            return Verdict(False, f"its numbers are joined by `{answer.brackets}`, not by `{gold.brackets}`")
+        if gold.is_ratio and len(answer.items) == 2 and (value := gold.quotient) is not None:
+            same = answer.quotient == value
+            return Verdict(same, "the ratios agree" if same else "the ratios differ")
+        return self._in_order(gold.items, answer.items)
 
     def _in_order(self, gold: tuple[Item, ...], answer: tuple[Item, ...]) -> Verdict:
         if len(gold) != len(answer):
@@ -153,11 +176,24 @@ class _Judge:
             return Verdict(False, f"it is a value of {answer.name}, not of {gold.name}")
         if gold.about:
             gold = replace(gold, about=())
-        for number, one in enumerate((replace(answer, about=()), *answer.about)):
+        chain = (replace(answer, about=()), *answer.about)
+        for number, one in enumerate(chain):
             verdict = self._pair(gold, one)
             if not verdict.is_right:
                 return verdict if not number else Verdict(False, f"`{one.text}`: {verdict.reason}")
-        return self._pair(gold, replace(answer, about=()))
+        if not any(self._is_worked_out(gold, one) for one in chain):
+            return Verdict(False, "it is a calculation that is not worked out")
+        return self._pair(gold, chain[0])
+
+    def _is_worked_out(self, gold: Item, answer: Item) -> bool:
+        """Return whether an answer is in a final form; expressions with variables are not looked at."""
+        gold, answer = _in_radians(gold, answer)
+        if answer.number is not None or squeezed(gold.text) == squeezed(answer.text):
+            return True
+        if gold.number is None and not _is_constant(gold):
+            return True
+        text = answer.text.replace("\\cdot\\frac", "\\frac") if self.policy.mixed == "product" else answer.text
+        return is_worked_out(text, gold.text)
 
     def _pair(self, gold: Item, answer: Item) -> Verdict:
         gold, answer = _in_radians(gold, answer)
@@ -335,7 +371,8 @@ def _has_other_letter(rest: Reading, letter: str) -> bool:
 
 
 def _shown(kind: str) -> str:
-    return {"value": "single value", "equation": "single value", "tuple": "tuple or interval"}.get(kind, kind)
+    names = {"value": "single value", "equation": "single value", "tuple": "tuple or interval"}
+    return (names | {"figures": "date, time, range or ratio"}).get(kind, kind)
 
 
 def gold_problem(gold: str, policy: Policy) -> str:
