@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import random
 import re
 from pathlib import Path
@@ -30,7 +31,7 @@ from vlmrl.tasks.pooled import Verdict
 from vlmrl.tasks.we_math.drawn import Drawing, drawn_rows
 from vlmrl.tasks.we_math.metrics import set_metrics, unit_of
 from vlmrl.tasks.we_math.rewards import we_math
-from vlmrl.tasks.we_math.truth import read_options
+from vlmrl.tasks.we_math.truth import read_options, truth_problems
 from vlmrl.types import RewardInput, Row
 
 GOOD = "<think>as shown</think><answer>{}</answer>"
@@ -50,6 +51,7 @@ def parts_of(response: str, truth: dict[str, Any], finish: str = "stop") -> dict
         ("B", 1, 1), ("b", 1, 1), (" (B) ", 1, 1), ("B.", 1, 1), ("B. 400", 1, 1), ("\\boxed{B}", 1, 1), ("C", 0, 1),
         ("C. 400", 0, 0), ("B. 300", 0, 0), ("Because", 0, 0), ("B or C", 0, 0), ("B, C", 0, 0), ("D", 0, 0),
         ("A B C E", 0, 0), ("400", 0, 0), ("", 0, 0), ("H", 0, 0), ("not B", 0, 0),
+        ("A \\boxed{B}", 0, 0), ("\\boxed{A} \\boxed{B}", 0, 0), ("The answer is \\boxed{B}", 1, 1),
     ],
 )  # fmt: skip
 def test_an_option_is_one_letter_alone_or_with_its_own_text(answer: str, accuracy: float, form: float) -> None:
@@ -73,6 +75,10 @@ FREE = [
     ("50\u00b0 or 130\u00b0", "130", 1, 1),
     ("50\u00b0 or 130\u00b0", "50 or 130", 1, 1),
     ("50\u00b0 or 130\u00b0", "50, 130", 1, 1),
+    ("50\u00b0 or 130\u00b0", "130 or 50", 1, 1),
+    ("50\u00b0 or 130\u00b0", "50, 50", 0, 0),
+    ("12, 13", "12 13", 1, 1),
+    ("12, 13", "13 12", 0, 0),
     ("50\u00b0 or 130\u00b0", "50 or 70", 0, 0),
     ("1,000", "1000", 1, 1),
     ("12 cm", "0.12 m", 1, 1),
@@ -95,6 +101,7 @@ def test_the_form_is_one_thought_and_one_answer() -> None:
     for response in ("B", "<answer>B</answer>", GOOD.format("B") + "<answer>C</answer>", "<think>Answer: B</think>"):
         assert parts_of(response, CHOICE)["format"] == 0
     assert parts_of("<answer>B</answer>", CHOICE)["accuracy"] == 1
+    assert parts_of("<think><answer>B</answer></think>", CHOICE)["accuracy"] == 0
     assert parts_of(GOOD.format("B") + "<answer>C</answer>", CHOICE)["accuracy"] == 0
     assert parts_of(GOOD.format("B"), CHOICE, finish="length") == {"accuracy": 1, "format": 0, "share": 1}
     direct: Any = we_math(thought="optional")(RewardInput("<answer>B</answer>", CHOICE))
@@ -297,7 +304,8 @@ def test_published_rows_with_and_without_options(tmp_path: Path) -> None:
     [
         ({"answer": "D"}, "no option"), ({"answer": "300"}, "no option"), ({"key": "2steps_3"}, "2steps_3"),
         ({"key": "4steps_1"}, "4steps_1"), ({"ID": None}, "`ID`"), ({"answer": None}, "`answer`"),
-        ({"option": "none"}, "no option"),
+        ({"option": "none"}, "no option"), ({"option": None, "answer": "7" * 501}, "more than 500 characters"),
+        ({"option": None, "answer": "\\frac{1}{" * 12}, "cannot be graded"),
     ],
 )  # fmt: skip
 def test_a_wrong_row_is_an_error_that_says_why(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
@@ -306,6 +314,28 @@ def test_a_wrong_row_is_an_error_that_says_why(tmp_path: Path, fields: dict[str,
         prepared_from(tmp_path, train, [published_row(3), published_row(4, **fields)])
     assert "1 of 2 rows are wrong" in error.value.message and reason in error.value.message
     assert not (tmp_path / "out").exists()
+
+
+def test_sets_that_are_not_whole_are_noted(tmp_path: Path) -> None:
+    train = [{"question": "How long is AB? (1)", "answer": "5 cm", "image_path": "1.png"}]
+    whole = [published_row(n, step) for n, step in ((3, "1"), (4, "2"), (5, "multi"))]
+
+    def note(rows: list[dict[str, Any]], name: str) -> str:
+        made = prepared_from(tmp_path, train, rows, out=tmp_path / name)
+        return "".join(c["finding"] for c in made.info["doctor"]["checks"] if c["check"] == "sets")
+
+    assert note(whole, "whole") == ""
+    assert "1 of 1 sets lack a sub-problem or the whole, such as '2steps_1'" in note(whole[:2], "lacking")
+    double = note([*whole, {**published_row(6, "1"), "question": "Another? (6)"}], "double")
+    assert "1 of 1 sets have a problem twice" in double
+
+
+@pytest.mark.parametrize("number", ["two", math.nan, 10**9, -1, None, 2.5, True])
+def test_a_number_of_steps_that_is_none_is_named_and_stops_no_evaluation(number: Any) -> None:
+    truth = {"answer": "5", "options": None, "set": "a", "step": "multi", "num_steps": number}
+    assert "`num_steps`" in truth_problems(truth)[0]
+    verdict = (RewardInput("", truth), UNSCORED, {"accuracy": 1.0})
+    assert set_metrics([verdict])["CM_strict"] is None
 
 
 def test_splits_of_the_hub_get_the_names_of_splits_here_and_steps_are_checked(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from vlmrl.data.table_files import LINED
 from vlmrl.data.table_pieces import RowFiles, TablePiece, read_piece
 from vlmrl.errors import DataError
 from vlmrl.rewards.math.answer_text import BOX, MOST_ANSWER_CHARS, last_box
+from vlmrl.rewards.math.policy import Policy
 from vlmrl.rewards.text_parsing import tagged_text
 from vlmrl.tasks import table_rows
 from vlmrl.tasks.prompt_template import IMAGE
@@ -96,6 +97,10 @@ def _boxed(text: str, column: str) -> str:
 def _short(text: str) -> str:
     if len(text) > MOST_ANSWER_CHARS:
         raise DataError(f"the answer has {len(text):,} characters; the limit is {MOST_ANSWER_CHARS}")
+    from vlmrl.rewards.math.verdict import gold_problem  # it loads SymPy
+
+    if problem := gold_problem(text, Policy()):
+        raise DataError(f"the answer {show(text, 60)} cannot be graded: {problem}")
     return text
 
 

@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from vlmrl.rewards.answer_form import form_problem
-from vlmrl.rewards.math.answer_text import MOST_ANSWER_CHARS, last_box
+from vlmrl.rewards.answer_form import final_answer, form_problem
+from vlmrl.rewards.math.answer_text import BOX, MOST_ANSWER_CHARS, last_box
 from vlmrl.rewards.math.expressions import warm_up
 from vlmrl.rewards.math.latex import split_top
 from vlmrl.rewards.math.policy import Policy
 from vlmrl.rewards.math.verdict import judge
-from vlmrl.rewards.text_parsing import tagged_text
 from vlmrl.tasks.we_math.truth import true_answer, true_options
 from vlmrl.types import RewardInput, RewardResult
 
@@ -27,6 +26,8 @@ LETTER = re.compile(r"\(?\s*([A-Ha-h])\s*\)?\s*(?:[.:)]\s*(.*))?", re.DOTALL)
 NUMBERED = re.compile(r"(?:^|\s)\((\d{1,2})\)")
 ALTERNATIVES = re.compile(r"\s+or\s+", re.IGNORECASE)
 THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
+ANOTHER = re.compile(rf"{BOX.pattern}.*{BOX.pattern}|^\s*(?:[A-Ha-h]|[-+0-9.]+)[\s.,;:]*{BOX.pattern}", re.DOTALL)
+"""Second box, or a letter or a number beside a box: what is meant is open."""
 MOST_VALUES = 20
 MOST_WORDS = 8
 MOST_SHOWN = 200
@@ -61,9 +62,11 @@ def graded(x: RewardInput, *, thought: str) -> RewardResult:
 
 def read_answer(response: str) -> tuple[str | None, str]:
     r"""Return (the only answer of a response, ""), or (None, the reason). A box around it is removed."""
-    text, problem = tagged_text(response, "answer")
+    text, problem = final_answer(response)
     if text is None:
         return None, problem
+    if ANOTHER.search(text):
+        return None, "two answers in one"
     text = last_box(text).text or text.strip()
     if not text:
         return None, "the answer is empty"
@@ -89,6 +92,15 @@ def _plain(text: str) -> str:
     return "".join(text.split()).rstrip(".").casefold()
 
 
+def answer_problem(truth: str) -> str:
+    """Return why no response can be right where this free answer is the truth; "" if one can."""
+    if len(truth) > MOST_ANSWER_CHARS:
+        return f"it has more than {MOST_ANSWER_CHARS} characters"
+    if not all(right_values(truth, truth)):
+        return judge(truth, truth, POLICY).reason or "its values cannot be told apart"
+    return ""
+
+
 def right_values(answer: str, truth: str) -> list[bool]:
     """Return which values of an answer are right, each at its own place; [False] for another number of values."""
     answer, truth = answer.strip(), truth.strip()
@@ -100,10 +112,10 @@ def right_values(answer: str, truth: str) -> list[bool]:
         given = [one for piece in ALTERNATIVES.split(answer) for one in split_top(piece, (",",))]
         if len(given) == 1:
             return [any(judge(one, answer, POLICY).is_right for one in alternatives)]
-        return [all(_each(given, alternatives))]
+        return [_is_permutation(given, alternatives)]
     values = _values(truth)
     if len(values) > 1:
-        return _each(_values(answer), values)
+        return _each(_values(answer) if "," in answer else answer.split(), values)
     if judge(truth, answer, POLICY).is_right:
         return [True]
     words = truth.split()
@@ -114,6 +126,17 @@ def _each(answers: Sequence[str], truths: Sequence[str]) -> list[bool]:
     if len(answers) != len(truths) or len(truths) > MOST_VALUES:
         return [False]
     return [judge(truth, answer, POLICY).is_right for answer, truth in zip(answers, truths, strict=True)]
+
+
+def _is_permutation(answers: Sequence[str], truths: Sequence[str]) -> bool:
+    """Return whether each answer is another one of the truths, in any order."""
+    left = list(truths)
+    for answer in answers if len(answers) <= MOST_VALUES else ():
+        place = next((i for i, truth in enumerate(left) if judge(truth, answer, POLICY).is_right), None)
+        if place is None:
+            return False
+        del left[place]
+    return not left
 
 
 def _values(text: str) -> list[str]:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from vlmrl.metric import SHARE, Metric
 from vlmrl.tasks.pooled import Verdict
-from vlmrl.tasks.we_math.truth import MULTI
+from vlmrl.tasks.we_math.truth import MULTI, NUM_STEPS
 
 METRICS = {
     "score_strict": Metric("higher", SHARE),
@@ -72,7 +72,8 @@ def complete_sets(verdicts: Sequence[Verdict]) -> list[tuple[list[bool], bool]]:
         if isinstance(name, str) and isinstance(step, str):
             members[name, x.sample][step].append((outcome.get("accuracy") or 0.0) > 0)
             if step == MULTI:
-                steps[name, x.sample] = int(x.truth.get("num_steps") or 0)
+                number = x.truth.get("num_steps")
+                steps[name, x.sample] = number if type(number) is int and number in NUM_STEPS else 0
     sets = []
     for key, by_step in members.items():
         names = [str(number) for number in range(1, steps.get(key, 0) + 1)]

@@ -58,9 +58,19 @@ def _read(cells: Mapping[str, Any], size: Size) -> tuple[dict[str, Any], dict[st
         "concept": _text(cells, "concept"),
         "solution": _solution(_text(cells, "solution")),
     }
-    if faults := truth_problems(truth):
+    if faults := truth_problems(truth) or _ungradable(truth):
         raise DataError("; ".join(faults))
     return truth, {"problem": problem, "options": options or ""}
+
+
+def _ungradable(truth: Mapping[str, Any]) -> list[str]:
+    """Return why the reward could never call a free answer right; [] if it can."""
+    if truth["options"] is not None:
+        return []
+    from vlmrl.tasks.we_math.grader import answer_problem  # it loads SymPy
+
+    problem = answer_problem(truth["answer"])
+    return [f"`answer` is {show(truth['answer'], 60)}, which cannot be graded: {problem}"] if problem else []
 
 
 def _text(cells: Mapping[str, Any], role: str) -> str | None:

@@ -12,7 +12,7 @@ from vlmrl.rewards.answer_form import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, says
 from vlmrl.tasks.base import Task, require_prepared
 from vlmrl.tasks.we_math.metrics import METRICS, set_metrics, unit_of
-from vlmrl.tasks.we_math.truth import LETTERS, read_options, truth_problems
+from vlmrl.tasks.we_math.truth import LETTERS, notes_on, read_options, truth_problems
 from vlmrl.types import RewardInput, Row
 
 NAME = "we_math"
@@ -37,6 +37,7 @@ def we_math_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
         template=files("vlmrl.tasks.we_math").joinpath(f"{chosen}.jinja").read_text(encoding="utf-8"),
         template_file=f"tasks/we_math/{chosen}.jinja",
         validate=truth_problems,
+        notes=notes_on,
         profiles={"default": ("we_math", {"thought": VARIANTS[chosen]}), "rllava": ("rllava_we_math", {})},
         set_metrics=set_metrics,
         metrics=METRICS,

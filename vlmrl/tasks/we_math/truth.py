@@ -8,7 +8,8 @@ composite problem), `num_steps` (1 for sub-problems, 2 or 3 for composite proble
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +20,8 @@ MARK = re.compile(r"(?:^|[;\uff1b]|\s)\s*([A-H])\s*[.:\uff0e\uff1a](?=\s*[^;\s])
 """Letter of an option before its text. In published rows, names of points are written like letters without a text."""
 MULTI = "multi"
 STEPS = ("1", "2", "3", MULTI)
+NUM_STEPS = (2, 3)
+"""Numbers of sub-problems that a composite problem can have."""
 
 
 def true_answer(truth: Mapping[str, Any]) -> str:
@@ -63,4 +66,35 @@ def truth_problems(truth: Mapping[str, Any]) -> list[str]:
         problems.append(f"`answer` is {answer!r:.60}, and no option of {options!r:.60} has this letter")
     if truth.get("set") is not None and truth.get("step") not in STEPS:
         problems.append(f"`step` is {truth.get('step')!r:.60}, not one of {', '.join(STEPS)}")
+    if truth.get("step") == MULTI and not _is_number_of_steps(truth.get("num_steps")):
+        problems.append(f"`num_steps` is {truth.get('num_steps')!r:.60}, not one of {', '.join(map(str, NUM_STEPS))}")
     return problems
+
+
+def _is_number_of_steps(value: Any) -> bool:
+    return type(value) is int and value in NUM_STEPS
+
+
+def notes_on(truths: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Return a note for the data doctor on sets that metrics over sets leave out; {} if there are none."""
+    members: dict[str, Counter[str]] = defaultdict(Counter)
+    wholes: dict[str, set[int]] = defaultdict(set)
+    for truth in truths:
+        if truth.get("set") is not None:
+            members[truth["set"]][truth["step"]] += 1
+            if truth["step"] == MULTI:
+                wholes[truth["set"]].add(truth["num_steps"])
+    lacking, double = [], []
+    for name, steps in members.items():
+        needed = {MULTI, *map(str, range(1, max(wholes[name], default=1) + 1))}
+        if needed - steps.keys():
+            lacking.append(name)
+        elif max(steps.values()) > 1 or len(wholes[name]) > 1 or steps.keys() - needed:
+            double.append(name)
+    texts = [
+        f"{len(names):,} of {len(members):,} sets {what}, such as {names[0]!r:.60}"
+        for names, what in ((lacking, "lack a sub-problem or the whole"), (double, "have a problem twice, or too many"))
+        if names
+    ]
+    finding = f"{'; '.join(texts)}: the metrics over sets do not count them as they are"
+    return {"sets": ("look", finding)} if texts else {}
