@@ -1,0 +1,158 @@
+"""Bounding boxes of elements as the published evaluator finds them: transforms other than translations do not count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from xml.etree.ElementTree import Element
+
+from vlmrl.tasks.vfig.published.document import Work, name_of, refuse
+from vlmrl.tasks.vfig.published.transforms import number, numbers, translation
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom edge, in pixels."""
+SHAPES = {"rect", "circle", "ellipse", "polygon", "polyline", "path"}
+"""Elements that can be shapes."""
+TOKEN = re.compile(r"[MLHVCSQTAZmlhvcsqtaz]|-?\d*\.?\d+(?:[eE][+-]?\d+)?")
+PER_STEP = {"m": 2, "l": 2, "t": 2, "h": 1, "v": 1, "q": 4, "s": 4, "c": 6, "a": 7}
+"""Numbers of a step of a path; the last two are its end, of H and V the last one."""
+DEEPEST_USE = 150
+"""Most groups and uses within each other. The published code stops at Python's limit of recursion, a little later."""
+LINK = "{http://www.w3.org/1999/xlink}href"
+
+
+def path_points(data: str) -> list[tuple[float, float]]:
+    """Return the ends of the steps of a path, without control points. A path's end does not lead back to its start.
+
+    A step is counted in tokens, so that a command among the control points does not end it.
+    """
+    x = y = 0.0
+    points: list[tuple[float, float]] = []
+    tokens: list[str] = TOKEN.findall(data)
+    command, at = "M", 0
+    while at < len(tokens):
+        if tokens[at].isalpha():
+            command, at = tokens[at], at + 1
+            continue
+        kind = command.lower()
+        size = PER_STEP.get(kind, 0)
+        end = tokens[at + max(size - 2, 0) : at + size]
+        if at + size > len(tokens) or not end or any(token.isalpha() for token in end):
+            at += 1
+            continue
+        is_relative = command.islower()
+        if kind != "v":
+            x = float(end[0]) + x if is_relative else float(end[0])
+        if kind != "h":
+            y = float(end[-1]) + y if is_relative else float(end[-1])
+        points.append((x, y))
+        at += size
+    return points
+
+
+def union(boxes: Iterable[Box]) -> Box | None:
+    """Return the smallest box around boxes; None without any."""
+    everything = list(boxes)
+    return reduce(_around, everything) if everything else None
+
+
+def _around(one: Box, other: Box) -> Box:
+    return min(one[0], other[0]), min(one[1], other[1]), max(one[2], other[2]), max(one[3], other[3])
+
+
+def centre(box: Box) -> tuple[float, float]:
+    """Return the middle of a box."""
+    return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+
+
+def area(box: Box) -> float:
+    """Return the area of a box, in square pixels."""
+    return (box[2] - box[0]) * (box[3] - box[1])
+
+
+def own_box(element: Element, dx: float = 0.0, dy: float = 0.0) -> Box | None:
+    """Return the box of a shape, moved; None for other elements and for fewer than two points."""
+    name = name_of(element)
+    if name == "rect":
+        x, y = number(element.get("x")), number(element.get("y"))
+        return x + dx, y + dy, x + number(element.get("width")) + dx, y + number(element.get("height")) + dy
+    if name in ("circle", "ellipse"):
+        x, y = number(element.get("cx")), number(element.get("cy"))
+        rx = number(element.get("r" if name == "circle" else "rx"))
+        ry = number(element.get("r" if name == "circle" else "ry"))
+        return x - rx + dx, y - ry + dy, x + rx + dx, y + ry + dy
+    if name in ("polygon", "polyline"):
+        values = numbers(element.get("points", ""))
+        points = list(zip(values[0::2], values[1::2], strict=False))
+    elif name == "path":
+        points = path_points(element.get("d", ""))
+    else:
+        return None
+    if len(points) < 2:
+        return None
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    return min(xs) + dx, min(ys) + dy, max(xs) + dx, max(ys) + dy
+
+
+class Definitions:
+    """Elements with an id in the `defs` that are children of the root: what `use` refers to.
+
+    Args:
+        root: root of the document.
+        work: counter of the visits.
+    """
+
+    def __init__(self, root: Element, work: Work) -> None:
+        self.work = work
+        self.by_id: Mapping[str, Element] = {
+            key: element
+            for child in root
+            if name_of(child) == "defs"
+            for element in child.iter()
+            if (key := element.get("id"))
+        }
+
+    def use_box(self, use: Element, dx: float = 0.0, dy: float = 0.0, depth: int = 0) -> Box | None:
+        """Return the box of what a use shows; its own transform does not count. Raises: Unscorable for a circle."""
+        key = (use.get("href") or use.get(LINK) or "").lstrip("#")
+        target = self.by_id.get(key)
+        if target is None:
+            return None
+        return self.target_box(target, dx + number(use.get("x")), dy + number(use.get("y")), depth)
+
+    def target_box(self, target: Element, dx: float, dy: float, depth: int) -> Box | None:
+        """Return the box of a shape, a use or a group with its translation; None for anything else."""
+        name = name_of(target)
+        self.work.spend()
+        if depth > DEEPEST_USE:
+            refuse(f"more than {DEEPEST_USE} groups and uses within each other")
+        if name in SHAPES:
+            return own_box(target, dx, dy)
+        if name == "use":
+            return self.use_box(target, dx, dy, depth + 1)
+        return self.group_box(target, dx, dy, depth + 1) if name == "g" else None
+
+    def group_box(self, group: Element, dx: float = 0.0, dy: float = 0.0, depth: int = 0) -> Box | None:
+        """Return the box around the shapes, uses and groups in a group, moved by its translation, too."""
+        move_x, move_y = translation(group.get("transform"))
+        dx, dy = dx + move_x, dy + move_y
+        boxes: list[Box] = []
+        for child in group:
+            box = self.target_box(child, dx, dy, depth)
+            if box is not None:
+                boxes.append(box)
+        return union(boxes)
+
+
+def has_shape(group: Element) -> bool:
+    """Return whether a group, or a group in it, has a shape or a use."""
+    return any(name_of(child) in SHAPES or name_of(child) == "use" for g in groups_in(group) for child in g)
+
+
+def groups_in(group: Element) -> list[Element]:
+    """Return a group and the groups in its groups."""
+    groups = [group]
+    for one in groups:
+        groups += [child for child in one if name_of(child) == "g"]
+    return groups

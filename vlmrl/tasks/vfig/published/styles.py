@@ -1,0 +1,115 @@
+"""Style of elements as the published evaluator finds it: attributes, `style`, and classes of style sheets; fonts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from xml.etree.ElementTree import Element
+
+from vlmrl.tasks.vfig.published.document import name_of
+
+Classes = Mapping[str, Mapping[str, str]]
+"""Class -> property -> value. A later rule replaces an earlier rule of the same class as a whole."""
+def sheet_text(root: Element) -> list[str]:
+    """Return the text of every style sheet of a document."""
+    return [element.text for element in root.iter() if name_of(element) == "style" and element.text]
+
+
+def classes(root: Element) -> dict[str, dict[str, str]]:
+    """Return the rules for classes, for shapes: of a list of classes only the last has the rule."""
+    rules: dict[str, dict[str, str]] = {}
+    for text in sheet_text(root):
+        for name, body in _rules(text, _class_before, allow_empty=False):
+            declared: dict[str, str] = {}
+            for declaration in body.split(";"):
+                key, colon, value = declaration.partition(":")
+                if colon:
+                    declared[key.strip()] = value.strip()
+            if declared:
+                rules[name] = declared
+    return rules
+
+
+def arrow_classes(root: Element) -> dict[str, dict[str, str]]:
+    """Return the rules for classes, for arrows: another reader, which takes names of elements for classes, too."""
+    rules: dict[str, dict[str, str]] = {}
+    for text in sheet_text(root):
+        for name, body in _rules(text, _word_before, allow_empty=True):
+            rules[name] = dict(_declarations(body))
+    return rules
+
+
+def _rules(text: str, name_before: Callable[[str], str], *, allow_empty: bool) -> Iterator[tuple[str, str]]:
+    """Yield (name, body) of the rules of a sheet, in linear time: `name_before` reads the end of what precedes `{`."""
+    begin = opening = 0
+    while (opening := text.find("{", opening)) >= 0:
+        name, closing = name_before(text[begin:opening].rstrip()), text.find("}", opening)
+        if closing < 0:
+            return
+        if name and (allow_empty or closing > opening + 1):
+            yield name, text[opening + 1 : closing]
+            opening = closing
+        opening += 1
+        begin = opening
+
+
+def _class_before(text: str) -> str:
+    """Return what follows the first full stop of the last word; commas divide words, too."""
+    words = text.replace(",", " ").split()
+    return "" if not words or text.endswith(",") else words[-1].partition(".")[2]
+
+
+def _word_before(text: str) -> str:
+    """Return the letters, digits, `_` and `-` that end a text, with a `#` before them."""
+    begin = len(text)
+    while begin and (text[begin - 1].isalnum() or text[begin - 1] in "_-"):
+        begin -= 1
+    return text[begin - 1 :] if 0 < begin < len(text) and text[begin - 1] == "#" else text[begin:]
+
+
+def _declarations(body: str) -> Iterator[tuple[str, str]]:
+    """Yield (key, value) of each part between semicolons that has a word before a colon and something behind it."""
+    for part in body.split(";"):
+        begin = colon = 0
+        while (colon := part.find(":", colon)) >= 0:
+            key = _word_before(part[begin:colon].rstrip()).lstrip("#")
+            if key and colon + 1 < len(part):
+                yield key, part[colon + 1 :].strip()
+                break
+            colon += 1
+            begin = colon
+
+
+def style_property(element: Element, name: str, rules: Classes) -> str:
+    """Return a property: the attribute, else `style`, else the first class that has it; "" without any."""
+    value = element.get(name)
+    if value:
+        return value
+    for declaration in element.get("style", "").split(";"):
+        key, colon, value = declaration.partition(":")
+        if colon and key.strip() == name:
+            return value.strip()
+    for class_name in element.get("class", "").split():
+        if name in rules.get(class_name, ()):
+            return rules[class_name][name]
+    return ""
+
+
+def font_of(text: Element, parent_of: Mapping[Element, Element], rules: Classes) -> str:
+    """Return the font family of a text: its own, else of the first tspan with one, else of the nearest ancestor."""
+    own = style_property(text, "font-family", rules)
+    if own:
+        return own
+    for child in text:
+        if name_of(child) == "tspan" and (font := style_property(child, "font-family", rules)):
+            return font
+    above = parent_of.get(text)
+    while above is not None:
+        if font := style_property(above, "font-family", rules):
+            return font
+        above = parent_of.get(above)
+    return ""
+
+
+def text_of(element: Element) -> str:
+    """Return the text of an element: its pieces, each stripped, with spaces between them."""
+    return " ".join(piece for raw in element.itertext() if (piece := raw.strip()))
