@@ -113,10 +113,13 @@ class Definitions:
             if (key := element.get("id"))
         }
 
+    def target(self, use: Element) -> Element | None:
+        """Return the element that a use refers to; None if it is not in the `defs`."""
+        return self.by_id.get((use.get("href") or use.get(LINK) or "").lstrip("#"))
+
     def use_box(self, use: Element, dx: float = 0.0, dy: float = 0.0, depth: int = 0) -> Box | None:
         """Return the box of what a use shows; its own transform does not count. Raises: Unscorable for a circle."""
-        key = (use.get("href") or use.get(LINK) or "").lstrip("#")
-        target = self.by_id.get(key)
+        target = self.target(use)
         if target is None:
             return None
         return self.target_box(target, dx + number(use.get("x")), dy + number(use.get("y")), depth)
