@@ -113,3 +113,8 @@ def font_of(text: Element, parent_of: Mapping[Element, Element], rules: Classes)
 def text_of(element: Element) -> str:
     """Return the text of an element: its pieces, each stripped, with spaces between them."""
     return " ".join(piece for raw in element.itertext() if (piece := raw.strip()))
+
+
+def normal(text: str | None) -> str:
+    """Return a label as labels are compared: lower case, with single spaces."""
+    return " ".join((text or "").lower().split())

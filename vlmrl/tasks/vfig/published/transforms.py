@@ -37,8 +37,16 @@ def translation(transform: str | None) -> tuple[float, float]:
         raise refuse(f"the translation {transform!r} has a broken number") from None
 
 
+def reference_canvas(root: Element) -> tuple[float, float]:
+    """Return width and height of a reference in pixels; 0 for a size with a unit."""
+    box = numbers(root.get("viewBox", ""))
+    if len(box) >= 4:
+        return box[2], box[3]
+    return number(root.get("width", str(FIRST_CANVAS[0]))), number(root.get("height", str(FIRST_CANVAS[1])))
+
+
 def canvas(root: Element) -> tuple[float, float]:
-    """Return width and height of a document in pixels.
+    """Return width and height of a response in pixels; the first canvas instead of a size with a unit.
 
     Raises: Unscorable for a view box that is not four numbers with spaces between them.
     """

@@ -19,6 +19,8 @@ REACH = 150
 MARGIN = 10
 """Width by which a shape is grown for an end of an arrow, in pixels."""
 BLACK = "#000000"
+ARROWS_COMMENT = re.compile(r"<!--\s*Arrows")
+SHAPES_COMMENT = re.compile(r"<!--\s*Shapes")
 CURVES = re.compile(r"[QTSCAqtsca]")
 
 
@@ -117,11 +119,13 @@ def _has_marker(element: Element) -> bool:
 
 
 def _section(text: str) -> list[Element]:
-    """Return the groups between the comments `Arrows` and `Shapes`."""
-    match = re.search(r"<!--\s*Arrows\s*-->(.*?)<!--\s*Shapes\s*-->", text, re.DOTALL)
-    if match is None:
+    """Return the groups between the comments that begin with `Arrows` and with `Shapes`."""
+    opening = ARROWS_COMMENT.search(text)
+    begin = text.find("-->", opening.end()) if opening is not None else -1
+    closing = SHAPES_COMMENT.search(text, begin) if begin >= 0 else None
+    if closing is None:
         return []
     try:
-        return [child for child in parse(f"<g>{match[1]}</g>") if name_of(child) == "g"]
+        return [child for child in parse(f"<g>{text[begin + 3 : closing.start()]}</g>") if name_of(child) == "g"]
     except Unscorable:
         return []

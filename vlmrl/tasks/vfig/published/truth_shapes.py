@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from vlmrl.tasks.vfig.published.paints import (
     resolved,
 )
 from vlmrl.tasks.vfig.published.styles import Classes, classes, style_property
-from vlmrl.tasks.vfig.published.transforms import canvas, number, translation
+from vlmrl.tasks.vfig.published.transforms import number, reference_canvas, translation
 from vlmrl.tasks.vfig.published.truth_types import bounds, kind_of, main_child
 
 SHAPE_ID = re.compile(r"^shape_(\d+)$")
@@ -28,7 +29,7 @@ SMALLEST = 5
 SMALLEST_USE = 15
 """Smallest width and height of a use that is a shape by itself, in pixels."""
 BACKGROUND_EDGE = 5
-"""Largest difference of width and height of a background from those of the canvas, in pixels."""
+"""Difference of width and height of a background from those of the canvas, in pixels, exclusive."""
 BACKGROUND_SHARE = 0.5
 """Largest share of the canvas that a rectangle may cover."""
 PLAIN = ("solid", "none")
@@ -123,7 +124,7 @@ def shape_elements(root: Element, definitions: Definitions) -> list[tuple[str, E
             named.setdefault(match[1], element)
     if named:
         return sorted(named.items(), key=lambda item: int(item[0]))
-    width, height = canvas(root)
+    width, height = reference_canvas(root)
     search = _Search(definitions, classes(root), width, height)
     return [(str(i), element) for i, element in enumerate(search.shapes(root, 0.0, 0.0))]
 
@@ -169,8 +170,10 @@ class _Search:
         if "%" in element.get("width", "") or "%" in element.get("height", ""):
             return True
         width, height = number(element.get("width")), number(element.get("height"))
-        is_background = abs(width - self.width) <= BACKGROUND_EDGE and abs(height - self.height) <= BACKGROUND_EDGE
-        return is_background or width * height > BACKGROUND_SHARE * self.width * self.height
+        if abs(width - self.width) < BACKGROUND_EDGE and abs(height - self.height) < BACKGROUND_EDGE:
+            return True
+        canvas = self.width * self.height if self.width > 0 and self.height > 0 else math.inf
+        return width * height > BACKGROUND_SHARE * canvas
 
 
 def _moved(element: Element, dx: float, dy: float) -> Element:
