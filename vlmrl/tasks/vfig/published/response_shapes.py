@@ -97,8 +97,8 @@ class Extraction:
             one.label, one.font, _ = claim_label(
                 one.box, self.texts, self.work, margin=LABEL_MARGIN, inside_first=False
             )
-            if one.label and one.label not in labels:
-                labels.add(one.label)
+            if one.label and normal(one.label) not in labels:
+                labels.add(normal(one.label))
                 shapes.append(one)
         return shapes
 
