@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from vlmrl.tasks.vfig.published.document import Work, name_of, parents, refuse
-from vlmrl.tasks.vfig.published.outlines import Box, path_points
+from vlmrl.tasks.vfig.published.document import Work, name_of, parents
+from vlmrl.tasks.vfig.published.outlines import Box, path_length, path_points, path_start
 from vlmrl.tasks.vfig.published.paints import is_none
 from vlmrl.tasks.vfig.published.styles import Classes, arrow_classes
 from vlmrl.tasks.vfig.published.transforms import number, numbers, translation
 from vlmrl.tasks.vfig.published.truth_arrows import CURVES
 
 Point = tuple[float, float]
-START = re.compile(r"\s*[Mm]\s*([-\d.]+)[\s,]+([-\d.]+)")
-MARKER = re.compile(r"url\(#([^)]+)\)")
 SHORTEST = 20
 """Smallest distance of the ends of an arrow, in pixels."""
 MARKER_SIZE = 10
@@ -40,6 +37,7 @@ class DrawnArrow:
 
     Args:
         start, end: its ends, moved by the translations of its ancestors.
+        length: of its steps with straight lines for curves, in pixels.
         colour: of its stroke, as written.
         is_curved: whether it has a curve or an arc.
         has_head: whether it has a marker at its end, or a polygon in its group.
@@ -48,6 +46,7 @@ class DrawnArrow:
 
     start: Point
     end: Point
+    length: float
     colour: str
     is_curved: bool
     has_head: bool
@@ -127,25 +126,40 @@ class _Reader:
         start, end = (ends[0][0] + dx, ends[0][1] + dy), (ends[1][0] + dx, ends[1][1] + dy)
         if math.dist(start, end) < SHORTEST:
             return None
-        is_curved = name_of(element) == "path" and CURVES.search(element.get("d", "")) is not None
+        is_path, data = name_of(element) == "path", element.get("d", "")
+        length = path_length(data) if is_path else math.dist(start, end)
+        is_curved = is_path and CURVES.search(data) is not None
         width = number(self.inherited(element, "stroke-width"), 1.0)
-        return DrawnArrow(start, end, stroke, is_curved, *self._head(element, width))
+        return DrawnArrow(start, end, length, stroke, is_curved, *self._head(element, width))
 
     def _head(self, element: Element, stroke: float) -> tuple[bool, float]:
         """Return whether an arrow has a head, and its width in widths of the stroke."""
-        in_strokes = 1 / stroke if stroke > 0 else 1.0
-        match = MARKER.search(self.inherited(element, "marker-end"))
-        if match is not None:
-            marker = self.markers.get(match[1])
+        stroke = stroke if stroke > 0 else 1.0
+        key = marker_key(self.inherited(element, "marker-end"))
+        if key is not None:
+            marker = self.markers.get(key)
             if marker is None:
                 return True, 0.0
-            return True, marker.width if marker.is_in_strokes else marker.width * in_strokes
+            return True, marker.width if marker.is_in_strokes else marker.width / stroke
         group = self.parent_of.get(element)
         for other in group if group is not None and name_of(group) == "g" else ():
             points = numbers(other.get("points", "")) if name_of(other) == "polygon" else []
             if len(points) >= 6:
-                return True, _extent(points[1::2]) * in_strokes
+                return True, _extent(points[1::2]) / stroke
         return False, 0.0
+
+
+def marker_key(text: str) -> str | None:
+    """Return the id that a marker's reference names, which may stand anywhere in the text; None without one."""
+    at = text.find("url(#")
+    while at >= 0:
+        end = text.find(")", at)
+        if end < 0:
+            return None
+        if end > at + 5:
+            return text[at + 5 : end]
+        at = text.find("url(#", end)
+    return None
 
 
 def _extent(values: Sequence[float]) -> float:
@@ -172,14 +186,8 @@ def _ends(element: Element) -> tuple[Point, Point] | None:
         start = number(element.get("x1")), number(element.get("y1"))
         return start, (number(element.get("x2")), number(element.get("y2")))
     data = element.get("d", "")
-    match = START.match(data)
-    if match is None:
-        return None
-    try:
-        start = float(match[1]), float(match[2])
-    except ValueError:
-        refuse(f"a path begins with a broken number: {data[:80]!r}")
-    if data.strip().lower().endswith("z"):
+    start = path_start(data)
+    if start is None or data.strip().lower().endswith("z"):
         return None
     return start, (path_points(data) or [(0.0, 0.0)])[-1]
 
@@ -206,15 +214,14 @@ def extracted_arrows(root: Element, boxes: Iterable[Box], work: Work) -> list[Dr
 
 
 def is_part(arrow: DrawnArrow, box: Box) -> bool:
-    """Return whether an arrow belongs to a shape: most of its chord lies in the box, or it is short and in it."""
+    """Return whether an arrow belongs to a shape: most of its chord lies in the box, or it is short and its middle is in it."""
     (x1, y1), (x2, y2) = arrow.start, arrow.end
     steps = [i / (SAMPLES - 1) for i in range(SAMPLES)]
     inside = sum(_is_in(x1 + t * (x2 - x1), y1 + t * (y2 - y1), box) for t in steps)
     if inside / SAMPLES >= INSIDE_SHARE:
         return True
     diagonal = math.hypot(box[2] - box[0], box[3] - box[1])
-    is_short = math.dist(arrow.start, arrow.end) < SHORT_SHARE * diagonal
-    return is_short and _is_in((x1 + x2) / 2, (y1 + y2) / 2, box)
+    return 0 < arrow.length < SHORT_SHARE * diagonal and _is_in((x1 + x2) / 2, (y1 + y2) / 2, box)
 
 
 def _is_in(x: float, y: float, box: Box) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from xml.etree.ElementTree import Element
 
@@ -15,6 +16,7 @@ Box = tuple[float, float, float, float]
 SHAPES = {"rect", "circle", "ellipse", "polygon", "polyline", "path"}
 """Elements that can be shapes."""
 TOKEN = re.compile(r"[MLHVCSQTAZmlhvcsqtaz]|-?\d*\.?\d+(?:[eE][+-]?\d+)?")
+MOVE = re.compile(r"\s*[Mm]\s*([-\d.]+)[\s,]+([-\d.]+)")
 PER_STEP = {"m": 2, "l": 2, "t": 2, "h": 1, "v": 1, "q": 4, "s": 4, "c": 6, "a": 7}
 """Numbers of a step of a path; the last two are its end, of H and V the last one."""
 DEEPEST_USE = 150
@@ -22,13 +24,13 @@ DEEPEST_USE = 150
 LINK = "{http://www.w3.org/1999/xlink}href"
 
 
-def path_points(data: str) -> list[tuple[float, float]]:
-    """Return the ends of the steps of a path, without control points. A path's end does not lead back to its start.
+def path_steps(data: str) -> Iterator[tuple[str, float, float]]:
+    """Yield (command in lower case, x, y) of the steps of a path: their ends, without control points.
 
-    A step is counted in tokens, so that a command among the control points does not end it.
+    A step is counted in tokens, so that a command among the control points does not end it. A path's end does not lead
+    back to its start.
     """
     x = y = 0.0
-    points: list[tuple[float, float]] = []
     tokens: list[str] = TOKEN.findall(data)
     command, at = "M", 0
     while at < len(tokens):
@@ -46,9 +48,37 @@ def path_points(data: str) -> list[tuple[float, float]]:
             x = float(end[0]) + x if is_relative else float(end[0])
         if kind != "h":
             y = float(end[-1]) + y if is_relative else float(end[-1])
-        points.append((x, y))
+        yield kind, x, y
         at += size
-    return points
+
+
+def path_points(data: str) -> list[tuple[float, float]]:
+    """Return the ends of the steps of a path."""
+    return [(x, y) for _, x, y in path_steps(data)]
+
+
+def path_length(data: str) -> float:
+    """Return the length of a path with straight lines for curves; moves do not count."""
+    length = before_x = before_y = 0.0
+    for kind, x, y in path_steps(data):
+        if kind != "m":
+            length += math.hypot(x - before_x, y - before_y)
+        before_x, before_y = x, y
+    return length
+
+
+def path_start(data: str) -> tuple[float, float] | None:
+    """Return the point of a move at the start of a path; None for any other start, and for numbers that touch.
+
+    Raises: Unscorable for a number such as 1.2.3.
+    """
+    match = MOVE.match(data)
+    if match is None:
+        return None
+    try:
+        return float(match[1]), float(match[2])
+    except ValueError:
+        refuse(f"a path begins with a broken number: {data[:80]!r}")
 
 
 def union(boxes: Iterable[Box]) -> Box | None:

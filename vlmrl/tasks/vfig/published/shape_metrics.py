@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 from vlmrl.tasks.vfig.published.colours import colour_score
-from vlmrl.tasks.vfig.published.document import Work
+from vlmrl.tasks.vfig.published.document import Work, refuse
 from vlmrl.tasks.vfig.published.outlines import Box, centre
 from vlmrl.tasks.vfig.published.response_shapes import Drawn
 from vlmrl.tasks.vfig.published.styles import normal
@@ -189,7 +188,9 @@ def positions(truths: Mapping[str, TruthShape], matches: Mapping[str, Drawn], wo
 
 
 def shape_scores(truth: TruthShape, drawn: Drawn, position: float) -> dict[str, float]:
-    """Return the nine metrics of a matched shape by name, each in [0, 1]."""
+    """Return the nine metrics of a matched shape by name, each in [0, 1]. Raises: Unscorable without a kind."""
+    if truth.kind is None:
+        refuse(f"{truth.key} of the metadata has no `type`")
     scores = (
         label_score(truth.label, drawn.label),
         type_score(truth.kind, drawn.tag, drawn.tags),
@@ -216,17 +217,17 @@ def shape_means(
     """Return the means of the nine metrics over the shapes of the reference, the penalty for extras, and the composite.
 
     The composite is the mean of the nine, times 1 - extras / (shapes of the reference + extras). Without shapes in
-    the reference all are 0.
+    the reference the nine and the composite are 0.
     """
-    if not truths:
-        return dict.fromkeys(SHAPE_METRICS, 0.0), 0.0, 0.0
     matches = match_shapes(truths, drawn, work)
+    extras = extra_shapes(matches, drawn)
+    penalty = extras / (len(truths) + extras) if extras else 0.0
+    if not truths:
+        return dict.fromkeys(SHAPE_METRICS, 0.0), penalty, 0.0
     places = positions(truths, matches, work)
     totals = dict.fromkeys(SHAPE_METRICS, 0.0)
     for key, one in matches.items():
         for name, score in shape_scores(truths[key], one, places[key]).items():
             totals[name] += score
     means = {name: total / len(truths) for name, total in totals.items()}
-    extras = extra_shapes(matches, drawn)
-    penalty = extras / (len(truths) + extras)
-    return means, penalty, sum(chain(means.values())) / len(means) * (1.0 - penalty)
+    return means, penalty, sum(means.values()) / len(means) * (1.0 - penalty)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from vlmrl.tasks.vfig.published.document import Unscorable, Work, name_of, parse
-from vlmrl.tasks.vfig.published.outlines import Box, path_points
+from vlmrl.tasks.vfig.published.outlines import Box, path_points, path_start
 from vlmrl.tasks.vfig.published.transforms import number
 from vlmrl.tasks.vfig.published.truth_shapes import SHAPE_ID, is_arrow_like
 
@@ -21,6 +21,7 @@ MARGIN = 10
 BLACK = "#000000"
 ARROWS_COMMENT = re.compile(r"<!--\s*Arrows")
 SHAPES_COMMENT = re.compile(r"<!--\s*Shapes")
+Point = tuple[float, float]
 CURVES = re.compile(r"[QTSCAqtsca]")
 
 
@@ -73,8 +74,9 @@ def reconstructed_arrows(root: Element, text: str, boxes: Mapping[str, Box], wor
     for element in arrow_elements(root, text):
         shafts = [child for child in element if name_of(child) in ("path", "line")] or [element]
         colours = [shaft.get("stroke", "") for shaft in shafts if "stroke" in shaft.attrib]
-        start, end, is_curved = _course(shafts[-1])
-        source = nearest(*start, boxes, REACH, work)
+        # The published code reads the course of every shaft, and stops at a broken number in any of them.
+        start, end, is_curved = [_course(shaft) for shaft in shafts][-1]
+        source = nearest(*start, boxes, REACH, work) if start is not None else None
         target = nearest(*end, boxes, REACH, work)
         if target is not None and target == source:
             others = {key: box for key, box in boxes.items() if key != source}
@@ -91,14 +93,13 @@ def reconstructed_arrows(root: Element, text: str, boxes: Mapping[str, Box], wor
     return arrows
 
 
-def _course(shaft: Element) -> tuple[tuple[float, float], tuple[float, float], bool]:
-    """Return start and end of a shaft, and whether it is curved."""
+def _course(shaft: Element) -> tuple[Point | None, Point, bool]:
+    """Return start and end of a shaft, and whether it is curved; None for a path that begins with no plain point."""
     if name_of(shaft) == "line":
         start = number(shaft.get("x1")), number(shaft.get("y1"))
         return start, (number(shaft.get("x2")), number(shaft.get("y2"))), False
     data = shaft.get("d", "")
-    points = path_points(data) or [(0.0, 0.0)]
-    return points[0], points[-1], CURVES.search(data) is not None
+    return path_start(data), (path_points(data) or [(0.0, 0.0)])[-1], CURVES.search(data) is not None
 
 
 def arrow_elements(root: Element, text: str) -> list[Element]:

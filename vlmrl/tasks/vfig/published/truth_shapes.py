@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from xml.etree.ElementTree import Element
 
 from vlmrl.tasks.vfig.published.document import Work, name_of, parents, refuse
 from vlmrl.tasks.vfig.published.labels import UNDRAWN, claim_label, texts_in
-from vlmrl.tasks.vfig.published.outlines import SHAPES, Box, Definitions, has_shape
+from vlmrl.tasks.vfig.published.outlines import SHAPES, Box, Definitions, area, has_shape, own_box
 from vlmrl.tasks.vfig.published.paints import (
     border_style,
     fill_style,
@@ -18,6 +18,7 @@ from vlmrl.tasks.vfig.published.paints import (
     reference,
     reference_colours,
     resolved,
+    stop_colours,
 )
 from vlmrl.tasks.vfig.published.styles import Classes, classes, style_property
 from vlmrl.tasks.vfig.published.transforms import number, reference_canvas, translation
@@ -44,7 +45,7 @@ class TruthShape:
 
     Args:
         key: `shape_<number>`.
-        kind: rectangle, circle, 3d-cube ...
+        kind: rectangle, circle, 3d-cube ...; None if metadata give none.
         box: bounds, in whole pixels if reconstructed.
         label: its text; the key if it has none.
         font: font family of the label; "" if unknown.
@@ -54,7 +55,7 @@ class TruthShape:
     """
 
     key: str
-    kind: str
+    kind: str | None
     box: Box
     label: str
     font: str
@@ -80,6 +81,39 @@ def reconstructed_shapes(root: Element, work: Work) -> dict[str, TruthShape]:
         look = _look(element, definitions, styles, colours)
         shapes[key] = TruthShape(key, kind_of(element), _whole(box), label or key, font, *look)
     return shapes
+
+
+def with_written_colours(shapes: Mapping[str, TruthShape], root: Element) -> dict[str, TruthShape]:
+    """Return shapes whose missing colours are taken from the element with the shape's key as its id.
+
+    Of a group the largest shape counts; only attributes count, and of several elements with an id the last.
+    """
+    colours = stop_colours(root)
+    written: dict[str, Element] = {}
+    for element in root.iter():
+        key = element.get("id", "")
+        if key in shapes:
+            written[key] = _largest(element) if name_of(element) == "g" else element
+    return {
+        key: replace(
+            shape,
+            fill=shape.fill or resolved(written[key].get("fill", ""), colours),
+            stroke=shape.stroke or written[key].get("stroke", ""),
+        )
+        if key in written
+        else shape
+        for key, shape in shapes.items()
+    }
+
+
+def _largest(group: Element) -> Element:
+    """Return the first largest shape in a group; an element without attributes if none has an area."""
+    best, best_area = Element("none"), 0.0
+    for child in group:
+        box = own_box(child)
+        if box is not None and area(box) > best_area:
+            best, best_area = child, area(box)
+    return best
 
 
 def _whole(box: Box) -> Box:
@@ -142,7 +176,7 @@ class _Search:
         self.definitions, self.rules, self.width, self.height = definitions, rules, width, height
 
     def shapes(self, parent: Element, dx: float, dy: float) -> Iterator[Element]:
-        """Yield the shapes below an element, in document order, moved by the translations of their groups."""
+        """Yield the shapes below an element, in document order; translations of their groups move primitives only."""
         for child in parent:
             name = name_of(child)
             if name in UNDRAWN:
@@ -153,7 +187,7 @@ class _Search:
             elif name == "use":
                 box = self.definitions.use_box(child)
                 if box is not None and box[2] - box[0] >= SMALLEST_USE and box[3] - box[1] >= SMALLEST_USE:
-                    yield _moved(child, dx, dy)
+                    yield child
             elif name == "g":
                 move_x, move_y = translation(child.get("transform"))
                 if _is_container(child):
