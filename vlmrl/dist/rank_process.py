@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from vlmrl.errors import LaunchError, OutOfMemoryError, exit_of, reason_of
-from vlmrl.process import DEBUG_RANK, die_with_parent, has_terminal, lasting
+from vlmrl.process import DEBUG_RANK, die_with_parent, has_terminal, lasting, leave
 from vlmrl.store import layout
 from vlmrl.store.secrets.redact import redact_text
 from vlmrl.visible import visible
@@ -246,11 +246,11 @@ def run(program: Callable[[], object]) -> NoReturn:
     code, message = 0, ""
     try:
         program()
-    except SystemExit as leave:
-        code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
-        message = "" if isinstance(leave.code, (int, type(None))) else str(leave.code)
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        message = "" if isinstance(exit_.code, (int, type(None))) else str(exit_.code)
         rank.end(code, message)
-        sys.exit(0 if code == 130 else code)
+        leave(0 if code == 130 else code)
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, bdb.BdbQuit) and not rank.debugged:
             hint = f"--debug-rank {rank.rank} gives it the terminal"
@@ -262,9 +262,9 @@ def run(program: Callable[[], object]) -> NoReturn:
             code, message, redact_text(reason_of(error)), error.halved if isinstance(error, OutOfMemoryError) else None
         )
         print(visible(message), file=sys.stderr, flush=True)
-        sys.exit(code)
+        leave(code)
     rank.end(code, message)
-    sys.exit(0)
+    leave(0)
 
 
 def begin() -> Rank:
