@@ -40,6 +40,8 @@ HALVED_VARIABLE = "VLMRL_HALVED"
 CHOICES_VARIABLE = "VLMRL_CHOICES"
 TYPED_FILE = "typed.json"
 """File with a JSON list: the command line of the launcher. Commands of ranks do not have the launcher's options."""
+OPEN_SECONDS = 3.0
+"""Longest time in seconds that a rank waits at its end until the launcher reads its output."""
 BEAT_BYTES = 4096
 PIPE_BYTES = 1 << 20
 """Size of the pipe's buffer in bytes. While the launcher is stopped (Ctrl-Z), a rank can print this much."""
@@ -141,11 +143,18 @@ class Rank:
         temp = self.folder / f".rank-{self.rank}.end"
         temp.write_text(content)
         os.replace(temp, self.folder / f"rank-{self.rank}.end")
+        self._wait_for_reader()
+
+    def _wait_for_reader(self) -> None:
+        """Wait until the launcher has opened the pipe, at most OPEN_SECONDS: what an unopened pipe holds is lost."""
+        end = time.monotonic() + OPEN_SECONDS
+        while (self.folder / f"rank-{self.rank}.out").exists() and time.monotonic() < end:
+            time.sleep(0.01)
 
     def _send_to_pipe(self) -> None:
         """Redirect stdout and stderr to a new pipe, and give the pipe its final name when it can be read.
 
-        So no output is lost, and no process waits until the launcher opens the pipe.
+        The launcher opens the pipe and removes its name. No process waits for that until it ends.
         """
         temp, pipe = (self.folder / f"{prefix}rank-{self.rank}.out" for prefix in (".", ""))
         os.mkfifo(temp, 0o600)
