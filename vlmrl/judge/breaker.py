@@ -6,11 +6,20 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 
 FAILURES = 8
 """Failures in a row after which the circuit opens."""
 FIRST_SECONDS, MOST_SECONDS = 1.0, 30.0
 """Pause before the first probe, and the longest pause. It doubles with every probe that fails."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Permission to send one request. `is_probe`: it tries an endpoint that has failed."""
+
+    is_probe: bool
 
 
 class Breaker:
@@ -50,30 +59,30 @@ class Breaker:
         """Whether requests wait for a probe."""
         return not self._closed.is_set()
 
-    def may_send(self) -> bool:
-        """Return whether a request may be sent now. While the circuit is open, the caller is then the probe.
+    def take(self) -> Turn | None:
+        """Return the turn of a request that may be sent now; None while the circuit is open and no probe is due.
 
-        Whoever gets True must call `answer`, `fail` or `leave`.
+        Whoever takes a turn must end it with `answer`, `fail` or `leave`.
         """
         if not self.is_open:
-            return True
+            return Turn(is_probe=False)
         if self._is_probing or self._clock() < self._next:
-            return False
+            return None
         self._is_probing = True
-        return True
+        return Turn(is_probe=True)
 
     def answer(self) -> None:
         """Note that the endpoint has answered: the circuit closes."""
         self._failures, self._pause, self._is_probing = 0, self._first, False
         self._closed.set()
 
-    def fail(self) -> bool:
+    def fail(self, turn: Turn) -> bool:
         """Note a failure. Return whether it has opened the circuit."""
         if self.is_open:
-            if self._is_probing:  # of those that were in flight when it opened, one at most is taken for the probe
-                self._is_probing = False
+            if turn.is_probe:
                 self._pause = min(2 * self._pause, self._most)
                 self._plan()
+                self._is_probing = False
             return False
         self._failures += 1
         if self._failures < self._most_failures:
@@ -83,19 +92,17 @@ class Breaker:
         self._plan()
         return True
 
-    def leave(self) -> None:
-        """Note that a request was sent and says nothing about the endpoint: it was cancelled, or the endpoint is busy."""
-        self._is_probing = False
+    def leave(self, turn: Turn) -> None:
+        """Note that a request says nothing about the endpoint: it was not sent, was cancelled, or met a busy server."""
+        self._is_probing = self._is_probing and not turn.is_probe
 
     async def wait(self, seconds: float) -> None:
         """Wait, at most until the circuit closes if it is open."""
         if not self.is_open:
             await asyncio.sleep(seconds)
             return
-        try:
+        with suppress(asyncio.TimeoutError, TimeoutError):
             await asyncio.wait_for(self._closed.wait(), seconds)
-        except (asyncio.TimeoutError, TimeoutError):
-            pass
 
     def seconds_left(self) -> float:
         """Return the seconds until the next probe is due."""

@@ -128,9 +128,10 @@ class Budget:
         def work(connection: sqlite3.Connection) -> Spent:
             self._count_forgotten(connection, self._clock())
             query = "SELECT calls, cost, input_tokens, output_tokens FROM spent WHERE account = ?"
-            row = connection.execute(query, (self._account,)).fetchone() or (0, 0.0, 0, 0)
+            calls, cost, inputs, outputs = connection.execute(query, (self._account,)).fetchone() or (0, 0.0, 0, 0)
             count = "SELECT count(*) FROM reserved WHERE account = ?"
-            return Spent(*row, reserved=connection.execute(count, (self._account,)).fetchone()[0])
+            in_flight = connection.execute(count, (self._account,)).fetchone()[0]
+            return Spent(int(calls), float(cost), int(inputs), int(outputs), int(in_flight))
 
         return self._database.run(work)
 

@@ -53,7 +53,7 @@ class Database:
     """
 
     def __init__(self, path: Path | None, *, notify: Callable[[str], Any] = lambda text: None) -> None:
-        self.path, self._notify, self._lock = path, notify, threading.Lock()
+        self.path, self._notify, self._lock, self._inode = path, notify, threading.Lock(), 0
         self._connection = self._open()
 
     def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
@@ -62,6 +62,8 @@ class Database:
         Raises: RewardError when the disk is full, or the file stays locked; and as `work`.
         """
         with self._lock:
+            if not self._is_current():
+                self._reopen()
             for last in (False, True):
                 try:
                     with self._transaction() as connection:
@@ -70,9 +72,7 @@ class Database:
                     if isinstance(error, (sqlite3.OperationalError, sqlite3.ProgrammingError)) or last:
                         hint = "is the disk full, or the file on a network file system?"
                         raise RewardError(f"the judge's file fails: {error}", where=self._name, hint=hint) from None
-                    with suppress(sqlite3.Error):
-                        self._connection.close()
-                    self._connection = self._open()
+                    self._reopen()
         raise AssertionError("not reached")
 
     def close(self) -> None:
@@ -83,6 +83,20 @@ class Database:
     @property
     def _name(self) -> str:
         return str(self.path) if self.path is not None else ALONE
+
+    def _is_current(self) -> bool:
+        """Return whether the open file is the one at the path: another process may have renamed a damaged one."""
+        if self.path is None:
+            return True
+        try:
+            return self.path.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def _reopen(self) -> None:
+        with suppress(sqlite3.Error):
+            self._connection.close()
+        self._connection = self._open()
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -104,14 +118,16 @@ class Database:
             with self.path.with_name(f"{self.path.name}.lock").open("a") as guard:
                 fcntl.flock(guard, fcntl.LOCK_EX)
                 try:
-                    return _prepared(str(self.path))
+                    connection = _prepared(str(self.path))
                 except _DamagedError as error:
                     aside = self._rename()
                     self._notify(
                         f"the judge's file {self.path} is damaged ({error}); it is now {aside.name}, and a new one "
                         f"begins: verdicts are asked for again, and calls and cost are counted from 0"
                     )
-                    return _prepared(str(self.path))
+                    connection = _prepared(str(self.path))
+                self._inode = self.path.stat().st_ino
+                return connection
         except OSError as error:
             raise RecipeError(
                 f"the judge's file cannot be opened: {error.strerror or error}", where=str(self.path), hint=_PLACE_HINT

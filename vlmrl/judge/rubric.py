@@ -37,7 +37,7 @@ from vlmrl.regular_file import file_problem
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 REASON = "reason"
 """Field of a verdict with the judge's words. It comes first, so that the judge reasons before it scores."""

@@ -1,4 +1,4 @@
-"""Base class of the judge's tables, and the check of a table: unknown keys and wrong values get a message with a hint."""
+"""Base class of the judge's tables, and their check: a wrong key or value gets a message with a hint."""
 
 from __future__ import annotations
 
