@@ -46,6 +46,8 @@ class GeminiProvider:
             raise RewardError(
                 f"the judge's provider gemini needs the SDK of Google: {error}", hint="pip install google-genai"
             ) from None
+        if "httpx_async_client" not in types.HttpOptions.model_fields:
+            raise RewardError("the SDK google-genai is too old", hint="pip install --upgrade google-genai")
         self._settings, self._types, self._api_error = settings, types, errors.APIError
         self._address, self._key = settings.address, read_key(settings.key_variable)
         logger = logging.getLogger("google_genai")
@@ -69,9 +71,10 @@ class GeminiProvider:
         await self._http.aclose()
 
     async def _call(self, chat: ChatRequest) -> ChatAnswer:
+        contents, config = self._contents(chat), self._config(chat)
         try:
             reply = await self._client.aio.models.generate_content(
-                model=self._settings.model, contents=self._contents(chat), config=self._config(chat)
+                model=self._settings.model, contents=contents, config=config
             )
             return self._answer(reply)
         except self._api_error as error:
@@ -89,17 +92,19 @@ class GeminiProvider:
         return [self._types.Content(role="user", parts=self._parts(turn)) for turn in turns]
 
     def _parts(self, turn: ChatTurn) -> list[Any]:
-        part = self._types.Part
+        text, data = self._types.Part.from_text, self._types.Part.from_bytes
         return [
-            part.from_text(text=item)
-            if isinstance(item, str)
-            else part.from_bytes(data=item.data, mime_type=item.media_type)
+            text(text=item) if isinstance(item, str) else data(data=item.data, mime_type=item.media_type)
             for item in turn.parts
         ]
 
     def _config(self, chat: ChatRequest) -> Any:
         system = [part for turn in chat.turns if turn.role == "system" for part in turn.parts if isinstance(part, str)]
+        fields = self._types.GenerateContentConfig.model_fields
+        # A continuation would be a further call, which nobody has reserved. Older SDKs do not know it.
+        more = {"automatic_continuation": False} if "automatic_continuation" in fields else {}
         return self._types.GenerateContentConfig(
+            **more,
             system_instruction="\n".join(system) or None,
             temperature=chat.temperature,
             max_output_tokens=chat.max_tokens,

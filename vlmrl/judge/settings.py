@@ -75,7 +75,7 @@ class JudgeSettings(JudgeTable):
     budget cannot be limited."""
     timeout_seconds: Annotated[float, Field(ge=0.01, le=3600)] = 120.0
     """Time limit of one call, from connecting to the last byte, in seconds."""
-    attempts: Annotated[int, Field(ge=1, le=20)] = 4
+    attempts: Annotated[int, Field(ge=1, le=20)] = 6
     """Number of times that a request is sent before it counts as an outage, and number of invalid answers after which
     it has no verdict."""
     max_tokens: Annotated[int, Field(ge=64, le=2**20)] = 4096
