@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vlmrl.endpoint.chat import ChatAnswer, ChatRequest
@@ -42,6 +43,14 @@ class FileThread:
         self._thread.shutdown()
 
 
+@dataclass(frozen=True)
+class Called:
+    """Answered call. `seconds`: its duration."""
+
+    answer: ChatAnswer
+    seconds: float
+
+
 class Caller:
     """Sender of chats for one event loop.
 
@@ -73,7 +82,7 @@ class Caller:
         self._rejected: JudgeRejected | None = None
         self._has_answered, self._calm_from = False, 0.0
 
-    async def call(self, chat: ChatRequest, *, is_first: bool) -> ChatAnswer | None:
+    async def call(self, chat: ChatRequest, *, is_first: bool) -> Called | None:
         """Send a chat once. Return None if it was not sent, because the circuit is open.
 
         Args:
@@ -86,7 +95,7 @@ class Caller:
             turn = self._breaker.take()
             return None if turn is None else await self.send(chat, turn, is_first=is_first)
 
-    async def send(self, chat: ChatRequest, turn: Turn, *, is_first: bool = True) -> ChatAnswer:
+    async def send(self, chat: ChatRequest, turn: Turn, *, is_first: bool = True) -> Called:
         """Send a chat at once, within the budget, and end the turn.
 
         Raises: BudgetSpent, JudgeRejected for a mistake in the settings, NoVerdict for a refused request; EndpointDown
@@ -102,7 +111,8 @@ class Caller:
             try:
                 answer = await self._provider.ask(chat)
             finally:
-                self._counting.add(seconds=time.monotonic() - begin)
+                seconds = time.monotonic() - begin
+                self._counting.add(seconds=seconds)
         except EndpointError as error:
             await self._note_failure(error, turn, reservation)
             raise self._judged(error) from None
@@ -117,7 +127,7 @@ class Caller:
         tokens = answer.prompt_tokens, answer.num_tokens
         cost = await self._file.run(self._budget.settle, reservation, *tokens)
         self._counting.add(input_tokens=tokens[0] or 0, output_tokens=tokens[1] or 0, cost=cost)
-        return answer
+        return Called(answer, seconds)
 
     async def close(self) -> None:
         """Close the provider."""

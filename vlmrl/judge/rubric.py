@@ -112,7 +112,8 @@ class Rubric(JudgeTable):
         fields: dict[str, Any] = {
             REASON: (str, Field(description="Short reasons for the scores: what agrees and what differs."))
         }
-        fields |= {axis.name: (Score, Field(description=f"Score from 0 to 1. {axis.describe}")) for axis in self.axes}
+        # The prompt describes the axes: here they would be paid for a second time.
+        fields |= {axis.name: (Score, Field(description="Score from 0 to 1.")) for axis in self.axes}
         config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
         return create_model("Answer", __config__=config, **fields)
 

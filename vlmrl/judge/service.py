@@ -10,7 +10,6 @@ import asyncio
 import os
 import random
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -26,7 +25,7 @@ from vlmrl.judge.attempts import Attempts, Pauses
 from vlmrl.judge.breaker import Breaker, Turn
 from vlmrl.judge.budget import Budget, Spent
 from vlmrl.judge.cache import VerdictCache, request_key
-from vlmrl.judge.caller import Caller, FileThread
+from vlmrl.judge.caller import Called, Caller, FileThread
 from vlmrl.judge.counters import Counters, Counting
 from vlmrl.judge.database import Database
 from vlmrl.judge.failures import InvalidVerdict, JudgeDown, JudgeRejected, NotInCache, NoVerdict
@@ -265,11 +264,10 @@ class JudgeService:
         attempts, invalid, is_first = Attempts(self.settings, self._pauses, self._rng), 0, True
         while True:
             failure = None
-            begin = time.monotonic()
             try:
-                answer = await caller.call(self._chat(key, request, again=invalid > 0), is_first=is_first)
-                if answer is not None:
-                    return await self._keep(key, self._read(answer), answer, time.monotonic() - begin)
+                called = await caller.call(self._chat(key, request, again=invalid > 0), is_first=is_first)
+                if called is not None:
+                    return await self._keep(key, self._read(called.answer), called)
             except InvalidVerdict as error:
                 invalid, is_first = invalid + 1, False
                 self._counting.add(invalid=1)
@@ -286,14 +284,14 @@ class JudgeService:
             raise NoVerdict(f"the judge refuses the request: {answer.refusal}")
         return verdict_of(self.rubric, answer)
 
-    async def _keep(self, key: str, verdict: Verdict, answer: ChatAnswer, seconds: float) -> Verdict:
+    async def _keep(self, key: str, verdict: Verdict, called: Called) -> Verdict:
         """Keep a verdict in the cache. A file that cannot be written costs the entry, not the verdict."""
         if self._cache is None:
             return verdict
 
         def keep(cache: VerdictCache) -> Verdict:
-            tokens = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.num_tokens}
-            return cache.keep(key, verdict, **tokens, seconds=seconds)
+            tokens = {"input_tokens": called.answer.prompt_tokens, "output_tokens": called.answer.num_tokens}
+            return cache.keep(key, verdict, **tokens, seconds=called.seconds)
 
         try:
             return await self._file.run(keep, self._cache)
@@ -307,10 +305,10 @@ class JudgeService:
         if self._caller is None:
             raise JudgeRejected("the judge is offline: there is nothing to try")
         request = JudgeRequest(picture, picture)
-        begin = time.monotonic()
         try:
             chat = self._chat(self.key_of(request), request)
-            answer = await self._caller.send(chat, Turn(is_probe=False))
+            called = await self._caller.send(chat, Turn(is_probe=False))
+            answer = called.answer
             verdict = self._read(answer)
         except EndpointError as error:
             busy = "it has too much to do, or your quota is used up: try again later"
@@ -321,8 +319,7 @@ class JudgeService:
             raise JudgeRejected(f"the judge answers, but gives no verdict: {error.message}", hint=hint) from None
         tokens = answer.prompt_tokens, answer.num_tokens
         cost = None if settings.prices is None or None in tokens else self._budget.cost(tokens[0] or 0, tokens[1] or 0)
-        seconds = time.monotonic() - begin
-        return Preflight(settings.provider, settings.model, settings.address, seconds, *tokens, cost, verdict)
+        return Preflight(settings.provider, settings.model, settings.address, called.seconds, *tokens, cost, verdict)
 
     def _chat(self, key: str, request: JudgeRequest, *, again: bool = False) -> ChatRequest:
         settings = self.settings
