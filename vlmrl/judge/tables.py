@@ -56,7 +56,7 @@ def _place(finding: Mapping[str, Any]) -> tuple[Any, ...]:
 def _problem(kind: type[BaseModel], place: tuple[Any, ...], finding: Mapping[str, Any], where: str) -> Problem:
     name = ".".join(str(part + 1) if isinstance(part, int) else one_line(part) for part in place)
     if finding["type"] == "extra_forbidden":
-        keys = _keys_at(kind, place[:-1])
+        keys = list(_table_at(kind, place[:-1]).model_fields)
         hint = did_you_mean(str(place[-1]), keys, f"known keys: {', '.join(keys)}")
         return Problem(f"unknown key `{name}`", where, hint)
     if finding["type"] == "missing":
@@ -71,13 +71,13 @@ def _problem(kind: type[BaseModel], place: tuple[Any, ...], finding: Mapping[str
     return Problem(f"`{name}` is {value}; {words}", where, _help(kind, place))
 
 
-def _keys_at(kind: type[BaseModel], place: Sequence[Any]) -> list[str]:
-    """Return the keys of a table inside a table; `place` may contain positions in lists."""
+def _table_at(kind: type[BaseModel], place: Sequence[Any]) -> type[BaseModel]:
+    """Return the class of a table inside a table; `place` may contain positions in lists."""
     for part in place:
         field = kind.model_fields.get(part) if isinstance(part, str) else None
         inner = _table_in(field.annotation) if field else None
         kind = inner or kind
-    return list(kind.model_fields)
+    return kind
 
 
 def _table_in(annotation: Any) -> type[BaseModel] | None:
@@ -87,5 +87,6 @@ def _table_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _help(kind: type[BaseModel], place: Sequence[Any]) -> str | None:
-    field = kind.model_fields.get(place[0]) if len(place) == 1 and isinstance(place[0], str) else None
-    return f"`{place[0]}`: {' '.join(field.description.split())}" if field and field.description else None
+    names = [part for part in place if isinstance(part, str)]
+    field = _table_at(kind, names[:-1]).model_fields.get(names[-1]) if names else None
+    return f"`{names[-1]}`: {' '.join(field.description.split())}" if field and field.description else None

@@ -21,7 +21,12 @@ GOOD = verdict_text(0.5)
 def test_a_verdict_is_read_in_the_order_of_the_rubric() -> None:
     text = '{"details": 0, "reason": "ok", "presence": 1, "connectivity": 0.25, "layout": 0.5}'
     verdict = read_verdict(VFIG, f" \n{text}\n")
-    assert list(verdict.scores.items()) == [("presence", 1.0), ("layout", 0.5), ("connectivity", 0.25), ("details", 0.0)]
+    assert list(verdict.scores.items()) == [
+        ("presence", 1.0),
+        ("layout", 0.5),
+        ("connectivity", 0.25),
+        ("details", 0.0),
+    ]
     assert all(type(score) is float for score in verdict.scores.values())
     assert verdict.total(VFIG) == 0.4375  # 0.25 * (1 + 0.5 + 0.25 + 0)
 
