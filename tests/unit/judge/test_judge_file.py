@@ -246,8 +246,10 @@ from pathlib import Path
 from vlmrl.judge.budget import Budget
 from vlmrl.judge.database import Database
 from vlmrl.judge.failures import BudgetSpent
-budget = Budget(Database(Path(sys.argv[1])), account="run", max_calls=300, max_cost=None, prices=None, hold_seconds=60)
+budget = Budget(Database(Path(sys.argv[1])), account="run", max_calls=900, max_cost=None, prices=None, hold_seconds=60)
 calls = 0
+print("ready", flush=True)
+sys.stdin.readline()
 while True:
     try:
         call = budget.reserve(1, 1)
@@ -264,11 +266,18 @@ print(calls)
 def test_processes_together_never_exceed_the_budget(tmp_path: Path) -> None:
     path = tmp_path / "judge.sqlite"
     command = [sys.executable, "-c", PROCESS, str(path)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    pipe = subprocess.PIPE
+    running = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(3)]
+    for process in running:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
     calls = [int(process.communicate(timeout=60)[0]) for process in running]
-    assert sum(calls) == 300
+    assert sum(calls) == 900
     spent = budget_at(path).spent()
-    assert (spent.calls, spent.input_tokens, spent.output_tokens, spent.reserved) == (300, 600, 900, 0)
+    assert (spent.calls, spent.input_tokens, spent.output_tokens, spent.reserved) == (900, 1800, 2700, 0)
 
 
 def test_threads_together_never_exceed_the_budget(tmp_path: Path) -> None:

@@ -316,14 +316,18 @@ def test_a_huge_answer_is_not_read_to_its_end(provider: str) -> None:
         one(judge)
 
 
-def test_a_retry_after_holds_for_all_calls() -> None:
+@pytest.mark.parametrize(("provider", "place"), [("openai", "head"), ("gemini", "head"), ("gemini", "body")])
+def test_a_retry_after_holds_for_all_calls(provider: str, place: str) -> None:
     times: list[float] = []
+    info = b'{"error": {"code": 429, "message": "slow down", "details": [{"retryDelay": "0.4s"}]}}'
 
     def script(number: int, asked: Asked) -> str | Reply:
         times.append(time.monotonic())
-        return refuse(asked.protocol, 429, retry_after="0.4") if number == 0 else honest(number, asked)
+        if number:
+            return honest(number, asked)
+        return Reply(429, info) if place == "body" else refuse(asked.protocol, 429, retry_after="0.4")
 
-    with judged(script, concurrency=1) as (_, judge):
+    with judged(script, provider, concurrency=1) as (_, judge):
         assert all(isinstance(verdict, Verdict) for verdict in judge.judge([pair(n) for n in range(3)]))
     assert times[1] - times[0] >= 0.4 and len(times) == 4
 
