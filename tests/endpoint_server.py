@@ -81,8 +81,10 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serve_endpoint(behaviour: Behaviour = echo, *, path: str = "/chat/completions") -> Iterator[Endpoint]:
-    """Serve on loopback. `path`: regular expression; a request to a path without it gets 404."""
+def serve_endpoint(
+    behaviour: Behaviour = echo, *, path: str = "/chat/completions$", port: int = 0
+) -> Iterator[Endpoint]:
+    """Serve on loopback. `path`: regular expression; a request to a path without it gets 404. `port`: 0 = any."""
     endpoint = Endpoint()
 
     class Handler(BaseHTTPRequestHandler):
@@ -117,7 +119,7 @@ def serve_endpoint(behaviour: Behaviour = echo, *, path: str = "/chat/completion
         def log_message(self, format: str, *args: Any) -> None:
             """Quiet."""
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", port), Handler)
     endpoint.address = f"http://127.0.0.1:{server.server_address[1]}/v1"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -108,15 +108,15 @@ def refuse(protocol: str, status: int, message: str = "no", **headers: str) -> R
 
 
 @contextmanager
-def serve_judge(script: Script = honest) -> Iterator[Endpoint]:
-    """Serve a judge of both protocols on loopback."""
+def serve_judge(script: Script = honest, *, port: int = 0) -> Iterator[Endpoint]:
+    """Serve a judge of both protocols on loopback. `port`: 0 = any that is free."""
 
     def behaviour(number: int, body: dict[str, Any]) -> Reply:
         asked = asked_of(body)
         answer = script(number, asked)
         return say(asked.protocol, answer) if isinstance(answer, str) else answer
 
-    with serve_endpoint(behaviour, path=PATHS) as endpoint:
+    with serve_endpoint(behaviour, path=PATHS, port=port) as endpoint:
         yield endpoint
 
 
