@@ -177,8 +177,9 @@ class Budget:
 
     def _count_forgotten(self, connection: sqlite3.Connection, now: float) -> None:
         """Count reservations of killed processes in full: their calls may have been sent."""
-        old = connection.execute(
-            "DELETE FROM reserved WHERE account = ? AND until < ? RETURNING cost", (self._account, now)
-        ).fetchall()
-        if old:
-            self._add(connection, len(old), sum(cost for (cost,) in old), 0, 0)
+        old = "FROM reserved WHERE account = ? AND until < ?"
+        values = (self._account, now)
+        calls, cost = connection.execute(f"SELECT count(*), coalesce(sum(cost), 0) {old}", values).fetchone()
+        if calls:
+            connection.execute(f"DELETE {old}", values)
+            self._add(connection, calls, cost, 0, 0)

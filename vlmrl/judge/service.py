@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from vlmrl.endpoint.chat import ChatAnswer, ChatRequest
 from vlmrl.endpoint.failures import BrokenAnswer, EndpointDown, EndpointError
-from vlmrl.errors import RewardError, RewardUnavailable
+from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
 from vlmrl.judge.attempts import Attempts, Pauses
 from vlmrl.judge.breaker import Breaker, Turn
 from vlmrl.judge.budget import Budget, Spent
@@ -121,8 +121,10 @@ class JudgeService:
     def _open_caller(self, provider: Provider | None) -> Caller:
         try:
             sender = provider or open_provider(self.settings)
-        except EndpointError as error:
+        except VlmrlError as error:
             self._database.close()
+            if not isinstance(error, EndpointError):
+                raise
             raise JudgeRejected(error.message, where=error.where, hint=error.hint) from None
         return Caller(
             self.settings,
@@ -160,10 +162,9 @@ class JudgeService:
         does not answer, NotInCache if offline, BudgetSpent (these are RewardUnavailable), or JudgeRejected for a
         mistake in the settings.
 
-        Raises: RewardError in a process that was forked from the service's own.
+        Raises: RewardError if the service is closed, or in a process that was forked from the service's own.
         """
-        if os.getpid() != self._pid:
-            raise RewardError("a judge's service was used in a forked process", hint="make one in each process")
+        self._check_alive()
         keys = [self.key_of(request) for request in requests]
         return [self._run(self._shared(key, request)) for key, request in zip(keys, requests, strict=True)]
 
@@ -186,6 +187,7 @@ class JudgeService:
         Raises: JudgeRejected with what to do, when the key, the model or the address is wrong, or the model gives no
             verdict by the schema. JudgeDown or BudgetSpent.
         """
+        self._check_alive()
         return self._run(self._try()).result()
 
     def key_of(self, request: JudgeRequest) -> str:
@@ -206,6 +208,12 @@ class JudgeService:
         self._loop.close()
         self._file.close()
         self._database.close()
+
+    def _check_alive(self) -> None:
+        if os.getpid() != self._pid:
+            raise RewardError("a judge's service was used in a forked process", hint="make one in each process")
+        if not self._thread.is_alive():
+            raise RewardError("a judge's service was used after it was closed")
 
     def _run(self, work: Awaitable[Result]) -> Future[Result]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)  # pyright: ignore[reportArgumentType]

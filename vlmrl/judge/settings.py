@@ -58,7 +58,8 @@ class JudgeSettings(JudgeTable):
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
     """Maximum number of calls in flight in one process."""
     max_calls: Annotated[int, Field(ge=1, le=2**53)] | None = None
-    """Maximum number of calls of all processes together. The call after it is not sent. Left out = any number."""
+    """Maximum number of calls of all processes together. The call after it is not sent. Calls that were refused with an
+    error status do not count. Left out = any number."""
     max_cost: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
     """Maximum cost of all processes together, in the currency of `prices`. A call that could exceed it is not sent.
     Left out = any cost."""

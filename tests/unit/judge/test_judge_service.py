@@ -39,6 +39,8 @@ from judge_server import (
 from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.judge.attempts import Pauses
 from vlmrl.judge.breaker import Breaker
+from vlmrl.judge.budget import Budget
+from vlmrl.judge.cache import VerdictCache
 from vlmrl.judge.failures import BudgetSpent, JudgeDown, JudgeRejected, NotInCache, NoVerdict
 from vlmrl.judge.gemini import retry_delay
 from vlmrl.judge.prompt import JudgeRequest
@@ -651,3 +653,32 @@ def test_a_service_is_not_used_in_a_forked_process(monkeypatch: pytest.MonkeyPat
             judge.submit([pair(1)])
         monkeypatch.undo()
         assert is_honest(one(judge), 1)
+
+
+def test_a_service_that_is_closed_says_so() -> None:
+    with judged() as (_, judge):
+        judge.close()
+        for use in (lambda: judge.submit([pair(1)]), judge.preflight):
+            with pytest.raises(RewardError, match="closed"):
+                use()
+
+
+def fail_with_full_disk(*_: Any, **__: Any) -> Any:
+    raise RewardError("the judge's file fails: database or disk is full")
+
+
+def test_a_verdict_is_given_even_if_the_file_cannot_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(VerdictCache, "keep", fail_with_full_disk)
+    with serve_judge() as endpoint:
+        settings = settings_for(endpoint, cache="judge.sqlite")
+        with service(settings, base_dir=tmp_path, notify=messages.append) as judge:
+            assert is_honest(one(judge), 1)
+    assert len(messages) == 1 and "disk is full" in messages[0]
+
+
+def test_no_call_is_sent_that_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Budget, "reserve", fail_with_full_disk)
+    with judged() as (endpoint, judge), pytest.raises(RewardError, match="disk is full") as raised:
+        one(judge)
+    assert not isinstance(raised.value, RewardUnavailable) and endpoint.requests == []
