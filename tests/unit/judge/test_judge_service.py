@@ -108,6 +108,7 @@ def test_a_judge_sees_both_pictures_and_the_rules_and_its_verdict_belongs_to_its
     assert counters.cost == pytest.approx(0.0013) and counters.seconds > 0  # 900 / 1e6 * 1 + 40 / 1e6 * 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_64_calls_are_in_the_server_together_and_no_more_than_allowed(provider: str) -> None:
     gate = threading.Barrier(64, timeout=20)  # breaks unless 64 requests are in the server together
