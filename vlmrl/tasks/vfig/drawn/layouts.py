@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from vlmrl.errors import DataError
 from vlmrl.tasks.vfig.drawn.plane import Box, Point
 
 Layout = Callable[[int, random.Random], list[Point]]
@@ -40,9 +41,7 @@ def spread(count: int) -> list[float]:
 def rows_of(counts: Sequence[int]) -> list[Point]:
     """Return the centres of rows below each other, each evenly filled and centred."""
     return [
-        Point((i + 0.5) / count, v)
-        for count, v in zip(counts, spread(len(counts)), strict=True)
-        for i in range(count)
+        Point((i + 0.5) / count, v) for count, v in zip(counts, spread(len(counts)), strict=True) for i in range(count)
     ]
 
 
@@ -205,7 +204,7 @@ def place(centres: Sequence[Point], frame: Box) -> list[Box]:
     """Return boxes of one size in the frame, as large as the centres allow. They do not overlap.
 
     The outermost centres are moved inwards so that their boxes touch the frame. A box of width w then has its centre at
-    w / 2 + u (W - w), and two boxes with the distance du stand side by side if du (W - w) >= w (1 + RELATIVE_GAP) + gap.
+    w / 2 + u (W - w), and two boxes with the distance du are side by side if du (W - w) >= w (1 + RELATIVE_GAP) + gap.
     This gives the largest w of a pair; the largest height follows in the same way. A pair needs only one of the two.
 
     Args:
@@ -228,9 +227,7 @@ def place(centres: Sequence[Point], frame: Box) -> list[Box]:
         return aspect * height, height
 
     width, height = max(map(size, ASPECTS), key=lambda sides: sides[0] * sides[1])
-    corners = [
-        (frame.x1 + u * (frame.width - width), frame.y1 + v * (frame.height - height)) for u, v in centres
-    ]
+    corners = [(frame.x1 + u * (frame.width - width), frame.y1 + v * (frame.height - height)) for u, v in centres]
     return [Box(x, y, x + width, y + height) for x, y in corners]
 
 
@@ -249,7 +246,7 @@ def fits(cells: Sequence[Box], size: tuple[float, float]) -> bool:
 def lay_out(count: int, frame: Box, rng: random.Random) -> Placed:
     """Place shapes with one random layout, preferably one whose cells hold a label.
 
-    Raises: ValueError if the frame is too small for every layout.
+    Raises: DataError if the frame is too small for every layout.
     """
     names = rng.sample(sorted(LAYOUTS), len(LAYOUTS))
     tried = [Placed((name,), place(LAYOUTS[name](count, rng), frame)) for name in names]
@@ -258,7 +255,8 @@ def lay_out(count: int, frame: Box, rng: random.Random) -> Placed:
         return legible[0]
     best = max(tried, key=lambda placed: min(placed.cells[0].width / LEGIBLE[0], placed.cells[0].height / LEGIBLE[1]))
     if not fits(best.cells, SMALLEST):
-        raise ValueError(f"{count} shapes do not fit on {frame.width:g} x {frame.height:g} pixels")
+        message = f"{count} shapes do not fit on {frame.width:.0f} x {frame.height:.0f} pixels"
+        raise DataError(message, hint="choose larger canvases, or fewer shapes")
     return best
 
 
@@ -267,7 +265,7 @@ def arrange(count: int, frame: Box, rng: random.Random) -> Placed:
 
     Args:
         count: number of shapes, at least 1.
-    Raises: ValueError if the frame is too small.
+    Raises: DataError if the frame is too small.
     """
     if rng.random() >= SPLIT_CHANCE or count < FEWEST_TO_SPLIT:
         return lay_out(count, frame, rng)
