@@ -71,14 +71,17 @@ def palette(rng: random.Random) -> list[Colours]:
     first, count = rng.random(), rng.randint(2, 4)
     hues = [first + i / count + rng.uniform(-0.06, 0.06) for i in range(count)]
     kind = rng.choice(["pale", "pale", "strong", "grey"])
-    if kind == "pale":
-        saturations = [rng.uniform(0.5, 0.95) for _ in hues]
-        return [colours_of(of_hue(h, s, rng.uniform(0.82, 0.9)), of_hue(h, s, 0.32)) for h, s in zip(hues, saturations)]
-    if kind == "strong":
-        return [
-            colours_of(of_hue(h, rng.uniform(0.45, 0.7), rng.uniform(0.3, 0.62)), of_hue(h, 0.6, 0.18)) for h in hues
-        ]
-    return [colours_of(of_hue(h, 0.1, lightness), "#222222") for h, lightness in zip(hues, (1.0, 0.92, 0.84, 0.76))]
+    schemes = []
+    for i, hue in enumerate(hues):
+        saturation = rng.uniform(0.5, 0.95)
+        if kind == "pale":
+            scheme = of_hue(hue, saturation, rng.uniform(0.82, 0.9)), of_hue(hue, saturation, 0.32)
+        elif kind == "strong":
+            scheme = of_hue(hue, 0.7 * saturation, rng.uniform(0.3, 0.62)), of_hue(hue, 0.6, 0.18)
+        else:
+            scheme = of_hue(hue, 0.1, 1 - 0.08 * i), "#222222"
+        schemes.append(colours_of(*scheme))
+    return schemes
 
 
 @dataclass(frozen=True)

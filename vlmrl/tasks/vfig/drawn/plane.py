@@ -59,11 +59,6 @@ def box_of(points: Iterable[Point]) -> Box:
     return Box(min(xs), min(ys), max(xs), max(ys))
 
 
-def union(boxes: Iterable[Box]) -> Box:
-    """Return the smallest box around the boxes. Raises: ValueError without a box."""
-    return box_of(Point(x, y) for box in boxes for x, y in ((box.x1, box.y1), (box.x2, box.y2)))
-
-
 def hull(points: Iterable[Point]) -> tuple[Point, ...]:
     """Return the corners of the convex hull in order around it.
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from vlmrl.tasks.vfig.drawn.code import tag, translated
+from vlmrl.tasks.vfig.drawn.code import tag
 from vlmrl.tasks.vfig.drawn.fills import Paint, darker, lighter
 from vlmrl.tasks.vfig.drawn.plane import Box, Point, box_of, hull, number, numbers, turn
 
@@ -196,17 +196,12 @@ def draw_solid(name: str, box: Box, paint: Paint) -> Form:
     return Form((*form.elements, *sides), outline, form.label)
 
 
-def stacked(form: Form, steps: Sequence[Point]) -> tuple[str, ...]:
-    """Return the code of a shape with copies behind it; the copy with the longest step is at the back."""
-    return (*(translated(form.elements, step) for step in reversed(steps)), *form.elements)
-
-
 class Kind(NamedTuple):
     """Kind of shape: its name in metadata, the proportions of its box, and how it is drawn.
 
     Args:
         type: type of an entity in metadata; some kinds share one.
-        flattest, tallest: largest and smallest width of its box per height; None = of any proportions.
+        widest, tallest: largest and smallest width of its box per height; None = no limit.
     """
 
     type: str
@@ -248,7 +243,8 @@ def fitted(box: Box, kind: Kind, share: float) -> Box:
     Args:
         share: the part of the cell's width and height that it takes at most, in (0, 1].
     """
-    width, height = box.width * share, box.height * share
+    cell = Box(math.ceil(box.x1), math.ceil(box.y1), math.floor(box.x2), math.floor(box.y2))
+    width, height = cell.width * share, cell.height * share
     if kind.widest is not None:
         width = min(width, kind.widest * height)
     if kind.tallest is not None:
@@ -256,7 +252,5 @@ def fitted(box: Box, kind: Kind, share: float) -> Box:
     half_width, half_height = max(1, math.floor(width / 2)), max(1, math.floor(height / 2))
     if kind.widest == kind.tallest == 1:
         half_width = half_height = min(half_width, half_height)
-    # Rounding the centre moves the box by up to half a pixel, which may leave the cell: the nearest that does not.
-    x = min(max(round(box.centre.x), math.ceil(box.x1) + half_width), math.floor(box.x2) - half_width)
-    y = min(max(round(box.centre.y), math.ceil(box.y1) + half_height), math.floor(box.y2) - half_height)
+    x, y = round(cell.centre.x), round(cell.centre.y)
     return Box(x - half_width, y - half_height, x + half_width, y + half_height)
