@@ -172,9 +172,9 @@ def connect(sites: Sequence[Site], frame: Box, rng: random.Random) -> list[Arrow
         is_curved = rng.random() < CURVED_CHANCE
         lengths = {p: math.dist(sites[p[0]].centre, sites[p[1]].centre) * rng.uniform(0.7, 1.6) for p in free}
         ordered = sorted(free, key=lengths.__getitem__)
-        pairs = [pair[::-1] if rng.random() < REVERSED_CHANCE else pair for pair in ordered]
+        pairs = [(b, a) if rng.random() < REVERSED_CHANCE else (a, b) for a, b in ordered]
         arrow = router.join(pairs, is_curved, rng)
-        free.remove((min(arrow[:2]), max(arrow[:2])))
+        free.remove((min(arrow.source, arrow.target), max(arrow.source, arrow.target)))
         arrows.append(arrow)
     return arrows
 

@@ -124,9 +124,9 @@ def draw_shape(index: int, body: Body, form: Form, paint: Paint, label: Label) -
     if copies or len(form.elements) > 1:
         code = tag("g", {"id": identity}, "\n", "\n".join([*copies, *form.elements, text]), "\n")
     else:
-        name, rest = form.elements[0].split(" ", 1)
+        name, rest = "".join(form.elements).split(" ", 1)
         code = f'{name} id="{identity}" {rest}\n{text}'
-    places = (Point(0, 0), *body.steps)
+    places = [Point(0, 0), *body.steps]
     outlines = tuple(tuple(Point(x + step.x, y + step.y) for x, y in form.outline) for step in places)
     entity = {
         "id": identity,

@@ -27,7 +27,7 @@ SPLIT_CHANCE = 0.3
 """Probability that a diagram combines two layouts."""
 FEWEST_TO_SPLIT = 4
 """Smallest number of shapes that are split over two layouts."""
-LEGIBLE = (60.0, 36.0)
+LEGIBLE = (84.0, 54.0)
 """Width and height of a cell that holds a short label, in pixels; layouts with such cells are preferred."""
 SMALLEST = (16.0, 16.0)
 """Smallest width and height of a cell that a shape is drawn in, in pixels."""

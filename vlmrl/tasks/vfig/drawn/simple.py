@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from vlmrl.errors import DataError
 from vlmrl.tasks.vfig.drawn.code import NAMESPACE, tag
-from vlmrl.tasks.vfig.drawn.plane import Box, Point, numbers
+from vlmrl.tasks.vfig.drawn.plane import Box, Point, moved, numbers
 
 GRID = 4
 """All coordinates and sizes are multiples of it, in pixels."""
@@ -22,8 +22,10 @@ HALVES = (2, 3)
 """Half widths and half heights of shapes, in steps of the grid."""
 FORMS = ("circle", "rect", "ellipse", "triangle")
 COLOURS = ("red", "green", "blue", "orange")
-SHORTEST = 2
+SHORTEST = 3
 """Shortest arrow, in steps of the grid."""
+CLEAR_ENDS, CLEARANCE = 2, 1
+"""An arrow keeps this distance from all shapes, except for this length at its ends, both in pixels."""
 HEAD = tag(
     "marker",
     {"id": "a", "refX": 3, "refY": 1.5, "orient": "auto"},
@@ -94,14 +96,15 @@ class SimpleArrow(NamedTuple):
 
 
 def random_shape(canvas: tuple[int, int], rng: random.Random) -> SimpleShape:
+    """Return a shape at least one step from the edges of the canvas."""
     form, colour = rng.choice(FORMS), rng.choice(COLOURS)
     across, down = rng.choice(HALVES), rng.choice(HALVES)
     if form == "circle":
         down = across
     elif form == "ellipse":
         down = sum(HALVES) - across
-    x = GRID * rng.randint(across, canvas[0] // GRID - across)
-    y = GRID * rng.randint(down, canvas[1] // GRID - down)
+    x = GRID * rng.randint(across + 1, canvas[0] // GRID - across - 1)
+    y = GRID * rng.randint(down + 1, canvas[1] // GRID - down - 1)
     return SimpleShape(y - GRID * down, x - GRID * across, x + GRID * across, y + GRID * down, form, colour)
 
 
@@ -119,10 +122,10 @@ def random_shapes(count: int, canvas: tuple[int, int], rng: random.Random) -> li
 
 
 def passes(start: Point, end: Point, box: Box) -> bool:
-    """Return whether a line has a point inside a box, tested at every pixel of its length."""
-    steps = math.ceil(math.dist(start, end))
-    along = [(i + 0.5) / steps for i in range(steps)]
-    return any(box.contains(Point(start.x + (end.x - start.x) * t, start.y + (end.y - start.y) * t)) for t in along)
+    """Return whether a line passes through a box or along it, tested at every pixel between its ends."""
+    near = box.grown(CLEARANCE)
+    steps = range(CLEAR_ENDS, math.floor(math.dist(start, end)) - CLEAR_ENDS + 1)
+    return any(near.contains(moved(start, end, step)) for step in steps)
 
 
 def random_arrow(shapes: Sequence[SimpleShape], rng: random.Random) -> SimpleArrow | None:
