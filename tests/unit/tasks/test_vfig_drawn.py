@@ -104,6 +104,23 @@ def test_arrows_start_and_end_on_the_outlines_in_the_picture() -> None:
     assert ends > 200
 
 
+def test_the_bounds_of_curved_shapes_are_those_of_the_picture() -> None:
+    checked: Counter[str] = Counter()
+    kinds = ("cloud", "3d-cylinder")
+    for figure in many(count=60):
+        round_ones = [s for s in entities(figure, "shape") if s["shape"] in kinds and s["stacked"] == 1]
+        image = silhouettes(figure) if round_ones else np.empty((0, 0))
+        for shape in round_ones:
+            x1, y1, x2, y2 = shape["bounds"]
+            # Edges of other shapes are smoothed, so that some of their pixels have this shape's value, too.
+            near = image[y1 - 6 : y2 + 6, x1 - 6 : x2 + 6]
+            ys, xs = np.nonzero(near == 20 * (int(shape["id"].removeprefix("shape_")) + 1))
+            sides = [x1 - 6 + xs.min(), y1 - 6 + ys.min(), x1 - 5 + xs.max(), y1 - 5 + ys.max()]
+            assert sides == pytest.approx(shape["bounds"], abs=1.6), shape
+            checked[shape["shape"]] += 1
+    assert min(checked["cloud"], checked["3d-cylinder"]) >= 5
+
+
 def extents(figure: DrawnFigure) -> list[Box]:
     root = ElementTree.fromstring(figure.svg)
     boxes = []
