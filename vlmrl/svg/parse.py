@@ -85,7 +85,7 @@ class _Builder:
         if self.open:
             self.open[-1].texts[-1] += data
 
-    def doctype(self, *_: object) -> None:
+    def doctype(self, *_: object) -> int:
         raise SvgRefused("forbidden", "it has a document type declaration")
 
     def instruction(self, *_: object) -> None:
@@ -106,7 +106,8 @@ def parse_svg(text: str, limits: SvgLimits | None = None) -> Node:
     parser.buffer_text = True
     parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
     parser.CharacterDataHandler = builder.text
-    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = parser.ExternalEntityRefHandler = builder.doctype
+    # Entities are declared in a document type only, so that this handler is enough.
+    parser.StartDoctypeDeclHandler = builder.doctype
     parser.ProcessingInstructionHandler = builder.instruction
     try:
         parser.Parse(text.removeprefix("\ufeff").strip().encode("utf-8"), True)
