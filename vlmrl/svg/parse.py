@@ -39,7 +39,7 @@ class Node:
         while waiting:
             node = waiting.pop()
             yield node
-            waiting += reversed(node.children)
+            waiting.extend(reversed(node.children))
 
 
 class _Builder:
