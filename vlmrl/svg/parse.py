@@ -35,7 +35,7 @@ class Node:
 
     def walk(self) -> Iterator[Node]:
         """Yield this element and all below it, in document order, without recursion."""
-        waiting = [self]
+        waiting: list[Node] = [self]
         while waiting:
             node = waiting.pop()
             yield node

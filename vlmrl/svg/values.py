@@ -14,7 +14,7 @@ from tinycss2.color4 import parse_color
 
 LARGEST = 1e7
 """Largest size of a number that is drawn. cairo's own coordinates end at 2**23."""
-NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 LENGTH = re.compile(rf"({NUMBER.pattern})\s*(px|pt|pc|mm|cm|in|em|ex|rem|%)?", re.IGNORECASE)
 GAP = re.compile(r"[\s,]*")
 TRANSFORM = re.compile(r"\s*,?\s*(matrix|translate|scale|rotate|skewX|skewY)\s*\(([^()]*)\)")
@@ -112,7 +112,7 @@ def read_numbers(text: str, most: int = 200_000) -> list[float]:
 
 
 def read_view_box(text: str) -> tuple[float, float, float, float] | None:
-    """Return left, top, width and height of a viewBox; None unless there are four numbers and the sizes are positive."""
+    """Return left, top, width and height of a viewBox; None unless it is four numbers with positive sizes."""
     numbers = read_numbers(text, 5)
     if len(numbers) != 4 or numbers[2] <= 0 or numbers[3] <= 0:
         return None
