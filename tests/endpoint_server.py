@@ -73,12 +73,23 @@ def echo(number: int, body: dict[str, Any]) -> Reply:
     return completion(*(f"{words} {body.get('seed', 0) % 7}" for _ in range(body.get("n", 1))))
 
 
+class Server(ThreadingHTTPServer):
+    """Server that many clients may connect to at the same moment."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+
 @contextmanager
-def serve_endpoint(behaviour: Behaviour = echo) -> Iterator[Endpoint]:
+def serve_endpoint(
+    behaviour: Behaviour = echo, *, path: str = "/chat/completions$", port: int = 0
+) -> Iterator[Endpoint]:
+    """Serve on loopback. `path`: regular expression; a request to a path without it gets 404. `port`: 0 = any."""
     endpoint = Endpoint()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -88,7 +99,7 @@ def serve_endpoint(behaviour: Behaviour = echo) -> Iterator[Endpoint]:
                 endpoint.now += 1
                 endpoint.most_at_once = max(endpoint.most_at_once, endpoint.now)
             try:
-                reply = behaviour(number, body) if self.path.endswith("/chat/completions") else Reply(404)
+                reply = behaviour(number, body) if re.search(path, self.path) else Reply(404)
             finally:
                 with endpoint.lock:
                     endpoint.now -= 1
@@ -108,8 +119,7 @@ def serve_endpoint(behaviour: Behaviour = echo) -> Iterator[Endpoint]:
         def log_message(self, format: str, *args: Any) -> None:
             """Quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", port), Handler)
     endpoint.address = f"http://127.0.0.1:{server.server_address[1]}/v1"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -15,6 +15,8 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForImageTextToText
 
+from vlmrl.process import leave
+
 
 def main(folder: str, *jobs: str) -> None:
     dist.init_process_group("gloo")
@@ -34,3 +36,4 @@ def main(folder: str, *jobs: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    leave(0)

@@ -21,6 +21,7 @@ SHOWN = {
     "intervals": "(57 cases, 3 draws each)",
     "eval_kills": "holds: true",
     "eval_memory": "holds: true",
+    "judge_drill": "holds: true",
     "kill": "kill.py: 2 kills, 2 recovered, resumed runs bitwise equal: yes (1 runs)",
     "kill_ranks": '"finished": {"equal within tolerance": 1}',
     "merge": '"whole"',

@@ -110,7 +110,7 @@ def start(place: Path):
 
 def resume_words(err: str) -> list[str]:
     """The command that goes on, as it was printed."""
-    found = re.findall(r"go on .*with: vlmrl (.+)", err)
+    found = re.findall(r"(?:continue|go on|resume) .*with: vlmrl (.+)", err)
     assert len(found) == 1, err
     return shlex.split(found[0])
 
@@ -155,7 +155,7 @@ def test_a_rank_killed_in_an_update_ends_all_and_is_named_on_the_screen_and_in_t
     assert f"error: {told}\n" in killed.err and "Traceback" not in killed.err and "onnection" not in killed.err
     assert len(killed.pids) >= 5  # the launcher, two ranks, a reward worker each
     assert_all_gone(killed.pids, 5)
-    assert "--runs killed --gpus 2" in killed.err
+    assert "--gpus 2 --runs killed" in killed.err
     assert open_run(place / "killed", "last").manifest.attempts[0].status in ("failed", "killed")
 
 

@@ -65,7 +65,7 @@ def test_an_engine_that_is_off_stops_all_processes_and_wild_tokens_stop_none(out
     assert found["fine"]["policy/sync_gap_max"] < 1e-4
     for case in ("few wild", "none to ask"):
         assert found[case]["policy/sync_gap_median"] < 1e-4 < 6.9 < found[case]["policy/sync_gap_max"]
-    assert "of process 1 are off" in found["one off"] and "rollout.max_sync_gap is 0.1" in found["one off"]
+    assert "the engine of process 1 differ" in found["one off"] and "rollout.max_sync_gap is 0.1" in found["one off"]
 
 
 def test_engine_of_a_sharded_policy_samples_the_same(outcome: Path) -> None:

@@ -96,3 +96,17 @@ def test_a_stream_made_anew_has_the_encoding_and_errors_of_the_old_one():
     env = {**os.environ, "PYTHONIOENCODING": "iso8859-1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env)
     assert done.stdout == b"\xe9 iso8859-1 backslashreplace\n", done
+
+
+def test_leaving_runs_exit_functions_and_waits_for_threads() -> None:
+    program = """
+import atexit, sys, threading, time
+from vlmrl.process import leave
+atexit.register(print, "exit function")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+sys.stdout.write("unflushed ")
+leave(7)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == "unflushed thread\nexit function\n"

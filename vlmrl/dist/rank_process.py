@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from vlmrl.errors import LaunchError, OutOfMemoryError, exit_of, reason_of
-from vlmrl.process import DEBUG_RANK, die_with_parent, has_terminal, lasting
+from vlmrl.process import DEBUG_RANK, die_with_parent, has_terminal, lasting, leave
 from vlmrl.store import layout
 from vlmrl.store.secrets.redact import redact_text
 from vlmrl.visible import visible
@@ -40,6 +40,8 @@ HALVED_VARIABLE = "VLMRL_HALVED"
 CHOICES_VARIABLE = "VLMRL_CHOICES"
 TYPED_FILE = "typed.json"
 """File with a JSON list: the command line of the launcher. Commands of ranks do not have the launcher's options."""
+OPEN_SECONDS = 3.0
+"""Longest time in seconds that a rank waits at its end until the launcher reads its output."""
 BEAT_BYTES = 4096
 PIPE_BYTES = 1 << 20
 """Size of the pipe's buffer in bytes. While the launcher is stopped (Ctrl-Z), a rank can print this much."""
@@ -141,11 +143,18 @@ class Rank:
         temp = self.folder / f".rank-{self.rank}.end"
         temp.write_text(content)
         os.replace(temp, self.folder / f"rank-{self.rank}.end")
+        self._wait_for_reader()
+
+    def _wait_for_reader(self) -> None:
+        """Wait until the launcher has opened the pipe, at most OPEN_SECONDS: what an unopened pipe holds is lost."""
+        end = time.monotonic() + OPEN_SECONDS
+        while (self.folder / f"rank-{self.rank}.out").exists() and time.monotonic() < end:
+            time.sleep(0.01)
 
     def _send_to_pipe(self) -> None:
         """Redirect stdout and stderr to a new pipe, and give the pipe its final name when it can be read.
 
-        So no output is lost, and no process waits until the launcher opens the pipe.
+        The launcher opens the pipe and removes its name. No process waits for that until it ends.
         """
         temp, pipe = (self.folder / f"{prefix}rank-{self.rank}.out" for prefix in (".", ""))
         os.mkfifo(temp, 0o600)
@@ -246,11 +255,11 @@ def run(program: Callable[[], object]) -> NoReturn:
     code, message = 0, ""
     try:
         program()
-    except SystemExit as leave:
-        code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
-        message = "" if isinstance(leave.code, (int, type(None))) else str(leave.code)
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        message = "" if isinstance(exit_.code, (int, type(None))) else str(exit_.code)
         rank.end(code, message)
-        sys.exit(0 if code == 130 else code)
+        leave(0 if code == 130 else code)
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, bdb.BdbQuit) and not rank.debugged:
             hint = f"--debug-rank {rank.rank} gives it the terminal"
@@ -262,9 +271,9 @@ def run(program: Callable[[], object]) -> NoReturn:
             code, message, redact_text(reason_of(error)), error.halved if isinstance(error, OutOfMemoryError) else None
         )
         print(visible(message), file=sys.stderr, flush=True)
-        sys.exit(code)
+        leave(code)
     rank.end(code, message)
-    sys.exit(0)
+    leave(0)
 
 
 def begin() -> Rank:

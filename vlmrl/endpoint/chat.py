@@ -17,6 +17,8 @@ CUT_BY_LIMIT = ("length", "max_tokens")
 FILTERED = "content_filter"
 MOST_TOKENS_NAMES = ("max_tokens", "max_completion_tokens")
 """Names of the token limit: of most servers, and of OpenAI's newer models."""
+SCHEMA_NAME = "answer"
+"""Name of the schema of a response: the protocol wants one, and models may see it."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class ChatRequest:
         top_k: 0 = off, and not sent; OpenAI's own models do not know it.
         seed: seed of response 0, below 2**31; response k has `seed` + k where each has a request of its own. None = not
             sent.
+        schema: JSON schema that a response must follow, for servers that can enforce one; None = any text.
     """
 
     turns: tuple[ChatTurn, ...]
@@ -73,6 +76,7 @@ class ChatRequest:
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
+    schema: Mapping[str, Any] | None = None
 
     def body(self, model: str, *, count: int, first: int, limit_name: str) -> bytes:
         """Return the JSON body of a request for `count` of the responses, from number `first`."""
@@ -86,6 +90,9 @@ class ChatRequest:
         fields |= {"top_p": self.top_p} if self.top_p < 1 else {}
         fields |= {"top_k": self.top_k} if self.top_k else {}
         fields |= {"seed": self.seed + first} if self.seed is not None else {}
+        if self.schema is not None:
+            form = {"name": SCHEMA_NAME, "strict": True, "schema": dict(self.schema)}
+            fields["response_format"] = {"type": "json_schema", "json_schema": form}
         return json.dumps(fields).encode("ascii")
 
 
@@ -97,12 +104,14 @@ class ChatAnswer:
         finish: "length" = cut by the token limit.
         num_tokens: tokens of the response as the endpoint counts them; None = it does not say.
         refusal: why a filter of the endpoint withheld the response, or ""; `text` is then what it let through.
+        prompt_tokens: tokens of the prompt as the endpoint counts them, images included; None = it does not say.
     """
 
     text: str
     finish: Finish
     num_tokens: int | None = None
     refusal: str = ""
+    prompt_tokens: int | None = None
 
 
 def read_answers(body: bytes) -> list[ChatAnswer]:
@@ -112,14 +121,15 @@ def read_answers(body: bytes) -> list[ChatAnswer]:
         choices = value["choices"]
         if not isinstance(choices, list) or not choices:
             raise ValueError("it has no choices")
-        tokens = _completion_tokens(value) if len(choices) == 1 else None
-        return [_answer(choice, tokens) for choice in choices]
+        names = ("completion_tokens", "prompt_tokens")
+        tokens, prompt_tokens = (_tokens(value, name) if len(choices) == 1 else None for name in names)
+        return [_answer(choice, tokens, prompt_tokens) for choice in choices]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         reason = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
         raise BrokenAnswer(f"the endpoint's answer cannot be read: {reason:.200}") from error
 
 
-def _answer(choice: Mapping[str, Any], tokens: int | None) -> ChatAnswer:
+def _answer(choice: Mapping[str, Any], tokens: int | None, prompt_tokens: int | None) -> ChatAnswer:
     message, reason = choice["message"], choice.get("finish_reason")
     content, refusal = message.get("content"), message.get("refusal")
     if isinstance(content, list):  # some servers split the text into parts
@@ -129,11 +139,11 @@ def _answer(choice: Mapping[str, Any], tokens: int | None) -> ChatAnswer:
     if not isinstance(content, str):
         raise ValueError(f"the content is a {type(content).__name__}")
     withheld = "the endpoint's content filter withheld the response" if reason == FILTERED else ""
-    return ChatAnswer(content, "length" if reason in CUT_BY_LIMIT else "stop", tokens, withheld)
+    return ChatAnswer(content, "length" if reason in CUT_BY_LIMIT else "stop", tokens, withheld, prompt_tokens)
 
 
-def _completion_tokens(value: Mapping[str, Any]) -> int | None:
-    count = (value.get("usage") or {}).get("completion_tokens")
+def _tokens(value: Mapping[str, Any], name: str) -> int | None:
+    count = (value.get("usage") or {}).get(name)
     return count if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 2**31 else None
 
 

@@ -12,23 +12,20 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
+from vlmrl.endpoint.bounded_http import may_have_arrived
 from vlmrl.endpoint.chat import MOST_TOKENS_NAMES, ChatAnswer, ChatRequest, error_words, read_answers
-from vlmrl.endpoint.failures import BrokenAnswer, EndpointDown, EndpointError, EndpointRejects, RequestRefused
+from vlmrl.endpoint.failures import BrokenAnswer, EndpointDown, EndpointError, RequestRefused
+from vlmrl.endpoint.statuses import failure_of, retry_seconds, what_to_check
 
 PATH = "/chat/completions"
-TRY_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
-"""HTTP statuses after which the same request may succeed: overload, and failures of a server or a gateway."""
-REJECTS_ALL = frozenset({401, 402, 403, 404, 405, 407})
-"""HTTP statuses that every request would get: key, payment, permission, address or model."""
 HIDDEN = "<hidden>"
 NOTIFY_SECONDS = 10.0
 
@@ -65,12 +62,11 @@ class _AttemptError(Exception):
 
     Args:
         failure: error if it was the last attempt.
-        retry_after: pause in seconds that the endpoint wishes; 0 = none.
     """
 
-    def __init__(self, failure: EndpointError, retry_after: float = 0.0) -> None:
+    def __init__(self, failure: EndpointError) -> None:
         super().__init__(failure.message)
-        self.failure, self.retry_after = failure, retry_after
+        self.failure = failure
 
 
 class EndpointClient:
@@ -94,7 +90,7 @@ class EndpointClient:
     ) -> None:
         self.options = options
         self.url = base_url(options.url)
-        self._key = _read_key(options.key_env)
+        self._key = read_key(options.key_env)
         self._notify, self._sleep, self._rng = notify, sleep, rng or random.Random()
         self._notified = -NOTIFY_SECONDS
         self._takes_n, self._limit_name = True, MOST_TOKENS_NAMES[0]
@@ -187,11 +183,12 @@ class EndpointClient:
                     continue
                 raise
             except _AttemptError as failed:
-                if failed.retry_after:
-                    self._calm_from = max(self._calm_from, time.monotonic() + self._bounded(failed.retry_after))
+                retry_after = failed.failure.retry_after
+                if retry_after:
+                    self._calm_from = max(self._calm_from, time.monotonic() + self._bounded(retry_after))
                 if attempt >= self.options.attempts:
                     raise failed.failure from None
-                pause = self._pause(attempt, failed.retry_after)
+                pause = self._pause(attempt, retry_after)
                 if time.monotonic() - self._notified >= NOTIFY_SECONDS:
                     self._notified = time.monotonic()
                     which = f"attempt {attempt + 1} of {self.options.attempts}"
@@ -217,8 +214,7 @@ class EndpointClient:
         try:
             return await asyncio.wait_for(self._call(body), self.options.timeout_seconds)
         except (asyncio.TimeoutError, TimeoutError):
-            limit = f"{self.options.timeout_seconds:g} s"
-            raise _AttemptError(EndpointDown(f"the endpoint did not answer within {limit}", where=self.url)) from None
+            raise _AttemptError(no_answer(self.options.timeout_seconds, self.url)) from None
 
     async def _call(self, body: bytes) -> list[ChatAnswer]:
         """Send a request once and read its answer. Raises: EndpointError, or _AttemptError if it may be tried again."""
@@ -234,6 +230,7 @@ class EndpointClient:
                 failure: EndpointError = BrokenAnswer(f"the endpoint's answer was cut: {words}", where=self.url)
             else:
                 failure = EndpointDown(f"the endpoint cannot be reached: {words}", where=self.url)
+                failure.may_be_charged = may_have_arrived(error)
             raise _AttemptError(failure) from None
         if 200 <= status < 300:
             try:
@@ -251,26 +248,21 @@ class EndpointClient:
             chunks.append(chunk)
             size += len(chunk)
             if size > most:
-                raise RequestRefused(f"the endpoint's answer has more than {most:,} bytes", where=self.url)
+                failure = RequestRefused(f"the endpoint's answer has more than {most:,} bytes", where=self.url)
+                failure.may_be_charged = True
+                raise failure
         return b"".join(chunks)
 
     def _error_of(self, status: int, headers: httpx.Headers, answer: bytes) -> Exception:
-        words = self._clean(f"HTTP {status}: {error_words(answer)}")
-        if status in TRY_AGAIN or status >= 500:
-            failure = EndpointDown(f"the endpoint fails: {words}", where=self.url)
-            return _AttemptError(failure, retry_seconds(headers.get("retry-after"), datetime.now(timezone.utc)))
-        if 300 <= status < 400:
-            place = self._clean(headers.get("location", "nowhere"))[:300]
-            return EndpointRejects(
-                f"the endpoint redirects to {place}, which is not followed: it would get the key and the images",
-                where=self.url,
-                hint="give the final address, if you trust it",
-            )
-        if status in REJECTS_ALL:
-            key = f"the key in ${self.options.key_env}" if self.options.key_env else "whether it needs a key"
-            hint = f"check {key}, the model's name `{self.options.model}` and the address"
-            return EndpointRejects(f"the endpoint rejects the request: {words}", where=self.url, hint=hint)
-        return RequestRefused(f"the endpoint refuses this request: {words}", where=self.url)
+        failure = failure_of(
+            status,
+            self._clean(error_words(answer)),
+            where=self.url,
+            hint=what_to_check(self.options.key_env, self.options.model),
+            location=self._clean(headers.get("location", "")),
+            retry_after=retry_seconds(headers.get("retry-after"), datetime.now(timezone.utc)),
+        )
+        return _AttemptError(failure) if isinstance(failure, EndpointDown) else failure
 
     def _clean(self, text: str) -> str:
         return text.replace(self._key, HIDDEN) if self._key else text
@@ -279,7 +271,14 @@ class EndpointClient:
         """Return the answer without the key, which a server might send back."""
         if not self._key or self._key not in answer.text:
             return answer
-        return ChatAnswer(self._clean(answer.text), answer.finish, answer.num_tokens, answer.refusal)
+        return replace(answer, text=self._clean(answer.text))
+
+
+def no_answer(seconds: float, where: str) -> EndpointDown:
+    """Return the error for an endpoint that did not answer within the limit of time."""
+    failure = EndpointDown(f"the endpoint did not answer within {seconds:g} s", where=where)
+    failure.may_be_charged = True
+    return failure
 
 
 def base_url(text: str) -> str:
@@ -303,24 +302,7 @@ def base_url(text: str) -> str:
     return text.strip().rstrip("/").removesuffix(PATH).rstrip("/")
 
 
-def retry_seconds(header: str | None, now: datetime) -> float:
-    """Return the pause that a Retry-After header wishes, in seconds; 0 if there is none or it cannot be read."""
-    if header is None:
-        return 0.0
-    try:
-        seconds = float(header)
-    except ValueError:
-        try:
-            moment = parsedate_to_datetime(header)
-        except (ValueError, TypeError, IndexError):
-            return 0.0
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=timezone.utc)
-        seconds = (moment - now).total_seconds()
-    return seconds if 0 < seconds < 1e9 else 0.0
-
-
-def _read_key(name: str | None) -> str:
+def read_key(name: str | None) -> str:
     """Return the key in an environment variable; "" without one. Raises: EndpointError when it cannot be a key."""
     if name is None:
         return ""

@@ -131,6 +131,7 @@ class Watch(threading.Thread):
         self._stopped.set()
         self.join()
         self._look(0.0)
+        self._take_output()  # again: a short run may have become known only now
         for rank in self.ranks:
             self._signal_group(rank, signal.SIGKILL)
         self._logs.close()
@@ -192,6 +193,7 @@ class Watch(threading.Thread):
         for pipe in self.folder.glob("rank-*.out"):
             if pipe.name not in self._logs:
                 self._logs.add(pipe.name, os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+                pipe.unlink()  # tells the rank that its output is read
         for rank in self.ranks:
             if (log := self._log(rank)) is not None and f"rank-{rank}.out" in self._logs:
                 self._logs.write_to(f"rank-{rank}.out", Path(log))

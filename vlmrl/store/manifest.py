@@ -285,7 +285,8 @@ def settle(run_dir: Path, status: Status | None, reason: str) -> None:
     refuses the write, the text of that process stays.
 
     Args:
-        status: new status if the stored one is "running"; None = the writing process may be alive, nothing changes.
+        status: new status if the stored one is "running"; "failed" replaces "interrupted", too: the writing process is
+            interrupted when another one fails. None = the writing process may be alive, nothing changes.
         reason: reason for the end; "" = the stored error stays.
     """
 
@@ -293,7 +294,8 @@ def settle(run_dir: Path, status: Status | None, reason: str) -> None:
         error = (
             redact_text(reason)[:MAX_ERROR_CHARS] or m.error
         )  # hide secrets first: a secret that was cut may not be recognised
-        if m.status != "running" or status is None:
+        replaceable = ("running", "interrupted") if status == "failed" else ("running",)
+        if m.status not in replaceable or status is None:
             return replace(m, error=error)
         last = replace(m.attempts[-1], end=now(), status=status)
         return replace(m, error=error, status=status, end=last.end, attempts=(*m.attempts[:-1], last))

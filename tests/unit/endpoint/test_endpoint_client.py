@@ -16,8 +16,9 @@ import pytest
 from endpoint_server import Behaviour, Endpoint, Reply, completion, echo, failure, prompt_of, serve_endpoint
 
 from vlmrl.endpoint.chat import ChatAnswer, ChatRequest, ChatTurn, ImageFile
-from vlmrl.endpoint.client import EndpointClient, EndpointOptions, base_url, retry_seconds
+from vlmrl.endpoint.client import EndpointClient, EndpointOptions, base_url
 from vlmrl.endpoint.failures import BrokenAnswer, EndpointDown, EndpointError, EndpointRejects, RequestRefused
+from vlmrl.endpoint.statuses import retry_seconds
 
 KEY = "sk-secret-of-the-test-123"
 

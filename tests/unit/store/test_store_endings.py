@@ -10,7 +10,7 @@ from store_builders import make_run
 
 from vlmrl.errors import CheckpointError, StoreError, exit_of
 from vlmrl.store import files
-from vlmrl.store.manifest import MAX_ERROR_CHARS, read_manifest, settle
+from vlmrl.store.manifest import MAX_ERROR_CHARS, Status, read_manifest, settle
 from vlmrl.store.open_run import open_run
 
 
@@ -78,3 +78,19 @@ def test_the_launcher_ends_a_run_whose_writer_was_killed_before_it_could(tmp_pat
     assert (after.status, after.error, after.attempts[-1].status) == ("interrupted", "rank 1 was killed", "interrupted")
     assert after.end is not None and after.end == after.attempts[-1].end
     run.close()
+
+
+def test_a_failure_elsewhere_replaces_interrupted_and_nothing_else(tmp_path: Path) -> None:
+    """A rank that is told to end because another one was killed writes `interrupted`; the run has failed."""
+    cases: list[tuple[Status, Status | None, Status]] = [
+        ("interrupted", "failed", "failed"),
+        ("interrupted", "interrupted", "interrupted"),
+        ("interrupted", None, "interrupted"),
+        ("done", "failed", "done"),
+    ]
+    for number, (stored, status, expected) in enumerate(cases):
+        run = make_run(tmp_path / str(number))
+        run.finish(stored)
+        settle(run.dir, status, "rank 1 was killed")
+        after = read_manifest(run.dir)
+        assert after.status == after.attempts[-1].status == expected

@@ -1,0 +1,82 @@
+"""Cache of verdicts: each request is paid for once, whatever the process and the run that asks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from vlmrl.judge.database import Database
+from vlmrl.judge.failures import InvalidVerdict
+from vlmrl.judge.prompt import PROMPT_VERSION, JudgeRequest
+from vlmrl.judge.rubric import Rubric
+from vlmrl.judge.verdict import Verdict, read_verdict
+
+
+def request_key(
+    request: JudgeRequest, rubric: Rubric, *, provider: str, model: str, parameters: Mapping[str, Any]
+) -> str:
+    """Return the sha256 of all that a verdict depends on. The server's address and the key are no part of it."""
+    reference, candidate, texts = request.hashes()
+    fields = {
+        "prompt": PROMPT_VERSION,
+        "reference": reference,
+        "candidate": candidate,
+        "texts": texts,
+        "rubric": rubric.sha256,
+        "provider": provider,
+        "model": model,
+        "parameters": dict(parameters),
+    }
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode("ascii")).hexdigest()
+
+
+class VerdictCache:
+    """Verdicts in a database, by the key of their request."""
+
+    def __init__(self, database: Database, rubric: Rubric) -> None:
+        self._database, self._rubric = database, rubric
+
+    def get(self, key: str) -> Verdict | None:
+        """Return a verdict; None if it is not there. One that cannot be read is deleted."""
+
+        def work(connection: sqlite3.Connection) -> Verdict | None:
+            row = connection.execute("SELECT verdict FROM verdicts WHERE key = ?", (key,)).fetchone()
+            if row is None:
+                return None
+            try:
+                return read_verdict(self._rubric, str(row[0]))
+            except InvalidVerdict:
+                connection.execute("DELETE FROM verdicts WHERE key = ?", (key,))
+                return None
+
+        return self._database.run(work)
+
+    def keep(
+        self, key: str, verdict: Verdict, *, input_tokens: int | None, output_tokens: int | None, seconds: float
+    ) -> Verdict:
+        """Keep a verdict. Return the one that the cache has: another process may have kept its own before.
+
+        Raises: ValueError for a score that is not finite, or for a score of an outage.
+        """
+        if verdict.is_outage:
+            raise ValueError("a score of an outage is no verdict")
+        text = verdict.as_json()
+
+        def work(connection: sqlite3.Connection) -> str:
+            values = (key, text, input_tokens, output_tokens, seconds, time.time())
+            connection.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?, ?, ?)", values)
+            return str(connection.execute("SELECT verdict FROM verdicts WHERE key = ?", (key,)).fetchone()[0])
+
+        kept = self._database.run(work)
+        try:
+            return verdict if kept == text else read_verdict(self._rubric, kept)
+        except InvalidVerdict:
+            return verdict
+
+    def count(self) -> int:
+        """Return the number of verdicts."""
+        return self._database.run(lambda c: int(c.execute("SELECT count(*) FROM verdicts").fetchone()[0]))

@@ -1,0 +1,169 @@
+"""Provider for Google's Gemini API, through its SDK google-genai. The SDK is loaded when the provider is opened.
+
+The SDK gets an HTTP client of ours: it follows no redirect, limits the size of an answer, and its address and key come
+from the settings alone, whatever variables of the environment the SDK would read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from vlmrl.endpoint.bounded_http import HTTP_ERRORS, bounded_client, failure_of_http
+from vlmrl.endpoint.chat import ChatAnswer, ChatRequest, ChatTurn
+from vlmrl.endpoint.client import HIDDEN, no_answer, read_key
+from vlmrl.endpoint.failures import BrokenAnswer, EndpointError
+from vlmrl.endpoint.statuses import failure_of, retry_seconds, what_to_check
+from vlmrl.errors import RewardError
+from vlmrl.judge.provider import MOST_ANSWER_BYTES
+from vlmrl.judge.settings import JudgeSettings
+
+WITHHELD = frozenset(
+    {"SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "LANGUAGE", "MODEL_ARMOR"}
+)
+"""Reasons with which a filter of the API ends or withholds an answer."""
+CUT = "MAX_TOKENS"
+KEY_REASONS = ("API_KEY_INVALID", "API key not valid", "API key expired", "API_KEY_")
+"""Words of an answer with HTTP status 400 that refuses the key."""
+_SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s")
+
+
+class GeminiProvider:
+    """Provider of one model of the Gemini API.
+
+    Raises: EndpointError for an address or a key that cannot be used; RewardError if the SDK is not installed.
+    """
+
+    def __init__(self, settings: JudgeSettings) -> None:
+        try:
+            from google import genai
+            from google.genai import errors, types
+        except ImportError as error:
+            raise RewardError(
+                f"the judge's provider gemini needs the SDK of Google: {error}", hint="pip install google-genai"
+            ) from None
+        if "httpx_async_client" not in types.HttpOptions.model_fields:
+            raise RewardError("the SDK google-genai is too old", hint="pip install --upgrade google-genai")
+        self._settings, self._types, self._api_error = settings, types, errors.APIError
+        self._address, self._key = settings.address, read_key(settings.key_variable)
+        logger = logging.getLogger("google_genai")
+        if logger.level == logging.NOTSET:
+            # It warns that it takes another key, by the environment; it does not, as the key is given.
+            logger.setLevel(logging.ERROR)
+        self._http = bounded_client(most_bytes=MOST_ANSWER_BYTES, concurrency=settings.concurrency)
+        options = types.HttpOptions(base_url=self._address, httpx_async_client=self._http)
+        self._client = genai.Client(vertexai=False, api_key=self._key, http_options=options)
+
+    async def ask(self, chat: ChatRequest) -> ChatAnswer:
+        """Send a chat once. Raises: EndpointError."""
+        seconds = self._settings.timeout_seconds
+        try:
+            return await asyncio.wait_for(self._call(chat), seconds)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise no_answer(seconds, self._address) from None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def _call(self, chat: ChatRequest) -> ChatAnswer:
+        contents, config = self._contents(chat), self._config(chat)
+        try:
+            reply = await self._client.aio.models.generate_content(
+                model=self._settings.model, contents=contents, config=config
+            )
+            return self._answer(reply)
+        except self._api_error as error:
+            raise self._failure_of(error) from None
+        except HTTP_ERRORS as error:
+            words = self._clean(str(error) or type(error).__name__)
+            raise failure_of_http(error, words, self._address) from None
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+            # The SDK's own errors about an answer have all of its text: only their kind is told.
+            kind = type(error).__name__
+            raise BrokenAnswer(f"the endpoint's answer cannot be read: {kind}", where=self._address) from None
+
+    def _contents(self, chat: ChatRequest) -> list[Any]:
+        turns = [turn for turn in chat.turns if turn.role != "system"]
+        return [self._types.Content(role="user", parts=self._parts(turn)) for turn in turns]
+
+    def _parts(self, turn: ChatTurn) -> list[Any]:
+        text, data = self._types.Part.from_text, self._types.Part.from_bytes
+        return [
+            text(text=item) if isinstance(item, str) else data(data=item.data, mime_type=item.media_type)
+            for item in turn.parts
+        ]
+
+    def _config(self, chat: ChatRequest) -> Any:
+        system = [part for turn in chat.turns if turn.role == "system" for part in turn.parts if isinstance(part, str)]
+        fields = self._types.GenerateContentConfig.model_fields
+        # A continuation would be a further call, which nobody has reserved. Older SDKs do not know it.
+        more = {"automatic_continuation": False} if "automatic_continuation" in fields else {}
+        return self._types.GenerateContentConfig(
+            **more,
+            system_instruction="\n".join(system) or None,
+            temperature=chat.temperature,
+            max_output_tokens=chat.max_tokens,
+            candidate_count=1,
+            response_mime_type="application/json" if chat.schema is not None else None,
+            response_json_schema=dict(chat.schema) if chat.schema is not None else None,
+            automatic_function_calling=self._types.AutomaticFunctionCallingConfig(disable=True),
+        )
+
+    def _answer(self, reply: Any) -> ChatAnswer:
+        usage = reply.usage_metadata
+        counts = [getattr(usage, name, None) for name in ("candidates_token_count", "thoughts_token_count")]
+        output = sum(count or 0 for count in counts) if any(count is not None for count in counts) else None
+        prompt = getattr(usage, "prompt_token_count", None)
+        if not reply.candidates:
+            reason = _name(getattr(reply.prompt_feedback, "block_reason", None))
+            if not reason:
+                raise BrokenAnswer("the endpoint's answer cannot be read: it has no candidates", where=self._address)
+            return ChatAnswer("", "stop", output, f"the endpoint's filter blocked the prompt ({reason})", prompt)
+        candidate = reply.candidates[0]
+        parts = (candidate.content.parts if candidate.content else None) or []
+        text = "".join(part.text for part in parts if part.text and not part.thought)
+        reason = _name(candidate.finish_reason)
+        refusal = f"the endpoint's filter withheld the response ({reason})" if reason in WITHHELD else ""
+        return ChatAnswer(self._clean(text), "length" if reason == CUT else "stop", output, refusal, prompt)
+
+    def _failure_of(self, error: Any) -> EndpointError:
+        """Return the endpoint's error for one of the SDK about an HTTP status."""
+        status, details = int(error.code or 0), error.details
+        words = self._clean(" ".join(str(error.message or error.status or "no message").split()))[:300]
+        headers = getattr(error.response, "headers", None) or {}
+        if status == 400 and any(reason in str(details)[:10_000] for reason in KEY_REASONS):
+            status = 401  # the API refuses a wrong key with 400
+        header = retry_seconds(headers.get("retry-after"), datetime.now(timezone.utc))
+        return failure_of(
+            status,
+            words,
+            where=self._address,
+            hint=what_to_check(self._settings.key_variable, self._settings.model),
+            location=self._clean(headers.get("location", "")),
+            retry_after=max(header, retry_delay(details)),
+        )
+
+    def _clean(self, text: str) -> str:
+        return text.replace(self._key, HIDDEN) if self._key else text
+
+
+def _name(reason: Any) -> str:
+    """Return the name of a value of one of the SDK's enumerations; "" for None."""
+    return "" if reason is None else str(getattr(reason, "value", reason)).upper()[:60]
+
+
+def retry_delay(details: Any) -> float:
+    """Return the pause in seconds that the body of an error wishes (its `RetryInfo`); 0 if it wishes none."""
+    error = details.get("error", details) if isinstance(details, Mapping) else {}
+    infos = error.get("details") if isinstance(error, Mapping) else None
+    for info in infos if isinstance(infos, list) else ():
+        delay = info.get("retryDelay") if isinstance(info, Mapping) else None
+        match = _SECONDS.fullmatch(delay) if isinstance(delay, str) else None
+        if match:
+            return float(match[1])
+    return 0.0

@@ -1,0 +1,57 @@
+"""Presentation properties of SVG: which are read, which are inherited, and their first values.
+
+Source: SVG 1.1 (second edition), appendix N, and SVG 2, section 6.6.
+"""
+
+from __future__ import annotations
+
+INHERITED = {
+    "clip-rule": "nonzero",
+    "color": "black",
+    "fill": "black",
+    "fill-opacity": "1",
+    "fill-rule": "nonzero",
+    "font-family": "",
+    "font-size": "16",
+    "font-style": "normal",
+    "font-variant": "normal",
+    "font-weight": "normal",
+    "letter-spacing": "normal",
+    "marker-end": "none",
+    "marker-mid": "none",
+    "marker-start": "none",
+    "paint-order": "normal",
+    "shape-rendering": "auto",
+    "stroke": "none",
+    "stroke-dasharray": "none",
+    "stroke-dashoffset": "0",
+    "stroke-linecap": "butt",
+    "stroke-linejoin": "miter",
+    "stroke-miterlimit": "4",
+    "stroke-opacity": "1",
+    "stroke-width": "1",
+    "text-anchor": "start",
+    "text-rendering": "auto",
+    "visibility": "visible",
+    "word-spacing": "normal",
+}
+"""Property that children take from their parent -> its first value."""
+OWN = {
+    "alignment-baseline": "auto",
+    "baseline-shift": "baseline",
+    "clip-path": "none",
+    "display": "inline",
+    "dominant-baseline": "auto",
+    "filter": "none",
+    "mask": "none",
+    "opacity": "1",
+    "overflow": "visible",
+    "stop-color": "black",
+    "stop-opacity": "1",
+    "text-decoration": "none",
+    "transform": "none",
+}
+"""Property of one element alone -> its first value."""
+PROPERTIES = frozenset(INHERITED | OWN)
+SHORTHANDS = {"marker": ("marker-start", "marker-mid", "marker-end")}
+"""Shorthand -> the properties that it sets to its value."""

@@ -1,0 +1,281 @@
+"""Layouts of diagrams: the places of their shapes.
+
+A layout gives centres in the unit square. `place` turns them into boxes of one size that do not overlap.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from vlmrl.errors import DataError
+from vlmrl.tasks.vfig.drawn.plane import Box, Point
+
+Layout = Callable[[int, random.Random], list[Point]]
+"""(number of shapes, random numbers) -> their centres, as shares of the width and the height."""
+ASPECTS = (1.0, 1.25, 1.5, 1.8)
+"""Widths of a cell per height that are tried."""
+LARGEST_SHARE = 0.3
+"""Largest share of the frame's width or height that a cell takes."""
+GAP = 0.06
+"""Smallest distance of two cells, as a share of the frame's shorter side."""
+RELATIVE_GAP = 0.12
+"""Distance of two cells beyond `GAP`, as a share of the cell's side."""
+SPLIT_CHANCE = 0.3
+"""Probability that a diagram combines two layouts."""
+FEWEST_TO_SPLIT = 4
+"""Smallest number of shapes that are split over two layouts."""
+LEGIBLE = (84.0, 54.0)
+"""Width and height of a cell that holds a short label, in pixels; layouts with such cells are preferred."""
+SMALLEST = (16.0, 16.0)
+"""Smallest width and height of a cell that a shape is drawn in, in pixels."""
+
+
+def spread(count: int) -> list[float]:
+    """Return evenly spaced shares from 0 to 1; the middle if there is only one."""
+    return [i / (count - 1) for i in range(count)] if count > 1 else [0.5]
+
+
+def rows_of(counts: Sequence[int]) -> list[Point]:
+    """Return the centres of rows below each other, each evenly filled and centred."""
+    return [
+        Point((i + 0.5) / count, v) for count, v in zip(counts, spread(len(counts)), strict=True) for i in range(count)
+    ]
+
+
+def swapped(points: Sequence[Point]) -> list[Point]:
+    return [Point(y, x) for x, y in points]
+
+
+def flipped(points: Sequence[Point]) -> list[Point]:
+    return [Point(x, 1 - y) for x, y in points]
+
+
+def around(count: int, start: float, radii: Sequence[float] = (0.5,)) -> list[Point]:
+    """Return centres on circles around the middle, from the angle `start` in radians; the radii take turns."""
+    angles = [start + 2 * math.pi * i / count for i in range(count)]
+    lengths = [radii[i % len(radii)] for i in range(count)]
+    return [Point(0.5 + r * math.cos(a), 0.5 + r * math.sin(a)) for a, r in zip(angles, lengths, strict=True)]
+
+
+def row(count: int, rng: random.Random) -> list[Point]:
+    v = rng.uniform(0.3, 0.7)
+    return [Point(u, v) for u in spread(count)]
+
+
+def column(count: int, rng: random.Random) -> list[Point]:
+    return swapped(row(count, rng))
+
+
+def grid(count: int, rng: random.Random) -> list[Point]:
+    columns = min(count, max(1, round(math.sqrt(count * rng.uniform(0.8, 1.6)))))
+    lines = math.ceil(count / columns)
+    us, vs = spread(columns), spread(lines)
+    return [Point(us[i % columns], vs[i // columns]) for i in range(count)]
+
+
+def checkerboard(count: int, rng: random.Random) -> list[Point]:
+    columns = max(2, round(math.sqrt(count * rng.uniform(1.4, 2.4))))
+    fields = [(line, place) for line in range(count) for place in range(columns) if (line + place) % 2 == 0][:count]
+    us, vs = spread(columns), spread(fields[-1][0] + 1)
+    return [Point(us[place], vs[line]) for line, place in fields]
+
+
+def two_rows(count: int, rng: random.Random) -> list[Point]:
+    upper = (count + rng.randrange(2)) // 2
+    return rows_of([part for part in (upper, count - upper) if part])
+
+
+def two_columns(count: int, rng: random.Random) -> list[Point]:
+    return swapped(two_rows(count, rng))
+
+
+def ring(count: int, rng: random.Random) -> list[Point]:
+    return around(count, rng.uniform(0, 2 * math.pi))
+
+
+def arc(count: int, rng: random.Random) -> list[Point]:
+    points = [Point(0.5 - 0.5 * math.cos(math.pi * u), 1 - math.sin(math.pi * u)) for u in spread(count)]
+    return points if rng.random() < 0.5 else flipped(points)
+
+
+def hub_and_spokes(count: int, rng: random.Random) -> list[Point]:
+    return [Point(0.5, 0.5), *around(count - 1, rng.uniform(0, 2 * math.pi))][:count]
+
+
+def star(count: int, rng: random.Random) -> list[Point]:
+    """Return a middle and rays that are long and short by turns."""
+    return [Point(0.5, 0.5), *around(count - 1, rng.choice([0, math.pi / 4, math.pi / 2]), (0.5, 0.36))][:count]
+
+
+def cross(count: int, rng: random.Random) -> list[Point]:
+    """Return a middle and four arms of equal steps."""
+    longest = max(1, math.ceil((count - 1) / 4))
+    turned = rng.randrange(4)
+    points = [Point(0.5, 0.5)]
+    for i in range(count - 1):
+        length, angle = 0.5 * (i // 4 + 1) / longest, (i + turned) % 4 * math.pi / 2
+        points.append(Point(0.5 + length * round(math.cos(angle)), 0.5 + length * round(math.sin(angle))))
+    return points[:count]
+
+
+def tree_down(count: int, rng: random.Random) -> list[Point]:
+    branches, counts, rest = rng.choice([2, 3]), [], count
+    while rest:
+        counts.append(min(rest, branches ** len(counts)))
+        rest -= counts[-1]
+    return rows_of(counts)
+
+
+def tree_right(count: int, rng: random.Random) -> list[Point]:
+    return swapped(tree_down(count, rng))
+
+
+def pyramid(count: int, rng: random.Random) -> list[Point]:
+    """Return rows of 1, 2, 3, ... centres; the last row takes the rest."""
+    counts, rest = [], count
+    while rest:
+        counts.append(min(rest, len(counts) + 1))
+        rest -= counts[-1]
+    return rows_of(counts)
+
+
+def funnel(count: int, rng: random.Random) -> list[Point]:
+    return flipped(pyramid(count, rng))[::-1]
+
+
+def layers(count: int, rng: random.Random) -> list[Point]:
+    """Return columns of random numbers of centres, as networks are drawn."""
+    num_layers = min(count, rng.choice([2, 3, 4]))
+    counts = [1] * num_layers
+    for _ in range(count - num_layers):
+        counts[rng.randrange(num_layers)] += 1
+    return swapped(rows_of(counts))
+
+
+def zigzag(count: int, rng: random.Random) -> list[Point]:
+    low, high = rng.uniform(0, 0.2), rng.uniform(0.8, 1)
+    points = [Point(u, (low, high)[i % 2]) for i, u in enumerate(spread(count))]
+    return points if rng.random() < 0.5 else swapped(points)
+
+
+def diagonal(count: int, rng: random.Random) -> list[Point]:
+    points = [Point(u, u) for u in spread(count)]
+    return points if rng.random() < 0.5 else flipped(points)
+
+
+def swim_lanes(count: int, rng: random.Random) -> list[Point]:
+    """Return horizontal lanes; time runs to the right and a random lane acts at each time."""
+    lanes = spread(rng.choice([2, 3]))
+    lane = rng.randrange(len(lanes))
+    points = []
+    for u in spread(count):
+        points.append(Point(u, lanes[lane]))
+        lane = (lane + rng.randrange(1, len(lanes))) % len(lanes)
+    return points
+
+
+LAYOUTS: dict[str, Layout] = {
+    "row": row,
+    "column": column,
+    "grid": grid,
+    "checkerboard": checkerboard,
+    "two-rows": two_rows,
+    "two-columns": two_columns,
+    "ring": ring,
+    "arc": arc,
+    "hub-and-spokes": hub_and_spokes,
+    "star": star,
+    "cross": cross,
+    "tree-down": tree_down,
+    "tree-right": tree_right,
+    "pyramid": pyramid,
+    "funnel": funnel,
+    "layers": layers,
+    "zigzag": zigzag,
+    "diagonal": diagonal,
+    "swim-lanes": swim_lanes,
+}
+
+
+def place(centres: Sequence[Point], frame: Box) -> list[Box]:
+    """Return boxes of one size in the frame, as large as the centres allow. They do not overlap.
+
+    The outermost centres are moved inwards so that their boxes touch the frame. A box of width w then has its centre at
+    w / 2 + u (W - w), and two boxes with the distance du are side by side if du (W - w) >= w (1 + RELATIVE_GAP) + gap.
+    This gives the largest w of a pair; the largest height follows in the same way. A pair needs only one of the two.
+
+    Args:
+        centres: in the unit square; boxes of equal centres have no size.
+    """
+    gap = GAP * min(frame.width, frame.height)
+
+    def largest(share: float, side: float) -> float:
+        return max(0.0, (share * side - gap) / (1 + RELATIVE_GAP + share))
+
+    limits = [
+        (largest(abs(a.x - b.x), frame.width), largest(abs(a.y - b.y), frame.height))
+        for i, a in enumerate(centres)
+        for b in centres[:i]
+    ]
+
+    def size(aspect: float) -> tuple[float, float]:
+        height = min(LARGEST_SHARE * frame.height, LARGEST_SHARE * frame.width / aspect)
+        height = min([height, *(max(w / aspect, h) for w, h in limits)])
+        return aspect * height, height
+
+    width, height = max(map(size, ASPECTS), key=lambda sides: sides[0] * sides[1])
+    corners = [(frame.x1 + u * (frame.width - width), frame.y1 + v * (frame.height - height)) for u, v in centres]
+    return [Box(x, y, x + width, y + height) for x, y in corners]
+
+
+class Placed(NamedTuple):
+    """Boxes of the shapes of a diagram, in the order of its layouts, and the layouts' names."""
+
+    layouts: tuple[str, ...]
+    cells: list[Box]
+
+
+def fits(cells: Sequence[Box], size: tuple[float, float]) -> bool:
+    """Return whether every cell has at least this width and height, in pixels."""
+    return all(cell.width >= size[0] and cell.height >= size[1] for cell in cells)
+
+
+def lay_out(count: int, frame: Box, rng: random.Random) -> Placed:
+    """Place shapes with one random layout, preferably one whose cells hold a label.
+
+    Raises: DataError if the frame is too small for every layout.
+    """
+    names = rng.sample(sorted(LAYOUTS), len(LAYOUTS))
+    tried = [Placed((name,), place(LAYOUTS[name](count, rng), frame)) for name in names]
+    legible = [placed for placed in tried if fits(placed.cells, LEGIBLE)]
+    if legible:
+        return legible[0]
+    best = max(tried, key=lambda placed: min(placed.cells[0].width / LEGIBLE[0], placed.cells[0].height / LEGIBLE[1]))
+    if not fits(best.cells, SMALLEST):
+        message = f"{count} shapes do not fit on {frame.width:.0f} x {frame.height:.0f} pixels"
+        raise DataError(message, hint="choose larger canvases, or fewer shapes")
+    return best
+
+
+def arrange(count: int, frame: Box, rng: random.Random) -> Placed:
+    """Place shapes with one layout, or with two on the halves of a split frame.
+
+    Args:
+        count: number of shapes, at least 1.
+    Raises: DataError if the frame is too small.
+    """
+    if rng.random() >= SPLIT_CHANCE or count < FEWEST_TO_SPLIT:
+        return lay_out(count, frame, rng)
+    share, gap = rng.uniform(0.4, 0.6), GAP * min(frame.width, frame.height)
+    first = min(count - 1, max(1, round(count * share)))
+    if rng.random() < 0.5:
+        cut = frame.x1 + share * frame.width
+        halves = frame._replace(x2=cut - gap / 2), frame._replace(x1=cut + gap / 2)
+    else:
+        cut = frame.y1 + share * frame.height
+        halves = frame._replace(y2=cut - gap / 2), frame._replace(y1=cut + gap / 2)
+    parts = [lay_out(n, half, rng) for n, half in zip((first, count - first), halves, strict=True)]
+    return Placed(parts[0].layouts + parts[1].layouts, parts[0].cells + parts[1].cells)
