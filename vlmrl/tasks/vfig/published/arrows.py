@@ -214,7 +214,7 @@ def extracted_arrows(root: Element, boxes: Iterable[Box], work: Work) -> list[Dr
 
 
 def is_part(arrow: DrawnArrow, box: Box) -> bool:
-    """Return whether an arrow belongs to a shape: most of its chord lies in the box, or it is short and its middle is in it."""
+    """Return whether an arrow is part of a shape: most of its chord is in the box, or it is short and its middle is."""
     (x1, y1), (x2, y2) = arrow.start, arrow.end
     steps = [i / (SAMPLES - 1) for i in range(SAMPLES)]
     inside = sum(_is_in(x1 + t * (x2 - x1), y1 + t * (y2 - y1), box) for t in steps)
