@@ -242,9 +242,7 @@ def truth_heads(root: Element, boxes: Sequence[Box], work: Work) -> list[TruthHe
         stroke = number(shafts[-1].get("stroke-width"), HEAD_STROKE)
         x, y = tip(points)
         work.spend(len(boxes))
-        is_hidden = any(
-            min(x - box[0], box[2] - x, y - box[1], box[3] - y) >= HIDDEN for box in boxes
-        )
+        is_hidden = any(min(x - box[0], box[2] - x, y - box[1], box[3] - y) >= HIDDEN for box in boxes)
         heads.append(TruthHead(_extent(points[1::2]), stroke, not is_hidden))
     return heads
 

@@ -279,4 +279,3 @@ def _is_large(box: Box) -> bool:
 def extracted_shapes(root: Element, work: Work) -> list[Drawn]:
     """Return the shapes of a response. Raises: Unscorable for a broken view box and for circles of uses."""
     return Extraction(root, work).shapes()
-

@@ -9,6 +9,8 @@ from vlmrl.tasks.vfig.published.document import name_of
 
 Classes = Mapping[str, Mapping[str, str]]
 """Class -> property -> value. A later rule replaces an earlier rule of the same class as a whole."""
+
+
 def sheet_text(root: Element) -> list[str]:
     """Return the text of every style sheet of a document."""
     return [element.text for element in root.iter() if name_of(element) == "style" and element.text]

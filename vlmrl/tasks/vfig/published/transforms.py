@@ -58,5 +58,3 @@ def canvas(root: Element) -> tuple[float, float]:
         except (IndexError, ValueError):
             raise refuse(f"the view box {box!r} is not four numbers with spaces between them") from None
     return number(root.get("width"), FIRST_CANVAS[0]), number(root.get("height"), FIRST_CANVAS[1])
-
-
