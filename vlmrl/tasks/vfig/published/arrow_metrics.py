@@ -119,6 +119,6 @@ def size_score(arrow: DrawnArrow, head: TruthHead) -> float:
     """Return how alike the widths of two heads are, each in widths of its stroke; 0 without a head or its width."""
     if not arrow.has_head or not arrow.head:
         return 0.0
-    width = head.width / (head.stroke or 1.0) or NO_HEAD.width / NO_HEAD.stroke
-    ratio = max(arrow.head / width, width / arrow.head)
+    width = head.width / (head.stroke if head.stroke > 0 else 1.0) or NO_HEAD.width / NO_HEAD.stroke
+    ratio = arrow.head / width if arrow.head >= width else width / arrow.head
     return next((score for limit, score in SIZE_SCORES if ratio <= limit), WORST_SIZE)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from vlmrl.tasks.vfig.published.document import Work, name_of, parents
-from vlmrl.tasks.vfig.published.outlines import Box, path_length, path_points, path_start
+from vlmrl.tasks.vfig.published.outlines import Box, path_end, path_length, path_start
 from vlmrl.tasks.vfig.published.paints import is_none
 from vlmrl.tasks.vfig.published.styles import Classes, arrow_classes
-from vlmrl.tasks.vfig.published.transforms import number, numbers, translation
+from vlmrl.tasks.vfig.published.transforms import distance, number, numbers, translation
 from vlmrl.tasks.vfig.published.truth_arrows import CURVES
 
 Point = tuple[float, float]
@@ -107,12 +107,13 @@ class _Reader:
     def shift(self, element: Element) -> Point:
         """Return the sum of the translations of an element and its ancestors."""
         x = y = 0.0
-        above: Element | None = element
+        above = self.parent_of.get(element)
         while above is not None:
             move_x, move_y = translation(above.get("transform"))
             x, y = x + move_x, y + move_y
             above = self.parent_of.get(above)
-        return x, y
+        move_x, move_y = translation(element.get("transform"))
+        return x + move_x, y + move_y
 
     def arrow(self, element: Element) -> DrawnArrow | None:
         """Return a path or line as an arrow; None if it is none."""
@@ -120,14 +121,15 @@ class _Reader:
         ends = _ends(element)
         if not stroke or ends is None:
             return None
-        if name_of(element) == "path" and (ends[0] == ends[1] or not is_none(self.inherited(element, "fill"))):
+        if name_of(element) == "path" and not is_none(self.inherited(element, "fill")):
             return None
         dx, dy = self.shift(element)
         start, end = (ends[0][0] + dx, ends[0][1] + dy), (ends[1][0] + dx, ends[1][1] + dy)
-        if math.dist(start, end) < SHORTEST:
+        chord = distance(end[0] - start[0], end[1] - start[1])
+        if chord < SHORTEST:
             return None
         is_path, data = name_of(element) == "path", element.get("d", "")
-        length = path_length(data) if is_path else math.dist(start, end)
+        length = path_length(data) if is_path else chord
         is_curved = is_path and CURVES.search(data) is not None
         width = number(self.inherited(element, "stroke-width"), 1.0)
         return DrawnArrow(start, end, length, stroke, is_curved, *self._head(element, width))
@@ -135,9 +137,10 @@ class _Reader:
     def _head(self, element: Element, stroke: float) -> tuple[bool, float]:
         """Return whether an arrow has a head, and its width in widths of the stroke."""
         stroke = stroke if stroke > 0 else 1.0
-        key = marker_key(self.inherited(element, "marker-end"))
-        if key is not None:
-            marker = self.markers.get(key)
+        marker_end = self.inherited(element, "marker-end")
+        if "url(#" in marker_end:
+            key = marker_key(marker_end)
+            marker = self.markers.get(key) if key is not None else None
             if marker is None:
                 return True, 0.0
             return True, marker.width if marker.is_in_strokes else marker.width / stroke
@@ -170,14 +173,12 @@ def _marker(marker: Element) -> _Marker:
     """Return a marker with the height of the last path or polygon in it, else its own."""
     width = number(marker.get("markerHeight"), MARKER_SIZE)
     for child in marker:
-        heights: list[float] = []
-        if name_of(child) == "path":
-            heights = [y for _, y in path_points(child.get("d", ""))]
-        elif name_of(child) == "polygon":
-            heights = numbers(child.get("points", ""))[1::2]
+        # Every second number of a path counts as a height, whatever it is.
+        data = child.get({"path": "d", "polygon": "points"}.get(name_of(child), ""), "")
+        heights = numbers(data)[1::2]
         if len(heights) >= (2 if name_of(child) == "path" else 3):
             width = _extent(heights)
-    return _Marker(width, marker.get("markerUnits", "strokeWidth") != "userSpaceOnUse")
+    return _Marker(width, marker.get("markerUnits", "strokeWidth") == "strokeWidth")
 
 
 def _ends(element: Element) -> tuple[Point, Point] | None:
@@ -186,10 +187,8 @@ def _ends(element: Element) -> tuple[Point, Point] | None:
         start = number(element.get("x1")), number(element.get("y1"))
         return start, (number(element.get("x2")), number(element.get("y2")))
     data = element.get("d", "")
-    start = path_start(data)
-    if start is None or data.strip().lower().endswith("z"):
-        return None
-    return start, (path_points(data) or [(0.0, 0.0)])[-1]
+    start = path_start(data) if not data.rstrip().endswith(("Z", "z")) else None
+    return (start, path_end(data)) if start is not None else None
 
 
 def extracted_arrows(root: Element, boxes: Iterable[Box], work: Work) -> list[DrawnArrow]:
@@ -220,7 +219,7 @@ def is_part(arrow: DrawnArrow, box: Box) -> bool:
     inside = sum(_is_in(x1 + t * (x2 - x1), y1 + t * (y2 - y1), box) for t in steps)
     if inside / SAMPLES >= INSIDE_SHARE:
         return True
-    diagonal = math.hypot(box[2] - box[0], box[3] - box[1])
+    diagonal = distance(box[2] - box[0], box[3] - box[1])
     return 0 < arrow.length < SHORT_SHARE * diagonal and _is_in((x1 + x2) / 2, (y1 + y2) / 2, box)
 
 
@@ -240,21 +239,23 @@ def truth_heads(root: Element, boxes: Sequence[Box], work: Work) -> list[TruthHe
         if len(points) < 6 or not any(is_none(shaft.get("fill", "")) for shaft in shafts):
             continue
         stroke = number(shafts[-1].get("stroke-width"), HEAD_STROKE)
+        work.spend(len(boxes) + len(points) ** 2)
         x, y = tip(points)
-        work.spend(len(boxes))
-        is_hidden = any(min(x - box[0], box[2] - x, y - box[1], box[3] - y) >= HIDDEN for box in boxes)
+        is_hidden = any(
+            box[0] + HIDDEN <= x <= box[2] - HIDDEN and box[1] + HIDDEN <= y <= box[3] - HIDDEN for box in boxes
+        )
         heads.append(TruthHead(_extent(points[1::2]), stroke, not is_hidden))
     return heads
 
 
 def tip(points: Sequence[float]) -> Point:
-    """Return the first corner of a polygon that is farthest from the mean of the others."""
+    """Return the first corner of a polygon that is farthest from the mean of the others; (nan, nan) if none is."""
     corners = list(zip(points[0::2], points[1::2], strict=False))
-
-    def distance(i: int) -> float:
+    best, best_distance = (math.nan, math.nan), -1.0
+    for i, (x, y) in enumerate(corners):
         others = corners[:i] + corners[i + 1 :]
-        across = corners[i][0] - sum(x for x, _ in others) / len(others)
-        down = corners[i][1] - sum(y for _, y in others) / len(others)
-        return math.sqrt(across**2 + down**2)
-
-    return corners[max(range(len(corners)), key=distance)]
+        mean_x, mean_y = (sum(corner[axis] for corner in others) / len(others) for axis in (0, 1))
+        away = distance(x - mean_x, y - mean_y)
+        if away > best_distance:
+            best, best_distance = (x, y), away
+    return best

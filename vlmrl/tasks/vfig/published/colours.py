@@ -48,8 +48,9 @@ def rgb(text: str) -> tuple[int, int, int] | None:
 
 def _channel(text: str) -> int | None:
     try:
+        # A number of 400 digits is infinite.
         return int(float(text[:-1]) * PER_CENT) if text.endswith("%") else round(float(text))
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -78,5 +79,5 @@ def colour_score(one: str | None, other: str | None) -> float:
     first, second = rgb(one), rgb(other)
     if first is None or second is None:
         return 0.0
-    distance = math.sqrt(sum((a - b) ** 2 for a, b in zip(first, second, strict=True)))
-    return max(0.0, 1.0 - distance / FARTHEST)
+    away = math.sqrt(sum((a - b) ** 2 for a, b in zip(first, second, strict=True)))
+    return max(0.0, 1.0 - away / FARTHEST)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from vlmrl.tasks.vfig.published.document import Work, name_of
 from vlmrl.tasks.vfig.published.outlines import Box, centre
-from vlmrl.tasks.vfig.published.styles import Classes, font_of, text_of
-from vlmrl.tasks.vfig.published.transforms import number, translation
+from vlmrl.tasks.vfig.published.styles import font_of, text_of
+from vlmrl.tasks.vfig.published.transforms import distance, number, translation
 
 UNDRAWN = {
     "defs", "style", "title", "desc", "marker", "filter", "linearGradient", "radialGradient", "pattern", "symbol",
@@ -42,14 +41,12 @@ class Text:
     is_used: bool = False
 
 
-def texts_in(root: Element, parent_of: Mapping[Element, Element], rules: Classes) -> list[Text]:
-    """Return every text of a figure, in document order; positions of tspans do not count."""
-    return list(_texts(root, 0.0, 0.0, parent_of, rules))
+def texts_in(root: Element, parent_of: Mapping[Element, Element]) -> list[Text]:
+    """Return every text of a figure, in document order; positions of tspans and classes do not count."""
+    return [] if name_of(root) in UNDRAWN else list(_texts(root, 0.0, 0.0, parent_of))
 
 
-def _texts(
-    element: Element, dx: float, dy: float, parent_of: Mapping[Element, Element], rules: Classes
-) -> Iterator[Text]:
+def _texts(element: Element, dx: float, dy: float, parent_of: Mapping[Element, Element]) -> Iterator[Text]:
     for child in element:
         name = name_of(child)
         if name in UNDRAWN:
@@ -57,10 +54,10 @@ def _texts(
         if name == "text":
             if text := text_of(child):
                 x, y = number(child.get("x")) + dx, number(child.get("y")) + dy
-                yield Text(x, y, text, font_of(child, parent_of, rules))
+                yield Text(x, y, text, font_of(child, parent_of, {}))
             continue
         move_x, move_y = translation(child.get("transform")) if name == "g" else (0.0, 0.0)
-        yield from _texts(child, dx + move_x, dy + move_y, parent_of, rules)
+        yield from _texts(child, dx + move_x, dy + move_y, parent_of)
 
 
 def is_inside(x: float, y: float, box: Box, margin: float = 0.0) -> bool:
@@ -86,10 +83,10 @@ def claim_label(
     for text in texts:
         if text.is_used:
             continue
-        distance = math.hypot(text.x - middle_x, text.y - middle_y)
-        if is_inside(text.x, text.y, box, margin) or distance < NEAR:
+        away = distance(text.x - middle_x, text.y - middle_y)
+        if is_inside(text.x, text.y, box, margin) or away < NEAR:
             is_first = inside_first and is_inside(text.x, text.y, box)
-            candidates.append((-1.0 if is_first else distance, text))
+            candidates.append((-1.0 if is_first else away, text))
     if not candidates:
         return "", "", []
     candidates.sort(key=lambda candidate: candidate[0])

@@ -36,8 +36,13 @@ def read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, TruthShape], l
 
 def _number(key: str) -> int:
     """Return the number at the end of a key such as `arrow_3`."""
-    digits = key.rpartition("_")[2]
-    return int(digits) if digits.isdecimal() and len(digits) < 10 else 0
+    parts = key.split("_")
+    if len(parts) < 2:
+        refuse(f"the arrow {key!r} of the metadata has no number")
+    try:
+        return int(parts[1]) if parts[1].isdigit() else 0
+    except ValueError:
+        refuse(f"the arrow {key!r} of the metadata has no number")
 
 
 def _text(key: str, entity: Mapping[str, Any], name: str, default: str | None = "") -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from xml.etree.ElementTree import Element
 
 from vlmrl.tasks.vfig.published.document import Work, name_of, refuse
-from vlmrl.tasks.vfig.published.transforms import number, numbers, translation
+from vlmrl.tasks.vfig.published.transforms import distance, number, numbers, translation
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom edge, in pixels."""
@@ -24,13 +23,13 @@ DEEPEST_USE = 150
 LINK = "{http://www.w3.org/1999/xlink}href"
 
 
-def path_steps(data: str) -> Iterator[tuple[str, float, float]]:
+def path_steps(data: str, *, returns: bool = False) -> Iterator[tuple[str, float, float]]:
     """Yield (command in lower case, x, y) of the steps of a path: their ends, without control points.
 
-    A step is counted in tokens, so that a command among the control points does not end it. A path's end does not lead
-    back to its start.
+    A step is counted in tokens, so that a command among the control points does not end it. The end of a path does not
+    lead back to its start; if it `returns`, a number after that end does.
     """
-    x = y = 0.0
+    x = y = first_x = first_y = 0.0
     tokens: list[str] = TOKEN.findall(data)
     command, at = "M", 0
     while at < len(tokens):
@@ -38,6 +37,10 @@ def path_steps(data: str) -> Iterator[tuple[str, float, float]]:
             command, at = tokens[at], at + 1
             continue
         kind = command.lower()
+        if kind == "z" and returns:
+            x, y, at = first_x, first_y, at + 1
+            yield kind, x, y
+            continue
         size = PER_STEP.get(kind, 0)
         end = tokens[at + max(size - 2, 0) : at + size]
         if at + size > len(tokens) or not end or any(token.isalpha() for token in end):
@@ -48,6 +51,8 @@ def path_steps(data: str) -> Iterator[tuple[str, float, float]]:
             x = float(end[0]) + x if is_relative else float(end[0])
         if kind != "h":
             y = float(end[-1]) + y if is_relative else float(end[-1])
+        if kind == "m":
+            first_x, first_y = x, y
         yield kind, x, y
         at += size
 
@@ -57,12 +62,20 @@ def path_points(data: str) -> list[tuple[float, float]]:
     return [(x, y) for _, x, y in path_steps(data)]
 
 
+def path_end(data: str) -> tuple[float, float]:
+    """Return the last point of a path; (0, 0) without any."""
+    end = 0.0, 0.0
+    for _, *end in path_steps(data, returns=True):
+        pass
+    return end[0], end[1]
+
+
 def path_length(data: str) -> float:
     """Return the length of a path with straight lines for curves; moves do not count."""
     length = before_x = before_y = 0.0
-    for kind, x, y in path_steps(data):
+    for kind, x, y in path_steps(data, returns=True):
         if kind != "m":
-            length += math.hypot(x - before_x, y - before_y)
+            length += distance(x - before_x, y - before_y)
         before_x, before_y = x, y
     return length
 
@@ -78,7 +91,7 @@ def path_start(data: str) -> tuple[float, float] | None:
     try:
         return float(match[1]), float(match[2])
     except ValueError:
-        refuse(f"a path begins with a broken number: {data[:80]!r}")
+        raise refuse(f"a path begins with a broken number: {data[:80]!r}")
 
 
 def union(boxes: Iterable[Box]) -> Box | None:
@@ -113,15 +126,15 @@ def own_box(element: Element, dx: float = 0.0, dy: float = 0.0) -> Box | None:
         ry = number(element.get("r" if name == "circle" else "ry"))
         return x - rx + dx, y - ry + dy, x + rx + dx, y + ry + dy
     if name in ("polygon", "polyline"):
+        # A last number without a partner counts as an x.
         values = numbers(element.get("points", ""))
-        points = list(zip(values[0::2], values[1::2], strict=False))
     elif name == "path":
-        points = path_points(element.get("d", ""))
+        values = [value for point in path_points(element.get("d", "")) for value in point]
     else:
         return None
-    if len(points) < 2:
+    if len(values) < 4:
         return None
-    xs, ys = [x for x, _ in points], [y for _, y in points]
+    xs, ys = values[0::2], values[1::2]
     return min(xs) + dx, min(ys) + dy, max(xs) + dx, max(ys) + dy
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from xml.etree.ElementTree import Element
 
-from vlmrl.tasks.vfig.published.document import Unscorable, name_of
+from vlmrl.tasks.vfig.published.document import name_of, refuse
 from vlmrl.tasks.vfig.published.styles import Classes, style_property
 from vlmrl.tasks.vfig.published.transforms import number, numbers
 
 GRADIENTS = {"linearGradient": "gradient-linear", "radialGradient": "gradient-radial"}
 STROKE_START = re.compile(r"M\s*([-\d.]+)[\s,]+([-\d.]+)", re.IGNORECASE)
 STROKE_END = re.compile(r"L\s*([-\d.]+)[\s,]+([-\d.]+)", re.IGNORECASE)
+STOP_COLOUR = re.compile(r"stop-color\s*:([^;]+)")
 ANGLE_STEP = 15
 """Angles of strokes count as equal when they are rounded to the same multiple, in degrees."""
+SHORTEST = 0.1
+"""Change of x and of y up to which a stroke has no direction, in pixels."""
 FLAT = 1
 """Largest change of height of a line that is horizontal, in pixels."""
 DOTTED = 3
@@ -64,21 +67,36 @@ def pattern_style(pattern: Element) -> str:
 def _angles(path: str) -> set[int]:
     """Return the rounded angles of the straight strokes of a path, in [0, 180).
 
-    A stroke is a move and the next line after it, whatever stands between; both are read as absolute.
     Raises: Unscorable for a number such as 1.2.3.
     """
     angles: set[int] = set()
-    at = 0
-    while (start := STROKE_START.search(path, at)) and (end := STROKE_END.search(path, start.end())):
-        at = end.end()
+    for stroke in _strokes(path):
         try:
-            x1, y1, x2, y2 = map(float, (*start.groups(), *end.groups()))
+            x1, y1, x2, y2 = map(float, stroke)
+            if abs(x2 - x1) > SHORTEST or abs(y2 - y1) > SHORTEST:
+                angle = math.atan2(y2 - y1, x2 - x1) * 180 / math.pi
+                angles.add(round(angle / ANGLE_STEP) * ANGLE_STEP % 180)
         except ValueError:
-            raise Unscorable(f"a pattern has a stroke with a broken number: {path[:80]!r}") from None
-        if x1 != x2 or y1 != y2:
-            angle = math.degrees(math.atan2(y2 - y1, x2 - x1)) % 180
-            angles.add(round(angle / ANGLE_STEP) * ANGLE_STEP % 180)
+            refuse(f"a pattern has a stroke with a broken number: {path[:80]!r}")
     return angles
+
+
+def _strokes(path: str) -> Iterator[tuple[str, ...]]:
+    """Yield the four numbers of the strokes of a path, all read as absolute.
+
+    A stroke is a move and the next line after it in the same row of text, whatever stands between.
+    """
+    at, end = 0, None
+    while start := STROKE_START.search(path, at):
+        if end is None or end.start() < start.end():
+            end = STROKE_END.search(path, start.end())
+        if end is None:
+            return
+        row_end = path.find("\n", start.end(), end.start())
+        if row_end < 0:
+            yield (*start.groups(), *end.groups())
+        # A move without a line in its row may still be part of the next match.
+        at = end.end() if row_end < 0 else start.start() + 1
 
 
 def stop_colours(root: Element) -> dict[str, str]:
@@ -111,8 +129,13 @@ def is_none(paint: str) -> bool:
 
 def _first_stop(gradient: Element) -> str:
     """Return the colour of the first stop that has one; "" without any. Classes do not count."""
-    stops = (style_property(child, "stop-color", {}) for child in gradient if name_of(child) == "stop")
-    return next((colour for colour in stops if not is_none(colour)), "")
+    colours = (_stop_colour(child) for child in gradient if name_of(child) == "stop")
+    return next((colour for colour in colours if not is_none(colour)), "")
+
+
+def _stop_colour(stop: Element) -> str:
+    match = None if stop.get("stop-color") else STOP_COLOUR.search(stop.get("style", ""))
+    return match[1].strip() if match is not None else stop.get("stop-color", "")
 
 
 def resolved(paint: str, colours: Mapping[str, str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
@@ -22,7 +21,7 @@ from vlmrl.tasks.vfig.published.paints import (
     stop_colours,
 )
 from vlmrl.tasks.vfig.published.styles import classes, font_of, normal, style_property, text_of
-from vlmrl.tasks.vfig.published.transforms import canvas, number, translation
+from vlmrl.tasks.vfig.published.transforms import canvas, distance, number, translation
 
 SMALLEST = 15
 """Smallest width and height of a shape of a response, in pixels."""
@@ -82,7 +81,7 @@ class Extraction:
         self.styles, self.colours = fill_styles(root), stop_colours(root)
         self.parent_of = parents(root)
         self.canvas = canvas(root)
-        self.texts = texts_in(root, self.parent_of, self.rules)
+        self.texts = texts_in(root, self.parent_of)
 
     def shapes(self) -> list[Drawn]:
         """Return the labelled shapes: those of labelled groups, then those of texts near other shapes."""
@@ -107,8 +106,8 @@ class Extraction:
         if box is None or not _is_large(box):
             return False
         name = name_of(element)
-        canvas_area = self.canvas[0] * self.canvas[1]
-        if name == "rect" and canvas_area > 0 and area(box) > LARGEST_SHARE * canvas_area:
+        width, height = self.canvas
+        if name == "rect" and width > 0 and height > 0 and area(box) / (width * height) > LARGEST_SHARE:
             return False
         if not is_none(style_property(element, "fill", self.rules).strip()):
             return True
@@ -131,6 +130,12 @@ class Extraction:
         assert target is not None
         fill = resolved(style_property(target, "fill", self.rules), self.colours)
         return Drawn("use", box, fill, style_property(target, "stroke", self.rules))
+
+    def _used_at_root(self, use: Element, box: Box) -> Drawn | None:
+        """Return a use in the root as a shape; None without a fill. Only an attribute gives its stroke here."""
+        one, target = self._used(use, box), self.definitions.target(use)
+        one.stroke = target.get("stroke", "") if target is not None else ""
+        return one if not is_none(one.fill) else None
 
     def _use_box(self, use: Element, dx: float, dy: float) -> Box | None:
         box = self.definitions.use_box(use, dx, dy)
@@ -157,8 +162,7 @@ class Extraction:
             shapes.append(one)
         for child in self.root:
             box = self._use_box(child, 0.0, 0.0) if name_of(child) == "use" else None
-            if box is not None and not is_none((one := self._used(child, box)).fill):
-                one.stroke = ""
+            if box is not None and (one := self._used_at_root(child, box)) is not None:
                 shapes.append(one)
         return shapes
 
@@ -193,7 +197,7 @@ class Extraction:
         if lines:
             self._add_labelled(group, box, tags, parts, lines, shapes)
             return
-        outlined = [(child, child_box) for child, child_box in primitives if child_box is not None]
+        outlined = [(one, its_box) for one, its_box in primitives if its_box is not None and area(its_box) > 0]
         if outlined:
             one = self._drawn(*max(outlined, key=lambda part: area(part[1])))
             one.tag, one.box, one.tags = "g", box, tags
@@ -233,8 +237,7 @@ class Extraction:
 
     def _is_taken(self, box: Box, shapes: Sequence[Drawn]) -> bool:
         self.work.spend(len(shapes))
-        x, y = centre(box)
-        return any(math.dist((x, y), centre(shape.box)) < SAME_PLACE for shape in shapes)
+        return any(apart(centre(box), centre(shape.box)) < SAME_PLACE for shape in shapes)
 
     def _split(
         self, parts: Sequence[tuple[Element, Box]], lines: Sequence[tuple[Element, str]], dx: float, dy: float
@@ -246,9 +249,10 @@ class Extraction:
             if name_of(child) == "use":
                 continue
             self.work.spend(len(left))
-            near = [(math.dist(line[:2], centre(box)), i) for i, line in enumerate(left)]
-            distance, best = min(near, default=(math.inf, 0))
-            if distance <= OWN_TEXT:
+            away = [apart(line[:2], centre(box)) for line in left]
+            near = [i for i, one_away in enumerate(away) if one_away < OWN_TEXT]
+            if near:
+                best = min(near, key=away.__getitem__)
                 one = self._drawn(child, box)
                 one.label, one.tags = left.pop(best)[2], {one.tag}
                 one.font = font_of(child, self.parent_of, self.rules)
@@ -266,10 +270,15 @@ class Extraction:
         return Drawn("g", box, largest.fill, largest.stroke, largest.fill_style, largest.border, tags)
 
 
+def apart(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """Return the distance of two points."""
+    return distance(one[0] - other[0], one[1] - other[1])
+
+
 def _is_near(one: Box, other: Box) -> bool:
     """Return whether two boxes overlap or are at most 15 pixels apart, in x and in y."""
-    across = max(one[0], other[0]) - min(one[2], other[2])
-    return across <= OVERLAY_GAP and max(one[1], other[1]) - min(one[3], other[3]) <= OVERLAY_GAP
+    pairs = ((one, other, 0), (other, one, 0), (one, other, 1), (other, one, 1))
+    return not any(first[axis + 2] + OVERLAY_GAP < second[axis] for first, second, axis in pairs)
 
 
 def _is_large(box: Box) -> bool:

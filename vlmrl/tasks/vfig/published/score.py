@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from vlmrl.tasks.vfig.published.arrow_metrics import ARROW_METRICS, arrow_means
 from vlmrl.tasks.vfig.published.arrows import extracted_arrows, truth_heads
 from vlmrl.tasks.vfig.published.document import Unscorable, Work, parse, refuse
 from vlmrl.tasks.vfig.published.metadata import read_metadata
+from vlmrl.tasks.vfig.published.outlines import centre
 from vlmrl.tasks.vfig.published.response_shapes import extracted_shapes
 from vlmrl.tasks.vfig.published.shape_metrics import SHAPE_METRICS, shape_means
 from vlmrl.tasks.vfig.published.styles import normal
@@ -23,13 +25,13 @@ class RulesScore:
     """Result of the published rules.
 
     Args:
-        value: mean of the composites of shapes and arrows, in [0, 1].
+        overall: mean of the composites of shapes and arrows, in [0, 1].
         shapes: nine metrics, `extra_penalty` and `composite` by name, each in [0, 1].
         arrows: seven metrics, `extra_penalty` and `composite` by name, each in [0, 1].
         note: why all are 0; "" if they are not.
     """
 
-    value: float
+    overall: float
     shapes: Mapping[str, float] = field(default_factory=dict)
     arrows: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
@@ -49,7 +51,10 @@ def published_rules(truth_svg: str, response_svg: str, metadata: Mapping[str, An
     try:
         return _score(truth_svg, response_svg, metadata)
     except Unscorable as error:
-        return RulesScore(0.0, _zeros(SHAPE_METRICS), _zeros(ARROW_METRICS), str(error))
+        note = str(error)
+    except ArithmeticError as error:
+        note = f"numbers are too large or too small: {error}"
+    return RulesScore(0.0, _zeros(SHAPE_METRICS), _zeros(ARROW_METRICS), note)
 
 
 def _zeros(names: Sequence[str]) -> dict[str, float]:
@@ -68,6 +73,8 @@ def _score(truth_svg: str, response_svg: str, metadata: Mapping[str, Any] | None
     truths = with_written_colours(truths, truth_root)
     root = _parsed(response_svg, "response")
     drawn = extracted_shapes(root, work)
+    if not all(math.isfinite(x) for one in drawn for x in centre(one.box)):
+        refuse("a shape of the response has bounds that are not finite")
     shapes = _named(*shape_means(truths, drawn, work))
     if truth_arrows:
         heads = truth_heads(truth_root, [truth.box for truth in truths.values()], work)

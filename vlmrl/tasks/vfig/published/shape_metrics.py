@@ -10,6 +10,7 @@ from vlmrl.tasks.vfig.published.document import Work, refuse
 from vlmrl.tasks.vfig.published.outlines import Box, centre
 from vlmrl.tasks.vfig.published.response_shapes import Drawn
 from vlmrl.tasks.vfig.published.styles import normal
+from vlmrl.tasks.vfig.published.transforms import distance
 from vlmrl.tasks.vfig.published.truth_shapes import TruthShape
 
 SHAPE_METRICS = (
@@ -127,7 +128,7 @@ def font_score(truth: str, drawn: str) -> float:
     """Return 1 for the same first family, 0.5 for families of the same class, else 0; 0.5 without one to compare."""
     if not truth:
         return UNKNOWN
-    one, other = (font.split(",")[0].strip().lower() for font in (truth, drawn))
+    one, other = (normal(font).split(",")[0] for font in (truth, drawn))
     if not one or not other:
         return 0.0
     if one == other:
@@ -148,10 +149,10 @@ def aspect_ratio_score(truth: Box, drawn: Box) -> float:
     if any(side < 1 for side in sides):
         return 0.0
     one, other = sides[0] / sides[1], sides[2] / sides[3]
-    ratio = max(one / other, other / one)
+    ratio = one / other if one > other else other / one
     if ratio <= EQUAL_RATIO:
         return 1.0
-    return 0.0 if ratio >= WORST_RATIO else 1.0 - (ratio - EQUAL_RATIO) / (WORST_RATIO - EQUAL_RATIO)
+    return max(0.0, 1.0 - (ratio - EQUAL_RATIO) / (WORST_RATIO - EQUAL_RATIO))
 
 
 Point = tuple[float, float]
@@ -161,12 +162,13 @@ def position_score(truth_anchor: Point, truth: Point, drawn_anchor: Point, drawn
     """Return how alike the directions from the anchor are, in [0, 1]; the distance does not matter."""
     truth_x, truth_y = truth[0] - truth_anchor[0], truth[1] - truth_anchor[1]
     drawn_x, drawn_y = drawn[0] - drawn_anchor[0], drawn[1] - drawn_anchor[1]
-    if math.hypot(truth_x, truth_y) < 1:
+    away = distance(drawn_x, drawn_y)
+    if distance(truth_x, truth_y) < 1:
         return 1.0
     turn = abs(math.atan2(truth_y, truth_x) - math.atan2(drawn_y, drawn_x))
-    turn = min(turn, 2 * math.pi - turn)
-    direction = 1.0 - turn / math.pi
-    offset = 0.0 if math.hypot(drawn_x, drawn_y) < 1 else 1.0 - math.sin(turn / 2)
+    turn = 2 * math.pi - turn if turn > math.pi else turn
+    direction = 0.0 if math.isnan(turn) else 1.0 - turn / math.pi
+    offset = 1.0 - math.sin(turn / 2) if 1 <= away < math.inf else 0.0
     return 0.5 * direction + 0.5 * offset
 
 
@@ -225,7 +227,7 @@ def shape_means(
     if not truths:
         return dict.fromkeys(SHAPE_METRICS, 0.0), penalty, 0.0
     places = positions(truths, matches, work)
-    totals = dict.fromkeys(SHAPE_METRICS, 0.0)
+    totals: dict[str, float] = dict.fromkeys(SHAPE_METRICS, 0.0)
     for key, one in matches.items():
         for name, score in shape_scores(truths[key], one, places[key]).items():
             totals[name] += score

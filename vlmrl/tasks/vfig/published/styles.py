@@ -20,7 +20,8 @@ def classes(root: Element) -> dict[str, dict[str, str]]:
     """Return the rules for classes, for shapes: of a list of classes only the last has the rule."""
     rules: dict[str, dict[str, str]] = {}
     for text in sheet_text(root):
-        for name, body in _rules(text, _class_before, allow_empty=False):
+        plain = text.replace("<![CDATA[", "").replace("]]>", "")
+        for name, body in _rules(plain, _class_before, allow_empty=False):
             declared: dict[str, str] = {}
             for declaration in body.split(";"):
                 key, colon, value = declaration.partition(":")
@@ -42,11 +43,12 @@ def arrow_classes(root: Element) -> dict[str, dict[str, str]]:
 
 def _rules(text: str, name_before: Callable[[str], str], *, allow_empty: bool) -> Iterator[tuple[str, str]]:
     """Yield (name, body) of the rules of a sheet, in linear time: `name_before` reads the end of what precedes `{`."""
-    begin = opening = 0
+    begin = opening = closing = 0
     while (opening := text.find("{", opening)) >= 0:
-        name, closing = name_before(text[begin:opening].rstrip()), text.find("}", opening)
+        closing = closing if closing > opening else text.find("}", opening)
         if closing < 0:
             return
+        name = name_before(text[begin:opening].rstrip())
         if name and (allow_empty or closing > opening + 1):
             yield name, text[opening + 1 : closing]
             opening = closing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from xml.etree.ElementTree import Element
 
@@ -24,6 +25,11 @@ def number(text: str | None, default: float = 0.0) -> float:
 def numbers(text: str) -> list[float]:
     """Return every numeral of a text; a plus sign is ignored, so that `+5` is 5 and `--5` is -5."""
     return [float(numeral) for numeral in NUMERAL.findall(text)]
+
+
+def distance(dx: float, dy: float) -> float:
+    """Return the length of a vector. Raises: OverflowError beyond about 1e154, as the published code does."""
+    return math.sqrt(dx**2 + dy**2)
 
 
 def translation(transform: str | None) -> tuple[float, float]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from vlmrl.tasks.vfig.published.document import Unscorable, Work, name_of, parse
-from vlmrl.tasks.vfig.published.outlines import Box, path_points, path_start
-from vlmrl.tasks.vfig.published.transforms import number
-from vlmrl.tasks.vfig.published.truth_shapes import SHAPE_ID, is_arrow_like
+from vlmrl.tasks.vfig.published.outlines import Box, path_end, path_start
+from vlmrl.tasks.vfig.published.paints import is_none
+from vlmrl.tasks.vfig.published.transforms import distance, number
+from vlmrl.tasks.vfig.published.truth_shapes import ID_START, is_arrow_like
 
 FIRST_SHAPE = "shape_0"
 """Shape that stands for an end near no shape."""
@@ -21,6 +22,7 @@ MARGIN = 10
 BLACK = "#000000"
 ARROWS_COMMENT = re.compile(r"<!--\s*Arrows")
 SHAPES_COMMENT = re.compile(r"<!--\s*Shapes")
+NAMESPACE = re.compile(r'\sxmlns(?::\w+)?="[^"]*"')
 Point = tuple[float, float]
 CURVES = re.compile(r"[QTSCAqtsca]")
 
@@ -45,9 +47,8 @@ class TruthArrow:
 
 def distance_to_box(x: float, y: float, box: Box, margin: float = MARGIN) -> float:
     """Return the distance of a point from a box grown on every side, in pixels; 0 inside."""
-    across = max(box[0] - margin - x, 0.0, x - box[2] - margin)
-    down = max(box[1] - margin - y, 0.0, y - box[3] - margin)
-    return (across * across + down * down) ** 0.5
+    across = max(box[0] - margin - x, 0.0, x - (box[2] + margin))
+    return distance(across, max(box[1] - margin - y, 0.0, y - (box[3] + margin)))
 
 
 def nearest(x: float, y: float, boxes: Mapping[str, Box], reach: float, work: Work) -> str | None:
@@ -55,9 +56,9 @@ def nearest(x: float, y: float, boxes: Mapping[str, Box], reach: float, work: Wo
     best, best_distance = None, reach
     work.spend(len(boxes))
     for key, box in boxes.items():
-        distance = distance_to_box(x, y, box)
-        if distance < best_distance:
-            best, best_distance = key, distance
+        away = distance_to_box(x, y, box)
+        if away < best_distance:
+            best, best_distance = key, away
     return best
 
 
@@ -72,7 +73,8 @@ def reconstructed_arrows(root: Element, text: str, boxes: Mapping[str, Box], wor
     """
     arrows: list[TruthArrow] = []
     for element in arrow_elements(root, text):
-        shafts = [child for child in element if name_of(child) in ("path", "line")] or [element]
+        parts = element if name_of(element) == "g" else [element]
+        shafts = [part for part in parts if name_of(part) in ("path", "line")]
         colours = [shaft.get("stroke", "") for shaft in shafts if "stroke" in shaft.attrib]
         # The published code reads the course of every shaft, and stops at a broken number in any of them.
         start, end, is_curved = [_course(shaft) for shaft in shafts][-1]
@@ -99,7 +101,7 @@ def _course(shaft: Element) -> tuple[Point | None, Point, bool]:
         start = number(shaft.get("x1")), number(shaft.get("y1"))
         return start, (number(shaft.get("x2")), number(shaft.get("y2"))), False
     data = shaft.get("d", "")
-    return path_start(data), (path_points(data) or [(0.0, 0.0)])[-1], CURVES.search(data) is not None
+    return path_start(data), path_end(data), CURVES.search(data) is not None
 
 
 def arrow_elements(root: Element, text: str) -> list[Element]:
@@ -109,14 +111,15 @@ def arrow_elements(root: Element, text: str) -> list[Element]:
     if groups:
         return groups
     groups = [child for child in root if name_of(child) == "g" and is_arrow_like(child)]
-    groups = [group for group in groups if not SHAPE_ID.match(group.get("id", ""))]
+    groups = [group for group in groups if not group.get("id", "").startswith(ID_START)]
     if groups:
         return groups
     return [e for e in root.iter() if name_of(e) in ("line", "path") and _has_marker(e)]
 
 
 def _has_marker(element: Element) -> bool:
-    return any("url(" in element.get(name, "") for name in ("marker-end", "marker-start"))
+    marker = element.get("marker-end") or element.get("marker-start") or ""
+    return not is_none(marker.strip())
 
 
 def _section(text: str) -> list[Element]:
@@ -126,7 +129,8 @@ def _section(text: str) -> list[Element]:
     closing = SHAPES_COMMENT.search(text, begin) if begin >= 0 else None
     if closing is None:
         return []
+    section = NAMESPACE.sub("", text[begin + 3 : closing.start()])
     try:
-        return [child for child in parse(f"<g>{text[begin + 3 : closing.start()]}</g>") if name_of(child) == "g"]
+        return [child for child in parse(f"<section>{section}</section>") if child.tag == "g"]
     except Unscorable:
         return []

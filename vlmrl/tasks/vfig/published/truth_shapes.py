@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from xml.etree.ElementTree import Element
@@ -15,7 +13,6 @@ from vlmrl.tasks.vfig.published.paints import (
     border_style,
     fill_style,
     fill_styles,
-    reference,
     reference_colours,
     resolved,
     stop_colours,
@@ -24,7 +21,8 @@ from vlmrl.tasks.vfig.published.styles import Classes, classes, style_property
 from vlmrl.tasks.vfig.published.transforms import number, reference_canvas, translation
 from vlmrl.tasks.vfig.published.truth_types import bounds, kind_of, main_child
 
-SHAPE_ID = re.compile(r"^shape_(\d+)$")
+ID_START = "shape_"
+"""Start of the id of a shape; a number follows."""
 SMALLEST = 5
 """Smallest width and height of a shape of a reference, in pixels."""
 SMALLEST_USE = 15
@@ -69,7 +67,7 @@ def reconstructed_shapes(root: Element, work: Work) -> dict[str, TruthShape]:
     """Return the shapes of a reference by their keys, in the order of their numbers."""
     definitions = Definitions(root, work)
     styles, colours = fill_styles(root), reference_colours(root)
-    texts = texts_in(root, parents(root), classes(root))
+    texts = texts_in(root, parents(root))
     shapes: dict[str, TruthShape] = {}
     for number_text, element in shape_elements(root, definitions):
         work.spend()
@@ -143,7 +141,7 @@ def _look(
             if other_style in PLAIN:
                 continue
             style, colour = other_style, resolved(other.get("fill", ""), colours)
-            if colour and reference(colour) is None:
+            if colour and not colour.startswith("url("):
                 fill = colour
             break
     return fill, style, main.get("stroke") or element.get("stroke", ""), border_style(main, {})
@@ -153,14 +151,22 @@ def shape_elements(root: Element, definitions: Definitions) -> list[tuple[str, E
     """Return (number, element) of the shapes: those with an id `shape_<number>`, or else all that look like one."""
     named: dict[str, Element] = {}
     for element in root.iter():
-        match = SHAPE_ID.match(element.get("id", ""))
-        if match is not None:
-            named.setdefault(match[1], element)
+        start, prefix, digits = element.get("id", "").partition(ID_START)
+        if not start and prefix and digits.isdigit():
+            named.setdefault(digits, element)
     if named:
-        return sorted(named.items(), key=lambda item: int(item[0]))
+        return sorted(named.items(), key=lambda item: _whole_number(item[0]))
     width, height = reference_canvas(root)
     search = _Search(definitions, classes(root), width, height)
     return [(str(i), element) for i, element in enumerate(search.shapes(root, 0.0, 0.0))]
+
+
+def _whole_number(digits: str) -> int:
+    """Return a number. Raises: Unscorable for digits such as those of powers, and for thousands of them."""
+    try:
+        return int(digits)
+    except ValueError:
+        refuse(f"the id shape_{digits[:80]} has no number")
 
 
 class _Search:
@@ -197,7 +203,7 @@ class _Search:
 
     def _is_left_out(self, element: Element, name: str) -> bool:
         """Return whether a shape is without fill, a background, or a rectangle over half of the canvas."""
-        if style_property(element, "fill", self.rules).lower() == "none":
+        if style_property(element, "fill", self.rules).strip().lower() == "none":
             return True
         if name != "rect":
             return False
@@ -206,8 +212,8 @@ class _Search:
         width, height = number(element.get("width")), number(element.get("height"))
         if abs(width - self.width) < BACKGROUND_EDGE and abs(height - self.height) < BACKGROUND_EDGE:
             return True
-        canvas = self.width * self.height if self.width > 0 and self.height > 0 else math.inf
-        return width * height > BACKGROUND_SHARE * canvas
+        has_canvas = self.width > 0 and self.height > 0
+        return has_canvas and width * height / (self.width * self.height) > BACKGROUND_SHARE
 
 
 def _moved(element: Element, dx: float, dy: float) -> Element:
@@ -229,7 +235,7 @@ def _has(group: Element, name: str) -> bool:
 def _is_container(group: Element) -> bool:
     """Return whether a group holds shapes rather than being one."""
     parts = sum(name_of(child) in SHAPES or name_of(child) == "use" for child in group)
-    return (parts > 2 or bool(group.get("transform"))) and not (_has(group, "use") and _has(group, "text"))
+    return (parts > 2 or "transform" in group.attrib) and not (_has(group, "use") and _has(group, "text"))
 
 
 def is_arrow_like(group: Element) -> bool:

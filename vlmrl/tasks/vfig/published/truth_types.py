@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree.ElementTree import Element
 
 from vlmrl.tasks.vfig.published.document import name_of
-from vlmrl.tasks.vfig.published.outlines import SHAPES, Box, Definitions, has_shape, own_box, union
+from vlmrl.tasks.vfig.published.outlines import SHAPES, Box, Definitions, own_box, union
 from vlmrl.tasks.vfig.published.transforms import number, numbers
 
 NOWHERE: Box = (0.0, 0.0, 0.0, 0.0)
@@ -20,7 +20,7 @@ LEVEL = 5.0
 
 def layers(group: Element) -> int:
     """Return the number of a group's groups with a translation: the copies behind a stacked shape."""
-    return sum(name_of(child) == "g" and "translate" in child.get("transform", "") for child in group)
+    return sum(name_of(child) == "g" and "translate" in child.get("transform", "").lower() for child in group)
 
 
 def main_child(group: Element) -> Element:
@@ -46,8 +46,8 @@ def bounds(element: Element, definitions: Definitions) -> Box:
     if name != "g":
         return own_box(element) or NOWHERE
     shapes = [child for child in element if name_of(child) in SHAPES]
-    if not shapes and definitions.by_id and has_shape(element):
-        return definitions.group_box(element) or NOWHERE
+    if not shapes and definitions.by_id and (box := definitions.group_box(element)) is not None:
+        return box
     main = main_child(element)
     box = own_box(main) if main is not element else None
     if main is not element and layers(element):
