@@ -62,7 +62,7 @@ def arrow_means(
     left = [_ends(arrow, boxes, work) for arrow in arrows]
     mean_width = sum(head.width for head in heads) / len(heads) if heads else NO_HEAD.width
     spare = TruthHead(mean_width, NO_HEAD.stroke, True)
-    totals = dict.fromkeys(ARROW_METRICS, 0.0)
+    totals: dict[str, float] = dict.fromkeys(ARROW_METRICS, 0.0)
     at = 0
     for truth, source, target in truths:
         head = heads[at] if at < len(heads) else spare

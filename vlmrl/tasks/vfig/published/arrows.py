@@ -17,6 +17,8 @@ from vlmrl.tasks.vfig.published.truth_arrows import CURVES
 Point = tuple[float, float]
 SHORTEST = 20
 """Smallest distance of the ends of an arrow, in pixels."""
+CLOSED = 1
+"""Distance in x and in y of the ends of a path, in pixels, below which it is closed."""
 MARKER_SIZE = 10
 """Width and height of a marker that gives none."""
 SAMPLES = 11
@@ -182,13 +184,16 @@ def _marker(marker: Element) -> _Marker:
 
 
 def _ends(element: Element) -> tuple[Point, Point] | None:
-    """Return start and end of a line, or of an open path that begins with two plain numbers."""
+    """Return start and end of a line, or of an open path that begins with two plain numbers and ends elsewhere."""
     if name_of(element) == "line":
         start = number(element.get("x1")), number(element.get("y1"))
         return start, (number(element.get("x2")), number(element.get("y2")))
     data = element.get("d", "")
     start = path_start(data) if not data.rstrip().endswith(("Z", "z")) else None
-    return (start, path_end(data)) if start is not None else None
+    if start is None:
+        return None
+    end = path_end(data)
+    return None if abs(start[0] - end[0]) < CLOSED and abs(start[1] - end[1]) < CLOSED else (start, end)
 
 
 def extracted_arrows(root: Element, boxes: Iterable[Box], work: Work) -> list[DrawnArrow]:

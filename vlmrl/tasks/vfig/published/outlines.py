@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from xml.etree.ElementTree import Element
@@ -64,10 +65,8 @@ def path_points(data: str) -> list[tuple[float, float]]:
 
 def path_end(data: str) -> tuple[float, float]:
     """Return the last point of a path; (0, 0) without any."""
-    end = 0.0, 0.0
-    for _, *end in path_steps(data, returns=True):
-        pass
-    return end[0], end[1]
+    last = deque(path_steps(data, returns=True), maxlen=1)
+    return last[0][1:] if last else (0.0, 0.0)
 
 
 def path_length(data: str) -> float:
@@ -91,7 +90,7 @@ def path_start(data: str) -> tuple[float, float] | None:
     try:
         return float(match[1]), float(match[2])
     except ValueError:
-        raise refuse(f"a path begins with a broken number: {data[:80]!r}")
+        refuse(f"a path begins with a broken number: {data[:80]!r}")
 
 
 def union(boxes: Iterable[Box]) -> Box | None:
