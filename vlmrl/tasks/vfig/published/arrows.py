@@ -87,6 +87,9 @@ class _Reader:
         self.root = root
         self.parent_of = parents(root)
         self.rules: Classes = arrow_classes(root)
+        self._looks: dict[tuple[Element, str], str] = {}
+        self._moves: dict[Element, Point] = {}
+        self._heads: dict[Element, float | None] = {}
         self.markers = {e.get("id", ""): _marker(e) for e in root.iter() if name_of(e) == "marker"}
 
     def inherited(self, element: Element, name: str) -> str:
@@ -94,25 +97,30 @@ class _Reader:
 
         `style` does not count.
         """
-        above: Element | None = element
-        while above is not None:
-            if value := above.get(name):
-                return value
-            for class_name in above.get("class", "").split():
-                if name in self.rules.get(class_name, ()):
-                    return self.rules[class_name][name]
+        key = element, name
+        if key not in self._looks:
+            self._looks[key] = self._look(element, name)
+        return self._looks[key]
+
+    def _look(self, element: Element, name: str) -> str:
+        if value := element.get(name):
+            return value
+        for class_name in element.get("class", "").split():
+            if name in self.rules.get(class_name, ()):
+                return self.rules[class_name][name]
+        above = self.parent_of.get(element)
+        while above is not None and name_of(above) != "g":
             above = self.parent_of.get(above)
-            while above is not None and name_of(above) != "g":
-                above = self.parent_of.get(above)
-        return ""
+        return self.inherited(above, name) if above is not None else ""
 
     def shift(self, element: Element) -> Point:
         """Return the sum of the translations of an element and its ancestors."""
         x = y = 0.0
         above = self.parent_of.get(element)
         while above is not None:
-            move_x, move_y = translation(above.get("transform"))
-            x, y = x + move_x, y + move_y
+            if above not in self._moves:
+                self._moves[above] = translation(above.get("transform"))
+            x, y = x + self._moves[above][0], y + self._moves[above][1]
             above = self.parent_of.get(above)
         move_x, move_y = translation(element.get("transform"))
         return x + move_x, y + move_y
@@ -147,11 +155,12 @@ class _Reader:
                 return True, 0.0
             return True, marker.width if marker.is_in_strokes else marker.width / stroke
         group = self.parent_of.get(element)
-        for other in group if group is not None and name_of(group) == "g" else ():
-            points = numbers(other.get("points", "")) if name_of(other) == "polygon" else []
-            if len(points) >= 6:
-                return True, _extent(points[1::2]) / stroke
-        return False, 0.0
+        if group is None or name_of(group) != "g":
+            return False, 0.0
+        if group not in self._heads:
+            self._heads[group] = _polygon_height(group)
+        height = self._heads[group]
+        return height is not None, (height or 0.0) / stroke
 
 
 def marker_key(text: str) -> str | None:
@@ -164,6 +173,15 @@ def marker_key(text: str) -> str | None:
         if end > at + 5:
             return text[at + 5 : end]
         at = text.find("url(#", end)
+    return None
+
+
+def _polygon_height(group: Element) -> float | None:
+    """Return the height of the first polygon of a group that has three corners; None without any."""
+    for child in group:
+        points = numbers(child.get("points", "")) if name_of(child) == "polygon" else []
+        if len(points) >= 6:
+            return _extent(points[1::2])
     return None
 
 

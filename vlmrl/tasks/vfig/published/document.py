@@ -10,6 +10,11 @@ MOST_CHARACTERS = 4_000_000
 """Longest document that is read."""
 MOST_ELEMENTS = 20_000
 """Largest number of elements of a document."""
+MOST_ATTRIBUTE = 10_000
+"""Longest value of an attribute, in characters, except for outlines and references."""
+LINK = "{http://www.w3.org/1999/xlink}href"
+LONG = ("d", "points", "href", LINK)
+"""Attributes that may be as long as the document: outlines, and images that are written into a reference."""
 DEEPEST = 150
 """Largest depth of nested elements. The published code stops at Python's limit of recursion, at about 900."""
 MOST_WORK = 3_000_000
@@ -56,7 +61,10 @@ class _Reader:
             refuse(f"more than {MOST_ELEMENTS:,} elements")
         if self.depth > DEEPEST:
             refuse(f"more than {DEEPEST} nested elements")
-        self.builder.start(_full(name), {_full(key): value for key, value in attributes.items()})
+        plain = {_full(key): value for key, value in attributes.items()}
+        if any(len(value) > MOST_ATTRIBUTE and key not in LONG for key, value in plain.items()):
+            refuse(f"an attribute of more than {MOST_ATTRIBUTE:,} characters")
+        self.builder.start(_full(name), plain)
 
     def end(self, name: str) -> None:
         self.depth -= 1

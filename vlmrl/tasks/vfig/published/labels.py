@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 
 from vlmrl.tasks.vfig.published.document import Work, name_of
 from vlmrl.tasks.vfig.published.outlines import Box, centre
-from vlmrl.tasks.vfig.published.styles import font_of, text_of
+from vlmrl.tasks.vfig.published.styles import Fonts, normal, text_of
 from vlmrl.tasks.vfig.published.transforms import distance, number, translation
 
 UNDRAWN = {
@@ -30,6 +30,7 @@ class Text:
     Args:
         x, y: its own position, moved by the translations of its groups, in pixels.
         text: its pieces with spaces between them; never "".
+        label: the same, as labels are compared.
         font: its font family; "" without one.
         is_used: whether a shape has it for its label.
     """
@@ -37,16 +38,17 @@ class Text:
     x: float
     y: float
     text: str
+    label: str
     font: str
     is_used: bool = False
 
 
 def texts_in(root: Element, parent_of: Mapping[Element, Element]) -> list[Text]:
     """Return every text of a figure, in document order; positions of tspans and classes do not count."""
-    return [] if name_of(root) in UNDRAWN else list(_texts(root, 0.0, 0.0, parent_of))
+    return [] if name_of(root) in UNDRAWN else list(_texts(root, 0.0, 0.0, Fonts(parent_of, {})))
 
 
-def _texts(element: Element, dx: float, dy: float, parent_of: Mapping[Element, Element]) -> Iterator[Text]:
+def _texts(element: Element, dx: float, dy: float, fonts: Fonts) -> Iterator[Text]:
     for child in element:
         name = name_of(child)
         if name in UNDRAWN:
@@ -54,10 +56,10 @@ def _texts(element: Element, dx: float, dy: float, parent_of: Mapping[Element, E
         if name == "text":
             if text := text_of(child):
                 x, y = number(child.get("x")) + dx, number(child.get("y")) + dy
-                yield Text(x, y, text, font_of(child, parent_of, {}))
+                yield Text(x, y, text, normal(text), fonts.of(child))
             continue
         move_x, move_y = translation(child.get("transform")) if name == "g" else (0.0, 0.0)
-        yield from _texts(child, dx + move_x, dy + move_y, parent_of)
+        yield from _texts(child, dx + move_x, dy + move_y, fonts)
 
 
 def is_inside(x: float, y: float, box: Box, margin: float = 0.0) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from xml.etree.ElementTree import Element
 
-from vlmrl.tasks.vfig.published.document import Work, name_of, refuse
+from vlmrl.tasks.vfig.published.document import LINK, Work, name_of, refuse
 from vlmrl.tasks.vfig.published.transforms import distance, number, numbers, translation
 
 Box = tuple[float, float, float, float]
@@ -21,7 +21,6 @@ PER_STEP = {"m": 2, "l": 2, "t": 2, "h": 1, "v": 1, "q": 4, "s": 4, "c": 6, "a":
 """Numbers of a step of a path; the last two are its end, of H and V the last one."""
 DEEPEST_USE = 150
 """Most groups and uses within each other. The published code stops at Python's limit of recursion, a little later."""
-LINK = "{http://www.w3.org/1999/xlink}href"
 
 
 def path_steps(data: str, *, returns: bool = False) -> Iterator[tuple[str, float, float]]:
@@ -113,17 +112,17 @@ def area(box: Box) -> float:
     return (box[2] - box[0]) * (box[3] - box[1])
 
 
-def own_box(element: Element, dx: float = 0.0, dy: float = 0.0) -> Box | None:
-    """Return the box of a shape, moved; None for other elements and for fewer than two points."""
+def own_box(element: Element) -> Box | None:
+    """Return the box of a shape; None for other elements and for fewer than two points."""
     name = name_of(element)
     if name == "rect":
         x, y = number(element.get("x")), number(element.get("y"))
-        return x + dx, y + dy, x + number(element.get("width")) + dx, y + number(element.get("height")) + dy
+        return x, y, x + number(element.get("width")), y + number(element.get("height"))
     if name in ("circle", "ellipse"):
         x, y = number(element.get("cx")), number(element.get("cy"))
         rx = number(element.get("r" if name == "circle" else "rx"))
         ry = number(element.get("r" if name == "circle" else "ry"))
-        return x - rx + dx, y - ry + dy, x + rx + dx, y + ry + dy
+        return x - rx, y - ry, x + rx, y + ry
     if name in ("polygon", "polyline"):
         # A last number without a partner counts as an x.
         values = numbers(element.get("points", ""))
@@ -134,7 +133,7 @@ def own_box(element: Element, dx: float = 0.0, dy: float = 0.0) -> Box | None:
     if len(values) < 4:
         return None
     xs, ys = values[0::2], values[1::2]
-    return min(xs) + dx, min(ys) + dy, max(xs) + dx, max(ys) + dy
+    return min(xs), min(ys), max(xs), max(ys)
 
 
 class Definitions:
@@ -147,6 +146,10 @@ class Definitions:
 
     def __init__(self, root: Element, work: Work) -> None:
         self.work = work
+        # Outlines, positions and references are read once each, however often they are used.
+        self._boxes: dict[Element, Box | None] = {}
+        self._moves: dict[Element, tuple[float, float]] = {}
+        self._targets: dict[Element, Element | None] = {}
         self.by_id: Mapping[str, Element] = {
             key: element
             for child in root
@@ -157,14 +160,32 @@ class Definitions:
 
     def target(self, use: Element) -> Element | None:
         """Return the element that a use refers to; None if it is not in the `defs`."""
-        return self.by_id.get((use.get("href") or use.get(LINK) or "").lstrip("#"))
+        if use not in self._targets:
+            self._targets[use] = self.by_id.get((use.get("href") or use.get(LINK) or "").lstrip("#"))
+        return self._targets[use]
+
+    def box(self, shape: Element, dx: float = 0.0, dy: float = 0.0) -> Box | None:
+        """Return the box of a shape, moved; None for other elements and for fewer than two points."""
+        if shape not in self._boxes:
+            self._boxes[shape] = own_box(shape)
+        box = self._boxes[shape]
+        return box if box is None else (box[0] + dx, box[1] + dy, box[2] + dx, box[3] + dy)
+
+    def move(self, element: Element) -> tuple[float, float]:
+        """Return the translation of a group, or the position of a use."""
+        if element not in self._moves:
+            is_use = name_of(element) == "use"
+            place = (number(element.get("x")), number(element.get("y"))) if is_use else None
+            self._moves[element] = place or translation(element.get("transform"))
+        return self._moves[element]
 
     def use_box(self, use: Element, dx: float = 0.0, dy: float = 0.0, depth: int = 0) -> Box | None:
         """Return the box of what a use shows; its own transform does not count. Raises: Unscorable for a circle."""
         target = self.target(use)
         if target is None:
             return None
-        return self.target_box(target, dx + number(use.get("x")), dy + number(use.get("y")), depth)
+        move_x, move_y = self.move(use)
+        return self.target_box(target, dx + move_x, dy + move_y, depth)
 
     def target_box(self, target: Element, dx: float, dy: float, depth: int) -> Box | None:
         """Return the box of a shape, a use or a group with its translation; None for anything else."""
@@ -173,14 +194,14 @@ class Definitions:
         if depth > DEEPEST_USE:
             refuse(f"more than {DEEPEST_USE} groups and uses within each other")
         if name in SHAPES:
-            return own_box(target, dx, dy)
+            return self.box(target, dx, dy)
         if name == "use":
             return self.use_box(target, dx, dy, depth + 1)
         return self.group_box(target, dx, dy, depth + 1) if name == "g" else None
 
     def group_box(self, group: Element, dx: float = 0.0, dy: float = 0.0, depth: int = 0) -> Box | None:
         """Return the box around the shapes, uses and groups in a group, moved by its translation, too."""
-        move_x, move_y = translation(group.get("transform"))
+        move_x, move_y = self.move(group)
         dx, dy = dx + move_x, dy + move_y
         boxes: list[Box] = []
         for child in group:

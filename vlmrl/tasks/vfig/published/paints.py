@@ -124,7 +124,7 @@ def reference_colours(root: Element) -> dict[str, str]:
 
 def is_none(paint: str) -> bool:
     """Return whether a paint is absent or `none`; spaces around it are not removed."""
-    return paint.lower() in ("", "none")
+    return len(paint) <= 4 and paint.lower() in ("", "none")
 
 
 def _first_stop(gradient: Element) -> str:

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 from vlmrl.tasks.vfig.published.clusters import merged
 from vlmrl.tasks.vfig.published.document import Work, name_of, parents
 from vlmrl.tasks.vfig.published.labels import claim_label, texts_in
-from vlmrl.tasks.vfig.published.outlines import SHAPES, Box, Definitions, area, centre, own_box, union
+from vlmrl.tasks.vfig.published.outlines import SHAPES, Box, Definitions, area, centre, union
 from vlmrl.tasks.vfig.published.paints import (
     GRADIENTS,
     border_style,
@@ -20,8 +20,8 @@ from vlmrl.tasks.vfig.published.paints import (
     resolved,
     stop_colours,
 )
-from vlmrl.tasks.vfig.published.styles import classes, font_of, normal, style_property, text_of
-from vlmrl.tasks.vfig.published.transforms import canvas, distance, number, translation
+from vlmrl.tasks.vfig.published.styles import Fonts, classes, normal, style_property, text_of
+from vlmrl.tasks.vfig.published.transforms import canvas, distance, number
 
 SMALLEST = 15
 """Smallest width and height of a shape of a response, in pixels."""
@@ -37,6 +37,8 @@ OVERLAY_GAP = 15
 """Largest distance of a shape of the root from the pattern that is taken for its fill, in pixels."""
 YIELDING = {"solid", *GRADIENTS.values()}
 """Fill styles that yield to a pattern that is drawn over them."""
+LONG_LABEL = 1000
+"""Length of a label whose search for a text counts as another comparison, in characters."""
 FILLED_ONLY = {"polyline", "path"}
 """Shapes that need a fill; the others may have a stroke instead."""
 
@@ -79,9 +81,10 @@ class Extraction:
         self.definitions = Definitions(root, work)
         self.rules = classes(root)
         self.styles, self.colours = fill_styles(root), stop_colours(root)
-        self.parent_of = parents(root)
         self.canvas = canvas(root)
-        self.texts = texts_in(root, self.parent_of)
+        parent_of = parents(root)
+        self.fonts = Fonts(parent_of, self.rules)
+        self.texts = texts_in(root, parent_of)
 
     def shapes(self) -> list[Drawn]:
         """Return the labelled shapes: those of labelled groups, then those of texts near other shapes."""
@@ -150,7 +153,9 @@ class Extraction:
     def _root_shapes(self) -> list[Drawn]:
         """Return the shapes and the filled uses that are children of the root."""
         shapes: list[Drawn] = []
-        outlined = [(c, box) for c in self.root if name_of(c) in SHAPES and (box := own_box(c)) is not None]
+        outlined = [
+            (c, box) for c in self.root if name_of(c) in SHAPES and (box := self.definitions.box(c)) is not None
+        ]
         patterns = [(style, box) for child, box in outlined if (style := self._pattern(child)) is not None]
         for child, box in outlined:
             if not self._is_shape(child, box):
@@ -168,15 +173,15 @@ class Extraction:
 
     def _read_group(self, group: Element, shapes: list[Drawn], loose: list[Drawn]) -> None:
         """Add the shapes of a group to the labelled or to the loose ones."""
-        dx, dy = translation(group.get("transform"))
-        primitives = [(child, own_box(child, dx, dy)) for child in group if name_of(child) in SHAPES]
+        dx, dy = self.definitions.move(group)
+        primitives = [(child, self.definitions.box(child, dx, dy)) for child in group if name_of(child) in SHAPES]
         parts: list[tuple[Element, Box]] = []
         boxes: list[Box] = []
         tags = {name_of(child) for child, _ in primitives}
         for child in group:
             name = name_of(child)
             if name in SHAPES:
-                box = own_box(child, dx, dy)
+                box = self.definitions.box(child, dx, dy)
                 box = box if self._is_shape(child, box) else None
             elif name == "use":
                 box = self._use_box(child, dx, dy)
@@ -222,18 +227,18 @@ class Extraction:
             overlays = filter(None, (self._pattern(child) for child in group if name_of(child) in SHAPES))
             whole.fill_style = next(overlays, whole.fill_style)
         whole.label = " ".join(text for _, text in lines)
-        fonts = (font_of(line, self.parent_of, self.rules) for line, _ in lines)
+        fonts = (self.fonts.of(line) for line, _ in lines)
         whole.font = next(filter(None, fonts), "")
-        for one in self._split(parts, lines, *translation(group.get("transform"))) or [whole]:
+        for one in self._split(parts, lines, *self.definitions.move(group)) or [whole]:
             if not self._is_taken(one.box, shapes):
                 shapes.append(one)
                 self._use_texts(normal(one.label))
 
     def _use_texts(self, label: str) -> None:
         """Mark every text that stands in a label as used, wherever it is."""
-        self.work.spend(len(self.texts))
+        self.work.spend(len(self.texts) * (1 + len(label) // LONG_LABEL))
         for text in self.texts:
-            text.is_used = text.is_used or normal(text.text) in label
+            text.is_used = text.is_used or text.label in label
 
     def _is_taken(self, box: Box, shapes: Sequence[Drawn]) -> bool:
         self.work.spend(len(shapes))
@@ -255,7 +260,7 @@ class Extraction:
                 best = min(near, key=away.__getitem__)
                 one = self._drawn(child, box)
                 one.label, one.tags = left.pop(best)[2], {one.tag}
-                one.font = font_of(child, self.parent_of, self.rules)
+                one.font = self.fonts.of(child)
                 shapes.append(one)
         return shapes if len(shapes) > 1 else []
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from vlmrl.tasks.vfig.published.colours import colour_score
 from vlmrl.tasks.vfig.published.document import Work, refuse
 from vlmrl.tasks.vfig.published.outlines import Box, centre
-from vlmrl.tasks.vfig.published.response_shapes import Drawn
+from vlmrl.tasks.vfig.published.response_shapes import LONG_LABEL, Drawn
 from vlmrl.tasks.vfig.published.styles import normal
 from vlmrl.tasks.vfig.published.transforms import distance
 from vlmrl.tasks.vfig.published.truth_shapes import TruthShape
@@ -50,26 +50,27 @@ WORST_RATIO = 3.0
 
 def match_shapes(truths: Mapping[str, TruthShape], drawn: Sequence[Drawn], work: Work) -> dict[str, Drawn]:
     """Return key -> shape of the response, by labels only: each in its turn takes the best that is left."""
-    left = [(normal(one.label), one) for one in drawn]
+    left = [(label := normal(one.label), frozenset(label.split()), one) for one in drawn]
+    cost = len(left) + sum(len(label) for label, _, _ in left) // LONG_LABEL
     matches: dict[str, Drawn] = {}
     for key, truth in truths.items():
         label = normal(truth.label)
-        work.spend(len(left))
+        words = frozenset(label.split())
+        work.spend(cost)
         best, best_score = -1, 0.0
-        for i, (other, _) in enumerate(left):
-            score = _likeness(label, other)
+        for i, (other, other_words, _) in enumerate(left):
+            score = _likeness(label, words, other, other_words)
             if score > best_score:
                 best, best_score = i, score
         if best_score >= LEAST_LABEL:
-            matches[key] = left.pop(best)[1]
+            matches[key] = left.pop(best)[2]
     return matches
 
 
-def _likeness(label: str, other: str) -> float:
+def _likeness(label: str, words: Set[str], other: str, other_words: Set[str]) -> float:
     """Return how much two normal labels have in common for the matching, in [0, 1]; 2 if they are equal."""
     if label == other:
         return 2.0
-    words, other_words = set(label.split()), set(other.split())
     if not words or not other_words:
         return 0.0
     if words <= other_words or other_words <= words:

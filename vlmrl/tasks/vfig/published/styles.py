@@ -98,20 +98,31 @@ def style_property(element: Element, name: str, rules: Classes) -> str:
     return ""
 
 
-def font_of(text: Element, parent_of: Mapping[Element, Element], rules: Classes) -> str:
-    """Return the font family of a text: its own, else of the first tspan with one, else of the nearest ancestor."""
-    own = style_property(text, "font-family", rules)
-    if own:
-        return own
-    for child in text:
-        if name_of(child) == "tspan" and (font := style_property(child, "font-family", rules)):
-            return font
-    above = parent_of.get(text)
-    while above is not None:
-        if font := style_property(above, "font-family", rules):
-            return font
-        above = parent_of.get(above)
-    return ""
+class Fonts:
+    """Font families of a document; those of groups are looked up once.
+
+    Args:
+        parent_of: parents of its elements.
+        rules: style sheets.
+    """
+
+    def __init__(self, parent_of: Mapping[Element, Element], rules: Classes) -> None:
+        self.parent_of, self.rules = parent_of, rules
+        self._above: dict[Element, str] = {}
+
+    def of(self, text: Element) -> str:
+        """Return the family of a text: its own, else of the first tspan with one, else of the nearest ancestor."""
+        for element in (text, *(child for child in text if name_of(child) == "tspan")):
+            if font := style_property(element, "font-family", self.rules):
+                return font
+        above = self.parent_of.get(text)
+        return self._of_group(above) if above is not None else ""
+
+    def _of_group(self, group: Element) -> str:
+        if group not in self._above:
+            font, above = style_property(group, "font-family", self.rules), self.parent_of.get(group)
+            self._above[group] = font or (self._of_group(above) if above is not None else "")
+        return self._above[group]
 
 
 def text_of(element: Element) -> str:

@@ -137,6 +137,7 @@ def _look(
     style = fill_style(main, styles, {})
     if style in PLAIN:
         for other in element.iter():
+            definitions.work.spend()
             other_style = fill_style(other, styles, {}) if name_of(other) in SHAPES else "none"
             if other_style in PLAIN:
                 continue
