@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
@@ -140,10 +141,6 @@ class Extraction:
         one.stroke = target.get("stroke", "") if target is not None else ""
         return one if not is_none(one.fill) else None
 
-    def _use_box(self, use: Element, dx: float, dy: float) -> Box | None:
-        box = self.definitions.use_box(use, dx, dy)
-        return box if box is not None and _is_large(box) else None
-
     def _pattern(self, element: Element) -> str | None:
         """Return the style of the pattern that fills an element; None for any other fill and an unknown pattern."""
         key = reference(style_property(element, "fill", self.rules))
@@ -166,8 +163,8 @@ class Extraction:
                 one.fill_style = next((style for style, other in patterns if _is_near(box, other)), one.fill_style)
             shapes.append(one)
         for child in self.root:
-            box = self._use_box(child, 0.0, 0.0) if name_of(child) == "use" else None
-            if box is not None and (one := self._used_at_root(child, box)) is not None:
+            box = self.definitions.use_box(child) if name_of(child) == "use" else None
+            if box is not None and _is_large(box) and (one := self._used_at_root(child, box)) is not None:
                 shapes.append(one)
         return shapes
 
@@ -183,11 +180,10 @@ class Extraction:
             if name in SHAPES:
                 box = self.definitions.box(child, dx, dy)
                 box = box if self._is_shape(child, box) else None
-            elif name == "use":
-                box = self._use_box(child, dx, dy)
-            elif name == "g":
-                box = self.definitions.group_box(child, dx, dy)
-                box = box if box is not None and _is_large(box) else None
+            elif name in ("use", "g"):
+                box_of = self.definitions.use_box if name == "use" else self.definitions.group_box
+                box = box_of(child, dx, dy)
+                box = box if box is not None and _is_large(box) and _is_measured(box) else None
             else:
                 continue
             if box is not None:
@@ -287,7 +283,12 @@ def _is_near(one: Box, other: Box) -> bool:
 
 
 def _is_large(box: Box) -> bool:
+    """Return whether no side is too short: one that is not a number is not."""
     return not (box[2] - box[0] < SMALLEST or box[3] - box[1] < SMALLEST)
+
+
+def _is_measured(box: Box) -> bool:
+    return not (math.isnan(box[2] - box[0]) or math.isnan(box[3] - box[1]))
 
 
 def extracted_shapes(root: Element, work: Work) -> list[Drawn]:
