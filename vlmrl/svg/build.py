@@ -22,7 +22,7 @@ from vlmrl.svg.text import lay_out
 from vlmrl.svg.values import Matrix, Paint, read_length, read_paint, read_transform, read_view_box
 
 Images = Literal["refuse", "drop", "draw"]
-"""What happens to an embedded picture (a data URI): the document is refused, the picture is left out, or drawn."""
+"""Policy for embedded pictures (data URIs): the document is refused, the picture is left out, or it is drawn."""
 CONTAINERS = ("svg", "g", "a", "switch")
 REFUSED = ("script", "foreignObject", "iframe", "object", "embed", "audio", "video", "canvas")
 """Elements that no figure needs, and that other renderers run or load."""

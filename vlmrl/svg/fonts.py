@@ -1,7 +1,7 @@
-"""Glyphs of the fonts that ship with vlmrl. Text is drawn with these alone, so that pictures do not depend on a machine.
+"""Glyphs of the fonts that ship with vlmrl. Text is drawn with these alone: pictures do not depend on a machine.
 
 Families of a document are mapped to a sans-serif, a serif and a monospaced font; characters that one of them lacks come
-from a font with many symbols. licences: fonts/LICENSES.md.
+from a font with many symbols. Licences: fonts/LICENSES.md.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _File:
 
     def __init__(self, name: str) -> None:
         self.font = TTFont(FOLDER / f"{name}.ttf", lazy=True)
-        self.names: dict[int, str] = self.font.getBestCmap()
+        self.names: dict[int, str] = self.font.getBestCmap() or {}
         self.glyphs = self.font.getGlyphSet()
         self.em: int = self.font["head"].unitsPerEm  # pyright: ignore[reportAttributeAccessIssue]
         lines: Any = self.font["hhea"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from vlmrl.svg.paths import Command, read_path
@@ -55,7 +56,7 @@ class Box(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """What relative lengths refer to: the sizes of the viewport, and the size of the font, in user units."""
+    """Sizes that relative lengths refer to: those of the viewport, and that of the font, in user units."""
 
     width: float
     height: float
@@ -228,7 +229,7 @@ def bezier(p: Sequence[float], t: float) -> float:
     """Return the value of a Bezier curve of one coordinate at the time `t` in [0, 1]. `p`: 2 to 4 control values."""
     values = list(p)
     while len(values) > 1:
-        values = [u + (v - u) * t for u, v in zip(values, values[1:], strict=False)]
+        values = [u + (v - u) * t for u, v in pairwise(values)]
     return values[0]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
-import cairocffi as cairo
 import numpy as np
 
 from vlmrl.svg.geometry import fitted, length_of
@@ -14,6 +15,7 @@ from vlmrl.svg.paths import Command
 from vlmrl.svg.scene import Bitmap, ClipPart, Gradient, Group, Item, Mask, Scene, Shape, Source, Stroke, Tile
 from vlmrl.svg.values import Matrix
 
+cairo: Any = import_module("cairocffi")  # its own types are wrong: they take integers alone
 FARTHEST = 2_000_000.0
 """Largest coordinate in pixels. cairo's own end at 2**23."""
 MOST_DASHES = 50_000
@@ -64,9 +66,8 @@ class Painter:
 
     @classmethod
     def of_scene(cls, scene: Scene, width: int, height: int) -> Painter:
-        """Return an empty surface for a scene. What lies outside of the scene's box is cut."""
-        painter = cls(width, height, view_of(scene, width, height))
-        return painter
+        """Return an empty surface for a scene."""
+        return cls(width, height, view_of(scene, width, height))
 
     def background(self, red: float, green: float, blue: float) -> None:
         """Fill the surface."""
@@ -74,11 +75,9 @@ class Painter:
         self.context.paint()
 
     def bgra(self) -> np.ndarray:
-        """Return the pixels, (height, width, 4) uint8, premultiplied, in the order blue, green, red, alpha. They are
-        the surface's own: they change when it does.
-        """
+        """Return the surface's own pixels, (height, width, 4) uint8: blue, green, red, alpha; premultiplied."""
         self.surface.flush()
-        rows = np.frombuffer(self.surface.get_data(), np.uint8).reshape(self.height, self.surface.get_stride())
+        rows = np.frombuffer(self.surface.get_data(), np.uint8).reshape(self.height, -1)
         return rows[:, : self.width * 4].reshape(self.height, self.width, 4)
 
     def rgb(self) -> np.ndarray:
@@ -140,7 +139,7 @@ class Painter:
         else:
             context.mask_surface(self._mask(group.mask, group.opacity), 0, 0)
 
-    def _mask(self, mask: Mask, opacity: float) -> cairo.ImageSurface:
+    def _mask(self, mask: Mask, opacity: float) -> Any:
         """Return a mask as a surface of alpha."""
         inner = Painter(self.width, self.height, self.view, self.layers + 1)
         inner._clip((ClipPart(mask.box, mask.matrix, False),))
@@ -215,7 +214,7 @@ class Painter:
         context, scale = self.context, math.sqrt(abs(m.determinant))
         if not self._set_source(stroke.source, m):
             return
-        context.set_matrix(cairo.Matrix(*m))  # the pen has the shape that the map gives it
+        context.set_matrix(_cairo(m))  # the pen has the shape that the map gives it
         context.set_line_width(min(stroke.width, 2 * FARTHEST / scale))
         context.set_line_cap(CAPS.get(stroke.cap, cairo.LINE_CAP_BUTT))
         context.set_line_join(JOINS.get(stroke.join, cairo.LINE_JOIN_MITER))
@@ -248,11 +247,11 @@ class Painter:
             pattern, matrix = self._tile(source, m)
         if not _is_usable(m.times(matrix)):
             return False
-        pattern.set_matrix(cairo.Matrix(*m.times(matrix).inverted()))
+        pattern.set_matrix(_cairo(m.times(matrix).inverted()))
         self.context.set_source(pattern)
         return True
 
-    def _tile(self, tile: Tile, m: Matrix) -> tuple[cairo.SurfacePattern, Matrix]:
+    def _tile(self, tile: Tile, m: Matrix) -> tuple[Any, Matrix]:
         """Return the picture of a tile, and the map from its pixels to the user space of the shape."""
         whole, box = m.times(tile.matrix), tile.box
         columns = math.ceil(min(1e9, box.width * math.hypot(whole.a, whole.b)))
@@ -283,7 +282,7 @@ class Painter:
         surface = cairo.ImageSurface.create_for_data(data, cairo.FORMAT_ARGB32, columns, rows, columns * 4)
         pattern = cairo.SurfacePattern(surface)
         pattern.set_extend(cairo.EXTEND_PAD)  # edges are not mixed with what is around
-        pattern.set_matrix(cairo.Matrix(*m.inverted()))
+        pattern.set_matrix(_cairo(m.inverted()))
         self.context.save()
         self._path([Command(*c) for c in _frame(columns, rows)], m)
         self.context.clip()
@@ -294,6 +293,10 @@ class Painter:
 
 def _frame(columns: int, rows: int) -> list[tuple[str, tuple[float, ...]]]:
     return [("M", (0, 0)), ("L", (columns, 0)), ("L", (columns, rows)), ("L", (0, rows)), ("Z", ())]
+
+
+def _cairo(m: Matrix) -> Any:
+    return cairo.Matrix(*m)
 
 
 def _is_usable(m: Matrix) -> bool:

@@ -46,7 +46,7 @@ def gradient(node: Node, ids: Mapping[str, Node], box: Box, lengths: Lengths, al
         alpha: opacity of the fill or the stroke, in [0, 1].
     """
     chain = linked(node, ids, GRADIENTS)
-    stops = next((found for link in chain if (found := _stops(link, alpha))), ())
+    stops = next((own for link in chain if (own := _stops(link, alpha))), ())
     if not stops:
         return None
     attributes, last = _merged(chain), stops[-1][1]

@@ -22,7 +22,7 @@ MOST_FONT = 100_000.0
 
 
 class Place(NamedTuple):
-    """What an element takes from the elements around it.
+    """Values that an element takes from the elements around it.
 
     Args:
         style: inherited property -> value; a missing one has its first value.
@@ -48,9 +48,7 @@ class Place(NamedTuple):
 
 
 def inherit(node: Node, place: Place) -> Place:
-    """Return the place within an element: with its own values of inherited properties. Values that are wrong are left
-    out, as CSS has it.
-    """
+    """Return the place within an element, with its own values of inherited properties. A wrong value is left out."""
     own = {name: value.strip() for name, value in node.attributes.items() if name in INHERITED}
     own = {name: value for name, value in own.items() if value and value not in ("inherit", "unset")}
     if not own:

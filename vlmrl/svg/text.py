@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from vlmrl.svg.fonts import Face, face_for
@@ -73,7 +74,7 @@ class _TextPath:
 
     def at(self, length: float) -> tuple[float, float, float] | None:
         """Return x, y and direction at a length along the line; None beyond its ends."""
-        for (x1, y1), (x2, y2) in zip(self.points, self.points[1:], strict=False):
+        for (x1, y1), (x2, y2) in pairwise(self.points):
             piece = math.hypot(x2 - x1, y2 - y1)
             if 0 <= length <= piece and piece > 0:
                 share = length / piece
@@ -153,7 +154,7 @@ class _Reader:
         if not lines:
             return None
         points = lines[0]
-        whole = sum(math.dist(a, b) for a, b in zip(points, points[1:], strict=False))
+        whole = sum(math.dist(a, b) for a, b in pairwise(points))
         start = read_length(node.attributes.get("startOffset", "0"), whole=whole, em=place.lengths.em) or 0.0
         return _TextPath(points, start)
 

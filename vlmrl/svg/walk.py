@@ -11,13 +11,12 @@ from vlmrl.svg.styles import Place
 
 
 class Walk(Protocol):
-    """Walk over a document.
+    """Walk over a document."""
 
-    Attributes:
-        ids: `id` -> element.
-    """
-
-    ids: Mapping[str, Node]
+    @property
+    def ids(self) -> Mapping[str, Node]:
+        """Elements by their `id`."""
+        ...
 
     def count(self) -> None:
         """Count an element that is drawn. Raises: SvgRefused (`limit`)."""
