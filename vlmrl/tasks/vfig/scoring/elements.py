@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -109,9 +110,9 @@ def _element(one: Seen, frame: Box) -> Element | None:
 
 def _ends(path: Sequence[Point]) -> tuple[Point, Point, Point]:
     """Return the begin, the middle and the end of a line, by its length."""
-    lengths = [math.dist(a, b) for a, b in zip(path, path[1:], strict=False)]
+    lengths = [math.dist(a, b) for a, b in pairwise(path)]
     half = sum(lengths) / 2
-    for (a, b), length in zip(zip(path, path[1:], strict=False), lengths, strict=True):
+    for (a, b), length in zip(pairwise(path), lengths, strict=True):
         if half <= length:
             share = half / length if length else 0.0
             return path[0], (a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share), path[-1]

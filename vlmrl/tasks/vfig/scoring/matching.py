@@ -113,7 +113,8 @@ def _line_pair(one: Element, other: Element, diagonal: float) -> tuple[float, fl
     other_points, other_heads = _directed(other)
     ways = [(other_points, other_heads)]
     if heads[0] == heads[1] or other_heads[0] == other_heads[1]:
-        ways.append((other_points[::-1], other_heads[::-1]))
+        begin, middle, end = other_points
+        ways.append(((end, middle, begin), (other_heads[1], other_heads[0])))
     best = (0.0, 0.0)
     for points_there, heads_there in ways:
         distance = sum(math.dist(p, q) for p, q in zip(points, points_there, strict=True)) / 3
