@@ -40,7 +40,7 @@ class PictureScore(NamedTuple):
 
 
 def picture_similarity(truth: np.ndarray, drawn: np.ndarray) -> PictureScore:
-    """Return how similar a picture is to the true one: 1 for equal pictures, 0 for an empty one beside a figure.
+    """Return how similar a picture is to the true one: 1 for equal pictures, 0 for one of a single colour.
 
     Args:
         truth, drawn: (height, width, 3) uint8 RGB of one size.
@@ -50,6 +50,8 @@ def picture_similarity(truth: np.ndarray, drawn: np.ndarray) -> PictureScore:
         raise ValueError(f"pictures of different sizes: {truth.shape} and {drawn.shape}")
     if (truth == drawn).all():
         return PictureScore(1.0, 1.0, 1.0, 1.0)
+    if (drawn == drawn[0, 0]).all():
+        return PictureScore(0.0, 0.0, 0.0, 0.0)
     ground = background(truth)
     a, b = truth.astype(np.float32), drawn.astype(np.float32)
     empty = np.broadcast_to(ground, a.shape)
@@ -78,10 +80,9 @@ def _shrunk(picture: np.ndarray, side: int) -> np.ndarray:
         return picture
     rows, columns = (np.arange(0, n, side) for n in picture.shape[:2])
     total = np.add.reduceat(np.add.reduceat(picture, rows, axis=0), columns, axis=1)
-    heights = np.diff(np.append(rows, picture.shape[0]))[:, None]
-    widths = np.diff(np.append(columns, picture.shape[1]))[None, :]
-    count = (heights * widths).reshape(heights.size, widths.size, *[1] * (picture.ndim - 2))
-    return total / count
+    heights: np.ndarray = np.diff(np.append(rows, picture.shape[0]))
+    widths: np.ndarray = np.diff(np.append(columns, picture.shape[1]))
+    return total / np.outer(heights, widths).reshape(*total.shape[:2], *[1] * (picture.ndim - 2))
 
 
 def _ink(a: np.ndarray, b: np.ndarray, ground: np.ndarray) -> float:
