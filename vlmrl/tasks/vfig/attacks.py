@@ -1,5 +1,6 @@
 """Tricks for the probe: responses that earn something from rewards for SVG code without drawing the figure."""
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 import re

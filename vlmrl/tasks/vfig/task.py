@@ -1,7 +1,7 @@
 """The task figures: from the picture of a figure to its SVG code.
 
-One prompt serves supervised training, reinforcement learning, evaluation and `vlmrl generate`. The pictures of a dataset
-are drawn from its code by the renderer that draws the responses.
+One prompt serves supervised training, reinforcement learning, evaluation and `vlmrl generate`. The pictures of a
+dataset are drawn from its code by the renderer that draws the responses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def figures_task(info: Mapping[str, Any]) -> Task:
         template=files("vlmrl.tasks.vfig").joinpath("prompt.jinja").read_text(encoding="utf-8"),
         template_file="tasks/vfig/prompt.jinja",
         validate=truth_problems,
-        profiles={"default": (REWARD, {})},
+        profiles={"default": (REWARD, {"key": "svg"})},
         outcome=measure,
         metrics={**dict.fromkeys(MEASURES, Metric("higher", SHARE)), "parse_failure": Metric("lower", SHARE)},
         by=("source",),
