@@ -101,7 +101,7 @@ DEMOS = {
         sft="figures_sft.toml",
         rl="figures_tiny.toml",
         data="drawn figures of one to three shapes, each with its SVG code",
-        start="on 1,500 figures, until most answers can be drawn",
+        start="on 2,000 figures, until most answers can be drawn",
         test="test figures, which neither has seen",
         unit="figures",
     ),

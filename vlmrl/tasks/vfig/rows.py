@@ -28,6 +28,8 @@ TRAIN, START, VALIDATION, TEST = "train", "start", "validation", "test"
 MOST_PIXELS = 1_048_576
 """Largest number of pixels of a picture. Larger figures are drawn smaller."""
 BATCH = 64
+PAGE = '<rect width="64" height="64" fill="white" stroke="gray" stroke-width="4"/>'
+"""Page of simple figures: without a frame a tiny model cannot tell how far a shape is from the edge."""
 DRAWN = "drawn"
 """Label of figures that are drawn at random."""
 
@@ -143,5 +145,6 @@ def drawn_rows(counts: Mapping[str, int], settings: DrawnSettings, seed: int) ->
 
 def _draw(settings: DrawnSettings, number: int, rng: random.Random) -> Drawn:
     figure = draw_figure(rng, settings)
-    picture = draw_svg(DrawJob(figure.svg)).pixels
-    return Drawn(Image.fromarray(picture), make_truth(figure.svg, DRAWN), {})
+    svg = figure.svg.replace(">", f">{PAGE}", 1) if settings.simple else figure.svg
+    picture = draw_svg(DrawJob(svg)).pixels
+    return Drawn(Image.fromarray(picture), make_truth(svg, DRAWN), {})
