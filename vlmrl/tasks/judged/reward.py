@@ -23,9 +23,9 @@ def judge(
 ) -> RewardSpec:
     """Return a reward: the scores of a model that compares a picture with the true one, by a rubric.
 
-    Its parts are the axes of the rubric, with the rubric's weights. With `render = "svg"`, the picture is drawn from the
-    SVG code of the response, at the size of the prompt's first image, which is the true one; part `render` is 1 if it
-    can be drawn. Otherwise all parts are 0, and the judge is not asked. With "none", the judge reads the text of the
+    Its parts are the axes of the rubric, with the rubric's weights. With `render = "svg"`, the picture is drawn from
+    the SVG code of the response, at the size of the prompt's first image, which is the true one; part `render` is 1 if
+    it can be drawn. Otherwise all parts are 0, and the judge is not asked. With "none", the judge reads the text of the
     response beside the prompt's image.
 
     If the judge does not answer, the response has no score; it is never 0, except with `outage = "zero"`.
