@@ -1,5 +1,6 @@
 """What the lists of SVG attacks are built of: the tuple of one attack, two colours, a frame, small files as data URLs."""
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 import base64
@@ -63,7 +64,9 @@ def png_of(width: int, height: int, depth: int, color_type: int, rows: bytes) ->
     """Return a PNG of the rows as they are: a header may promise more than they hold."""
     header = struct.pack(">IIBBBBB", width, height, depth, color_type, 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 1)), (b"IEND", b""))
-    chunks = (struct.pack(">I", len(body)) + tag + body + struct.pack(">I", zlib.crc32(tag + body)) for tag, body in parts)
+    chunks = (
+        struct.pack(">I", len(body)) + tag + body + struct.pack(">I", zlib.crc32(tag + body)) for tag, body in parts
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 

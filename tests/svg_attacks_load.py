@@ -1,5 +1,6 @@
 """SVG attacks that want memory or time: most are short, all are well formed."""
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 import math

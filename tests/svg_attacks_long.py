@@ -1,5 +1,6 @@
 """SVG attacks that want time by being long, deep, or slow to parse."""
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 from svg_attack_parts import BOX, attacks, svg

@@ -1,5 +1,6 @@
 """SVG attacks that want a file or a connection, and the same forms aimed at files and a server that a test owns."""
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 import html
@@ -42,6 +43,7 @@ def references(url: str, folder: str, last: str) -> dict[str, str]:
 
     The URL has been escaped for XML. The forms are those that look at pictures, shapes and paint.
     """
+    inner = data_url(svg(image(url), 'id="a"'), "image/svg+xml")
     return {
         "href": svg(image(url)),
         "xlink:href": svg(image(url, "xlink:href")),
@@ -78,7 +80,7 @@ def references(url: str, folder: str, last: str) -> dict[str, str]:
         "animated href": svg(f'<image {PICTURE}><animate attributeName="href" to="{url}" fill="freeze"/></image>'),
         "set href": svg(f'<image {PICTURE}><set attributeName="xlink:href" to="{url}"/></image>'),
         "image in data SVG": svg(image(data_url(svg(image(url)), "image/svg+xml"))),
-        "use in data SVG": svg(f'<use href="{data_url(svg(image(url), 'id="a"'), "image/svg+xml")}#a"/>'),
+        "use in data SVG": svg(f'<use href="{inner}#a"/>'),
     }
 
 
@@ -91,9 +93,16 @@ def inclusions(url: str, css: str, text: str) -> dict[str, str]:
         "@import with a medium": svg(f"<style>@import url({css}) screen;</style>{rect}"),
         "@import escaped": svg(f"<style>@\\69mport '{css}';</style>{rect}"),
         "@import in CDATA": svg(f"<style><![CDATA[@import '{html.unescape(css)}';]]></style>{rect}"),
-        "@import in a data URL": svg(f"<style>@import '{data_url(f'@import {chr(34)}{css}{chr(34)};', 'text/css')}';</style>"),
-        "font-face": svg(f"<style>@font-face{{font-family:q;src:url({url})}}</style>" + TEXT.format("<tspan font-family='q'>a</tspan>")),
-        "font-face-uri": svg(f'<font-face><font-face-src><font-face-uri href="{url}"/></font-face-src></font-face>{rect}'),
+        "@import in a data URL": svg(
+            f"<style>@import '{data_url(f'@import {chr(34)}{css}{chr(34)};', 'text/css')}';</style>"
+        ),
+        "font-face": svg(
+            f"<style>@font-face{{font-family:q;src:url({url})}}</style>"
+            + TEXT.format("<tspan font-family='q'>a</tspan>")
+        ),
+        "font-face-uri": svg(
+            f'<font-face><font-face-src><font-face-uri href="{url}"/></font-face-src></font-face>{rect}'
+        ),
         "background": svg(f'<rect {BOX} fill="white" style="background-image:url({url});mask-image:url({url})"/>'),
         "stylesheet PI": f'<?xml-stylesheet type="text/css" href="{css}"?>' + svg(rect),
         "xsl PI": f'<?xml-stylesheet type="text/xsl" href="{text}"?>' + svg(rect),
@@ -250,7 +259,9 @@ BOMBS = (
     ("attribute defaults", "a DTD that gives every element attributes", with_entity(
         "", f"<!ATTLIST rect fill CDATA '{PAYLOAD}' href CDATA 'file:///etc/passwd'>", f"<rect {BOX}/>")),
 )  # fmt: skip
-DATA_HTML = data_url(f'<html><body onload="alert(1)"><img src="http://192.0.2.1/">{"<svg/>" * 9}</body></html>', "text/html")
+DATA_HTML = data_url(
+    f'<html><body onload="alert(1)"><img src="http://192.0.2.1/">{"<svg/>" * 9}</body></html>', "text/html"
+)
 
 
 def data_in_data(levels: int) -> str:
@@ -283,4 +294,8 @@ WORLD = tuple(rows_of(forms("http://192.0.2.1/a.svg"), "asks an address that nob
         image(data_url(svg(image("http://192.0.2.1/b.png")), "image/svg+xml")))),
 )  # fmt: skip
 
-REACH = attacks("files", "refused", *odd_files()) + attacks("files", "either", *BOMBS) + attacks("network", "refused", *WORLD)
+REACH = (
+    attacks("files", "refused", *odd_files())
+    + attacks("files", "either", *BOMBS)
+    + attacks("network", "refused", *WORLD)
+)

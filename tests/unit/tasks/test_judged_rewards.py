@@ -1,6 +1,5 @@
 """Rewards of a judge: drawn responses, shared calls, outages, verdicts from the cache, and the recipe's table."""
 
-
 from __future__ import annotations
 
 import time
@@ -17,13 +16,13 @@ from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards import load_recorded as load_general
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.several import Member, compose
-from vlmrl.rewards.several_scorer import open_scorer
+from vlmrl.rewards.several_scorer import RewardScorer, open_scorer
 from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
 from vlmrl.tasks.judged.reward import judge, vfig
 from vlmrl.tasks.judged.service import OFFLINE
 from vlmrl.tasks.source_rewards import reward_of
 from vlmrl.tasks.vfig.task import figures_task
-from vlmrl.types import RewardInput
+from vlmrl.types import RewardInput, Score
 
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 20 20">'
 
@@ -41,6 +40,15 @@ def table(endpoint: Endpoint | str, **more: Any) -> dict[str, Any]:
 def inputs(*responses: str) -> list[RewardInput]:
     truth = {"svg": box(10), "source": "a"}
     return [RewardInput(response, truth, images=(Image.new("RGB", (20, 20), "white"),)) for response in responses]
+
+
+def waited(scorer: RewardScorer) -> dict[int, list[Score]]:
+    """All groups of a call, also those that wait for the judge."""
+    groups: dict[int, list[Score]] = {}
+    end = time.monotonic() + 60
+    while scorer.is_open and time.monotonic() < end:
+        groups |= dict(scorer.collect(0.1) if scorer.is_busy else scorer.collect())
+    return groups
 
 
 def test_the_axes_are_the_parts_and_what_cannot_be_drawn_is_not_asked():
@@ -62,11 +70,7 @@ def test_equal_pictures_of_a_group_share_a_call_and_groups_come_as_they_are_read
     with serve_judge(honest) as endpoint, open_scorer(vfig(judge=table(endpoint, concurrency=4))) as scorer:
         for key in range(4):
             scorer.submit(key, inputs(box(5), box(5).replace("red", "#f00"), box(6 + key)))
-        groups: dict[int, list] = {}
-        end = time.monotonic() + 60
-        while len(groups) < 4 and time.monotonic() < end:
-            groups |= dict(scorer.collect(0.1))
-        groups |= dict(scorer.collect())
+        groups = waited(scorer)
         calls = len(endpoint.requests)
     assert sorted(groups) == [0, 1, 2, 3] and calls == 5
     assert all(scores[0].value == scores[1].value for scores in groups.values())
@@ -87,11 +91,7 @@ def test_an_outage_is_no_score_and_the_call_waits_for_its_end():
             scorer.submit(0, inputs(box(5), box(6)), on_outage="wait")
             assert scorer.collect() == [] and scorer.is_open and scorer.missing == 2
             down = False
-            end = time.monotonic() + 60
-            groups: dict[int, list] = {}
-            while not groups and time.monotonic() < end:
-                groups = dict(scorer.collect(1.0))
-            groups = groups or dict(scorer.collect())
+            groups = waited(scorer)
             assert [score.value for score in groups[0]] == [0.5, 0.5]
         with open_scorer(vfig(judge=table("http://127.0.0.1:9/v1", outage="zero"))) as scorer:
             (score,) = scorer.score(inputs(box(5)))
@@ -100,10 +100,12 @@ def test_an_outage_is_no_score_and_the_call_waits_for_its_end():
 
 @pytest.mark.parametrize("answer", ["NaN", "9.0", "-1"])
 def test_an_invalid_verdict_is_no_score_and_nobody_waits(answer: str):
-    with serve_judge(lambda number, one: verdict_text(answer)) as endpoint:
-        with open_scorer(vfig(judge=table(endpoint))) as scorer:
-            scorer.submit(0, inputs(box(5)), on_outage="wait")
-            ((_, (score,)),) = scorer.collect()
+    with (
+        serve_judge(lambda number, one: verdict_text(answer)) as endpoint,
+        open_scorer(vfig(judge=table(endpoint))) as scorer,
+    ):
+        scorer.submit(0, inputs(box(5)), on_outage="wait")
+        ((_, (score,)),) = scorer.collect()
     assert score.status == "unavailable" and not scorer.is_open
 
 
@@ -154,7 +156,7 @@ def test_a_record_loads_the_same_reward_and_holds_no_key(monkeypatch: pytest.Mon
     record = reward_record(spec, {})
     assert "secret-4711" not in str(record)
     assert load_recorded(record).args == spec.args
-    with pytest.raises(RewardError, match="unknown reward|vfig"):
+    with pytest.raises(RewardError, match="vfig"):
         load_general(record)
 
 
