@@ -25,7 +25,6 @@ LEAST_REPEATS, LEAST_CHARS = 12, 400
 LONG_TEXT, LEAST_SHARE = 4_000, 0.02
 """A longer text repeats itself if zlib makes it smaller than this share."""
 TAG = re.compile(r"<[^<>]*>[^<]*")
-COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 BETWEEN = re.compile(r"\s*([<>=])\s*")
 
 
@@ -86,5 +85,13 @@ def repetition(svg: str) -> str:
 
 def code_hash(svg: str) -> str:
     """Return a hash of a figure's code: equal for texts that differ in comments and in white space around tags."""
-    text = BETWEEN.sub(r"\1", " ".join(COMMENT.sub("", svg).split()))
+    text = BETWEEN.sub(r"\1", " ".join(_without_comments(svg).split()))
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def _without_comments(svg: str) -> str:
+    parts, place = [], 0
+    while (start := svg.find("<!--", place)) >= 0 and (end := svg.find("-->", start)) >= 0:
+        parts.append(svg[place:start])
+        place = end + 3
+    return "".join([*parts, svg[place:]])
