@@ -50,7 +50,7 @@ class ShapeCounts:
 
 def count_shapes(svg: str) -> ShapeCounts:
     """Return the counts of a figure's code. Raises: SvgRefused for a text that is no SVG or beyond the limits."""
-    numbers = dict.fromkeys(("basic", "connectors", "complex", "texts"), 0)
+    numbers: dict[str, int] = dict.fromkeys(("basic", "connectors", "complex", "texts"), 0)
     kinds = {**dict.fromkeys(BASIC, "basic"), **dict.fromkeys(CONNECTORS, "connectors")}
     kinds |= {**dict.fromkeys(COMPLEX, "complex"), "text": "texts"}
     waiting: list[Node] = [parse_svg(svg)]
