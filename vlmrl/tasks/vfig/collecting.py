@@ -190,8 +190,7 @@ class Collector:
             if all(counts.kept[split] >= rows for split, rows in wanted.items()):
                 return
         raise DataError(
-            f"{most:,} drawn figures gave {counts.kept.total():,} of {sum(wanted.values()):,} rows: "
-            f"{counts.note()[1]}",
+            f"{most:,} drawn figures gave {counts.kept.total():,} of {sum(wanted.values()):,} rows: {counts.note()[1]}",
             hint="draw fewer, leave out --simple, or turn filters off",
         )
 
@@ -272,4 +271,3 @@ def _too_many(wrong: Sequence[WrongRow], total: int, max_bad: float) -> DataErro
         f"{lines}{more}",
         hint=f"mend the rows, give the folder of their images (--image-root), or {leave_out(len(wrong), total)}",
     )
-

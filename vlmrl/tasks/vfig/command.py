@@ -93,9 +93,7 @@ def prep(
     return _prepared(plan, check_name(name or NAME), out, limits, force)
 
 
-def _sources(
-    options: dict[Any, list[str] | None], image_root: Path | None, label: str | None
-) -> list[FigureSource]:
+def _sources(options: dict[Any, list[str] | None], image_root: Path | None, label: str | None) -> list[FigureSource]:
     given = [(kind, text) for kind, texts in options.items() for text in texts or []]
     if label is not None and len(given) != 1:
         raise DataError(f"--label names one source, but there are {len(given)}", hint="write NAME=PATH for each")
