@@ -104,7 +104,10 @@ def test_copies_are_kept_once_and_no_figure_of_a_benchmark_is_in_train(tmp_path:
     assert counts(dataset, "held (bench)")["duplicates"] == 1
     assert dataset.info["source"]["leaks"] == {"held": 4}
     assert check(dataset, "leakage") == ("look", "figures taken out of train and validation: 4 of held")
-    assert "22 rows: 1" in check(dataset, "source one")[1] and "3 of held-out sets" in check(dataset, "source one")[1]
+    assert (
+        "22 rows: 12 train, 5 validation; left out:" in check(dataset, "source one")[1]
+        and "3 of held-out sets" in check(dataset, "source one")[1]
+    )
     dropped = [json.loads(line) for line in (dataset.path / "dropped.jsonl").read_text().splitlines()]
     assert len(dropped) == 11
     assert {"origin": "one: 2.svg", "reason": "the figure is in held, which is held out"} in dropped
@@ -164,14 +167,9 @@ def test_sources_are_mixed_and_each_is_counted(tmp_path: Path) -> None:
 
 
 def test_drawn_figures_of_the_command(tmp_path: Path) -> None:
-    words = ("prep", "figures", "--synthetic", "20", "--synthetic-bench", "5", "--workers", "1", "--json")
-    first = this_process(*words, "--out", "a", cwd=tmp_path)
-    info = first.json["info"]
-    assert sizes_of(info) == {"train": 20, "validation": 2, "test": 5}
-    other = this_process(*words, "--out", "b", cwd=tmp_path).json["info"]
-    assert other["splits"] == info["splits"] and other["files"] == info["files"]
-    third = this_process(*words, "--out", "c", "--seed", "1", "--simple", cwd=tmp_path).json["info"]
-    assert third["fingerprint"] != info["fingerprint"]
+    words = ("prep", "figures", "--synthetic", "20", "--workers", "1", "--json")
+    info = this_process(*words, "--out", "a", cwd=tmp_path).json["info"]
+    assert sizes_of(info) == {"train": 20, "validation": 2}
     dataset = open_dataset(Data(path=str(tmp_path / "a")))
     task = make_task("figures", dataset.info)
     row = dataset.rows("train")[0]
@@ -181,6 +179,16 @@ def test_drawn_figures_of_the_command(tmp_path: Path) -> None:
     assert message.content.startswith("<image>\n") and message.content.count("<image>") == 1
     assert task.correct_response(row, random.Random(0)) == row.truth["svg"]
     assert draw_svg(DrawJob(str(row.truth["svg"]))).pixels.shape[:2] == size_of(row.truth)[::-1]
+
+
+def test_the_seed_alone_decides_what_is_drawn(tmp_path: Path) -> None:
+    sizes = {"synthetic": 12, "synthetic_bench": 5, "simple": True}
+    one, same, other = (
+        prepared(tmp_path, out=tmp_path / name, seed=seed, **sizes).info
+        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
+    assert sizes_of(one) == {"train": 12, "validation": 1, "test": 5}
+    assert one["files"] == same["files"] and one["fingerprint"] not in (None, other["fingerprint"])
 
 
 def test_the_printed_report_has_each_source(tmp_path: Path) -> None:
@@ -203,7 +211,7 @@ def test_the_printed_report_has_each_source(tmp_path: Path) -> None:
         (("--svg", "icons", "--image-root", "nowhere"), "--image-root nowhere is no folder"),
         (("--svg", "icons", "--svg", "icons", "--label", "a"), "--label names one source, but there are 2"),
         (("--svg", "icons"), "no figure is left to train on"),
-        (("--synthetic", "20", "--max-complex", "0", "--min-basic", "1", "--seed", "-1"), ""),
+        (("--synthetic", "20", "--simple", "--min-basic", "1", "--max-complex", "0", "--val-share", "0"), "no new one"),
         (("--synthetic", "20", "--simple", "--beside", "nowhere"), "nowhere"),
     ],
 )
@@ -216,9 +224,6 @@ def test_wrong_input_is_an_error_and_nothing_is_written(tmp_path: Path, words: t
     (tmp_path / "lost.json").write_text(json.dumps([{"messages": turns, "images": ["nowhere.png"]}]))
     pq.write_table(pa.table({"prompt": ["x"]}), tmp_path / "bare.parquet")
     done: Done = this_process("prep", "figures", *words, "--workers", "1", "--out", "out", cwd=tmp_path)
-    if not message:
-        assert done.code in (0, 2)  # some drawn figures have no path: either way there is no crash
-        return
     assert done.code == 2 and message in " ".join(done.err.split()) and not (tmp_path / "out").exists(), done
     if "lost.json" in words:
         assert "lost: lost.json row 0: no image file 'nowhere.png'" in done.err and "--image-root" in done.err

@@ -23,15 +23,8 @@ from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.vfig.code_text import ShapeCounts, code_hash, count_shapes, repetition
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings, draw_figure
 from vlmrl.tasks.vfig.figure_sources import SourceFigure, WrongRow, bench_source, named_source
-from vlmrl.tasks.vfig.screening import (
-    Filters,
-    PictureSizes,
-    Rejected,
-    Screened,
-    picture_difference,
-    picture_hash,
-    screen,
-)
+from vlmrl.tasks.vfig.plan import Filters, PictureSizes
+from vlmrl.tasks.vfig.screening import Rejected, Screened, picture_difference, picture_hash, screen
 from vlmrl.tasks.vfig.truth import as_label
 
 REAL = Path(__file__).parents[2] / "data" / "figures"

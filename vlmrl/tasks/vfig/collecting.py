@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from vlmrl.data.open_dataset import open_dataset
-from vlmrl.data.parallel_parts import Progress
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.store.provenance import usable_cores
@@ -23,15 +22,15 @@ from vlmrl.svg.limits import SvgLimits
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.dataset_assembly import is_few, leave_out
 from vlmrl.tasks.own_prep import LeftOut, NewRow
-from vlmrl.tasks.vfig.drawn.figure import DrawnSettings, draw_figure
+from vlmrl.tasks.vfig.drawn.figure import draw_figure
 from vlmrl.tasks.vfig.figure_sources import FigureSource, SourceFigure, WrongRow
-from vlmrl.tasks.vfig.screening import DOUBTFUL, WRONG, Filters, PictureSizes, Rejected, Screened, screen
-from vlmrl.tasks.vfig.source_report import FigureReport, SourceCounts
+from vlmrl.tasks.vfig.plan import Filters, Plan
+from vlmrl.tasks.vfig.screening import DOUBTFUL, WRONG, Rejected, Screened, screen
+from vlmrl.tasks.vfig.source_report import TEST, TRAIN, VALIDATION, FigureReport, SourceCounts
 from vlmrl.tasks.vfig.truth import as_label, make_truth
 from vlmrl.types import hash64
 from vlmrl.visible import visible
 
-TRAIN, VALIDATION, TEST = "train", "validation", "test"
 TRAINED_SPLITS = (TRAIN, "start")
 """Splits of other datasets that are trained on; their other splits are held out."""
 DRAWN = "synthetic"
@@ -39,41 +38,9 @@ DRAWN = "synthetic"
 PICTURE_HASH, CODE_HASH = "picture_hash", "code_hash"
 BATCH = 64
 SHOWN_WRONG = 5
-TRIES = 40
-"""Drawn figures are given up after this many tries for each row, when most of them are copies."""
+TRIES = 600
+"""Drawing is given up when so many figures in a row bring no new row: they are copies, or filters leave them out."""
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is collected.
-
-    Args:
-        sources: figures to train on.
-        filters: of `sources`.
-        drawn, drawn_bench: numbers of drawn training rows and benchmark rows.
-        drawn_settings, drawn_filters, seed: of drawn figures.
-        benches: figures of the split `test`. They pass no filter: only what cannot be drawn is left out.
-        beside: folders of datasets that are used together with this one.
-        val_share: share of the figures that is in validation.
-        max_bad: largest share of the rows of a source that cannot be read.
-        workers: processes that draw; None = one per core.
-    """
-
-    sources: Sequence[FigureSource]
-    filters: Filters
-    sizes: PictureSizes
-    drawn: int = 0
-    drawn_bench: int = 0
-    drawn_settings: DrawnSettings = field(default_factory=DrawnSettings)
-    drawn_filters: Filters = field(default_factory=Filters)
-    seed: int = 0
-    benches: Sequence[FigureSource] = ()
-    beside: Sequence[Path] = ()
-    val_share: float = 0.1
-    max_bad: float = 0.0
-    workers: int | None = None
-    progress: Progress | None = None
 
 
 @dataclass
@@ -174,8 +141,10 @@ class Collector:
             wanted[VALIDATION] = max(1, wanted[VALIDATION])
         counts = self.report.of(DRAWN, is_bench=is_bench)
         stream = _drawn_figures(self.plan, "test" if is_bench else "train")
-        most = TRIES * (sum(wanted.values()) + BATCH)
-        for batch in _batches(islice(stream, most), min(BATCH, number)):
+        most = max(TRIES, round(20 / share) if share else 0)  # validation fills slowly if its share is small
+        vain = 0
+        for batch in _batches(stream, min(BATCH, number)):
+            before = counts.kept.total()
             for result in screen(batch, self.plan.drawn_filters, self.plan.sizes, renderer):
                 if isinstance(result, Rejected):
                     counts.rows += 1
@@ -189,8 +158,12 @@ class Collector:
                 self.plan.progress("drawing figures", counts.kept.total(), sum(wanted.values()))
             if all(counts.kept[split] >= rows for split, rows in wanted.items()):
                 return
+            vain = 0 if counts.kept.total() > before else vain + len(batch)
+            if vain >= most:
+                break
         raise DataError(
-            f"{most:,} drawn figures gave {counts.kept.total():,} of {sum(wanted.values()):,} rows: {counts.note()[1]}",
+            f"{counts.kept.total():,} of {sum(wanted.values()):,} figures were drawn, and then no new one: "
+            f"{counts.note()[1]}",
             hint="draw fewer, leave out --simple, or turn filters off",
         )
 

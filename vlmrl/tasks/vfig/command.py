@@ -10,10 +10,9 @@ from vlmrl.errors import DataError
 from vlmrl.tasks.dataset_assembly import Limits, Prepared, check_name
 from vlmrl.tasks.options import Option, PrepCommand
 from vlmrl.tasks.own_prep import prepare_own
-from vlmrl.tasks.vfig.collecting import Collector, Plan
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings
 from vlmrl.tasks.vfig.figure_sources import FigureSource, bench_source, named_source
-from vlmrl.tasks.vfig.screening import Filters, PictureSizes
+from vlmrl.tasks.vfig.plan import Filters, PictureSizes, Plan
 from vlmrl.tasks.vfig.task import NAME, figures_task
 
 MIN_BASIC, MAX_COMPLEX = 0.4, 50
@@ -115,6 +114,8 @@ def _prepared(plan: Plan, name: str, out: Path | None, limits: Limits, force: bo
         "max_bad": plan.max_bad,
         **limits.args,
     }
+    from vlmrl.tasks.vfig.collecting import Collector  # it loads the renderer, which no other command needs
+
     collector = Collector(plan)
     task = replace(figures_task({}), prep=lambda **_: collector.splits(), notes=lambda _: collector.notes())
     place = out or Path("data") / name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from vlmrl.svg.limits import SvgRefused
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.vfig.code_text import code_hash, count_shapes, repetition
 from vlmrl.tasks.vfig.figure_sources import SourceFigure
+from vlmrl.tasks.vfig.plan import Filters, PictureSizes
 
 WRONG = "wrong"
 """Kind of a rejected figure that cannot be read; figures of the other kinds are left out by a filter."""
@@ -26,48 +26,6 @@ COMPARED_SIDE = 32
 DOUBTFUL = 0.6
 """Difference of an image and the drawing of its code from which the pair is called doubtful."""
 HASH_CHARS = 32
-
-
-@dataclass(frozen=True)
-class Filters:
-    """Filters of figures. None = the filter is off.
-
-    Args:
-        min_basic: smallest share of basic shapes and lines among all shapes, in [0, 1].
-        max_complex: largest number of paths and polygons.
-        max_chars: largest number of characters of the code.
-        repeats: whether code that repeats itself is left out.
-        max_aspect: largest ratio of the longer to the shorter side of a picture.
-        min_image: smallest shorter side in pixels of an image that comes with the code.
-        max_difference: largest difference of such an image and the drawing of the code, in [0, 1].
-    """
-
-    min_basic: float | None = None
-    max_complex: int | None = None
-    max_chars: int | None = None
-    repeats: bool = False
-    max_aspect: float | None = None
-    min_image: int | None = None
-    max_difference: float | None = None
-
-
-@dataclass(frozen=True)
-class PictureSizes:
-    """Sizes of pictures, the same for all uses of a dataset.
-
-    A drawing has the size that the code declares. It is scaled down to `max_pixels`, or up until its shorter side has
-    `min_side` pixels. An image that comes with the code is scaled down, too.
-    """
-
-    max_pixels: int
-    min_side: int
-
-    def enlarged(self, width: int, height: int) -> tuple[int, int]:
-        """Return the size to which a smaller drawing is scaled up; the same size if it is large enough."""
-        scale = min(self.min_side / min(width, height), math.sqrt(self.max_pixels / (width * height)))
-        if scale <= 1:
-            return width, height
-        return max(1, math.floor(width * scale)), max(1, math.floor(height * scale))
 
 
 @dataclass(frozen=True)

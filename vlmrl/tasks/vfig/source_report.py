@@ -10,6 +10,8 @@ from typing import Any
 from vlmrl.data.doctor import Verdict
 from vlmrl.tasks.vfig.screening import DOUBTFUL
 
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+
 
 @dataclass
 class SourceCounts:
@@ -33,11 +35,15 @@ class SourceCounts:
     drawn: int = 0
     doubtful: int = 0
 
+    def splits(self) -> dict[str, int]:
+        """Return split -> kept rows, in the usual order; splits without rows are left out."""
+        return {split: self.kept[split] for split in (TRAIN, VALIDATION, TEST) if self.kept[split]}
+
     def fields(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
         return {
             "rows": self.rows,
-            "kept": dict(self.kept),
+            "kept": self.splits(),
             "dropped": dict(self.dropped.most_common()),
             "duplicates": self.duplicates,
             "leaks": self.leaks,
@@ -47,7 +53,7 @@ class SourceCounts:
 
     def note(self) -> tuple[Verdict, str]:
         """Return the counts as a check of the data doctor."""
-        kept = ", ".join(f"{count:,} {split}" for split, count in self.kept.items()) or "none kept"
+        kept = ", ".join(f"{count:,} {split}" for split, count in self.splits().items()) or "none kept"
         out = [f"{count:,} {kind}" for kind, count in self.dropped.most_common()]
         out += [f"{self.duplicates:,} duplicates"] if self.duplicates else []
         out += [f"{self.leaks:,} of held-out sets"] if self.leaks else []
