@@ -22,7 +22,9 @@ from vlmrl.svg.draw import DrawJob, draw_svg
 from vlmrl.tasks import TASKS, kind_of, make_task
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.export import row_messages
-from vlmrl.tasks.vfig.collecting import split_point
+from vlmrl.tasks.vfig.collecting import Collector, split_point
+from vlmrl.tasks.vfig.drawn.figure import DrawnSettings
+from vlmrl.tasks.vfig.plan import Filters, PictureSizes, Plan
 from vlmrl.tasks.vfig.task import mean_per_source, values_of
 from vlmrl.tasks.vfig.truth import make_truth, metadata_of, size_of, truth_problems
 from vlmrl.types import RewardInput, Score
@@ -211,7 +213,6 @@ def test_the_printed_report_has_each_source(tmp_path: Path) -> None:
         (("--svg", "icons", "--image-root", "nowhere"), "--image-root nowhere is no folder"),
         (("--svg", "icons", "--svg", "icons", "--label", "a"), "--label names one source, but there are 2"),
         (("--svg", "icons"), "no figure is left to train on"),
-        (("--synthetic", "20", "--simple", "--min-basic", "1", "--max-complex", "0", "--val-share", "0"), "no new one"),
         (("--synthetic", "20", "--simple", "--beside", "nowhere"), "nowhere"),
     ],
 )
@@ -227,6 +228,15 @@ def test_wrong_input_is_an_error_and_nothing_is_written(tmp_path: Path, words: t
     assert done.code == 2 and message in " ".join(done.err.split()) and not (tmp_path / "out").exists(), done
     if "lost.json" in words:
         assert "lost: lost.json row 0: no image file 'nowhere.png'" in done.err and "--image-root" in done.err
+
+
+def test_drawing_ends_when_it_brings_nothing_new() -> None:
+    plan = Plan(
+        (), Filters(), PictureSizes(10_000, 64), drawn=20, drawn_settings=DrawnSettings(simple=True),
+        drawn_filters=Filters(max_chars=150), workers=1,
+    )  # fmt: skip
+    with pytest.raises(DataError, match=r"^\d of 22 figures were drawn, and then no new one: .* long"):
+        Collector(plan).splits()
 
 
 def test_few_unreadable_rows_are_left_out(tmp_path: Path) -> None:
