@@ -136,9 +136,9 @@ class Collector:
         if not number:
             return
         share = self.plan.val_share
-        wanted = {TEST: number} if is_bench else {TRAIN: number, VALIDATION: round(number * share / (1 - share))}
+        goal = {TEST: number} if is_bench else {TRAIN: number, VALIDATION: round(number * share / (1 - share))}
         if not is_bench and share:
-            wanted[VALIDATION] = max(1, wanted[VALIDATION])
+            goal[VALIDATION] = max(1, goal[VALIDATION])
         counts = self.report.of(DRAWN, is_bench=is_bench)
         stream = _drawn_figures(self.plan, "test" if is_bench else "train")
         most = max(TRIES, round(20 / share) if share else 0)  # validation fills slowly if its share is small
@@ -151,18 +151,18 @@ class Collector:
                     self._reject(result, is_bench=is_bench)
                     continue
                 split = self._split_of(result, is_bench=is_bench)
-                if counts.kept[split] < wanted.get(split, 0):
+                if counts.kept[split] < goal.get(split, 0):
                     counts.rows += 1
                     self._take(result, is_bench=is_bench)
             if self.plan.progress is not None:
-                self.plan.progress("drawing figures", counts.kept.total(), sum(wanted.values()))
-            if all(counts.kept[split] >= rows for split, rows in wanted.items()):
+                self.plan.progress("drawing figures", counts.kept.total(), sum(goal.values()))
+            if all(counts.kept[split] >= rows for split, rows in goal.items()):
                 return
             vain = 0 if counts.kept.total() > before else vain + len(batch)
             if vain >= most:
                 break
         raise DataError(
-            f"{counts.kept.total():,} of {sum(wanted.values()):,} figures were drawn, and then no new one: "
+            f"{counts.kept.total():,} of {sum(goal.values()):,} figures were drawn, and then no new one: "
             f"{counts.note()[1]}",
             hint="draw fewer, leave out --simple, or turn filters off",
         )

@@ -56,7 +56,7 @@ class PictureSizes:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is collected.
+    """Figures to collect, and how.
 
     Args:
         sources: figures to train on.
