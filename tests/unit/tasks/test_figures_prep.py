@@ -17,11 +17,13 @@ from task_tables import rows_of, sizes_of
 from vlmrl.data.images import decode_image
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RewardError
-from vlmrl.recipe.schema import Data
+from vlmrl.recipe.schema import Data, Reward
 from vlmrl.svg.draw import DrawJob, draw_svg
-from vlmrl.tasks import TASKS, kind_of, make_task
+from vlmrl.tasks import TASKS, find_task, kind_of, make_task
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.export import row_messages
+from vlmrl.tasks.source import open_source
 from vlmrl.tasks.vfig.collecting import Collector, split_point
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings
 from vlmrl.tasks.vfig.plan import Filters, PictureSizes, Plan
@@ -235,7 +237,7 @@ def test_drawing_ends_when_it_brings_nothing_new() -> None:
         (), Filters(), PictureSizes(10_000, 64), drawn=20, drawn_settings=DrawnSettings(simple=True),
         drawn_filters=Filters(max_chars=99), workers=1,
     )  # fmt: skip
-    with pytest.raises(DataError, match=r"^0 of 22 figures were drawn, and then no new one: .* long"):
+    with pytest.raises(DataError, match=r"error: 0 of 22 figures were drawn, and then no new one: .* long"):
         Collector(plan).splits()
 
 
@@ -291,3 +293,27 @@ def test_the_task_is_for_prepared_rows_and_knows_them() -> None:
     task = make_task("figures", {})
     assert task.kind is not None and kind_of(truth) is task.kind and task.reward == "svg"
     assert metadata_of(truth) is None and "metadata" not in task.template
+
+
+def test_the_true_code_earns_all_of_the_tasks_own_reward(tmp_path: Path) -> None:
+    dataset = prepared(tmp_path, synthetic=3, simple=True)
+    source = open_source(Data(path=str(dataset.path)), Reward())
+    row = source.rows[0]
+    name, args = source.task.profile("default")
+    reward = load_reward(str(name), args=dict(args))
+    code = source.task.correct_response(row, random.Random(0))
+    scores = [reward.fn(RewardInput(text, row.truth)).parts for text in (code, f"```svg\n{code}\n```", "no")]
+    assert scores[0]["elements"] == scores[0]["picture"] == scores[1]["accuracy"] == 1.0
+    assert scores[2]["render"] == 0.0
+
+
+def test_responses_in_a_table_beside_the_true_code_are_scored(tmp_path: Path) -> None:
+    rows = [{"response": figure(number), "ground_truth": figure(3)} for number in (3, 5)]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("reward-check", "answers.jsonl", "--task", "figures", "--reward", "svg", "--set", "key=svg", "--json")
+    done = this_process(*words, cwd=tmp_path)
+    assert done.code == 0, done.err
+    truth = find_task("figures").truth_form({}, []).read
+    assert truth is not None and truth(figure(3)) == {"svg": figure(3)} and truth_problems(truth(figure(3))) == []
+    with pytest.raises(RewardError):
+        truth(" ")

@@ -15,7 +15,8 @@ from vlmrl.tasks.accumulated import AccumulatedMetrics
 from vlmrl.tasks.base import Task, require_prepared
 from vlmrl.tasks.pooled import Verdict
 from vlmrl.tasks.truth_kinds import RowKind
-from vlmrl.tasks.vfig.truth import SOURCE, code_of, truth_problems
+from vlmrl.tasks.vfig.reward import NAME as REWARD
+from vlmrl.tasks.vfig.truth import CODE, SOURCE, code_of, truth_problems
 from vlmrl.types import Row
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 NAME = "figures"
 SUMMARY = "the SVG code of a figure that an image shows (made by `vlmrl prep figures`)"
-REWARD = "svg"
-"""Name of the task's own reward in the table of rewards."""
 MOST_SOURCES = 20
 """Largest number of sources for which metrics of each are given."""
 Values = tuple[str, Mapping[str, float]]
@@ -44,7 +43,7 @@ def figures_task(info: Mapping[str, Any]) -> Task:
         template=files("vlmrl.tasks.vfig").joinpath("prompt.jinja").read_text(encoding="utf-8"),
         template_file="tasks/vfig/prompt.jinja",
         validate=truth_problems,
-        profiles={"default": (REWARD, {})},
+        profiles={"default": (REWARD, {"key": CODE})},
         by=(SOURCE,),
         set_metrics=AccumulatedMetrics(values_of, mean_per_source),
         trace=write_trace,
@@ -54,7 +53,7 @@ def figures_task(info: Mapping[str, Any]) -> Task:
 
 def is_figure(truth: Mapping[str, Any]) -> bool:
     """Return whether a truth is the code of a figure."""
-    return isinstance(truth.get("svg"), str)
+    return isinstance(truth.get(CODE), str)
 
 
 def no_labels(row: Row) -> RowLabels:

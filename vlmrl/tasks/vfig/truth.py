@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.json_text import parse_json
 from vlmrl.svg.limits import SvgLimits
+from vlmrl.tasks.truth_kinds import Truth, TruthForm
 
+CODE = "svg"
+"""Truth field with the code of the row's figure."""
 SOURCE = "data_source"
 """Truth field with the label of the row's source."""
 MOST_LABEL_CHARS = 60
@@ -30,12 +33,12 @@ def make_truth(
             each figure has entities of its own.
     """
     text = "" if metadata is None else json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))
-    return {"svg": svg, "width": width, "height": height, SOURCE: source, "metadata": text}
+    return {CODE: svg, "width": width, "height": height, SOURCE: source, "metadata": text}
 
 
 def code_of(truth: Mapping[str, Any]) -> str:
     """Return the code of a row's figure. Raises: RewardError for a row without it."""
-    code = truth.get("svg")
+    code = truth.get(CODE)
     if not isinstance(code, str) or not code.strip():
         raise RewardError(f"the row's `svg` is {code!r:.60}, not the code of a figure")
     return code
@@ -68,17 +71,28 @@ def metadata_of(truth: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def truth_problems(truth: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a truth, in words."""
+    """Return what is wrong with a truth, in words. The truths of a table of responses may lack all but the code."""
     problems = []
-    for read in (code_of, size_of, metadata_of):
+    has_size = "width" in truth or "height" in truth
+    for read in (code_of, *([size_of] if has_size else []), metadata_of):
         try:
             read(truth)
         except RewardError as error:
             problems.append(error.message)
-    label = truth.get(SOURCE)
+    label = truth.get(SOURCE, "_")
     if not isinstance(label, str) or label != as_label(label):
         problems.append(f"`{SOURCE}` is {label!r:.60}, not a name of letters, digits, `.`, `_` and `-`")
     return problems
+
+
+def truth_form(truth: Truth, columns: Sequence[str]) -> TruthForm:
+    """Return the form of truths in a table of responses: the code as a text, or columns named as the truth fields."""
+    return TruthForm((CODE, SOURCE), read_code, code_of)
+
+
+def read_code(text: str) -> Truth:
+    """Return the truth of a cell that holds the code. Raises: RewardError for an empty one."""
+    return {CODE: code_of({CODE: text})}
 
 
 def as_label(name: str) -> str:
