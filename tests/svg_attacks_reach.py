@@ -272,7 +272,8 @@ def data_in_data(levels: int) -> str:
     return text
 
 
-WORLD = tuple(rows_of(forms("http://192.0.2.1/a.svg"), "asks an address that nobody has by {}")) + (
+WORLD = (
+    *rows_of(forms("http://192.0.2.1/a.svg"), "asks an address that nobody has by {}"),
     ("name", "a look-up of a name is a message, too", svg(image("http://secret.attack.invalid/a.png"))),
     ("https", "an address with encryption", svg(image("https://192.0.2.1/a.png"))),
     ("ftp", "another protocol", svg(image("ftp://192.0.2.1/a.png"))),

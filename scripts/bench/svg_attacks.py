@@ -3,7 +3,7 @@
     python scripts/bench/svg_attacks.py [--json] [--smoke] [--only WORD]
 
 The attacks are in tests/svg_attacks*.py. Most were written by somebody who had not seen the renderer. Each is drawn
-at 256 x 256 by a process as rewards use it. Files with a tell-tale colour are planted, and a server listens on loopback.
+at 256 x 256 by a process as rewards use it. Files with a tell-tale colour are planted; a server listens on loopback.
 
 It holds if each attack ends within 5.5 s (the limit of 5 s, and the time to see it), no process takes more than 512 MB
 above its start, no connection comes, nothing of a `refused` attack is seen, each `drawn` one is drawn, and the renderer

@@ -375,13 +375,13 @@ def length_inputs() -> Iterator[Input]:
 
 
 def svg_inputs() -> Iterator[Input]:
-    """Figures of shapes without texts, whose pixels depend on no font: each truth beside each response."""
+    """Figures of shapes, a line and a word: each truth beside each response."""
     head = '<svg xmlns="http://www.w3.org/2000/svg" width="60" height="40">'
     box, disc = '<rect x="5" y="5" width="20" height="15" fill="red"/>', '<circle cx="45" cy="25" r="10" fill="blue"/>'
     line = '<line x1="10" y1="35" x2="40" y2="35" stroke="black" stroke-width="2"/>'
-    figures = [
-        f"{head}{inner}</svg>" for inner in (box, box + disc, box + disc + line, disc + box.replace("red", "green"))
-    ]
+    word = '<text x="5" y="20" font-size="14">axis</text>'
+    contents = (box, box + disc, box + disc + line, disc + box.replace("red", "green"), word)
+    figures = [f"{head}{content}</svg>" for content in contents]
     responses = [
         *figures,
         f"```svg\n{figures[1]}\n```",

@@ -322,8 +322,7 @@ class Scorer:
 
     def _score_here(self, x: RewardInput) -> Scored:
         """Return the score or failure of an input in this process, and the seconds that the function took."""
-        clock = time.perf_counter
-        start = clock()
+        start = (clock := time.perf_counter)()
         try:
             result = self.spec.fn(x)
         except VlmrlError as error:

@@ -73,17 +73,17 @@ class JudgedService:
     def _begin(self, inputs: Sequence[RewardInput], futures: Sequence[Future[RewardResult]]) -> None:
         try:
             drawings = self._drawn(inputs)
-            asked = []
+            sent = []
             for x, drawing, future in zip(inputs, drawings, futures, strict=True):
                 if isinstance(drawing, SvgRefused):
                     settle(future, self._refused(drawing))
                     continue
                 try:
-                    asked.append((self._request(x, drawing), drawing, future))
+                    sent.append((self._request(x, drawing), drawing, future))
                 except RewardError as error:
                     settle(future, error)
             for answer, (_, drawing, future) in zip(
-                self._judge.submit([request for request, *_ in asked]), asked, strict=True
+                self._judge.submit([request for request, *_ in sent]), sent, strict=True
             ):
                 answer.add_done_callback(lambda done, d=drawing, f=future: self._take(done, d, f))
         except BaseException as error:
