@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[2] / "tests")]
 
 from svg_attack_parts import SvgAttack, svg  # noqa: E402
-from svg_attacks import ATTACKS  # noqa: E402
+from svg_attack_table import ATTACKS  # noqa: E402
 from svg_attacks_reach import plant, planted  # noqa: E402
 
 from vlmrl.svg.draw import Drawing, DrawJob  # noqa: E402

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from svg_attack_parts import KINDS, SvgAttack
-from svg_attacks import ATTACKS
+from svg_attack_table import ATTACKS
 
 from vlmrl.svg.draw import DrawJob, draw_svg
 from vlmrl.svg.limits import SvgRefused
