@@ -22,7 +22,7 @@ RUN /opt/uv/bin/uv pip install --python /opt/vlmrl/bin/python --no-cache --no-de
 
 FROM nvidia/cuda:13.0.2-runtime-ubuntu24.04
 # gcc and Python's headers: Triton compiles the launchers of its kernels when they first run, in torch and in vLLM.
-# libcairo2 draws SVG (cairosvg).
+# libcairo2 draws SVG. The fonts are in the package.
 RUN apt-get update \
  && apt-get install -y --no-install-recommends python3 python3-dev gcc libc6-dev libcairo2 git \
  && rm -rf /var/lib/apt/lists/*

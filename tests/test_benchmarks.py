@@ -29,11 +29,13 @@ SHOWN = {
     "prefix_sweep": "log-prob",
     "prep": '"pairs": 4, "images": 8',
     "reward_check": "32 responses",
+    "renders": "cairosvg_ms",
     "rewards": "rewards/s",
     "runs_list": '"runs": 10',
     "save": '"case": "beside"',
     "startup": "vlmrl --help",
     "stop_strings": "growth_plain",
+    "svg_attacks": "largest_mb",
     "vllm_families": "gemma3",
     "vs_trl": "parity       log-prob ",
 }

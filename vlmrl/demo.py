@@ -96,6 +96,15 @@ DEMOS = {
         test="test images, which neither has seen",
         unit="images",
     ),
+    "figures": Demo(
+        prep=("figures", "--synthetic", "3000", "--simple", "--synthetic-bench", "600"),
+        sft="figures_sft.toml",
+        rl="figures_tiny.toml",
+        data="drawn figures of one to three shapes, each with its SVG code",
+        start="on 2,000 figures, until most answers can be drawn",
+        test="test figures, which neither has seen",
+        unit="figures",
+    ),
 }
 """Name of a demo -> what it is made of; the first is the default. The help of `vlmrl demo` lists the names."""
 

@@ -12,6 +12,8 @@ LAYERS_TEST = Path(__file__).resolve().parents[2] / "tests" / "test_layers.py"
 HOLDS = {
     "recipe": "recipes: schema, loading, checks",
     "endpoint": "client of model servers",
+    "judge": "a model as a judge: verdicts, cache, budget",
+    "svg": "SVG code: reading, drawing, limits",
     "rewards": "built-in rewards, sandbox",
     "algo": "algorithms: table, losses, advantages",
     "store": "run folders",

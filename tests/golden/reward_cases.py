@@ -374,6 +374,30 @@ def length_inputs() -> Iterator[Input]:
             yield given("x", {}, finish, tokens)
 
 
+def svg_inputs() -> Iterator[Input]:
+    """Figures of shapes, a line and a word: each truth beside each response."""
+    head = '<svg xmlns="http://www.w3.org/2000/svg" width="60" height="40">'
+    box, disc = '<rect x="5" y="5" width="20" height="15" fill="red"/>', '<circle cx="45" cy="25" r="10" fill="blue"/>'
+    line = '<line x1="10" y1="35" x2="40" y2="35" stroke="black" stroke-width="2"/>'
+    word = '<text x="5" y="20" font-size="14">axis</text>'
+    contents = (box, box + disc, box + disc + line, disc + box.replace("red", "green"), word)
+    figures = [f"{head}{content}</svg>" for content in contents]
+    responses = [
+        *figures,
+        f"```svg\n{figures[1]}\n```",
+        figures[1].replace('x="5"', 'x="9"'),
+        figures[1].replace("<rect", "<rect opacity='0.01'"),
+        f"{head}</svg>",
+        figures[0][:-6],
+        "no code",
+        f"{head}<script/></svg>",
+        f'{head}<image href="data:image/png;base64,AA=="/>{box}</svg>',
+    ]
+    for truth in figures:
+        for response in responses:
+            yield {"response": response, "truth": {"svg": truth}}
+
+
 def response_inputs() -> Iterator[Input]:
     for text in (
         "<think>so</think>It is 5.", "<think></think>5", "<think>so</think>", "a<think>so</think>5", "<think>so", "",
@@ -515,6 +539,7 @@ CASES: dict[str, tuple[list[Args], list[Input]]] = {
         ],
         list(math_inputs()),
     ),
+    "svg": ([{}, {"key": "svg", "images": "drop"}], list(svg_inputs())),
     "maye": ([{}, {"min_tokens": 0, "penalty": -0.5}], list(maye_inputs())),
     "rllava_math": ([{}, {"key": "answer", "format_weight": 0.5}], list(maye_inputs())),
 }

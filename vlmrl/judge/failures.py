@@ -19,9 +19,13 @@ class NoVerdict(RewardUnavailable):
     Asking again is no use.
     """
 
+    is_final = True
+
 
 class NotInCache(RewardUnavailable):
     """Request that a judge without a network cannot answer, because its verdict is not in the cache."""
+
+    is_final = True
 
 
 class BudgetSpent(RewardUnavailable):

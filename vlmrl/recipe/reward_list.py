@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from vlmrl.recipe.key_rules import FILE_OR_NAME, REWARD, SPEED
 from vlmrl.recipe.table import Number, RecipeTable
@@ -44,6 +44,7 @@ class ListedReward(RecipeTable):
     """Parts of the score of a response that hangs or kills this reward twice; see `reward.on_timeout`."""
     timeout_seconds: Annotated[Annotated[float, Field(ge=1e-3, le=3600)] | None, SPEED] = None
     """Maximum wall time of one call of this reward in a worker, in seconds. Left out = `reward.timeout_seconds`."""
+    _judge: dict[str, Any] = PrivateAttr(default_factory=dict)
 
 
 def drop_replaced(raw: dict[str, Any], layer: Mapping[str, Any]) -> list[Key]:

@@ -199,6 +199,7 @@ class Reward(RecipeTable):
     outage_minutes: Annotated[float, Field(gt=0, le=10_080), LIMIT] = 30.0
     """With outage = "wait": after so many minutes without any answer the run saves a checkpoint and ends with exit code
     75; a resume goes on at the same step."""
+    _judge: dict[str, Any] = PrivateAttr(default_factory=dict)
 
 
 class Rollout(RecipeTable):
@@ -344,6 +345,9 @@ class Recipe(RecipeTable):
     lora: Lora | None = None
     data: Annotated[list[Data], SOURCES] = Field(min_length=1)
     reward: Reward = Reward()
+    judge: Annotated[dict[str, Any], REWARD] = {}
+    """Model that the rewards `judge` and `vfig` ask: provider, model, endpoint, key_env, concurrency, max_calls,
+    max_cost, prices, outage, cache and more; the documentation has all keys. The key itself is never in a recipe."""
     algo: Algo = Algo()
     rollout: Rollout = Rollout()
     train: Train = Train()
@@ -360,7 +364,11 @@ class Recipe(RecipeTable):
 
     @model_validator(mode="after")
     def _give_defaults(self) -> Recipe:
-        """Give the recipe's list of rewards to its sources."""
+        """Give the recipe's list of rewards to its sources, and the judge to the rewards."""
         for source in self.data:
             source._default_rewards = self.rewards
+            for listed_reward in source.rewards:
+                listed_reward._judge = self.judge
+        for settings in (self.reward, *self.rewards):
+            settings._judge = self.judge
         return self

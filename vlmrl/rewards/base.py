@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unicodedata import category
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.worker_code import Parts, RewardFn, UserReward, WorkerFunction, WorkerReward
+from vlmrl.rewards.worker_code import Parts, RewardFn, ServiceFunction, UserReward, WorkerFunction, WorkerReward
 from vlmrl.types import RewardInput, RewardResult, Score
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class RewardSpec:
         user: the user's function; None for a built-in. `fn` is then never called in this process.
         args: the arguments that were bound, as JSON values.
         worker: how workers make a built-in that runs there; None = it runs in this process, or is a user's.
+        service: how a built-in is opened that asks a service and answers later; None = it is none.
         timeout_seconds: a built-in's own limit for one response, in seconds; it holds where the recipe's is longer.
         members: the rewards of which this one is the sum (see several.py); () = it is a single reward. `weights` then
             has the weight of each reward by its label, and `fn` is never called.
@@ -84,6 +85,7 @@ class RewardSpec:
     user: UserReward | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
     worker: WorkerFunction | None = None
+    service: ServiceFunction | None = None
     timeout_seconds: float = inf
     members: tuple[Member, ...] = ()
 

@@ -30,6 +30,7 @@ from vlmrl.rewards.sandbox.pool import WorkerPool
 from vlmrl.rewards.sandbox.results import artifact_files, read_artifacts
 from vlmrl.rewards.scoring_call import Call, Scored, is_lost, requests_of
 from vlmrl.rewards.second_tries import LOST_IN_A_ROW, is_bug, settle
+from vlmrl.rewards.service_pool import ServicePool
 from vlmrl.types import INAPPLICABLE, Media, RewardInput, Score
 from vlmrl.visible import encodable
 
@@ -68,7 +69,7 @@ class Scorer:
         self.failures = 0
         self.seconds: list[float] = []
         self.images_left_out = 0
-        self._pool = None
+        self._pool: WorkerPool | ServicePool | None = None
         self._answers = spec.is_builtin
         self._call: Call | None = None
         if spec.in_worker is not None:
@@ -76,13 +77,13 @@ class Scorer:
                 raise RewardError(f"on_timeout cannot be used: {price.message}", where=spec.name, hint=price.hint)
             seconds = min(timeout_seconds, spec.timeout_seconds)
             self._pool = WorkerPool(spec.in_worker, size=workers, memory_mb=memory_mb, timeout_seconds=seconds)
+        elif spec.service is not None:
+            self._pool = ServicePool(spec.service)
 
     def __enter__(self) -> Scorer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, t: TracebackType | None) -> None:
         self.close()
 
     def close(self) -> None:
@@ -212,7 +213,7 @@ class Scorer:
         else:
             self._send(self._pool, call, call.groups[key])
 
-    def _send(self, pool: WorkerPool, call: Call, places: Sequence[Place]) -> None:
+    def _send(self, pool: WorkerPool | ServicePool, call: Call, places: Sequence[Place]) -> None:
         """Queue requests for inputs that are scored one by one; all workers share them."""
         alone = pool.runs.batched  # a function of lists that failed with several responses at once
         pool.add([[p] for p in places] if alone else requests_of(places, call.inputs, pool.size), call.inputs)
@@ -248,7 +249,7 @@ class Scorer:
             if end is not None and not outcomes and late >= (MESSAGE_SECONDS if pool.transfers else 0.0):
                 return
 
-    def _take(self, pool: WorkerPool, call: Call, outcomes: Sequence[tuple[Place, Outcome]]) -> None:
+    def _take(self, pool: WorkerPool | ServicePool, call: Call, outcomes: Sequence[tuple[Place, Outcome]]) -> None:
         """Keep outcomes of the workers. Stop the call at a bug if it is strict, and if too many rows are lost."""
         for place, outcome in outcomes:
             call.keep_outcome(place, outcome)
@@ -321,8 +322,7 @@ class Scorer:
 
     def _score_here(self, x: RewardInput) -> Scored:
         """Return the score or failure of an input in this process, and the seconds that the function took."""
-        clock = time.perf_counter
-        start = clock()
+        start = (clock := time.perf_counter)()
         try:
             result = self.spec.fn(x)
         except VlmrlError as error:

@@ -95,7 +95,7 @@ class Call:
 
     def _waits(self, place: Place, outcome: Outcome | Score) -> bool:
         """Note what an outcome says about a service. Return whether its input waits for the service."""
-        failure = outcome if isinstance(outcome, Failure) and outcome.is_outage else None
+        failure = outcome if isinstance(outcome, Failure) and outcome.is_outage and not outcome.is_final else None
         self.silent_in_a_row = self.silent_in_a_row + 1 if failure else 0
         if self.on_outage != "wait":
             return False

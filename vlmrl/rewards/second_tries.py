@@ -9,6 +9,7 @@ from vlmrl.rewards.outage import OnOutage
 from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, Result
 from vlmrl.rewards.sandbox.pool import WorkerPool
 from vlmrl.rewards.scoring_call import EARNED, Call, broke_worker, noted
+from vlmrl.rewards.service_pool import ServicePool
 
 LOST_IN_A_ROW = 8
 """Without `on_timeout`: after so many rows in a row that hung or ended their worker, the rest of the call is not
@@ -21,7 +22,7 @@ FIRST_TRIES = 8
 before the others. If they get no answer either, the reward hangs by itself."""
 
 
-def settle(pool: WorkerPool, call: Call, on_timeout: Mapping[str, float]) -> None:
+def settle(pool: WorkerPool | ServicePool, call: Call, on_timeout: Mapping[str, float]) -> None:
     """Score again what must be scored alone, and set the final outcome of every input.
 
     If a service is down meanwhile, nothing is final: it is called again when the missing inputs have been asked.
@@ -71,7 +72,7 @@ def _batch_failed(call: Call) -> bool:
     return 1 < len(call.inputs) == raised
 
 
-def _try_again(pool: WorkerPool, call: Call) -> None:
+def _try_again(pool: WorkerPool | ServicePool, call: Call) -> None:
     """Score inputs that broke their worker again, each alone in a new worker."""
     before = dict(call.outcomes)
     lost = [place for place, outcome in before.items() if broke_worker(outcome) and place not in call.retried]
@@ -82,7 +83,7 @@ def _try_again(pool: WorkerPool, call: Call) -> None:
         call.retried |= outcomes.keys() - call.missing.keys()
 
 
-def _run_alone(pool: WorkerPool, call: Call, *, rest_matters: bool) -> None:
+def _run_alone(pool: WorkerPool | ServicePool, call: Call, *, rest_matters: bool) -> None:
     """Score each input in a call of its own, after the call for all of them failed.
 
     Args:

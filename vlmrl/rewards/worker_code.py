@@ -5,13 +5,14 @@ Both are sent to the worker as JSON. Names are imported from modules here: see b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
-from vlmrl.types import RewardResult
+from vlmrl.types import RewardInput, RewardResult
 
 Parts = Mapping[str, float | None]
 RewardFn = Callable[..., "Parts | float | RewardResult"]
@@ -71,6 +72,42 @@ class WorkerFunction:
     def make(self) -> RewardFn:
         """Import the module and return the reward. Raises: as the module and the function do."""
         return getattr(import_module(self.module), self.function)(**self.args)
+
+
+@dataclass(frozen=True)
+class ServiceFunction:
+    """Built-in reward that asks a service, and answers later: the function that opens it, and what that function takes.
+
+    It runs in this process, because a worker must not have the key of a service. Many responses are asked at a time.
+
+    Args:
+        name: of the reward, for messages.
+        module: module of vlmrl; it is imported when the first response is scored.
+        function: name in the module: `function(**args)` returns a `Service`.
+        args: JSON values.
+    """
+
+    name: str
+    module: str
+    function: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    batched = False
+
+    def open(self) -> Service:
+        """Import the module and open the service. Raises: as the module and the function do."""
+        return getattr(import_module(self.module), self.function)(**self.args)
+
+
+class Service(Protocol):
+    """Reward that answers later."""
+
+    def submit(self, inputs: Sequence[RewardInput]) -> list[Future[RewardResult]]:
+        """Begin to score responses. Return one future per response; it raises RewardUnavailable for an outage."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
 
 
 WorkerReward = UserReward | WorkerFunction

@@ -6,6 +6,7 @@ rule with any other selector, and every at-rule, has no effect: no sheet is impo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -90,10 +91,33 @@ def _declarations(nodes: Sequence[Any]) -> list[Declaration]:
         if node.type != "declaration":
             continue
         value = tinycss2.serialize(node.value).strip()
+        if node.lower_name == "font":
+            declarations += [Declaration(name, part, node.important) for name, part in _font(value)]
+            continue
         for name in SHORTHANDS.get(node.lower_name, (node.lower_name,)):
             if name in PROPERTIES and value:
                 declarations.append(Declaration(name, value, node.important))
     return declarations
+
+
+FONT = re.compile(
+    r"(?P<words>(?:(?:normal|italic|oblique|bold|bolder|lighter|small-caps|[1-9]00)\s+)*)"
+    r"(?P<size>[0-9.]+[a-z%]*|(?:x{1,2}-)?(?:small|large)|medium|smaller|larger)(?:\s*/\s*[0-9.]+[a-z%]*)?\s+"
+    r"(?P<family>[^/]+)",
+    re.IGNORECASE,
+)
+
+
+def _font(value: str) -> list[tuple[str, str]]:
+    """Return the properties that the shorthand `font` sets; [] for a value that is none."""
+    match = FONT.fullmatch(value[:500])
+    if match is None:
+        return []
+    words = match["words"].lower().split()
+    style = next((word for word in words if word in ("italic", "oblique")), "normal")
+    weight = next((word for word in words if word.startswith("bold") or word.isdecimal()), "normal")
+    family = match["family"].strip()
+    return [("font-style", style), ("font-weight", weight), ("font-size", match["size"]), ("font-family", family)]
 
 
 def _rules(root: Node) -> Iterator[Rule]:

@@ -48,6 +48,12 @@ class Matrix(NamedTuple):
         """Return the image of a point."""
         return self.a * x + self.c * y + self.e, self.b * x + self.d * y + self.f
 
+    def inverted(self) -> Matrix:
+        """Return the inverse of a map whose determinant is not 0."""
+        a, b, c, d, e, f = self
+        det = self.determinant
+        return Matrix(d / det, -b / det, -c / det, a / det, (c * f - d * e) / det, (b * e - a * f) / det)
+
     @property
     def determinant(self) -> float:
         """Factor of areas, negative where the map mirrors. 0 = all is on a line, and nothing is drawn."""

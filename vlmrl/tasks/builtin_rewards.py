@@ -5,6 +5,7 @@ A folder of tasks registers its rewards as `REWARDS` in a module `rewards.py`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from functools import partial
 
@@ -26,3 +27,9 @@ def takes_any_truth(name: str | None) -> bool:
     """Return whether `name` or `profile:NAME` is a built-in reward that accepts a ground truth of any type."""
     known = REWARDS.get((name or "").removeprefix(PROFILE))
     return known is not None and known.any_truth
+
+
+def takes_judge(name: str) -> bool:
+    """Return whether `name` is a built-in reward that asks the judge of the recipe's table `[judge]`."""
+    known = REWARDS.get(name)
+    return known is not None and "judge" in inspect.signature(known.build).parameters

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from vlmrl.errors import RecipeError
 
 PLAIN = (int, float, str, bool, Path)
+"""Types of a value. An option whose type is a list of one of them may be given several times."""
 TYPES = "give it one of the types int, float, str, bool and pathlib.Path, and a default"
 
 
@@ -74,6 +75,7 @@ def parameters_of(function: Callable[..., Any], where: str = "") -> list[Paramet
             continue
         kind, option = _annotation(hints.get(name), parameter.default)
         plain = [one for one in get_args(kind) if one is not type(None)] or [kind]
+        plain = [get_args(one)[0] if get_origin(one) is list else one for one in plain]
         named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         if not named or len(plain) > 1 or plain[0] not in PLAIN:
             raise RecipeError(f"the parameter `{name}` of `prep` cannot be an option", where=where, hint=TYPES)

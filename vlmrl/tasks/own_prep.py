@@ -108,12 +108,20 @@ class _Shelf:
 
 
 def prepare_own(
-    task: Task, options: Mapping[str, Any], out: Path, limits: Limits, *, name: str | None = None, force: bool = False
+    task: Task,
+    options: Mapping[str, Any],
+    out: Path,
+    limits: Limits,
+    *,
+    name: str | None = None,
+    force: bool = False,
+    source: Callable[[], Mapping[str, Any]] = dict,
 ) -> Prepared:
     """Make the dataset folder of a task's own `prep`.
 
     Args:
         options: keyword arguments of `Task.prep`; they are stored in dataset.json.
+        source: returns facts about the sources for dataset.json, when all rows have been read.
     Raises: DataError for a task without `prep`, rows whose truth the task does not accept, images that cannot be read,
         or a folder that holds something else than a dataset of these options.
     """
@@ -138,7 +146,8 @@ def prepare_own(
         parts.group = next((p.key[1].group for planned in rows.values() for p in planned if p.key[1].group), "")
         truths = [one.key[0].truth for planned in rows.values() for one in planned]
         parts.notes = dict(task.notes(truths))  # type: ignore[arg-type]
-        whole = {"name": name or out.name, "task": task.name, "source": {"name": task.name}, "args": args}
+        facts = {"name": task.name, **source()}
+        whole = {"name": name or out.name, "task": task.name, "source": facts, "args": args}
         return _assembled(build, parts, whole, limits, force)
 
 

@@ -46,6 +46,7 @@ def reward_of(data: Data, reward: Reward, task: Task, scored: bool = True) -> Ch
         raise _no_reward(task, data)
     meant = data.reward is None or reward.name in (None, data.reward)
     settings = reward if meant else Reward(style=reward.style)
+    settings._judge = reward._judge
     spec, weights = _load(name, settings, own_args if name == own else {})
     return name_accuracy(spec, settings.accuracy), weights
 
@@ -85,9 +86,11 @@ def _load(name: str, settings: Reward | ListedReward, own_args: Mapping[str, Any
     """Return a reward with a recipe's settings. `own_args`: the arguments that the task binds."""
     from vlmrl.rewards import earn_on_timeout
     from vlmrl.rewards.base import check_weight_sizes
-    from vlmrl.tasks.builtin_rewards import load_reward
+    from vlmrl.tasks.builtin_rewards import load_reward, takes_judge
 
     args = dict(own_args) | {key: _over(own_args.get(key), value) for key, value in settings.args.items()}
+    if settings._judge and takes_judge(name):
+        args["judge"] = {**settings._judge, **args.get("judge", {})}
     spec = earn_on_timeout(load_reward(name, args=args, style=settings.style), settings.on_timeout)
     weights = dict(settings.weights or spec.weights)
     check_weight_sizes(weights, f"reward `{name}`")

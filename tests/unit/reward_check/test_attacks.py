@@ -130,6 +130,7 @@ UNFORMED = (
     "counting",
     "grounding",
     "detection",
+    "figures",
 )
 """Tasks of other forms, which have tests of their own."""
 

@@ -118,11 +118,13 @@ def test_every_builtin_has_a_summary_a_version_and_weights_within_its_parts():
         "length": {"soft_tokens": 1, "max_tokens": 2},
         "box_iou": {"space": "pixels"},
         "box_list": {"space": "pixels"},
+        "judge": {"judge": {"provider": "vllm", "model": "m"}},
+        "vfig": {"judge": {"provider": "vllm", "model": "m"}},
     }
     for name, builtin in REWARDS.items():
         spec = load_reward(name, args=args.get(name, {}))
         assert builtin.summary and spec.name == name and spec.version == builtin.version >= 1
-        assert spec.pure != (spec.worker is not None) and spec.is_builtin
+        assert spec.pure != (spec.worker is not None or spec.service is not None) and spec.is_builtin
         assert set(spec.weights) <= set(spec.ranges)
 
 

@@ -54,6 +54,7 @@ class Failure:
             worker was lost.
         lines: the user's own lines of the traceback.
         output: text that the function printed during that call.
+        is_final: asking a service again would not help.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class Failure:
     lines: tuple[str, ...] = ()
     hint: str | None = None
     output: str = ""
+    is_final: bool = False
     size = 0
 
     def without_images(self) -> Failure:

@@ -1,0 +1,183 @@
+"""Rewards of a judge: drawn responses, shared calls, outages, verdicts from the cache, and the recipe's table."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from endpoint_server import Endpoint, Reply
+from judge_server import AXES, Asked, honest, refuse, serve_judge, verdict_text
+from PIL import Image
+
+from vlmrl.errors import RecipeError, RewardError
+from vlmrl.recipe.load import load_recipe
+from vlmrl.rewards import load_recorded as load_general
+from vlmrl.rewards import reward_record
+from vlmrl.rewards.several import Member, compose
+from vlmrl.rewards.several_scorer import RewardScorer, open_scorer
+from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
+from vlmrl.tasks.judged.reward import judge, vfig
+from vlmrl.tasks.judged.service import OFFLINE
+from vlmrl.tasks.source_rewards import reward_of
+from vlmrl.tasks.vfig.task import figures_task
+from vlmrl.types import RewardInput, Score
+
+HEAD = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 20 20">'
+
+
+def box(side: int) -> str:
+    return f'{HEAD}<rect width="{side}" height="{side}" fill="red"/></svg>'
+
+
+def table(endpoint: Endpoint | str, **more: Any) -> dict[str, Any]:
+    address = endpoint if isinstance(endpoint, str) else endpoint.address
+    fast = {"attempts": 1, "timeout_seconds": 5.0}
+    return {"provider": "vllm", "model": "judge-1", "endpoint": address, "cache": False, **fast, **more}
+
+
+def inputs(*responses: str) -> list[RewardInput]:
+    truth = {"svg": box(10), "source": "a"}
+    return [RewardInput(response, truth, images=(Image.new("RGB", (20, 20), "white"),)) for response in responses]
+
+
+def waited(scorer: RewardScorer) -> dict[int, list[Score]]:
+    """All groups of a call, also those that wait for the judge."""
+    groups: dict[int, list[Score]] = {}
+    end = time.monotonic() + 60
+    while scorer.is_open and time.monotonic() < end:
+        groups |= dict(scorer.collect(0.1) if scorer.is_busy else scorer.collect())
+    return groups
+
+
+def test_the_axes_are_the_parts_and_what_cannot_be_drawn_is_not_asked():
+    asked: list[Asked] = []
+
+    def script(number: int, one: Asked) -> str:
+        asked.append(one)
+        return verdict_text(0.25, presence=1.0)
+
+    with serve_judge(script) as endpoint, open_scorer(vfig(judge=table(endpoint))) as scorer:
+        fine, cut, none = scorer.score(inputs(box(5), box(5)[:-6], "no code"))
+    assert fine.parts == {"render": 1.0, "presence": 1.0, "layout": 0.25, "connectivity": 0.25, "details": 0.25}
+    assert fine.value == pytest.approx(0.4375) and "render" in fine.artifacts
+    assert cut.value == none.value == 0 and cut.note.startswith("not drawn: ")
+    assert len(asked) == 1 and len(asked[0].pictures) == 2
+
+
+def test_equal_pictures_of_a_group_share_a_call_and_groups_come_as_they_are_ready():
+    with serve_judge(honest) as endpoint, open_scorer(vfig(judge=table(endpoint, concurrency=4))) as scorer:
+        for key in range(4):
+            scorer.submit(key, inputs(box(5), box(5).replace("red", "#f00"), box(6 + key)))
+        groups = waited(scorer)
+        calls = len(endpoint.requests)
+    assert sorted(groups) == [0, 1, 2, 3] and calls == 5
+    assert all(scores[0].value == scores[1].value for scores in groups.values())
+
+
+def test_an_outage_is_no_score_and_the_call_waits_for_its_end():
+    down = True
+
+    def script(number: int, one: Asked) -> str | Reply:
+        return refuse(one.protocol, 503) if down else verdict_text(0.5)
+
+    with serve_judge(script) as endpoint:
+        with open_scorer(vfig(judge=table(endpoint))) as scorer:
+            scorer.submit(0, inputs(box(5)), on_outage="mask")
+            ((_, (score,)),) = scorer.collect()
+            assert score.status == "unavailable" and score.error and scorer.failures == 0
+        with open_scorer(vfig(judge=table(endpoint, outage="wait"))) as scorer:
+            scorer.submit(0, inputs(box(5), box(6)), on_outage="wait")
+            assert scorer.collect() == [] and scorer.is_open and scorer.missing == 2
+            down = False
+            groups = waited(scorer)
+            assert [score.value for score in groups[0]] == [0.5, 0.5]
+        with open_scorer(vfig(judge=table("http://127.0.0.1:9/v1", outage="zero"))) as scorer:
+            (score,) = scorer.score(inputs(box(5)))
+            assert score.value == 0 and "down" in score.note
+
+
+@pytest.mark.parametrize("answer", ["NaN", "9.0", "-1"])
+def test_an_invalid_verdict_is_no_score_and_nobody_waits(answer: str):
+    with (
+        serve_judge(lambda number, one: verdict_text(answer)) as endpoint,
+        open_scorer(vfig(judge=table(endpoint))) as scorer,
+    ):
+        scorer.submit(0, inputs(box(5)), on_outage="wait")
+        ((_, (score,)),) = scorer.collect()
+    assert score.status == "unavailable" and not scorer.is_open
+
+
+def test_verdicts_come_from_the_cache_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = {"cache": str(tmp_path / "judge.sqlite")}
+    with serve_judge(honest) as endpoint:
+        values = table(endpoint, **settings)
+        with open_scorer(vfig(judge=values)) as scorer:
+            first = scorer.score(inputs(box(5), box(6)))
+        calls = len(endpoint.requests)
+        monkeypatch.setenv(OFFLINE, "1")
+        with open_scorer(vfig(judge=values)) as scorer:
+            again = scorer.score(inputs(box(5), box(6), box(7)))
+        assert len(endpoint.requests) == calls == 2
+    assert [score.value for score in again[:2]] == [score.value for score in first]
+    assert again[2].status == "unavailable"
+
+
+def test_a_judge_beside_another_reward():
+    with serve_judge(lambda number, one: verdict_text(0.5)) as endpoint:
+        members = [
+            Member("code", load_reward("svg", args={"key": "svg"}), {}),
+            Member("look", vfig(judge=table(endpoint)), {}),
+        ]
+        with open_scorer(compose(members)) as scorer:
+            right, wrong = scorer.score(inputs(box(10), "no code"))
+    assert right.value == pytest.approx(1.5) and wrong.value == 0
+    assert right.parts["look.presence"] == 0.5
+
+
+def test_text_is_judged_beside_the_expected_answer():
+    asked: list[Asked] = []
+
+    def script(number: int, one: Asked) -> str:
+        asked.append(one)
+        return verdict_text(0.5)
+
+    with serve_judge(script) as endpoint:
+        spec = judge(judge=table(endpoint), render="none", key="source")
+        with open_scorer(spec) as scorer:
+            (score,) = scorer.score(inputs("a red box"))
+    assert "a red box" in asked[0].text and score.value == 0.5 and set(score.parts) == set(AXES)
+
+
+def test_a_record_loads_the_same_reward_and_holds_no_key(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JUDGE_KEY", "secret-4711")
+    spec = load_reward("vfig", args={"judge": table("http://127.0.0.1:9/v1", provider="openai", key_env="JUDGE_KEY")})
+    record = reward_record(spec, {})
+    assert "secret-4711" not in str(record)
+    assert load_recorded(record).args == spec.args
+    with pytest.raises(RewardError, match="vfig"):
+        load_general(record)
+
+
+def test_mistakes_in_the_settings():
+    with pytest.raises(RewardError, match=r"no table `\[judge\]`"):
+        vfig()
+    with pytest.raises(RecipeError, match="unknown key `modle`"):
+        vfig(judge={"provider": "vllm", "modle": "x", "model": "y"})
+    with pytest.raises(RewardError, match="render"):
+        judge(judge=table("http://127.0.0.1:9/v1"), render="png")
+
+
+def test_the_table_of_a_recipe_reaches_the_rewards(tmp_path: Path):
+    recipe = tmp_path / "one.toml"
+    recipe.write_text(
+        '[model]\npath = "m"\n[[data]]\npath = "d"\ntask = "figures"\n[judge]\nprovider = "vllm"\nmodel = "j"\n'
+        '[[rewards]]\nname = "task"\nweight = 0.5\n[[rewards]]\nname = "vfig"\n'
+    )
+    loaded = load_recipe(recipe).recipe
+    task = figures_task({"name": "figures", "task": "figures"})
+    spec, weights = reward_of(loaded.data[0], loaded.reward, task)
+    assert weights == {"svg": 0.5, "vfig": 1.0} or list(weights.values()) == [0.5, 1.0]
+    judged = next(member.spec for member in spec.members if member.spec.name == "vfig")
+    assert judged.args["judge"] == {"provider": "vllm", "model": "j"}

@@ -1,0 +1,242 @@
+"""The reward `svg`: 1 for the truth, nothing for what cannot be seen, and less for every fault."""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlmrl.errors import RewardError
+from vlmrl.tasks.vfig.drawn.figure import DrawnFigure, DrawnSettings, draw_figure
+from vlmrl.tasks.vfig.reward import WEIGHTS, svg_figure
+from vlmrl.tasks.vfig.scoring.compare import length_share, read_figure
+from vlmrl.tasks.vfig.scoring.elements import GRID, raster
+from vlmrl.tasks.vfig.scoring.picture import background, picture_similarity, ssim, window_sums
+from vlmrl.types import RewardInput, RewardResult
+
+SPEC = svg_figure()
+BOX = '<svg xmlns="http://www.w3.org/2000/svg" width="100" height="100">'
+
+
+def result(truth: str, response: str, **args: object) -> RewardResult:
+    spec = svg_figure(**args) if args else SPEC  # pyright: ignore[reportArgumentType]
+    outcome = spec.fn(RewardInput(response=response, truth={"svg": truth}))
+    assert isinstance(outcome, RewardResult)
+    return outcome
+
+
+def value(truth: str, response: str) -> float:
+    parts = result(truth, response).parts
+    return sum(weight * (parts[name] or 0.0) for name, weight in WEIGHTS.items())
+
+
+def figure(seed: int, *, simple: bool = False) -> DrawnFigure:
+    return draw_figure(random.Random(seed), DrawnSettings(simple=simple))
+
+
+def wrapped(svg: str, attributes: str) -> str:
+    start, end = svg.index(">") + 1, svg.rindex("</svg>")
+    return f"{svg[:start]}<g {attributes}>{svg[start:end]}</g></svg>"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_truth_scores_one(seed: int):
+    svg = figure(seed, simple=seed % 2 == 0).svg
+    parts = result(svg, f"Here it is:\n```svg\n{svg}\n```").parts
+    assert all(part in (1.0, None) for part in parts.values()), parts
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.integers(0, 10_000))
+def test_every_part_is_a_share(seed: int, other: int):
+    parts = result(figure(seed, simple=True).svg, figure(other, simple=other % 2 == 0).svg).parts
+    assert all(part is None or 0.0 <= part <= 1.0 for part in parts.values())
+
+
+HIDDEN = [
+    'display="none"', 'visibility="hidden"', 'opacity="0"', 'opacity="0.02"', 'transform="translate(5000 0)"',
+    'transform="scale(0.0001)"', 'fill-opacity="0" stroke-opacity="0" style="visibility: collapse"',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("attributes", HIDDEN)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_hidden_content_earns_nothing(seed: int, attributes: str):
+    svg = figure(seed).svg
+    assert value(svg, wrapped(svg, attributes)) < 0.03
+
+
+def test_content_behind_a_cover_earns_nothing():
+    one = figure(3)
+    cover = f'<rect width="{one.width}" height="{one.height}" fill="white"/>'
+    assert value(one.svg, one.svg.replace("</svg>", f"{cover}</svg>")) == 0
+
+
+def test_an_empty_picture_earns_nothing():
+    svg = figure(4).svg
+    head = svg[: svg.index(">") + 1]
+    assert value(svg, f"{head}</svg>") == 0
+    assert value(svg, f'{head}<rect width="10000" height="10000" fill="#ccc"/></svg>') == 0
+
+
+def test_what_is_no_svg_earns_nothing_and_says_why():
+    svg = figure(5).svg
+    for response, kind in (
+        ("no code", "missing"),
+        (svg[:-8], "cut"),
+        (svg.replace("<g", "<script/><g", 1), "forbidden"),
+    ):
+        outcome = result(svg, response)
+        assert not any(outcome.parts[name] for name in (*WEIGHTS, "render"))
+        assert outcome.detail["refused"] == kind and outcome.note.startswith("not drawn: ")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_farther_the_lower(seed: int):
+    one = figure(seed)
+    values = [
+        value(one.svg, wrapped(one.svg, f'transform="translate({one.width * share} 0)"'))
+        for share in (0, 0.01, 0.03, 0.08, 0.2)
+    ]
+    assert values == sorted(values, reverse=True) and values[0] == 1 and values[-1] < 0.4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_missing_and_needless_elements_cost(seed: int):
+    svg = figure(seed).svg
+    rects = re.findall(r"<(?:rect|circle|ellipse|polygon)[^>]*/>", svg)
+    less = svg.replace(rects[0], "")
+    junk = "".join(f'<rect x="{9 * k}" y="{7 * k}" width="20" height="12" fill="orange"/>' for k in range(1, 26))
+    assert value(svg, less) < 1
+    assert value(svg, svg.replace("</svg>", f"{junk}</svg>")) < 0.9
+
+
+def test_a_reversed_arrow_is_wrong():
+    head = '<marker id="a" markerWidth="6" markerHeight="6" refX="5" refY="3" orient="auto"><path d="M0 0L6 3L0 6Z"/></marker>'
+    arrow = (
+        f'{BOX}{head}<line x1="10" y1="50" x2="90" y2="50" stroke="black" stroke-width="2" marker-end="url(#a)"/></svg>'
+    )
+    back = arrow.replace('x1="10"', 'x1="_"').replace('x2="90"', 'x2="10"').replace('x1="_"', 'x1="90"')
+    none = arrow.replace(' marker-end="url(#a)"', "")
+    parts, plain = result(arrow, back).parts, result(arrow, none).parts
+    assert (parts["lines"] or 0) < 0.5 and 0.5 < (plain["lines"] or 0) < 1
+
+
+def test_a_separate_head_is_that_of_its_line():
+    line = '<line x1="10" y1="50" x2="80" y2="50" stroke="black" stroke-width="2"/>'
+    svg = f'{BOX}{line}<polygon points="80,45 90,50 80,55"/></svg>'
+    (element,) = read_figure(svg).elements
+    assert element.kind == "line" and element.heads == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ('<rect x="10" y="10" width="30" height="20"/>', '<path d="M10 10H40V30H10Z"/>'),
+        ('<rect x="10" y="10" width="30" height="20"/>', '<g transform="translate(10 10) scale(10)"><rect width="3" height="2"/></g>'),
+        ('<circle cx="50" cy="50" r="20" fill="red"/>', '<ellipse cx="50" cy="50" rx="20" ry="20" style="fill:#f00"/>'),
+        ('<rect x="9" y="9" width="50" height="50" fill="blue"/>', '<defs><rect id="r" width="50" height="50"/></defs><use href="#r" x="9" y="9" fill="blue"/>'),
+        ('<line x1="1" y1="1" x2="90" y2="90" stroke="black"/>', '<polyline points="1 1 90 90" stroke="black" fill="none"/>'),
+    ],
+)  # fmt: skip
+def test_another_spelling_of_the_same_shape_has_the_same_elements(first: str, second: str):
+    parts = result(f"{BOX}{first}</svg>", f"{BOX}{second}</svg>").parts
+    assert parts["elements"] == pytest.approx(1, abs=1e-6) and parts["picture"] == pytest.approx(1, abs=0.02)
+
+
+def test_elements_and_pictures_are_compared_symmetrically():
+    a, b = figure(7), figure(8)
+    there, back = result(a.svg, b.svg).parts, result(b.svg, a.svg).parts
+    assert there["elements"] == pytest.approx(back["elements"], abs=0.05)
+
+
+def test_a_truth_that_cannot_be_drawn_is_the_rows_fault():
+    with pytest.raises(RewardError, match="true SVG cannot be drawn"):
+        result("<svg><script/></svg>", f"{BOX}</svg>")
+
+
+def test_unknown_policies_are_refused():
+    with pytest.raises(RewardError, match="policy"):
+        svg_figure(images="yes")
+
+
+def test_pictures_are_artifacts_if_they_are_wanted():
+    svg = figure(2, simple=True).svg
+    artifacts = result(svg, svg, pictures=True).artifacts
+    assert set(artifacts) == {"render", "overlay"} and artifacts["render"].size == artifacts["overlay"].size
+    assert not result(svg, svg).artifacts
+
+
+def test_length_is_free_up_to_a_factor():
+    assert length_share(1000, 1000) == length_share(1700, 1000) == 1
+    assert length_share(2950, 1000) == pytest.approx(0.5)
+    assert length_share(4200, 1000) == length_share(10**7, 1000) == 0
+
+
+def test_raster_of_a_triangle():
+    form = raster(
+        [[(0, 0), (10, 0), (0, 10)]], read_figure(f'{BOX}<rect width="10" height="10"/></svg>').elements[0].box
+    )
+    cells = form.reshape(GRID, GRID)
+    assert cells[0, 0] and not cells[-1, -1] and abs(form.mean() - 0.5) < 0.06
+
+
+def slow_ssim(a: np.ndarray, b: np.ndarray) -> float:
+    """Mean structural similarity, window by window."""
+    values = []
+    for channel in range(3):
+        for y in range(a.shape[0] - 6):
+            for x in range(a.shape[1] - 6):
+                p = a[y : y + 7, x : x + 7, channel].astype(float).ravel()
+                q = b[y : y + 7, x : x + 7, channel].astype(float).ravel()
+                cov = np.cov(p, q)
+                c1, c2 = 6.5025, 58.5225
+                top = (2 * p.mean() * q.mean() + c1) * (2 * cov[0, 1] + c2)
+                values.append(top / ((p.mean() ** 2 + q.mean() ** 2 + c1) * (cov[0, 0] + cov[1, 1] + c2)))
+    return float(np.mean(values))
+
+
+def test_ssim_beside_a_slow_one():
+    rng = np.random.default_rng(0)
+    a = rng.integers(0, 256, (12, 15, 3), np.uint8)
+    b = np.clip(a.astype(int) + rng.integers(-40, 40, a.shape), 0, 255).astype(np.uint8)
+    assert ssim(a, b) == pytest.approx(slow_ssim(a, b), abs=1e-9)
+    assert ssim(a, a) == pytest.approx(1, abs=1e-12)
+    with pytest.raises(ValueError, match="SSIM needs one size"):
+        ssim(a, b[:6])
+
+
+def test_window_sums():
+    values = np.arange(12).reshape(3, 4)
+    assert window_sums(values, 2).tolist() == [[10, 14, 18], [26, 30, 34]]
+
+
+def test_similarity_of_pictures():
+    white = np.full((40, 60, 3), 255, np.uint8)
+    one = white.copy()
+    one[10:30, 10:30] = (200, 0, 0)
+    moved, pale, gone = np.roll(one, 2, axis=1), one.copy(), white.copy()
+    pale[10:30, 10:30] = (255, 200, 200)
+    gone[10:20, 10:30] = (200, 0, 0)
+    values = [picture_similarity(one, other).value for other in (one, moved, gone, white)]
+    assert values == sorted(values, reverse=True) and values[0] == 1 and values[-1] == 0
+    assert picture_similarity(one, pale).value < 0.7
+    assert background(one).tolist() == [255, 255, 255]
+    with pytest.raises(ValueError, match="different sizes"):
+        picture_similarity(one, white[:20])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 2**31))
+def test_similarity_is_a_share_for_any_pictures(height: int, width: int, seed: int):
+    rng = np.random.default_rng(seed)
+    a, b = (rng.integers(0, rng.integers(1, 256), (height, width, 3)).astype(np.uint8) for _ in range(2))
+    score = picture_similarity(a, b)
+    assert all(0 <= number <= 1 for number in score)
+    assert picture_similarity(a, a).value == 1

@@ -1,0 +1,76 @@
+"""Values of presentation properties of an element: its own, and those that it inherits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from vlmrl.svg.geometry import Lengths
+from vlmrl.svg.parse import Node
+from vlmrl.svg.properties import INHERITED
+from vlmrl.svg.scene import Source
+from vlmrl.svg.values import Matrix, read_length, read_paint
+
+FONT_SIZES = {
+    "xx-small": 9.0, "x-small": 10.0, "small": 13.0, "medium": 16.0, "large": 18.0, "x-large": 24.0, "xx-large": 32.0,
+}  # fmt: skip
+RELATIVE_SIZES = {"smaller": 1 / 1.2, "larger": 1.2}
+OF_CONTEXT = ("context-fill", "context-stroke")
+"""Paints of a marker that are those of the line it stands on."""
+MOST_FONT = 100_000.0
+"""Largest size of a font, in user units."""
+
+
+class Place(NamedTuple):
+    """Values that an element takes from the elements around it.
+
+    Args:
+        style: inherited property -> value; a missing one has its first value.
+        matrix: from user space to the space of the scene.
+        lengths: sizes that relative lengths refer to.
+        depth: elements around it, those of `use` included.
+        uses: positions of the elements that are being shown by `use` or another reference.
+        context: fill and stroke of the line that a marker stands on.
+        marker: whether it is within a marker.
+    """
+
+    style: Mapping[str, str]
+    matrix: Matrix
+    lengths: Lengths
+    depth: int = 0
+    uses: tuple[int, ...] = ()
+    context: tuple[Source | None, Source | None] = (None, None)
+    marker: bool = False
+
+    def get(self, name: str) -> str:
+        """Return the value of an inherited property."""
+        return self.style.get(name) or INHERITED[name]
+
+
+def inherit(node: Node, place: Place) -> Place:
+    """Return the place within an element, with its own values of inherited properties. A wrong value is left out."""
+    own = {name: value.strip() for name, value in node.attributes.items() if name in INHERITED}
+    own = {name: value for name, value in own.items() if value and value not in ("inherit", "unset")}
+    if not own:
+        return place
+    for name in ("fill", "stroke"):
+        value = own.get(name)
+        if value is not None and value not in OF_CONTEXT and read_paint(value) is None:
+            del own[name]
+    if own.get("color", "").lower() == "currentcolor":
+        del own["color"]
+    lengths = place.lengths
+    if "font-size" in own:
+        size = _font_size(own.pop("font-size"), lengths.em)
+        lengths = lengths._replace(em=size)
+    return place._replace(style={**place.style, **own}, lengths=lengths)
+
+
+def _font_size(text: str, em: float) -> float:
+    word = text.lower()
+    if word in FONT_SIZES:
+        return FONT_SIZES[word]
+    if word in RELATIVE_SIZES:
+        return em * RELATIVE_SIZES[word]
+    size = read_length(text, whole=em, em=em)
+    return em if size is None or not 0 <= size <= MOST_FONT else size

@@ -1,0 +1,252 @@
+"""Layout of text: characters of a `text` element become outlines at their places.
+
+Source: SVG 1.1 (second edition), chapter 10. Each character stands alone: there is no kerning, and no right-to-left
+order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from vlmrl.svg.fonts import Face, face_for
+from vlmrl.svg.geometry import moved, outline, polyline
+from vlmrl.svg.limits import SvgRefused
+from vlmrl.svg.parse import Node
+from vlmrl.svg.paths import Command
+from vlmrl.svg.styles import Place, inherit
+from vlmrl.svg.values import Matrix, read_length, read_numbers
+
+MOST_CHARACTERS = 50_000
+SPANS = ("tspan", "a", "tref")
+BASELINES = {
+    "middle": 0.5, "central": 0.5, "mathematical": 0.5, "hanging": 1.0, "text-before-edge": 1.0, "text-top": 1.0,
+    "before-edge": 1.0, "text-after-edge": 0.0, "text-bottom": 0.0, "after-edge": 0.0, "ideographic": 0.0,
+}  # fmt: skip
+"""Baseline -> its height between the bottom (0) and the top (1) of the font."""
+SHIFTS = {"sub": -0.2, "super": 0.4}
+
+
+class Run(NamedTuple):
+    """Characters of one style on one line.
+
+    Args:
+        place: style of the element that they stand in.
+        commands: their outlines, in the user space of the `text` element.
+    """
+
+    text: str
+    place: Place
+    commands: list[Command]
+
+
+@dataclass(slots=True)
+class _Character:
+    """Character with the attributes that are its own. `x`, `y`: absolute place; None = after the one before."""
+
+    text: str
+    face: Face
+    place: Place
+    span: int
+    x: float | None = None
+    y: float | None = None
+    dx: float = 0.0
+    dy: float = 0.0
+    turn: float = 0.0
+    spacing: float = 0.0
+    rise: float = 0.0
+    path: _TextPath | None = None
+
+    @property
+    def advance(self) -> float:
+        return self.face.glyph(self.text).advance * self.place.lengths.em + self.spacing
+
+
+@dataclass(slots=True)
+class _TextPath:
+    """Line that text follows. `start`: length along it where the text begins."""
+
+    points: list[tuple[float, float]]
+    start: float
+
+    def at(self, length: float) -> tuple[float, float, float] | None:
+        """Return x, y and direction at a length along the line; None beyond its ends."""
+        for (x1, y1), (x2, y2) in pairwise(self.points):
+            piece = math.hypot(x2 - x1, y2 - y1)
+            if 0 <= length <= piece and piece > 0:
+                share = length / piece
+                return x1 + (x2 - x1) * share, y1 + (y2 - y1) * share, math.atan2(y2 - y1, x2 - x1)
+            length -= piece
+        return None
+
+
+@dataclass
+class _Reader:
+    """Walk over a `text` element that gathers its characters."""
+
+    ids: Mapping[str, Node]
+    count: Callable[[], None]
+    characters: list[_Character] = field(default_factory=list)
+    spans: int = 0
+    after_space: bool = True
+
+    def read(self, node: Node, place: Place, rise: float, path: _TextPath | None) -> None:
+        self.count()
+        if place.depth > 100:
+            raise SvgRefused("limit", "text elements are nested deeper than 100")
+        attributes, lengths, begin = node.attributes, place.lengths, len(self.characters)
+        span = self.spans
+        for index, text in enumerate(node.texts):
+            self._add(text, place, span, rise, path)
+            if index == len(node.children):
+                break
+            child = node.children[index]
+            if child.attributes.get("display", "").strip() == "none":
+                continue
+            inner = inherit(child, place)._replace(depth=place.depth + 1)
+            if child.tag in SPANS:
+                self.spans += 1
+                self.read(child, inner, rise + _shift(child, inner), path)
+            elif child.tag == "textPath" and (line := self._line(child, inner)) is not None:
+                self.spans += 1
+                self.read(child, inner, rise, line)
+            span = self.spans = self.spans + 1
+        own = self.characters[begin:]
+        for name in ("x", "y", "dx", "dy"):
+            whole = lengths.width if name in ("x", "dx") else lengths.height
+            words = attributes.get(name, "").replace(",", " ").split()[:MOST_CHARACTERS]
+            for character, word in zip(own, words, strict=False):
+                value = read_length(word, whole=whole, em=lengths.em)
+                # A value of an inner element has precedence: it was set before.
+                if value is not None and (getattr(character, name) in (None, 0.0)):
+                    setattr(character, name, value)
+        turns = read_numbers(attributes.get("rotate", ""), MOST_CHARACTERS)
+        for index, character in enumerate(own if turns else ()):
+            character.turn = character.turn or turns[min(index, len(turns) - 1)]
+
+    def _add(self, text: str, place: Place, span: int, rise: float, path: _TextPath | None) -> None:
+        face = face_for(place.get("font-family"), place.get("font-weight"), place.get("font-style"))
+        spacing = read_length(place.get("letter-spacing"), em=place.lengths.em) or 0.0
+        words = read_length(place.get("word-spacing"), em=place.lengths.em) or 0.0
+        keep = place.style.get("space") == "preserve"
+        for character in text:
+            is_space = character in " \t\r\n"
+            if is_space and not keep:
+                if self.after_space:
+                    continue
+                character = " "
+            elif is_space:
+                character = " "
+            self.after_space = is_space and not keep
+            if len(self.characters) >= MOST_CHARACTERS:
+                raise SvgRefused("limit", f"a text has more than {MOST_CHARACTERS:,} characters")
+            gap = spacing + (words if is_space else 0.0)
+            self.characters.append(_Character(character, face, place, span, spacing=gap, rise=rise, path=path))
+
+    def _line(self, node: Node, place: Place) -> _TextPath | None:
+        target = self.ids.get(node.attributes.get("href", "").strip().removeprefix("#"))
+        if target is None or target.tag != "path":
+            return None
+        lines = polyline(outline("path", target.attributes, place.lengths), 24)
+        if not lines:
+            return None
+        points = lines[0]
+        whole = sum(math.dist(a, b) for a, b in pairwise(points))
+        start = read_length(node.attributes.get("startOffset", "0"), whole=whole, em=place.lengths.em) or 0.0
+        return _TextPath(points, start)
+
+
+def _shift(node: Node, place: Place) -> float:
+    """Return how far the baseline of an element is raised, in user units."""
+    text = node.attributes.get("baseline-shift", "").strip()
+    if text in SHIFTS:
+        return SHIFTS[text] * place.lengths.em
+    return read_length(text, whole=place.lengths.em, em=place.lengths.em) or 0.0
+
+
+def lay_out(node: Node, place: Place, ids: Mapping[str, Node], count: Callable[[], None]) -> list[Run]:
+    """Return the runs of a `text` element, in order.
+
+    Args:
+        place: the place within the element.
+        count: called for each element; it raises at the limit.
+    Raises: SvgRefused (`limit`).
+    """
+    reader = _Reader(ids, count)
+    reader.read(node, place, _shift(node, place), None)
+    characters = reader.characters
+    while characters and characters[-1].text == " " and characters[-1].place.style.get("space") != "preserve":
+        characters.pop()
+    runs: list[Run] = []
+    x, y, begin = 0.0, 0.0, 0
+    while begin < len(characters):
+        end = begin + 1
+        while end < len(characters) and not _begins_line(characters[end], characters[end - 1]):
+            end += 1
+        x, y = _place_line(characters[begin:end], x, y, node, runs)
+        begin = end
+    return runs
+
+
+def _begins_line(character: _Character, before: _Character) -> bool:
+    """Return whether a character begins a new line, which `text-anchor` aligns by itself."""
+    return character.x is not None or character.y is not None or character.path is not before.path
+
+
+def _place_line(line: Sequence[_Character], x: float, y: float, node: Node, runs: list[Run]) -> tuple[float, float]:
+    """Add the runs of one line. Return the point behind it."""
+    first = line[0]
+    x = first.x if first.x is not None else x
+    y = first.y if first.y is not None else y
+    width = sum(c.advance + c.dx for c in line) - line[-1].spacing
+    anchor = {"middle": width / 2, "end": width}.get(first.place.get("text-anchor"), 0.0)
+    position = (first.path.start if first.path is not None else x) - anchor
+    if first.path is not None:
+        y = 0.0
+    span = None
+    for character in line:
+        if span != character.span:
+            runs.append(Run("", character.place, []))
+            span = character.span
+        run = runs[-1]
+        position += character.dx
+        y += character.dy
+        spot = _spot(character, position, y - character.rise + _drop(character, node))
+        if spot is not None:
+            size = character.place.lengths.em
+            run.commands.extend(moved(character.face.glyph(character.text).commands, spot.times(_sized(size))))
+            runs[-1] = run._replace(text=run.text + character.text)
+        position += character.advance
+    return (position, y) if first.path is None else (x, y)
+
+
+def _sized(size: float) -> Matrix:
+    return Matrix(size, 0, 0, size, 0, 0)
+
+
+def _spot(character: _Character, position: float, y: float) -> Matrix | None:
+    """Return the map from the character's own space to the text's; None beyond the end of its path."""
+    turn = math.radians(character.turn)
+    if character.path is None:
+        return Matrix(math.cos(turn), math.sin(turn), -math.sin(turn), math.cos(turn), position, y)
+    half = character.advance / 2
+    middle = character.path.at(position + half)
+    if middle is None:
+        return None
+    x, line_y, direction = middle
+    cos, sin = math.cos(direction + turn), math.sin(direction + turn)
+    return Matrix(cos, sin, -sin, cos, x, line_y).times(Matrix(e=-half, f=y))
+
+
+def _drop(character: _Character, node: Node) -> float:
+    """Return how far the baseline is below the line that `dominant-baseline` puts at y, in user units."""
+    attributes = node.attributes
+    names = (attributes.get("dominant-baseline", ""), attributes.get("alignment-baseline", ""))
+    share = next((BASELINES[name.strip()] for name in names if name.strip() in BASELINES), None)
+    if share is None:
+        return 0.0
+    face, size = character.face, character.place.lengths.em
+    return (face.ascent * share - face.descent * (1 - share)) * size

@@ -1,0 +1,68 @@
+"""Rewards of a judge as recipes name them: `judge` for any rubric, and `vfig`, which VFig published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlmrl.errors import RewardError, unknown
+from vlmrl.judge.rubric import load_rubric
+from vlmrl.judge.settings import read_settings
+from vlmrl.metric import SHARE
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.service_pool import first_result
+from vlmrl.rewards.worker_code import ServiceFunction
+
+RENDERS = ("svg", "none")
+RENDER = "render"
+"""Part that says whether the response could be drawn."""
+
+
+def judge(
+    *, judge: Mapping[str, Any] | None = None, rubric: str | None = None, render: str = "svg", key: str | None = None
+) -> RewardSpec:
+    """Return a reward: the scores of a model that compares a picture with the true one, by a rubric.
+
+    Its parts are the axes of the rubric, with the rubric's weights. With `render = "svg"`, the picture is drawn from
+    the SVG code of the response, at the size of the prompt's first image, which is the true one; part `render` is 1 if
+    it can be drawn. Otherwise all parts are 0, and the judge is not asked. With "none", the judge reads the text of the
+    response beside the prompt's image.
+
+    If the judge does not answer, the response has no score; it is never 0, except with `outage = "zero"`.
+
+    Args:
+        judge: the table `[judge]` of the recipe.
+        rubric: name of a built-in rubric, or a TOML file; None = that of `[judge]`.
+        render: "svg" or "none".
+        key: for "none": truth field with a text that the judge sees as the expected answer; None = no text.
+    Raises: RewardError without `[judge]`, or for an unknown value; RecipeError for wrong settings.
+    """
+    return _spec("judge", judge, rubric, render, key)
+
+
+def vfig(*, judge: Mapping[str, Any] | None = None) -> RewardSpec:
+    """Return the reward that VFig published: presence, layout, connectivity and details, 0.25 each, by a judge.
+
+    A response whose SVG code cannot be drawn earns 0, and the judge is not asked. Unlike there, an outage is no 0.
+
+    Args:
+        judge: the table `[judge]` of the recipe.
+    Raises: as `judge`.
+    """
+    return _spec("vfig", judge, "vfig", "svg", None)
+
+
+def _spec(name: str, table: Mapping[str, Any] | None, rubric: str | None, render: str, key: str | None) -> RewardSpec:
+    if not table:
+        raise RewardError(
+            f"reward `{name}` needs a judge, and the recipe has no table `[judge]`",
+            hint='add one: [judge] provider = "gemini", model = "..."; or provider = "vllm" for a server of your own',
+        )
+    if render not in RENDERS:
+        raise unknown("render", str(render), RENDERS, error=RewardError)
+    settings = read_settings({**table, **({"rubric": rubric} if rubric else {})})
+    axes = load_rubric(settings.rubric)
+    ranges = {**({RENDER: SHARE} if render == "svg" else {}), **dict.fromkeys(axes.names, SHARE)}
+    args = {"judge": dict(table), "rubric": settings.rubric, "render": render, "key": key}
+    service = ServiceFunction(name, "vlmrl.tasks.judged.service", "open_judged", args)
+    return RewardSpec(name, first_result(service), ranges, dict(axes.weights), needs_images=True, service=service)

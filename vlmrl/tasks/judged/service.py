@@ -1,0 +1,163 @@
+"""Service of the rewards of a judge: draws responses in workers, then asks the judge, many at a time."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from vlmrl.errors import RewardError
+from vlmrl.judge.prompt import JudgeRequest
+from vlmrl.judge.rubric import Rubric
+from vlmrl.judge.service import JudgeService
+from vlmrl.judge.settings import JudgeSettings, read_settings
+from vlmrl.judge.verdict import Verdict
+from vlmrl.rewards.text_rewards import ground_truth
+from vlmrl.svg.draw import Drawing, DrawJob
+from vlmrl.svg.extract import find_svg
+from vlmrl.svg.limits import SvgRefused
+from vlmrl.svg.renderer import SvgRenderer
+from vlmrl.tasks.judged.reward import RENDER
+from vlmrl.types import RewardInput, RewardResult
+
+OFFLINE = "VLMRL_JUDGE_OFFLINE"
+"""Environment variable; 1 = verdicts come from the cache alone, and nothing is sent."""
+DRAWERS = 2
+MOST_REASON = 300
+
+
+def open_judged(*, judge: Mapping[str, Any], rubric: str, render: str, key: str | None) -> JudgedService:
+    """Return the service for the arguments of `vlmrl.tasks.judged.reward.judge`.
+
+    An outage is reported at once: the scorer waits or masks, as `[reward] outage` and `[judge] outage` say.
+    """
+    settings = read_settings({**judge, "rubric": rubric})
+    if settings.outage == "wait":
+        settings = settings.model_copy(update={"outage": "mask"})
+    return JudgedService(settings, render=render, key=key, offline=os.environ.get(OFFLINE, "") == "1")
+
+
+class JudgedService:
+    """Judge and renderer of one process."""
+
+    def __init__(self, settings: JudgeSettings, *, render: str, key: str | None, offline: bool = False) -> None:
+        self._judge = JudgeService(settings, base_dir=Path(), offline=offline, notify=_say)
+        self._renders, self._key = render == "svg", key
+        self._renderer = SvgRenderer(DRAWERS) if self._renders else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="judged")
+
+    @property
+    def rubric(self) -> Rubric:
+        """Rubric of the judge."""
+        return self._judge.rubric
+
+    def submit(self, inputs: Sequence[RewardInput]) -> list[Future[RewardResult]]:
+        """Begin to score responses; see `Service`."""
+        futures: list[Future[RewardResult]] = [Future() for _ in inputs]
+        self._thread.submit(self._begin, list(inputs), futures)
+        return futures
+
+    def close(self) -> None:
+        """End the judge and the renderer. Requests without an answer are given up."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._judge.close()
+        if self._renderer is not None:
+            self._renderer.close()
+
+    def _begin(self, inputs: Sequence[RewardInput], futures: Sequence[Future[RewardResult]]) -> None:
+        try:
+            drawings = self._drawn(inputs)
+            sent = []
+            for x, drawing, future in zip(inputs, drawings, futures, strict=True):
+                if isinstance(drawing, SvgRefused):
+                    settle(future, self._refused(drawing))
+                    continue
+                try:
+                    sent.append((self._request(x, drawing), drawing, future))
+                except RewardError as error:
+                    settle(future, error)
+            for answer, (_, drawing, future) in zip(
+                self._judge.submit([request for request, *_ in sent]), sent, strict=True
+            ):
+                answer.add_done_callback(lambda done, d=drawing, f=future: self._take(done, d, f))
+        except BaseException as error:
+            for future in futures:
+                if not future.done():
+                    settle(future, error)
+
+    def _drawn(self, inputs: Sequence[RewardInput]) -> list[Drawing | SvgRefused | None]:
+        """Return the drawing of each response, or why there is none; None where none is wanted."""
+        if self._renderer is None:
+            return [None] * len(inputs)
+        results: list[Drawing | SvgRefused | None] = []
+        jobs: list[DrawJob] = []
+        for x in inputs:
+            try:
+                jobs.append(DrawJob(find_svg(x.response), _true_image(x).size))
+                results.append(None)
+            except SvgRefused as error:
+                results.append(error)
+        drawn = iter(self._renderer.draw(jobs))
+        return [next(drawn) if result is None else result for result in results]
+
+    def _request(self, x: RewardInput, drawing: Drawing | None) -> JudgeRequest:
+        truth = png_of(_true_image(x))
+        if drawing is not None:
+            return JudgeRequest(truth, png_of(Image.fromarray(drawing.pixels)))
+        texts = [("answer to judge", x.response)]
+        if self._key is not None:
+            texts.insert(0, ("expected answer", str(ground_truth(x, self._key))))
+        return JudgeRequest(truth, truth, tuple(texts))
+
+    def _refused(self, error: SvgRefused) -> RewardResult:
+        parts: dict[str, float | None] = {RENDER: 0.0, **dict.fromkeys(self.rubric.names, 0.0)}
+        detail = {"refused": error.kind, "reason": error.reason}
+        return RewardResult(parts, f"not drawn: {error.reason}", detail)
+
+    def _take(self, answer: Future[Verdict], drawing: Drawing | None, future: Future[RewardResult]) -> None:
+        error = answer.exception() if not answer.cancelled() else RewardError("the request was given up")
+        if error is not None:
+            settle(future, error)
+            return
+        verdict = answer.result()
+        rendered = {RENDER: 1.0} if drawing is not None else {}
+        detail: dict[str, Any] = {"reason": verdict.reason[:MOST_REASON]}
+        artifacts: dict[str, Any] = {}
+        if drawing is not None:
+            detail["digest"] = drawing.digest[:16]
+            artifacts["render"] = Image.fromarray(drawing.pixels)
+        note = "the judge was down, which scores 0" if verdict.is_outage else ""
+        settle(future, RewardResult({**rendered, **verdict.scores}, note, detail, artifacts))
+
+
+def settle(future: Future[RewardResult], outcome: RewardResult | BaseException) -> None:
+    """Give a future its result or its error, unless it was cancelled."""
+    if future.cancelled() or not future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, RewardResult):
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)
+
+
+def _true_image(x: RewardInput) -> Image.Image:
+    if not x.images:
+        raise RewardError("the judge compares with the prompt's first image, and the prompt has none")
+    return x.images[0]
+
+
+def png_of(image: Image.Image) -> bytes:
+    """Return a picture as PNG, RGB."""
+    buffer = io.BytesIO()
+    image.convert("RGB").save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,104 @@
+"""Grader of the reward `svg`. Runs in workers: a response is hostile, and drawing it may take any time or memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from PIL import Image
+
+from vlmrl.errors import RewardError
+from vlmrl.rewards.text_rewards import ground_truth
+from vlmrl.svg.build import Images
+from vlmrl.svg.draw import pixels_digest
+from vlmrl.svg.extract import find_svg
+from vlmrl.svg.limits import SvgRefused
+from vlmrl.tasks.vfig.scoring.compare import Figure, FigureScore, compare, read_figure, read_truth
+from vlmrl.types import RewardInput, RewardResult
+
+RIGHT = 0.9
+"""Least score of the elements, and of the picture, of a figure that counts as right."""
+DECIMALS = 4
+KINDS = {"shape": "shapes", "line": "lines", "text": "texts"}
+"""Kind of elements -> the part with their score."""
+
+
+def make_grader(*, key: str | None, images: Images, pictures: bool) -> Callable[[RewardInput], RewardResult]:
+    """Return the grader for the arguments of `svg_figure`, with the fonts loaded."""
+    read_figure('<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9">a\u2713</text></svg>')
+    return partial(_graded, key=key, images=images, pictures=pictures)
+
+
+def _graded(x: RewardInput, *, key: str | None, images: Images, pictures: bool) -> RewardResult:
+    truth = _truth(x, key, images)
+    try:
+        response = read_figure(find_svg(x.response), truth.size, images=images)
+    except SvgRefused as error:
+        parts: dict[str, float | None] = dict.fromkeys(("render", "elements", "picture", "clean", "length"), 0.0)
+        parts |= {part: 0.0 if _has(truth, kind) else None for kind, part in KINDS.items()}
+        detail = {"refused": error.kind, "reason": error.reason}
+        return RewardResult(parts | {"accuracy": 0.0}, f"not drawn: {error.reason}", detail)
+    score = compare(truth, response)
+    picture = response.view.picture
+    detail = {
+        "elements": [len(truth.elements), len(response.elements)],
+        "matched": score.matched,
+        "ink": round(score.picture.ink, DECIMALS),
+        "edges": round(score.picture.edges, DECIMALS),
+        "structure": round(score.picture.structure, DECIMALS),
+        "cleanliness": [_rounded(figure.cleanliness) for figure in (truth, response)],
+        "chars": [truth.chars, response.chars],
+        "digest": pixels_digest(picture)[:16],
+    }
+    blank = bool((picture == picture[0, 0]).all())
+    return RewardResult(
+        _parts(score, truth, response),
+        "the picture is empty" if blank else "",
+        detail,
+        _artifacts(truth, response) if pictures else {},
+    )
+
+
+def _truth(x: RewardInput, key: str | None, images: Images) -> Figure:
+    text = ground_truth(x, key)
+    try:
+        if not isinstance(text, str):
+            raise SvgRefused("missing", f"it is a {type(text).__name__}, not a text")
+        return read_truth(text, images)
+    except SvgRefused as error:
+        raise RewardError(
+            f"the row's true SVG cannot be drawn: {error.reason}",
+            hint="leave the row out; `vlmrl prep figures` drops such rows",
+        ) from None
+
+
+def _has(figure: Figure, kind: str) -> bool:
+    return any(element.kind == kind for element in figure.elements)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, DECIMALS)
+
+
+def _parts(score: FigureScore, truth: Figure, response: Figure) -> dict[str, float | None]:
+    right = score.elements >= RIGHT and score.picture.value >= RIGHT
+    return {
+        "render": 1.0,
+        "elements": score.elements,
+        "picture": score.picture.value,
+        "clean": score.clean,
+        "length": score.length,
+        **{part: score.kinds.get(kind) for kind, part in KINDS.items()},
+        "accuracy": float(right),
+    }
+
+
+def _artifacts(truth: Figure, response: Figure) -> dict[str, Image.Image]:
+    """Return the picture of the response, and an overlay: what only the truth has is red, what only it has is blue."""
+    first, second = (figure.view.picture.astype(np.int16) for figure in (truth, response))
+    grey = [picture.mean(axis=2) for picture in (first, second)]
+    both = np.maximum(grey[0], grey[1])
+    overlay = np.stack((grey[1], both * 0.5 + (grey[0] + grey[1]) * 0.25, grey[0]), axis=2)
+    overlay = np.clip(overlay, 0, 255).astype(np.uint8)
+    return {"render": Image.fromarray(response.view.picture), "overlay": Image.fromarray(overlay)}

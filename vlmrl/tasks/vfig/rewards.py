@@ -1,0 +1,14 @@
+"""Built-in rewards of the task figures, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vlmrl.rewards import Builtin
+from vlmrl.tasks.vfig.reward import NAME, svg_figure
+
+REWARDS: Mapping[str, Builtin] = {
+    NAME: Builtin(
+        svg_figure, "SVG code: visible elements and picture beside the true ones; no model; runs in workers", version=1
+    ),
+}

@@ -1,0 +1,1 @@
+"""Comparison of two drawings element by element: what can be seen of each, and how well the elements correspond."""

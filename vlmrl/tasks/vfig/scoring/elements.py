@@ -1,0 +1,210 @@
+"""Elements of a drawing as a reward compares them: shapes, lines with their arrow heads, and texts.
+
+The truth and the response are read by the same code, from what can be seen. All positions are in pixels of one picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from vlmrl.svg.geometry import Box, bounds, moved, polyline
+from vlmrl.svg.scene import Bitmap, Shape
+from vlmrl.tasks.vfig.scoring.seen import Seen, View
+
+Kind = Literal["shape", "line", "text"]
+Point = tuple[float, float]
+GRID = 12
+"""Side of the raster on which the forms of shapes are compared."""
+LEAST_PIXELS = 3
+"""Number of pixels that an element must show. Edges of hidden elements show a few."""
+LEAST_SHARE = 0.02
+"""Share of the pixels that an element changed which must still show."""
+COVER = 0.98
+"""Share of the picture that a background covers, in both directions."""
+HEAD_REACH = 2.5
+"""Largest distance of a head's middle from the end of its line, in diagonals of the head."""
+HEAD_SIZE = 0.35
+"""Largest diagonal of a separate head, in lengths of its line."""
+THIN = 0.02
+"""Largest width of a filled shape that counts as a line, in its length."""
+
+
+@dataclass(frozen=True, eq=False)
+class Element:
+    """One element.
+
+    Args:
+        box: bounds in pixels, within the picture.
+        colour: what it looks like on average: red, green, blue in [0, 1].
+        form: for a shape, which cells of a GRID x GRID raster over its box are inside: (GRID * GRID,) bool.
+        points: for a line, its begin, middle and end.
+        heads: for a line, whether the begin and the end have a head.
+        text: for a text, its characters.
+        pixels: number of its pixels that show.
+        number: position of its element in the document.
+    """
+
+    kind: Kind
+    box: Box
+    colour: tuple[float, float, float]
+    form: np.ndarray = field(default_factory=lambda: np.ones(GRID * GRID, bool))
+    points: tuple[Point, Point, Point] = ((0.0, 0.0), (0.0, 0.0), (0.0, 0.0))
+    heads: tuple[bool, bool] = (False, False)
+    text: str = ""
+    pixels: int = 0
+    number: int = 0
+
+
+def elements_of(view: View) -> list[Element]:
+    """Return the elements of a view, without its background and without what hardly shows."""
+    height, width = view.picture.shape[:2]
+    frame = Box(0, 0, width, height)
+    elements: list[Element] = []
+    for one in view.seen:
+        if one.pixels < LEAST_PIXELS or one.pixels < LEAST_SHARE * one.drawn:
+            continue
+        if isinstance(one.leaf, Shape) and one.leaf.marker:
+            continue  # the line that it stands on says that it has one
+        element = _element(one, frame)
+        if element is not None:
+            elements.append(element)
+    return _with_heads(_joined_texts(elements))
+
+
+def _element(one: Seen, frame: Box) -> Element | None:
+    leaf = one.leaf
+    if isinstance(leaf, Bitmap):
+        rows, columns = leaf.pixels.shape[:2]
+        corners = [one.to_picture.times(leaf.matrix).apply(x, y) for x in (0, columns) for y in (0, rows)]
+        xs, ys = zip(*corners, strict=True)
+        box = Box(min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)).common(frame)
+        return Element("shape", box, one.colour, pixels=one.pixels, number=leaf.number) if box is not None else None
+    commands = moved(leaf.commands, one.to_picture.times(leaf.matrix))
+    whole = bounds(commands)
+    box = whole.common(frame) if whole is not None else None
+    if whole is None or box is None:
+        return None
+    if leaf.text:
+        text = " ".join(leaf.text.split())
+        return Element("text", box, one.colour, text=text, pixels=one.pixels, number=leaf.number) if text else None
+    lines = polyline(commands)
+    path = max(lines, key=len)
+    if leaf.fill is None and len(lines) == 1 and path[0] != path[-1]:
+        return Element(
+            "line", box, one.colour, points=_ends(path), heads=leaf.heads, pixels=one.pixels, number=leaf.number
+        )
+    bar = _bar(path, leaf) if len(lines) == 1 else None
+    if bar is not None:
+        return Element("line", box, one.colour, points=bar, pixels=one.pixels, number=leaf.number)
+    if leaf.fill is not None and box.width >= COVER * frame.width and box.height >= COVER * frame.height:
+        return None  # a background: the pictures are compared apart
+    form = raster(lines, whole, even_odd=leaf.even_odd)
+    return Element("shape", box, one.colour, form=form, pixels=one.pixels, number=leaf.number)
+
+
+def _ends(path: Sequence[Point]) -> tuple[Point, Point, Point]:
+    """Return the begin, the middle and the end of a line, by its length."""
+    lengths = [math.dist(a, b) for a, b in pairwise(path)]
+    half = sum(lengths) / 2
+    for (a, b), length in zip(pairwise(path), lengths, strict=True):
+        if half <= length:
+            share = half / length if length else 0.0
+            return path[0], (a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share), path[-1]
+        half -= length
+    return path[0], path[-1], path[-1]
+
+
+def _bar(path: Sequence[Point], leaf: Shape) -> tuple[Point, Point, Point] | None:
+    """Return the ends of a filled rectangle that is as thin as a line; None for anything else."""
+    corners = list(dict.fromkeys((round(x, 6), round(y, 6)) for x, y in path))
+    if leaf.fill is None or len(corners) != 4:
+        return None
+    a, b, c, d = corners
+    if math.dist(a, b) < math.dist(b, c):
+        a, b, c, d = b, c, d, a
+    length, width = math.dist(a, b), math.dist(b, c)
+    if width > THIN * length or abs(math.dist(a, c) - math.dist(b, d)) > 0.05 * length:
+        return None
+    begin, end = ((a[0] + d[0]) / 2, (a[1] + d[1]) / 2), ((b[0] + c[0]) / 2, (b[1] + c[1]) / 2)
+    return begin, ((begin[0] + end[0]) / 2, (begin[1] + end[1]) / 2), end
+
+
+def raster(lines: Sequence[Sequence[Point]], box: Box, *, even_odd: bool = False) -> np.ndarray:
+    """Return which cells of a raster over a box have their middle inside an outline: (GRID * GRID,) bool.
+
+    Args:
+        lines: points of the subpaths, each closed to its begin.
+    """
+    steps = (np.arange(GRID) + 0.5) / GRID
+    px = (box.x + steps * box.width)[None, :, None]
+    py = (box.y + steps * box.height)[:, None, None]
+    winding = np.zeros((GRID, GRID), int)
+    for points in lines:
+        at = np.asarray(points, float)
+        x1, y1 = at[:, 0], at[:, 1]
+        x2, y2 = np.roll(x1, -1), np.roll(y1, -1)
+        up, down = (y1 <= py) & (y2 > py), (y1 > py) & (y2 <= py)  # (GRID, 1, edges)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            crossing = x1 + (py - y1) * (x2 - x1) / (y2 - y1)
+        right = crossing > px  # (GRID, GRID, edges)
+        winding += (up & right).sum(axis=2) - (down & right).sum(axis=2)
+    inside = winding % 2 == 1 if even_odd else winding != 0
+    return inside.ravel()
+
+
+def _joined_texts(elements: Sequence[Element]) -> list[Element]:
+    """Return the elements with the runs of one `text` element that stand on one line as one text."""
+    joined: list[Element] = []
+    for element in elements:
+        last = joined[-1] if joined else None
+        if last is None or element.kind != "text" or last.kind != "text" or last.number != element.number:
+            joined.append(element)
+            continue
+        shared = min(last.box.bottom, element.box.bottom) - max(last.box.y, element.box.y)
+        if shared < 0.3 * min(last.box.height, element.box.height):
+            joined.append(element)
+            continue
+        pixels = last.pixels + element.pixels
+        share = element.pixels / pixels
+        red, green, blue = (a + (b - a) * share for a, b in zip(last.colour, element.colour, strict=True))
+        text = f"{last.text} {element.text}"
+        joined[-1] = replace(
+            last, box=last.box.joined(element.box), colour=(red, green, blue), text=text, pixels=pixels
+        )
+    return joined
+
+
+def _with_heads(elements: Sequence[Element]) -> list[Element]:
+    """Return the elements with arrow heads that are shapes of their own as heads of their lines."""
+    lines = [i for i, element in enumerate(elements) if element.kind == "line"]
+    heads: dict[int, list[bool]] = {i: list(elements[i].heads) for i in lines}
+    dropped: set[int] = set()
+    for index, element in enumerate(elements):
+        if element.kind != "shape" or not 0 < element.form.mean() < 0.8:
+            continue  # a triangle fills half of its box
+        size = math.hypot(element.box.width, element.box.height)
+        best: tuple[float, int, int] | None = None
+        for i in lines:
+            begin, middle, end = elements[i].points
+            length = math.dist(begin, middle) + math.dist(middle, end)
+            if size > HEAD_SIZE * length:
+                continue
+            for side, point in ((0, begin), (1, end)):
+                distance = math.dist(point, element.box.center)
+                closer = best is None or distance < best[0]
+                if not heads[i][side] and distance <= HEAD_REACH * size / 2 and closer:
+                    best = (distance, i, side)
+        if best is not None:
+            heads[best[1]][best[2]] = True
+            dropped.add(index)
+    return [
+        replace(element, heads=(heads[i][0], heads[i][1])) if i in heads else element
+        for i, element in enumerate(elements)
+        if i not in dropped
+    ]

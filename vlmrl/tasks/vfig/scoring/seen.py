@@ -1,0 +1,100 @@
+"""Visibility of the elements of a drawing: what each one changes in the picture, and what still shows at the end.
+
+An element that is transparent, has the colour of what is below it, lies outside of the picture or behind another one
+changes or shows nothing. Rewards count what can be seen, so that hidden content earns nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vlmrl.svg.geometry import fitted
+from vlmrl.svg.paint import Painter
+from vlmrl.svg.scene import Bitmap, Scene, Shape
+from vlmrl.svg.values import Matrix
+
+LEAST_CHANGE = 12
+"""Smallest change of a channel, of 255, that counts as a change of a pixel."""
+MOST_LEAVES = 2_000
+"""Largest number of elements that are looked at one by one. Those above them are drawn, and counted, together."""
+NOBODY = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Element of a drawing that shows.
+
+    Args:
+        leaf: the element. Its `matrix` leads to the scene.
+        to_picture: map from the scene to the picture.
+        pixels: number of its pixels that show at the end.
+        drawn: number of pixels that it changed when it was drawn, >= pixels.
+        colour: mean of its pixels that show: red, green, blue in [0, 1].
+    """
+
+    leaf: Shape | Bitmap
+    to_picture: Matrix
+    pixels: int
+    drawn: int
+    colour: tuple[float, float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Picture of a drawing with its elements.
+
+    Args:
+        picture: (height, width, 3) uint8 RGB.
+        seen: the elements that show, in the order in which they are drawn.
+        more: number of elements beyond MOST_LEAVES.
+    """
+
+    picture: np.ndarray
+    seen: tuple[Seen, ...]
+    more: int
+
+
+def look(scene: Scene, width: int, height: int) -> View:
+    """Return the picture of a scene, of that size, and the elements that show in it.
+
+    Raises: SvgRefused as `paint`.
+    """
+    to_picture = fitted(scene.box, width, height, scene.aspect)
+    painter = Painter(width, height, to_picture)
+    painter.background(1.0, 1.0, 1.0)
+    owner = np.full((height, width), NOBODY, np.int32)
+    drawn: list[int] = []
+    leaves: list[Shape | Bitmap] = []
+    before, more = painter.bgra().copy(), 0
+    for leaf, groups in scene.leaves():
+        painter.draw_leaf(leaf, groups)
+        if len(leaves) >= MOST_LEAVES:
+            more += 1
+            continue
+        after = painter.bgra()
+        rows = np.flatnonzero((after.view(np.uint32) != before.view(np.uint32)).any(axis=(1, 2)))
+        count = 0
+        if len(rows):
+            band = slice(rows[0], rows[-1] + 1)
+            change = np.abs(after[band, :, :3].astype(np.int16) - before[band, :, :3]).max(axis=2) >= LEAST_CHANGE
+            count = int(change.sum())
+            owner[band][change] = len(leaves)
+            before[band] = after[band]
+        leaves.append(leaf)
+        drawn.append(count)
+    picture = painter.rgb()
+    if more:  # pixels that the others changed show nothing of the elements below
+        change = np.abs(painter.bgra()[:, :, :3].astype(np.int16) - before[:, :, :3]).max(axis=2) >= LEAST_CHANGE
+        owner[change] = NOBODY
+    places = owner.ravel() + 1
+    counts = np.bincount(places, minlength=len(leaves) + 1)[1:]
+    sums = [np.bincount(places, picture[:, :, k].ravel(), minlength=len(leaves) + 1)[1:] for k in range(3)]
+    seen = []
+    for index, leaf in enumerate(leaves):
+        pixels = int(counts[index])
+        if pixels:
+            red, green, blue = (float(total[index]) / (255 * pixels) for total in sums)
+            seen.append(Seen(leaf, to_picture, pixels, drawn[index], (red, green, blue)))
+    return View(picture, tuple(seen), more)
