@@ -377,8 +377,10 @@ def length_inputs() -> Iterator[Input]:
 def rules_inputs() -> Iterator[Input]:
     """Two labelled boxes with an arrow: whole, moved, without the arrow, with another label, broken."""
     head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 400 200">'
-    mark = '<defs><marker id="m" markerWidth="10" markerHeight="10" orient="auto"><path d="M0 0L9 5L0 9Z"/></marker></defs>'
-    box = '<rect x="{x}" y="60" width="90" height="60" fill="#ff0000" stroke="#000000"/><text x="{t}" y="95">{name}</text>'
+    tip = '<path d="M0 0L9 5L0 9Z"/>'
+    mark = f'<defs><marker id="m" markerWidth="10" markerHeight="10" orient="auto">{tip}</marker></defs>'
+    box = '<rect x="{x}" y="60" width="90" height="60" fill="#ff0000" stroke="#000000"/>'
+    box += '<text x="{t}" y="95">{name}</text>'
     arrow = '<line x1="120" y1="90" x2="250" y2="90" stroke="#000000" stroke-width="2" marker-end="url(#m)"/>'
     first, second = box.format(x=30, t=60, name="one"), box.format(x=250, t=280, name="two")
     truth = f"{head}{mark}{first}{second}{arrow}</svg>"
