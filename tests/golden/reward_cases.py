@@ -374,6 +374,29 @@ def length_inputs() -> Iterator[Input]:
             yield given("x", {}, finish, tokens)
 
 
+def rules_inputs() -> Iterator[Input]:
+    """Two labelled boxes with an arrow: whole, moved, without the arrow, with another label, broken."""
+    head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 400 200">'
+    tip = '<path d="M0 0L9 5L0 9Z"/>'
+    mark = f'<defs><marker id="m" markerWidth="10" markerHeight="10" orient="auto">{tip}</marker></defs>'
+    box = '<rect x="{x}" y="60" width="90" height="60" fill="#ff0000" stroke="#000000"/>'
+    box += '<text x="{t}" y="95">{name}</text>'
+    arrow = '<line x1="120" y1="90" x2="250" y2="90" stroke="#000000" stroke-width="2" marker-end="url(#m)"/>'
+    first, second = box.format(x=30, t=60, name="one"), box.format(x=250, t=280, name="two")
+    truth = f"{head}{mark}{first}{second}{arrow}</svg>"
+    responses = [
+        truth,
+        f"{head}{mark}{first}{second}</svg>",
+        truth.replace("two", "three"),
+        truth.replace('x="250" y="60"', 'x="250" y="110"'),
+        truth.replace("#ff0000", "#0000ff"),
+        truth.replace("</svg>", "<rect"),
+        "no code",
+    ]
+    for response in responses:
+        yield {"response": response, "truth": {"svg": truth}}
+
+
 def svg_inputs() -> Iterator[Input]:
     """Figures of shapes, a line and a word: each truth beside each response."""
     head = '<svg xmlns="http://www.w3.org/2000/svg" width="60" height="40">'
@@ -540,6 +563,7 @@ CASES: dict[str, tuple[list[Args], list[Input]]] = {
         list(math_inputs()),
     ),
     "svg": ([{}, {"key": "svg", "images": "drop"}], list(svg_inputs())),
+    "vfig_rules": ([{}, {"key": "svg"}], list(rules_inputs())),
     "maye": ([{}, {"min_tokens": 0, "penalty": -0.5}], list(maye_inputs())),
     "rllava_math": ([{}, {"key": "answer", "format_weight": 0.5}], list(maye_inputs())),
 }

@@ -48,3 +48,31 @@ def svg_figure(*, key: str | None = None, images: str = "refuse", pictures: bool
         worker=worker,
         timeout_seconds=SECONDS,
     )
+
+
+RULES = ("overall", "shapes", "arrows")
+"""Parts of the reward `vfig_rules`."""
+
+
+def vfig_rules(*, key: str | None = None, metadata: str | None = None) -> RewardSpec:
+    """Return VFig's published rule-based score as a reward: the mean of the scores of shapes and of arrows.
+
+    It is the published evaluation to the digit, flaws included, to repeat its numbers: a truth scores less than 1
+    beside itself where the rules cannot read it, and hidden copies score. `svg` is the reward to train with.
+
+    Args:
+        key: truth field or column with the true SVG code; default: see `ground_truth`.
+        metadata: truth field or column with the shapes and arrows of the truth, as a mapping or its JSON text; None =
+            they are read from the true SVG code, as published.
+    """
+    args = {"key": key, "metadata": metadata}
+    worker = WorkerFunction("vfig_rules", "vlmrl.tasks.vfig.rules_grader", "make_grader", args)
+    return RewardSpec(
+        "vfig_rules",
+        in_this_process(worker),
+        dict.fromkeys(RULES, SHARE),
+        {"overall": 1.0},
+        on_timeout=dict.fromkeys(RULES, 0.0),
+        worker=worker,
+        timeout_seconds=SECONDS,
+    )

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vlmrl.rewards import Builtin
-from vlmrl.tasks.vfig.reward import NAME, svg_figure
+from vlmrl.tasks.vfig.reward import NAME, svg_figure, vfig_rules
 
 REWARDS: Mapping[str, Builtin] = {
     NAME: Builtin(
         svg_figure, "SVG code: visible elements and picture beside the true ones; no model; runs in workers", version=1
+    ),
+    "vfig_rules": Builtin(
+        vfig_rules, "SVG code: VFig's published score of shapes and arrows, to the digit, to repeat numbers", version=1
     ),
 }

@@ -1,0 +1,115 @@
+"""Reading of SVG code from anybody: one function for the reference and for the response, with limits."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+from xml.etree.ElementTree import Element, TreeBuilder
+from xml.parsers import expat
+
+MOST_CHARACTERS = 4_000_000
+"""Longest document that is read."""
+MOST_ELEMENTS = 20_000
+"""Largest number of elements of a document."""
+MOST_ATTRIBUTE = 10_000
+"""Longest value of an attribute, in characters, except for outlines and references."""
+LINK = "{http://www.w3.org/1999/xlink}href"
+LONG = ("d", "points", "href", LINK)
+"""Attributes that may be as long as the document: outlines, and images that are written into a reference."""
+DEEPEST = 150
+"""Largest depth of nested elements. The published code stops at Python's limit of recursion, at about 900."""
+MOST_WORK = 3_000_000
+"""Largest number of comparisons and visits for one pair. 150 shapes and 120 arrows need about 400,000."""
+
+
+class Unscorable(Exception):
+    """Reason why a document is not scored: a limit of this code, or a place where the published code stops."""
+
+
+def refuse(reason: str) -> NoReturn:
+    """Stop the evaluation. Raises: Unscorable with the reason."""
+    raise Unscorable(reason)
+
+
+class Work:
+    """Counter of the comparisons of one evaluation, so that no document costs unbounded time.
+
+    Args:
+        left: number of comparisons that may still be made.
+    """
+
+    def __init__(self, left: int = MOST_WORK) -> None:
+        self.left = left
+
+    def spend(self, steps: int = 1) -> None:
+        """Count steps. Raises: Unscorable when more than the limit were made."""
+        self.left -= steps
+        if self.left < 0:
+            refuse(f"the figures need more than {MOST_WORK:,} comparisons")
+
+
+class _Reader:
+    """Handlers of expat that build a tree and stop at the limits while they read, not after it."""
+
+    def __init__(self) -> None:
+        self.builder = TreeBuilder()
+        self.elements = self.depth = 0
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        self.elements += 1
+        self.depth += 1
+        if self.elements > MOST_ELEMENTS:
+            refuse(f"more than {MOST_ELEMENTS:,} elements")
+        if self.depth > DEEPEST:
+            refuse(f"more than {DEEPEST} nested elements")
+        plain = {_full(key): value for key, value in attributes.items()}
+        if any(len(value) > MOST_ATTRIBUTE and key not in LONG for key, value in plain.items()):
+            refuse(f"an attribute of more than {MOST_ATTRIBUTE:,} characters")
+        self.builder.start(_full(name), plain)
+
+    def end(self, name: str) -> None:
+        self.depth -= 1
+        self.builder.end(_full(name))
+
+    def doctype(self, name: str, system: str | None, public: str | None, has_declarations: bool) -> None:
+        if has_declarations:
+            refuse("declarations in a document type are not read")
+
+    def entity(self, name: str, is_parameter: bool) -> None:
+        refuse(f"the entity {name[:80]!r} is unknown")
+
+
+def _full(name: str) -> str:
+    """Return a name as trees have it, {namespace}name, from expat's form with the bracket in the middle only."""
+    return "{" + name if "}" in name else name
+
+
+def parse(text: str) -> Element:
+    """Return the root of a document. No file and no address is read; a document type may stand there, but is not used.
+
+    Raises: Unscorable for text that is no XML, for declarations of entities and the like, or beyond a limit.
+    """
+    if len(text) > MOST_CHARACTERS:
+        refuse(f"more than {MOST_CHARACTERS:,} characters")
+    reader = _Reader()
+    parser = expat.ParserCreate(encoding="utf-8", namespace_separator="}")
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.EndElementHandler = reader.start, reader.end
+    parser.CharacterDataHandler = reader.builder.data
+    parser.StartDoctypeDeclHandler, parser.SkippedEntityHandler = reader.doctype, reader.entity
+    try:
+        parser.Parse(text.encode("utf-8"), True)
+    except expat.ExpatError as error:
+        refuse(f"no XML: {expat.ErrorString(error.code)} in line {error.lineno}, column {error.offset + 1}")
+    except UnicodeEncodeError:
+        refuse("no XML: half of a surrogate pair")
+    return reader.builder.close()
+
+
+def name_of(element: Element) -> str:
+    """Return the name of an element without its namespace."""
+    return element.tag.rpartition("}")[2] if "}" in element.tag else element.tag
+
+
+def parents(root: Element) -> dict[Element, Element]:
+    """Return the parent of every element but the root."""
+    return {child: parent for parent in root.iter() for child in parent}
