@@ -29,7 +29,7 @@ def demo(
     task: str | None = typer.Option(
         None,
         "--task",
-        help="Task to learn: digits or geometry or boxes or counting; default: the first.",
+        help="Task to learn: digits or geometry or boxes or counting or figures; default: the first.",
         show_default=False,
     ),
     model_only: Path | None = typer.Option(
@@ -46,7 +46,8 @@ def demo(
 
     A tiny vision-language model with random weights learns to compare real handwritten digits: supervised start,
     reinforcement learning, evaluation on held-out rows, merge, reward check and report. With --task it learns to find
-    shaded areas on squared paper (geometry), the box of a shape (boxes) or the number of shapes (counting).
+    shaded areas on squared paper (geometry), the box of a shape (boxes), the number of shapes (counting) or the
+    SVG code of a figure (figures).
 
     --model-only makes only the tiny model, for data of your own. With it, check, try, train and eval run on this
     machine before you pay for a GPU. If the columns of a table are not recognised, give the recipe instead of the

@@ -146,9 +146,10 @@ class Painter:
         inner.draw(mask.items)
         pixels = inner.bgra()
         if mask.alpha_only:
-            shares = pixels[:, :, 3].astype(np.float32)
+            shares = pixels[:, :, 3].astype(np.float64)
         else:
-            shares = pixels[:, :, :3] @ np.array((0.0721, 0.7154, 0.2125), np.float32)
+            blue, green, red = (pixels[:, :, k].astype(np.float64) for k in range(3))
+            shares = 0.0721 * blue + 0.7154 * green + 0.2125 * red
         stride = cairo.ImageSurface.format_stride_for_width(cairo.FORMAT_A8, self.width)
         rows = np.zeros((self.height, stride), np.uint8)
         rows[:, : self.width] = np.rint(shares * opacity).clip(0, 255)

@@ -17,6 +17,7 @@ from types import TracebackType
 import numpy as np
 
 from vlmrl.errors import VlmrlError
+from vlmrl.json_text import parse_json
 from vlmrl.svg.build import Images
 from vlmrl.svg.draw import Drawing, DrawJob
 from vlmrl.svg.limits import SvgLimits, SvgRefused
@@ -194,7 +195,7 @@ class _Worker:
         if head is None or pixels is None:
             return None
         self._received.clear()
-        return json.loads(head), pixels
+        return parse_json(head), pixels
 
     def _frame_at(self, place: int) -> bytes | None:
         begin = place + LENGTH.size

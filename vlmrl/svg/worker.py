@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from vlmrl.json_text import parse_json
 from vlmrl.svg.draw import DrawJob, draw_svg
 from vlmrl.svg.limits import SvgLimits, SvgRefused
 
@@ -39,7 +40,7 @@ def main() -> None:
     first = read_frame(source)
     if first is None:
         return
-    settings = json.loads(first)
+    settings = parse_json(first)
     limits, images = SvgLimits(**settings["limits"]), settings["images"]
     warm = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9">a\u2713</text></svg>'
     draw_svg(DrawJob(warm))  # what is loaded once is not a request's memory
@@ -50,7 +51,7 @@ def main() -> None:
         text = read_frame(source)
         if text is None:
             return
-        size = json.loads(head)["size"]
+        size = parse_json(head)["size"]
         _limit_cpu(limits)
         answer, pixels = _answer(text.decode("utf-8", "surrogatepass"), size, limits, images)
         sink.write(frame(json.dumps(answer).encode()) + frame(pixels))

@@ -19,7 +19,8 @@ from vlmrl.types import RewardInput, RewardResult
 
 RIGHT = 0.9
 """Least score of the elements, and of the picture, of a figure that counts as right."""
-DECIMALS = 4
+DECIMALS, PART_DECIMALS = 4, 6
+"""Decimals of numbers in the detail, and of the parts."""
 KINDS = {"shape": "shapes", "line": "lines", "text": "texts"}
 """Kind of elements -> the part with their score."""
 
@@ -83,7 +84,7 @@ def _rounded(value: float | None) -> float | None:
 
 def _parts(score: FigureScore, truth: Figure, response: Figure) -> dict[str, float | None]:
     right = score.elements >= RIGHT and score.picture.value >= RIGHT
-    return {
+    parts = {
         "render": 1.0,
         "elements": score.elements,
         "picture": score.picture.value,
@@ -92,6 +93,8 @@ def _parts(score: FigureScore, truth: Figure, response: Figure) -> dict[str, flo
         **{part: score.kinds.get(kind) for kind, part in KINDS.items()},
         "accuracy": float(right),
     }
+    # Processors differ in the last digits of exponentials and sums: equal responses have equal scores everywhere.
+    return {name: None if value is None else round(value, PART_DECIMALS) for name, value in parts.items()}
 
 
 def _artifacts(truth: Figure, response: Figure) -> dict[str, Image.Image]:

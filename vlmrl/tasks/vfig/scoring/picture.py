@@ -53,7 +53,7 @@ def picture_similarity(truth: np.ndarray, drawn: np.ndarray) -> PictureScore:
     if (drawn == drawn[0, 0]).all():
         return PictureScore(0.0, 0.0, 0.0, 0.0)
     ground = background(truth)
-    a, b = truth.astype(np.float32), drawn.astype(np.float32)
+    a, b = truth.astype(np.float64), drawn.astype(np.float64)
     empty = np.broadcast_to(ground, a.shape)
     ink = _ink(a, b, ground)
     edges = _edges(_grey(a), _grey(b))
@@ -63,15 +63,16 @@ def picture_similarity(truth: np.ndarray, drawn: np.ndarray) -> PictureScore:
 
 
 def background(picture: np.ndarray) -> np.ndarray:
-    """Return the most frequent colour, (3,) float32."""
+    """Return the most frequent colour, (3,) float64."""
     flat = picture.reshape(-1, 3).astype(np.int64)
     codes, counts = np.unique(flat @ (65536, 256, 1), return_counts=True)
     code = int(codes[counts.argmax()])
-    return np.array((code >> 16, code >> 8 & 255, code & 255), np.float32)
+    return np.array((code >> 16, code >> 8 & 255, code & 255), np.float64)
 
 
 def _grey(picture: np.ndarray) -> np.ndarray:
-    return picture @ np.array((0.299, 0.587, 0.114), np.float32)
+    # Not as a product of matrices: its last digits depend on the number of threads.
+    return 0.299 * picture[:, :, 0] + 0.587 * picture[:, :, 1] + 0.114 * picture[:, :, 2]
 
 
 def _shrunk(picture: np.ndarray, side: int) -> np.ndarray:
@@ -166,6 +167,6 @@ def _structure(a: np.ndarray, b: np.ndarray, ground: np.ndarray) -> float:
         has_ink = (np.abs(x - ground).max(axis=2) >= LEAST_INK) | (np.abs(y - ground).max(axis=2) >= LEAST_INK)
         near = window_sums(has_ink.astype(np.int32), WINDOW) > 0
         if near.any():
-            similar = ssim_map(_grey(x).astype(np.float64), _grey(y).astype(np.float64))
+            similar = ssim_map(_grey(x), _grey(y))
             values.append(float(similar[near].mean()))
     return max(0.0, sum(values) / len(values)) if values else 1.0 - float(np.abs(a - b).mean()) / 255
