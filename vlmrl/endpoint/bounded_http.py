@@ -6,11 +6,18 @@ It follows no redirect, asks for no compression and refuses it unasked, so that 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from itertools import cycle
+from typing import Any
+from urllib.request import getproxies
 
 import httpx
 
 from vlmrl.endpoint.failures import BrokenAnswer, EndpointDown, EndpointError, RequestRefused
 
+PER_POOL = 4
+"""Number of connections that a pool has on average."""
+KEEP_SECONDS = 30.0
+"""Time after which a connection that is not used is closed, in seconds."""
 HTTP_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
 """Errors that a request of the client may raise; `failure_of_http` translates them."""
 
@@ -59,13 +66,8 @@ def bounded_client(*, most_bytes: int, concurrency: int) -> httpx.AsyncClient:
         if isinstance(response.stream, httpx.AsyncByteStream):
             response.stream = _BoundedStream(response.stream, most_bytes)
 
-    return httpx.AsyncClient(
-        headers={"accept-encoding": "identity"},
-        limits=httpx.Limits(max_keepalive_connections=concurrency, keepalive_expiry=30.0),
-        timeout=None,
-        follow_redirects=False,
-        event_hooks={"response": [bound]},
-    )
+    headers = {"accept-encoding": "identity"}
+    return open_client(concurrency=concurrency, headers=headers, event_hooks={"response": [bound]})
 
 
 def failure_of_http(error: BaseException, words: str, where: str) -> EndpointError:
@@ -86,3 +88,36 @@ def may_have_arrived(error: BaseException) -> bool:
     return not isinstance(
         error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL, httpx.UnsupportedProtocol)
     )
+
+
+class _SpreadTransport(httpx.AsyncBaseTransport):
+    """Several pools of connections, used in turn: the time of one pool grows with the square of its connections."""
+
+    def __init__(self, concurrency: int) -> None:
+        limits = httpx.Limits(max_keepalive_connections=2 * PER_POOL, keepalive_expiry=KEEP_SECONDS)
+        number, trusted = -(-concurrency // PER_POOL), httpx.create_ssl_context()  # reading certificates takes 25 ms
+        self._pools = [httpx.AsyncHTTPTransport(verify=trusted, limits=limits) for _ in range(number)]
+        self._turn = cycle(self._pools)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request over the next pool."""
+        return await next(self._turn).handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for pool in self._pools:
+            await pool.aclose()
+
+
+def open_client(*, concurrency: int, **options: Any) -> httpx.AsyncClient:
+    """Return a client that follows no redirect and limits no time, for so many requests at once.
+
+    Args:
+        concurrency: number of connections that are kept for further requests.
+        options: further arguments of httpx.AsyncClient.
+    """
+    if getproxies():  # httpx itself reads the proxies of the environment, unless it is given a transport
+        limits = httpx.Limits(max_keepalive_connections=concurrency, keepalive_expiry=KEEP_SECONDS)
+        return httpx.AsyncClient(limits=limits, timeout=None, follow_redirects=False, **options)
+    spread = _SpreadTransport(concurrency)
+    return httpx.AsyncClient(transport=spread, timeout=None, follow_redirects=False, **options)

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from vlmrl.endpoint.bounded_http import may_have_arrived
+from vlmrl.endpoint.bounded_http import may_have_arrived, open_client
 from vlmrl.endpoint.chat import MOST_TOKENS_NAMES, ChatAnswer, ChatRequest, error_words, read_answers
 from vlmrl.endpoint.failures import BrokenAnswer, EndpointDown, EndpointError, RequestRefused
 from vlmrl.endpoint.statuses import failure_of, retry_seconds, what_to_check
@@ -135,9 +135,8 @@ class EndpointClient:
         if self._key:
             headers["authorization"] = f"Bearer {self._key}"
         # The slots alone bound the requests: one that waits in httpx's own queue would use up its time.
-        limits = httpx.Limits(max_keepalive_connections=self.options.concurrency, keepalive_expiry=30.0)
         # Time is limited for each request as a whole, in _in_time: limits of single reads would not bound it.
-        self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=None, follow_redirects=False)
+        self._http = open_client(concurrency=self.options.concurrency, headers=headers)
 
     async def _shut(self) -> None:
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

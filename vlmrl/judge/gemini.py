@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
 from vlmrl.endpoint.bounded_http import HTTP_ERRORS, bounded_client, failure_of_http
-from vlmrl.endpoint.chat import ChatAnswer, ChatRequest, ChatTurn
+from vlmrl.endpoint.chat import ChatAnswer, ChatRequest, ImageFile
 from vlmrl.endpoint.client import HIDDEN, no_answer, read_key
 from vlmrl.endpoint.failures import BrokenAnswer, EndpointError
 from vlmrl.endpoint.statuses import failure_of, retry_seconds, what_to_check
@@ -27,6 +28,8 @@ WITHHELD = frozenset(
 )
 """Reasons with which a filter of the API ends or withholds an answer."""
 CUT = "MAX_TOKENS"
+ELSEWHERE = "the content"
+"""Content that the SDK is given: the real one, as JSON, takes its place. The SDK needs a millisecond for each part."""
 KEY_REASONS = ("API_KEY_INVALID", "API key not valid", "API key expired", "API_KEY_")
 """Words of an answer with HTTP status 400 that refuses the key."""
 _SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s")
@@ -71,10 +74,9 @@ class GeminiProvider:
         await self._http.aclose()
 
     async def _call(self, chat: ChatRequest) -> ChatAnswer:
-        contents, config = self._contents(chat), self._config(chat)
         try:
             reply = await self._client.aio.models.generate_content(
-                model=self._settings.model, contents=contents, config=config
+                model=self._settings.model, contents=ELSEWHERE, config=self._config(chat)
             )
             return self._answer(reply)
         except self._api_error as error:
@@ -87,31 +89,19 @@ class GeminiProvider:
             kind = type(error).__name__
             raise BrokenAnswer(f"the endpoint's answer cannot be read: {kind}", where=self._address) from None
 
-    def _contents(self, chat: ChatRequest) -> list[Any]:
-        turns = [turn for turn in chat.turns if turn.role != "system"]
-        return [self._types.Content(role="user", parts=self._parts(turn)) for turn in turns]
-
-    def _parts(self, turn: ChatTurn) -> list[Any]:
-        text, data = self._types.Part.from_text, self._types.Part.from_bytes
-        return [
-            text(text=item) if isinstance(item, str) else data(data=item.data, mime_type=item.media_type)
-            for item in turn.parts
-        ]
-
     def _config(self, chat: ChatRequest) -> Any:
-        system = [part for turn in chat.turns if turn.role == "system" for part in turn.parts if isinstance(part, str)]
         fields = self._types.GenerateContentConfig.model_fields
         # A continuation would be a further call, which nobody has reserved. Older SDKs do not know it.
         more = {"automatic_continuation": False} if "automatic_continuation" in fields else {}
         return self._types.GenerateContentConfig(
             **more,
-            system_instruction="\n".join(system) or None,
             temperature=chat.temperature,
             max_output_tokens=chat.max_tokens,
             candidate_count=1,
             response_mime_type="application/json" if chat.schema is not None else None,
             response_json_schema=dict(chat.schema) if chat.schema is not None else None,
             automatic_function_calling=self._types.AutomaticFunctionCallingConfig(disable=True),
+            http_options=self._types.HttpOptions(extra_body=_content_of(chat)),
         )
 
     def _answer(self, reply: Any) -> ChatAnswer:
@@ -150,6 +140,19 @@ class GeminiProvider:
 
     def _clean(self, text: str) -> str:
         return text.replace(self._key, HIDDEN) if self._key else text
+
+
+def _content_of(chat: ChatRequest) -> dict[str, Any]:
+    """Return the turns of a chat as the API's JSON."""
+    turns = [{"role": "user", "parts": [_part(p) for p in turn.parts]} for turn in chat.turns if turn.role != "system"]
+    system = [_part(part) for turn in chat.turns if turn.role == "system" for part in turn.parts]
+    return {"contents": turns} | ({"systemInstruction": {"role": "user", "parts": system}} if system else {})
+
+
+def _part(item: str | ImageFile) -> dict[str, Any]:
+    if isinstance(item, str):
+        return {"text": item}
+    return {"inlineData": {"mimeType": item.media_type, "data": b64encode(item.data).decode("ascii")}}
 
 
 def _name(reason: Any) -> str:

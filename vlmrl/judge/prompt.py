@@ -8,6 +8,7 @@ mark that is drawn from the hash of the request: a text that is written before t
 from __future__ import annotations
 
 import hashlib
+import secrets
 import struct
 import zlib
 from dataclasses import dataclass
@@ -129,8 +130,17 @@ def mark_of(key: str) -> str:
 
 def system_text(rubric: Rubric, mark: str) -> str:
     """Return the system turn: the rules and the rubric."""
-    names = ", ".join(f"`{name}`" for name in rubric.names)
-    return _template().render(rubric=rubric, mark=mark, names=names, reason=REASON)
+    cached = _rules.get(rubric.sha256)
+    if cached is None:  # rendering takes as long as sending
+        names = ", ".join(f"`{name}`" for name in rubric.names)
+        cached = _template().render(rubric=rubric, mark=_PLACE, names=names, reason=REASON)
+        _rules[rubric.sha256] = cached
+    return cached.replace(_PLACE, mark)
+
+
+_PLACE = secrets.token_hex(16)
+"""Text that stands for the mark in `_rules`; no rubric can contain it."""
+_rules: dict[str, str] = {}
 
 
 @lru_cache(maxsize=1)
