@@ -6,9 +6,8 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from vlmrl.endpoint.chat import ChatAnswer, ChatRequest
 from vlmrl.endpoint.failures import EndpointError, EndpointRejects, RequestRefused
@@ -17,6 +16,7 @@ from vlmrl.judge.breaker import Breaker, Turn
 from vlmrl.judge.budget import Budget, Reservation
 from vlmrl.judge.counters import Counting
 from vlmrl.judge.failures import JudgeRejected, NoVerdict
+from vlmrl.judge.file_thread import FileThread
 from vlmrl.judge.provider import Provider
 from vlmrl.judge.settings import JudgeSettings
 
@@ -25,22 +25,6 @@ FULL_SECONDS = 0.1
 PICTURE_TOKENS = 1600
 """Expected tokens of a picture, until the endpoint has counted some."""
 CHARS_PER_TOKEN = 2
-Result = TypeVar("Result")
-
-
-class FileThread:
-    """Thread for work on the judge's file: another process may hold its lock for a while."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "judge-file")
-
-    async def run(self, work: Callable[..., Result], *args: Any) -> Result:
-        """Return `work(*args)`. Raises: as the work."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
-
-    def close(self) -> None:
-        """Wait for the work, and end the thread."""
-        self._thread.shutdown()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import fcntl
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,6 +54,7 @@ class Database:
 
     def __init__(self, path: Path | None, *, notify: Callable[[str], Any] = lambda text: None) -> None:
         self.path, self._notify, self._lock, self._inode = path, notify, threading.Lock(), 0
+        self._together_in: int | None = None
         self._connection = self._open()
 
     def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
@@ -61,6 +62,8 @@ class Database:
 
         Raises: RewardError when the disk is full, or the file stays locked; and as `work`.
         """
+        if self._together_in == threading.get_ident():
+            return work(self._connection)
         with self._lock:
             if not self._is_current():
                 self._reopen()
@@ -74,6 +77,27 @@ class Database:
                         raise RewardError(f"the judge's file fails: {error}", where=self._name, hint=hint) from None
                     self._reopen()
         raise AssertionError("not reached")
+
+    def run_together(self, works: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Return the results of several functions that call `run`, or their errors. They share one transaction.
+
+        If the transaction fails, each function is called again, with transactions of its own.
+        """
+        if len(works) > 1:
+            with self._lock, suppress(sqlite3.Error, RecipeError):
+                if not self._is_current():
+                    self._reopen()
+                with self._transaction():
+                    self._together_in = threading.get_ident()
+                    try:
+                        outcomes = [_outcome(work) for work in works]
+                    finally:
+                        self._together_in = None
+                    error = next((o for o in outcomes if isinstance(o, sqlite3.Error)), None)
+                    if error is not None:
+                        raise error
+                return outcomes
+        return [_outcome(work) for work in works]
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
@@ -147,6 +171,14 @@ class Database:
         for ending in ("-wal", "-shm"):
             self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
         return aside
+
+
+def _outcome(work: Callable[[], Any]) -> Any:
+    """Return the result of a function, or its error."""
+    try:
+        return work()
+    except Exception as error:
+        return error
 
 
 _PLACE_HINT = "name another file on a local disk: [judge] cache"

@@ -25,10 +25,11 @@ from vlmrl.judge.attempts import Attempts, Pauses
 from vlmrl.judge.breaker import Breaker, Turn
 from vlmrl.judge.budget import Budget, Spent
 from vlmrl.judge.cache import VerdictCache, request_key
-from vlmrl.judge.caller import Called, Caller, FileThread
+from vlmrl.judge.caller import Called, Caller
 from vlmrl.judge.counters import Counters, Counting
 from vlmrl.judge.database import Database
 from vlmrl.judge.failures import InvalidVerdict, JudgeDown, JudgeRejected, NotInCache, NoVerdict
+from vlmrl.judge.file_thread import FileThread
 from vlmrl.judge.open_provider import open_provider
 from vlmrl.judge.prompt import JudgeRequest, make_chat, tiny_png
 from vlmrl.judge.provider import Provider
@@ -110,7 +111,7 @@ class JudgeService:
             prices=settings.prices,
             hold_seconds=settings.timeout_seconds + HOLD_SECONDS,
         )
-        self._file = FileThread()
+        self._file = FileThread(self._database)
         self._caller = None if offline else self._open_caller(provider)
         self._open: dict[str, asyncio.Task[Verdict]] = {}
         self._hopeless: OrderedDict[str, str] = OrderedDict()
@@ -122,6 +123,7 @@ class JudgeService:
         try:
             sender = provider or open_provider(self.settings)
         except VlmrlError as error:
+            self._file.close()
             self._database.close()
             if not isinstance(error, EndpointError):
                 raise
