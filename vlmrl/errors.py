@@ -73,6 +73,11 @@ class RewardUnavailable(RewardError):
     This is no bug of the reward. The sample is left out of the training; it is never scored 0.
     """
 
+    is_final = False
+    """Whether asking again is no use: the sample is left out at once."""
+    ends_run = False
+    """Whether a run must end, because no later sample would be scored either."""
+
     def __init__(
         self, message: object = "a service that it needs is down", *, where: str | None = None, hint: str | None = None
     ) -> None:

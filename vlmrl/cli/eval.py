@@ -316,7 +316,7 @@ def _evaluate_endpoint(
     learn_key(endpoint.key_env)
     progress = counter("evaluating", stderr())
     with EndpointClient(endpoint, notify=say) as client:
-        return evaluate_endpoint(recipe, origin, planned, root, client, argv, progress=progress)
+        return evaluate_endpoint(recipe, origin, planned, root, client, argv, progress=progress, say=say)
 
 
 def _silent(*words: Any) -> None:

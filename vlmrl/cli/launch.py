@@ -65,7 +65,7 @@ def slurm(
     from vlmrl.store.layout import runs_root
 
     changes = tuple(overrides or ())
-    loaded, warnings = load_checked(recipe, changes, None, runs_root(runs))
+    loaded, warnings = load_checked(recipe, changes, None, runs_root(runs), asks=False)
     show_warnings(warnings)
     target = output or Path(f"{loaded.path.stem}.sbatch")
     job = SlurmJob(

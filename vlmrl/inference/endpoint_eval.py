@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vlmrl.dist.world import ALONE
 from vlmrl.endpoint.client import EndpointClient
 from vlmrl.errors import Interruption, RewardError
 from vlmrl.evaluate.graded_pieces import GradedPieces
@@ -23,6 +24,9 @@ from vlmrl.inference.engine_responses import journal_identity
 from vlmrl.inference.eval_plan import PlannedEvaluation, params_of
 from vlmrl.inference.evaluation import Evaluated, create_eval_run, grading_identity
 from vlmrl.recipe.schema import Recipe
+from vlmrl.rewards.open_services import summary_of
+from vlmrl.rewards.worker_code import ServicePlace
+from vlmrl.rollout.outages import Outages
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.sources import make_scorer
 from vlmrl.store import layout
@@ -49,11 +53,13 @@ def evaluate_endpoint(
     argv: Sequence[str],
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Evaluated]:
     """Evaluate the model of an endpoint, and write the results to a new run of kind eval.
 
     Args:
         progress: called with (finished responses, all responses).
+        say: called with messages for the user.
     Raises: the errors of data, reward and endpoint; RewardError, before any request, for a reward that reads token ids.
         Interruption: the responses so far are kept.
     """
@@ -79,7 +85,7 @@ def evaluate_endpoint(
             identity = journal_identity(one.meta)
             journals.append(ResponseJournal(root, name, identity, rows=one.rows.count, samples=one.settings.samples))
         for one, journal in zip(planned, journals, strict=True):
-            results.append(_evaluate_one(recipe, one, client, journal, count))
+            results.append(_evaluate_one(recipe, one, client, journal, count, say))
         with create_eval_run(root, recipe, origin, [p.rows for p in planned], argv) as run:
             evaluated = [
                 _write(layout.eval_dir(run.dir, one.name), *result)
@@ -102,6 +108,7 @@ def _evaluate_one(
     client: EndpointClient,
     journal: ResponseJournal,
     count: Callable[[int], None],
+    say: Callable[[str], None],
 ) -> tuple[Evaluation, dict[str, Any]]:
     """Return the evaluation of one source, and its `meta`."""
     source, settings = one.rows.source, one.settings
@@ -111,7 +118,9 @@ def _evaluate_one(
         client, journal, shown.source, params, seed=settings.seed, samples=settings.samples, progress=count
     )
     begin = time.perf_counter()
-    with make_scorer(source, recipe) as scorer:
+    # A run for the results is made at the end: until then, verdicts belong to the folder of the runs.
+    place = ServicePlace(str(journal.path.parents[1]), f"eval {journal.path.stem}")
+    with make_scorer(source, recipe, place) as scorer:
         evaluation = evaluate_responses(
             shown.answered(respond),
             source,
@@ -121,7 +130,10 @@ def _evaluate_one(
             pieces=GradedPieces(journal.side_folder(grading_identity(one, recipe))),
             skipped=lambda rows: count(rows * settings.samples),
             refusals=respond.refusals,
+            outages=Outages.of(recipe.reward, ALONE, say),
         )
+        if asked := summary_of(scorer.services):
+            say(asked)
     seconds = round(time.perf_counter() - begin, 3)
     meta = {**one.meta, "dtype": None, "seconds": seconds, "time": now(), "device": "endpoint", "processes": 1}
     return _with_refusals(evaluation), meta

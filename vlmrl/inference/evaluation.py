@@ -24,6 +24,8 @@ from vlmrl.inference.eval_rows import EvalRows
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards import reward_record
+from vlmrl.rewards.open_services import summary_of
+from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.outages import Outages
 from vlmrl.setup.engine import make_generator
@@ -159,7 +161,7 @@ def run_evaluation(
             ResponseJournal(
                 run_dir.parent, source.name, identity, rows=one.rows.count, samples=settings.samples
             ) as journal,
-            make_scorer(source, recipe) as scorer,
+            make_scorer(source, recipe, ServicePlace(str(run_dir), f"eval {one.name}")) as scorer,
         ):
             shown = ShownRows(source, one.change, settings.seed, one.rows.count)
             respond = EngineResponder(
@@ -184,6 +186,8 @@ def run_evaluation(
                 # Each process waits alone: after a kill they may have graded different chunks.
                 outages=Outages.of(recipe.reward, ALONE, say),
             )
+            asked = summary_of(scorer.services, world.gather)
+            say(asked) if asked and world.is_main else None
             seconds = round(time.perf_counter() - begin, 3)
             meta = {**one.meta, "seconds": seconds, "time": now(), "device": answerer.device, "processes": world.size}
             if world.is_main:
@@ -205,7 +209,7 @@ def grading_identity(one: PlannedEvaluation, recipe: Recipe) -> dict[str, Any]:
     return {
         "rows": one.rows.count,
         "samples": one.settings.samples,
-        "reward": encode(reward_record(source.reward, source.weights)),
+        "reward": encode({k: v for k, v in reward_record(source.reward, source.weights).items() if k != "free_args"}),
         "reward_table": recipe.reward.model_dump(mode="json"),
         "task": [source.task.name, source.task.variant, source.task.own.sha256 if source.task.own else None],
     }

@@ -25,6 +25,7 @@ from vlmrl.inference.solve_rate import Rate, Solved, measure_rate, spread, why_n
 from vlmrl.inference.trial_boxes import draw_groups, fits_of
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
+from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.rollout.sample import (
     Prompt,
     add_advantages,
@@ -155,7 +156,7 @@ def run_trial(
     chosen = choose_rows(sources, recipe.train.seed, prompts)
     trial, done, size = Trial(stand_in=stand_in(chosen_algorithm)), 0, max(1, recipe.rollout.prompts_per_step)
     with ExitStack() as stack:
-        scorers = {s.name: stack.enter_context(make_scorer(s, recipe)) for s in sources}
+        scorers = {s.name: stack.enter_context(make_scorer(s, recipe, ServicePlace(str(run.dir)))) for s in sources}
         for step, start in enumerate(range(0, len(chosen), size)):
             batch: list[Prompt] = [
                 encode_prompt(source, source.rows[i], 0, encoder, recipe.rollout.max_prompt_tokens)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from vlmrl.judge.database import Database
 from vlmrl.judge.failures import BudgetSpent
-from vlmrl.judge.settings import Prices
+from vlmrl.judge.settings import cost_of
+from vlmrl.recipe.judge_table import Prices
 
-FREE = Prices(input=0.0, output=0.0)
 MARGIN = 1.25
 """Expected tokens of a prompt, as a multiple of the largest prompt that was counted so far."""
 
@@ -68,11 +68,11 @@ class Budget:
     ) -> None:
         self._database, self._account = database, account
         self._max_calls, self._max_cost = max_calls, max_cost
-        self._prices, self._hold_seconds, self._clock = prices or FREE, hold_seconds, clock
+        self._prices, self._hold_seconds, self._clock = prices, hold_seconds, clock
 
     def cost(self, input_tokens: int, output_tokens: int) -> float:
         """Return the cost of a call."""
-        return self._prices.cost(input_tokens, output_tokens)
+        return cost_of(self._prices, input_tokens, output_tokens)
 
     def reserve(self, input_tokens: int, output_tokens: int) -> Reservation | None:
         """Reserve a call before it is sent. Return None if it must wait for calls in flight, which may cost less.
@@ -139,13 +139,13 @@ class Budget:
         if self._max_calls is not None and calls + 1 > self._max_calls:
             raise BudgetSpent(
                 f"the judge's budget is spent: {calls:,} of {self._max_calls:,} calls",
-                hint="raise [judge] max_calls and continue; verdicts that are there are not paid for again",
+                hint="continue with more: --set judge.max_calls=N; stored verdicts are not asked for again",
             )
         if self._max_cost is not None and spent_cost + cost > self._max_cost:
             raise BudgetSpent(
                 f"the judge's budget is spent: {spent_cost:.4f} of {self._max_cost:g}, and the next call may cost "
                 f"{cost:.4f}",
-                hint="raise [judge] max_cost and continue; verdicts that are there are not paid for again",
+                hint="continue with more: --set judge.max_cost=N; stored verdicts are not asked for again",
             )
 
     def _fits(self, calls: int, total: float, cost: float) -> bool:

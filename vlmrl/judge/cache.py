@@ -6,7 +6,8 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from vlmrl.judge.database import Database
@@ -32,6 +33,47 @@ def request_key(
         "parameters": dict(parameters),
     }
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode("ascii")).hexdigest()
+
+
+class StoredVerdicts:
+    """Verdicts in a file that is only read, such as that of a packed run or of another folder.
+
+    Args:
+        path: the file; it need not exist.
+        notify: called with a line for the user when the file cannot be read.
+    """
+
+    def __init__(self, path: Path, rubric: Rubric, notify: Callable[[str], Any]) -> None:
+        self._path, self._rubric, self._notify = path, rubric, notify
+        self._connection: sqlite3.Connection | None = None
+        # A file that another process writes has a log beside it. Without one, the folder need not be writable.
+        has_log = path.with_name(f"{path.name}-wal").exists()
+        address = f"{path.absolute().as_uri()}?mode=ro{'' if has_log else '&immutable=1'}"
+        if path.is_file():
+            try:
+                self._connection = sqlite3.connect(address, uri=True, check_same_thread=False)
+            except sqlite3.Error as error:
+                notify(f"stored verdicts cannot be read: {error} ({path})")
+
+    def get(self, key: str) -> Verdict | None:
+        """Return a verdict; None if it is not there, or cannot be read."""
+        if self._connection is None:
+            return None
+        try:
+            row = self._connection.execute("SELECT verdict FROM verdicts WHERE key = ?", (key,)).fetchone()
+            return None if row is None else read_verdict(self._rubric, str(row[0]))
+        except InvalidVerdict:
+            return None
+        except sqlite3.Error as error:
+            self._notify(f"stored verdicts cannot be read: {error} ({self._path})")
+            self.close()
+            return None
+
+    def close(self) -> None:
+        """Close the file. A second call does nothing."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
 
 class VerdictCache:

@@ -149,7 +149,7 @@ class Caller:
         if isinstance(error, RequestRefused):
             if self._has_answered:
                 return NoVerdict(f"the judge refuses the request: {message}", where=where)
-            hint = f"does the model `{self._settings.model}` read images, take a JSON schema and this temperature?"
+            hint = f"does the model `{self._settings.name}` read images, take a JSON schema and this temperature?"
             return JudgeRejected(f"the judge refuses the first request: {message}", where=where, hint=hint)
         return error
 

@@ -20,7 +20,7 @@ class ChatProvider:
         self._client = EndpointClient(
             EndpointOptions(
                 settings.address,
-                settings.model,
+                settings.name,
                 key_env=settings.key_variable,
                 concurrency=settings.concurrency,
                 timeout_seconds=settings.timeout_seconds,

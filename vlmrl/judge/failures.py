@@ -31,6 +31,9 @@ class NotInCache(RewardUnavailable):
 class BudgetSpent(RewardUnavailable):
     """End of the budget: the next call could exceed `max_calls` or `max_cost`, so it was not sent."""
 
+    is_final = True
+    ends_run = True
+
 
 class JudgeRejected(RewardError):
     """Mistake in the settings that every request meets: a wrong key, model or address, or a model without schemas."""

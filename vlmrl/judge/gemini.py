@@ -76,7 +76,7 @@ class GeminiProvider:
     async def _call(self, chat: ChatRequest) -> ChatAnswer:
         try:
             reply = await self._client.aio.models.generate_content(
-                model=self._settings.model, contents=ELSEWHERE, config=self._config(chat)
+                model=self._settings.name, contents=ELSEWHERE, config=self._config(chat)
             )
             return self._answer(reply)
         except self._api_error as error:
@@ -133,7 +133,7 @@ class GeminiProvider:
             status,
             words,
             where=self._address,
-            hint=what_to_check(self._settings.key_variable, self._settings.model),
+            hint=what_to_check(self._settings.key_variable, self._settings.name),
             location=self._clean(headers.get("location", "")),
             retry_after=max(header, retry_delay(details)),
         )

@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +32,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from vlmrl.errors import RecipeError, unknown
-from vlmrl.judge.tables import JudgeTable, read_table
+from vlmrl.judge.tables import read_table
+from vlmrl.recipe.table import RecipeTable
 from vlmrl.regular_file import file_problem
 
 if sys.version_info >= (3, 11):
@@ -46,7 +48,7 @@ ENDING = ".toml"
 Score = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class Axis(JudgeTable):
+class Axis(RecipeTable):
     """One axis of a rubric."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
@@ -57,7 +59,7 @@ class Axis(JudgeTable):
     """Words for the judge: when the axis is 1, when it is 0, and what lies between."""
 
 
-class Example(JudgeTable):
+class Example(RecipeTable):
     """Scores of one described pair of pictures."""
 
     words: Annotated[str, Field(min_length=1, max_length=4000)]
@@ -66,7 +68,7 @@ class Example(JudgeTable):
     """Axis -> score."""
 
 
-class Rubric(JudgeTable):
+class Rubric(RecipeTable):
     """Rubric: instructions, axes with weights, and examples."""
 
     instructions: Annotated[str, Field(min_length=1, max_length=20_000)]
@@ -219,4 +221,9 @@ def load_rubric(name: str, base_dir: Path | None = None) -> Rubric:
         raise RecipeError(f"the rubric cannot be read: {error.strerror}", where=str(path)) from None
     except (ValueError, RecursionError) as error:  # no UTF-8, or no TOML
         raise RecipeError(f"the rubric is no TOML: {error!s:.200}", where=str(path)) from None
-    return read_table(Rubric, values, str(path))
+    return read_rubric(values, str(path))
+
+
+def read_rubric(values: Mapping[str, Any], where: str) -> Rubric:
+    """Return the rubric of a table. Raises: RecipeError with all that is wrong."""
+    return read_table(Rubric, values, where)

@@ -24,7 +24,7 @@ from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
 from vlmrl.judge.attempts import Attempts, Pauses
 from vlmrl.judge.breaker import Breaker, Turn
 from vlmrl.judge.budget import Budget, Spent
-from vlmrl.judge.cache import VerdictCache, request_key
+from vlmrl.judge.cache import StoredVerdicts, VerdictCache, request_key
 from vlmrl.judge.caller import Called, Caller
 from vlmrl.judge.counters import Counters, Counting
 from vlmrl.judge.database import Database
@@ -36,6 +36,7 @@ from vlmrl.judge.provider import Provider
 from vlmrl.judge.rubric import Rubric, load_rubric
 from vlmrl.judge.settings import JudgeSettings
 from vlmrl.judge.verdict import Verdict, verdict_of
+from vlmrl.store.layout import VERDICTS
 
 HOLD_SECONDS = 60.0
 """Time beyond the limit of a call after which its reservation counts in full, in seconds."""
@@ -73,7 +74,8 @@ class JudgeService:
         rubric: the rubric; None = that of the settings.
         base_dir: folder where relative paths of the settings start; None = the current one.
         account: name of what the budget counts together, such as the id of a run.
-        offline: answer from the cache alone; no key is needed and nothing is sent.
+        offline: answer from stored verdicts alone; no key is needed, and nothing is sent or written.
+        also: further files of verdicts, which are only read.
         notify: called, from any thread, with a line for the user.
         provider: sender of the chats; None = that of the settings.
         pauses, breaker: lengths of the pauses, and the circuit breaker.
@@ -90,6 +92,7 @@ class JudgeService:
         base_dir: Path | None = None,
         account: str = "default",
         offline: bool = False,
+        also: Sequence[Path] = (),
         notify: Callable[[str], Any] = lambda text: None,
         provider: Provider | None = None,
         pauses: Pauses | None = None,
@@ -100,9 +103,12 @@ class JudgeService:
         self.rubric = rubric or load_rubric(settings.rubric, base_dir)
         self._pid, self._rng, self._pauses = os.getpid(), rng or random.Random(), pauses or Pauses()
         self._breaker, self._counting, self._notify = breaker or Breaker(), Counting(), notify
-        path = (base_dir or Path()) / settings.cache if settings.cache is not False else None
-        self._database = Database(path, notify=notify)
-        self._cache = VerdictCache(self._database, self.rubric) if path is not None else None
+        path = (base_dir or Path()) / (settings.cache or VERDICTS) if settings.cache is not False else None
+        written = None if offline else path
+        self._database = Database(written, notify=notify)
+        self._cache = VerdictCache(self._database, self.rubric) if written is not None else None
+        files = [one for one in ([path] if offline else []) + list(also) if one is not None]
+        self._stored = [StoredVerdicts(one, self.rubric, notify) for one in files]
         self._budget = Budget(
             self._database,
             account=account,
@@ -196,9 +202,7 @@ class JudgeService:
         """Return the key of a request in the cache: a sha256 of all that its verdict depends on."""
         settings = self.settings
         parameters = settings.parameters()
-        return request_key(
-            request, self.rubric, provider=settings.provider, model=settings.model, parameters=parameters
-        )
+        return request_key(request, self.rubric, provider=settings.provider, model=settings.name, parameters=parameters)
 
     def close(self) -> None:
         """Cancel what is in flight, and end the thread. A second call does nothing."""
@@ -210,6 +214,8 @@ class JudgeService:
         self._loop.close()
         self._file.close()
         self._database.close()
+        for stored in self._stored:
+            stored.close()
 
     def _check_alive(self) -> None:
         if os.getpid() != self._pid:
@@ -251,6 +257,10 @@ class JudgeService:
         if self._cache is not None and (verdict := await self._file.run(self._cache.get, key)) is not None:
             self._counting.add(cached=1)
             return verdict
+        for stored in self._stored:
+            if (verdict := await self._file.run(stored.get, key)) is not None:
+                self._counting.add(cached=1)
+                return verdict
         if self._caller is None:
             raise NotInCache(
                 "the judge is offline, and the verdict is not in its cache", hint="score once with the judge online"
@@ -329,7 +339,7 @@ class JudgeService:
             raise JudgeRejected(f"the judge answers, but gives no verdict: {error.message}", hint=hint) from None
         tokens = answer.prompt_tokens, answer.num_tokens
         cost = None if settings.prices is None or None in tokens else self._budget.cost(tokens[0] or 0, tokens[1] or 0)
-        return Preflight(settings.provider, settings.model, settings.address, called.seconds, *tokens, cost, verdict)
+        return Preflight(settings.provider, settings.name, settings.address, called.seconds, *tokens, cost, verdict)
 
     def _chat(self, key: str, request: JudgeRequest, *, again: bool = False) -> ChatRequest:
         settings = self.settings

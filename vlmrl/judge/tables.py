@@ -1,11 +1,11 @@
-"""Base class of the judge's tables, and their check: a wrong key or value gets a message with a hint."""
+"""Check of the judge's tables: a wrong key or value gets a message with a hint."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from vlmrl.errors import Problem, ProblemsError, RecipeError, did_you_mean
 from vlmrl.visible import one_line
@@ -19,15 +19,7 @@ NEVER_SHOWN = {
 _BRANCHES = ("constrained-str", "str", "literal[")
 
 
-class JudgeTable(BaseModel):
-    """Base class: unknown keys are errors, and types are never converted silently."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, protected_namespaces=()
-    )
-
-
-Table = TypeVar("Table", bound=JudgeTable)
+Table = TypeVar("Table", bound=BaseModel)
 
 
 def read_table(kind: type[Table], values: Mapping[str, Any], where: str) -> Table:

@@ -38,7 +38,7 @@ def prepare(request: TrainRequest, root: Path) -> tuple[Plan, list[Problem]]:
     plan = plan_fork(root, resume) if is_fork else plan_resume(root, resume)
     if plan.changes_recipe or is_fork:
         files = str(plan.checkpoint / HF) if plan.checkpoint else None
-        _, warnings = check_loaded(plan.loaded, root, trains=is_fork, files=files, gpus=gpus)
+        _, warnings = check_loaded(plan.loaded, root, trains=is_fork, asks=is_fork, files=files, gpus=gpus)
     return plan, [*warnings, *plan.warnings]
 
 

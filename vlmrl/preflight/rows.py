@@ -20,6 +20,7 @@ from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.scoring_call import earned_on_timeout
 from vlmrl.rewards.several import weights_of_parts
 from vlmrl.rewards.several_scorer import open_scorer
+from vlmrl.rewards.worker_code import NO_PLACE, ServicePlace
 from vlmrl.tasks.attack import responding
 from vlmrl.types import RewardInput, Row, Score
 
@@ -252,21 +253,24 @@ class RewardFacts:
         self.parts = sorted({*self.parts, *(part for score in scores for part in score.parts)})
 
 
-def check_reward(loaded: LoadedRecipe, source: Source, where: str) -> RewardFacts:
+def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: ServicePlace = NO_PLACE) -> RewardFacts:
     """Score a correct response (if the task can write one) and an empty response to each sampled row.
 
     A bug in the reward is a problem that names the row, and so is a weight for a part that the reward does not return.
+
+    Args:
+        place: where a service that the reward asks keeps its files.
     """
     facts = RewardFacts()
     rows = sample_rows(source, REWARD_ROWS)
     try:
         if source.task.trace is not None:
             traces = [source.task.correct_response(row, random.Random(i)) for i, row in enumerate(rows)]
-            scores = _scored(loaded, source, rows, traces, "correct")
+            scores = _scored(loaded, source, rows, traces, "correct", place)
             facts.take(scores)
             facts.correct = fmean(score.value for score in scores)
             facts.problems += _missing_parts(source, scores, where)
-        scores = _scored(loaded, source, rows, [""] * len(rows), "empty")
+        scores = _scored(loaded, source, rows, [""] * len(rows), "empty", place)
         facts.take(scores)
         facts.empty = fmean(score.value for score in scores)
     except VlmrlError as error:
@@ -321,7 +325,9 @@ def _missing_parts(source: Source, scores: Sequence[Score], where: str) -> list[
     return [Problem(message, where, hint, "warning")]
 
 
-def _scored(loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Sequence[str], kind: str) -> list[Score]:
+def _scored(
+    loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Sequence[str], kind: str, place: ServicePlace
+) -> list[Score]:
     """Return the scores of one response per row.
 
     Args:
@@ -332,7 +338,7 @@ def _scored(loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Se
     for row, text in zip(rows, texts, strict=True):
         x = responding(source.reward_input(row, text, "stop", 0, ""), text)
         inputs.append(replace(x, media=row.media, seen_sizes=tuple((m.width, m.height) for m in row.media)))
-    with open_scorer(source.reward, source.weights, **scorer_limits(loaded)) as scorer:
+    with open_scorer(source.reward, source.weights, **scorer_limits(loaded), place=place) as scorer:
         scores = scorer.score(inputs, strict=True)
     if not scores:
         raise RewardError(f"the reward of `{source.name}` could score none of the sampled rows")

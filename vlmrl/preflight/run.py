@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.preflight.model_path import check_location
 from vlmrl.preflight.prompt_lengths import estimate_prompts, longest_allowed
 from vlmrl.preflight.prompts import PromptScan
+from vlmrl.preflight.services import check_services, place_of_check
 from vlmrl.preflight.validation import check_validation
 from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.key_place import AUTO_ORIGIN
@@ -31,6 +32,7 @@ from vlmrl.recipe.rules.engine import check_engine
 from vlmrl.recipe.rules.world import check_world
 from vlmrl.rewards.accuracy_part import accuracy_part, other_choices
 from vlmrl.rewards.base import value_bounds
+from vlmrl.rewards.worker_code import NO_PLACE, ServicePlace
 
 if TYPE_CHECKING:
     from vlmrl.data.encode import Encoder
@@ -66,10 +68,13 @@ def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
     return quick_look(loaded)[0]
 
 
-def quick_look(loaded: LoadedRecipe) -> tuple[list[Problem], PromptLengths | None]:
+def quick_look(loaded: LoadedRecipe, services_in: Path | None = None) -> tuple[list[Problem], PromptLengths | None]:
     """Return (result of `run_quick_checks`, estimated length of the longest prompt of a few rows).
 
     The estimate needs no tokenizer; None = not known.
+
+    Args:
+        services_in: folder of the runs: the services that the rewards ask are tried, too; None = they are not asked.
     """
     problems = check_recipe(loaded, catalogs()) + machine.check_installed(loaded) + check_loggers(loaded)
     if any(p.level == "error" for p in problems):
@@ -83,6 +88,9 @@ def quick_look(loaded: LoadedRecipe) -> tuple[list[Problem], PromptLengths | Non
             problems += rows.check_traces(source, where, rows=QUICK_PROMPTS)
     problems += check_validation(loaded, opened)
     sound = not any(p.level == "error" for p in problems)
+    if sound and services_in is not None:
+        place = place_of_check(services_in)
+        problems += check_services(loaded, [entry.train for entry in opened.entries], place)[0]
     return problems, estimate_prompts(loaded, [entry.train for entry in opened.entries]) if sound else None
 
 
@@ -155,7 +163,12 @@ def preflight(
     result.problems += [p for p in opened.problems if not _was_reported(p, result.problems)]
     result.problems += check_validation(loaded, opened)
     encoder = _open_encoder(result, loaded, model_files) if has_model else None
-    measurable = [entry for entry in opened.entries if _check_entry(result, loaded, entry, encoder)]
+    place = place_of_check(runs_folder)
+    unavailable, services = check_services(loaded, [e.train for e in opened.entries if e.reward_ok], place)
+    result.problems += [replace(p, level="warning") for p in unavailable] if target.is_elsewhere else unavailable
+    result.plan |= {"services": services} if services else {}
+    asked = None if unavailable else place
+    measurable = [entry for entry in opened.entries if _check_entry(result, loaded, entry, encoder, asked)]
     for entry in measurable:
         problems, facts = check_boxes(entry.train, encoder, entry.where, runs_folder)
         result.problems += [p for p in problems if not _was_reported(p, result.problems)]
@@ -188,8 +201,14 @@ def _open_encoder(result: Preflight, loaded: LoadedRecipe, model_files: str | No
     return encoder
 
 
-def _check_entry(result: Preflight, loaded: LoadedRecipe, entry: rows.Entry, encoder: Encoder | None) -> bool:
-    """Check one source, except the lengths of its prompts. Return whether these can be measured."""
+def _check_entry(
+    result: Preflight, loaded: LoadedRecipe, entry: rows.Entry, encoder: Encoder | None, place: ServicePlace | None
+) -> bool:
+    """Check one source, except the lengths of its prompts. Return whether these can be measured.
+
+    Args:
+        place: where services keep their files; None = they do not answer, and rewards that ask one are not tried.
+    """
     source, where = entry.train, entry.where
     learns = loaded.recipe.kind == "sft"
     prompts = PromptScan(source, encoder, learns)
@@ -210,7 +229,8 @@ def _check_entry(result: Preflight, loaded: LoadedRecipe, entry: rows.Entry, enc
     if learns and (prompts.is_sound or source.task.trace is None):
         result.problems += rows.check_traces(source, where)
     sound = not any(p.level == "error" for p in scan.problems)
-    reward = rows.check_reward(loaded, source, where) if sound and entry.reward_ok else rows.RewardFacts()
+    sound = sound and entry.reward_ok and (place is not None or not any(r.service for r in source.reward.singles))
+    reward = rows.check_reward(loaded, source, where, place or NO_PLACE) if sound else rows.RewardFacts()
     result.problems += reward.problems
     if note := other_choices(reward.parts, source.reward) if reward.parts and not _measures(source) else "":
         result.problems.append(

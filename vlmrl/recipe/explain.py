@@ -220,7 +220,7 @@ def _value_at(raw: Any, key: Key) -> Any:
 
 def _full_name(name: str) -> list[str]:
     keys = [key for key in all_keys() if key.rpartition(".")[2] == name]
-    for table in ("data.rewards.", "rewards."):  # the same tables in two places, with keys that `[reward]` has too
+    for table in ("data.rewards.", "rewards.", "judge."):  # tables with keys that more important tables have too
         keys = [key for key in keys if not key.startswith(table)] or keys
     if len(keys) > 1:
         raise RecipeError(f"`{name}` is a key of several tables", hint=f"give the full name: {', '.join(keys)}")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr
 
+from vlmrl.recipe.judge_table import Judge
 from vlmrl.recipe.key_rules import FILE_OR_NAME, REWARD, SPEED
 from vlmrl.recipe.table import Number, RecipeTable
 from vlmrl.recipe.toml_lines import Key
@@ -44,7 +45,7 @@ class ListedReward(RecipeTable):
     """Parts of the score of a response that hangs or kills this reward twice; see `reward.on_timeout`."""
     timeout_seconds: Annotated[Annotated[float, Field(ge=1e-3, le=3600)] | None, SPEED] = None
     """Maximum wall time of one call of this reward in a worker, in seconds. Left out = `reward.timeout_seconds`."""
-    _judge: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _judge: Judge = PrivateAttr(default_factory=Judge)
 
 
 def drop_replaced(raw: dict[str, Any], layer: Mapping[str, Any]) -> list[Key]:

@@ -12,6 +12,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from vlmrl.key_facts import MOST
 from vlmrl.recipe.algo_table import Algo
 from vlmrl.recipe.eval_table import Eval
+from vlmrl.recipe.judge_table import Judge
 from vlmrl.recipe.key_rules import (
     ADAPTER,
     CADENCE,
@@ -199,7 +200,7 @@ class Reward(RecipeTable):
     outage_minutes: Annotated[float, Field(gt=0, le=10_080), LIMIT] = 30.0
     """With outage = "wait": after so many minutes without any answer the run saves a checkpoint and ends with exit code
     75; a resume goes on at the same step."""
-    _judge: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _judge: Judge = PrivateAttr(default_factory=Judge)
 
 
 class Rollout(RecipeTable):
@@ -345,9 +346,6 @@ class Recipe(RecipeTable):
     lora: Lora | None = None
     data: Annotated[list[Data], SOURCES] = Field(min_length=1)
     reward: Reward = Reward()
-    judge: Annotated[dict[str, Any], REWARD] = {}
-    """Model that the rewards `judge` and `vfig` ask: provider, model, endpoint, key_env, concurrency, max_calls,
-    max_cost, prices, outage, cache and more; the documentation has all keys. The key itself is never in a recipe."""
     algo: Algo = Algo()
     rollout: Rollout = Rollout()
     train: Train = Train()
@@ -356,6 +354,7 @@ class Recipe(RecipeTable):
     checkpoint: Checkpoint = Checkpoint()
     parallel: Parallel = Parallel()
     log: Log = Log()
+    judge: Judge = Judge()
     paper: Annotated[dict[str, Any], CADENCE] = {}
     """Published numbers (`[paper.numbers]`) and their `source`; `eval` and `report` show them beside yours."""
     rewards: Annotated[list[ListedReward], REWARD] = []

@@ -16,7 +16,7 @@ from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.identity import identity_of, single_records
 from vlmrl.rewards.several_scorer import open_scorer
 from vlmrl.store.secrets.redact import hidden_keys
-from vlmrl.tasks.builtin_rewards import PROFILE, REWARDS, load_recorded, load_reward
+from vlmrl.tasks.builtin_rewards import PROFILE, REWARDS, load_recorded, load_reward, takes_judge
 from vlmrl.types import Media, Score
 
 
@@ -115,6 +115,8 @@ def other_rewards(
         own = bool(record)
         bound = {**(record.get("args", {}) if own else {}), **args}
         bound = {**_taken(name, saved.arguments(source)), **bound}
+        if takes_judge(name) and saved.recipe is not None:
+            bound["judge"] = saved.recipe.judge.changed_by(bound.get("judge") or {})
         spec = load_reward(name, args=bound, style=style)
         chosen[source] = ChosenReward(
             spec, dict(weights or (_kept_weights(saved, record, spec) if own else spec.weights))
@@ -159,7 +161,7 @@ def scan_saved(
     """Score the saved responses with each of `sides` in one pass; see `scan`."""
     tasks = {source: ref for source in saved.sources if (ref := saved.task_ref(source)) is not None}
     plan = ScoringPlan(saved.reader.decoder, sides, tasks, keep_going, saved.limits(), image_reader(saved))
-    return scan(saved.reader, plan, jobs=jobs, progress=progress)
+    return scan(saved.reader, plan, jobs=jobs, progress=progress, note=saved.notes.append)
 
 
 def image_reader(saved: SavedResponses) -> Callable[[Sequence[Media], str], list[Any]]:

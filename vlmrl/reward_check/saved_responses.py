@@ -16,6 +16,7 @@ from vlmrl.reward_check.response_columns import Head, PieceReader
 from vlmrl.reward_check.rollout_files import RolloutReader
 from vlmrl.reward_check.scoring import TaskRef
 from vlmrl.rewards.identity import single_records
+from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.store import layout
 from vlmrl.store.kept_recipe import newest_resolved
 from vlmrl.store.metrics import counted, newest
@@ -120,10 +121,11 @@ class SavedResponses:
         return None
 
     def limits(self) -> dict[str, Any]:
-        """Return the recipe's limits for a user's reward: time, memory and number of workers."""
-        if self.recipe is None:
+        """Return arguments of a scorer: the recipe's limits for a user's reward, and the place of a service's files."""
+        if self.recipe is None or self.run is None:
             return {}
-        return {k: getattr(self.recipe.reward, k) for k in ("timeout_seconds", "memory_mb", "workers")}
+        limits = {k: getattr(self.recipe.reward, k) for k in ("timeout_seconds", "memory_mb", "workers")}
+        return {**limits, "place": ServicePlace(str(self.run.dir), "reward-check")}
 
     def pick(self, rows: Iterable[int]) -> dict[int, SavedSample]:
         """Return row -> its response with texts for `rows` of the input; filtered and broken rows are left out."""

@@ -20,11 +20,13 @@ import numpy as np
 
 from vlmrl.errors import RewardError, VlmrlError
 from vlmrl.process import die_with_parent
-from vlmrl.reward_check.response_columns import Broken, Chunk, Decoded, Decoder, PieceReader, ResponseColumns
+from vlmrl.reward_check.response_columns import Chunk, Decoded, Decoder, PieceReader, ResponseColumns
+from vlmrl.reward_check.scored_responses import ScoredResponses
 from vlmrl.reward_check.scores import Floats, Scores
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.accuracy_part import accuracy_part
 from vlmrl.rewards.base import UNSCORED, RewardSpec
+from vlmrl.rewards.open_services import summary_of
 from vlmrl.rewards.several import score_for_task
 from vlmrl.rewards.several_scorer import RewardScorer, open_scorer
 from vlmrl.tasks.builtin_rewards import load_recorded
@@ -65,35 +67,6 @@ class TaskRef:
             return None
 
 
-@dataclass
-class ScoredResponses:
-    """Result of one pass: columns over the rows that could be read.
-
-    Args:
-        stored: scores that were saved with the responses; None = no scores were saved.
-        sides: new scores, one entry per requested reward.
-        seconds: time for each row in seconds, one entry per requested reward.
-        right_N: accuracy of each response, 1 = right; NaN if it is not known.
-        texts: row of the input -> response, for about MAX_TEXTS rows spread over the input, with whole groups.
-        broken: rows that could not be read; only the first ones.
-        doubts: doubtful truths, see `Decoded`; only the first ones.
-        num_broken, num_doubts: number of all broken rows and of all doubtful truths.
-        num_contradictions: number of doubtful truths that contradict themselves.
-    """
-
-    facts: ResponseColumns
-    stored: Scores | None
-    sides: list[Scores]
-    seconds: list[Floats]
-    right_N: Floats
-    texts: dict[int, str]
-    broken: list[Broken] = field(default_factory=list)
-    doubts: list[Broken] = field(default_factory=list)
-    num_broken: int = 0
-    num_doubts: int = 0
-    num_contradictions: int = 0
-
-
 @dataclass(frozen=True)
 class ScoringPlan:
     """Settings of the work that is done on every chunk.
@@ -121,19 +94,25 @@ class ScoringPlan:
 
 
 def scan(
-    reader: PieceReader, plan: ScoringPlan, *, jobs: int = 1, progress: Callable[[int], None] | None = None
+    reader: PieceReader,
+    plan: ScoringPlan,
+    *,
+    jobs: int = 1,
+    progress: Callable[[int], None] | None = None,
+    note: Callable[[str], Any] = lambda line: None,
 ) -> ScoredResponses:
     """Score the whole input in one pass. The result does not depend on `jobs`.
 
     Args:
         jobs: number of processes; several are used only if every reward is pure and there are many rows.
         progress: called with the number of rows that are done so far.
+        note: called with a line for the user about services that rewards asked.
     Raises: RewardError for a failing reward (see `ScoringPlan.keep_going`); StoreError or DataError for an unreadable
         file.
     """
     several = jobs > 1 and plan.pure
     pieces, limit, done = [], HASH_RANGE, 0
-    for piece, limit in _spread(reader, plan, jobs) if several else _here(reader, plan):  # noqa: B007
+    for piece, limit in _spread(reader, plan, jobs) if several else _here(reader, plan, note):  # noqa: B007
         pieces.append(piece)
         done += len(piece.facts) + piece.num_broken
         if progress is not None:
@@ -141,10 +120,12 @@ def scan(
     return _joined(pieces, limit)
 
 
-def _here(reader: PieceReader, plan: ScoringPlan) -> Iterator[tuple[ScoredResponses, int]]:
+def _here(reader: PieceReader, plan: ScoringPlan, note: Callable[[str], Any]) -> Iterator[tuple[ScoredResponses, int]]:
     with ScoringWork(plan) as work:
         for chunk, limit in _with_limits(reader):
             yield work.on(chunk, limit), limit
+        if line := work.asked():
+            note(line)
 
 
 def _spread(reader: PieceReader, plan: ScoringPlan, jobs: int) -> Iterator[tuple[ScoredResponses, int]]:
@@ -234,6 +215,10 @@ class ScoringWork:
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
+
+    def asked(self) -> str:
+        """Return what services were asked, in one line; "" if none was."""
+        return summary_of(service for side in self._scorers for scorer in side.values() for service in scorer.services)
 
     def on(self, chunk: Chunk, limit: int) -> ScoredResponses:
         """Decode and score one chunk; keep the texts of groups whose hash is below `limit`."""

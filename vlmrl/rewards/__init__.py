@@ -110,7 +110,7 @@ def load_reward(
         spec = build(**args)
     except (TypeError, ValueError) as error:
         raise RewardError(f"reward `{name}` cannot use its arguments {args}: {error}") from error
-    return replace(spec, version=builtins[name].version, args=args)
+    return replace(spec, version=builtins[name].version, args=spec.args or args)
 
 
 def _no_argument(name: str, key: str, parameters: Mapping[str, Any], builtins: Mapping[str, Builtin]) -> RewardError:
@@ -143,6 +143,7 @@ def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, A
         "style": style,
         "args": args,
         "weights": dict(weights),
+        **({"free_args": dict(spec.free_args)} if spec.free_args else {}),
         **({"sha256": spec.source_sha256} if spec.version is None else {"version": spec.version}),
         **({"accuracy": spec.accuracy} if spec.accuracy_named else {}),
         **({"on_timeout": dict(spec.on_timeout)} if spec.on_timeout else {}),
@@ -174,8 +175,18 @@ def load_recorded(
     if not isinstance(record.get("name"), str) or not isinstance(record.get("args"), Mapping):
         raise RewardError("the run's manifest does not say which reward with which arguments scored its rollouts")
     style = str(record.get("style", "auto"))
-    spec = load_reward(record["name"], args=record["args"], style=style, base_dir=base_dir, builtins=builtins)
+    free_args = record.get("free_args")
+    args = _merged(record["args"], free_args if isinstance(free_args, Mapping) else {})
+    spec = load_reward(record["name"], args=args, style=style, base_dir=base_dir, builtins=builtins)
     return earn_on_timeout(name_accuracy(spec, record.get("accuracy")), record.get("on_timeout") or {})
+
+
+def _merged(args: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both; tables of the same name become one."""
+    tables = {
+        k: {**args[k], **v} for k, v in more.items() if isinstance(args.get(k), Mapping) and isinstance(v, Mapping)
+    }
+    return {**args, **more, **tables}
 
 
 def _load_member(record: Mapping[str, Any], base_dir: Path | str | None, builtins: Mapping[str, Builtin]) -> Member:

@@ -63,6 +63,8 @@ class RewardSpec:
         version: a built-in's declared version (see `Builtin`); None for a user's reward. Both are for the manifest.
         user: the user's function; None for a built-in. `fn` is then never called in this process.
         args: the arguments that were bound, as JSON values.
+        free_args: further arguments that change no score, such as where a service is. They are recorded, and are no
+            part of the reward's identity.
         worker: how workers make a built-in that runs there; None = it runs in this process, or is a user's.
         service: how a built-in is opened that asks a service and answers later; None = it is none.
         timeout_seconds: a built-in's own limit for one response, in seconds; it holds where the recipe's is longer.
@@ -84,6 +86,7 @@ class RewardSpec:
     version: int | None = None
     user: UserReward | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
+    free_args: Mapping[str, Any] = field(default_factory=dict)
     worker: WorkerFunction | None = None
     service: ServiceFunction | None = None
     timeout_seconds: float = inf

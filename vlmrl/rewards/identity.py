@@ -7,10 +7,14 @@ and rewritten while runs continue.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+MOST_CHARS = 160
+"""Maximum length of an argument in words; a hash stands for the rest."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,10 @@ def shown_weights(weights: Any) -> str:
 def _argument(args: Mapping[str, Any], key: str) -> str:
     if key not in args:
         return f"{key} not given"
-    return f"{key} = {json.dumps(args[key], ensure_ascii=False, sort_keys=True, default=str)}"
+    text = json.dumps(args[key], ensure_ascii=False, sort_keys=True, default=str)
+    if len(text) > MOST_CHARS:
+        text = f"{text[:MOST_CHARS]}... (sha256 {hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:12]})"
+    return f"{key} = {text}"
 
 
 OLD_PRINTS: dict[str, int] = {

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import os
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
+from vlmrl.errors import RewardError
 from vlmrl.rewards.base import (
     RewardSpec,
     check_parts,
@@ -24,13 +22,14 @@ from vlmrl.rewards.base import (
 )
 from vlmrl.rewards.file_limit import LEFT_OUT, MOST_CALL_BYTES, FileLimit
 from vlmrl.rewards.outage import OnOutage, Outage
-from vlmrl.rewards.sandbox.frames import CONTRACT, UNAVAILABLE
-from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, as_error
+from vlmrl.rewards.sandbox.frames import CONTRACT
+from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, as_error, failure_of
 from vlmrl.rewards.sandbox.pool import WorkerPool
 from vlmrl.rewards.sandbox.results import artifact_files, read_artifacts
 from vlmrl.rewards.scoring_call import Call, Scored, is_lost, requests_of
 from vlmrl.rewards.second_tries import LOST_IN_A_ROW, is_bug, settle
 from vlmrl.rewards.service_pool import ServicePool
+from vlmrl.rewards.worker_code import NO_PLACE, Service, ServicePlace
 from vlmrl.types import INAPPLICABLE, Media, RewardInput, Score
 from vlmrl.visible import encodable
 
@@ -49,6 +48,8 @@ class Scorer:
             A built-in's own limit holds where it is shorter.
         memory_mb: address space of one worker, in MiB.
         workers: number of worker processes.
+        place: where a service keeps its files.
+        ended: (attribute) failure that ends the work, such as a spent budget; None = there is none.
         failures: (attribute) rows so far on which the reward failed, without those where a service was unavailable.
         seconds: (attribute) time the reward took for each row of the last call.
         images_left_out: (attribute) rows of the last call whose images were dropped; see `FileLimit`.
@@ -63,12 +64,13 @@ class Scorer:
         timeout_seconds: float = 10.0,
         memory_mb: int = 4096,
         workers: int = 1,
+        place: ServicePlace = NO_PLACE,
     ) -> None:
         self.spec, self.weights = spec, dict(weights or spec.weights)
         check_weight_sizes(self.weights, spec.name)
-        self.failures = 0
+        self.failures, self.images_left_out = 0, 0
         self.seconds: list[float] = []
-        self.images_left_out = 0
+        self.ended: Failure | None = None
         self._pool: WorkerPool | ServicePool | None = None
         self._answers = spec.is_builtin
         self._call: Call | None = None
@@ -78,7 +80,7 @@ class Scorer:
             seconds = min(timeout_seconds, spec.timeout_seconds)
             self._pool = WorkerPool(spec.in_worker, size=workers, memory_mb=memory_mb, timeout_seconds=seconds)
         elif spec.service is not None:
-            self._pool = ServicePool(spec.service)
+            self._pool = ServicePool(spec.service, place)
 
     def __enter__(self) -> Scorer:
         return self
@@ -91,6 +93,11 @@ class Scorer:
         self._call = None
         if self._pool is not None:
             self._pool.close()
+
+    @property
+    def services(self) -> list[Service]:
+        """The service that scores, if it is open."""
+        return [s for s in [getattr(self._pool, "service", None)] if s is not None]
 
     def pids(self) -> list[int]:
         """Return the processes that run the reward: its workers, or this one."""
@@ -282,8 +289,8 @@ class Scorer:
         for place in sorted(call.inputs):
             if place in call.outcomes or place in call.here:
                 self._score_at(call, place)
-        scores = [call.scores[place][0] for place in sorted(call.scores)]
-        self.seconds = [call.scores[place][1] for place in sorted(call.scores)]
+        scored = [call.scores[place] for place in sorted(call.scores)]
+        scores, self.seconds = [score for score, _ in scored], [seconds for _, seconds in scored]
         self.images_left_out = sum(score.note.endswith(LEFT_OUT) for score in scores)
         judged = [score for score in scores if score.status != "unavailable"]
         if call.strict and judged:
@@ -313,9 +320,9 @@ class Scorer:
             if isinstance(score, Failure):
                 if call.strict and is_bug(score, {}, call.on_outage):
                     raise as_error(score, self.spec.name, call.rows[place])
-                unavailable = score.is_outage
-                self.failures += not unavailable
-                status = "unavailable" if unavailable else "failed"
+                self.ended = self.ended or (score if score.ends_run else None)
+                self.failures += not score.is_outage
+                status = "unavailable" if score.is_outage else "failed"
                 score = Score(math.nan, {}, error=encodable(str(score)), status=status)
             call.scores[place] = score, seconds
         return call.scores[place][0]
@@ -325,13 +332,8 @@ class Scorer:
         start = (clock := time.perf_counter)()
         try:
             result = self.spec.fn(x)
-        except VlmrlError as error:
-            kind = UNAVAILABLE if isinstance(error, RewardUnavailable) else CONTRACT
-            return Failure(kind, error.message, hint=error.hint), clock() - start
         except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            line = f"{Path(last.filename).name}:{last.lineno} in {last.name}: {last.line}"
-            return Failure(type(error).__name__, str(error), (line,)), clock() - start
+            return failure_of(error), clock() - start
         seconds = clock() - start
         return self._score_of_result(result), seconds
 
@@ -369,9 +371,7 @@ class Scorer:
             weights = counting_weights(parts, self.weights)
             if not weights.keys() <= parts.keys():
                 check_some_weight(parts, weights)
-                value = combine({**dict.fromkeys(weights), **parts}, weights)[0]
-            else:
-                value = combine(parts, weights)[0]
+            value = combine({**dict.fromkeys(weights), **parts}, weights)[0]
             return Score(value, parts, note, detail=details, artifacts=artifacts, files=files)
         except RewardError as error:
             return Failure(CONTRACT, error.message, hint=error.hint)

@@ -9,12 +9,12 @@ from concurrent.futures import CancelledError, Future
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
 from vlmrl.rewards.base import check_parts, split_result
-from vlmrl.rewards.sandbox.frames import CONTRACT, UNAVAILABLE
-from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, Result
+from vlmrl.rewards.open_services import leave_service, take_service
+from vlmrl.rewards.sandbox.frames import UNAVAILABLE
+from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, Result, failure_of
 from vlmrl.rewards.sandbox.results import artifact_files, read_artifacts
-from vlmrl.rewards.worker_code import Service, ServiceFunction
+from vlmrl.rewards.worker_code import NO_PLACE, Service, ServiceFunction, ServicePlace
 from vlmrl.types import RewardInput, RewardResult
 
 Answer = tuple[Place, Future[RewardResult]]
@@ -25,12 +25,13 @@ class ServicePool:
 
     Attributes:
         runs: the reward.
+        service: the open service; None before the first request.
         size: number of requests of a group that are sent at a time: all.
     """
 
-    def __init__(self, runs: ServiceFunction) -> None:
-        self.runs, self.size = runs, 1
-        self._service: Service | None = None
+    def __init__(self, runs: ServiceFunction, place: ServicePlace = NO_PLACE) -> None:
+        self.runs, self.size, self._place = runs, 1, place
+        self.service: Service | None = None
         self._pid = 0
         self._waiting: dict[Place, Future[RewardResult]] = {}
         self._begun: dict[Place, float] = {}
@@ -53,10 +54,10 @@ class ServicePool:
     def add(self, batches: Sequence[Sequence[Place]], inputs: Mapping[Place, RewardInput]) -> None:
         """Send requests. Does not wait."""
         places = [place for batch in batches for place in batch]
-        if self._service is None or self._pid != os.getpid():
-            self._service, self._pid = self.runs.open(), os.getpid()
+        if self.service is None or self._pid != os.getpid():
+            self.service, self._pid = take_service(self.runs, self._place), os.getpid()
         now, answers = time.monotonic(), self._answers
-        for place, future in zip(places, self._service.submit([inputs[p] for p in places]), strict=True):
+        for place, future in zip(places, self.service.submit([inputs[p] for p in places]), strict=True):
             self._waiting[place], self._begun[place] = future, now
             future.add_done_callback(lambda done, place=place: answers.put((place, done)))
 
@@ -102,9 +103,9 @@ class ServicePool:
     def close(self) -> None:
         """End the service. The pool can be used again."""
         self._cancel()
-        service, self._service = self._service, None
-        if service is not None and self._pid == os.getpid():
-            service.close()
+        service, self.service = self.service, None
+        if service is not None:
+            leave_service(service)
 
     def _cancel(self) -> None:
         for future in self._waiting.values():
@@ -124,23 +125,17 @@ def outcome_of(future: Future[RewardResult], seconds: float) -> Outcome:
         parts, note, detail, images = split_result(future.result())
         artifacts, files = read_artifacts(artifact_files(images)) if images else ({}, {})
         return Result(check_parts(parts, {}), note, seconds, detail, artifacts, files)
-    except RewardUnavailable as error:
-        return Failure(UNAVAILABLE, error.message, hint=error.hint, is_final=bool(getattr(error, "is_final", False)))
-    except RewardError as error:
-        return Failure(CONTRACT, error.message, hint=error.hint)
-    except VlmrlError as error:
-        return Failure(type(error).__name__, error.message, hint=error.hint)
     except CancelledError:
         return Failure(UNAVAILABLE, "the request was given up")
     except Exception as error:
-        return Failure(type(error).__name__, str(error))
+        return failure_of(error)
 
 
 def first_result(runs: ServiceFunction) -> Callable[[RewardInput], Any]:
     """Return the reward as a function of one response, for tools and tests: it opens the service at each call."""
 
     def score(x: RewardInput) -> RewardResult:
-        service = runs.open()
+        service = runs.open(NO_PLACE)
         try:
             return service.submit([x])[0].result()
         finally:

@@ -10,9 +10,11 @@ from types import TracebackType
 from vlmrl.errors import RewardError, listed
 from vlmrl.rewards.base import RewardSpec, check_weight_sizes
 from vlmrl.rewards.outage import OnOutage, Outage
+from vlmrl.rewards.sandbox.outcomes import Failure
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rewards.scoring_call import Call
 from vlmrl.rewards.several import Member, check_gate, is_open, label_of, stages, total
+from vlmrl.rewards.worker_code import NO_PLACE, Service, ServicePlace
 from vlmrl.types import INAPPLICABLE, RewardInput, Score
 
 LISTEN_SECONDS = 0.02
@@ -26,10 +28,11 @@ def open_scorer(
     timeout_seconds: float = 10.0,
     memory_mb: int = 4096,
     workers: int = 1,
+    place: ServicePlace = NO_PLACE,
 ) -> RewardScorer:
     """Return the scorer of a reward, or of several. Arguments and errors: see `Scorer` and `SeveralScorer`."""
     kind = SeveralScorer if spec.members else Scorer
-    return kind(spec, weights, timeout_seconds=timeout_seconds, memory_mb=memory_mb, workers=workers)
+    return kind(spec, weights, timeout_seconds=timeout_seconds, memory_mb=memory_mb, workers=workers, place=place)
 
 
 class MemberScorer(Scorer):
@@ -97,7 +100,8 @@ class SeveralScorer:
         timeout_seconds: as in `Scorer`; a reward's own limit has priority.
         memory_mb: as in `Scorer`.
         workers: number of worker processes of each reward.
-        failures, seconds, images_left_out: (attributes) as in `Scorer`; the seconds of all rewards are added.
+        place: as in `Scorer`.
+        failures, seconds, images_left_out, ended: (attributes) as in `Scorer`; the seconds of all rewards are added.
     Raises: RewardError for weights of unknown rewards, and as `Scorer`.
     """
 
@@ -109,6 +113,7 @@ class SeveralScorer:
         timeout_seconds: float = 10.0,
         memory_mb: int = 4096,
         workers: int = 1,
+        place: ServicePlace = NO_PLACE,
     ) -> None:
         self.spec, self.weights = spec, dict(weights or spec.weights)
         check_weight_sizes(self.weights, spec.name)
@@ -128,7 +133,8 @@ class SeveralScorer:
         try:
             for m in self._members:
                 seconds = m.timeout_seconds or timeout_seconds
-                scorer = MemberScorer(m.spec, m.weights, timeout_seconds=seconds, memory_mb=memory_mb, workers=workers)
+                limits = {"timeout_seconds": seconds, "memory_mb": memory_mb, "workers": workers}
+                scorer = MemberScorer(m.spec, m.weights, **limits, place=place)
                 self._stack.enter_context(scorer)
                 self._scorers[m.label] = scorer
         except BaseException:
@@ -147,6 +153,16 @@ class SeveralScorer:
         """End the workers of all rewards."""
         self._call = None
         self._stack.close()
+
+    @property
+    def services(self) -> list[Service]:
+        """The open services of all rewards."""
+        return [service for scorer in self._scorers.values() for service in scorer.services]
+
+    @property
+    def ended(self) -> Failure | None:
+        """Failure of a reward that ends the work; None = there is none."""
+        return next((scorer.ended for scorer in self._scorers.values() if scorer.ended is not None), None)
 
     def pids(self) -> list[int]:
         """Return the processes that run the rewards."""

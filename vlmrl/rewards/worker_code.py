@@ -93,13 +93,44 @@ class ServiceFunction:
     args: Mapping[str, Any] = field(default_factory=dict)
     batched = False
 
-    def open(self) -> Service:
+    def open(self, place: ServicePlace) -> Service:
         """Import the module and open the service. Raises: as the module and the function do."""
-        return getattr(import_module(self.module), self.function)(**self.args)
+        return getattr(import_module(self.module), self.function)(**self.args, place=place)
+
+
+@dataclass(frozen=True)
+class ServicePlace:
+    """Place of a service's files.
+
+    Args:
+        folder: folder of the run; None = of no run.
+        account: name of what a budget counts together.
+    """
+
+    folder: str | None = None
+    account: str = "run"
+
+
+NO_PLACE = ServicePlace()
 
 
 class Service(Protocol):
     """Reward that answers later."""
+
+    def try_out(self) -> Mapping[str, Any]:
+        """Send one request. Return the facts about it as JSON values; `line` has them in words.
+
+        Raises: RewardError with what to do. RewardUnavailable for an outage.
+        """
+        ...
+
+    def counts(self) -> Mapping[str, float]:
+        """Return metric -> number since the service was opened."""
+        ...
+
+    def summary(self, counts: Mapping[str, float]) -> str:
+        """Return counts in one line for people; "" if there is nothing to tell."""
+        ...
 
     def submit(self, inputs: Sequence[RewardInput]) -> list[Future[RewardResult]]:
         """Begin to score responses. Return one future per response; it raises RewardUnavailable for an outage."""

@@ -82,12 +82,16 @@ class Outages:
     def finish(self, scoring: Scoring, seconds: float | None = None) -> list[Group]:
         """Wait for all scores of this rank. Return its groups, as `Scoring.finish`. All ranks call it together.
 
-        Raises: OutageError, on all ranks, when a service is down: for stop at once, for wait after `minutes`
-            without any answer. StepLeftError, on all ranks, when `stop_reason` ends the wait.
+        Raises: OutageError, on all ranks, when a service is down: for stop at once, for wait after `minutes` without
+            any answer; also when a failure ends the work (`Scorer.ended`). StepLeftError, on all ranks, when
+            `stop_reason` ends the wait.
         """
         if self.action == "wait":
             self._wait(scoring)
         groups = scoring.finish(seconds)
+        failures = self.world.gather(scoring.ended)
+        if failure := next((one for one in failures if one is not None), None):
+            raise OutageError(failure.message, hint=failure.hint or HINT)
         if self.action == "stop":
             errors = [s.score.error or "" for g in groups for s in g.samples if s.score.status == "unavailable"]
             of_ranks = self.world.gather((len(errors), errors[:1]))

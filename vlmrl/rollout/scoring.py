@@ -11,6 +11,7 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.outage import OnOutage
+from vlmrl.rewards.sandbox.outcomes import Failure
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, requests_for, rollouts_of
@@ -118,6 +119,11 @@ class Scoring:
                 self._take(name, seconds)
             if scorer.is_open and not scorer.is_busy:
                 self._take(name, None)
+
+    @property
+    def ended(self) -> Failure | None:
+        """Failure of a reward that ends the work; None = there is none."""
+        return next((s.ended for s in self._sources.values() if s.ended is not None), None)
 
     @property
     def is_idle(self) -> bool:

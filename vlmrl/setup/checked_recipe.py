@@ -25,6 +25,7 @@ def load_checked(
     root: Path,
     *,
     trains: bool = True,
+    asks: bool = True,
     gpus: str | None = None,
 ) -> tuple[LoadedRecipe, list[Problem]]:
     """Load a recipe and check it as `check_loaded` does.
@@ -32,21 +33,28 @@ def load_checked(
     Args:
         kind: "rl" or "sft": the kind that the recipe must be of; None = any.
         root: folder of the runs.
-        trains, gpus: as for `check_loaded`.
+        trains, asks, gpus: as for `check_loaded`.
     """
     from vlmrl.recipe.load import load_recipe
 
-    return check_loaded(load_recipe(recipe, overrides=overrides, kind=kind), root, trains=trains, gpus=gpus)
+    return check_loaded(load_recipe(recipe, overrides=overrides, kind=kind), root, trains=trains, asks=asks, gpus=gpus)
 
 
 def check_loaded(
-    loaded: LoadedRecipe, root: Path, *, trains: bool, files: str | None = None, gpus: str | None = None
+    loaded: LoadedRecipe,
+    root: Path,
+    *,
+    trains: bool,
+    asks: bool,
+    files: str | None = None,
+    gpus: str | None = None,
 ) -> tuple[LoadedRecipe, list[Problem]]:
     """Run the quick part of `vlmrl check`. A rank skips the check, because its launcher has run it already.
 
     Args:
         root: folder of the runs.
         trains: whether a training run follows; disk and memory must then have enough room for it.
+        asks: whether the services of the rewards get one request each. A run that goes on waits for them itself.
         files: folder with the model's files; None = the folder that `model.path` names.
         gpus: value of `--gpus`; None = one process.
     Returns: (recipe without open values (recipe/settle.py), warnings).
@@ -57,7 +65,7 @@ def check_loaded(
 
     if launched():
         return settle_for_run(loaded, root)[0], []
-    (problems, prompts), missing = quick_look(loaded), []
+    (problems, prompts), missing = quick_look(loaded, root if asks and loaded.recipe.kind == "rl" else None), []
     if not any(p.level == "error" for p in problems):
         if files is None:
             files, missing = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))

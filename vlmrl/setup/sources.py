@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.several_scorer import RewardScorer, open_scorer
+from vlmrl.rewards.worker_code import NO_PLACE, ServicePlace
 from vlmrl.setup.eval_sets import open_eval_sets
 from vlmrl.tasks.source import Source, open_source, scores_responses
 
@@ -21,9 +22,8 @@ def open_training(recipe: Recipe) -> list[Source]:
     return [open_source(d, recipe.reward, scored=scores_responses(recipe)) for d in recipe.data]
 
 
-def make_scorer(source: Source, recipe: Recipe) -> RewardScorer:
-    """Return the scorer of a source, with the recipe's limits."""
+def make_scorer(source: Source, recipe: Recipe, place: ServicePlace = NO_PLACE) -> RewardScorer:
+    """Return the scorer of a source, with the recipe's limits. `place`: where a service keeps its files."""
     r = recipe.reward
-    return open_scorer(
-        source.reward, source.weights, timeout_seconds=r.timeout_seconds, memory_mb=r.memory_mb, workers=r.workers
-    )
+    limits = {"timeout_seconds": r.timeout_seconds, "memory_mb": r.memory_mb, "workers": r.workers}
+    return open_scorer(source.reward, source.weights, **limits, place=place)

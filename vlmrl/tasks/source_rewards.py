@@ -89,8 +89,8 @@ def _load(name: str, settings: Reward | ListedReward, own_args: Mapping[str, Any
     from vlmrl.tasks.builtin_rewards import load_reward, takes_judge
 
     args = dict(own_args) | {key: _over(own_args.get(key), value) for key, value in settings.args.items()}
-    if settings._judge and takes_judge(name):
-        args["judge"] = {**settings._judge, **args.get("judge", {})}
+    if takes_judge(name):
+        args["judge"] = settings._judge.changed_by(args.get("judge", {}))
     spec = earn_on_timeout(load_reward(name, args=args, style=settings.style), settings.on_timeout)
     weights = dict(settings.weights or spec.weights)
     check_weight_sizes(weights, f"reward `{name}`")

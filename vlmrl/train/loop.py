@@ -13,7 +13,7 @@ from vlmrl.dist import rank_process
 from vlmrl.errors import RewardUnavailable
 from vlmrl.recipe.schema import Eval, Recipe
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.outages import OutageError, StepLeftError
+from vlmrl.rollout.outages import HINT, OutageError, StepLeftError
 from vlmrl.train.checkpointing import finish_save, look_after_save, save
 from vlmrl.train.journal import Journal
 from vlmrl.train.resume import ALL_DONE
@@ -133,7 +133,9 @@ def leaving_steps(session: Session, request: StopRequest) -> Iterator[LeftStep]:
         left.reason = error.reason
     except OutageError as error:
         save_once(session)
-        raise RewardUnavailable(error.message, where=str(journal.run.dir), hint=OUTAGE_HINT) from None
+        _tell_services(session)
+        hint = OUTAGE_HINT if error.hint == HINT else f"a checkpoint was saved; --resume goes on there. {error.hint}"
+        raise RewardUnavailable(error.message, where=str(journal.run.dir), hint=hint) from None
 
 
 def save_once(session: Session) -> None:
@@ -157,5 +159,14 @@ def end(session: Session, generator: Generator, reason: str, *, validates: bool 
         journal.rollouts.finish()
         validate(session, generator)
     save_once(session)
+    _tell_services(session)
     journal.run.event(journal.progress.step, "ended", reason=reason)
     return "interrupted" if interrupted else "done"
+
+
+def _tell_services(session: Session) -> None:
+    """Show and record what the services of the rewards were asked."""
+    journal = session.journal
+    if line := session.feed.service_summary():
+        journal.watcher.message(line)
+        journal.run.event(journal.progress.step, "services", **session.feed.service_counts)

@@ -11,6 +11,7 @@ from vlmrl.data.images import decode_image
 from vlmrl.data.sampler import PromptStream
 from vlmrl.dist.world import ALONE, World
 from vlmrl.recipe.schema import Recipe
+from vlmrl.rewards.open_services import ServiceMeter
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import Prompt, Weights, encode_prompt
@@ -40,6 +41,8 @@ class PromptFeed:
         cursor: position of the stream to save in a checkpoint while rows are drawn whose step is not done; None = its
             current position.
         outages: what happens when a service that a reward needs is down.
+        meter: counts of the services on this rank.
+        service_counts: (attribute) metric -> number of all ranks so far.
     """
 
     recipe: Recipe
@@ -53,6 +56,28 @@ class PromptFeed:
     world: World = ALONE
     cursor: Mapping[str, Any] | None = None
     outages: Outages = field(default_factory=Outages)
+    meter: ServiceMeter = field(default_factory=ServiceMeter)
+    service_counts: dict[str, float] = field(default_factory=dict)
+
+    def service_metrics(self) -> dict[str, float]:
+        """Return metric -> number since the last call, of all ranks, for the services that rewards ask.
+
+        All ranks call it together.
+        """
+        if not any(single.service for scorer in self.scorers.values() for single in scorer.spec.singles):
+            return {}
+        new = self.meter.read(service for scorer in self.scorers.values() for service in scorer.services)
+        of_ranks = self.world.gather(new)
+        names = dict.fromkeys(name for counts in of_ranks for name in counts)
+        sums = {name: sum(counts.get(name, 0) for counts in of_ranks) for name in names}
+        for name, number in sums.items():
+            self.service_counts[name] = self.service_counts.get(name, 0) + number
+        return sums
+
+    def service_summary(self) -> str:
+        """Return the counts of this attempt in one line; "" if no service was asked. All ranks call it together."""
+        self.service_metrics()
+        return self.meter.last.summary(self.service_counts) if self.meter.last is not None else ""
 
     @property
     def position(self) -> dict[str, Any]:

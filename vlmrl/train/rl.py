@@ -107,6 +107,7 @@ def train_rl(session: Session) -> str:
             metrics = (
                 _rollout_metrics(collected.groups, feed.sources, feed.scorers, journal.health)
                 | collected.metrics
+                | feed.service_metrics()
                 | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
                 | stats
                 | sync

@@ -25,6 +25,7 @@ from vlmrl.recipe.rules.world import is_sharded
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards.several_scorer import RewardScorer
+from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.rollout.outages import Outages
 from vlmrl.setup.eval_sets import EvalSet, label_of, open_eval_sets
 from vlmrl.setup.model import load_for_training, make_encoder, make_policy, sampling_params, setting_params
@@ -149,7 +150,7 @@ def open_session(
     saver = Saver.of(
         recipe.checkpoint.asynchronous, policy.device, world, partial(keep_newest, run, recipe.checkpoint.keep_last)
     )
-    scorers = _open_scorers(recipe, sources, validation, stack)
+    scorers = _open_scorers(recipe, sources, validation, ServicePlace(str(run.dir)), stack)
     named_settings = recipe.eval.named_settings
     feed = PromptFeed(
         recipe,
@@ -176,13 +177,13 @@ def open_session(
 
 
 def _open_scorers(
-    recipe: Recipe, sources: Sequence[Source], validation: Sequence[EvalSet], stack: ExitStack
+    recipe: Recipe, sources: Sequence[Source], validation: Sequence[EvalSet], place: ServicePlace, stack: ExitStack
 ) -> dict[str, RewardScorer]:
     """Return the scorers of the sources by name: training and validation share them. `stack` closes them."""
     scorers: dict[str, RewardScorer] = {}
     for source in [*sources, *(source for one in validation for source in one.sources)]:
         if source.name not in scorers:
-            scorers[source.name] = stack.enter_context(make_scorer(source, recipe))
+            scorers[source.name] = stack.enter_context(make_scorer(source, recipe, place))
     return scorers
 
 

@@ -66,8 +66,9 @@ def test_the_axes_are_the_parts_and_what_cannot_be_drawn_is_not_asked():
     assert len(asked) == 1 and len(asked[0].pictures) == 2
 
 
-def test_equal_pictures_of_a_group_share_a_call_and_groups_come_as_they_are_ready():
-    with serve_judge(honest) as endpoint, open_scorer(vfig(judge=table(endpoint, concurrency=4))) as scorer:
+def test_equal_pictures_of_a_group_share_a_call_and_groups_come_as_they_are_ready(tmp_path: Path):
+    more = {"concurrency": 4, "cache": str(tmp_path / "judge.sqlite")}
+    with serve_judge(honest) as endpoint, open_scorer(vfig(judge=table(endpoint, **more))) as scorer:
         for key in range(4):
             scorer.submit(key, inputs(box(5), box(5).replace("red", "#f00"), box(6 + key)))
         groups = waited(scorer)
@@ -180,4 +181,5 @@ def test_the_table_of_a_recipe_reaches_the_rewards(tmp_path: Path):
     spec, weights = reward_of(loaded.data[0], loaded.reward, task)
     assert weights == {"svg": 0.5, "vfig": 1.0} or list(weights.values()) == [0.5, 1.0]
     judged = next(member.spec for member in spec.members if member.spec.name == "vfig")
-    assert judged.args["judge"] == {"provider": "vllm", "model": "j"}
+    scored_by = {"provider": "vllm", "model": "j", "outage": "mask", "max_tokens": 4096, "temperature": 0.0}
+    assert judged.args == {"judge": scored_by} and judged.free_args == {}

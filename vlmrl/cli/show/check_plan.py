@@ -75,6 +75,8 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if scores:
             most = "" if reward["largest"] is None else f"; the maximum is {reward['largest']:g}"
             yield "", f"{', '.join(scores)}{most}"
+    for name, facts in plan.get("services", {}).items():
+        yield f"service {name}", str(facts["line"])
     if "run" in plan:
         yield "run", _run_line(plan["run"])
         epochs = ", ".join(f"{name} {epochs:.2f}" for name, epochs in plan["run"]["epochs"].items())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from vlmrl.errors import RewardError, RewardUnavailable
+from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
 from vlmrl.rewards.file_limit import LEFT_OUT
 from vlmrl.rewards.sandbox.frames import CONTRACT, UNAVAILABLE
 from vlmrl.types import Media
@@ -55,6 +57,7 @@ class Failure:
         lines: the user's own lines of the traceback.
         output: text that the function printed during that call.
         is_final: asking a service again would not help.
+        ends_run: no later input would get an answer either.
     """
 
     kind: str
@@ -63,6 +66,7 @@ class Failure:
     hint: str | None = None
     output: str = ""
     is_final: bool = False
+    ends_run: bool = False
     size = 0
 
     def without_images(self) -> Failure:
@@ -106,6 +110,19 @@ class Failure:
 
 
 Outcome = Result | Failure
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return the failure for an error that a reward raised in this process."""
+    if isinstance(error, RewardUnavailable):
+        return Failure(UNAVAILABLE, error.message, hint=error.hint, is_final=error.is_final, ends_run=error.ends_run)
+    if isinstance(error, VlmrlError):
+        return Failure(
+            CONTRACT if isinstance(error, RewardError) else type(error).__name__, error.message, hint=error.hint
+        )
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    lines = tuple(f"{Path(at.filename).name}:{at.lineno} in {at.name}: {at.line}" for at in last)
+    return Failure(type(error).__name__, str(error), lines)
 
 
 def as_error(failure: Failure, name: str, where: str | None = None) -> RewardError:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmrl.errors import RewardError, unknown
-from vlmrl.judge.rubric import load_rubric
+from vlmrl.judge.rubric import BUILT_IN, load_rubric, read_rubric
 from vlmrl.judge.settings import read_settings
 from vlmrl.metric import SHARE
+from vlmrl.recipe.judge_table import OF_SCORE
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.service_pool import first_result
 from vlmrl.rewards.worker_code import ServiceFunction
@@ -19,7 +20,11 @@ RENDER = "render"
 
 
 def judge(
-    *, judge: Mapping[str, Any] | None = None, rubric: str | None = None, render: str = "svg", key: str | None = None
+    *,
+    judge: Mapping[str, Any] | None = None,
+    rubric: str | Mapping[str, Any] | None = None,
+    render: str = "svg",
+    key: str | None = None,
 ) -> RewardSpec:
     """Return a reward: the scores of a model that compares a picture with the true one, by a rubric.
 
@@ -31,8 +36,8 @@ def judge(
     If the judge does not answer, the response has no score; it is never 0, except with `outage = "zero"`.
 
     Args:
-        judge: the table `[judge]` of the recipe.
-        rubric: name of a built-in rubric, or a TOML file; None = that of `[judge]`.
+        judge: the table `[judge]` of the recipe. A recipe may give one reward other values: they take priority.
+        rubric: name of a built-in rubric, a TOML file, or the rubric itself; None = that of `[judge]`.
         render: "svg" or "none".
         key: for "none": truth field with a text that the judge sees as the expected answer; None = no text.
     Raises: RewardError without `[judge]`, or for an unknown value; RecipeError for wrong settings.
@@ -46,23 +51,43 @@ def vfig(*, judge: Mapping[str, Any] | None = None) -> RewardSpec:
     A response whose SVG code cannot be drawn earns 0, and the judge is not asked. Unlike there, an outage is no 0.
 
     Args:
-        judge: the table `[judge]` of the recipe.
+        judge: as for the reward `judge`.
     Raises: as `judge`.
     """
     return _spec("vfig", judge, "vfig", "svg", None)
 
 
-def _spec(name: str, table: Mapping[str, Any] | None, rubric: str | None, render: str, key: str | None) -> RewardSpec:
-    if not table:
+def _spec(
+    name: str, table: Mapping[str, Any] | None, rubric: str | Mapping[str, Any] | None, render: str, key: str | None
+) -> RewardSpec:
+    if not table or not table.get("model"):
         raise RewardError(
-            f"reward `{name}` needs a judge, and the recipe has no table `[judge]`",
+            f"reward `{name}` needs a judge, and the recipe has no table `[judge]` with a model",
             hint='add one: [judge] provider = "gemini", model = "..."; or provider = "vllm" for a server of your own',
         )
     if render not in RENDERS:
         raise unknown("render", str(render), RENDERS, error=RewardError)
-    settings = read_settings({**table, **({"rubric": rubric} if rubric else {})})
-    axes = load_rubric(settings.rubric)
+    settings = read_settings({**table, **({"rubric": rubric} if isinstance(rubric, str) else {})})
+    axes = read_rubric(rubric, "rubric") if isinstance(rubric, Mapping) else load_rubric(settings.rubric)
+    # The record holds a rubric of one's own as a whole: its file may change, and is not there on another machine.
+    chosen = settings.rubric if axes is BUILT_IN.get(settings.rubric) else axes.model_dump(mode="json")
+    values = settings.model_dump(exclude_defaults=True, exclude={"rubric"})
+    args: dict[str, Any] = {
+        "judge": {k: v for k, v in settings.model_dump().items() if k in OF_SCORE and k != "rubric"}
+    }
+    if name != "vfig":
+        args |= {"rubric": chosen, "render": render, **({"key": key} if key is not None else {})}
+    free_args = {k: v for k, v in values.items() if k not in OF_SCORE}
+    opening = {"judge": values, "rubric": chosen, "render": render, "key": key}
+    service = ServiceFunction(name, "vlmrl.tasks.judged.service", "open_judged", opening)
     ranges = {**({RENDER: SHARE} if render == "svg" else {}), **dict.fromkeys(axes.names, SHARE)}
-    args = {"judge": dict(table), "rubric": settings.rubric, "render": render, "key": key}
-    service = ServiceFunction(name, "vlmrl.tasks.judged.service", "open_judged", args)
-    return RewardSpec(name, first_result(service), ranges, dict(axes.weights), needs_images=True, service=service)
+    return RewardSpec(
+        name,
+        first_result(service),
+        ranges,
+        dict(axes.weights),
+        needs_images=True,
+        args=args,
+        free_args={"judge": free_args} if free_args else {},
+        service=service,
+    )

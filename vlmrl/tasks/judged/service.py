@@ -14,11 +14,13 @@ from PIL import Image
 
 from vlmrl.errors import RewardError
 from vlmrl.judge.prompt import JudgeRequest
-from vlmrl.judge.rubric import Rubric
+from vlmrl.judge.rubric import Rubric, load_rubric, read_rubric
 from vlmrl.judge.service import JudgeService
-from vlmrl.judge.settings import JudgeSettings, read_settings
+from vlmrl.judge.settings import read_settings
 from vlmrl.judge.verdict import Verdict
 from vlmrl.rewards.text_rewards import ground_truth
+from vlmrl.rewards.worker_code import NO_PLACE, ServicePlace
+from vlmrl.store.layout import VERDICTS, runs_root
 from vlmrl.svg.draw import Drawing, DrawJob
 from vlmrl.svg.extract import find_svg
 from vlmrl.svg.limits import SvgRefused
@@ -29,25 +31,62 @@ from vlmrl.types import RewardInput, RewardResult
 OFFLINE = "VLMRL_JUDGE_OFFLINE"
 """Environment variable; 1 = verdicts come from the cache alone, and nothing is sent."""
 DRAWERS = 2
+COUNTS = {
+    "judge/calls": "calls",
+    "judge/cached": "cached",
+    "judge/shared": "deduped",
+    "judge/retries": "retries",
+    "judge/invalid": "invalid",
+    "judge/unavailable": "unavailable",
+    "judge/input_tokens": "input_tokens",
+    "judge/output_tokens": "output_tokens",
+}
+"""Metric -> counter of the judge."""
+COST, UNPRICED = "judge/cost", "judge/unpriced_calls"
 MOST_REASON = 300
 
 
-def open_judged(*, judge: Mapping[str, Any], rubric: str, render: str, key: str | None) -> JudgedService:
+def open_judged(
+    *,
+    judge: Mapping[str, Any],
+    rubric: str | Mapping[str, Any],
+    render: str,
+    key: str | None,
+    place: ServicePlace = NO_PLACE,
+) -> JudgedService:
     """Return the service for the arguments of `vlmrl.tasks.judged.reward.judge`.
 
     An outage is reported at once: the scorer waits or masks, as `[reward] outage` and `[judge] outage` say.
+
+    Args:
+        place: folder of the run. Verdicts are kept there; those of the runs folder are read, too.
     """
-    settings = read_settings({**judge, "rubric": rubric})
+    settings = read_settings(judge)
     if settings.outage == "wait":
         settings = settings.model_copy(update={"outage": "mask"})
-    return JudgedService(settings, render=render, key=key, offline=os.environ.get(OFFLINE, "") == "1")
+    folder = Path(place.folder) if place.folder is not None else runs_root()
+    service = JudgeService(
+        settings,
+        rubric=load_rubric(rubric) if isinstance(rubric, str) else read_rubric(rubric, "rubric"),
+        base_dir=Path() if settings.cache else folder,
+        account=place.account,
+        offline=is_offline(),
+        also=[] if settings.cache or place.folder is None else [folder.parent / VERDICTS],
+        notify=_say,
+    )
+    return JudgedService(service, render=render, key=key)
+
+
+def is_offline() -> bool:
+    """Return whether verdicts come from files alone."""
+    return os.environ.get(OFFLINE, "") == "1"
 
 
 class JudgedService:
     """Judge and renderer of one process."""
 
-    def __init__(self, settings: JudgeSettings, *, render: str, key: str | None, offline: bool = False) -> None:
-        self._judge = JudgeService(settings, base_dir=Path(), offline=offline, notify=_say)
+    def __init__(self, judge: JudgeService, *, render: str, key: str | None) -> None:
+        self._judge = judge
         self._renders, self._key = render == "svg", key
         self._renderer = SvgRenderer(DRAWERS) if self._renders else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judged")
@@ -62,6 +101,47 @@ class JudgedService:
         futures: list[Future[RewardResult]] = [Future() for _ in inputs]
         self._thread.submit(self._begin, list(inputs), futures)
         return futures
+
+    def try_out(self) -> dict[str, Any]:
+        """Send one small request to the judge. See `Service`."""
+        settings = self._judge.settings
+        if self._judge.offline:
+            return {"model": settings.name, "line": f"{settings.name}: offline ({OFFLINE}=1), nothing was sent"}
+        answer = self._judge.preflight()
+        tokens = [str(n) if n is not None else "?" for n in (answer.input_tokens, answer.output_tokens)]
+        cost = "no prices set" if settings.prices is None else f"cost {answer.cost or 0.0:.6f}"
+        line = (
+            f"{answer.model} answers at {answer.address} in {answer.seconds:.1f} s; {tokens[0]} + {tokens[1]} tokens, "
+            f"{cost}"
+        )
+        return {
+            "provider": answer.provider,
+            "model": answer.model,
+            "address": answer.address,
+            "seconds": answer.seconds,
+            "input_tokens": answer.input_tokens,
+            "output_tokens": answer.output_tokens,
+            "cost": answer.cost,
+            "concurrency": settings.concurrency,
+            "max_calls": settings.max_calls,
+            "max_cost": settings.max_cost,
+            "line": line,
+        }
+
+    def counts(self) -> dict[str, float]:
+        """Return the judge's counts. See `Service`."""
+        counters = self._judge.counters
+        counts = {name: getattr(counters, field) for name, field in COUNTS.items()}
+        return counts | ({UNPRICED: counters.calls} if self._judge.settings.prices is None else {COST: counters.cost})
+
+    def summary(self, counts: Mapping[str, float]) -> str:
+        """Return the counts of a run in one line. See `Service`."""
+        spent, limits = self._judge.spent(), self._judge.settings
+        line = summary_of(counts)
+        if not line or self._judge.offline or spent.calls <= counts.get("judge/calls", 0):
+            return line
+        cost = "" if limits.prices is None else f", cost {spent.cost:.4f}"
+        return f"{line}; with earlier attempts {spent.calls:,} calls{cost}"
 
     def close(self) -> None:
         """End the judge and the renderer. Requests without an answer are given up."""
@@ -134,6 +214,21 @@ class JudgedService:
             artifacts["render"] = Image.fromarray(drawing.pixels)
         note = "the judge was down, which scores 0" if verdict.is_outage else ""
         settle(future, RewardResult({**rendered, **verdict.scores}, note, detail, artifacts))
+
+
+def summary_of(counts: Mapping[str, float]) -> str:
+    """Return counts in one line; "" if nothing was asked."""
+    calls, cached, shared = (int(counts.get(f"judge/{name}", 0)) for name in ("calls", "cached", "shared"))
+    failed = int(counts.get("judge/unavailable", 0))
+    if not calls + cached + shared + failed:
+        return ""
+    words = [f"{calls:,} {'call' if calls == 1 else 'calls'}", f"{cached:,} verdicts from the cache"]
+    words += [f"{shared:,} shared with an equal picture"] if shared else []
+    words += [f"{failed:,} without a verdict"] if failed else []
+    unpriced = int(counts.get(UNPRICED, 0))
+    beside = f" without {unpriced:,} calls that have no prices" if unpriced else ""
+    words.append(f"cost {counts[COST]:.4f}{beside}" if COST in counts else "no prices set")
+    return f"judge: {', '.join(words)}"
 
 
 def settle(future: Future[RewardResult], outcome: RewardResult | BaseException) -> None:
