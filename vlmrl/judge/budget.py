@@ -139,13 +139,13 @@ class Budget:
         if self._max_calls is not None and calls + 1 > self._max_calls:
             raise BudgetSpent(
                 f"the judge's budget is spent: {calls:,} of {self._max_calls:,} calls",
-                hint="continue with more: --set judge.max_calls=N; stored verdicts are not asked for again",
+                hint="raise the limit: --set judge.max_calls=N; stored verdicts are not asked for again",
             )
         if self._max_cost is not None and spent_cost + cost > self._max_cost:
             raise BudgetSpent(
                 f"the judge's budget is spent: {spent_cost:.4f} of {self._max_cost:g}, and the next call may cost "
                 f"{cost:.4f}",
-                hint="continue with more: --set judge.max_cost=N; stored verdicts are not asked for again",
+                hint="raise the limit: --set judge.max_cost=N; stored verdicts are not asked for again",
             )
 
     def _fits(self, calls: int, total: float, cost: float) -> bool:

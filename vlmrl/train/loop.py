@@ -134,7 +134,7 @@ def leaving_steps(session: Session, request: StopRequest) -> Iterator[LeftStep]:
     except OutageError as error:
         save_once(session)
         _tell_services(session)
-        hint = OUTAGE_HINT if error.hint == HINT else f"a checkpoint was saved; --resume goes on there. {error.hint}"
+        hint = OUTAGE_HINT if error.hint == HINT else f"a checkpoint was saved; continue with --resume; {error.hint}"
         raise RewardUnavailable(error.message, where=str(journal.run.dir), hint=hint) from None
 
 
