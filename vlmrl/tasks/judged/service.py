@@ -222,7 +222,10 @@ def summary_of(counts: Mapping[str, float]) -> str:
     failed = int(counts.get("judge/unavailable", 0))
     if not calls + cached + shared + failed:
         return ""
-    words = [f"{calls:,} {'call' if calls == 1 else 'calls'}", f"{cached:,} verdicts from the cache"]
+    words = [
+        f"{calls:,} {'call' if calls == 1 else 'calls'}",
+        f"{cached:,} {'verdict' if cached == 1 else 'verdicts'} from the cache",
+    ]
     words += [f"{shared:,} shared with an equal picture"] if shared else []
     words += [f"{failed:,} without a verdict"] if failed else []
     unpriced = int(counts.get(UNPRICED, 0))
