@@ -53,7 +53,7 @@ class Judge(RecipeTable):
     whether the run waits or leaves it out. zero = it scores 0 after `attempts`, as in VFig's published code: this
     trains the model for an outage, so choose it for evaluations alone."""
     outage_minutes: Annotated[float, Field(gt=0, le=10_080), LIMIT] = 30.0
-    """With outage = "wait": longest wait of a request outside of runs, in minutes; runs have `reward.outage_minutes`."""
+    """With outage = "wait": longest wait of a request outside of runs, in minutes; runs: `reward.outage_minutes`."""
     cache: Annotated[Text | Literal[False] | None, SPEED] = None
     """File of the verdicts and of the budget, on a local disk; relative to the current folder. Left out = judge.sqlite
     in the run's folder, where resumes, evaluations and `reward-check` find it. false = nothing is kept, and the

@@ -65,8 +65,8 @@ def test_a_wrong_key_is_told_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(ProblemsError) as caught:
         load_recipe(write_recipe(tmp_path, 'model = "m"\nconcurency = 3\nmax_cost = -1.0'))
     unknown, low = sorted(caught.value.problems, key=lambda p: "max_cost" in p.message)
-    assert "judge.concurency" in unknown.message and unknown.where.endswith("one.toml:10")
-    assert "did you mean `concurrency`?" in (unknown.hint or "") and low.where.endswith("one.toml:11")
+    assert "judge.concurency" in unknown.message and str(unknown.where).endswith("one.toml:10")
+    assert "did you mean `concurrency`?" in (unknown.hint or "") and str(low.where).endswith("one.toml:11")
 
 
 def test_one_reward_may_have_a_judge_of_its_own(tmp_path: Path) -> None:

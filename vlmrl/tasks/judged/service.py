@@ -27,6 +27,7 @@ from vlmrl.svg.limits import SvgRefused
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.judged.reward import RENDER
 from vlmrl.types import RewardInput, RewardResult
+from vlmrl.visible import plural
 
 OFFLINE = "VLMRL_JUDGE_OFFLINE"
 """Environment variable; 1 = verdicts come from the cache alone, and nothing is sent."""
@@ -131,8 +132,10 @@ class JudgedService:
     def counts(self) -> dict[str, float]:
         """Return the judge's counts. See `Service`."""
         counters = self._judge.counters
-        counts = {name: getattr(counters, field) for name, field in COUNTS.items()}
-        return counts | ({UNPRICED: counters.calls} if self._judge.settings.prices is None else {COST: counters.cost})
+        counts: dict[str, float] = {name: getattr(counters, field) for name, field in COUNTS.items()}
+        has_prices = self._judge.settings.prices is not None
+        counts[COST if has_prices else UNPRICED] = counters.cost if has_prices else counters.calls
+        return counts
 
     def summary(self, counts: Mapping[str, float]) -> str:
         """Return the counts of a run in one line. See `Service`."""
@@ -222,10 +225,7 @@ def summary_of(counts: Mapping[str, float]) -> str:
     failed = int(counts.get("judge/unavailable", 0))
     if not calls + cached + shared + failed:
         return ""
-    words = [
-        f"{calls:,} {'call' if calls == 1 else 'calls'}",
-        f"{cached:,} {'verdict' if cached == 1 else 'verdicts'} from the cache",
-    ]
+    words = [f"{calls:,} call{plural(calls)}", f"{cached:,} verdict{plural(cached)} from the cache"]
     words += [f"{shared:,} shared with an equal picture"] if shared else []
     words += [f"{failed:,} without a verdict"] if failed else []
     unpriced = int(counts.get(UNPRICED, 0))
