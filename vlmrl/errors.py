@@ -74,9 +74,9 @@ class RewardUnavailable(RewardError):
     """
 
     is_final = False
-    """Whether asking again is no use: the sample is left out at once."""
+    """True where asking again is no use: the sample is left out at once."""
     ends_run = False
-    """Whether a run must end, because no later sample would be scored either."""
+    """True where a run must end, because no later sample would be scored either."""
 
     def __init__(
         self, message: object = "a service that it needs is down", *, where: str | None = None, hint: str | None = None

@@ -132,8 +132,8 @@ def _evaluate_one(
             refusals=respond.refusals,
             outages=Outages.of(recipe.reward, ALONE, say),
         )
-        if asked := summary_of(scorer.services):
-            say(asked)
+        if line := summary_of(scorer.services):
+            say(line)
     seconds = round(time.perf_counter() - begin, 3)
     meta = {**one.meta, "dtype": None, "seconds": seconds, "time": now(), "device": "endpoint", "processes": 1}
     return _with_refusals(evaluation), meta

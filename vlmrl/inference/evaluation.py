@@ -186,8 +186,8 @@ def run_evaluation(
                 # Each process waits alone: after a kill they may have graded different chunks.
                 outages=Outages.of(recipe.reward, ALONE, say),
             )
-            asked = summary_of(scorer.services, world.gather)
-            say(asked) if asked and world.is_main else None
+            line = summary_of(scorer.services, world.gather)
+            say(line) if line and world.is_main else None
             seconds = round(time.perf_counter() - begin, 3)
             meta = {**one.meta, "seconds": seconds, "time": now(), "device": answerer.device, "processes": world.size}
             if world.is_main:

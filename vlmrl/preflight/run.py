@@ -167,8 +167,8 @@ def preflight(
     unavailable, services = check_services(loaded, [e.train for e in opened.entries if e.reward_ok], place)
     result.problems += [replace(p, level="warning") for p in unavailable] if target.is_elsewhere else unavailable
     result.plan |= {"services": services} if services else {}
-    asked = None if unavailable else place
-    measurable = [entry for entry in opened.entries if _check_entry(result, loaded, entry, encoder, asked)]
+    service_place = None if unavailable else place
+    measurable = [entry for entry in opened.entries if _check_entry(result, loaded, entry, encoder, service_place)]
     for entry in measurable:
         problems, facts = check_boxes(entry.train, encoder, entry.where, runs_folder)
         result.problems += [p for p in problems if not _was_reported(p, result.problems)]

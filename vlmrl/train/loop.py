@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -133,7 +133,7 @@ def leaving_steps(session: Session, request: StopRequest) -> Iterator[LeftStep]:
         left.reason = error.reason
     except OutageError as error:
         save_once(session)
-        _tell_services(session)
+        _tell_services(journal, session.feed.service_summary(), session.feed.service_counts)
         hint = OUTAGE_HINT if error.hint == HINT else f"a checkpoint was saved; continue with --resume; {error.hint}"
         raise RewardUnavailable(error.message, where=str(journal.run.dir), hint=hint) from None
 
@@ -159,14 +159,13 @@ def end(session: Session, generator: Generator, reason: str, *, validates: bool 
         journal.rollouts.finish()
         validate(session, generator)
     save_once(session)
-    _tell_services(session)
+    _tell_services(journal, session.feed.service_summary(), session.feed.service_counts)
     journal.run.event(journal.progress.step, "ended", reason=reason)
     return "interrupted" if interrupted else "done"
 
 
-def _tell_services(session: Session) -> None:
-    """Show and record what the services of the rewards were asked."""
-    journal = session.journal
-    if line := session.feed.service_summary():
+def _tell_services(journal: Journal, line: str, counts: Mapping[str, float]) -> None:
+    """Show and record what the services of the rewards were asked. `line`: the counts in words; "" = none was asked."""
+    if line:
         journal.watcher.message(line)
-        journal.run.event(journal.progress.step, "services", **session.feed.service_counts)
+        journal.run.event(journal.progress.step, "services", **counts)

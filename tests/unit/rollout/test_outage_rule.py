@@ -44,6 +44,8 @@ class Thread(World):
 class Scripted:
     """Scores that wait for a service for so many ticks (-1 = for ever); its last answer was `silent` seconds ago."""
 
+    ended = None
+
     def __init__(self, ticks: int, silent: float = 1.0) -> None:
         self.ticks, self.silent, self.advanced = ticks, silent, 0
 
@@ -135,7 +137,7 @@ def test_both_stop_when_one_has_samples_without_a_score():
     def work(rank: int, world: Thread) -> Any:
         score = SimpleNamespace(status="unavailable" if rank else "ok", error="no answer" if rank else None)
         groups = [SimpleNamespace(samples=[SimpleNamespace(score=score)] * 2)]
-        scoring: Any = SimpleNamespace(finish=lambda seconds: groups)
+        scoring: Any = SimpleNamespace(finish=lambda seconds: groups, ended=None)
         return Outages("stop", 30.0, world).finish(scoring)
 
     errors = two_ranks(work)

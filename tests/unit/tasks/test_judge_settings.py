@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from judge_server import Asked, refuse, serve_judge, verdict_text
 from PIL import Image
 
 from vlmrl.errors import ProblemsError
+from vlmrl.judge.rubric import read_rubric
 from vlmrl.recipe.changes import rule_of
 from vlmrl.recipe.explain import explain
 from vlmrl.recipe.judge_table import Judge
@@ -26,6 +28,11 @@ from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
 from vlmrl.tasks.source_rewards import reward_of
 from vlmrl.tasks.vfig.task import figures_task
 from vlmrl.types import RewardInput
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 RUBRIC = """
 instructions = "Compare."
@@ -101,6 +108,13 @@ def test_a_rubric_of_ones_own_belongs_to_the_reward_and_its_file_is_needed_once(
     file.unlink()
     again = load_recorded(record)
     assert identity_of(reward_record(again, {})) == identity_of(record) and dict(again.weights) == {"truth": 1.0}
+
+
+def test_the_rubric_of_the_page_is_one() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    text = next(block for block in page.split("```")[1::2] if "[[axes]]" in block).removeprefix("text\n")
+    rubric = read_rubric(tomllib.loads(text), "docs/rewards.md")
+    assert rubric.weights == {"parts": 0.6, "wires": 0.4} and len(rubric.examples) == 1
 
 
 def test_rewards_with_equal_settings_share_a_judge_and_are_counted_once(tmp_path: Path) -> None:
