@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import started, this_process
+from command_line import own_process, settings, started, this_process
 from endpoint_server import Reply, completion, prompt_of, serve_endpoint
 from PIL import Image
+
+from vlmrl.model.tiny import build_tiny
 
 GREEN = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="10"><rect width="20" height="10" fill="#0f0"/></svg>'
@@ -36,8 +38,9 @@ def noise() -> bytes:
 
 def header_of_png(width: int, height: int) -> bytes:
     """The beginning of a PNG of this size, with 1 bit per pixel."""
-    fields = b"IHDR" + struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + fields + struct.pack(">I", zlib.crc32(fields))
+    head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    chunks = [struct.pack(">I", len(c) - 4) + c + struct.pack(">I", zlib.crc32(c)) for c in (head, b"IDAT")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -240,24 +243,75 @@ def test_after_a_kill_only_what_is_missing_is_asked(tmp_path: Path) -> None:
     assert list((tmp_path / "runs/unfinished").iterdir()) == []
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose greedy responses to images of different colours differ."""
+    return build_tiny(tmp_path_factory.mktemp("tiny") / "model", [PROMPT, GREEN])
+
+
+LOCAL = ["rollout.max_new_tokens=6", "rollout.engine=torch", "model.dtype=float32"]
+
+
 @pytest.mark.slow
-def test_a_local_model_gets_the_prompt_of_training(tmp_path: Path, tiny_folder: Path) -> None:
+def test_a_local_model_gets_the_prompt_of_training(tmp_path: Path, model: Path) -> None:
     """The responses equal those to rows of a dataset with the same images and prompt."""
     for i in range(3):
         picture(tmp_path / f"figs/{i}.png", 80 * i)
-    see_through = Image.new("RGBA", (56, 56), (200, 0, 0, 0))
-    see_through.save(tmp_path / "figs/3.png")
+    Image.new("RGBA", (56, 56), (200, 0, 0, 0)).save(tmp_path / "figs/3.png")  # laid on white
     Image.new("RGB", (56, 56), "white").save(tmp_path / "white.png")
     Image.new("RGB", (4000, 10)).save(tmp_path / "figs/long.png")
     rows = [{"prompt": f"<image>\n{PROMPT}", "images": [f"figs/{i}.png"]} for i in range(3)]
     rows.append({"prompt": f"<image>\n{PROMPT}", "images": ["white.png"]})
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    limits = ["--set", "rollout.max_new_tokens=6", "--set", "rollout.engine=torch", "--set", "model.dtype=float32"]
-    done = this_process(
-        "generate", tiny_folder, "--images", "figs", "--task", "figures", "--out", "o", *limits, cwd=tmp_path
-    )
+    words = ["--images", "figs", "--task", "figures", "--out", "o"]
+    done = this_process("generate", model, *words, *settings(*LOCAL), cwd=tmp_path)
     assert done.code == 4 and "4000 x 10 pixels" in done.err, done.err
-    of_rows = this_process("generate", tiny_folder, "--data", "rows.jsonl", "--out", "r.jsonl", *limits, cwd=tmp_path)
+    of_rows = this_process(
+        "generate", model, "--data", "rows.jsonl", "--out", "r.jsonl", *settings(*LOCAL), cwd=tmp_path
+    )
     assert of_rows.code == 0, of_rows.err
     responses = [w["response"] for w in lines(tmp_path / "o/responses.jsonl")]
-    assert responses == [w["response"] for w in lines(tmp_path / "r.jsonl")] and len(set(responses)) > 1
+    assert responses == [w["response"] for w in lines(tmp_path / "r.jsonl")] and len(set(responses)) > 2
+
+
+@pytest.mark.slow
+def test_several_processes_write_the_folder_of_one(tmp_path: Path, model: Path) -> None:
+    for i in range(4):
+        picture(tmp_path / f"figs/{i}.png", 60 * i)
+    (tmp_path / "figs/cut.png").write_bytes(noise()[:2000])
+    words = ["generate", model, "--images", "figs", "--task", "figures", "--json", *settings(*LOCAL), "--out"]
+    alone = this_process(*words, "one", cwd=tmp_path)
+    shared = own_process(*words, "two", "--gpus", "2", cwd=tmp_path, env={"TMPDIR": str(tmp_path)})
+    assert (alone.code, shared.code) == (4, 4), shared.err
+    assert json.loads(shared.out) == json.loads(alone.out) | {"out": "two"}
+    assert (tmp_path / "two/responses.jsonl").read_bytes() == (tmp_path / "one/responses.jsonl").read_bytes()
+    assert list((tmp_path / "runs/unfinished").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_killed_local_model_goes_on(tmp_path: Path, model: Path) -> None:
+    """A kill while the files are written: the responses are there, and no file of the killed attempt is left."""
+    for i in range(3):
+        picture(tmp_path / f"figs/{i}.png", 80 * i)
+    words = ["generate", model, "--images", "figs", "--task", "figures", "--out", "o", *settings(*LOCAL)]
+    killed = own_process(*words, cwd=tmp_path, env={"VLMRL_CRASH_AT": "mid-answers"})
+    assert killed.code == 137 and not (tmp_path / "o").exists() and len(list(tmp_path.glob(".tmp-o-*"))) == 1
+    (journal,) = (tmp_path / "runs/unfinished").glob("*.jsonl")
+    first, *others = journal.read_text().splitlines()
+    marked = [json.dumps(json.loads(line) | {"text": GREEN}) for line in others]
+    journal.write_text("\n".join([first, *marked]) + "\n")
+    assert this_process(*words, cwd=tmp_path).code == 0
+    assert files_in(tmp_path / "o") == [f"{i}.{end}" for i in range(3) for end in ("png", "svg")] + ["responses.jsonl"]
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_vllm_answers_images(tmp_path: Path, model: Path) -> None:
+    for i in range(3):
+        picture(tmp_path / f"figs/{i}.png", 80 * i)
+    words = ["--images", "figs", "--task", "figures", "--out", "o", "--json"]
+    limits = settings("rollout.max_new_tokens=6", "rollout.engine=vllm", "rollout.kv_cache_gib=0.25", "rollout.max_prompt_tokens=300")
+    done = own_process("generate", model, *words, *limits, cwd=tmp_path)
+    assert done.json["responses"] == 3 and sum(done.json["no_file"].values()) == 3
+    assert [w["prompt_id"] for w in lines(tmp_path / "o/responses.jsonl")] == [f"figs/{i}.png" for i in range(3)]

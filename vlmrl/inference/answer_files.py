@@ -22,7 +22,7 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
-from vlmrl.store.files import TEMP_PREFIX, remove_tree, sync_file, sync_folder
+from vlmrl.store.files import TEMP_PREFIX, crash_point, remove_tree, sync_file, sync_folder
 from vlmrl.tasks.response_file import Draw, NoFile, ResponseFile
 
 RESPONSES, LEFT_OUT = "responses.jsonl", "left_out.jsonl"
@@ -94,6 +94,7 @@ def new_folder(out: Path, work: str, force: bool) -> Iterator[Path]:
         shutil.rmtree(hidden, ignore_errors=True)
         hidden.mkdir()
         yield hidden
+        crash_point("mid-answers")
         for base, _, names in os.walk(hidden):
             for name in names:
                 sync_file(Path(base, name))
