@@ -160,8 +160,8 @@ def generate(
     show_warnings(warnings)
     say_origin(request.model, origin.parent)
     for one in sources:
-        what = "images, prompt of " + one.task.name if images else f"rows, split {one.split}"
-        say(f"{one.name}: {len(one.rows):,} {what}")
+        count = f"{one.name}: {len(one.rows):,}"
+        say(f"{count}, task {one.task.name}" if images else f"{count} rows, split {one.split}")
     done = None if gpus is None else _on_ranks(request, settled, root, sources)
     if done is None:
         if connection is None:

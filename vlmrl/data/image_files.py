@@ -84,13 +84,13 @@ class ImageFiles:
     ) -> None:
         self.left_out: list[LeftOut] = []
         self.files: list[ImageFile] = []
-        found = self._found(paths, out)
-        for done, (name, (place, path)) in enumerate(found.items(), start=1):
+        images = self._find(paths, out)
+        for done, (name, (place, path)) in enumerate(images.items(), start=1):
             try:
                 self.files.append(ImageFile(name, place, path, probe_image(_read(path))[0]))
             except DataError as error:
                 self.left_out.append(LeftOut(name, error.message))
-            progress(done, len(found))
+            progress(done, len(images))
         self._paths: dict[str, list[Path]] = {}
         for file in self.files:
             self._paths.setdefault(file.media.sha256, []).append(file.path)
@@ -126,24 +126,24 @@ class ImageFiles:
     def place_of(self, media: Media) -> str:
         return encodable(str(self._paths[media.sha256][0]))
 
-    def _found(self, paths: Sequence[str], out: Path | None) -> dict[str, tuple[str, Path]]:
+    def _find(self, paths: Sequence[str], out: Path | None) -> dict[str, tuple[str, Path]]:
         """Return name -> (place, path) of all image files, in the order of the rows. Others go to `left_out`."""
-        found: dict[str, tuple[str, Path]] = {}
+        images: dict[str, tuple[str, Path]] = {}
         for text in paths:
             named = Path(text)
             if not os.path.lexists(named):
                 raise DataError(f"there is no image or folder {text}", where="--images", hint=_glob_hint(text))
             if not named.is_dir():
-                found.setdefault(encodable(os.path.normpath(text)), (encodable(named.name), named))
+                images.setdefault(encodable(os.path.normpath(text)), (encodable(named.name), named))
                 continue
             dropped: list[dict[str, Any]] = []
             inside, _ = image_paths(open_collection(named), dropped)
             own = _below(out, named)
             for place in inside:
                 if own is None or not PurePosixPath(place).is_relative_to(own):
-                    found.setdefault(_name(text, place), (encodable(place), named / place))
+                    images.setdefault(_name(text, place), (encodable(place), named / place))
             self.left_out += [LeftOut(_name(text, drop["origin"]), drop["reason"]) for drop in dropped]
-        return found
+        return images
 
     def _no_image(self, paths: Sequence[str]) -> DataError:
         where = ", ".join(paths)

@@ -25,7 +25,7 @@ ASK = 'ask with --prompt "TEXT", or with --template FILE'
 
 @dataclass(frozen=True)
 class Question:
-    """What the user asks about images; what is None is taken from the recipe.
+    """Question of the user about images. A field that is None is taken from the recipe.
 
     Args:
         task: name of a task, whose prompt is used.

@@ -59,10 +59,10 @@ def test_a_task_of_the_user_s_own_writes_files(tmp_path: Path, monkeypatch: pyte
     with FileWriter(tmp_path / "o", form, ["a", "b"], 1) as files:
         assert files.add([(0, 0, "7"), (1, 0, "none")]) == [{"files": ["a.txt"]}, {"no_file": "it is none"}]
         assert (tmp_path / "o/a.txt").read_text() == "7" and files.missing == {"it is none": 1}
-        with pytest.raises(RecipeError, match="`content` of `file` of `own.py:task` raised ValueError") as error:
+        with pytest.raises(RecipeError, match=r"`content` of `file` of `own\.py:task` raised ValueError") as error:
             files.add([(0, 0, "x")])
         assert error.value.where == "own.py:4"
-        with pytest.raises(RecipeError, match="not a text or a vlmrl.NoFile"):
+        with pytest.raises(RecipeError, match=r"not a text or a vlmrl\.NoFile"):
             files.add([(0, 0, "0")])
     (tmp_path / "own.py").write_text(
         "from vlmrl import Task\n\ndef task(info):\n    return Task('t', 's', 'x', file=3)\n"
