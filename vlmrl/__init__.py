@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vlmrl.tasks.figure import Histogram, Lines, Table
     from vlmrl.tasks.own_prep import NewRow
     from vlmrl.tasks.pooled import PooledMetrics
+    from vlmrl.tasks.response_file import NoFile, ResponseFile
     from vlmrl.types import RewardInput, RewardResult
 
 __version__ = "0.1.0"
@@ -24,7 +25,9 @@ __all__ = [
     "Lines",
     "Metric",
     "NewRow",
+    "NoFile",
     "PooledMetrics",
+    "ResponseFile",
     "RewardInput",
     "RewardResult",
     "RewardUnavailable",
@@ -38,7 +41,9 @@ _HOMES = {
     "Lines": "vlmrl.tasks.figure",
     "Metric": "vlmrl.metric",
     "NewRow": "vlmrl.tasks.own_prep",
+    "NoFile": "vlmrl.tasks.response_file",
     "PooledMetrics": "vlmrl.tasks.pooled",
+    "ResponseFile": "vlmrl.tasks.response_file",
     "RewardInput": "vlmrl.types",
     "RewardResult": "vlmrl.types",
     "RewardUnavailable": "vlmrl.errors",

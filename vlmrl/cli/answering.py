@@ -68,6 +68,13 @@ def open_answering(
         origin = find_model(request.model, root, int(which) if which.isdigit() else which)
     else:
         origin = ModelOrigin(endpoint.model, endpoint=endpoint.url)
-    chosen = choose_recipe(origin, root, recipe=request.recipe, data=request.data, overrides=list(request.overrides))
+    chosen = choose_recipe(
+        origin,
+        root,
+        recipe=request.recipe,
+        data=request.data,
+        images=bool(request.image_paths),
+        overrides=list(request.overrides),
+    )
     settled, warnings = settle_for_answers(chosen.recipe, origin.files) if endpoint is None else (chosen.recipe, [])
     return origin, chosen, settled, warnings

@@ -1,4 +1,4 @@
-"""`vlmrl generate`: write the responses of a model to dataset rows, without a grade."""
+"""`vlmrl generate`: write the responses of a model to dataset rows or to images, without a grade."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.answering import endpoint_of, open_answering
-from vlmrl.cli.output import emit, say, say_origin, show_warnings, tell
+from vlmrl.cli.output import say, say_origin, show_warnings
+from vlmrl.cli.show.generated import show_generated
 from vlmrl.cli.show.progress import counter
 from vlmrl.errors import RecipeError
-from vlmrl.visible import plural
 
 if TYPE_CHECKING:
     from vlmrl.endpoint.client import EndpointOptions
@@ -25,15 +25,56 @@ if TYPE_CHECKING:
     from vlmrl.setup.model_origin import ModelOrigin
     from vlmrl.tasks.source import Source
 
+FOR_IMAGES = "Only with --images."
+
 
 def register(app: typer.Typer) -> None:
-    app.command("generate", short_help="Write a model's responses to dataset rows.")(generate)
+    app.command("generate", short_help="Write a model's responses to dataset rows, or to your images.")(generate)
 
 
 def generate(
     ctx: typer.Context,
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: one JSON object per response.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File to write: one JSON object per response. With --images: a new folder, or a file that ends in "
+            ".jsonl.",
+        ),
+    ],
     model: options.AnsweringModel = None,
+    images: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--images",
+            metavar="PATH",
+            help="Answer images instead of dataset rows: one image, or a folder with all folders in it. May be "
+            "repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Task whose prompt is used, a name or file.py:function; default: that of the recipe. {FOR_IMAGES}",
+            show_default=False,
+        ),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Text to ask about each image, instead of the task's prompt. {FOR_IMAGES}", show_default=False
+        ),
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"Jinja file with the prompt, as `prompt` in [[data]]. {FOR_IMAGES}",
+            show_default=False,
+        ),
+    ] = None,
     recipe: options.RecipeOrRun = None,
     data: options.OtherData = None,
     split: Annotated[
@@ -46,7 +87,7 @@ def generate(
     max_rows: options.MaxRows = None,
     seed: options.EvalSeed = 0,
     overrides: options.Set = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file or folder if it exists.")] = False,
     gpus: options.ModelGpus = None,
     endpoint: options.Endpoint = None,
     served: options.Served = None,
@@ -55,33 +96,44 @@ def generate(
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write the responses of a run, a model or an endpoint to dataset rows, without a grade.
+    """Write the responses of a run, a model or an endpoint to dataset rows or to images, without a grade.
 
     Example: vlmrl generate last --split test --out answers.jsonl
+
+    Example: vlmrl generate last --images scans/ --task figures --out drawn
+
+    Example: vlmrl generate Qwen/Qwen2.5-VL-3B-Instruct --images a.png --prompt "What is this?" --out a.jsonl
 
     Each line has prompt_id, source, sample, response, finish, num_tokens, seed, group and ground_truth: `vlmrl
     reward-check` grades such a file. Sampling is greedy unless --sample is given.
 
-    Responses are kept as they come, and the file appears when all are there. After a kill or an outage, the same
-    command goes on. Another number of processes begins anew.
+    With --images, prompt_id is the path of the image. The prompt is that of --task, else that of the recipe or the
+    run. A folder has responses.jsonl and, if the task says that responses are files, such as SVG code, one file per
+    response under the name of the image, with a picture beside it. Images that cannot be read are left out and listed;
+    the exit code is then 4.
+
+    Responses are kept as they come, and the file or folder appears when all are there. After a kill or an outage, the
+    same command goes on; an image that changed meanwhile is asked again. Another number of processes begins anew.
 
     With --gpus, the rows are shared, and the file is in their order. A model that needs several GPUs is cut into parts
     by --set rollout.tensor_parallel=N (engine vLLM); --gpus is then a multiple of N.
     """
     from vlmrl.dist.rank_process import launched
     from vlmrl.inference.evaluation import EvalSettings
-    from vlmrl.inference.generate import Answered, require_free, rows_to_answer
+    from vlmrl.inference.generate import require_free
     from vlmrl.launch.request import GenerateRequest
     from vlmrl.store.layout import runs_root
 
     if n > 1 and not sample:
         raise RecipeError(f"--n {n} needs --sample: greedy gives the same answer {n} times", hint="--sample 1.0")
     connection = endpoint_of(endpoint, served, key_env, concurrency, model=model, gpus=gpus)
-    require_free(out, force)
-    root, settings = runs_root(runs), EvalSettings(sample or None, n, None, seed, force)
     request = GenerateRequest(
         model=model or str(served),
         out=out,
+        image_paths=tuple(images or ()),
+        task=task,
+        prompt=prompt,
+        template=template,
         recipe=recipe,
         data=data,
         split=split,
@@ -97,34 +149,53 @@ def generate(
         runs=runs,
         argv=options.typed_words(ctx),
     )
+    request.check()
+    require_free(out, force, images or None)
+    root, settings = runs_root(runs), EvalSettings(sample or None, n, None, seed, force)
     origin, _, settled, warnings = open_answering(request, connection, root)
-    sources = rows_to_answer(settled, split, max_rows, source)
+    sources = _sources(settled, request)
     if launched():
         _generate(settled, origin, sources, root, out, settings)
         return
     show_warnings(warnings)
     say_origin(request.model, origin.parent)
     for one in sources:
-        say(f"{one.name}: {len(one.rows):,} rows, split {one.split}")
-    if gpus is not None and _on_ranks(request, settled, root):
-        rows = sum(len(one.rows) for one in sources)
-        _show(Answered(out, rows, rows * n), as_json)
-        return
-    if connection is None:
-        done = _generate(settled, origin, sources, root, out, settings)
-    else:
-        done = _ask(connection, settled, origin, sources, root, out, settings)
-    _show(done, as_json)
+        count = f"{one.name}: {len(one.rows):,}"
+        say(f"{count}, task {one.task.name}" if images else f"{count} rows, split {one.split}")
+    done = None if gpus is None else _on_ranks(request, settled, root, sources)
+    if done is None:
+        if connection is None:
+            done = _generate(settled, origin, sources, root, out, settings)
+        else:
+            done = _ask(connection, settled, origin, sources, root, out, settings)
+    show_generated(done, bool(images), as_json)
 
 
-def _on_ranks(request: GenerateRequest, recipe: Recipe, root: Path) -> bool:
-    """Generate in several processes. Return False if this process must generate."""
+def _sources(recipe: Recipe, request: GenerateRequest) -> list[Source]:
+    """Return the rows to answer."""
+    from vlmrl.dist.rank_process import stderr
+    from vlmrl.inference.generate import images_to_answer, rows_to_answer
+    from vlmrl.tasks.image_source import Question
+
+    if not request.image_paths:
+        return rows_to_answer(recipe, request.split, request.max_rows, request.source)
+    question = Question(request.task, request.prompt, request.template, request.source)
+    progress = counter("reading images", stderr())
+    return [images_to_answer(recipe, request.image_paths, question, request.max_rows, request.out, progress)]
+
+
+def _on_ranks(request: GenerateRequest, recipe: Recipe, root: Path, sources: Sequence[Source]) -> Answered | None:
+    """Generate in several processes. Return None if this process must generate."""
+    from vlmrl.inference.generate import Answered, take_result
     from vlmrl.launch.answer_ranks import generate_on_ranks
 
+    take_result(root, request.out)  # of an attempt whose launcher was killed
     code = generate_on_ranks(str(request.gpus), request, recipe, root, say)
     if code:
         raise typer.Exit(code)
-    return code is not None
+    if code is None:
+        return None
+    return Answered(request.out, sum(len(one.rows) for one in sources), take_result(root, request.out))
 
 
 def _generate(
@@ -165,12 +236,3 @@ def _ask(
 
 def _silent(*words: Any) -> None:
     pass
-
-
-def _show(done: Answered, as_json: bool) -> None:
-    facts = {"out": str(done.out), "rows": done.rows, "responses": done.responses, "refused": done.refused}
-    emit(facts, as_json)
-    if not as_json:
-        tell(f"{done.out}: {done.responses:,} response{plural(done.responses)} to {done.rows:,} rows")
-        if done.refused:
-            say(f"warning: the endpoint refused {done.refused:,} of them; their lines have `refusal`")

@@ -12,10 +12,12 @@ from vlmrl.data.images import encode_png, probe_image, remarks_on
 from vlmrl.endpoint.chat import ChatAnswer, ChatRequest, ChatTurn, ImageFile
 from vlmrl.endpoint.client import EndpointClient
 from vlmrl.endpoint.failures import BrokenAnswer, RequestRefused
+from vlmrl.errors import DataError
 from vlmrl.evaluate.grading import NumberedRow, Responses
+from vlmrl.inference.engine_responses import keep_dropped
 from vlmrl.rollout.sample import Prompt, Rollout
 from vlmrl.rollout.scoring import LISTEN_SECONDS
-from vlmrl.store.response_journal import ResponseJournal
+from vlmrl.store.response_journal import DROPPED, ResponseJournal
 from vlmrl.store.secrets.redact import hide_known, learn
 from vlmrl.tasks.prompt_template import IMAGE
 from vlmrl.tasks.source import Source
@@ -38,6 +40,7 @@ class EndpointResponder:
         seed: seed of the sampling.
         samples: responses per row; each has a request and a seed of its own.
         progress: called with the number of newly finished responses.
+        drops: as of `EngineResponder`. Images are then decoded before they are sent.
 
     Attributes:
         refusals: (prompt id, sample) -> why the endpoint gave no response; it counts as an empty one.
@@ -53,7 +56,9 @@ class EndpointResponder:
         seed: int,
         samples: int,
         progress: Callable[[int], Any],
+        drops: bool = False,
     ) -> None:
+        self._drops = drops
         self._client, self._journal, self._source, self._params = client, journal, source, params
         self._seed, self._samples, self._progress = seed, samples, progress
         self._answers_some = journal.count > 0
@@ -74,8 +79,10 @@ class EndpointResponder:
                 for number, row in chunk:
                     missing = self._journal.missing(number)
                     self._progress(self._samples - len(missing))
-                    if not missing:
+                    if not missing and DROPPED not in self._journal.read(number, 0):
                         yield number, self._rollout(number, row)
+                    if missing and self._drops and not self._can_show(number, row):
+                        continue
                     for k in missing:
                         num_requests += 1
                         pending[self._client.submit(self._request(row, k))] = (number, row, k)
@@ -99,6 +106,17 @@ class EndpointResponder:
                 where=broken[0].where,
                 hint="the other responses are kept; run the same command again",
             )
+
+    def _can_show(self, number: int, row: Row) -> bool:
+        """Return whether all images of a row can be decoded. If not, drop the row."""
+        try:
+            for media in row.media:
+                self._source.dataset.image(media)
+        except DataError as error:
+            self._progress(len(self._journal.missing(number)))
+            keep_dropped(self._journal, number, error)
+            return False
+        return True
 
     def _collect(
         self,

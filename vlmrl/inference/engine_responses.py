@@ -11,13 +11,14 @@ from typing import Any
 
 from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import World
+from vlmrl.errors import DataError
 from vlmrl.evaluate.grading import NumberedRow, Responses
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.answering import answer_pieces, without_pixels
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, encode_prompt, rollouts_of
 from vlmrl.setup.model_origin import ModelOrigin
-from vlmrl.store.response_journal import ResponseJournal
+from vlmrl.store.response_journal import DROPPED, ResponseJournal
 from vlmrl.store.secrets.redact import hide_known
 from vlmrl.tasks.source import Source
 from vlmrl.types import Row, Sample, SamplingParams, Segment
@@ -84,6 +85,8 @@ class EngineResponder:
     Args:
         samples: responses per row.
         progress: called with the number of newly finished responses.
+        drops: whether a row that cannot be shown to the model, such as one with a broken image, is dropped: it gets no
+            response, and the journal has the reason. False = it is an error.
     """
 
     engine: Generator
@@ -94,6 +97,7 @@ class EngineResponder:
     seed: int
     samples: int
     progress: Callable[[int], Any]
+    drops: bool = False
 
     def __call__(self, chunks: Iterator[Sequence[NumberedRow]]) -> Responses:
         """Yield the responses to rows as they are complete; those that the journal has are not generated again.
@@ -112,9 +116,10 @@ class EngineResponder:
                     missing = list(piece)
                 there = {number for number, _ in missing}
                 kept.extend((number, row) for number, row in piece if number not in there)
-                if missing:
-                    sizes.append(len(missing))
-                yield [(number, self._prompt(row)) for number, row in missing]
+                prompts = self._prompts(missing)
+                if prompts:
+                    sizes.append(len(prompts))
+                yield prompts
 
         answers = answer_pieces(
             self.engine,
@@ -139,6 +144,19 @@ class EngineResponder:
     def _prompt(self, row: Row) -> Prompt:
         return encode_prompt(self.source, row, 0, self.encoder, NO_PROMPT_LIMIT)
 
+    def _prompts(self, rows: Sequence[NumberedRow]) -> list[tuple[int, Prompt]]:
+        """Return the prompts of rows; without those that are dropped."""
+        prompts = []
+        for number, row in rows:
+            try:
+                prompts.append((number, self._prompt(row)))
+            except DataError as error:
+                if not self.drops:
+                    raise
+                keep_dropped(self.journal, number, error)
+                self.progress(self.samples)
+        return prompts
+
     def _keep(self, rollouts: Mapping[int, Rollout]) -> None:
         for number, rollout in sorted(rollouts.items()):
             for k, sample in enumerate(rollout.samples):
@@ -149,10 +167,20 @@ class EngineResponder:
         version = self.engine.version
         while kept:
             number, row = kept.popleft()
-            samples = [_sample(self.journal.read(number, k), version) for k in range(self.samples)]
-            (rollout,) = rollouts_of([without_pixels(self._prompt(row))], [samples], 0.0, version)
+            responses = [self.journal.read(number, k) for k in range(self.samples)]
             self.progress(self.samples)
+            if DROPPED in responses[0]:
+                continue
+            samples = [_sample(response, version) for response in responses]
+            (rollout,) = rollouts_of([without_pixels(self._prompt(row))], [samples], 0.0, version)
             yield number, rollout
+
+
+def keep_dropped(journal: ResponseJournal, number: int, error: DataError) -> None:
+    """Note in the journal that a row cannot be shown to the model."""
+    reason = hide_known(error.message)
+    for k in journal.missing(number):
+        journal.add(number, k, {"text": "", "finish": "stop", "seed": 0, "tokens": 0, DROPPED: reason})
 
 
 def _pieces(chunks: Iterator[Sequence[NumberedRow]]) -> Iterator[Sequence[NumberedRow]]:

@@ -28,6 +28,8 @@ from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
 from vlmrl.store.listing import list_runs
 from vlmrl.store.open_run import open_run
 
+IMAGES_ALONE = "images:"
+"""Path of the source of a recipe that has none, where the user's own images take the place of rows. No file has it."""
 NEWEST = 200
 """Maximum number of newest runs whose names are compared with an unknown name, to suggest a similar one."""
 
@@ -52,6 +54,7 @@ def choose_recipe(
     *,
     recipe: str | None = None,
     data: str | None = None,
+    images: bool = False,
     overrides: Sequence[str] = (),
 ) -> ChosenRecipe:
     """Return the recipe to evaluate with, and the rows that the model has seen.
@@ -62,6 +65,8 @@ def choose_recipe(
     that exists.
     When a run is evaluated, the table `model` is always the run's own: its pixels and dtype belong to its weights.
 
+    Args:
+        images: whether the user's own images take the place of rows. A recipe without `[[data]]` is enough then.
     Raises: RecipeError when nothing says what data to use; StoreError when there is no such run or model folder; the
         errors of the recipe.
     """
@@ -73,12 +78,15 @@ def choose_recipe(
     run_values = None if source_run is None else _run_recipe(source_run)
     values: dict[str, Any] = {"model": {"path": origin.path}}
     if recipe is not None:
-        under = run_values if run_values is not None else {} if data is None else {**values, "data": [{"path": data}]}
+        alone = data or (IMAGES_ALONE if images else None)
+        under = run_values if run_values is not None else {} if alone is None else {**values, "data": [{"path": alone}]}
         values = _named_recipe(recipe, origin, root, under)
         if run_values is not None:
             values["model"] = run_values["model"]
     elif run_values is not None:
         values = run_values
+    elif images:
+        values["data"] = [{"path": IMAGES_ALONE}]
     elif data is None:
         raise RecipeError(
             f"nothing says on what data to evaluate `{origin.path}`",

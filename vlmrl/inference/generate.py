@@ -6,46 +6,46 @@ except for 8 bytes per response. Several processes (`--gpus`) have a whole model
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vlmrl import __version__
 from vlmrl.data.dataset import Rows
+from vlmrl.data.image_files import ImageFiles
 from vlmrl.dist import rank_process
 from vlmrl.dist.world import ALONE, World
 from vlmrl.endpoint.client import EndpointClient
 from vlmrl.errors import DataError, Interruption, StoreError
 from vlmrl.evaluate.grading import CHUNK_PROMPTS, MEETING_CHUNKS, NumberedRow, Respond
+from vlmrl.inference.answer_files import is_folder
+from vlmrl.inference.answer_files import require_free as require_free_folder
+from vlmrl.inference.answer_table import Kept, Written, write_folder, write_table
 from vlmrl.inference.endpoint_eval import endpoint_params
 from vlmrl.inference.endpoint_responses import EndpointResponder
 from vlmrl.inference.engine_responses import EngineResponder, engine_identity, journal_identity
 from vlmrl.inference.evaluation import Answerer, EvalSettings, load_answerer
+from vlmrl.json_text import parse_json
 from vlmrl.recipe.schema import Recipe
 from vlmrl.setup.model_origin import ModelOrigin
-from vlmrl.store.files import sync_folder, temp_path
-from vlmrl.store.layout import unfinished_logs
-from vlmrl.store.response_journal import ResponseJournal
-from vlmrl.store.secrets.redact import hide_known
+from vlmrl.store.files import write_json
+from vlmrl.store.layout import unfinished_logs, unfinished_result
+from vlmrl.store.response_journal import DROPPED, ResponseJournal
+from vlmrl.tasks.image_source import Question, ask_about
 from vlmrl.tasks.source import Source, open_source
-from vlmrl.types import Row
 
 TEST = "test"
 
 
 @dataclass(frozen=True)
 class Answered:
-    """Result of `generate`: the file, and the number of rows, responses, and responses that an endpoint refused."""
+    """Result of `generate`: the file or folder, the number of rows, and what was written."""
 
     out: Path
     rows: int
-    responses: int
-    refused: int = 0
+    written: Written
 
 
 def rows_to_answer(recipe: Recipe, split: str | None, max_rows: int | None, source: str | None) -> list[Source]:
@@ -70,8 +70,40 @@ def rows_to_answer(recipe: Recipe, split: str | None, max_rows: int | None, sour
     return chosen
 
 
-def require_free(out: Path, force: bool) -> None:
-    """Raise a StoreError if the file exists, unless it may be replaced."""
+def images_to_answer(
+    recipe: Recipe,
+    paths: Sequence[str],
+    question: Question,
+    max_rows: int | None,
+    out: Path,
+    progress: Callable[[int, int], None],
+) -> Source:
+    """Return images as a source, with the prompt that the user or the recipe gives; no reward is needed.
+
+    Args:
+        paths: images and folders, as the user wrote them.
+        max_rows: maximum number of images, the first ones; None = all.
+        out: what will be written; images in it are not read.
+        progress: called with (files read, all files).
+    Raises: as `ImageFiles` and `ask_about`.
+    """
+    source = ask_about(ImageFiles(paths, out, progress), recipe.data, question)
+    if max_rows is not None and max_rows < len(source.rows):
+        source.rows = Rows(max_rows, source.rows.__getitem__)
+    return source
+
+
+def require_free(out: Path, force: bool, images: Sequence[str] | None = None) -> None:
+    """Raise a StoreError if the file or folder to write exists, unless it may be replaced.
+
+    Args:
+        images: paths of the images that are asked about; None = dataset rows are.
+    """
+    if images is not None and is_folder(out):
+        require_free_folder(out, force, images)
+        return
+    if out.is_dir():
+        raise StoreError(f"{out} is a folder", where=str(out), hint="choose another --out")
     if out.exists() and not force:
         raise StoreError(f"{out} exists", where=str(out), hint="choose another --out, or replace it with --force")
 
@@ -91,6 +123,8 @@ def generate(
 ) -> Answered:
     """Write the responses to the rows of all sources to `out`, one JSON object per line.
 
+    For images, `out` may also be a folder, which gets the files that the responses contain, too.
+
     Args:
         root: folder of the runs, in which responses are kept until all are there.
         client: of the endpoint that answers; None = the model is loaded here.
@@ -100,7 +134,7 @@ def generate(
         world: processes that share the rows, each with a whole model; rank 0 writes the file.
     Raises: the errors of data, model and endpoint; StoreError when `out` exists and not settings.force.
     """
-    require_free(out, settings.force)
+    require_free(out, settings.force, () if any(map(_is_images, sources)) else None)
     rows = sum(len(s.rows) for s in sources)
     total, done = rows * settings.samples, 0
 
@@ -125,14 +159,26 @@ def generate(
                 respond = _responder(recipe, answerer, client, journal, source, settings, count)
                 for _ in respond(_missing(source, journal, world, lambda rows: count(rows * settings.samples))):
                     pass  # the journal has it
-            refused = _collect(recipe, origin, kept, root, out, settings, world)
+            written = _collect(recipe, origin, kept, root, out, settings, world)
         except KeyboardInterrupt:
             responses = sum(journal.count for _, journal in kept) * world.size
             about = "about " if world.size > 1 else ""
             raise Interruption("generate", f"{about}{responses:,} of {total:,} responses are kept") from None
     if world.is_main:
         shutil.rmtree(logs, ignore_errors=True)
-    return Answered(out, rows, total, refused)
+        if world.size > 1:
+            write_json(unfinished_result(root, out), written.to_json())
+    return Answered(out, rows, written)
+
+
+def take_result(root: Path, out: Path) -> Written:
+    """Return, and remove, the numbers that the processes of a launcher have left for it; without them all are 0."""
+    path = unfinished_result(root, out)
+    if not path.exists():
+        return Written()
+    written = Written.from_json(parse_json(path.read_bytes()))
+    path.unlink()
+    return written
 
 
 def _collect(
@@ -143,16 +189,13 @@ def _collect(
     out: Path,
     settings: EvalSettings,
     world: World,
-) -> int:
-    """Write the file from the responses of all processes, then remove these. Return the number of refused responses.
+) -> Written:
+    """Write the result from the responses of all processes, then remove these.
 
     Rank 0 does it, when the other processes have closed their journals.
     """
     if world.size == 1:
-        refused = _write(out, [(source, [journal]) for source, journal in kept], settings.samples)
-        for _, journal in kept:
-            journal.remove()
-        return refused
+        return _finish(out, [(source, [journal]) for source, journal in kept], settings)
     for _, journal in kept:
         journal.close()
     world.wait()
@@ -167,7 +210,7 @@ def _collect_all(
     out: Path,
     settings: EvalSettings,
     size: int,
-) -> int:
+) -> Written:
     with ExitStack() as stack:
         journals = [
             (
@@ -179,11 +222,30 @@ def _collect_all(
             )
             for source, _ in kept
         ]
-        refused = _write(out, journals, settings.samples)
-        for _, of_ranks in journals:
-            for journal in of_ranks:
+        return _finish(out, journals, settings)
+
+
+def _finish(out: Path, kept: Kept, settings: EvalSettings) -> Written:
+    """Write the result, and remove the journals. Raises: DataError when no image could be shown to the model."""
+    every = [journal for _, journals in kept for journal in journals]
+    source, journals = kept[0]
+    if _is_images(source):
+        reasons = [journals[number % len(journals)].read(number, 0).get(DROPPED) for number in range(len(source.rows))]
+        if all(reasons):
+            for journal in every:
                 journal.remove()
-    return refused
+            raise DataError(f"no image could be shown to the model: {reasons[0]}", where=source.rows[0].place)
+    if _is_images(source) and is_folder(out):
+        written = write_folder(out, kept, settings.samples, journals[0].path.stem[-16:], settings.force)
+    else:
+        written = write_table(out, kept, settings.samples)
+    for journal in every:
+        journal.remove()
+    return written
+
+
+def _is_images(source: Source) -> bool:
+    return isinstance(source.dataset, ImageFiles)
 
 
 def _missing(
@@ -215,10 +277,18 @@ def _responder(
     count: Callable[[int], None],
 ) -> Respond:
     """Return a function that puts the responses to rows into the journal."""
+    drops = _is_images(source)
     if client is not None:
         params = endpoint_params(recipe, settings.temperature)
         return EndpointResponder(
-            client, journal, source, params, seed=settings.seed, samples=settings.samples, progress=count
+            client,
+            journal,
+            source,
+            params,
+            seed=settings.seed,
+            samples=settings.samples,
+            progress=count,
+            drops=drops,
         )
     assert answerer is not None
     return EngineResponder(
@@ -230,20 +300,25 @@ def _responder(
         settings.seed,
         settings.samples,
         count,
+        drops,
     )
 
 
 def _journal(
     recipe: Recipe, origin: ModelOrigin, source: Source, root: Path, settings: EvalSettings, world: World
 ) -> ResponseJournal:
-    """Return the journal of one process's share of the responses."""
+    """Return the journal of one process's share of the responses.
+
+    Responses to images belong to the image's path and content: other images may come or go between two attempts.
+    """
+    images = source.dataset if isinstance(source.dataset, ImageFiles) else None
     facts = {
         "model": (origin.parent or {}).get("run", origin.path),
         "endpoint": origin.endpoint,
         "checkpoint": origin.checkpoint.name if origin.checkpoint else None,
         "split": source.split,
         "source": source.name,
-        "dataset": [source.dataset.path, source.dataset.fingerprint],
+        "dataset": [source.dataset.path, source.dataset.fingerprint if images is None else ""],
         "prompt_sha256": source.prompt_sha256,
         "sampling": {
             "temperature": settings.temperature,
@@ -256,49 +331,9 @@ def _journal(
     identity = journal_identity(facts)
     if not origin.endpoint:
         identity = engine_identity(facts, recipe, origin, settings.samples, world)
+    else:
+        rollout = recipe.rollout
+        identity["rollout"] = [rollout.top_p, rollout.top_k, list(rollout.stop)]
     work = {"command": "generate", **identity}
-    return ResponseJournal(root, source.name, work, rows=len(source.rows), samples=settings.samples)
-
-
-def _write(out: Path, kept: Sequence[tuple[Source, Sequence[ResponseJournal]]], samples: int) -> int:
-    """Write all responses, in order of the rows, and return the number of refused ones. The file appears when whole.
-
-    Args:
-        kept: the journals of a source are those of all ranks, in order.
-    """
-    temp, refused = temp_path(out), 0
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with open(temp, "w", encoding="utf-8", newline="\n") as file:
-            for source, journals in kept:
-                for number, row in enumerate(source.rows):
-                    for k in range(samples):
-                        line = _line(row, journals[number % len(journals)].read(number, k))
-                        refused += "refusal" in line
-                        file.write(hide_known(json.dumps(line)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temp, out)
-        sync_folder(out.parent)
-    except OSError as error:
-        raise StoreError(f"cannot write: {error.strerror}", where=str(out)) from error
-    finally:
-        temp.unlink(missing_ok=True)
-    return refused
-
-
-def _line(row: Row, response: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line of the table; `vlmrl reward-check` reads such tables."""
-    tokens, refusal = response["tokens"], response.get("refusal")
-    return {
-        "prompt_id": row.prompt_id,
-        "source": row.source,
-        "sample": response["sample"],
-        "response": response["text"],
-        "finish": response["finish"],
-        "num_tokens": len(tokens) if isinstance(tokens, list) else tokens,
-        "seed": response["seed"],
-        "group": row.prompt_id,
-        "ground_truth": dict(row.truth),
-        **({"refusal": refusal} if refusal else {}),
-    }
+    keys = None if images is None else [file.key for file in images.files[: len(source.rows)]]
+    return ResponseJournal(root, source.name, work, rows=len(source.rows), samples=settings.samples, keys=keys)

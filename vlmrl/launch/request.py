@@ -161,6 +161,7 @@ class AnswerRequest:
 
     Args:
         model: run, model folder, hub name, or name at an endpoint.
+        image_paths: images and folders of them that are answered instead of rows; () = rows are.
         temperature: sampling temperature; None = greedy.
         samples: responses per prompt.
         gpus: value of `--gpus`; None = this process alone answers.
@@ -170,6 +171,7 @@ class AnswerRequest:
     model: str
     recipe: str | None = None
     data: str | None = None
+    image_paths: tuple[str, ...] = ()
     split: str | None = None
     source: str | None = None
     checkpoint: str = "best"
@@ -239,13 +241,45 @@ class EvalRequest(AnswerRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateRequest(AnswerRequest):
-    """Arguments of `vlmrl generate`. `out`: the file to write."""
+    """Arguments of `vlmrl generate`.
+
+    Args:
+        out: file or folder to write.
+        task: task whose prompt images get.
+        prompt: text of their prompt.
+        template: file with the template of their prompt.
+    """
 
     out: Path
+    task: str | None = None
+    prompt: str | None = None
+    template: str | None = None
+
+    def check(self) -> None:
+        """Raise a RecipeError if the options do not go together."""
+        about_images = {"--task": self.task, "--prompt": self.prompt, "--template": self.template}
+        about_rows = {"--data": self.data, "--split": self.split}
+        refused = about_rows if self.image_paths else about_images
+        given = [option for option, value in refused.items() if value is not None]
+        if given and self.image_paths:
+            raise RecipeError(f"--images and {given[0]} both say what to answer", hint="leave one of them out")
+        if given:
+            raise RecipeError(
+                f"{given[0]} is for --images; dataset rows have their own prompts", hint="add --images, or leave it out"
+            )
 
     def rank_words(self) -> list[str]:
         """Return the words of every rank's command after `vlmrl`: this request without --gpus."""
-        return self._words("generate", {"--out": self.out})
+        return self._words(
+            "generate",
+            {
+                "--out": self.out,
+                "--images": self.image_paths,
+                "--task": self.task,
+                "--prompt": self.prompt,
+                "--template": self.template,
+            },
+        )
 
 
 def command_words(command: str, argument: str | None, options: Mapping[str, OptionValue]) -> list[str]:

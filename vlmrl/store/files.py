@@ -159,7 +159,8 @@ def crash_point(name: str) -> None:
     """End this process at once, as a kill would, if the environment variable `VLMRL_CRASH_AT` names this point.
 
     The value is the name of a point, or `name:3` for the third time that the point is passed. Buffers are not flushed
-    and no `finally` block runs. Points: mid-manifest, mid-rollout, mid-save, before-complete, mid-prune.
+    and no `finally` block runs. Points: mid-manifest, mid-rollout, mid-save, before-complete, mid-prune,
+    mid-answers.
     """
     setting = os.environ.get(VARIABLE)
     if not setting:

@@ -174,7 +174,17 @@ def unfinished_path(root: Path, name: str, key: str) -> Path:
 
 def unfinished_logs(root: Path, out: Path) -> Path:
     """Return the folder for the logs of the engines that generate the file `out`, until it is there."""
-    return root / UNFINISHED / f"{eval_name(out.name)}-{sha256(str(out.resolve()).encode()).hexdigest()[:16]}-logs"
+    return _of_out(root, out, "logs")
+
+
+def unfinished_result(root: Path, out: Path) -> Path:
+    """Return the file with the numbers of what ranks wrote to `out`, until their launcher reads it."""
+    return _of_out(root, out, "written.json")
+
+
+def _of_out(root: Path, out: Path, what: str) -> Path:
+    key = sha256(str(out.resolve()).encode()).hexdigest()[:16]
+    return root / UNFINISHED / f"{eval_name(out.name)}-{key}-{what}"
 
 
 def eval_dir(run_dir: Path, name: str) -> Path:

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -34,6 +34,8 @@ SCHEMA = 1
 GRADED = ".graded"
 """Ending of the name of a side folder."""
 MISSING = -1
+DROPPED = "dropped"
+"""Field of a response that was never asked for, because its row cannot be shown to the model: why not."""
 
 
 class ResponseJournal:
@@ -45,14 +47,26 @@ class ResponseJournal:
         identity: all that the responses depend on, as JSON values; not the number of rows or samples.
         rows: number of rows.
         samples: number of responses per row.
+        keys: a hash of each row, without two equal ones. A response belongs to the row with its key, wherever that row
+            is now; so rows may be added, removed and changed between two attempts. None = it belongs to its number.
     Raises: StoreError when another process has the file open, or it cannot be written.
     """
 
-    def __init__(self, root: Path, name: str, identity: Mapping[str, Any], *, rows: int, samples: int) -> None:
+    def __init__(
+        self,
+        root: Path,
+        name: str,
+        identity: Mapping[str, Any],
+        *,
+        rows: int,
+        samples: int,
+        keys: Sequence[str] | None = None,
+    ) -> None:
         header = {"schema": SCHEMA, "identity": dict(identity)}
         self._header = json.dumps(header, sort_keys=True).encode() + b"\n"
         self.path = unfinished_path(root, name, hashlib.sha256(self._header).hexdigest()[:16])
-        self._rows, self._samples = rows, samples
+        self._rows, self._samples, self._keys = rows, samples, keys
+        self._row_of = None if keys is None else {key: row for row, key in enumerate(keys)}
         self._places = array("q", [MISSING]) * (rows * samples)
         self.count = 0
         self._file = self._open()
@@ -100,7 +114,8 @@ class ResponseJournal:
 
         Raises: StoreError when it cannot be written, as on a full disk.
         """
-        line = json.dumps({"row": row, "sample": sample, **response}).encode("ascii") + b"\n"
+        key = {} if self._keys is None else {"key": self._keys[row]}
+        line = json.dumps({"row": row, **key, "sample": sample, **response}).encode("ascii") + b"\n"
         place = self._file.seek(0, os.SEEK_END)
         try:
             if self._file.write(line) < len(line):
@@ -166,6 +181,8 @@ class ResponseJournal:
         try:
             value = parse_json(line)
             row, sample = value["row"], value["sample"]
+            if self._row_of is not None:
+                row = self._row_of.get(value["key"], MISSING)
             fits = 0 <= row < self._rows and 0 <= sample < self._samples
         except (ValueError, KeyError, TypeError):
             return  # its response is generated again

@@ -13,6 +13,7 @@ from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.figure import Figure
 from vlmrl.tasks.pooled import PooledMetrics, Verdict
 from vlmrl.tasks.positions import Positions
+from vlmrl.tasks.response_file import ResponseFile
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
 from vlmrl.types import Message, RewardInput, Row, Score, Size
 
@@ -75,6 +76,7 @@ class Task:
             what it found). For what one truth alone does not show.
         prep: options -> split -> rows (tasks/own_prep.py), for `vlmrl prep file.py:function`. Its parameters are the
             options of the command; an option without a default is required.
+        file: kind of file that a response contains; `vlmrl generate --images` writes it. None = responses are texts.
         own: the file of a user's own task (tasks/own_task.py).
         variant: name of the task's variant (`TaskEntry.variants`): it sets how much a response must state. "" = the
             task has no variants.
@@ -106,6 +108,7 @@ class Task:
     kind: RowKind | None = None
     notes: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, tuple[str, str]]] = lambda truths: {}
     prep: Callable[..., Mapping[str, Iterable[NewRow | LeftOut]]] | None = None
+    file: ResponseFile | None = None
     own: OwnFile | None = None
 
     @property

@@ -20,6 +20,7 @@ from vlmrl.tasks.base import Outcome, Task
 from vlmrl.tasks.figure import MAX_FIGURES
 from vlmrl.tasks.overlay import Mark
 from vlmrl.tasks.positions import Positions
+from vlmrl.tasks.response_file import NoFile, ResponseFile
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
 from vlmrl.types import Message
 
@@ -77,6 +78,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "trace_sees": (lambda v: type(v) is bool, "True if `trace` takes the sizes of the images as its third argument"),
     "truths": (lambda v: v is None or isinstance(v, TruthForm), "a vlmrl.tasks.truth_kinds.TruthForm, or None"),
     "kind": (lambda v: v is None or isinstance(v, RowKind), "a vlmrl.tasks.truth_kinds.RowKind, or None"),
+    "file": (lambda v: v is None or isinstance(v, ResponseFile), 'vlmrl.ResponseFile("SVG code", ".svg", code_of)'),
 }
 
 
@@ -154,6 +156,13 @@ def response_of(returned: Any) -> str | None:
     Raises: DataError for any other value.
     """
     return None if returned is None else _trace(returned)
+
+
+def content_of(returned: Any) -> str | NoFile:
+    """Return the content of a response's file, or why there is none. Raises: DataError for any other value."""
+    if isinstance(returned, (str, NoFile)):
+        return returned
+    raise DataError(f"it returned {_shown(returned)}, not a text or a vlmrl.NoFile")
 
 
 def positions_of(returned: Any) -> Positions:

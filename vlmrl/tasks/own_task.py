@@ -21,7 +21,15 @@ from typing import Any
 from vlmrl.errors import DataError, RecipeError, VlmrlError
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.own_checks import POOLED_RETURNS, RETURNS, check_fields, marks_of, positions_of, response_of
+from vlmrl.tasks.own_checks import (
+    POOLED_RETURNS,
+    RETURNS,
+    check_fields,
+    content_of,
+    marks_of,
+    positions_of,
+    response_of,
+)
 from vlmrl.tasks.pooled import PooledMetrics
 from vlmrl.tasks.positions import Positions
 
@@ -104,6 +112,9 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
     if task.positions is not None:
         positions_for = _watched(task.positions, f"`positions` of `{name}`", path_text, positions_of)
         watched["positions"] = lambda spec: _with_marks_watched(positions_for(spec), name, path_text)
+    if task.file is not None:
+        content = _watched(task.file.content, f"`content` of `file` of `{name}`", path_text, content_of)
+        watched["file"] = replace(task.file, content=content)
     return replace(
         task,
         name=name,

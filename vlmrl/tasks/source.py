@@ -143,13 +143,35 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None, scored:
         rows = Rows(data.max_rows, rows.__getitem__)
     if not rows:
         raise DataError(f"split `{split}` of {dataset.path} has no rows")
-    template, path = _template(data, task)
+    return make_source(data, reward, dataset, task, split, rows, scored=scored)
+
+
+def make_source(
+    data: Data,
+    reward: Reward,
+    dataset: Dataset,
+    task: Task,
+    split: str,
+    rows: Sequence[Row],
+    *,
+    scored: bool = True,
+    template: tuple[str, str] | None = None,
+) -> Source:
+    """Return the source of opened rows.
+
+    Args:
+        data: entry with the prompt, the reward and the share.
+        template: text of the template and its place, for messages; None = that of the entry or the task.
+        scored: as for `open_source`.
+    Raises: RecipeError or RewardError, as `open_source`.
+    """
+    text, path = _template(data, task) if template is None else template
     spec, weights = reward_of(data, reward, task, scored)
     users = [single.user.source for single in spec.singles if single.user]
-    learn(filter(None, (template, data.system, *users, task.own and task.own.text)))
+    learn(filter(None, (text, data.system, *users, task.own and task.own.text)))
     task = replace(task, outcome=outcome_with(task, spec))
-    print_now = prompt_print(template, data.system, task.variables, task.name)
-    earlier = earlier_prints(print_now, task.name, template, data.system, task.variables)
+    print_now = prompt_print(text, data.system, task.variables, task.name)
+    earlier = earlier_prints(print_now, task.name, text, data.system, task.variables)
     return Source(
         name=dataset.name,
         task=task,
@@ -159,7 +181,7 @@ def open_source(data: Data, reward: Reward, *, split: str | None = None, scored:
         share=data.share,
         reward=spec,
         weights=weights,
-        template=template,
+        template=text,
         template_path=path,
         system=data.system,
         prompt_sha256=print_now,

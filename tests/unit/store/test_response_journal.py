@@ -97,3 +97,15 @@ def test_a_file_of_other_work_under_this_name_is_not_read(tmp_path: Path) -> Non
     one.path.write_bytes(json.dumps(header).encode() + b"\n" + lines[1])
     with pytest.raises(StoreError, match="other work"):
         journal(tmp_path)
+
+
+def test_with_keys_a_response_stays_with_its_row(tmp_path: Path) -> None:
+    """Rows b and c were answered; then a is removed, c replaced, and d put first."""
+    with ResponseJournal(tmp_path, "w", {}, rows=3, samples=1, keys=["a", "b", "c"]) as journal:
+        journal.add(1, 0, {"text": "of b"})
+        journal.add(2, 0, {"text": "of c"})
+    with ResponseJournal(tmp_path, "w", {}, rows=3, samples=1, keys=["d", "b", "c2"]) as journal:
+        assert [journal.missing(row) for row in range(3)] == [[0], [], [0]] and journal.count == 1
+        assert journal.read(1, 0)["text"] == "of b"
+    with ResponseJournal(tmp_path, "w", {}, rows=1, samples=1, keys=["c"]) as journal:
+        assert journal.read(0, 0)["text"] == "of c"

@@ -17,6 +17,7 @@ from vlmrl.tasks.pooled import Verdict
 from vlmrl.tasks.truth_kinds import RowKind
 from vlmrl.tasks.vfig.attacks import attacks_on
 from vlmrl.tasks.vfig.reward import NAME as REWARD
+from vlmrl.tasks.vfig.svg_file import SVG_FILE
 from vlmrl.tasks.vfig.truth import CODE, SOURCE, code_of, truth_problems
 from vlmrl.types import Row
 
@@ -50,6 +51,7 @@ def figures_task(info: Mapping[str, Any]) -> Task:
         trace=write_trace,
         attacks=attacks_on,
         kind=FIGURES,
+        file=SVG_FILE,
     )
 
 
