@@ -16,6 +16,7 @@ from vlmrl.tasks.base import Task, require_prepared
 from vlmrl.tasks.pooled import Verdict
 from vlmrl.tasks.truth_kinds import RowKind
 from vlmrl.tasks.vfig.attacks import attacks_on
+from vlmrl.tasks.vfig.measures import METRICS, measures
 from vlmrl.tasks.vfig.reward import NAME as REWARD
 from vlmrl.tasks.vfig.truth import CODE, SOURCE, code_of, truth_problems
 from vlmrl.types import Row
@@ -46,6 +47,8 @@ def figures_task(info: Mapping[str, Any]) -> Task:
         validate=truth_problems,
         profiles={"default": (REWARD, {"key": CODE})},
         by=(SOURCE,),
+        metrics=METRICS,
+        measures=measures(),
         set_metrics=AccumulatedMetrics(values_of, mean_per_source),
         trace=write_trace,
         attacks=attacks_on,
