@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from vlmrl.errors import CheckpointError, first_line
+from vlmrl.errors import CheckpointError, VlmrlError, first_line
 from vlmrl.model.hub import require_source
 from vlmrl.model.load import pick_device
 from vlmrl.model.quiet_transformers import quiet_transformers
@@ -22,6 +22,8 @@ BATCH = 32
 """Number of pictures in a batch."""
 ALEXNET = "alexnet-owt-7be5be79.pth"
 """Name of torchvision's file with the weights of AlexNet, in a folder and in the cache of torch's hub."""
+PUBLISHED_SHA256 = ALEXNET.removesuffix(".pth").rpartition("-")[2]
+"""Begin of the sha256 of that file, which its name holds."""
 
 
 class PictureFeatures:
@@ -94,7 +96,9 @@ class Lpips:
         self._model = lpips.LPIPS(net="alex", pnet_rand=True, verbose=False)
         names = {name: f"net.slice{s}.{name}" for s in range(1, 6) for name in _names_of(self._model, s)}
         if missing := sorted(names.keys() - features.keys()):
-            raise CheckpointError(f"the weights of AlexNet lack {len(missing)} tensors, such as `features.{missing[0]}`")
+            raise CheckpointError(
+                f"the weights of AlexNet lack {len(missing)} tensors, such as `features.{missing[0]}`"
+            )
         state = {own: features[name] for name, own in names.items()}
         try:
             self._model.load_state_dict(state, strict=False)
@@ -125,17 +129,36 @@ def _names_of(model: Any, number: int) -> list[str]:
 
 
 def _alexnet_features(source: str) -> dict[str, torch.Tensor]:
-    """Return the convolutions of AlexNet by their names within `features`. Raises: CheckpointError."""
+    """Return the convolutions of AlexNet by their names within `features`. Raises: CheckpointError.
+
+    Of the files in pickle's format, only the published one is read.
+    """
     from safetensors.torch import load_file
 
     folder = Path(source).expanduser() if source else Path(torch.hub.get_dir()) / "checkpoints"
-    files = [folder] if folder.is_file() else sorted([*folder.glob("alexnet*.pth"), *folder.glob("*.safetensors")])
-    if not files:
-        where = f"`{source}`" if source else f"torch's cache ({os.path.join(torch.hub.get_dir(), 'checkpoints')})"
-        raise CheckpointError(f"no weights of AlexNet in {where}: {ALEXNET}, of torchvision")
+    files = [folder] if folder.is_file() else [folder / ALEXNET, *sorted(folder.glob("*.safetensors"))]
+    file = next((one for one in files if one.is_file()), None)
+    if file is None:
+        where = f"`{source}`" if source else f"torch's cache ({folder})"
+        raise CheckpointError(f"no weights of AlexNet in {where}: {ALEXNET} of torchvision, or a .safetensors file")
     try:
-        safe = files[0].suffix == ".safetensors"
-        state = load_file(files[0]) if safe else torch.load(files[0], map_location="cpu", weights_only=True)
+        state = load_file(file) if file.suffix == ".safetensors" else _published(file)
         return {k.removeprefix("features."): v for k, v in state.items() if k.startswith("features.")}
+    except VlmrlError:
+        raise
     except Exception as error:  # damaged files have errors of many classes
-        raise CheckpointError(f"{files[0].name} cannot be read: {first_line(error, 160)}") from error
+        raise CheckpointError(f"{file.name} cannot be read: {first_line(error, 160)}") from error
+
+
+def _published(file: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of torchvision's own file. Raises: CheckpointError for another file, which is not opened."""
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256") if hasattr(hashlib, "file_digest") else None
+        found = digest.hexdigest() if digest is not None else hashlib.sha256(stream.read()).hexdigest()
+    if not found.startswith(PUBLISHED_SHA256):
+        raise CheckpointError(
+            f"{file.name} is not torchvision's file: its sha256 does not begin with {PUBLISHED_SHA256}"
+        )
+    return torch.hub.load_state_dict_from_url(
+        f"file://{ALEXNET}", str(file.parent), "cpu", file_name=file.name, progress=False, weights_only=True
+    )

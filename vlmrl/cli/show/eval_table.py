@@ -136,7 +136,13 @@ def show_measures(result: Mapping[str, Any]) -> None:
     lines = measure_lines(result)
     if lines:
         cells = [
-            [x.name, *_cells(x.every), *_cells(x.valid), number(x.ceiling["value"] if x.ceiling else None), number(x.share)]
+            [
+                x.name,
+                *_cells(x.every),
+                *_cells(x.valid),
+                number(x.ceiling["value"] if x.ceiling else None),
+                number(x.share),
+            ]
             for x in lines
         ]
         show_table("", ["measure", "all responses", "n", "the valid ones", "n", "ceiling", "share"], cells)

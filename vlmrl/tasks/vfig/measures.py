@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlmrl.errors import VlmrlError
 from vlmrl.metric import SHARE, Metric
@@ -20,9 +19,6 @@ from vlmrl.tasks.measures import CEILING, VALID, Measures, MeasureSettings
 from vlmrl.tasks.vfig.reward import SECONDS, vfig_rules
 from vlmrl.tasks.vfig.truth import CODE, code_of
 from vlmrl.types import RewardInput, Score
-
-if TYPE_CHECKING:
-    import numpy as np
 
 RENDERED = "rendered"
 DRAWN = ("ssim", "ssim_ink", "clean", "clean_published")

@@ -14,9 +14,10 @@ from vlmrl.data.dataset_visit import RowLabels
 from vlmrl.tasks.accumulated import AccumulatedMetrics
 from vlmrl.tasks.base import Task, require_prepared
 from vlmrl.tasks.pooled import Verdict
-from vlmrl.tasks.truth_kinds import RowKind
+from vlmrl.tasks.truth_kinds import Drawn, RowKind
 from vlmrl.tasks.vfig.attacks import attacks_on
 from vlmrl.tasks.vfig.measures import METRICS, measures
+from vlmrl.tasks.vfig.pictures import RENDER, draw_pairs
 from vlmrl.tasks.vfig.reward import NAME as REWARD
 from vlmrl.tasks.vfig.truth import CODE, SOURCE, code_of, truth_problems
 from vlmrl.types import Row
@@ -66,7 +67,7 @@ def no_labels(row: Row) -> RowLabels:
     return RowLabels(None)
 
 
-FIGURES = RowKind(is_figure, labels=no_labels)
+FIGURES = RowKind(is_figure, labels=no_labels, drawn=Drawn("SVG", 0, RENDER, draw_pairs))
 
 
 def write_trace(row: Row, rng: random.Random) -> str:
