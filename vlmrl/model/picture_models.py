@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from vlmrl.model.load import pick_device
 from vlmrl.model.quiet_transformers import quiet_transformers
 
 Output = Literal["image_features", "pooler"]
-"""What stands for a picture: `get_image_features` of a model of image and text, or the pooler of an image model."""
+"""Vector that stands for a picture: `get_image_features` of a model of image and text, or an image model's pooler."""
 BATCH = 32
 """Number of pictures in a batch."""
 ALEXNET = "alexnet-owt-7be5be79.pth"
@@ -90,10 +91,12 @@ class Lpips:
         self._device = pick_device(device)
         features = _alexnet_features(source)  # before the package: it would download them
         try:
-            import lpips
+            import lpips  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise CheckpointError("the package `lpips` is not installed: pip install 'vlmrl[lpips]'") from None
-        self._model = lpips.LPIPS(net="alex", pnet_rand=True, verbose=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the package names an argument of torchvision's as it was once called
+            self._model = lpips.LPIPS(net="alex", pnet_rand=True, verbose=False)
         names = {name: f"net.slice{s}.{name}" for s in range(1, 6) for name in _names_of(self._model, s)}
         if missing := sorted(names.keys() - features.keys()):
             raise CheckpointError(
@@ -152,13 +155,8 @@ def _alexnet_features(source: str) -> dict[str, torch.Tensor]:
 
 def _published(file: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of torchvision's own file. Raises: CheckpointError for another file, which is not opened."""
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256") if hasattr(hashlib, "file_digest") else None
-        found = digest.hexdigest() if digest is not None else hashlib.sha256(stream.read()).hexdigest()
-    if not found.startswith(PUBLISHED_SHA256):
-        raise CheckpointError(
-            f"{file.name} is not torchvision's file: its sha256 does not begin with {PUBLISHED_SHA256}"
-        )
+    if not hashlib.sha256(file.read_bytes()).hexdigest().startswith(PUBLISHED_SHA256):
+        raise CheckpointError(f"{file.name} is not torchvision's: its sha256 does not begin with {PUBLISHED_SHA256}")
     return torch.hub.load_state_dict_from_url(
         f"file://{ALEXNET}", str(file.parent), "cpu", file_name=file.name, progress=False, weights_only=True
     )

@@ -24,7 +24,7 @@ Numbers = Mapping[str, "float | None"]
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """What is to be measured, and with what.
+    """Measures that are to be taken, and with what.
 
     Args:
         names: measures of the task.
@@ -42,17 +42,19 @@ class MeasureSettings:
 
 
 class Measurer(Protocol):
-    """Measures that are ready.
+    """Measures that are ready."""
 
-    Attributes:
-        absent: name of each measure that was to be taken and cannot be -> why.
-        problems: why responses were not measured through no fault of theirs, one text for each.
-    """
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Name of each measure that was to be taken and cannot be -> why."""
+        ...
 
-    absent: Mapping[str, str]
-    problems: Sequence[str]
+    @property
+    def problems(self) -> Sequence[str]:
+        """Reasons why responses were not measured through no fault of theirs, one text for each."""
+        ...
 
-    def measure(self, inputs: Sequence[RewardInput]) -> list[Numbers]:
+    def measure(self, inputs: Sequence[RewardInput]) -> Sequence[Numbers]:
         """Return the metrics of each response by name."""
         ...
 

@@ -60,10 +60,8 @@ class FigureMeasurer:
         self.problems: list[str] = []
         self._names = settings.names
         self._models = self._opened(settings)
-        limits = {"memory_mb": settings.memory_mb, "workers": settings.workers}
-        limits["timeout_seconds"] = settings.timeout_seconds
-        self._drawer = Scorer(_spec(bool(self._models)), **limits)
-        self._rules = Scorer(vfig_rules(key=CODE), **limits) if set(RULES) & set(self._names) else None
+        self._drawer = _scorer(_spec(bool(self._models)), settings)
+        self._rules = _scorer(vfig_rules(key=CODE), settings) if set(RULES) & set(self._names) else None
         self._ceilings: dict[str, dict[str, float | None]] = {}
 
     def close(self) -> None:
@@ -72,7 +70,7 @@ class FigureMeasurer:
         for scorer in filter(None, (self._drawer, self._rules)):
             scorer.close()
 
-    def measure(self, inputs: Sequence[RewardInput]) -> list[Mapping[str, float | None]]:
+    def measure(self, inputs: Sequence[RewardInput]) -> Sequence[Mapping[str, float | None]]:
         """Return the metrics of each response by name."""
         own = [number for start in range(0, len(inputs), BATCH) for number in self._numbers(inputs[start:][:BATCH])]
         for x in inputs:
@@ -171,6 +169,12 @@ def _pictures(score: Score) -> tuple[Any, Any]:
 
     first, second = (decode_image(score.files[score.artifacts[name].sha256]) for name in ("truth", "response"))
     return first, second
+
+
+def _scorer(spec: RewardSpec, settings: MeasureSettings) -> Scorer:
+    return Scorer(
+        spec, timeout_seconds=settings.timeout_seconds, memory_mb=settings.memory_mb, workers=settings.workers
+    )
 
 
 def _spec(pictures: bool) -> RewardSpec:
