@@ -34,11 +34,9 @@ def figure(number: int, chars: int) -> str:
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 480"><g id="{MARK}-{number}">']
     length, k = len(lines[0]), 0
     while length < chars - 20:
-        x, y = (37 * (k + number)) % 600, (53 * k + 7 * number) % 440
-        lines.append(
-            f'<rect x="{x}" y="{y}" width="{20 + k % 9}" height="{12 + k % 7}" fill="#{(k * 40503) % 0xFFFFFF:06x}"/>'
-            f'<text x="{x + 2}" y="{y + 9}" font-size="7">box {k}</text>'
-        )
+        x, y = (37 * (k + number)) % 500, (53 * k + 7 * number) % 400
+        points = " ".join(f"{x + 3 * n % 97}.{n % 10},{y + 7 * n % 71}.{k % 10}" for n in range(120))
+        lines.append(f'<polyline points="{points}" fill="none" stroke="#{(k * 40503) % 0xFFFFFF:06x}"/>')
         length, k = length + len(lines[-1]) + 1, k + 1
     return "\n".join([*lines, "</g></svg>"])
 

@@ -16,6 +16,7 @@ from vlmrl.errors import CheckpointError, VlmrlError, first_line
 from vlmrl.model.hub import require_source
 from vlmrl.model.load import pick_device
 from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.recipe.extras import install_line
 
 Output = Literal["image_features", "pooler"]
 """Vector that stands for a picture: `get_image_features` of a model of image and text, or an image model's pooler."""
@@ -93,7 +94,7 @@ class Lpips:
         try:
             import lpips  # pyright: ignore[reportMissingImports]
         except ImportError:
-            raise CheckpointError("the package `lpips` is not installed: pip install 'vlmrl[lpips]'") from None
+            raise CheckpointError(f"the package `lpips` is not installed: {install_line('lpips')}") from None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the package names an argument of torchvision's as it was once called
             self._model = lpips.LPIPS(net="alex", pnet_rand=True, verbose=False)

@@ -12,7 +12,7 @@ from typing import Any
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.columns import finite
 from vlmrl.evaluate.records import read_evaluation
-from vlmrl.report.drawings import drawn_by
+from vlmrl.report.drawings import drawn_by, render_name
 from vlmrl.report.overlays import OverlayView, marks_of, views_of
 from vlmrl.report.rollout_examples import Album, Picture, row_title
 from vlmrl.store import layout
@@ -178,7 +178,7 @@ def _boxed(rows: Any) -> dict[str, Answered]:
         key = f"{source} {prompt_id}"
         drawn, marks = drawn_by(truth), marks_of(truth, detail)
         if key not in answered and (marks or drawn is not None):
-            render = None if drawn is None else artifacts.get(drawn.render)
+            render = None if drawn is None else artifacts.get(render_name(drawn, artifacts) or "")
             answered[key] = Answered(row_title(source, prompt_id), marks, media, drawn, render, score)
     return answered
 

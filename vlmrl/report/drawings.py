@@ -39,6 +39,14 @@ def answer_text(truth: Truth, text: str) -> Markup:
     return marked_text(text) if drawn_by(truth) is None else whole_text(text)
 
 
+def render_name(drawn: Drawn, artifacts: Mapping[str, Media]) -> str | None:
+    """Return the name of the artifact with the picture of the response; None if there is none.
+
+    Of several rewards, each artifact is called `<label>.<name>`; the first one with the name counts.
+    """
+    return next((name for name in artifacts if name == drawn.render or name.endswith(f".{drawn.render}")), None)
+
+
 def compared(
     truth: Truth, artifacts: Mapping[str, Media], media: Sequence[Media], picture_of: Callable[[Media], Picture]
 ) -> list[tuple[str, Picture]]:
@@ -46,5 +54,5 @@ def compared(
     drawn = drawn_by(truth)
     shows_truth = artifacts and drawn is not None and drawn.image < len(media)
     first = [(TRUTH, picture_of(media[drawn.image]))] if shows_truth and drawn is not None else []
-    names = sorted(artifacts, key=lambda name: drawn is not None and name != drawn.render)
+    names = sorted(artifacts, key=lambda name: drawn is not None and name != render_name(drawn, artifacts))
     return [*first, *((name, picture_of(artifacts[name])) for name in names)]
