@@ -14,11 +14,15 @@ again, at most 2 GiB; and the code of a response stands whole on the page as tex
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +76,25 @@ def write_run(root: Path, responses: int, chars: int) -> str:
     return run.id
 
 
-def measured(words: list[str], folder: Path) -> dict[str, Any]:
-    """Run this script with `words` in a process of its own. Returns its seconds, peak memory and last line."""
-    command = [sys.executable, __file__, "--part", *words]
+def measured(words: list[str], folder: Path, here: bool) -> dict[str, Any]:
+    """Do a part in a process of its own, or `here`. Returns its seconds, peak memory and last line."""
     start = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, check=True, text=True)
-    return {"seconds": round(time.perf_counter() - start, 1), **json.loads(done.stdout.splitlines()[-1])}
+    if here:
+        with chdir(folder), redirect_stdout(io.StringIO()) as sink:
+            part(words)
+        shown = sink.getvalue()
+    else:
+        command = [sys.executable, __file__, "--part", *words]
+        shown = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, check=True, text=True).stdout
+    return {"seconds": round(time.perf_counter() - start, 1), **json.loads(shown.splitlines()[-1])}
+
+
+@contextmanager
+def chdir(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    yield
+    os.chdir(before)
 
 
 def part(words: list[str]) -> None:
@@ -122,13 +139,14 @@ def main() -> int:
         part(options.part)
         return 0
     responses, tokens = (4, 300) if options.smoke else (options.responses, options.tokens)
+    here = options.smoke
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        results = {"write": measured(["write", str(responses), str(int(tokens * CHARS_PER_TOKEN))], folder)}
+        results = {"write": measured(["write", str(responses), str(int(tokens * CHARS_PER_TOKEN))], folder, here)}
         run = results["write"].pop("run")
-        results["read"] = measured(["read", run], folder)
+        results["read"] = measured(["read", run], folder, here)
         for name in ("report", "reward-check"):
-            results[name] = measured([name, run, "--out", f"{name}.html"], folder)
+            results[name] = measured([name, run, "--out", f"{name}.html"], folder, here)
             page = (folder / f"{name}.html").read_text()
             results[name] |= {"page": len(page.encode()), "whole": whole_as_text(page)}
         stored = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.suffix != ".html")
