@@ -398,12 +398,13 @@ def rules_inputs() -> Iterator[Input]:
 
 
 def svg_inputs() -> Iterator[Input]:
-    """Figures of shapes, a line and a word: each truth beside each response."""
+    """Figures of shapes, a line, a word and a framed page: each truth beside each response."""
     head = '<svg xmlns="http://www.w3.org/2000/svg" width="60" height="40">'
     box, disc = '<rect x="5" y="5" width="20" height="15" fill="red"/>', '<circle cx="45" cy="25" r="10" fill="blue"/>'
     line = '<line x1="10" y1="35" x2="40" y2="35" stroke="black" stroke-width="2"/>'
     word = '<text x="5" y="20" font-size="14">axis</text>'
-    contents = (box, box + disc, box + disc + line, disc + box.replace("red", "green"), word)
+    page = '<rect width="60" height="40" fill="white" stroke="gray" stroke-width="4"/>'
+    contents = (box, box + disc, box + disc + line, disc + box.replace("red", "green"), word, page + box)
     figures = [f"{head}{content}</svg>" for content in contents]
     responses = [
         *figures,
@@ -411,6 +412,7 @@ def svg_inputs() -> Iterator[Input]:
         figures[1].replace('x="5"', 'x="9"'),
         figures[1].replace("<rect", "<rect opacity='0.01'"),
         f"{head}</svg>",
+        f"{head}{page}</svg>",
         figures[0][:-6],
         "no code",
         f"{head}<script/></svg>",

@@ -85,6 +85,27 @@ def test_an_empty_picture_earns_nothing():
     assert value(svg, f'{head}<rect width="10000" height="10000" fill="#ccc"/></svg>') == 0
 
 
+PAGES = [
+    '<rect width="100" height="100" fill="white" stroke="gray" stroke-width="6"/>',
+    '<linearGradient id="g"><stop offset="0" stop-color="white"/><stop offset="1" stop-color="navy"/></linearGradient>'
+    '<rect width="100" height="100" fill="url(#g)"/>',
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_alone_earns_nothing_and_a_wrong_shape_no_less(page: str):
+    red, blue = (
+        '<circle cx="30" cy="40" r="12" fill="red"/>',
+        '<rect x="60" y="70" width="20" height="15" fill="blue"/>',
+    )
+    truth = f"{BOX}{page}{red}{blue}</svg>"
+    assert value(truth, f"{BOX}{page}</svg>") == 0
+    one, wrong = value(truth, f"{BOX}{page}{red}</svg>"), value(truth, f"{BOX}{page}{red.replace('40', '80')}</svg>")
+    assert 0 <= wrong < one < value(truth, truth) == 1
+    # Without the page the shapes still earn nearly all of their own part; shades show through at their edges.
+    assert result(truth, f"{BOX}{red}{blue}</svg>").parts["elements"] > 0.98
+
+
 def test_what_is_no_svg_earns_nothing_and_says_why():
     svg = figure(5).svg
     for response, kind in (
@@ -227,6 +248,13 @@ def test_similarity_of_pictures():
     values = [picture_similarity(one, other).value for other in (one, moved, gone, white)]
     assert values == sorted(values, reverse=True) and values[0] == 1 and values[-1] == 0
     assert picture_similarity(one, pale).value < 0.7
+    framed = one.copy()
+    framed[:2] = framed[-2:] = framed[:, :2] = framed[:, -2:] = 128
+    page = framed.copy()
+    page[10:30, 10:30] = 255
+    assert picture_similarity(framed, page).value > 0.5  # nobody said what the page is
+    assert picture_similarity(framed, page, page).value == 0 and picture_similarity(framed, framed, page).value == 1
+    assert 0 < picture_similarity(framed, one, page).value < picture_similarity(framed, framed, page).value
     assert background(one).tolist() == [255, 255, 255]
     with pytest.raises(ValueError, match="different sizes"):
         picture_similarity(one, white[:20])

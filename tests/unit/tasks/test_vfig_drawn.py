@@ -279,7 +279,7 @@ def test_a_bound_that_is_set_moves_the_usual_one() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(32, 900), st.integers(32, 900), st.integers(1, 20), st.booleans())
 def test_any_settings_give_valid_code_or_an_error(seed: int, width: int, height: int, most: int, simple: bool) -> None:
-    size = (width // 4 * 4, height // 4 * 4)
+    size = (width // 16 * 16, height // 16 * 16)
     try:
         figure = draw_figure(random.Random(seed), DrawnSettings(simple, (size,), 1, most))
     except DataError as error:

@@ -35,11 +35,12 @@ def test_a_simple_figure_has_one_canonical_form() -> None:
         assert figure.svg == serialised(figure) and len(figure.svg) <= 420
         members = entities(figure, "shape")
         assert 1 <= len(members) <= 3 and len(entities(figure, "arrow")) <= 1
-        corners = [(shape["bounds"][1], shape["bounds"][0]) for shape in members]
-        assert corners == sorted(corners)
-        assert all(n % 4 == 0 and 4 <= n <= 60 for shape in members for n in shape["bounds"])
         boxes = [Box(*shape["bounds"]) for shape in members]
-        assert not any(a.grown(4).overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+        assert all(box.width in (8, 12) and box.height in (8, 12) for box in boxes)
+        # Each in the middle of a cell of 16 x 16 pixels of its own.
+        assert all(box.centre.x % 16 == box.centre.y % 16 == 8 for box in boxes)
+        middles = [(box.centre.y, box.centre.x) for box in boxes]
+        assert middles == sorted(set(middles))
 
 
 def test_a_simple_arrow_joins_its_shapes_on_the_grid_and_touches_no_other() -> None:
@@ -49,7 +50,7 @@ def test_a_simple_arrow_joins_its_shapes_on_the_grid_and_touches_no_other() -> N
         for arrow in entities(figure, "arrow"):
             arrows += 1
             line = re.search(r'<line x1="(\d+)" y1="(\d+)" x2="(\d+)" y2="(\d+)" stroke="black"', figure.svg)
-            assert line and all(int(n) % 4 == 0 for n in line.groups())
+            assert line and all(int(n) % 2 == 0 for n in line.groups())
             ends = [Point(*map(float, line.group(1, 2))), Point(*map(float, line.group(3, 4)))]
             outline = re.sub(r"<line.*?>|<marker.*</marker>", "", figure.svg)
             image = pixels(re.sub(r'viewBox="0 0 64 64"', 'viewBox="0 0 64 64" width="256" height="256"', outline))

@@ -10,6 +10,8 @@ from vlmrl.tasks.attack import Attack, says
 from vlmrl.types import RewardInput
 
 OPEN = re.compile(r"<svg\b[^>]*>")
+BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
+FIRST = re.compile(r"\s*(<rect\b[^>]*/>)")
 SIZED = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 100">'
 Make = Callable[[RewardInput], "str | None"]
 
@@ -28,6 +30,17 @@ def _wrapped(before: str, after: str) -> Make:
     return make
 
 
+def _page_alone(x: RewardInput) -> str | None:
+    """Return the page of the truth, with its frame, without the figure; None if its code does not begin with one."""
+    svg = str(x.truth.get("svg", ""))
+    head = OPEN.search(svg)
+    box = BOX.search(head[0]) if head else None
+    first = FIRST.match(svg, head.end()) if head else None
+    if not (head and box and first and f'width="{box[1]}"' in first[1] and f'height="{box[2]}"' in first[1]):
+        return None
+    return f"{head[0]}{first[1]}</svg>"
+
+
 def attacks_on(rows: Sequence[RewardInput]) -> list[Attack]:
     """Return the tricks; they do not depend on the rows."""
     cover = '<rect x="-9999" y="-9999" width="99999" height="99999" fill="white"/>'
@@ -38,6 +51,7 @@ def attacks_on(rows: Sequence[RewardInput]) -> list[Attack]:
     return [
         Attack("empty picture", "an svg element without content", "void", says(f"{SIZED}</svg>")),
         Attack("one colour", "a page that is grey all over", "void", says(f'{SIZED}<rect width="100" height="100" fill="#ccc"/></svg>')),
+        Attack("the page alone", "the background of the figure, with its frame, and nothing on it", "void", _page_alone),
         Attack("a grid", "a hundred boxes, whatever the figure shows", "guess", says(f"{SIZED}{grid}</svg>")),
         Attack("a claim", "a picture that states its own score", "void", says(f"{SIZED}{word}</svg>")),
         Attack("hidden truth", "the right code in a group that is not displayed", "void", _wrapped('<g display="none">', "</g>")),

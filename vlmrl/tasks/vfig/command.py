@@ -27,6 +27,9 @@ COMPLEX_HELP = f"Largest number of paths and polygons; default: {MAX_COMPLEX}, n
 CHARS_HELP = "Largest number of characters of the code."
 ASPECT_HELP = "Largest ratio of the sides of a picture."
 DIFFERENCE_HELP = "Leave out images that differ from the drawing of their code by more, 0 to 1; default: only count."
+FEWEST_HELP = "Smallest number of shapes in a drawn figure; default: 3, with --simple 1."
+MOST_HELP = "Largest number of shapes in a drawn figure; default: 12, with --simple 3."
+ARROW_HELP = "Probability of an arrow in a --simple figure of several shapes."
 PIXELS_HELP = "Larger pictures are scaled down to this area in pixels."
 
 
@@ -36,6 +39,9 @@ def prep(
     parquet: Annotated[list[str] | None, Option(PARQUET_HELP)] = None,
     synthetic: Annotated[int, Option("Draw this many training rows.", min=0)] = 0,
     simple: Annotated[bool, Option("Draw few flat shapes, with very short code.")] = False,
+    fewest: Annotated[int | None, Option(FEWEST_HELP, min=1)] = None,
+    most: Annotated[int | None, Option(MOST_HELP, min=1)] = None,
+    arrow_chance: Annotated[float, Option(ARROW_HELP, min=0, max=1)] = 0.5,
     seed: Annotated[int, Option("Seed of drawn figures.")] = 0,
     bench: Annotated[list[str] | None, Option(BENCH_HELP)] = None,
     synthetic_bench: Annotated[int, Option("Draw this many rows for the split test.", min=0)] = 0,
@@ -79,7 +85,7 @@ def prep(
         sizes=PictureSizes(max_pixels, min_side),
         drawn=synthetic,
         drawn_bench=synthetic_bench,
-        drawn_settings=DrawnSettings(simple=simple),
+        drawn_settings=DrawnSettings(simple, fewest=fewest, most=most, arrow_chance=arrow_chance),
         drawn_filters=drawn,
         seed=seed,
         benches=benches,
@@ -108,7 +114,7 @@ def _prepared(plan: Plan, name: str, out: Path | None, limits: Limits, force: bo
         "sizes": asdict(plan.sizes),
         "synthetic": plan.drawn,
         "synthetic_bench": plan.drawn_bench,
-        **({"simple": plan.drawn_settings.simple, "seed": plan.seed} if plan.drawn or plan.drawn_bench else {}),
+        **({**asdict(plan.drawn_settings), "seed": plan.seed} if plan.drawn or plan.drawn_bench else {}),
         **({"drawn_filters": asdict(plan.drawn_filters)} if plan.drawn else {}),
         "val_share": plan.val_share,
         "max_bad": plan.max_bad,

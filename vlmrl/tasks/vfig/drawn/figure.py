@@ -12,7 +12,7 @@ from vlmrl.tasks.vfig.drawn.code import NAMESPACE, tag
 from vlmrl.tasks.vfig.drawn.labelled import draw_shapes, random_paints
 from vlmrl.tasks.vfig.drawn.layouts import arrange
 from vlmrl.tasks.vfig.drawn.plane import Box
-from vlmrl.tasks.vfig.drawn.simple import GRID, draw_simple
+from vlmrl.tasks.vfig.drawn.simple import CELL, draw_simple
 from vlmrl.tasks.vfig.drawn.words import WORDS
 
 SIZES = ((640, 480), (800, 600), (600, 600), (900, 500), (560, 700))
@@ -35,7 +35,7 @@ class DrawnSettings:
     Args:
         simple: whether to draw simple figures (see `simple.py`): few flat shapes, at most one arrow, very short code.
         sizes: widths and heights of canvases in pixels, of which each figure takes one; empty = the usual ones. Those
-            of simple figures are multiples of 4.
+            of simple figures are multiples of 16.
         fewest, most: smallest and largest number of shapes; None = 3 to 12, or 1 to 3 of simple figures.
         arrow_chance: probability that a simple figure of several shapes has an arrow.
     Raises: DataError for impossible settings.
@@ -54,11 +54,11 @@ class DrawnSettings:
             raise DataError(f"figures of {fewest} to {most} shapes cannot be drawn", hint=hint)
         if not 0 <= self.arrow_chance <= 1:
             raise DataError(f"an arrow_chance of {self.arrow_chance} is no probability", hint="choose 0 to 1")
-        unit = GRID if self.simple else 1
+        unit = CELL if self.simple else 1
         for size in self.sizes:
             if len(size) != 2 or any(not SIDES[0] <= side <= SIDES[1] or side % unit for side in size):
                 hint = f"a width and a height from {SIDES[0]} to {SIDES[1]} pixels"
-                hint += f", multiples of {GRID}" if self.simple else ""
+                hint += f", multiples of {CELL}" if self.simple else ""
                 raise DataError(f"{size} is no size of a canvas", hint=hint)
 
     @property

@@ -1,7 +1,8 @@
 """Simple figures as very short SVG code in one canonical form, for models that work on single characters.
 
-The same figure is always the same text: shapes go from top left to bottom right, attributes have a fixed order, and
-all numbers are multiples of `GRID`. There are no labels, borders or definitions beside the head of an arrow.
+Each shape stands in the middle of a cell, alone. The same figure is always the same text: shapes go from top left to
+bottom right, attributes have a fixed order, and all numbers are multiples of `GRID`. There are no labels, borders or
+definitions beside the head of an arrow.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from vlmrl.errors import DataError
 from vlmrl.tasks.vfig.drawn.code import NAMESPACE, tag
 from vlmrl.tasks.vfig.drawn.plane import Box, Point, moved, numbers
 
-GRID = 4
+GRID = 2
 """All coordinates and sizes are multiples of it, in pixels."""
-HALVES = (2, 3)
-"""Half widths and half heights of shapes, in steps of the grid."""
+CELL = 16
+"""Side of a cell in pixels. Canvases are whole cells."""
+HALVES = (4, 6)
+"""Half widths and half heights of shapes in pixels."""
 FORMS = ("circle", "rect", "ellipse", "triangle")
-COLOURS = ("red", "green", "blue", "orange")
-SHORTEST = 3
-"""Shortest arrow, in steps of the grid."""
+COLOURS = ("red", "orange", "green", "cyan", "blue", "purple")
+SHORTEST = 12
+"""Shortest arrow in pixels."""
 CLEAR_ENDS, CLEARANCE = 2, 1
 """An arrow keeps this distance from all shapes, except for this length at its ends, both in pixels."""
 HEAD = tag(
@@ -95,30 +98,22 @@ class SimpleArrow(NamedTuple):
         return tag("line", {**ends, **LINE})
 
 
-def random_shape(canvas: tuple[int, int], rng: random.Random) -> SimpleShape:
-    """Return a shape at least one step from the edges of the canvas."""
+def random_shape(left: int, top: int, rng: random.Random) -> SimpleShape:
+    """Return a shape in the middle of the cell with this corner."""
     form, colour = rng.choice(FORMS), rng.choice(COLOURS)
     across, down = rng.choice(HALVES), rng.choice(HALVES)
     if form == "circle":
         down = across
     elif form == "ellipse":
         down = sum(HALVES) - across
-    x = GRID * rng.randint(across + 1, canvas[0] // GRID - across - 1)
-    y = GRID * rng.randint(down + 1, canvas[1] // GRID - down - 1)
-    return SimpleShape(y - GRID * down, x - GRID * across, x + GRID * across, y + GRID * down, form, colour)
+    x, y = left + CELL // 2, top + CELL // 2
+    return SimpleShape(y - down, x - across, x + across, y + down, form, colour)
 
 
-def random_shapes(count: int, canvas: tuple[int, int], rng: random.Random) -> list[SimpleShape] | None:
-    """Return shapes in order that are at least one step apart; None if one of them had no room."""
-    shapes: list[SimpleShape] = []
-    for _ in range(count):
-        tries = (random_shape(canvas, rng) for _ in range(20))
-        free = (one for one in tries if not any(one.box.grown(GRID).overlaps(other.box) for other in shapes))
-        shape = next(free, None)
-        if shape is None:
-            return None
-        shapes.append(shape)
-    return sorted(shapes)
+def random_shapes(count: int, canvas: tuple[int, int], rng: random.Random) -> list[SimpleShape]:
+    """Return shapes in order, in cells of their own. `count` is at most the number of cells."""
+    cells = list(product(range(0, canvas[1], CELL), range(0, canvas[0], CELL)))
+    return [random_shape(left, top, rng) for top, left in sorted(rng.sample(cells, count))]
 
 
 def passes(start: Point, end: Point, box: Box) -> bool:
@@ -136,7 +131,7 @@ def random_arrow(shapes: Sequence[SimpleShape], rng: random.Random) -> SimpleArr
         ends = [
             (math.dist(start, end), start, end)
             for start, end in product(shapes[source].anchors(), shapes[target].anchors())
-            if math.dist(start, end) >= SHORTEST * GRID and not any(passes(start, end, s.box) for s in shapes)
+            if math.dist(start, end) >= SHORTEST and not any(passes(start, end, s.box) for s in shapes)
         ]
         if ends:
             return SimpleArrow(source, target, *min(ends)[1:])
@@ -147,19 +142,21 @@ def draw_simple(canvas: tuple[int, int], count: int, has_arrow: bool, rng: rando
     """Return the SVG code and the entities of a simple figure.
 
     Args:
-        canvas: width and height in pixels, multiples of `GRID`.
+        canvas: width and height in pixels, multiples of `CELL`.
         count: number of shapes.
         has_arrow: whether an arrow joins two of them; needs two shapes.
     Raises: DataError if the shapes do not fit.
     """
+    message = f"{count} simple shapes do not fit on {canvas[0]} x {canvas[1]} pixels"
+    if count > (canvas[0] // CELL) * (canvas[1] // CELL):
+        raise DataError(message, hint="choose larger canvases, or fewer shapes")
     for _ in range(MOST_TRIES):
         shapes = random_shapes(count, canvas, rng)
-        arrow = random_arrow(shapes, rng) if shapes and has_arrow else None
-        if shapes and (arrow or not has_arrow):
+        arrow = random_arrow(shapes, rng) if has_arrow else None
+        if arrow or not has_arrow:
             break
     else:
-        message = f"{count} simple shapes do not fit on {canvas[0]} x {canvas[1]} pixels"
-        raise DataError(message, hint="choose larger canvases, or fewer shapes")
+        raise DataError(f"{message} with an arrow", hint="choose larger canvases, or fewer shapes")
     code = [shape.code() for shape in shapes]
     entities = {f"shape_{i}": shape_entity(f"shape_{i}", shape) for i, shape in enumerate(shapes)}
     if arrow:

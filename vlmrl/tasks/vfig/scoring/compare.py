@@ -117,7 +117,7 @@ def compare(truth: Figure, response: Figure) -> FigureScore:
         math.hypot(*truth.size),
         (truth.view.more, response.view.more),
     )
-    picture = picture_similarity(truth.view.picture, response.view.picture)
+    picture = picture_similarity(truth.view.picture, response.view.picture, truth.view.page)
     content = (pairs.score + picture.value) / 2
     tidy = 1.0
     if truth.cleanliness is not None:

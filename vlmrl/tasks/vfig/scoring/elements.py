@@ -15,7 +15,7 @@ import numpy as np
 
 from vlmrl.svg.geometry import Box, bounds, moved, polyline
 from vlmrl.svg.scene import Bitmap, Shape
-from vlmrl.tasks.vfig.scoring.seen import Seen, View
+from vlmrl.tasks.vfig.scoring.seen import Seen, View, is_background
 
 Kind = Literal["shape", "line", "text"]
 Point = tuple[float, float]
@@ -25,8 +25,6 @@ LEAST_PIXELS = 3
 """Number of pixels that an element must show. Edges of hidden elements show a few."""
 LEAST_SHARE = 0.02
 """Share of the pixels that an element changed which must still show."""
-COVER = 0.98
-"""Share of the picture that a background covers, in both directions."""
 HEAD_REACH = 2.5
 """Largest distance of a head's middle from the end of its line, in diagonals of the head."""
 HEAD_SIZE = 0.35
@@ -102,7 +100,7 @@ def _element(one: Seen, frame: Box) -> Element | None:
     bar = _bar(path, leaf) if len(lines) == 1 else None
     if bar is not None:
         return Element("line", box, one.colour, points=bar, pixels=one.pixels, number=leaf.number)
-    if leaf.fill is not None and box.width >= COVER * frame.width and box.height >= COVER * frame.height:
+    if is_background(leaf, one.to_picture, (round(frame.width), round(frame.height))):
         return None  # a background: the pictures are compared apart
     form = raster(lines, whole, even_odd=leaf.even_odd)
     return Element("shape", box, one.colour, form=form, pixels=one.pixels, number=leaf.number)

@@ -1,7 +1,8 @@
 """Similarity of two pictures of figures, without a model: ink, edges and structure. An empty picture earns nothing.
 
 Most of a figure is background. Measures such as SSIM over the whole picture give an empty white picture 0.9 beside a
-figure on white. Here the background of the truth is known, and only what differs from it counts.
+figure on white. Here the background of the truth is known, a page with a frame or shades too, and only what differs
+from it counts: the page alone earns nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class PictureScore(NamedTuple):
     Args:
         value: mean of the others.
         ink: share of the ink that both have at the same place in the same colour.
-        edges: F1 of the edges that have a counterpart nearby.
+        edges: F1 of the edges that have a counterpart nearby, above that of the page alone.
         structure: SSIM of the brightness where either has ink, over several scales; 0 for an empty picture.
     """
 
@@ -39,11 +40,13 @@ class PictureScore(NamedTuple):
     structure: float
 
 
-def picture_similarity(truth: np.ndarray, drawn: np.ndarray) -> PictureScore:
-    """Return how similar a picture is to the true one: 1 for equal pictures, 0 for one of a single colour.
+def picture_similarity(truth: np.ndarray, drawn: np.ndarray, page: np.ndarray | None = None) -> PictureScore:
+    """Return how similar a picture is to the true one: 1 for equal pictures, 0 for the page or for a single colour.
 
     Args:
         truth, drawn: (height, width, 3) uint8 RGB of one size.
+        page: what the truth's background alone looks like, of the same size; None, or of one colour = the truth's most
+            frequent colour.
     Raises: ValueError for different sizes.
     """
     if truth.shape != drawn.shape:
@@ -52,14 +55,21 @@ def picture_similarity(truth: np.ndarray, drawn: np.ndarray) -> PictureScore:
         return PictureScore(1.0, 1.0, 1.0, 1.0)
     if (drawn == drawn[0, 0]).all():
         return PictureScore(0.0, 0.0, 0.0, 0.0)
-    ground = background(truth)
     a, b = truth.astype(np.float64), drawn.astype(np.float64)
-    empty = np.broadcast_to(ground, a.shape)
-    ink = _ink(a, b, ground)
     edges = _edges(_grey(a), _grey(b))
-    own, none = _structure(a, b, ground), _structure(a, empty, ground)
-    structure = max(0.0, (own - none) / (1 - none)) if none < 1 else 0.0
+    if page is None or (page == page[0, 0]).all():
+        empty = np.broadcast_to(background(truth), a.shape)
+    else:
+        empty = page.astype(np.float64)
+        edges = _above(edges, _edges(_grey(a), _grey(empty)))
+    ink = _ink(a, b, empty)
+    structure = _above(_structure(a, b, empty), _structure(a, empty, empty))
     return PictureScore((ink + edges + structure) / 3, ink, edges, structure)
+
+
+def _above(value: float, bare: float) -> float:
+    """Return how far a value is from that of the bare page towards 1, in [0, 1]."""
+    return max(0.0, (value - bare) / (1 - bare)) if bare < 1 else 0.0
 
 
 def background(picture: np.ndarray) -> np.ndarray:
@@ -86,13 +96,14 @@ def _shrunk(picture: np.ndarray, side: int) -> np.ndarray:
     return total / np.outer(heights, widths).reshape(*total.shape[:2], *[1] * (picture.ndim - 2))
 
 
-def _ink(a: np.ndarray, b: np.ndarray, ground: np.ndarray) -> float:
+def _ink(a: np.ndarray, b: np.ndarray, empty: np.ndarray) -> float:
     """Return 1 - the difference of the pictures / (ink of one + ink of the other), a mean over scales.
 
     Source: the similarity of Bray and Curtis (1957), of ink as the difference from the background.
     """
     values = []
     for side in SCALES:
+        ground = _shrunk(empty, side)
         x, y = _shrunk(a, side) - ground, _shrunk(b, side) - ground
         total = float(np.abs(x).sum() + np.abs(y).sum())
         values.append(1.0 - float(np.abs(x - y).sum()) / total if total > 0 else 1.0)
@@ -157,11 +168,11 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float:
     return float(ssim_map(a.astype(np.float64), b.astype(np.float64)).mean())
 
 
-def _structure(a: np.ndarray, b: np.ndarray, ground: np.ndarray) -> float:
+def _structure(a: np.ndarray, b: np.ndarray, empty: np.ndarray) -> float:
     """Return the SSIM of the brightness where either picture has ink, a mean over scales."""
     values = []
     for side in SCALES:
-        x, y = _shrunk(a, side), _shrunk(b, side)
+        x, y, ground = _shrunk(a, side), _shrunk(b, side), _shrunk(empty, side)
         if min(x.shape[:2]) < WINDOW:
             break
         has_ink = (np.abs(x - ground).max(axis=2) >= LEAST_INK) | (np.abs(y - ground).max(axis=2) >= LEAST_INK)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vlmrl.svg.geometry import fitted
+from vlmrl.svg.geometry import Box, bounds, fitted, moved
 from vlmrl.svg.paint import Painter
 from vlmrl.svg.scene import Bitmap, Scene, Shape
 from vlmrl.svg.values import Matrix
@@ -19,6 +19,8 @@ LEAST_CHANGE = 12
 """Smallest change of a channel, of 255, that counts as a change of a pixel."""
 MOST_LEAVES = 2_000
 """Largest number of elements that are looked at one by one. Those above them are drawn, and counted, together."""
+COVER = 0.98
+"""Share of the picture that a background covers, in both directions."""
 NOBODY = -1
 
 
@@ -47,11 +49,13 @@ class View:
 
     Args:
         picture: (height, width, 3) uint8 RGB.
+        page: the picture before the first element that is not a background, of the same shape.
         seen: the elements that show, in the order in which they are drawn.
         more: number of elements beyond MOST_LEAVES.
     """
 
     picture: np.ndarray
+    page: np.ndarray
     seen: tuple[Seen, ...]
     more: int
 
@@ -68,7 +72,10 @@ def look(scene: Scene, width: int, height: int) -> View:
     drawn: list[int] = []
     leaves: list[Shape | Bitmap] = []
     before, more = painter.bgra().copy(), 0
+    page: np.ndarray | None = None
     for leaf, groups in scene.leaves():
+        if page is None and not is_background(leaf, to_picture, (width, height)):
+            page = painter.rgb()
         painter.draw_leaf(leaf, groups)
         if len(leaves) >= MOST_LEAVES:
             more += 1
@@ -97,4 +104,13 @@ def look(scene: Scene, width: int, height: int) -> View:
         if pixels:
             red, green, blue = (float(total[index]) / (255 * pixels) for total in sums)
             seen.append(Seen(leaf, to_picture, pixels, drawn[index], (red, green, blue)))
-    return View(picture, tuple(seen), more)
+    return View(picture, picture if page is None else page, tuple(seen), more)
+
+
+def is_background(leaf: Shape | Bitmap, to_picture: Matrix, size: tuple[int, int]) -> bool:
+    """Return whether a filled shape covers the picture of that width and height, which is then its page."""
+    if isinstance(leaf, Bitmap) or leaf.text or leaf.fill is None:
+        return False
+    box = bounds(moved(leaf.commands, to_picture.times(leaf.matrix)))
+    seen = box.common(Box(0, 0, *size)) if box is not None else None
+    return seen is not None and seen.width >= COVER * size[0] and seen.height >= COVER * size[1]
