@@ -23,6 +23,7 @@ from vlmrl.inference.engine_responses import journal_identity
 from vlmrl.inference.eval_plan import PlannedEvaluation, params_of
 from vlmrl.inference.evaluation import Evaluated, create_eval_run, grading_identity
 from vlmrl.recipe.schema import Recipe
+from vlmrl.setup.measures import open_measurer
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.sources import make_scorer
 from vlmrl.store import layout
@@ -111,7 +112,7 @@ def _evaluate_one(
         client, journal, shown.source, params, seed=settings.seed, samples=settings.samples, progress=count
     )
     begin = time.perf_counter()
-    with make_scorer(source, recipe) as scorer:
+    with make_scorer(source, recipe) as scorer, open_measurer(recipe, source) as measurer:
         evaluation = evaluate_responses(
             shown.answered(respond),
             source,
@@ -121,6 +122,7 @@ def _evaluate_one(
             pieces=GradedPieces(journal.side_folder(grading_identity(one, recipe))),
             skipped=lambda rows: count(rows * settings.samples),
             refusals=respond.refusals,
+            measurer=measurer,
         )
     seconds = round(time.perf_counter() - begin, 3)
     meta = {**one.meta, "dtype": None, "seconds": seconds, "time": now(), "device": "endpoint", "processes": 1}

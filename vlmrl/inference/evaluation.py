@@ -27,6 +27,7 @@ from vlmrl.rewards import reward_record
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.outages import Outages
 from vlmrl.setup.engine import make_generator
+from vlmrl.setup.measures import open_measurer
 from vlmrl.setup.model import load_origin, make_encoder, make_policy, setting_params
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.run_records import dataset_record
@@ -160,6 +161,7 @@ def run_evaluation(
                 run_dir.parent, source.name, identity, rows=one.rows.count, samples=settings.samples
             ) as journal,
             make_scorer(source, recipe) as scorer,
+            open_measurer(recipe, source) as measurer,
         ):
             shown = ShownRows(source, one.change, settings.seed, one.rows.count)
             respond = EngineResponder(
@@ -183,6 +185,7 @@ def run_evaluation(
                 skipped=lambda rows, samples=settings.samples: tell(rows * samples),
                 # Each process waits alone: after a kill they may have graded different chunks.
                 outages=Outages.of(recipe.reward, ALONE, say),
+                measurer=measurer,
             )
             seconds = round(time.perf_counter() - begin, 3)
             meta = {**one.meta, "seconds": seconds, "time": now(), "device": answerer.device, "processes": world.size}
@@ -207,5 +210,6 @@ def grading_identity(one: PlannedEvaluation, recipe: Recipe) -> dict[str, Any]:
         "samples": one.settings.samples,
         "reward": encode(reward_record(source.reward, source.weights)),
         "reward_table": recipe.reward.model_dump(mode="json"),
+        "measures": [recipe.eval.measures, recipe.eval.weights],
         "task": [source.task.name, source.task.variant, source.task.own.sha256 if source.task.own else None],
     }
