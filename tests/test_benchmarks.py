@@ -22,6 +22,7 @@ SHOWN = {
     "eval_kills": "holds: true",
     "eval_memory": "holds: true",
     "judge_drill": "holds: true",
+    "long_figures": "holds: true",
     "kill": "kill.py: 2 kills, 2 recovered, resumed runs bitwise equal: yes (1 runs)",
     "kill_ranks": '"finished": {"equal within tolerance": 1}',
     "merge": '"whole"',

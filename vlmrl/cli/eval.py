@@ -116,6 +116,9 @@ def eval_(
     An answer that cannot be parsed counts as wrong. Results are written to the run's folder eval/. For a model that is
     not a run, they are written to a new run of kind eval.
 
+    Measures that a task has beside its reward, such as distances of pictures, are taken too: eval.measures and
+    eval.weights of the recipe. One whose weights are not there is named as absent, with the reason.
+
     With --images, the same rows are evaluated a second time, and the model sees changed images; the reward still gets
     the true ones. The normal evaluation is taken from the run, or made first. The difference, row by row, is the part
     of the accuracy that needs the images. A low image is scaled up again to its size, so that a prompt has as many

@@ -16,6 +16,7 @@ from vlmrl.evaluate.coordinates import coordinates_of
 from vlmrl.evaluate.graded_pieces import GradedPieces, MergedPieces, Piece, merge_pieces
 from vlmrl.evaluate.grading import CHUNK_PROMPTS, MEETING_CHUNKS, Grader, NumberedRow, Respond, Responses
 from vlmrl.evaluate.interval import Range
+from vlmrl.evaluate.measured import add_measures, measures_record
 from vlmrl.evaluate.metrics import summarise_columns
 from vlmrl.evaluate.outcomes import outcome_of
 from vlmrl.evaluate.record_table import COLUMNS, SHOWN_IMAGES
@@ -40,6 +41,7 @@ from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import Rollout, encode_prompt
 from vlmrl.rollout.scoring import score_rollouts
 from vlmrl.store.rollout_columns import image_fields
+from vlmrl.tasks.measures import Measurer
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group, SamplingParams, Score
 
@@ -127,6 +129,7 @@ def evaluate_responses(
     skipped: Callable[[int], Any] = lambda rows: None,
     refusals: Mapping[tuple[str, int], str] = NOTHING,
     outages: Outages | None = None,
+    measurer: Measurer | None = None,
 ) -> Evaluation:
     """Parse and score the responses that `respond` gives to the rows of a source, while others are still generated.
 
@@ -143,6 +146,7 @@ def evaluate_responses(
         skipped: called with the number of rows that are neither generated nor graded again.
         refusals: (prompt id, sample) -> why an endpoint gave no response, once this is known; for the note.
         outages: what happens when a service is down; None = the row has no score, or with `strict` it is an error.
+        measurer: the task's measures, taken of each chunk once it is graded; None = none are taken.
     Raises: DataError when the source has no rows; RewardError when strict, or when the reward failed for every row.
     """
     count = len(source.rows) if max_rows is None else min(max_rows, len(source.rows))
@@ -162,6 +166,7 @@ def evaluate_responses(
         left_out, left = limit.left_out, limit.left
         groups = limit.keep(groups)
         records, problems = make_records(groups, source, scorer.spec)
+        problems += [] if measurer is None else add_measures(records, groups, measurer)
         for record in records if refusals else ():
             if refusal := refusals.get((record["prompt_id"], record["sample"])):
                 record["note"] = "; ".join(filter(None, (f"{NO_RESPONSE}{refusal}", record["note"])))
@@ -200,6 +205,8 @@ def evaluate_responses(
     # The task's functions may not be deterministic: all processes use the summary of one of them.
     whole.gather(world)
     summary = world.from_main(lambda: _summary(merged, whole, source, scorer, params))
+    if measurer is not None:
+        summary["measures"] = measures_record(source.task, measurer, summary["metrics"])
     return Evaluation(merged.rows, summary, merged.files)
 
 

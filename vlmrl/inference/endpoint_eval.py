@@ -27,6 +27,7 @@ from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.open_services import summary_of
 from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.rollout.outages import Outages
+from vlmrl.setup.measures import open_measurer
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.sources import make_scorer
 from vlmrl.store import layout
@@ -120,7 +121,7 @@ def _evaluate_one(
     begin = time.perf_counter()
     # A run for the results is made at the end: until then, verdicts belong to the folder of the runs.
     place = ServicePlace(str(journal.path.parents[1]), f"eval {journal.path.stem}")
-    with make_scorer(source, recipe, place) as scorer:
+    with make_scorer(source, recipe, place) as scorer, open_measurer(recipe, source) as measurer:
         evaluation = evaluate_responses(
             shown.answered(respond),
             source,
@@ -131,6 +132,7 @@ def _evaluate_one(
             skipped=lambda rows: count(rows * settings.samples),
             refusals=respond.refusals,
             outages=Outages.of(recipe.reward, ALONE, say),
+            measurer=measurer,
         )
         if line := summary_of(scorer.services):
             say(line)

@@ -23,6 +23,7 @@ from vlmrl.inference.eval_rows import EvalRows
 from vlmrl.recipe.eval_table import EvalSetting
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards import reward_record
+from vlmrl.setup.measures import chosen_measures
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import names_a_step
@@ -131,7 +132,8 @@ def plan(
 
     Args:
         run_dir: the run whose folder they go to; None = a new run.
-    Raises: StoreError, before any work, when a name belongs to an evaluation of something else or to one of training.
+    Raises: before any work, StoreError when a name belongs to an evaluation of something else or to one of training,
+        and RecipeError for measures that a task does not have.
     """
     every = [settings] if isinstance(settings, EvalSettings) else list(settings)
     given = every[0].name
@@ -139,6 +141,7 @@ def plan(
         raise StoreError(f"training uses names like `{given}` for its own evaluations", hint="choose another --name")
     planned = []
     for one in rows:
+        chosen_measures(recipe, one.source)
         for own in every:
             name = _name(recipe, own, origin, one, rows, len(every))
             planned_one = PlannedEvaluation(one, name, _meta(recipe, origin, one, own, argv), own)

@@ -29,6 +29,7 @@ from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.outages import Outages
 from vlmrl.setup.engine import make_generator
+from vlmrl.setup.measures import open_measurer
 from vlmrl.setup.model import load_origin, make_encoder, make_policy, setting_params
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.run_records import dataset_record
@@ -162,6 +163,7 @@ def run_evaluation(
                 run_dir.parent, source.name, identity, rows=one.rows.count, samples=settings.samples
             ) as journal,
             make_scorer(source, recipe, ServicePlace(str(run_dir), f"eval {one.name}")) as scorer,
+            open_measurer(recipe, source) as measurer,
         ):
             shown = ShownRows(source, one.change, settings.seed, one.rows.count)
             respond = EngineResponder(
@@ -185,6 +187,7 @@ def run_evaluation(
                 skipped=lambda rows, samples=settings.samples: tell(rows * samples),
                 # Each process waits alone: after a kill they may have graded different chunks.
                 outages=Outages.of(recipe.reward, ALONE, say),
+                measurer=measurer,
             )
             line = summary_of(scorer.services, world.gather)
             say(line) if line and world.is_main else None
@@ -211,5 +214,6 @@ def grading_identity(one: PlannedEvaluation, recipe: Recipe) -> dict[str, Any]:
         "samples": one.settings.samples,
         "reward": encode({k: v for k, v in reward_record(source.reward, source.weights).items() if k != "free_args"}),
         "reward_table": recipe.reward.model_dump(mode="json"),
+        "measures": [recipe.eval.measures, recipe.eval.weights],
         "task": [source.task.name, source.task.variant, source.task.own.sha256 if source.task.own else None],
     }

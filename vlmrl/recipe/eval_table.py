@@ -84,6 +84,14 @@ class Eval(RecipeTable):
     """Named settings of sampling, one table each: `[eval.settings.pass8]` with temperature, top_p, top_k, samples and
     max_new_tokens. Every set is evaluated under every setting, and metrics and evaluations carry the setting's name.
     Left out = one greedy response per prompt."""
+    measures: Annotated[list[str] | None, MEASURE] = None
+    """Measures that `vlmrl eval` takes of each response beside its reward, such as distances of pictures; the tasks'
+    pages list them. "all" = all that the task has. Left out = those that need no weights, and those in
+    `eval.weights`. Training takes none."""
+    weights: Annotated[dict[SettingName, str], MEASURE] = {}
+    """Weights of measures, in a table of their own: `[eval.weights]` with the measure's name = a folder, or a model of
+    the hub. Left out = the published ones, from the hub's cache or the hub. A measure whose weights cannot be loaded is
+    named as absent, with the reason."""
 
     @property
     def named_settings(self) -> Mapping[str, EvalSetting]:

@@ -11,6 +11,7 @@ from vlmrl.errors import StoreError
 from vlmrl.evaluate.blind_probe import probe_of
 from vlmrl.evaluate.compare import differences, paired_columns_of
 from vlmrl.evaluate.interval import excludes_zero
+from vlmrl.evaluate.measured import absent_words, measure_lines, measured_names
 from vlmrl.evaluate.metrics import task_problems
 from vlmrl.evaluate.over_checkpoints import over_checkpoints, step_of, words_of_steps
 from vlmrl.evaluate.over_epochs import published_here
@@ -96,7 +97,9 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
         groups.setdefault(_kind_of(column), []).append(column)
     tables = []
     for kind, group in groups.items():
-        names = list(dict.fromkeys(n for c in group for n in c.summary["metrics"]))
+        names = list(
+            dict.fromkeys(n for c in group for n in c.summary["metrics"] if n not in measured_names(c.summary))
+        )
         compared = _compared(group)
         pair = _read_pair(*(c.folder for c in compared)) if compared else None
         differences = _differences(pair) if pair else {}
@@ -114,10 +117,21 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
                 "baselines": bool(baselines),
                 "differences": bool(differences),
                 "against": f"{group[-1].label} - {group[0].label}" if differences else "",
+                "measures": _measures(group),
                 "figures": _figures(group) if not group[0].meta.get("during") else [],
             }
         )
     return sorted(tables, key=_rank)
+
+
+def _measures(group: Sequence[EvalColumn]) -> list[dict[str, Any]]:
+    """Return the measures of each evaluation of a table that has any, or that lacks some."""
+    views = [
+        {"label": c.label, "lines": measure_lines(c.summary), "absent": absent_words(c.summary)}
+        for c in group
+        if not c.meta.get("during")
+    ]
+    return [view for view in views if view["lines"] or view["absent"]]
 
 
 def _rank(table: Mapping[str, Any]) -> tuple[int, bool]:

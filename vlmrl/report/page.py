@@ -104,6 +104,7 @@ def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = 
         evaluations=eval_tables(columns),
         step_notes=[note for run, view in zip(runs, views, strict=True) for note in step_notes(run, view.label)],
         differing=recipe_differences(views),
+        moves_word="Drawings" if any(m.drawn for view in views for m in view.moves) else "Boxes",
         shared=album.shared(),
         left_out=album.left_out,
     )

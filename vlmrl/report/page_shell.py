@@ -14,6 +14,7 @@ from typing import Any
 
 from vlmrl import __version__
 from vlmrl.errors import StoreError
+from vlmrl.report.texts import whole_text
 from vlmrl.store.clock import now
 from vlmrl.store.files import write_atomic
 from vlmrl.store.secrets.redact import hide_known
@@ -33,7 +34,7 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         finalize=_final,
     )
-    environment.filters |= {"number": number, "signed": signed, "visible": _visible, "json": _json}
+    environment.filters |= {"number": number, "signed": signed, "visible": _visible, "json": _json, "whole": whole_text}
     return environment.get_template(template).render(**values, version=__version__, time=now()[:16].replace("T", " "))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.report.rollout_examples import marked_text
+from vlmrl.report.texts import marked_text
 from vlmrl.reward_check.behaviour import troubles
 from vlmrl.reward_check.trick_results import ADVICE, WARNINGS, WORDS
 

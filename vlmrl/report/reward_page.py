@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.run_images import run_images
+from vlmrl.report.drawings import TRUTH, answer_text, drawn_by, fold_words
 from vlmrl.report.overlays import OverlayView, overlays_of
 from vlmrl.report.page_shell import render, write_page
 from vlmrl.report.probe_view import probe_views
-from vlmrl.report.rollout_examples import Album, Picture, marked_text, short_columns
+from vlmrl.report.rollout_examples import Album, Picture, short_columns
+from vlmrl.report.texts import marked_text
 from vlmrl.reward_check.rescore import findings
 from vlmrl.reward_check.response_table import TableReader
 from vlmrl.reward_check.table_images import row_images
@@ -44,6 +46,7 @@ class RowView:
         columns: the row's short texts, such as the expression that a box is asked for.
         artifacts, detail: images that the last reward made, and the detail that it returned.
         prompt: the prompt; "" or None if it is not known.
+        folded: the line below which the response is folded; "" = it is not.
     """
 
     where: str
@@ -58,6 +61,7 @@ class RowView:
     overlays: Sequence[OverlayView] = ()
     detail: Markup | None = None
     prompt: Markup | None = None
+    folded: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,12 @@ def render_reward_page(saved: SavedResponses, checked: Checked) -> str:
     kinds = _kinds(report)
     pictures = _pictures(saved, checked, {row["row"]: None for *_, rows in kinds for row in rows}, album, notes)
     scored = findings(saved, checked.chosen, checked.samples)
+    drawn = _drawn_again({row["row"]: None for *_, rows in kinds for row in rows}, checked)
     sections = []
     for title, sentence, rows in kinds:
         views = {row["row"]: _view(row, checked, pictures) for row in rows}
         shown = [_with_findings(view, scored.get(number), album) for number, view in views.items()]
+        shown = [_with_drawings(view, drawn.get(number), album) for number, view in zip(views, shown, strict=True)]
         sections.append(Section(title, sentence, shown))
     return render(
         "reward_page.html",
@@ -157,7 +163,8 @@ def _view(row: Mapping[str, Any], checked: Checked, pictures: Mapping[int, Seque
     has_advantages = checked.report["diff"] is not None and checked.report["diff"]["advantages"] is not None
     return RowView(
         where=visible(sample.where),
-        text=marked_text(sample.input.response),
+        text=answer_text(sample.input.truth, sample.input.response),
+        folded=fold_words(sample.input.truth, sample.input.response),
         truth=sample.input.truth,
         columns=short_columns(sample.input.columns),
         pictures=pictures.get(row["row"], ()),
@@ -176,6 +183,33 @@ def _with_findings(view: RowView, score: Score | None, album: Album) -> RowView:
     detail = None if score.detail is None else marked_text(json.dumps(redact_value(score.detail), ensure_ascii=False))
     overlays = overlays_of(view.truth, score.detail, len(view.pictures), lambda i: album.used(view.pictures[i]))
     return replace(view, artifacts=images, overlays=overlays, detail=detail)
+
+
+def _drawn_again(rows: Iterable[int], checked: Checked) -> dict[int, Mapping[str, bytes] | str]:
+    """Return row -> pictures of truth and response, where responses are code; see `Drawn.draw`.
+
+    The pictures that the reward made, if it made any, show the same, but not the truth.
+    """
+    by_kind: dict[Any, list[int]] = {}
+    for row in rows:
+        drawn = drawn_by(checked.samples[row].input.truth)
+        if drawn is not None:
+            by_kind.setdefault(drawn.draw, []).append(row)
+    drawings: dict[int, Mapping[str, bytes] | str] = {}
+    for draw, own in by_kind.items():
+        inputs = [checked.samples[row].input for row in own]
+        drawings |= zip(own, draw([(x.truth, x.response) for x in inputs]), strict=True)
+    return drawings
+
+
+def _with_drawings(view: RowView, drawn: Mapping[str, bytes] | str | None, album: Album) -> RowView:
+    """Return the view with the drawings of truth and response; those of the reward stay where there is no other."""
+    if drawn is None:
+        return view
+    if isinstance(drawn, str):
+        return replace(view, artifacts=[*view.artifacts, (TRUTH, album.add_file(drawn))])
+    own = [(name, album.add_file(content)) for name, content in drawn.items()]
+    return replace(view, artifacts=[*own, *(one for one in view.artifacts if one[0] not in drawn)])
 
 
 def _differs(row: Mapping[str, Any]) -> bool:

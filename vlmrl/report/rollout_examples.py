@@ -7,17 +7,18 @@ import io
 import json
 import math
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from vlmrl.data.images import decode_image, image_hash
 from vlmrl.errors import DataError, StoreError
 from vlmrl.evaluate.record_table import SHOWN_IMAGES
+from vlmrl.report.drawings import answer_text, compared, fold_words
 from vlmrl.report.overlays import OverlayView, overlays_of
+from vlmrl.report.texts import marked_text
 from vlmrl.store.media import RunImages
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
@@ -25,7 +26,6 @@ from vlmrl.types import INAPPLICABLE, NO_SCORE, Group, Media, Row, ScoredSample,
 from vlmrl.visible import visible
 
 MAX_STEPS = 4
-MAX_TEXT = 6000
 MAX_SAMPLES = 8
 MAX_SIDE = 448
 """Maximum width and height of a shown image, in pixels."""
@@ -35,7 +35,6 @@ MAX_COLUMN_CHARS = 200
 """Longest text of a dataset column that is shown beside the truth; longer ones are in the prompt."""
 MAX_IMAGES = 400
 """Maximum number of different images of a page; decoding more would take too long."""
-TAG = re.compile(r"&lt;/?[A-Za-z][\w-]{0,40}&gt;")
 
 
 @dataclass
@@ -119,7 +118,7 @@ class Album:
 
 @dataclass(frozen=True)
 class SampleView:
-    """Data of one response for the page."""
+    """Data of one response for the page. `folded`: the line below which the text is folded; "" = it is not."""
 
     number: int
     text: Markup
@@ -136,6 +135,7 @@ class SampleView:
     artifacts: Sequence[tuple[str, Picture]] = ()
     overlays: Sequence[OverlayView] = ()
     detail: str = ""
+    folded: str = ""
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,8 @@ def _view_sample(row: Row, s: ScoredSample, images: RunImages, album: Album) -> 
     turns = s.turns or _turns_of_images(s)
     return SampleView(
         number=s.trajectory.sample,
-        text=marked_text(s.text),
+        text=answer_text(row.truth, s.text),
+        folded=fold_words(row.truth, s.text),
         score=score.value,
         advantage=s.advantage,
         parts=score.parts,
@@ -267,7 +268,7 @@ def _view_sample(row: Row, s: ScoredSample, images: RunImages, album: Album) -> 
             )
             for turn in turns
         ],
-        artifacts=[(name, album.add(m, images)) for name, m in score.artifacts.items()],
+        artifacts=compared(row.truth, score.artifacts, row.media, lambda m: album.add(m, images)),
         overlays=overlays_of(row.truth, score.detail, len(row.media), lambda i: album.add(row.media[i], images)),
         detail=detail_text(score.detail),
     )
@@ -292,11 +293,13 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
     picks += [("random", r) for r in random.Random(0).sample(rest, min(count // 2, len(rest)))]
     views = []
     for why, row in picks:
-        artifacts = [(artifact["name"], album.add(Media.of(artifact), images)) for artifact in row["artifacts"]]
+        own = {artifact["name"]: Media.of(artifact) for artifact in row["artifacts"]}
+        true_media = [Media(i["sha256"], i["width"], i["height"]) for i in row["images"]]
+        artifacts = compared(row["truth"], own, true_media, lambda m: album.add(m, images))
         media = [Media(i["sha256"], i["width"], i["height"]) for i in row.get(SHOWN_IMAGES) or row["images"]]
         sample = SampleView(
             row["sample"],
-            marked_text(row["text"]),
+            answer_text(row["truth"], row["text"]),
             row["score"],
             None,
             row["parts"],
@@ -307,6 +310,7 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
             artifacts=artifacts,
             overlays=_overlays(row, media, images, album),
             detail=detail_text(row["detail"]),
+            folded=fold_words(row["truth"], row["text"]),
         )
         pictures = [album.add(m, images) for m in media]
         title = row_title(row["source"], row["prompt_id"])
@@ -328,14 +332,6 @@ def short_columns(columns: Mapping[str, Any]) -> dict[str, str]:
 def detail_text(detail: Mapping[str, Any] | None) -> str:
     """Return the detail of a reward as indented JSON, escaped; "" if there is none."""
     return marked_text(json.dumps(detail, ensure_ascii=False, indent=1)) if detail else ""
-
-
-def marked_text(text: str) -> Markup:
-    """Return a text of a model or dataset, escaped, with visible control characters and tags in bold; cut if long."""
-    cut = len(text) - MAX_TEXT
-    body = escape(visible(text[:MAX_TEXT]))
-    body = Markup(TAG.sub(lambda m: f"<b>{m[0]}</b>", str(body)))
-    return body if cut <= 0 else body + Markup('<span class="note"> ... {:,} more characters</span>').format(cut)
 
 
 def png_uri(content: bytes) -> tuple[str, int, int]:

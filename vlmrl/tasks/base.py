@@ -11,6 +11,7 @@ from vlmrl.errors import DataError, unknown
 from vlmrl.metric import Metric
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.figure import Figure
+from vlmrl.tasks.measures import Measures
 from vlmrl.tasks.pooled import PooledMetrics, Verdict
 from vlmrl.tasks.positions import Positions
 from vlmrl.tasks.response_file import ResponseFile
@@ -70,6 +71,7 @@ class Task:
         truths: form of the truths in a table of responses; None = a cell holds a mapping, or a value for `answer`.
         positions: reward that scores the rows -> reading of positions from responses (tasks/overlay.py), as this reward
             reads them. `check` and `try` draw them and compare coordinate spaces. None = the answers are no positions.
+        measures: what `vlmrl eval` measures on responses beside their reward (tasks/measures.py); None = nothing.
         kind: facts about the rows for the probe, the data doctor and `diagnose` (tasks/truth_kinds.py); None = the kind
             is found from the truths.
         notes: all truths of a new dataset -> notes of the data doctor: name of the check -> ("ok", "look" or "bad",
@@ -105,6 +107,7 @@ class Task:
     attacks: Callable[[Sequence[RewardInput]], Sequence[Attack]] = lambda rows: ()
     truths: TruthForm | None = None
     positions: Callable[[RewardSpec | None], Positions] | None = None
+    measures: Measures | None = None
     kind: RowKind | None = None
     notes: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, tuple[str, str]]] = lambda truths: {}
     prep: Callable[..., Mapping[str, Iterable[NewRow | LeftOut]]] | None = None

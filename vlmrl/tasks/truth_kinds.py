@@ -21,6 +21,24 @@ def _no_arguments(truth: Truth) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """Rows whose responses are code of a picture.
+
+    Args:
+        language: what the code is written in, for pages.
+        image: number of the prompt's image that shows the truth, from 0.
+        render: name of the artifact of a score with the picture of the response.
+        draw: (truths and responses) -> for each, name -> PNG file of the pictures that compare them, truth first; a
+            text instead says why there are none. Drawing happens in processes of its own.
+    """
+
+    language: str
+    image: int
+    render: str
+    draw: Callable[[Sequence[tuple[Truth, str]]], list[Mapping[str, bytes] | str]]
+
+
+@dataclass(frozen=True)
 class RowKind:
     """Kind of rows. All functions except `labels` need only the truth of a row, so saved responses are sufficient.
 
@@ -33,6 +51,7 @@ class RowKind:
             `is_right` is None, answers are compared as texts.
         labels: row -> the labels that the data doctor counts.
         marks: (truth, detail of a score) -> boxes over the images, for pages; None = rows of this kind have no boxes.
+        drawn: facts about responses that are code of a picture, for pages; None = they are not.
         specificity: if several kinds match a truth, the one with the largest number is used.
     """
 
@@ -43,6 +62,7 @@ class RowKind:
     labels: Callable[[Row], RowLabels] = answer_labels
     specificity: int = 0
     marks: Callable[[Truth, Mapping[str, Any] | None], Sequence[Mark]] | None = None
+    drawn: Drawn | None = None
 
 
 TEXTS = RowKind(lambda truth: True)

@@ -19,6 +19,7 @@ from PIL import Image
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.dist.world import World
 from vlmrl.errors import DataError, RecipeError, RewardError, RewardUnavailable, VlmrlError
+from vlmrl.evaluate import grading
 from vlmrl.evaluate import run as evaluating
 from vlmrl.evaluate.metrics import task_problems
 from vlmrl.evaluate.records import read_evaluation, write_evaluation
@@ -26,12 +27,15 @@ from vlmrl.evaluate.run import Evaluation, evaluate
 from vlmrl.metric import Metric
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
+from vlmrl.rollout.answering import answer_pieces
 from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.rollout.outages import Outages
+from vlmrl.rollout.sample import encode_prompt
 from vlmrl.store.media import RunImages
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import REPLICATES, Task, Verdict
 from vlmrl.tasks.figure import Table
+from vlmrl.tasks.measures import Measures
 from vlmrl.types import Media, Message, RewardInput, RewardResult, Row, Sample, SamplingParams, Score
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=4)
@@ -573,3 +577,36 @@ def test_rows_that_a_service_did_not_judge_are_no_bugs():
     assert found.summary["metrics"]["reward"]["value"] == 1.0, "never a 0"
     with pytest.raises(RewardError, match="unavailable: no answer from judge:8000"):
         run(ListSource(rows(3)[1:2]), ScriptedEngine(), down)
+
+
+def test_measures_are_taken_of_each_chunk_and_kept_with_the_records(monkeypatch):
+    monkeypatch.setattr(grading, "CHUNK_PROMPTS", 2)
+    monkeypatch.setattr(evaluating, "CHUNK_PROMPTS", 2)
+
+    class Measurer:
+        absent, problems = {"far": "no weights"}, []
+        seen: list[list[str]] = []
+
+        def measure(self, inputs: Sequence[RewardInput]) -> list[dict[str, float | None]]:
+            self.seen.append([x.response for x in inputs])
+            return [{"near": 0.25, "near/valid": None if x.response == "p2 0" else 0.25} for x in inputs]
+
+        def close(self) -> None: ...
+
+    known = Measures(("near", "far"), ("near",), {}, lambda settings: Measurer())
+    source = ListSource(rows(3), task=Task("echo", "", "", metrics={"near": Metric("higher", (0, 1))}, measures=known))
+
+    def respond(chunks: Any) -> Any:
+        pieces = ([(n, encode_prompt(source, row, 0, PlainEncoder(), 99)) for n, row in c] for c in chunks)  # type: ignore[arg-type]
+        return answer_pieces(ScriptedEngine(), pieces, GREEDY, num_samples=1, run_seed=0)
+
+    measurer = Measurer()
+    found = evaluating.evaluate_responses(respond, source, scorer(lambda x: 0.5), params=GREEDY, measurer=measurer)  # type: ignore[arg-type]
+    assert measurer.seen == [["p0 0", "p1 0"], ["p2 0"]]
+    assert [(r["near"], r["near/valid"]) for r in found.rows] == [(0.25, 0.25), (0.25, 0.25), (0.25, None)]
+    metrics = found.summary["metrics"]
+    assert [(metrics[n]["n"], metrics[n]["better"], metrics[n]["range"]) for n in ("near", "near/valid")] == [
+        (3, "higher", [0.0, 1.0]),
+        (2, "higher", [0.0, 1.0]),
+    ]
+    assert found.summary["measures"] == {"names": ["near"], "absent": {"far": "no weights"}, "unasked": []}

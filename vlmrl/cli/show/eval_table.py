@@ -12,6 +12,11 @@ from vlmrl.visible import plural
 if TYPE_CHECKING:
     from vlmrl.evaluate.records import Evaluation
 
+MEASURES_LEGEND = (
+    "all responses: those that cannot be measured count as the worst value; ceiling: the truth beside itself; share: "
+    "all responses / ceiling"
+)
+
 
 def show_evaluations(results: Sequence[dict[str, Any]], others: Sequence[Path | None]) -> None:
     """Print the metrics of evaluations. Notes that are the same for several are printed once, at the end.
@@ -28,6 +33,7 @@ def show_evaluations(results: Sequence[dict[str, Any]], others: Sequence[Path | 
 
 def _show_evaluation(result: dict[str, Any], other: Path | None) -> list[str]:
     """Print the metrics of one evaluation and what holds for it alone. Return the notes on how to read the table."""
+    from vlmrl.evaluate.measured import measure_lines, measured_names
     from vlmrl.evaluate.metrics import task_problems
     from vlmrl.evaluate.over_epochs import published_here
     from vlmrl.evaluate.repeated import BEGINNINGS
@@ -39,7 +45,7 @@ def _show_evaluation(result: dict[str, Any], other: Path | None) -> list[str]:
     baselines, differences = result["baselines"], result.get("differences", {})
     headers = ["metric", "value", "95% interval", "n"]
     headers += ["blind baseline"] * bool(baselines) + ["paper"] * bool(numbers) + ["difference"] * bool(other)
-    rows, left_out = [], _empty_group(result)
+    rows, left_out = [], _empty_group(result) | (measured_names(result) if measure_lines(result) else set())
     for name, m in result["metrics"].items():
         row = [name, number(m["value"]), interval(m), f"{m['n']:,}"]
         row += [number(baselines.get(name, {}).get("value"))] if baselines else []
@@ -48,8 +54,9 @@ def _show_evaluation(result: dict[str, Any], other: Path | None) -> list[str]:
         if name not in left_out:
             rows.append(row)
     show_table(_heading(result), headers, rows)
+    show_measures(result)
     undefined = (result.get("set_metrics") or {}).get("undefined") or ()
-    if left_out:
+    if _empty_group(result):
         tell(f"{PREFIX.rstrip('/')}: none in these answers")
     elif undefined:
         tell(f"not defined on these answers: {', '.join(undefined)}")
@@ -120,6 +127,33 @@ def _legends(result: Mapping[str, Any], names: Sequence[str], has_paper: bool) -
     if "accuracy_of" in result:
         legends.append(f"accuracy is {result['accuracy_of']}")
     return legends
+
+
+def show_measures(result: Mapping[str, Any]) -> None:
+    """Print the measures of a task side by side, and which ones are absent."""
+    from vlmrl.evaluate.measured import absent_words, measure_lines
+
+    lines = measure_lines(result)
+    if lines:
+        cells = [
+            [
+                x.name,
+                *_cells(x.every),
+                *_cells(x.valid),
+                number(x.ceiling["value"] if x.ceiling else None),
+                number(x.share),
+            ]
+            for x in lines
+        ]
+        show_table("", ["measure", "all responses", "n", "the valid ones", "n", "ceiling", "share"], cells)
+        tell(MEASURES_LEGEND)
+    for line in absent_words(result):
+        tell(line)
+
+
+def _cells(m: Mapping[str, Any] | None) -> list[str]:
+    """Return a metric such as `0.812 [0.790, 0.831]`, and its number of responses."""
+    return ["-", "-"] if m is None else [f"{number(m['value'])} {interval(dict(m))}", f"{m['n']:,}"]
 
 
 def show_blind_probe(probe: dict[str, Any]) -> None:

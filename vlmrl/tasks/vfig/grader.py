@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 from PIL import Image
 
 from vlmrl.errors import RewardError
@@ -14,6 +13,7 @@ from vlmrl.svg.build import Images
 from vlmrl.svg.draw import pixels_digest
 from vlmrl.svg.extract import find_svg
 from vlmrl.svg.limits import SvgRefused
+from vlmrl.tasks.vfig.pictures import OVERLAY, RENDER, overlaid
 from vlmrl.tasks.vfig.scoring.compare import Figure, FigureScore, compare, read_figure, read_truth
 from vlmrl.types import RewardInput, RewardResult
 
@@ -98,10 +98,5 @@ def _parts(score: FigureScore, truth: Figure, response: Figure) -> dict[str, flo
 
 
 def _artifacts(truth: Figure, response: Figure) -> dict[str, Image.Image]:
-    """Return the picture of the response, and an overlay: what only the truth has is red, what only it has is blue."""
-    first, second = (figure.view.picture.astype(np.int16) for figure in (truth, response))
-    grey = [picture.mean(axis=2) for picture in (first, second)]
-    both = np.maximum(grey[0], grey[1])
-    overlay = np.stack((grey[1], both * 0.5 + (grey[0] + grey[1]) * 0.25, grey[0]), axis=2)
-    overlay = np.clip(overlay, 0, 255).astype(np.uint8)
-    return {"render": Image.fromarray(response.view.picture), "overlay": Image.fromarray(overlay)}
+    first, second = truth.view.picture, response.view.picture
+    return {RENDER: Image.fromarray(second), OVERLAY: Image.fromarray(overlaid(first, second))}

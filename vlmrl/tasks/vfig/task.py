@@ -14,8 +14,10 @@ from vlmrl.data.dataset_visit import RowLabels
 from vlmrl.tasks.accumulated import AccumulatedMetrics
 from vlmrl.tasks.base import Task, require_prepared
 from vlmrl.tasks.pooled import Verdict
-from vlmrl.tasks.truth_kinds import RowKind
+from vlmrl.tasks.truth_kinds import Drawn, RowKind
 from vlmrl.tasks.vfig.attacks import attacks_on
+from vlmrl.tasks.vfig.measures import METRICS, measures
+from vlmrl.tasks.vfig.pictures import RENDER, draw_pairs
 from vlmrl.tasks.vfig.reward import NAME as REWARD
 from vlmrl.tasks.vfig.svg_file import SVG_FILE
 from vlmrl.tasks.vfig.truth import CODE, SOURCE, code_of, truth_problems
@@ -47,6 +49,8 @@ def figures_task(info: Mapping[str, Any]) -> Task:
         validate=truth_problems,
         profiles={"default": (REWARD, {"key": CODE})},
         by=(SOURCE,),
+        metrics=METRICS,
+        measures=measures(),
         set_metrics=AccumulatedMetrics(values_of, mean_per_source),
         trace=write_trace,
         attacks=attacks_on,
@@ -65,7 +69,7 @@ def no_labels(row: Row) -> RowLabels:
     return RowLabels(None)
 
 
-FIGURES = RowKind(is_figure, labels=no_labels)
+FIGURES = RowKind(is_figure, labels=no_labels, drawn=Drawn("SVG", 0, RENDER, draw_pairs))
 
 
 def write_trace(row: Row, rng: random.Random) -> str:
