@@ -140,6 +140,8 @@ def test_datasets_that_are_used_together_hold_out_the_same_figures(tmp_path: Pat
     assert dataset.info["source"]["moved_to_train"] > 0
     assert dataset.info["source"]["trained_elsewhere"] == {"sft@train": 1}
     assert check(dataset, "leakage") == ("bad", "figures of the test split: 1 are trained on in sft@train")
+    shown = this_process("data", "doctor", str(dataset.path), "--workers", "1", "--json", cwd=tmp_path).json
+    assert shown["doctor"]["checks"] == dataset.info["doctor"]["checks"]  # the other dataset need not be there
     with pytest.raises(DataError, match="no dataset of figures"):
         table = tmp_path / "rows.jsonl"
         table.write_text('{"prompt": "a", "answer": "b"}\n')
