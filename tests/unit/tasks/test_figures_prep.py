@@ -217,6 +217,9 @@ def test_the_printed_report_has_each_source(tmp_path: Path) -> None:
         (("--svg", "icons", "--image-root", "nowhere"), "--image-root nowhere is no folder"),
         (("--svg", "icons", "--svg", "icons", "--label", "a"), "--label names one source, but there are 2"),
         (("--svg", "icons"), "no figure is left to train on"),
+        (("--svg", "icons"), "hint: --min-basic 0 keeps figures of paths"),
+        (("--svg", "icons", "--min-basic", "0", "--bench", "icons"), "hint: the figures are held out by --bench"),
+        (("--svg", "icons", "--min-basic", "0", "--max-chars", "100"), "hint: see the reasons above"),
         (("--synthetic", "20", "--simple", "--beside", "nowhere"), "nowhere"),
     ],
 )
