@@ -140,3 +140,13 @@ def test_a_prompt_that_earlier_runs_knew_by_its_source_is_the_same(tmp_path):
     assert compare(tmp_path, records("x"), now) == {}
     now["prompts"][0]["earlier"] = [C]
     assert set(compare(tmp_path, records("x"), now)) == {"prompt of x"}
+
+
+def test_a_run_from_before_pictures_were_no_part_of_a_reward_has_the_same_reward(tmp_path):
+    old, new = ({**records("x"), "rewards": []} for _ in range(2))
+    one = {"source": "x", "name": "svg", "version": 2, "args": {"key": "svg"}}
+    both = [{**one, "args": {"key": "svg", "pictures": True}}, {**one, "free_args": {"pictures": True}}]
+    for wrap in (lambda r: r, lambda r: {"source": "x", "name": "svg", "rewards": [{**r, "label": "svg"}]}):
+        assert compare(tmp_path, {**old, "rewards": [wrap(both[0])]}, {**new, "rewards": [wrap(both[1])]}) == {}
+        other = {**both[1], "args": {"key": "other"}}
+        assert set(compare(tmp_path, {**old, "rewards": [wrap(both[0])]}, {**new, "rewards": [wrap(other)]}))

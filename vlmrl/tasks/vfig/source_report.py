@@ -95,7 +95,9 @@ class FigureReport:
         (reason, _), *_ = counts.most_common(1)
         if reason == LEAKS:
             return "the figures are held out by --bench or --beside: name other sources"
-        return KEEPS_PATHS if reason == FEW_BASIC else "see the reasons above; `vlmrl prep figures --help` has the limits"
+        return (
+            KEEPS_PATHS if reason == FEW_BASIC else "see the reasons above; `vlmrl prep figures --help` has the limits"
+        )
 
     def fields(self) -> dict[str, Any]:
         """Return the counts as JSON values, for `source` in dataset.json."""
