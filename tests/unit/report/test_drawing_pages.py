@@ -101,6 +101,7 @@ def test_code_is_whole_folded_and_only_text(tmp_path: Path) -> None:
     assert "<script" not in page and "<rect onload" not in page and "<svg xmlns" not in page
     labels = re.findall(r'<div class="note"><bdi>(\w+)</bdi></div>', page)
     assert labels == ["truth", "render", "overlay"]
+    assert page.count("In an overlay, red is missing, blue is too much") == 1
     # The truth's fields are longer than a line: they are folded, and whole.
     truth = re.findall(r"<dd><details><summary>([\d,]+) characters</summary><pre>(.*?)</pre>", page, re.S)
     assert [number for number, _ in truth] == [str(len(TRUTH["svg"])), "900"]
@@ -120,6 +121,7 @@ def test_the_page_of_a_reward_draws_what_it_did_not_keep(tmp_path: Path) -> None
     page = render_reward_page(saved, check_rewards(saved, RewardQuestion()))
     labels = " ".join(re.findall(r'<div class="note"><bdi>(\w+)</bdi></div>', page))
     # A response without code has the truth alone.
+    assert page.count("In an overlay, red is missing, blue is too much") == 1
     assert "truth render overlay" in labels and "truth" in labels.replace("truth render overlay", "").split()
     assert set(labels.replace("truth render overlay", "").split()) == {"truth"}
     assert "<rect width" not in page
