@@ -22,7 +22,7 @@ NAMED = re.compile(r"([A-Za-z0-9._-]{1,60})=(.+)", re.ASCII | re.DOTALL)
 CODE = ("response", "svg", "svg_code", "code")
 """Columns of a Parquet table that may hold the code, the preferred first; verl's `reward_model` may hold it, too."""
 REWARD_MODEL, TRUE_CODE = "reward_model", ("ground_truth_code", "ground_truth")
-"""verl's column, and its fields that may hold the code: VFig's, where verl's own is the path of the image, and verl's."""
+"""verl's column, and its fields that may hold the code: VFig's, beside which verl's is an image's path, and verl's."""
 IMAGES = ("images", "image")
 SOURCES = ("data_source", "source")
 COLUMNS_HELP = f"columns: {', '.join(CODE[:2])} or {REWARD_MODEL} ({' or '.join(TRUE_CODE)}), and images, data_source"
