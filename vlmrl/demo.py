@@ -97,7 +97,7 @@ DEMOS = {
         unit="images",
     ),
     "figures": Demo(
-        prep=("figures", "--synthetic", "3000", "--simple", "--synthetic-bench", "600"),
+        prep=("figures", "--synthetic", "5000", "--simple", "--arrow-chance", "0", "--synthetic-bench", "600"),
         sft="figures_sft.toml",
         rl="figures_tiny.toml",
         data="drawn figures of one to three shapes, each with its SVG code",

@@ -132,8 +132,10 @@ def _train_tokenizer(texts: Iterable[str], vocabulary: int):
     from transformers import PreTrainedTokenizerFast
 
     raw = Tokenizer(models.BPE())
-    # Each digit is a token of its own, as in Qwen's tokenizer; a tag or a word may become a single token.
-    pieces = Regex(r"</?[a-z_\-]+>|[0-9]| ?[A-Za-z_\-]+|\s+| ?[^\sA-Za-z0-9<]+|<")
+    # Each digit is a token of its own, as in Qwen's tokenizer; a tag, a word, and in markup the begin of a tag, an
+    # attribute's name with its quotes or an address may become a single token.
+    markup = r"</?[a-z_\-]+>?|\"?[ ]?[A-Za-z_\-]+=\"|https?://[^\s\"<>]+"
+    pieces = Regex(markup + r"|[0-9]| ?[A-Za-z_\-]+|\s+| ?[^\sA-Za-z0-9<]+|<")
     raw.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(pieces, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
