@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -143,10 +144,13 @@ def test_a_prompt_that_earlier_runs_knew_by_its_source_is_the_same(tmp_path):
 
 
 def test_a_run_from_before_pictures_were_no_part_of_a_reward_has_the_same_reward(tmp_path):
-    old, new = ({**records("x"), "rewards": []} for _ in range(2))
-    one = {"source": "x", "name": "svg", "version": 2, "args": {"key": "svg"}}
-    both = [{**one, "args": {"key": "svg", "pictures": True}}, {**one, "free_args": {"pictures": True}}]
-    for wrap in (lambda r: r, lambda r: {"source": "x", "name": "svg", "rewards": [{**r, "label": "svg"}]}):
-        assert compare(tmp_path, {**old, "rewards": [wrap(both[0])]}, {**new, "rewards": [wrap(both[1])]}) == {}
-        other = {**both[1], "args": {"key": "other"}}
-        assert set(compare(tmp_path, {**old, "rewards": [wrap(both[0])]}, {**new, "rewards": [wrap(other)]}))
+    def scored_by(single: dict[str, Any], *, is_member: bool) -> Records:
+        list_of_one = {"source": "x", "name": "svg", "rewards": [{**single, "label": "svg"}]}
+        return {**records("x"), "rewards": [list_of_one if is_member else single]}  # type: ignore
+
+    one = {"source": "x", "name": "svg", "version": 2}
+    old = {**one, "args": {"key": "svg", "pictures": True}}
+    new, other = ({**one, "args": {"key": key}, "free_args": {"pictures": True}} for key in ("svg", "other"))
+    for wrap in (partial(scored_by, is_member=False), partial(scored_by, is_member=True)):
+        assert compare(tmp_path, wrap(old), wrap(new)) == {}
+        assert set(compare(tmp_path, wrap(old), wrap(other)))
