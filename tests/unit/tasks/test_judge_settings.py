@@ -18,6 +18,7 @@ from vlmrl.recipe.changes import rule_of
 from vlmrl.recipe.explain import explain
 from vlmrl.recipe.judge_table import Judge
 from vlmrl.recipe.load import load_recipe
+from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.identity import identity_of
 from vlmrl.rewards.open_services import ServiceMeter
@@ -159,6 +160,16 @@ def test_a_call_without_an_answer_is_named_beside_the_cost_that_is_assumed_for_i
     assert counts["judge/assumed_cost"] > 1000e-6
     assert counts["judge/cost"] == pytest.approx(940e-6 + counts["judge/assumed_cost"])
     assert f"1 call without an answer or a number of tokens: {counts['judge/assumed_cost']:.4f} of the cost" in line
+
+
+def test_the_probe_says_how_often_it_asked_a_judge(tmp_path: Path) -> None:
+    with serve_judge(lambda number, asked: verdict_text(0.5)) as endpoint:
+        spec = text_judge(endpoint=endpoint.address, prices={"input": 1.0, "output": 1.0})
+        limits = {"place": ServicePlace(str(tmp_path))}
+        report = probe_reward(spec, spec.weights, inputs("x"), limits=limits)
+        calls = len(endpoint.requests)
+    assert calls > 20 and f"judge: {calls} calls, " in report["asked"]
+    assert f"cost {calls * 940e-6:.4f}" in report["asked"]
 
 
 @pytest.mark.parametrize("action", ["wait", "mask", "stop"])
