@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from vlmrl.data.control_tokens import typed_in
 from vlmrl.data.dataset import Dataset
@@ -54,6 +54,8 @@ def visit(
 ) -> dict[str, Any]:
     """Return the doctor's report on a dataset; see `examine_dataset`. Images are read once, on all cores.
 
+    Checks of `vlmrl prep` that cannot be made again, such as figures that another dataset trains on, are added.
+
     Args:
         text_tokens: returns the number of tokens of a row's prompt, without its images.
         labels_of: returns the labels that are counted for a row; the task provides it (`tasks.kind_of`).
@@ -93,7 +95,20 @@ def visit(
         notes["control tokens in text"] = ("look", _note_on_control_tokens(rows_with_tokens))
     if broken:
         notes["broken images"] = ("bad", f"{len(broken):,}, such as {broken[0]}")
-    return examine_dataset(DatasetFacts(results, rows, group, notes), max_prompt_tokens=max_prompt_tokens)
+    report = examine_dataset(DatasetFacts(results, rows, group, notes), max_prompt_tokens=max_prompt_tokens)
+    present = {check["check"] for check in report["checks"]}
+    return {**report, "checks": [*report["checks"], *(c for c in _kept_checks(dataset) if c["check"] not in present)]}
+
+
+def _kept_checks(dataset: Dataset) -> list[dict[str, str]]:
+    """Return the checks in dataset.json. Some need what is no longer there: the sources, or another dataset."""
+    report = dataset.info.get("doctor")
+    checks = report.get("checks") if isinstance(report, Mapping) else None
+    return [
+        {column: str(check.get(column)) for column in ("check", "verdict", "finding")}
+        for check in (checks if isinstance(checks, list) else [])
+        if isinstance(check, Mapping) and check.get("verdict") in get_args(Verdict)
+    ]
 
 
 def _note_on_control_tokens(rows_with_tokens: Sequence[tuple[str, Counter[str]]]) -> str:

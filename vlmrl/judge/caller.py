@@ -109,9 +109,15 @@ class Caller:
         self._breaker.answer()
         self._has_answered = True
         tokens = answer.prompt_tokens, answer.num_tokens
-        cost = await self._file.run(self._budget.settle, reservation, *tokens)
-        self._counting.add(input_tokens=tokens[0] or 0, output_tokens=tokens[1] or 0, cost=cost)
+        await self._settle(reservation, *tokens)
+        self._counting.add(input_tokens=tokens[0] or 0, output_tokens=tokens[1] or 0)
         return Called(answer, seconds)
+
+    async def _settle(self, reservation: Reservation, input_tokens: int | None, output_tokens: int | None) -> None:
+        """Count the cost of a call that was answered, or may have been; None = the number is not known."""
+        cost = await self._file.run(self._budget.settle, reservation, input_tokens, output_tokens)
+        is_known = input_tokens is not None and output_tokens is not None
+        self._counting.add(cost=cost, **({} if is_known else {"assumed": 1, "assumed_cost": cost}))
 
     async def close(self) -> None:
         """Close the provider."""
@@ -136,7 +142,7 @@ class Caller:
         if reservation is None:
             return
         if error.may_be_charged:
-            self._counting.add(cost=await self._file.run(self._budget.settle, reservation, None, None))
+            await self._settle(reservation, None, None)
         else:
             await self._file.run(self._budget.give_back, reservation)
 

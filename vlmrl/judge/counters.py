@@ -20,6 +20,8 @@ class Counters:
         opened: times that the circuit opened.
         input_tokens, output_tokens: tokens of answered calls, as the endpoint counts them.
         cost: cost of the calls, by the prices of the settings.
+        assumed: calls whose tokens are not known, because no answer came, or one without their number.
+        assumed_cost: what they may have cost at most; it is part of `cost`.
         seconds: sum of the durations of the calls.
     """
 
@@ -33,6 +35,8 @@ class Counters:
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
+    assumed: int = 0
+    assumed_cost: float = 0.0
     seconds: float = 0.0
 
 

@@ -5,7 +5,7 @@ The code is never part of a page as markup. Pictures come from rewards, or from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -26,6 +26,12 @@ TRUTH = "truth"
 def drawn_by(truth: Truth) -> Drawn | None:
     """Return the facts about rows whose responses are code of a picture; None for other rows."""
     return kind_of(truth).drawn
+
+
+def legend(truths: Iterable[Truth]) -> str:
+    """Return what the colours of the pictures of these rows mean; "" for rows without such pictures."""
+    kinds = (drawn_by(truth) for truth in truths)
+    return " ".join(dict.fromkeys(drawn.legend for drawn in kinds if drawn is not None and drawn.legend))
 
 
 def fold_words(truth: Truth, text: str) -> str:

@@ -16,6 +16,7 @@ from vlmrl.evaluate.records import read_evaluation
 from vlmrl.json_text import parse_json
 from vlmrl.report import curves
 from vlmrl.report.box_moves import Moves, view_moves
+from vlmrl.report.drawings import legend
 from vlmrl.report.epochs import view_epochs
 from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables, step_notes, validation_changes
 from vlmrl.report.page_shell import number, render, write_page
@@ -104,10 +105,17 @@ def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = 
         evaluations=eval_tables(columns),
         step_notes=[note for run, view in zip(runs, views, strict=True) for note in step_notes(run, view.label)],
         differing=recipe_differences(views),
+        legend=legend(_truths_shown(views)),
         moves_word="Drawings" if any(m.drawn for view in views for m in view.moves) else "Boxes",
         shared=album.shared(),
         left_out=album.left_out,
     )
+
+
+def _truths_shown(views: Sequence[RunView]) -> list[Mapping[str, Any]]:
+    """Return the truths of the responses that have pictures on the page."""
+    groups = [group for view in views for group in (*view.answers, *(g for step in view.steps for g in step.groups))]
+    return [group.truth for group in groups if any(sample.artifacts for sample in group.samples)]
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:

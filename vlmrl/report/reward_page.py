@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.run_images import run_images
-from vlmrl.report.drawings import TRUTH, answer_text, drawn_by, fold_words
+from vlmrl.report.drawings import TRUTH, answer_text, drawn_by, fold_words, legend
 from vlmrl.report.overlays import OverlayView, overlays_of
 from vlmrl.report.page_shell import render, write_page
 from vlmrl.report.probe_view import probe_views
@@ -101,6 +101,9 @@ def render_reward_page(saved: SavedResponses, checked: Checked) -> str:
         diff=report["diff"],
         probes=probe_views(report["probes"]),
         sections=sections,
+        legend=legend(
+            checked.samples[row["row"]].input.truth for *_, rows in kinds for row in rows if drawn.get(row["row"])
+        ),
         shared=album.shared(),
         left_out=album.left_out,
         notes=notes,

@@ -39,6 +39,7 @@ from vlmrl.reward_check.trick_results import (
     ranked,
 )
 from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.open_services import summary_of
 from vlmrl.rewards.several import weights_of_parts, without_on_timeout
 from vlmrl.rewards.several_scorer import open_scorer
 from vlmrl.tasks import kind_of
@@ -123,7 +124,7 @@ def probe_reward(
         ProbeResult per trick, as a mapping, with `flagged`; see `ranked`; `skipped`: number of tricks that were not
         tried, because the reward hung on MOST_HUNG others; `flagged`, `warnings`: numbers of both; `behaviour`: see
         behaviour.py, with `milliseconds` per row; `unsteady`: 1 if repeated calls give other scores or rows depend on
-        each other, else 0.
+        each other, else 0; `services`: the counts of services that the reward asked, in one line, or "".
     Raises: RewardError if the reward fails on all honest answers.
     """
     rows = list(inputs[:MAX_ROWS])
@@ -149,6 +150,7 @@ def probe_reward(
         sample = [honest.informed.attack.write(x) for x in rows[:24]]
         sample += [t.attack.write(rows[0]) for t in tried if not t.error][:24]
         facts = behaviour(scorer, [x for x in sample if x is not None and len(x.response) < 50_000])
+        services = summary_of(scorer.services)
     facts["milliseconds"] = milliseconds(attempts.seconds)
     facts["calls"] = len(attempts.seconds)
     steady = [facts[key] is True for key in ("deterministic", "order_free", "alone")]
@@ -169,6 +171,7 @@ def probe_reward(
         "probes": [{**vars(r), "flagged": r.flagged} for r in ranked(results)],
         "behaviour": facts,
         "unsteady": int(not all(steady)),
+        "services": services,
     }
 
 

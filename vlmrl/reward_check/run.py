@@ -153,6 +153,8 @@ def check_rewards(
     }
     samples = _fill(saved, report)
     report["probes"] = _probes(saved, result.facts, second or first or {}) if question.probe else None
+    lines = ((source, probe["services"]) for source, probe in (report["probes"] or {}).items())
+    report["notes"] += [f"tricks against {source}: {line}" for source, line in lines if line]
     report["seconds"] = round(time.perf_counter() - start, 3)
     return Checked(report, result.facts, shown_scores, samples, shown or {})
 

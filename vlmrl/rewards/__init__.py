@@ -32,6 +32,7 @@ class Builtin:
             and checkpoints identify the reward by it (see identity.py); tests/golden/rewards has its scores.
         lacks: why it does not take an argument that similar rewards take.
         any_truth: it takes any ground truth unchanged, even one that breaks its task's form.
+        shown: arguments that choose what is shown beside a score and change no score, such as pictures.
     """
 
     build: Callable[..., RewardSpec]
@@ -39,6 +40,7 @@ class Builtin:
     version: int
     lacks: str = ""
     any_truth: bool = False
+    shown: tuple[str, ...] = ()
 
 
 GENERAL: dict[str, Builtin] = {
@@ -110,7 +112,8 @@ def load_reward(
         spec = build(**args)
     except (TypeError, ValueError) as error:
         raise RewardError(f"reward `{name}` cannot use its arguments {args}: {error}") from error
-    return replace(spec, version=builtins[name].version, args=spec.args or args)
+    scored, free = ({k: v for k, v in args.items() if (k in builtins[name].shown) is free} for free in (False, True))
+    return replace(spec, version=builtins[name].version, args=spec.args or scored, free_args={**spec.free_args, **free})
 
 
 def _no_argument(name: str, key: str, parameters: Mapping[str, Any], builtins: Mapping[str, Builtin]) -> RewardError:

@@ -134,7 +134,7 @@ def _reward_change(
     run: Run, old: Mapping[str, Any], new: Mapping[str, Any], texts: Texts, recipe_says: bool
 ) -> Change | None:
     """Return the change of a source's reward: its version, source code or arguments; None = the reward is the same."""
-    before, after = identity_of(old), identity_of(redact_value(dict(new)))
+    before, after = identity_of(_without_free(old, new)), identity_of(redact_value(dict(new)))
     after = _with_hidden_args(before, after)
     if before == after or (recipe_says and before.without_args() == after.without_args()):
         return None
@@ -147,6 +147,16 @@ def _reward_change(
         diff = _diff(run, "reward", name, old, new, texts)
         return Change(name, old.get("sha256"), new["sha256"], REWARD, diff=diff)
     return Change(name, before.beside(after), after.beside(before), REWARD)
+
+
+def _without_free(old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a record without the arguments that change no score, as the new record says: earlier ones had them all."""
+    olds, news = single_records(old), single_records(new)
+    if olds != [old]:
+        pairs = zip(olds, news, strict=True) if len(olds) == len(news) else []
+        return {**old, "rewards": [_without_free(*pair) for pair in pairs] or olds}
+    args, free = old.get("args"), set(new.get("free_args") or {}) - set(new.get("args") or {})
+    return {**old, "args": {k: v for k, v in args.items() if k not in free}} if isinstance(args, Mapping) else old
 
 
 def _with_hidden_args(before: RewardIdentity, after: RewardIdentity) -> RewardIdentity:

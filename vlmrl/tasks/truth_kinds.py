@@ -30,12 +30,14 @@ class Drawn:
         render: name of the artifact of a score with the picture of the response.
         draw: (truths and responses) -> for each, name -> PNG file of the pictures that compare them, truth first; a
             text instead says why there are none. Drawing happens in processes of its own.
+        legend: sentence for pages that says what the colours of these pictures mean.
     """
 
     language: str
     image: int
     render: str
     draw: Callable[[Sequence[tuple[Truth, str]]], list[Mapping[str, bytes] | str]]
+    legend: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ import pytest
 from judge_server import pair, picture
 
 from vlmrl.endpoint.chat import ImageFile
+from vlmrl.endpoint.failures import EndpointError
 from vlmrl.errors import ProblemsError, RecipeError, RewardError, VlmrlError
+from vlmrl.judge.open_provider import open_provider
 from vlmrl.judge.prompt import JudgeRequest, make_chat, mark_of, system_text, tiny_png
 from vlmrl.judge.rubric import BUILT_IN, VFIG, Rubric, load_rubric
 from vlmrl.judge.settings import JudgeSettings, read_settings
@@ -226,3 +228,15 @@ def test_a_secret_in_a_wrong_place_is_not_repeated(table: dict[str, Any]) -> Non
     with pytest.raises(VlmrlError) as raised:
         read_settings({"model": "m", **table})
     assert "secret" not in str(raised.value).lower()
+
+
+@pytest.mark.parametrize(
+    ("more", "is_named"),
+    [({"endpoint": "http://127.0.0.1:9/v1"}, True), ({}, False)],
+    ids=["a server of one's own", "OpenAI"],
+)
+def test_a_missing_key_for_a_server_of_ones_own_names_the_provider_without_a_key(monkeypatch, more, is_named):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(EndpointError, match="OPENAI_API_KEY has no key") as raised:
+        open_provider(read_settings({"provider": "openai", "model": "m", **more}))
+    assert ('provider = "vllm"' in str(raised.value.hint)) is is_named

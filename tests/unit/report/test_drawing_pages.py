@@ -72,6 +72,16 @@ def test_the_same_rows_stand_side_by_side_over_training(tmp_path: Path) -> None:
     assert len(re.findall(r"<use href", part)) == 4 * 3
 
 
+@pytest.mark.parametrize("drawn", [True, False])
+def test_answers_with_pictures_have_the_width_to_stand_beside_each_other(tmp_path: Path, drawn: bool) -> None:
+    with create_run(tmp_path, kind="eval", recipe_name="r") as run:
+        validate(run, 20, 0.5, drawn)
+    page = render_report([run])
+    assert "Answers in evaluation" in page
+    assert ('<div class="pairgrid">' in page) is not drawn
+    assert ('<div class="strip labelled beside">' in page) is drawn
+
+
 def test_without_pictures_there_is_no_strip(tmp_path: Path) -> None:
     run = make_run(tmp_path, steps=2)
     for step in (0, 20):
@@ -100,7 +110,8 @@ def test_code_is_whole_folded_and_only_text(tmp_path: Path) -> None:
     assert code[2].endswith("&lt;/svg&gt;") and code[2].count("&lt;!-- code --&gt;") == 800
     assert "<script" not in page and "<rect onload" not in page and "<svg xmlns" not in page
     labels = re.findall(r'<div class="note"><bdi>(\w+)</bdi></div>', page)
-    assert labels == ["truth", "render", "overlay"]
+    assert labels == ["truth", "render", "overlay"] and page.count('<div class="strip labelled beside">') == 1
+    assert page.count("In an overlay, red is missing, blue is too much") == 1
     # The truth's fields are longer than a line: they are folded, and whole.
     truth = re.findall(r"<dd><details><summary>([\d,]+) characters</summary><pre>(.*?)</pre>", page, re.S)
     assert [number for number, _ in truth] == [str(len(TRUTH["svg"])), "900"]
@@ -120,6 +131,7 @@ def test_the_page_of_a_reward_draws_what_it_did_not_keep(tmp_path: Path) -> None
     page = render_reward_page(saved, check_rewards(saved, RewardQuestion()))
     labels = " ".join(re.findall(r'<div class="note"><bdi>(\w+)</bdi></div>', page))
     # A response without code has the truth alone.
+    assert page.count("In an overlay, red is missing, blue is too much") == 1
     assert "truth render overlay" in labels and "truth" in labels.replace("truth render overlay", "").split()
     assert set(labels.replace("truth render overlay", "").split()) == {"truth"}
     assert "<rect width" not in page

@@ -8,7 +8,7 @@ import pytest
 
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.identity import OLD_PRINTS, identity_of, shown_weights
-from vlmrl.tasks.builtin_rewards import REWARDS, load_reward
+from vlmrl.tasks.builtin_rewards import REWARDS, load_recorded, load_reward
 
 AT_75082C1 = "33af6ce6b71c533cc1ffc60aaac03d3868f9f443e005848dda2761ec0512ffcb"
 """What runs of that commit recorded for `taxonomy`."""
@@ -70,3 +70,18 @@ def test_weights_are_said():
 def test_the_table_of_old_hashes_speaks_of_versions_that_there_were():
     newest = max(builtin.version for builtin in REWARDS.values())
     assert all(len(sha256) == 64 and 1 <= version <= newest for sha256, version in OLD_PRINTS.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "shown"),
+    [
+        ("svg", {"key": "svg"}, {"pictures": True}),
+        ("box_iou", {"space": "pixels"}, {"overlay": True}),
+        ("box_list", {"space": "pixels"}, {"overlay": True}),
+    ],
+)
+def test_pictures_beside_a_score_make_no_other_reward(name, args, shown):
+    plain, drawn = (reward_record(load_reward(name, args=each), {}) for each in (args, args | shown))
+    assert identity_of(plain) == identity_of(drawn) and plain["args"] == drawn["args"] == args
+    assert drawn["free_args"] == shown and "free_args" not in plain
+    assert reward_record(load_recorded(json.loads(json.dumps(drawn))), {}) == drawn  # a score again has its pictures

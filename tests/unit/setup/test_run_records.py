@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,3 +141,16 @@ def test_a_prompt_that_earlier_runs_knew_by_its_source_is_the_same(tmp_path):
     assert compare(tmp_path, records("x"), now) == {}
     now["prompts"][0]["earlier"] = [C]
     assert set(compare(tmp_path, records("x"), now)) == {"prompt of x"}
+
+
+def test_a_run_from_before_pictures_were_no_part_of_a_reward_has_the_same_reward(tmp_path):
+    def scored_by(single: dict[str, Any], *, is_member: bool) -> Records:
+        list_of_one = {"source": "x", "name": "svg", "rewards": [{**single, "label": "svg"}]}
+        return {**records("x"), "rewards": [list_of_one if is_member else single]}  # type: ignore
+
+    one = {"source": "x", "name": "svg", "version": 2}
+    old = {**one, "args": {"key": "svg", "pictures": True}}
+    new, other = ({**one, "args": {"key": key}, "free_args": {"pictures": True}} for key in ("svg", "other"))
+    for wrap in (partial(scored_by, is_member=False), partial(scored_by, is_member=True)):
+        assert compare(tmp_path, wrap(old), wrap(new)) == {}
+        assert set(compare(tmp_path, wrap(old), wrap(other)))

@@ -140,6 +140,8 @@ def test_datasets_that_are_used_together_hold_out_the_same_figures(tmp_path: Pat
     assert dataset.info["source"]["moved_to_train"] > 0
     assert dataset.info["source"]["trained_elsewhere"] == {"sft@train": 1}
     assert check(dataset, "leakage") == ("bad", "figures of the test split: 1 are trained on in sft@train")
+    shown = this_process("data", "doctor", str(dataset.path), "--workers", "1", "--json", cwd=tmp_path).json
+    assert shown["doctor"]["checks"] == dataset.info["doctor"]["checks"]  # the other dataset need not be there
     with pytest.raises(DataError, match="no dataset of figures"):
         table = tmp_path / "rows.jsonl"
         table.write_text('{"prompt": "a", "answer": "b"}\n')
@@ -215,6 +217,9 @@ def test_the_printed_report_has_each_source(tmp_path: Path) -> None:
         (("--svg", "icons", "--image-root", "nowhere"), "--image-root nowhere is no folder"),
         (("--svg", "icons", "--svg", "icons", "--label", "a"), "--label names one source, but there are 2"),
         (("--svg", "icons"), "no figure is left to train on"),
+        (("--svg", "icons"), "hint: --min-basic 0 keeps figures of paths"),
+        (("--svg", "icons", "--min-basic", "0", "--bench", "icons"), "hint: the figures are held out by --bench"),
+        (("--svg", "icons", "--min-basic", "0", "--max-chars", "100"), "hint: see the reasons above"),
         (("--synthetic", "20", "--simple", "--beside", "nowhere"), "nowhere"),
     ],
 )

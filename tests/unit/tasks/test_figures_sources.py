@@ -139,8 +139,9 @@ def test_rows_of_a_parquet_table_in_every_form_of_images(tmp_path: Path, form: s
     assert third == WrongRow("train", "train: train.parquet row 2", "the code is None, not a text")
 
 
-def test_the_code_may_be_in_verls_reward_model(tmp_path: Path) -> None:
-    row = {"reward_model": {"style": "rule", "ground_truth": "/x.png", "ground_truth_code": RED}}
+@pytest.mark.parametrize("fields", [{"ground_truth": "/x.png", "ground_truth_code": RED}, {"ground_truth": RED}])
+def test_the_code_may_be_in_verls_reward_model(tmp_path: Path, fields: dict[str, str]) -> None:
+    row = {"reward_model": {"style": "rule", **fields}}
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "t.parquet")
     (figure,) = named_source("parquet", str(tmp_path / "t.parquet")).figures()
     assert isinstance(figure, SourceFigure) and figure.text == RED and figure.image is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vlmrl.recipe.changes import rule_of
 from vlmrl.recipe.explain import explain
 from vlmrl.recipe.judge_table import Judge
 from vlmrl.recipe.load import load_recipe
+from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.identity import identity_of
 from vlmrl.rewards.open_services import ServiceMeter
@@ -134,6 +136,40 @@ def test_rewards_with_equal_settings_share_a_judge_and_are_counted_once(tmp_path
             assert meter.read(services)["judge/calls"] == 1 and meter.total["judge/calls"] == 4
             assert "4 calls, 1 verdict from the cache, cost 0.0038" in services[0].summary(meter.total)
     assert (tmp_path / "judge.sqlite").is_file()
+
+
+def test_a_call_without_an_answer_is_named_beside_the_cost_that_is_assumed_for_it(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    def script(number: int, asked: Asked) -> str:
+        if number == 0:
+            release.wait(20)
+        return verdict_text(0.5)
+
+    with serve_judge(script) as endpoint:
+        prices = {"input": 1.0, "output": 1.0}
+        spec = text_judge(endpoint=endpoint.address, prices=prices, timeout_seconds=0.3, max_tokens=1000, attempts=9)
+        meter = ServiceMeter()
+        with open_scorer(spec, place=ServicePlace(str(tmp_path))) as scorer:
+            scorer.score(inputs("x"))
+            counts = meter.read(scorer.services)
+            line = scorer.services[0].summary(meter.total)
+            release.set()
+    assert (counts["judge/calls"], counts["judge/assumed"], counts["judge/input_tokens"]) == (2, 1, 900)
+    # The answered call has 900 + 40 tokens. The other may have 1,000 tokens of answer, and those of its prompt.
+    assert counts["judge/assumed_cost"] > 1000e-6
+    assert counts["judge/cost"] == pytest.approx(940e-6 + counts["judge/assumed_cost"])
+    assert f"1 call without an answer or a number of tokens: {counts['judge/assumed_cost']:.4f} of the cost" in line
+
+
+def test_the_probe_says_how_often_it_asked_a_judge(tmp_path: Path) -> None:
+    with serve_judge(lambda number, asked: verdict_text(0.5)) as endpoint:
+        spec = text_judge(endpoint=endpoint.address, prices={"input": 1.0, "output": 1.0})
+        limits = {"place": ServicePlace(str(tmp_path))}
+        report = probe_reward(spec, spec.weights, inputs("x"), limits=limits)
+        calls = len(endpoint.requests)
+    assert calls > 20 and f"judge: {calls} calls, " in report["services"]
+    assert f"cost {calls * 940e-6:.4f}" in report["services"]
 
 
 @pytest.mark.parametrize("action", ["wait", "mask", "stop"])

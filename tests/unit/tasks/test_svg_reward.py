@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
 from vlmrl.tasks.vfig.drawn.figure import DrawnFigure, DrawnSettings, draw_figure
+from vlmrl.tasks.vfig.pictures import overlaid
 from vlmrl.tasks.vfig.reward import WEIGHTS, svg_figure
 from vlmrl.tasks.vfig.scoring.compare import length_share, read_figure
 from vlmrl.tasks.vfig.scoring.elements import GRID, raster
@@ -103,7 +104,7 @@ def test_the_page_alone_earns_nothing_and_a_wrong_shape_no_less(page: str):
     one, wrong = value(truth, f"{BOX}{page}{red}</svg>"), value(truth, f"{BOX}{page}{red.replace('40', '80')}</svg>")
     assert 0 <= wrong < one < value(truth, truth) == 1
     # Without the page the shapes still earn nearly all of their own part; shades show through at their edges.
-    assert result(truth, f"{BOX}{red}{blue}</svg>").parts["elements"] > 0.98
+    assert (result(truth, f"{BOX}{red}{blue}</svg>").parts["elements"] or 0.0) > 0.98
 
 
 def test_what_is_no_svg_earns_nothing_and_says_why():
@@ -192,6 +193,21 @@ def test_pictures_are_artifacts_if_they_are_wanted():
     artifacts = result(svg, svg, pictures=True).artifacts
     assert set(artifacts) == {"render", "overlay"} and artifacts["render"].size == artifacts["overlay"].size
     assert not result(svg, svg).artifacts
+
+
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_an_overlay_has_the_colours_that_its_legend_names(is_dark):
+    page, ink = (0, 255) if is_dark else (255, 0)
+    truth, response = (np.full((2, 4, 3), page, np.uint8) for _ in range(2))
+    truth[0, :3] = (200, 40, 40)  # on both pages: a colour as bright as the blue of the response
+    response[0, 1] = (40, 40, 200)
+    response[0, 2] = (200, 40, 40)
+    response[0, 3] = ink
+    missing, other, right, needless = (tuple(int(c) for c in colour) for colour in overlaid(truth, response)[0])
+    assert missing == (225, 30, 30) and needless == (30, 80, 235)
+    assert other[0] > 100 and other[2] > 100 and other[1] < 80  # red and blue together
+    assert right[0] == right[1] == right[2] < 255
+    assert (overlaid(truth, response)[1] == 255).all()  # the page, dark or light
 
 
 def test_length_is_free_up_to_a_factor():

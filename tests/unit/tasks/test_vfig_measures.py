@@ -32,7 +32,8 @@ def parts(response: str, truth: str = HALF) -> dict[str, float | None]:
 def test_each_measure_is_given_three_ways():
     measurer = FigureMeasurer(MeasureSettings(OFFLINE))
     try:
-        itself, empty, none = measurer.measure([RewardInput(text, TRUTH) for text in (HALF, EMPTY, "I cannot")])
+        texts = (HALF, EMPTY, "I cannot", f"{HEAD}</svg>")
+        itself, empty, none, bare = measurer.measure([RewardInput(text, TRUTH) for text in texts])
     finally:
         measurer.close()
     assert [one["rendered"] for one in (itself, empty, none)] == [1.0, 1.0, 0.0] and "rendered/valid" not in itself
@@ -41,6 +42,9 @@ def test_each_measure_is_given_three_ways():
     assert itself["ssim"] == itself["ssim/valid"] == 1.0 and empty["ssim"] == pytest.approx(0.448, abs=0.03)
     assert (none["ssim"], none["ssim/valid"], none["ssim/ceiling"]) == (0.0, None, 1.0)
     assert (none["clean"], none["clean/valid"], none["clean/ceiling"]) == (0.0, None, 1.0)
+    # A page without a shape has no cleanliness of its own. Left out, it would be no worse than the mean of the others.
+    for name in ("clean", "clean_published"):
+        assert (bare[name], bare[f"{name}/valid"], bare[f"{name}/ceiling"]) == (0.0, None, pytest.approx(1.0, abs=1e-6))
     # The rules read neither shape nor arrow: 0 for shapes, and 1 for arrows by their definition; the mean is 0.5.
     assert [itself[f"rules{name}/ceiling"] for name in ("", "_shapes", "_arrows")] == [0.5, 0.0, 1.0]
     assert none["rules"] == 0.0 and none["rules/valid"] is None and measurer.absent == {}

@@ -156,7 +156,7 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
     if m.get("reward/outage_seconds"):
         parts.append(f"waited {m['reward/outage_seconds']:.0f} s for a service")
     if "judge/calls" in m:
-        cost = f", cost {m['judge/cost']:.2f}" if "judge/cost" in m else ""
+        cost = f", cost {m['judge/cost']:.4f}" if "judge/cost" in m else ""
         parts.append(f"judge {m['judge/calls']:,} calls + {m['judge/cached'] + m['judge/shared']:,} known{cost}")
     if m.get("reward/timeouts"):
         parts.append(f"reward timeouts {m['reward/timeouts']}")

@@ -10,7 +10,10 @@ from vlmrl.tasks.detection.reward import NAME, box_list
 
 REWARDS: Mapping[str, Builtin] = {
     NAME: Builtin(
-        box_list, "detection: all boxes beside the true ones, with a proper score for their confidences", version=3
+        box_list,
+        "detection: all boxes beside the true ones, with a proper score for their confidences",
+        version=3,
+        shown=("overlay",),
     ),
     "rllava_boxes": Builtin(
         rllava_boxes, "detection: the reward that RLLaVA published, to the digit, to reproduce its runs", version=1

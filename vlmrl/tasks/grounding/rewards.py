@@ -10,7 +10,10 @@ from vlmrl.tasks.grounding.reward import box_iou
 
 REWARDS: Mapping[str, Builtin] = {
     "box_iou": Builtin(
-        box_iou, "grounding: overlap of the only box with the true box, in a declared coordinate space", version=2
+        box_iou,
+        "grounding: overlap of the only box with the true box, in a declared coordinate space",
+        version=2,
+        shown=("overlay",),
     ),
     "rllava_box": Builtin(
         rllava_box, "grounding: the reward that RLLaVA published, to the digit, to reproduce its runs", version=1

@@ -39,11 +39,12 @@ COUNTS = {
     "judge/retries": "retries",
     "judge/invalid": "invalid",
     "judge/unavailable": "unavailable",
+    "judge/assumed": "assumed",
     "judge/input_tokens": "input_tokens",
     "judge/output_tokens": "output_tokens",
 }
 """Metric -> counter of the judge."""
-COST, UNPRICED = "judge/cost", "judge/unpriced_calls"
+COST, ASSUMED_COST, UNPRICED = "judge/cost", "judge/assumed_cost", "judge/unpriced_calls"
 MOST_REASON = 300
 
 
@@ -134,8 +135,8 @@ class JudgedService:
         counters = self._judge.counters
         counts: dict[str, float] = {name: getattr(counters, field) for name, field in COUNTS.items()}
         has_prices = self._judge.settings.prices is not None
-        counts[COST if has_prices else UNPRICED] = counters.cost if has_prices else counters.calls
-        return counts
+        costs = {COST: counters.cost, ASSUMED_COST: counters.assumed_cost}
+        return {**counts, **(costs if has_prices else {UNPRICED: counters.calls})}
 
     def summary(self, counts: Mapping[str, float]) -> str:
         """Return the counts of a run in one line. See `Service`."""
@@ -231,6 +232,9 @@ def summary_of(counts: Mapping[str, float]) -> str:
     unpriced = int(counts.get(UNPRICED, 0))
     beside = f" without {unpriced:,} calls that have no prices" if unpriced else ""
     words.append(f"cost {counts[COST]:.4f}{beside}" if COST in counts else "no prices set")
+    if assumed := int(counts.get("judge/assumed", 0)):
+        most = f": {counts[ASSUMED_COST]:.4f} of the cost is the most that they may cost" if COST in counts else ""
+        words.append(f"{assumed:,} call{plural(assumed)} without an answer or a number of tokens{most}")
     return f"judge: {', '.join(words)}"
 
 

@@ -84,7 +84,7 @@ class Collector:
         wants_train = bool(plan.sources or plan.drawn)
         if (wants_train and not self._rows[TRAIN]) or not any(self._rows.values()):
             lines = "".join(f"\n  {name}: {counts.note()[1]}" for name, counts in self.report.sources.items())
-            raise DataError(f"no figure is left to train on:{lines}", hint="turn filters off, such as --min-basic 0")
+            raise DataError(f"no figure is left to train on:{lines}", hint=self.report.advice())
         splits: dict[str, Iterable[NewRow | LeftOut]] = {split: rows for split, rows in self._rows.items() if rows}
         first = next(iter(splits))
         return {**splits, first: [*splits[first], *self._left_out]}

@@ -21,10 +21,11 @@ BATCH_ROWS = 64
 NAMED = re.compile(r"([A-Za-z0-9._-]{1,60})=(.+)", re.ASCII | re.DOTALL)
 CODE = ("response", "svg", "svg_code", "code")
 """Columns of a Parquet table that may hold the code, the preferred first; verl's `reward_model` may hold it, too."""
-REWARD_MODEL, TRUE_CODE = "reward_model", "ground_truth_code"
+REWARD_MODEL, TRUE_CODE = "reward_model", ("ground_truth_code", "ground_truth")
+"""verl's column, and its fields that may hold the code: VFig's, beside which verl's is an image's path, and verl's."""
 IMAGES = ("images", "image")
 SOURCES = ("data_source", "source")
-COLUMNS_HELP = f"columns: {', '.join(CODE[:2])} or {REWARD_MODEL} ({TRUE_CODE}), and images, data_source"
+COLUMNS_HELP = f"columns: {', '.join(CODE[:2])} or {REWARD_MODEL} ({' or '.join(TRUE_CODE)}), and images, data_source"
 
 
 @dataclass(frozen=True)
@@ -193,9 +194,9 @@ def _parquet_rows(source: FigureSource) -> Iterator[SourceFigure | WrongRow]:
 
 
 def _code_of(cell: Any) -> str:
-    text = cell.get(TRUE_CODE) if isinstance(cell, Mapping) else cell
+    text = next(filter(None, map(cell.get, TRUE_CODE)), None) if isinstance(cell, Mapping) else cell
     if not isinstance(text, str) or not text.strip():
-        raise DataError(f"the code is {show(cell, 60)}, not a text")
+        raise DataError(f"the code is {show(text if isinstance(cell, Mapping) else cell, 60)}, not a text")
     return text
 
 

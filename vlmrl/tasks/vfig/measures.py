@@ -81,7 +81,11 @@ class FigureMeasurer:
         return metrics
 
     def _metrics(self, own: Mapping[str, float | None], ceiling: Mapping[str, float | None]) -> dict[str, float | None]:
-        """Return the metrics of a response. `own`: its measures; those of the parts that failed are missing."""
+        """Return the metrics of a response. `own`: its measures; those of the parts that failed are missing.
+
+        A measure that is not defined for the response, such as the cleanliness of a page without a shape, is the worst
+        value where it is defined for the truth.
+        """
         taken = [name for name in self._names if name not in self.absent]
         rendered = own.get(RENDERED)
         metrics: dict[str, float | None] = {}
@@ -90,9 +94,11 @@ class FigureMeasurer:
                 metrics[name] = rendered
                 continue
             value = own.get(name)
-            metrics[name] = WORST.get(name, 0.0) if rendered == 0.0 else value
+            best = ceiling.get(name)
+            is_worst = rendered == 0.0 or (name in own and value is None and best is not None)
+            metrics[name] = WORST.get(name, 0.0) if is_worst else value
             metrics[f"{name}/{VALID}"] = None if rendered == 0.0 else value
-            metrics[f"{name}/{CEILING}"] = ceiling.get(name)
+            metrics[f"{name}/{CEILING}"] = best
         return metrics
 
     def _numbers(self, inputs: Sequence[RewardInput]) -> list[dict[str, float | None]]:

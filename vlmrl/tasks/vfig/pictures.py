@@ -12,20 +12,32 @@ if TYPE_CHECKING:
 
 RENDER, OVERLAY = "render", "overlay"
 """Names of the artifacts: the picture of the response, and it over that of the truth."""
+MISSING, NEEDLESS = (225.0, 30.0, 30.0), (30.0, 80.0, 235.0)
+LEGEND = f"In an {OVERLAY}, red is missing, blue is too much, purple has another colour, grey is right."
+FULL_DIFFERENCE = 64.0
+"""Difference of two pixels, of 255, from which an overlay has its full colour."""
 
 
 def overlaid(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return two pictures of one size over each other: what only the first has is red, what only the second has blue.
+    """Return two pictures of one size over each other, in the colours that LEGEND names; where they agree, pale grey.
+
+    Ink is what differs from the most frequent colour of the truth, so dark pages are read like light ones.
 
     Args:
         first, second: (height, width, 3) uint8 RGB, of the truth and of the response.
     """
     import numpy as np
 
-    grey = [picture.astype(np.int16).mean(axis=2) for picture in (first, second)]
-    both = np.maximum(grey[0], grey[1])
-    overlay = np.stack((grey[1], both * 0.5 + (grey[0] + grey[1]) * 0.25, grey[0]), axis=2)
-    return np.clip(overlay, 0, 255).astype(np.uint8)
+    from vlmrl.tasks.vfig.scoring.picture import background
+
+    page = background(first)
+    inks = [np.abs(picture - page).max(axis=2) for picture in (first, second)]
+    difference = np.abs(first.astype(np.float64) - second).max(axis=2)
+    missing = 0.5 + 0.5 * np.clip((inks[0] - inks[1]) / np.maximum(difference, 1.0), -1.0, 1.0)[:, :, None]
+    colour = missing * np.array(MISSING) + (1.0 - missing) * np.array(NEEDLESS)
+    amount = np.minimum(difference / FULL_DIFFERENCE, 1.0)[:, :, None]
+    agreed = 255.0 - 0.5 * np.minimum(*inks)[:, :, None]
+    return np.clip(amount * colour + (1.0 - amount) * agreed, 0, 255).astype(np.uint8)
 
 
 def draw_pairs(pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[Mapping[str, bytes] | str]:

@@ -23,6 +23,8 @@ WRONG = "wrong"
 """Kind of a rejected figure that cannot be read; figures of the other kinds are left out by a filter."""
 COMPARED_SIDE = 32
 """Images are compared at this width and height in pixels, so that fonts and smoothing count little."""
+FEW_BASIC = "few basic shapes"
+"""Kind of the reason of figures that --min-basic leaves out."""
 DOUBTFUL = 0.6
 """Difference of an image and the drawing of its code from which the pair is called doubtful."""
 HASH_CHARS = 32
@@ -111,7 +113,7 @@ def _checked_code(text: str, filters: Filters) -> str:
     share = counts.simple_share
     if filters.min_basic is not None and (share is None or share < filters.min_basic):
         reason = "no shapes" if share is None else f"{share:.0%} of the shapes are basic or lines"
-        raise _Reject("few basic shapes", f"{reason}; at least {filters.min_basic:.0%} are wanted")
+        raise _Reject(FEW_BASIC, f"{reason}; at least {filters.min_basic:.0%} are wanted")
     if filters.max_complex is not None and counts.complex > filters.max_complex:
         reason = f"{counts.complex:,} paths and polygons; the limit is {filters.max_complex:,}"
         raise _Reject("many complex shapes", reason)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmrl.data.doctor import Verdict
-from vlmrl.tasks.vfig.screening import DOUBTFUL
+from vlmrl.tasks.vfig.screening import DOUBTFUL, FEW_BASIC
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
+LEAKS = "of held-out sets"
+KEEPS_PATHS = "--min-basic 0 keeps figures of paths, such as icons and charts"
 
 
 @dataclass
@@ -56,8 +58,10 @@ class SourceCounts:
         kept = ", ".join(f"{count:,} {split}" for split, count in self.splits().items()) or "none kept"
         out = [f"{count:,} {kind}" for kind, count in self.dropped.most_common()]
         out += [f"{self.duplicates:,} duplicates"] if self.duplicates else []
-        out += [f"{self.leaks:,} of held-out sets"] if self.leaks else []
+        out += [f"{self.leaks:,} {LEAKS}"] if self.leaks else []
         text = f"{self.rows:,} rows: {kept}" + (f"; left out: {', '.join(out)}" if out else "")
+        if 2 * self.dropped[FEW_BASIC] >= self.rows > 0:
+            text += f"; {KEEPS_PATHS}"
         if self.doubtful:
             text += f"; {self.doubtful:,} images differ from the drawing of their code by {DOUBTFUL:g} or more"
         return ("look" if out or self.doubtful else "ok"), text
@@ -82,6 +86,18 @@ class FigureReport:
     def of(self, label: str, *, is_bench: bool) -> SourceCounts:
         """Return the counts of a source."""
         return self.sources.setdefault(f"{label} (bench)" if is_bench else label, SourceCounts())
+
+    def advice(self) -> str:
+        """Return what to change if no figure is left: by the most frequent reason."""
+        counts = Counter({LEAKS: sum(source.leaks for source in self.sources.values())})
+        for source in self.sources.values():
+            counts.update(source.dropped)
+        (reason, _), *_ = counts.most_common(1)
+        if reason == LEAKS:
+            return "the figures are held out by --bench or --beside: name other sources"
+        return (
+            KEEPS_PATHS if reason == FEW_BASIC else "see the reasons above; `vlmrl prep figures --help` has the limits"
+        )
 
     def fields(self) -> dict[str, Any]:
         """Return the counts as JSON values, for `source` in dataset.json."""

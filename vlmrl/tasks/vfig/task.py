@@ -15,9 +15,9 @@ from vlmrl.tasks.accumulated import AccumulatedMetrics
 from vlmrl.tasks.base import Task, require_prepared
 from vlmrl.tasks.pooled import Verdict
 from vlmrl.tasks.truth_kinds import Drawn, RowKind
-from vlmrl.tasks.vfig.attacks import attacks_on
+from vlmrl.tasks.vfig.attacks import attacks_on, play_figures
 from vlmrl.tasks.vfig.measures import METRICS, measures
-from vlmrl.tasks.vfig.pictures import RENDER, draw_pairs
+from vlmrl.tasks.vfig.pictures import LEGEND, RENDER, draw_pairs
 from vlmrl.tasks.vfig.reward import NAME as REWARD
 from vlmrl.tasks.vfig.svg_file import SVG_FILE
 from vlmrl.tasks.vfig.truth import CODE, SOURCE, code_of, truth_problems
@@ -69,7 +69,7 @@ def no_labels(row: Row) -> RowLabels:
     return RowLabels(None)
 
 
-FIGURES = RowKind(is_figure, labels=no_labels, drawn=Drawn("SVG", 0, RENDER, draw_pairs))
+FIGURES = RowKind(is_figure, play=play_figures, labels=no_labels, drawn=Drawn("SVG", 0, RENDER, draw_pairs, LEGEND))
 
 
 def write_trace(row: Row, rng: random.Random) -> str:
