@@ -17,7 +17,7 @@ from vlmrl.svg.parse import Node
 from vlmrl.svg.paths import Command
 from vlmrl.svg.scene import Bitmap, ClipPart, Group, Item, Scene, Shape, Source, Stroke
 from vlmrl.svg.servers import GRADIENTS, Content, faded, gradient, number_of, opacity_of, pattern
-from vlmrl.svg.styles import OF_CONTEXT, Place, inherit
+from vlmrl.svg.styles import OF_CONTEXT, Place, inherit, page_of
 from vlmrl.svg.text import lay_out
 from vlmrl.svg.values import Matrix, Paint, read_length, read_paint, read_transform, read_view_box
 
@@ -45,9 +45,12 @@ def build_scene(
         size: width and height of the picture that will be drawn; relative sizes of the document refer to them.
     Raises: SvgRefused (`forbidden`, `limit`).
     """
-    _check(root)
-    apply_styles(root)
-    return _Builder(root, limits or SvgLimits(), images).scene(root, size)
+    try:
+        _check(root)
+        apply_styles(root)
+        return _Builder(root, limits or SvgLimits(), images).scene(root, size)
+    except RecursionError:  # brackets of CSS, of any depth
+        raise SvgRefused("limit", "its styles or elements are nested too deep") from None
 
 
 def _check(root: Node) -> None:
@@ -112,6 +115,7 @@ class _Builder:
         place = inherit(root, Place({}, Matrix(), Lengths(box.width, box.height, 16.0)))
         items = list[Item]()
         if root.attributes.get("display", "").strip() != "none":
+            items.extend(page_of(root, box))
             self._wrapped(root, place, items, self.children)
         return Scene(tuple(items), width, height, box, root.attributes.get("preserveAspectRatio", ""), self.elements)
 

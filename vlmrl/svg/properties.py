@@ -38,6 +38,7 @@ INHERITED = {
 """Property that children take from their parent -> its first value."""
 OWN = {
     "alignment-baseline": "auto",
+    "background-color": "transparent",
     "baseline-shift": "baseline",
     "clip-path": "none",
     "display": "inline",
@@ -53,5 +54,5 @@ OWN = {
 }
 """Property of one element alone -> its first value."""
 PROPERTIES = frozenset(INHERITED | OWN)
-SHORTHANDS = {"marker": ("marker-start", "marker-mid", "marker-end")}
+SHORTHANDS = {"marker": ("marker-start", "marker-mid", "marker-end"), "background": ("background-color",)}
 """Shorthand -> the properties that it sets to its value."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from vlmrl.svg.geometry import Lengths
+from vlmrl.svg.geometry import Box, Lengths, rectangle
 from vlmrl.svg.parse import Node
 from vlmrl.svg.properties import INHERITED
-from vlmrl.svg.scene import Source
-from vlmrl.svg.values import Matrix, read_length, read_paint
+from vlmrl.svg.scene import Shape, Source
+from vlmrl.svg.values import Matrix, read_colour, read_length, read_paint
 
 FONT_SIZES = {
     "xx-small": 9.0, "x-small": 10.0, "small": 13.0, "medium": 16.0, "large": 18.0, "x-large": 24.0, "xx-large": 32.0,
@@ -19,6 +19,20 @@ OF_CONTEXT = ("context-fill", "context-stroke")
 """Paints of a marker that are those of the line it stands on."""
 MOST_FONT = 100_000.0
 """Largest size of a font, in user units."""
+
+
+AROUND = 100.0
+"""Size of the page around a scene, in sizes of its box: it shows beside it too, where the picture has another shape."""
+
+
+def page_of(root: Node, box: Box) -> list[Shape]:
+    """Return what CSS paints below a document: its `background-color`, as browsers draw it; [] if it has none."""
+    colour = read_colour(root.attributes.get("background-color", ""))
+    if colour is None or not colour[3]:
+        return []
+    x, y = AROUND * box.width, AROUND * box.height
+    page = rectangle(Box(box.x - x, box.y - y, box.width + 2 * x, box.height + 2 * y))
+    return [Shape(tuple(page), Matrix(), colour, None, root.tag, root.number)]
 
 
 class Place(NamedTuple):

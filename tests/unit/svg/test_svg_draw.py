@@ -286,3 +286,21 @@ def test_a_leaf_alone_is_what_it_is_in_the_whole():
     for leaf, groups in scene.leaves():
         painter.draw_leaf(leaf, groups)
     assert (painter.rgb() == paint(scene, 40, 40)).all()
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        'style="background-color: #102030"', 'style="background:rgb(16 32 48)"', 'class="dark"',
+        'viewBox="0 0 40 10" style="background: #102030"',
+    ],
+)  # fmt: skip
+def test_the_background_of_the_root_is_drawn_below_all_else_as_browsers_do(root: str):
+    style = "<style>.dark { background: #102030 }</style>"
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20" {root}>{style}<rect width="5" height="9"/></svg>'
+    picture = draw_svg(DrawJob(svg)).pixels
+    assert (picture[-1, -1] == (16, 32, 48)).all() and (picture[0, -1] == (16, 32, 48)).all()
+    assert (picture == 0).all(axis=2).any()
+    for value in ("transparent", "url(#a)", "none", "red url(https://example.org/a.png)"):
+        plain = svg.replace(root, f'style="background: {value}"')
+        assert (draw_svg(DrawJob(plain)).pixels[-1, -1] == 255).all()
