@@ -108,6 +108,38 @@ def test_the_page_alone_earns_nothing_and_a_wrong_shape_no_less(page: str):
     assert (result(truth, f"{BOX}{red}{blue}</svg>").parts["elements"] or 0.0) > 0.98
 
 
+DISC = '<circle cx="50" cy="50" r="30" fill="red"{}/>'
+SLIT = '<clipPath id="c"><rect x="50" y="20" width="4" height="60"/></clipPath>'
+CUT = [
+    SLIT + DISC.format(' clip-path="url(#c)"'),
+    DISC.format("") + '<rect width="74" height="97" fill="white"/>',
+    DISC.format(' transform="translate(70 0)"'),
+]
+
+
+@pytest.mark.parametrize("content", CUT)
+def test_an_element_that_is_cut_or_covered_counts_as_what_shows_of_it(content: str):
+    truth = f"{BOX}{DISC.format('')}</svg>"
+    # A quarter of the disc or less shows.
+    assert value(truth, f"{BOX}{content}</svg>") < 0.3 and value(truth, truth) == 1
+
+
+def test_a_ring_of_the_size_of_the_picture_is_a_shape_and_no_page():
+    ring = '<path fill-rule="evenodd" d="M0 0H100V100H0ZM10 10V90H90V10Z"/>'
+    disc = '<circle cx="50" cy="50" r="20" fill="red"/>'
+    truth = f"{BOX}{ring}{disc}</svg>"
+    # 2 * 1 right element / (2 + 1)
+    for one in (ring, disc):
+        assert result(truth, f"{BOX}{one}</svg>").parts["elements"] == pytest.approx(2 / 3, abs=1e-6)
+
+
+@pytest.mark.parametrize("fill", ["(" * 30_000, "url(#a) " * 4_000, "[{(" * 9_000])
+def test_styles_of_any_depth_are_no_error_of_the_reward(fill: str):
+    svg = f'{BOX}<rect style="fill:{fill}" width="9" height="9"/></svg>'
+    assert value(figure(1).svg, svg) < 0.1
+    assert value(figure(1).svg, svg.replace("style", "data-x").replace("fill:", "")) < 0.1
+
+
 def test_what_is_no_svg_earns_nothing_and_says_why():
     svg = figure(5).svg
     for response, kind in (
