@@ -19,7 +19,7 @@ from vlmrl.svg.scene import Bitmap, ClipPart, Group, Item, Scene, Shape, Source,
 from vlmrl.svg.servers import GRADIENTS, Content, faded, gradient, number_of, opacity_of, pattern
 from vlmrl.svg.styles import OF_CONTEXT, Place, inherit
 from vlmrl.svg.text import lay_out
-from vlmrl.svg.values import Matrix, Paint, read_length, read_paint, read_transform, read_view_box
+from vlmrl.svg.values import Matrix, Paint, read_length, read_origin, read_paint, read_transform, read_view_box
 
 Images = Literal["refuse", "drop", "draw"]
 """Policy for embedded pictures (data URIs): the document is refused, the picture is left out, or it is drawn."""
@@ -45,9 +45,12 @@ def build_scene(
         size: width and height of the picture that will be drawn; relative sizes of the document refer to them.
     Raises: SvgRefused (`forbidden`, `limit`).
     """
-    _check(root)
-    apply_styles(root)
-    return _Builder(root, limits or SvgLimits(), images).scene(root, size)
+    try:
+        _check(root)
+        apply_styles(root)
+        return _Builder(root, limits or SvgLimits(), images).scene(root, size)
+    except RecursionError:  # brackets of CSS, of any depth
+        raise SvgRefused("limit", "its styles or elements are nested too deep") from None
 
 
 def _check(root: Node) -> None:
@@ -136,6 +139,9 @@ class _Builder:
             place = place._replace(style={**place.style, "space": space})
         turned = read_transform(node.attributes.get("transform", ""))
         if turned is not None:
+            lengths = place.lengths
+            x, y = read_origin(node.attributes.get("transform-origin", ""), lengths.width, lengths.height, lengths.em)
+            turned = Matrix(e=x, f=y).times(turned).times(Matrix(e=-x, f=-y)) if x or y else turned
             place = place._replace(matrix=place.matrix.times(turned))
         m = place.matrix
         if not all(map(math.isfinite, m)) or abs(m.determinant) < 1e-12 or max(map(abs, m)) > 1e12:

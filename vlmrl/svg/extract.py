@@ -8,6 +8,8 @@ from vlmrl.svg.limits import SvgRefused
 
 TOKEN = re.compile(r"<!--|-->|<!\[CDATA\[|\]\]>|<(/?)(?:[A-Za-z_][\w.-]*:)?svg(?=[\s/>])", re.IGNORECASE)
 """Begin and end of comments and of CDATA sections, and tags of `svg` elements with or without a prefix."""
+ENDS = {"<!--": "-->", "<![CDATA[": "]]>"}
+"""Begin of a comment and of a CDATA section -> its end."""
 TAG_END = re.compile(r"[^\"'>]*(?:\"[^\"]*\"[^\"'>]*|'[^']*'[^\"'>]*)*>")
 """Rest of a tag. A `>` within quotes does not end it."""
 
@@ -22,14 +24,15 @@ def find_svg(response: str) -> str:
     """
     complete: list[tuple[int, int]] = []
     starts: list[int] = []
-    place = 0
+    place, last_ends = 0, {end: response.rfind(end) for end in ENDS.values()}
     while token := TOKEN.search(response, place):
         place = token.end()
-        if token[0] in ("<!--", "<![CDATA["):
-            end = response.find("-->" if token[0] == "<!--" else "]]>", place)
-            place = end + 3 if starts and end >= 0 else place
+        if token[0] in ENDS:
+            end = ENDS[token[0]]
+            # Not searched where there is none: of many that have no end, each would search the rest of the text.
+            place = response.find(end, place) + len(end) if starts and last_ends[end] >= place else place
             continue
-        if token[0] in ("-->", "]]>"):
+        if token[0] in ENDS.values():
             continue
         rest = TAG_END.match(response, place)
         if rest is None:

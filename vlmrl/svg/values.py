@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from tinycss2.color4 import parse_color
 
+from vlmrl.svg.colour_spaces import srgb_of
+
 LARGEST = 1e7
 """Largest size of a number that is drawn. cairo's own coordinates end at 2**23."""
-NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 LENGTH = re.compile(rf"({NUMBER.pattern})\s*(px|pt|pc|mm|cm|in|em|ex|rem|%)?", re.IGNORECASE)
 GAP = re.compile(r"[\s,]*")
 TRANSFORM = re.compile(r"\s*,?\s*(matrix|translate|scale|rotate|skewX|skewY)\s*\(([^()]*)\)")
@@ -160,15 +162,27 @@ def read_transform(text: str, most: int = 100) -> Matrix | None:
     return matrix if not text[place:].strip(" \t\r\n,;") and all(abs(n) <= LARGEST for n in matrix) else None
 
 
+ORIGINS = {"left": "0%", "top": "0%", "center": "50%", "right": "100%", "bottom": "100%"}
+"""Word of `transform-origin` -> its share of the viewport."""
+
+
+def read_origin(text: str, width: float, height: float, em: float = 16.0) -> tuple[float, float]:
+    """Return the point of `transform-origin` in a viewport of that size; (0, 0) for what is none."""
+    words = text.lower().split()[:2]
+    if words[:1] in (["top"], ["bottom"]) or words[1:] in (["left"], ["right"]):
+        words = [*words[1:], *(["center"] if len(words) == 1 else []), words[0]]
+    words = [ORIGINS.get(word, word) for word in words] + ["50%"] * (len(words) == 1)
+    point = [read_length(word, whole=whole, em=em) for word, whole in zip(words, (width, height), strict=False)]
+    return (0.0, 0.0) if len(point) != 2 or point[0] is None or point[1] is None else (point[0], point[1])
+
+
 def read_colour(text: str) -> tuple[float, float, float, float] | None:
     """Return red, green, blue and alpha in [0, 1] of a CSS colour; None for `currentColor` and for no colour."""
     if len(text) > 200:
         return None
     colour = parse_color(text.strip())
-    if colour is None or isinstance(colour, str):
-        return None
-    channels = [float(channel or 0.0) for channel in colour.to("srgb")]
-    if len(channels) != 4 or not all(map(math.isfinite, channels)):
+    channels = None if colour is None or isinstance(colour, str) else srgb_of(colour)
+    if channels is None or len(channels) != 4 or not all(map(math.isfinite, channels)):
         return None
     red, green, blue, alpha = (min(1.0, max(0.0, channel)) for channel in channels)
     return red, green, blue, alpha
@@ -189,13 +203,15 @@ def read_paint(text: str, current: str = "black") -> Paint | None:
     word = text.strip()
     if word.lower() in ("none", "transparent"):
         return Paint(None)
-    if word.lower() == "currentcolor":
-        word = current
     if (reference := read_reference(word)) is not None:
-        fallback = read_paint(reference[1], current) if reference[1] else None
-        return Paint(fallback.colour if fallback is not None else None, reference[0])
-    colour = read_colour(word)
+        return Paint(_colour(reference[1], current), reference[0])
+    colour = _colour(word, current)
     return None if colour is None else Paint(colour)
+
+
+def _colour(word: str, current: str) -> tuple[float, float, float, float] | None:
+    """Return a colour or `currentColor`. A second reference is none: it is no fallback of a first one."""
+    return read_colour(current if word.lower() == "currentcolor" else word)
 
 
 def number_text(value: float) -> str:
