@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
+from vlmrl.svg.geometry import Box
 from vlmrl.tasks.vfig.drawn.figure import DrawnFigure, DrawnSettings, draw_figure
 from vlmrl.tasks.vfig.reward import WEIGHTS, svg_figure
 from vlmrl.tasks.vfig.scoring.compare import length_share, read_figure
@@ -201,9 +202,7 @@ def test_length_is_free_up_to_a_factor():
 
 
 def test_raster_of_a_triangle():
-    form = raster(
-        [[(0, 0), (10, 0), (0, 10)]], read_figure(f'{BOX}<rect width="10" height="10"/></svg>').elements[0].box
-    )
+    form = raster([[(0, 0), (10, 0), (0, 10)]], Box(0, 0, 10, 10))
     cells = form.reshape(GRID, GRID)
     assert cells[0, 0] and not cells[-1, -1] and abs(form.mean() - 0.5) < 0.06
 

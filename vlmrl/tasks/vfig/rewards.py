@@ -9,7 +9,7 @@ from vlmrl.tasks.vfig.reward import NAME, svg_figure, vfig_rules
 
 REWARDS: Mapping[str, Builtin] = {
     NAME: Builtin(
-        svg_figure, "SVG code: visible elements and picture beside the true ones; no model; runs in workers", version=2
+        svg_figure, "SVG code: visible elements and picture beside the true ones; no model; runs in workers", version=3
     ),
     "vfig_rules": Builtin(
         vfig_rules, "SVG code: VFig's published score of shapes and arrows, to the digit, to repeat numbers", version=1

@@ -19,8 +19,8 @@ from vlmrl.tasks.vfig.scoring.matching import correspond
 from vlmrl.tasks.vfig.scoring.picture import PictureScore, picture_similarity
 from vlmrl.tasks.vfig.scoring.seen import View, look
 
-SIDE = 320
-"""Longest side of the pictures that are compared, in pixels."""
+SIDE, LEAST_SIDE = 320, 160
+"""Limits of the longer side of the pictures that are compared, in pixels. Icons declare sizes such as 16 pixels."""
 BASIC = ("rect", "circle", "ellipse", "line", "polyline")
 COMPLEX = ("path", "polygon")
 LONG, TOO_LONG, SPARE = 1.5, 4.0, 200
@@ -56,12 +56,12 @@ def read_figure(
     """Return a drawing as it is compared.
 
     Args:
-        size: width and height of its picture; None = what it declares, at most SIDE.
+        size: width and height of its picture; None = what it declares, with a longer side of LEAST_SIDE to SIDE.
     Raises: SvgRefused.
     """
     limits = limits or SvgLimits()
     scene = build_scene(parse_svg(svg, limits), limits, images=images, size=size)
-    width, height = size or fitting(*own_size(scene, limits))
+    width, height = size or compared_size(*own_size(scene, limits))
     view = look(scene, width, height)
     return Figure(view, elements_of(view), cleanliness(view), len(svg))
 
@@ -72,9 +72,15 @@ def read_truth(svg: str, images: Images = "refuse") -> Figure:
     return read_figure(svg, images=images)
 
 
-def fitting(width: int, height: int, side: int = SIDE) -> tuple[int, int]:
-    """Return a size of the same shape whose longer side is at most `side`."""
-    scale = min(1.0, side / max(width, height))
+def compared_size(width: int, height: int) -> tuple[int, int]:
+    """Return the size of the picture in which a truth of that size is compared."""
+    return fitting(width, height, SIDE, LEAST_SIDE)
+
+
+def fitting(width: int, height: int, side: int = SIDE, least: int = 1) -> tuple[int, int]:
+    """Return a size of the same shape whose longer side is at least `least` and at most `side`."""
+    longer = max(width, height)
+    scale = min(side, max(least, longer)) / longer
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
@@ -93,7 +99,7 @@ class FigureScore:
     """Scores of a drawing beside the true one, all in [0, 1]; all are 1 for the truth itself.
 
     Args:
-        elements: see matching.correspond.
+        elements: see matching.correspond; if neither drawing has elements, the score of the picture.
         picture: see picture.picture_similarity.
         clean: `content` times the cleanliness of the code beside that of the truth.
         length: `content` times how the length of the code is beside that of the truth.
@@ -118,12 +124,15 @@ def compare(truth: Figure, response: Figure) -> FigureScore:
         (truth.view.more, response.view.more),
     )
     picture = picture_similarity(truth.view.picture, response.view.picture, truth.view.page)
-    content = (pairs.score + picture.value) / 2
+    # Where neither has elements, their pages are all that there is.
+    is_page = not (truth.elements or response.elements or truth.view.more or response.view.more)
+    elements = picture.value if is_page else pairs.score
+    content = (elements + picture.value) / 2
     tidy = 1.0
     if truth.cleanliness is not None:
         tidy = min(1.0, ((response.cleanliness or 0.0) + 0.05) / (truth.cleanliness + 0.05))
     short = length_share(response.chars, truth.chars)
-    return FigureScore(pairs.score, picture, content * tidy, content * short, pairs.kinds, len(pairs.pairs))
+    return FigureScore(elements, picture, content * tidy, content * short, pairs.kinds, len(pairs.pairs))
 
 
 def length_share(chars: int, truth_chars: int) -> float:

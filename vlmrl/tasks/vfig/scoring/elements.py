@@ -15,7 +15,7 @@ import numpy as np
 
 from vlmrl.svg.geometry import Box, bounds, moved, polyline
 from vlmrl.svg.scene import Bitmap, Shape
-from vlmrl.tasks.vfig.scoring.seen import Seen, View, is_background
+from vlmrl.tasks.vfig.scoring.seen import Seen, View
 
 Kind = Literal["shape", "line", "text"]
 Point = tuple[float, float]
@@ -31,6 +31,9 @@ HEAD_SIZE = 0.35
 """Largest diagonal of a separate head, in lengths of its line."""
 THIN = 0.02
 """Largest width of a filled shape that counts as a line, in its length."""
+EDGE, END = 1.0, 0.03
+"""Distance from the pixels that show up to which a shape counts as seen, in pixels, and a line, in diagonals of the
+picture: its head covers its end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +41,7 @@ class Element:
     """One element.
 
     Args:
-        box: bounds in pixels, within the picture.
+        box: bounds in pixels of what can be seen of it.
         colour: what it looks like on average: red, green, blue in [0, 1].
         form: for a shape, which cells of a GRID x GRID raster over its box are inside: (GRID * GRID,) bool.
         points: for a line, its begin, middle and end.
@@ -77,33 +80,44 @@ def elements_of(view: View) -> list[Element]:
 
 def _element(one: Seen, frame: Box) -> Element | None:
     leaf = one.leaf
+    if one.background:
+        return None  # the pictures are compared apart
     if isinstance(leaf, Bitmap):
         rows, columns = leaf.pixels.shape[:2]
         corners = [one.to_picture.times(leaf.matrix).apply(x, y) for x in (0, columns) for y in (0, rows)]
         xs, ys = zip(*corners, strict=True)
-        box = Box(min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)).common(frame)
+        box = Box(min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)).common(_grown(one.box, EDGE))
         return Element("shape", box, one.colour, pixels=one.pixels, number=leaf.number) if box is not None else None
     commands = moved(leaf.commands, one.to_picture.times(leaf.matrix))
     whole = bounds(commands)
-    box = whole.common(frame) if whole is not None else None
-    if whole is None or box is None:
+    if whole is None:
         return None
+    # What is cut, covered or outside of the picture is no part of the element.
+    box = whole.common(_grown(one.box, EDGE)) or one.box
     if leaf.text:
         text = " ".join(leaf.text.split())
         return Element("text", box, one.colour, text=text, pixels=one.pixels, number=leaf.number) if text else None
     lines = polyline(commands)
     path = max(lines, key=len)
+    reach = _grown(one.box, END * math.hypot(frame.width, frame.height))
     if leaf.fill is None and len(lines) == 1 and path[0] != path[-1]:
-        return Element(
-            "line", box, one.colour, points=_ends(path), heads=leaf.heads, pixels=one.pixels, number=leaf.number
-        )
+        points = _within(_ends(path), reach)
+        return Element("line", box, one.colour, points=points, heads=leaf.heads, pixels=one.pixels, number=leaf.number)
     bar = _bar(path, leaf) if len(lines) == 1 else None
     if bar is not None:
-        return Element("line", box, one.colour, points=bar, pixels=one.pixels, number=leaf.number)
-    if is_background(leaf, one.to_picture, (round(frame.width), round(frame.height))):
-        return None  # a background: the pictures are compared apart
-    form = raster(lines, whole, even_odd=leaf.even_odd)
+        return Element("line", box, one.colour, points=_within(bar, reach), pixels=one.pixels, number=leaf.number)
+    form = raster(lines, box, even_odd=leaf.even_odd)
     return Element("shape", box, one.colour, form=form, pixels=one.pixels, number=leaf.number)
+
+
+def _grown(box: Box, reach: float) -> Box:
+    return Box(box.x - reach, box.y - reach, box.width + 2 * reach, box.height + 2 * reach)
+
+
+def _within(points: tuple[Point, Point, Point], box: Box) -> tuple[Point, Point, Point]:
+    """Return the points with those outside of a box moved to its edge."""
+    begin, middle, end = ((min(max(x, box.x), box.right), min(max(y, box.y), box.bottom)) for x, y in points)
+    return begin, middle, end
 
 
 def _ends(path: Sequence[Point]) -> tuple[Point, Point, Point]:

@@ -80,18 +80,24 @@ def likeness(truth: Sequence[Element], response: Sequence[Element], diagonal: fl
         if rows and columns:
             values = alike([truth[i] for i in rows], [response[j] for j in columns], diagonal)
             matrix[np.ix_(rows, columns)] = values
-    return np.clip(matrix, 0.0, 1.0)
+    return np.clip(matrix * _shown(truth, response), 0.0, 1.0)
+
+
+def _shown(truth: Sequence[Element], response: Sequence[Element]) -> np.ndarray:
+    """Return 1 where at least half as much of one element shows as of the other, and the root of twice the ratio."""
+    a, b = (np.array([max(1, element.pixels) for element in side], float) for side in (truth, response))
+    return np.minimum(1.0, 2 * np.minimum(a[:, None], b) / np.maximum(a[:, None], b))
 
 
 def _shapes(truth: Sequence[Element], response: Sequence[Element], diagonal: float) -> np.ndarray:
-    """Return the likeness of shapes: where they are and how large, times form and colour."""
+    """Return the likeness of shapes: where they are and how large, times form, times colour."""
     a, b = _boxes(truth), _boxes(response)
     place = 0.5 * _overlaps(a, b) + 0.5 * _nearness(a, b, diagonal) * _sizes(a, b)
     forms = [np.array([element.form for element in side], float) for side in (truth, response)]
     inner = forms[0] @ forms[1].T
     union = forms[0].sum(axis=1)[:, None] + forms[1].sum(axis=1)[None, :] - inner
     form = np.where(union > 0, inner / np.maximum(union, 1), 1.0)
-    return place * (0.3 + 0.3 * form + 0.4 * _colours(truth, response))
+    return place * (0.2 + 0.8 * form) * (0.6 + 0.4 * _colours(truth, response))
 
 
 def _lines(truth: Sequence[Element], response: Sequence[Element], diagonal: float) -> np.ndarray:

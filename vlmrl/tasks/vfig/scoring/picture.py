@@ -28,7 +28,7 @@ class PictureScore(NamedTuple):
     """Similarity of two pictures, all in [0, 1].
 
     Args:
-        value: mean of the others.
+        value: mean of the others, without those in which the bare page has 1: they do not tell a figure from it.
         ink: share of the ink that both have at the same place in the same colour.
         edges: F1 of the edges that have a counterpart nearby, above that of the page alone.
         structure: SSIM of the brightness where either has ink, over several scales; 0 for an empty picture.
@@ -45,8 +45,8 @@ def picture_similarity(truth: np.ndarray, drawn: np.ndarray, page: np.ndarray | 
 
     Args:
         truth, drawn: (height, width, 3) uint8 RGB of one size.
-        page: what the truth's background alone looks like, of the same size; None, or of one colour = the truth's most
-            frequent colour.
+        page: what the truth's background alone looks like, of the same size; None, of one colour, or all of the truth =
+            the truth's most frequent colour.
     Raises: ValueError for different sizes.
     """
     if truth.shape != drawn.shape:
@@ -56,20 +56,20 @@ def picture_similarity(truth: np.ndarray, drawn: np.ndarray, page: np.ndarray | 
     if (drawn == drawn[0, 0]).all():
         return PictureScore(0.0, 0.0, 0.0, 0.0)
     a, b = truth.astype(np.float64), drawn.astype(np.float64)
-    edges = _edges(_grey(a), _grey(b))
-    if page is None or (page == page[0, 0]).all():
+    if page is None or (page == page[0, 0]).all() or (page == truth).all():
         empty = np.broadcast_to(background(truth), a.shape)
     else:
         empty = page.astype(np.float64)
-        edges = _above(edges, _edges(_grey(a), _grey(empty)))
     ink = _ink(a, b, empty)
+    edges = _above(_edges(_grey(a), _grey(b)), _edges(_grey(a), _grey(empty)))
     structure = _above(_structure(a, b, empty), _structure(a, empty, empty))
-    return PictureScore((ink + edges + structure) / 3, ink, edges, structure)
+    values = [value for value in (ink, edges, structure) if value is not None]
+    return PictureScore(sum(values) / len(values), ink, edges or 0.0, structure or 0.0)
 
 
-def _above(value: float, bare: float) -> float:
-    """Return how far a value is from that of the bare page towards 1, in [0, 1]."""
-    return max(0.0, (value - bare) / (1 - bare)) if bare < 1 else 0.0
+def _above(value: float, bare: float) -> float | None:
+    """Return how far a value is from that of the bare page towards 1, in [0, 1]; None if the bare page has 1."""
+    return max(0.0, (value - bare) / (1 - bare)) if bare < 1 else None
 
 
 def background(picture: np.ndarray) -> np.ndarray:

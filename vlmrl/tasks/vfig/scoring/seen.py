@@ -6,21 +6,24 @@ changes or shows nothing. Rewards count what can be seen, so that hidden content
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.ndimage import find_objects
 
 from vlmrl.svg.geometry import Box, bounds, fitted, moved
 from vlmrl.svg.paint import Painter
-from vlmrl.svg.scene import Bitmap, Scene, Shape
+from vlmrl.svg.scene import Bitmap, Group, Scene, Shape
 from vlmrl.svg.values import Matrix
 
 LEAST_CHANGE = 12
 """Smallest change of a channel, of 255, that counts as a change of a pixel."""
 MOST_LEAVES = 2_000
 """Largest number of elements that are looked at one by one. Those above them are drawn, and counted, together."""
-COVER = 0.98
-"""Share of the picture that a background covers, in both directions."""
+COVER, COVERED = 0.98, 0.96
+"""Share of the picture that a background covers in both directions, and share of its pixels. A ring, star or grid of
+the picture's size covers too few pixels, and is a shape."""
 NOBODY = -1
 
 
@@ -34,6 +37,8 @@ class Seen:
         pixels: number of its pixels that show at the end.
         drawn: number of pixels that it changed when it was drawn, >= pixels.
         colour: mean of its pixels that show: red, green, blue in [0, 1].
+        box: bounds of its pixels that show.
+        background: whether it covers the picture, and so is its page.
     """
 
     leaf: Shape | Bitmap
@@ -41,6 +46,8 @@ class Seen:
     pixels: int
     drawn: int
     colour: tuple[float, float, float]
+    box: Box
+    background: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +80,17 @@ def look(scene: Scene, width: int, height: int) -> View:
     leaves: list[Shape | Bitmap] = []
     before, more = painter.bgra().copy(), 0
     page: np.ndarray | None = None
+    backgrounds: set[int] = set()
     for leaf, groups in scene.leaves():
-        if page is None and not is_background(leaf, to_picture, (width, height)):
+        background = len(leaves) < MOST_LEAVES and _is_background(leaf, groups, painter)
+        if page is None and not background:
             page = painter.rgb()
         painter.draw_leaf(leaf, groups)
         if len(leaves) >= MOST_LEAVES:
             more += 1
             continue
+        if background:
+            backgrounds.add(len(leaves))
         after = painter.bgra()
         rows = np.flatnonzero((after.view(np.uint32) != before.view(np.uint32)).any(axis=(1, 2)))
         count = 0
@@ -98,19 +109,28 @@ def look(scene: Scene, width: int, height: int) -> View:
     places = owner.ravel() + 1
     counts = np.bincount(places, minlength=len(leaves) + 1)[1:]
     sums = [np.bincount(places, picture[:, :, k].ravel(), minlength=len(leaves) + 1)[1:] for k in range(3)]
+    areas = find_objects(owner + 1, len(leaves)) if leaves else []
     seen = []
     for index, leaf in enumerate(leaves):
         pixels = int(counts[index])
         if pixels:
             red, green, blue = (float(total[index]) / (255 * pixels) for total in sums)
-            seen.append(Seen(leaf, to_picture, pixels, drawn[index], (red, green, blue)))
+            rows, columns = areas[index]
+            box = Box(columns.start, rows.start, columns.stop - columns.start, rows.stop - rows.start)
+            colour = (red, green, blue)
+            seen.append(Seen(leaf, to_picture, pixels, drawn[index], colour, box, index in backgrounds))
     return View(picture, picture if page is None else page, tuple(seen), more)
 
 
-def is_background(leaf: Shape | Bitmap, to_picture: Matrix, size: tuple[int, int]) -> bool:
-    """Return whether a filled shape covers the picture of that width and height, which is then its page."""
+def _is_background(leaf: Shape | Bitmap, groups: Sequence[Group], painter: Painter) -> bool:
+    """Return whether a filled shape covers a picture, whose page it is then. What cuts it counts."""
     if isinstance(leaf, Bitmap) or leaf.text or leaf.fill is None:
         return False
-    box = bounds(moved(leaf.commands, to_picture.times(leaf.matrix)))
-    seen = box.common(Box(0, 0, *size)) if box is not None else None
-    return seen is not None and seen.width >= COVER * size[0] and seen.height >= COVER * size[1]
+    width, height = painter.width, painter.height
+    box = bounds(moved(leaf.commands, painter.view.times(leaf.matrix)))
+    seen = box.common(Box(0, 0, width, height)) if box is not None else None
+    if seen is None or seen.width < COVER * width or seen.height < COVER * height:
+        return False
+    alone = Painter(width, height, painter.view)
+    alone.draw_leaf(leaf, groups)
+    return float((alone.bgra()[:, :, 3] > 0).mean()) >= COVERED
