@@ -126,7 +126,8 @@ def test_a_number_survives_its_text(value: float) -> None:
 @pytest.mark.parametrize(
     ("text", "point"),
     [
-        ("", (0, 0)), ("center", (100, 50)), ("10px 20px", (10, 20)), ("50% 25%", (100, 25)), ("right bottom", (200, 100)),
+        ("", (0, 0)), ("center", (100, 50)), ("10px 20px", (10, 20)), ("50% 25%", (100, 25)),
+        ("right bottom", (200, 100)),
         ("top", (100, 0)), ("top left", (0, 0)), ("bottom right", (200, 100)), ("30", (30, 50)), ("x y", (0, 0)),
     ],
 )  # fmt: skip
