@@ -81,6 +81,8 @@ SLOW_TEXT = attacks(
     ("transform ( 10^5 times", "the same in a transform", svg(f'<rect {BOX} transform="{"a(" * 10**5}"/>')),
     ("spaces", "10^6 spaces in path data", svg(f'<path d="M0 0L{" " * 10**6}"/>')),
     ("zeros", "a number of 10^6 digits", svg(f'<rect x="{"1" * 10**6}" width="9" height="9"/>')),
+    ("digits", "190,000 digits before a unit that is none", svg(f'<rect width="{"1" * 190_000}q" height="9"/>{DOT}')),
+    ("references", "20,000 references, each the fallback of the one before", svg(f'<rect {BOX} fill="{"url(#a) " * 20_000}"/>')),
     ("dots", "10^6 dots in path data", svg(f'<path d="M{".1" * 10**6}"/>')),
     ("minus signs", "10^6 minus signs", svg(f'<path d="M{"-" * 10**6}"/>')),
     ("CSS brackets", "10^5 brackets that nobody closes", svg(f"<style>{'[' * 10**5}</style>{DOT}")),

@@ -143,7 +143,11 @@ def _answer(choice: Mapping[str, Any], tokens: int | None, prompt_tokens: int | 
 
 
 def _tokens(value: Mapping[str, Any], name: str) -> int | None:
-    count = (value.get("usage") or {}).get(name)
+    return tokens_of((value.get("usage") or {}).get(name))
+
+
+def tokens_of(count: object) -> int | None:
+    """Return a number of tokens in an answer; None for what can be none. A budget must not believe every number."""
     return count if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 2**31 else None
 
 

@@ -60,7 +60,7 @@ def retry_seconds(header: str | None, now: datetime) -> float:
     except ValueError:
         try:
             moment = parsedate_to_datetime(header)
-        except (ValueError, TypeError, IndexError):
+        except (ValueError, TypeError, IndexError, OverflowError):
             return 0.0
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=timezone.utc)

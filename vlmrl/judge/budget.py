@@ -17,6 +17,8 @@ from vlmrl.judge.failures import BudgetSpent
 from vlmrl.judge.settings import cost_of
 from vlmrl.recipe.judge_table import Prices
 
+LONGEST_HOLD = 7200.0
+"""Seconds, longer than any call may take. A reservation that ends later is from before the clock was set back."""
 MARGIN = 1.25
 """Expected tokens of a prompt, as a multiple of the largest prompt that was counted so far."""
 
@@ -177,8 +179,8 @@ class Budget:
 
     def _count_forgotten(self, connection: sqlite3.Connection, now: float) -> None:
         """Count reservations of killed processes in full: their calls may have been sent."""
-        old = "FROM reserved WHERE account = ? AND until < ?"
-        values = (self._account, now)
+        old = "FROM reserved WHERE account = ? AND (until < ? OR until > ?)"
+        values = (self._account, now, now + LONGEST_HOLD)
         calls, cost = connection.execute(f"SELECT count(*), coalesce(sum(cost), 0) {old}", values).fetchone()
         if calls:
             connection.execute(f"DELETE {old}", values)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import warnings
 from base64 import b64encode
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
 from vlmrl.endpoint.bounded_http import HTTP_ERRORS, bounded_client, failure_of_http
-from vlmrl.endpoint.chat import ChatAnswer, ChatRequest, ImageFile
+from vlmrl.endpoint.chat import ChatAnswer, ChatRequest, ImageFile, tokens_of
 from vlmrl.endpoint.client import HIDDEN, no_answer, read_key
 from vlmrl.endpoint.failures import BrokenAnswer, EndpointError
 from vlmrl.endpoint.statuses import failure_of, retry_seconds, what_to_check
@@ -58,6 +59,8 @@ class GeminiProvider:
         if logger.level == logging.NOTSET:
             # It warns that it takes another key, by the environment; it does not, as the key is given.
             logger.setLevel(logging.ERROR)
+        # It prints a value that it does not know, as the endpoint wrote it: control characters, or the key.
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"google\.genai")
         self._http = bounded_client(most_bytes=MOST_ANSWER_BYTES, concurrency=settings.concurrency)
         options = types.HttpOptions(base_url=self._address, httpx_async_client=self._http)
         self._client = genai.Client(vertexai=False, api_key=self._key, http_options=options)
@@ -107,18 +110,18 @@ class GeminiProvider:
 
     def _answer(self, reply: Any) -> ChatAnswer:
         usage = reply.usage_metadata
-        counts = [getattr(usage, name, None) for name in ("candidates_token_count", "thoughts_token_count")]
-        output = sum(count or 0 for count in counts) if any(count is not None for count in counts) else None
-        prompt = getattr(usage, "prompt_token_count", None)
+        counts = [getattr(usage, f"{name}_token_count", None) or 0 for name in ("candidates", "thoughts")]
+        output = tokens_of(sum(counts)) if min(counts) >= 0 else None
+        prompt = tokens_of(getattr(usage, "prompt_token_count", None))
         if not reply.candidates:
-            reason = _name(getattr(reply.prompt_feedback, "block_reason", None))
+            reason = self._name(getattr(reply.prompt_feedback, "block_reason", None))
             if not reason:
                 raise BrokenAnswer("the endpoint's answer cannot be read: it has no candidates", where=self._address)
             return ChatAnswer("", "stop", output, f"the endpoint's filter blocked the prompt ({reason})", prompt)
         candidate = reply.candidates[0]
         parts = (candidate.content.parts if candidate.content else None) or []
         text = "".join(part.text for part in parts if part.text and not part.thought)
-        reason = _name(candidate.finish_reason)
+        reason = self._name(candidate.finish_reason)
         refusal = f"the endpoint's filter withheld the response ({reason})" if reason in WITHHELD else ""
         return ChatAnswer(self._clean(text), "length" if reason == CUT else "stop", output, refusal, prompt)
 
@@ -138,6 +141,10 @@ class GeminiProvider:
             location=self._clean(headers.get("location", "")),
             retry_after=max(header, retry_delay(details)),
         )
+
+    def _name(self, reason: Any) -> str:
+        """Return the name of a value of one of the SDK's enumerations; "" for None."""
+        return "" if reason is None else self._clean(str(getattr(reason, "value", reason))).upper()[:60]
 
     def _clean(self, text: str) -> str:
         return text.replace(self._key, HIDDEN) if self._key else text
@@ -168,11 +175,6 @@ def _part(item: str | ImageFile) -> dict[str, Any]:
     if isinstance(item, str):
         return {"text": item}
     return {"inlineData": {"mimeType": item.media_type, "data": b64encode(item.data).decode("ascii")}}
-
-
-def _name(reason: Any) -> str:
-    """Return the name of a value of one of the SDK's enumerations; "" for None."""
-    return "" if reason is None else str(getattr(reason, "value", reason)).upper()[:60]
 
 
 def retry_delay(details: Any) -> float:

@@ -101,6 +101,7 @@ class JudgeService:
     ) -> None:
         self.settings, self.offline = settings, offline
         self.rubric = rubric or load_rubric(settings.rubric, base_dir)
+        self._secret = os.environ.get(settings.key_variable or "", "").strip()
         self._pid, self._rng, self._pauses = os.getpid(), rng or random.Random(), pauses or Pauses()
         self._breaker, self._counting, self._notify = breaker or Breaker(), Counting(), notify
         path = (base_dir or Path()) / (settings.cache or VERDICTS) if settings.cache is not False else None
@@ -302,7 +303,7 @@ class JudgeService:
     def _read(self, answer: ChatAnswer) -> Verdict:
         if answer.refusal:
             raise NoVerdict(f"the judge refuses the request: {answer.refusal}")
-        return verdict_of(self.rubric, answer)
+        return verdict_of(self.rubric, answer, self._secret)
 
     async def _keep(self, key: str, verdict: Verdict, called: Called) -> Verdict:
         """Keep a verdict in the cache. A file that cannot be written costs the entry, not the verdict."""

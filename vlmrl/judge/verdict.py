@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from vlmrl.endpoint.chat import ChatAnswer
+from vlmrl.endpoint.client import HIDDEN
 from vlmrl.json_text import parse_json
 from vlmrl.judge.failures import InvalidVerdict
 from vlmrl.judge.rubric import REASON, Rubric
@@ -44,9 +45,11 @@ class Verdict:
         return json.dumps({REASON: self.reason, **self.scores}, allow_nan=False)
 
 
-def verdict_of(rubric: Rubric, answer: ChatAnswer) -> Verdict:
+def verdict_of(rubric: Rubric, answer: ChatAnswer, secret: str = "") -> Verdict:
     """Return the verdict in a judge's answer.
 
+    Args:
+        secret: key of the judge, which its words may hold as escapes; "" = none.
     Raises: InvalidVerdict when it was cut by the token limit, or as `read_verdict`.
     """
     if answer.finish == "length":
@@ -54,10 +57,10 @@ def verdict_of(rubric: Rubric, answer: ChatAnswer) -> Verdict:
             "the judge's answer was cut by the token limit",
             hint="raise [judge] max_tokens; some models think first, and their thoughts count",
         )
-    return read_verdict(rubric, answer.text)
+    return read_verdict(rubric, answer.text, secret)
 
 
-def read_verdict(rubric: Rubric, text: str) -> Verdict:
+def read_verdict(rubric: Rubric, text: str, secret: str = "") -> Verdict:
     """Return the verdict in a text.
 
     The text is exactly one JSON object. It has the judge's words and a number for each axis: finite, from 0 to 1, no
@@ -79,5 +82,6 @@ def read_verdict(rubric: Rubric, text: str) -> Verdict:
         finding = error.errors(include_url=False, include_input=False, include_context=False)[0]
         name = one_line(".".join(map(str, finding["loc"])))[:60]
         raise InvalidVerdict(f"the judge's answer is wrong at `{name}`: {finding['msg']}") from None
-    reason = visible(fields.pop(REASON))[:MOST_REASON_CHARS]
-    return Verdict({name: float(fields[name]) for name in rubric.names}, reason)
+    words = fields.pop(REASON)
+    reason = visible(words.replace(secret, HIDDEN) if secret else words)[:MOST_REASON_CHARS]
+    return Verdict({name: abs(float(fields[name])) for name in rubric.names}, reason)  # -0.0 is 0

@@ -19,7 +19,7 @@ from vlmrl.svg.scene import Bitmap, ClipPart, Group, Item, Scene, Shape, Source,
 from vlmrl.svg.servers import GRADIENTS, Content, faded, gradient, number_of, opacity_of, pattern
 from vlmrl.svg.styles import OF_CONTEXT, Place, inherit, page_of
 from vlmrl.svg.text import lay_out
-from vlmrl.svg.values import Matrix, Paint, read_length, read_paint, read_transform, read_view_box
+from vlmrl.svg.values import Matrix, Paint, read_length, read_origin, read_paint, read_transform, read_view_box
 
 Images = Literal["refuse", "drop", "draw"]
 """Policy for embedded pictures (data URIs): the document is refused, the picture is left out, or it is drawn."""
@@ -140,6 +140,9 @@ class _Builder:
             place = place._replace(style={**place.style, "space": space})
         turned = read_transform(node.attributes.get("transform", ""))
         if turned is not None:
+            lengths = place.lengths
+            x, y = read_origin(node.attributes.get("transform-origin", ""), lengths.width, lengths.height, lengths.em)
+            turned = Matrix(e=x, f=y).times(turned).times(Matrix(e=-x, f=-y)) if x or y else turned
             place = place._replace(matrix=place.matrix.times(turned))
         m = place.matrix
         if not all(map(math.isfinite, m)) or abs(m.determinant) < 1e-12 or max(map(abs, m)) > 1e12:

@@ -51,6 +51,7 @@ OWN = {
     "stop-opacity": "1",
     "text-decoration": "none",
     "transform": "none",
+    "transform-origin": "0 0",
 }
 """Property of one element alone -> its first value."""
 PROPERTIES = frozenset(INHERITED | OWN)

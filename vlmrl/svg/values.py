@@ -162,6 +162,20 @@ def read_transform(text: str, most: int = 100) -> Matrix | None:
     return matrix if not text[place:].strip(" \t\r\n,;") and all(abs(n) <= LARGEST for n in matrix) else None
 
 
+ORIGINS = {"left": "0%", "top": "0%", "center": "50%", "right": "100%", "bottom": "100%"}
+"""Word of `transform-origin` -> its share of the viewport."""
+
+
+def read_origin(text: str, width: float, height: float, em: float = 16.0) -> tuple[float, float]:
+    """Return the point of `transform-origin` in a viewport of that size; (0, 0) for what is none."""
+    words = text.lower().split()[:2]
+    if words[:1] in (["top"], ["bottom"]) or words[1:] in (["left"], ["right"]):
+        words = [*words[1:], *(["center"] if len(words) == 1 else []), words[0]]
+    words = [ORIGINS.get(word, word) for word in words] + ["50%"] * (len(words) == 1)
+    point = [read_length(word, whole=whole, em=em) for word, whole in zip(words, (width, height), strict=False)]
+    return (0.0, 0.0) if len(point) != 2 or point[0] is None or point[1] is None else (point[0], point[1])
+
+
 def read_colour(text: str) -> tuple[float, float, float, float] | None:
     """Return red, green, blue and alpha in [0, 1] of a CSS colour; None for `currentColor` and for no colour."""
     if len(text) > 200:

@@ -205,6 +205,16 @@ def test_a_reservation_of_a_killed_process_counts_in_full_after_its_time() -> No
     assert budget.spent().calls == 1 and budget.spent().cost == 3.0
 
 
+def test_a_clock_that_is_set_back_does_not_keep_a_killed_process_reservation_for_years() -> None:
+    now = [1e9]
+    budget = budget_at(None, clock=lambda: now[0], max_calls=2)
+    assert budget.reserve(3, 1) is not None and budget.reserve(3, 1) is not None
+    assert budget.reserve(3, 1) is None  # both are in flight: wait
+    now[0] -= 1e8
+    with pytest.raises(BudgetSpent):
+        budget.reserve(3, 1)
+
+
 def test_accounts_are_counted_apart(tmp_path: Path) -> None:
     one, other = (budget_at(tmp_path / "f", account=name, max_calls=1) for name in ("a", "b"))
     for budget in (one, other):

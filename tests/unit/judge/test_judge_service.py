@@ -421,6 +421,38 @@ def test_no_key_reaches_the_file_the_messages_or_the_verdict(tmp_path: Path) -> 
     assert KEY not in "".join(messages) and KEY.encode() not in data and b"127.0.0.1" not in data
 
 
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_key_that_is_written_with_escapes_is_hidden_too(provider: str, tmp_path: Path) -> None:
+    escaped = verdict_text(1, "@").replace("@", "".join(f"\\u{ord(letter):04x}" for letter in KEY))
+    with serve_judge(lambda n, asked: escaped) as endpoint:
+        settings = settings_for(endpoint, provider, cache="judge.sqlite")
+        judge = service(settings, base_dir=tmp_path)
+        with judge:
+            assert one(judge).reason == "<hidden>"
+    assert not any(KEY.encode() in file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_words_that_the_sdk_does_not_know_are_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    body = json.dumps({"promptFeedback": {"blockReason": f"\x1b[31m{KEY}"}}).encode()
+    with judged(lambda n, asked: Reply(body=body), "gemini") as (_, judge), pytest.raises(NoVerdict) as error:
+        one(judge)
+    texts = "".join(capfd.readouterr()) + error.value.message
+    assert KEY.lower() not in texts.lower() and "[31m" not in texts.replace("[31M", "")
+
+
+@pytest.mark.parametrize("tokens", [(-(10**9), -(10**9)), (10**30, 10**30)])
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_budget_does_not_believe_every_number_of_tokens(
+    provider: str, tokens: tuple[int, int], tmp_path: Path
+) -> None:
+    script = lambda n, asked: say(asked.protocol, verdict_text(1), tokens=tokens)  # noqa: E731
+    more = {"prices": {"input": 1.0, "output": 1.0}, "max_cost": 1.0, "cache": "judge.sqlite"}
+    with serve_judge(script) as endpoint, service(settings_for(endpoint, provider, **more), base_dir=tmp_path) as judge:
+        assert one(judge).scores["layout"] == 1
+        spent = judge.spent()
+    assert spent.calls == 1 and 0 < spent.cost < 1 and spent.input_tokens == spent.output_tokens == 0
+
+
 def test_the_environment_cannot_change_the_address_or_the_key_of_gemini(monkeypatch: pytest.MonkeyPatch) -> None:
     with serve_judge() as other:
         for name, value in {

@@ -51,6 +51,23 @@ def test_no_complete_element_is_refused(response: str, kind: str) -> None:
     assert refusal.value.kind == kind
 
 
+class CountedText(str):
+    """Text that counts the characters in which something was searched for."""
+
+    searched = 0
+
+    def find(self, *args) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.searched += len(self) - args[1]
+        return super().find(*args)
+
+
+@pytest.mark.parametrize("text", ["<svg><!--", "<svg><![CDATA[", "<svg><!--<!--"])
+def test_comments_without_end_are_not_searched_again_and_again(text: str) -> None:
+    response = CountedText(text * 500 + "</svg>")
+    assert find_svg(response).endswith("</svg>")
+    assert response.searched <= len(response)
+
+
 @given(st.text(alphabet="<>/svg \"'!-[]CDATA=a", max_size=60))
 def test_any_text_is_answered_or_refused(text: str) -> None:
     try:

@@ -17,6 +17,7 @@ from vlmrl.svg.values import (
     read_length,
     read_number,
     read_numbers,
+    read_origin,
     read_paint,
     read_reference,
     read_share,
@@ -93,9 +94,19 @@ def test_colours_and_paints() -> None:
         assert read_colour(text) == pytest.approx(red), text
     assert read_colour("rgba(0,0,255,0.5)") == pytest.approx((0, 0, 1, 0.5))
     assert read_colour("lightcoral") == pytest.approx((240 / 255, 128 / 255, 128 / 255, 1))
+    # Red in Lab and OKLCh as the tables of CSS Color 4 round it; the red of Display P3 is beyond sRGB, and clipped.
+    for text in ("lab(54.29 80.81 69.89)", "oklch(62.8% 0.25768 29.234)", "color(display-p3 1 0 0)"):
+        assert read_colour(text) == pytest.approx(red, abs=2e-3), text
+    assert read_colour("lch(46.27 67.97 134.38 / 50%)") == pytest.approx((0, 128 / 255, 0, 0.5), abs=1e-3)  # green
+    assert read_colour("oklab(51.975% -0.1403 0.10768)") == pytest.approx((0, 128 / 255, 0, 1), abs=1e-3)
+    assert read_colour("color(srgb-linear 0.5 0.5 0.5)") == pytest.approx((0.7354, 0.7354, 0.7354, 1), abs=1e-4)
+    assert read_colour("color(xyz 0.9505 1 1.089)") == pytest.approx((1, 1, 1, 1), abs=1e-3)  # the white of D65
+    assert [read_colour(t) for t in ("color(rec2020 1 0 0)", "lab(1e300 1 1)")] == [None] * 2
     assert [read_colour(t) for t in ("currentColor", "reddish", "", "url(#a)", "#ggg")] == [None] * 5
     assert read_paint("none") == Paint(None) and read_paint("currentColor", "red") == Paint(red)
     assert read_paint("url(#a)") == Paint(None, "a") and read_paint("url('#a') red") == Paint(red, "a")
+    assert read_paint("url(#a) currentColor", "red") == Paint(red, "a")
+    assert read_paint("url(#a) " * 9000) == Paint(None, "a")  # a second reference is no fallback
     assert read_paint("url(http://localhost/#a)") is None and read_paint("context-fill") is None
     assert read_reference("url(file:///a#b)") is None and read_reference('url( "#a" )') == ("a", "")
 
@@ -110,3 +121,15 @@ def test_any_text_is_answered(text: str) -> None:
 @given(st.floats(-LARGEST, LARGEST))
 def test_a_number_survives_its_text(value: float) -> None:
     assert read_number(number_text(value)) == pytest.approx(value, rel=1e-8, abs=1e-300)
+
+
+@pytest.mark.parametrize(
+    ("text", "point"),
+    [
+        ("", (0, 0)), ("center", (100, 50)), ("10px 20px", (10, 20)), ("50% 25%", (100, 25)),
+        ("right bottom", (200, 100)),
+        ("top", (100, 0)), ("top left", (0, 0)), ("bottom right", (200, 100)), ("30", (30, 50)), ("x y", (0, 0)),
+    ],
+)  # fmt: skip
+def test_origins_of_transforms(text: str, point: tuple[float, float]) -> None:
+    assert read_origin(text, 200, 100) == point

@@ -124,6 +124,15 @@ def test_an_element_that_is_cut_or_covered_counts_as_what_shows_of_it(content: s
     assert value(truth, f"{BOX}{content}</svg>") < 0.3 and value(truth, truth) == 1
 
 
+@pytest.mark.parametrize(("seed", "simple"), [(1, True), (2, True), (3, False)])
+def test_the_fainter_a_copy_is_the_less_it_earns(seed: int, simple: bool):
+    svg = figure(seed, simple=simple).svg
+    values = [value(svg, wrapped(svg, f'opacity="{opacity}"')) for opacity in (0.03, 0.06, 0.12, 0.3, 0.6, 1)]
+    # A pixel that changes by 64 of 255 or more counts whole, so at 6% an element has a quarter of its ink: it is alike
+    # by half at most, and its colour is wrong.
+    assert values == sorted(values) and values[1] < 0.25 and values[-1] == 1
+
+
 def test_a_ring_of_the_size_of_the_picture_is_a_shape_and_no_page():
     ring = '<path fill-rule="evenodd" d="M0 0H100V100H0ZM10 10V90H90V10Z"/>'
     disc = '<circle cx="50" cy="50" r="20" fill="red"/>'

@@ -19,6 +19,11 @@ SIZED = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 100">'
 MOST_GUESSES = 5
 BROKEN = {"no code": "a figure", "no end": '<svg xmlns="http://www.w3.org/2000/svg"><rect/>', "no text": 7}
 """Name -> true code that no reward should score."""
+STRIPES = (
+    '<clipPath id="stripes" clipPathUnits="objectBoundingBox"><path d="'
+    + "".join(f"M-99 {k / 20}h999v.0025h-999z" for k in range(20))
+    + '"/></clipPath>'
+)
 Make = Callable[[RewardInput], "str | None"]
 
 
@@ -96,6 +101,7 @@ def attacks_on(rows: Sequence[RewardInput]) -> list[Attack]:
         Attack("tiny truth", "the right code as small as a dot", "void", _wrapped('<g transform="scale(0.001)">', "</g>")),
         Attack("truth as definitions", "the right code in defs, which are not drawn", "void", _wrapped("<defs>", "</defs>")),
         Attack("mirrored truth", "the right code, upside down", "miss", _wrapped('<g transform="rotate(180)" transform-origin="center">', "</g>")),
+        Attack("a sliver of it", "the right code, of which stripes of a twentieth show", "miss", _wrapped(f'{STRIPES}<g clip-path="url(#stripes)">', "</g>")),
         Attack("truth and junk", "the right code with a grid over it", "miss", _wrapped("", grid)),
         Attack("truth in a fence", "the right code in a code fence", "fair", lambda x: f"```svg\n{_code(x)}\n```"),
         Attack("two answers", "an empty picture, then the right code", "fair", lambda x: f"{SIZED}</svg>\n{_code(x)}"),

@@ -55,7 +55,7 @@ def _measured(x: RewardInput, *, pictures: bool) -> RewardResult:
 
 def _size(x: RewardInput) -> tuple[int, int] | None:
     """Return the size at which the true figure is drawn; None = the one that it declares."""
-    return fitting(*size_of(x.truth), LONGEST_SIDE, 1) if "width" in x.truth else None
+    return fitting(*size_of(x.truth), LONGEST_SIDE) if "width" in x.truth else None
 
 
 @lru_cache(maxsize=8)
@@ -63,7 +63,7 @@ def _true_picture(code: str, size: tuple[int, int] | None) -> np.ndarray:
     """Return the picture of a true figure. All responses to one prompt share it."""
     pixels = draw_svg(DrawJob(code, size)).pixels
     height, width = pixels.shape[:2]
-    short = fitting(width, height, LONGEST_SIDE, 1)
+    short = fitting(width, height, LONGEST_SIDE)
     return pixels if short == (width, height) else draw_svg(DrawJob(code, short)).pixels
 
 

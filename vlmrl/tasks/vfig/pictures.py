@@ -49,7 +49,7 @@ def draw_pairs(pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[Mapping[s
 
     from vlmrl.data.images import encode_png
     from vlmrl.svg.renderer import Drawing, DrawJob, SvgRenderer
-    from vlmrl.tasks.vfig.scoring.compare import fitting
+    from vlmrl.tasks.vfig.scoring.compare import compared_size
     from vlmrl.tasks.vfig.truth import code_of
 
     results: list[Mapping[str, bytes] | str] = []
@@ -65,7 +65,7 @@ def draw_pairs(pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[Mapping[s
                 results.append(f"the truth is not drawn: {declared.reason}")
                 continue
             height, width = declared.pixels.shape[:2]
-            size = fitting(width, height)
+            size = compared_size(width, height)
             drawn = renderer.draw([DrawJob(text, size) for text in (code, *([answer] if answer is not None else []))])
             pixels = [one.pixels for one in drawn if isinstance(one, Drawing)]
             if len(pixels) == 2:

@@ -61,7 +61,7 @@ def read_figure(
     """
     limits = limits or SvgLimits()
     scene = build_scene(parse_svg(svg, limits), limits, images=images, size=size)
-    width, height = size or fitting(*own_size(scene, limits))
+    width, height = size or compared_size(*own_size(scene, limits))
     view = look(scene, width, height)
     return Figure(view, elements_of(view), cleanliness(view), len(svg))
 
@@ -72,10 +72,15 @@ def read_truth(svg: str, images: Images = "refuse") -> Figure:
     return read_figure(svg, images=images)
 
 
-def fitting(width: int, height: int, most: int = SIDE, least: int = LEAST_SIDE) -> tuple[int, int]:
-    """Return a size of the same shape whose longer side is within the limits."""
+def compared_size(width: int, height: int) -> tuple[int, int]:
+    """Return the size of the picture in which a truth of that size is compared."""
+    return fitting(width, height, SIDE, LEAST_SIDE)
+
+
+def fitting(width: int, height: int, side: int = SIDE, least: int = 1) -> tuple[int, int]:
+    """Return a size of the same shape whose longer side is at least `least` and at most `side`."""
     longer = max(width, height)
-    scale = min(most, max(least, longer)) / longer
+    scale = min(side, max(least, longer)) / longer
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 

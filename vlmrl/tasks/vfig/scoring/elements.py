@@ -48,6 +48,7 @@ class Element:
         heads: for a line, whether the begin and the end have a head.
         text: for a text, its characters.
         pixels: number of its pixels that show.
+        ink: the same, each counted as far as the element changed it.
         number: position of its element in the document.
     """
 
@@ -59,6 +60,7 @@ class Element:
     heads: tuple[bool, bool] = (False, False)
     text: str = ""
     pixels: int = 0
+    ink: float = 0.0
     number: int = 0
 
 
@@ -87,7 +89,11 @@ def _element(one: Seen, frame: Box) -> Element | None:
         corners = [one.to_picture.times(leaf.matrix).apply(x, y) for x in (0, columns) for y in (0, rows)]
         xs, ys = zip(*corners, strict=True)
         box = Box(min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)).common(_grown(one.box, EDGE))
-        return Element("shape", box, one.colour, pixels=one.pixels, number=leaf.number) if box is not None else None
+        return (
+            Element("shape", box, one.colour, pixels=one.pixels, ink=one.ink, number=leaf.number)
+            if box is not None
+            else None
+        )
     commands = moved(leaf.commands, one.to_picture.times(leaf.matrix))
     whole = bounds(commands)
     if whole is None:
@@ -96,18 +102,26 @@ def _element(one: Seen, frame: Box) -> Element | None:
     box = whole.common(_grown(one.box, EDGE)) or one.box
     if leaf.text:
         text = " ".join(leaf.text.split())
-        return Element("text", box, one.colour, text=text, pixels=one.pixels, number=leaf.number) if text else None
+        return (
+            Element("text", box, one.colour, text=text, pixels=one.pixels, ink=one.ink, number=leaf.number)
+            if text
+            else None
+        )
     lines = polyline(commands)
     path = max(lines, key=len)
     reach = _grown(one.box, END * math.hypot(frame.width, frame.height))
     if leaf.fill is None and len(lines) == 1 and path[0] != path[-1]:
         points = _within(_ends(path), reach)
-        return Element("line", box, one.colour, points=points, heads=leaf.heads, pixels=one.pixels, number=leaf.number)
+        return Element(
+            "line", box, one.colour, points=points, heads=leaf.heads, pixels=one.pixels, ink=one.ink, number=leaf.number
+        )
     bar = _bar(path, leaf) if len(lines) == 1 else None
     if bar is not None:
-        return Element("line", box, one.colour, points=_within(bar, reach), pixels=one.pixels, number=leaf.number)
+        return Element(
+            "line", box, one.colour, points=_within(bar, reach), pixels=one.pixels, ink=one.ink, number=leaf.number
+        )
     form = raster(lines, box, even_odd=leaf.even_odd)
-    return Element("shape", box, one.colour, form=form, pixels=one.pixels, number=leaf.number)
+    return Element("shape", box, one.colour, form=form, pixels=one.pixels, ink=one.ink, number=leaf.number)
 
 
 def _grown(box: Box, reach: float) -> Box:
@@ -187,7 +201,12 @@ def _joined_texts(elements: Sequence[Element]) -> list[Element]:
         red, green, blue = (a + (b - a) * share for a, b in zip(last.colour, element.colour, strict=True))
         text = f"{last.text} {element.text}"
         joined[-1] = replace(
-            last, box=last.box.joined(element.box), colour=(red, green, blue), text=text, pixels=pixels
+            last,
+            box=last.box.joined(element.box),
+            colour=(red, green, blue),
+            text=text,
+            pixels=pixels,
+            ink=last.ink + element.ink,
         )
     return joined
 

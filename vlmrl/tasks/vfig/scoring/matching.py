@@ -84,9 +84,9 @@ def likeness(truth: Sequence[Element], response: Sequence[Element], diagonal: fl
 
 
 def _shown(truth: Sequence[Element], response: Sequence[Element]) -> np.ndarray:
-    """Return 1 where at least half as much of one element shows as of the other, and the root of twice the ratio."""
-    a, b = (np.array([max(1, element.pixels) for element in side], float) for side in (truth, response))
-    return np.sqrt(np.minimum(1.0, 2 * np.minimum(a[:, None], b) / np.maximum(a[:, None], b)))
+    """Return 1 where at least half as much ink of one element shows as of the other, and twice the ratio otherwise."""
+    a, b = (np.array([max(1.0, element.ink) for element in side]) for side in (truth, response))
+    return np.minimum(1.0, 2 * np.minimum(a[:, None], b) / np.maximum(a[:, None], b))
 
 
 def _shapes(truth: Sequence[Element], response: Sequence[Element], diagonal: float) -> np.ndarray:

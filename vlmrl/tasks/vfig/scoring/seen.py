@@ -19,6 +19,8 @@ from vlmrl.svg.values import Matrix
 
 LEAST_CHANGE = 12
 """Smallest change of a channel, of 255, that counts as a change of a pixel."""
+FULL_CHANGE = 64
+"""Change of a channel, of 255, from which a pixel counts whole. Pale fills of diagrams change a page by 30 or more."""
 MOST_LEAVES = 2_000
 """Largest number of elements that are looked at one by one. Those above them are drawn, and counted, together."""
 COVER, COVERED = 0.98, 0.96
@@ -37,6 +39,7 @@ class Seen:
         pixels: number of its pixels that show at the end.
         drawn: number of pixels that it changed when it was drawn, >= pixels.
         colour: mean of its pixels that show: red, green, blue in [0, 1].
+        ink: number of these pixels, each one counted as far as the element changed it: what hardly shows hardly counts.
         box: bounds of its pixels that show.
         background: whether it covers the picture, and so is its page.
     """
@@ -46,6 +49,7 @@ class Seen:
     pixels: int
     drawn: int
     colour: tuple[float, float, float]
+    ink: float
     box: Box
     background: bool
 
@@ -76,6 +80,7 @@ def look(scene: Scene, width: int, height: int) -> View:
     painter = Painter(width, height, to_picture)
     painter.background(1.0, 1.0, 1.0)
     owner = np.full((height, width), NOBODY, np.int32)
+    strength = np.zeros((height, width))  # of the owner's change, in [0, 1]
     drawn: list[int] = []
     leaves: list[Shape | Bitmap] = []
     before, more = painter.bgra().copy(), 0
@@ -96,9 +101,11 @@ def look(scene: Scene, width: int, height: int) -> View:
         count = 0
         if len(rows):
             band = slice(rows[0], rows[-1] + 1)
-            change = np.abs(after[band, :, :3].astype(np.int16) - before[band, :, :3]).max(axis=2) >= LEAST_CHANGE
+            size = np.abs(after[band, :, :3].astype(np.int16) - before[band, :, :3]).max(axis=2)
+            change = size >= LEAST_CHANGE
             count = int(change.sum())
             owner[band][change] = len(leaves)
+            strength[band][change] = np.minimum(1.0, size[change] / FULL_CHANGE)
             before[band] = after[band]
         leaves.append(leaf)
         drawn.append(count)
@@ -108,6 +115,7 @@ def look(scene: Scene, width: int, height: int) -> View:
         owner[change] = NOBODY
     places = owner.ravel() + 1
     counts = np.bincount(places, minlength=len(leaves) + 1)[1:]
+    inks = np.bincount(places, strength.ravel(), minlength=len(leaves) + 1)[1:]
     sums = [np.bincount(places, picture[:, :, k].ravel(), minlength=len(leaves) + 1)[1:] for k in range(3)]
     areas = find_objects(owner + 1, len(leaves)) if leaves else []
     seen = []
@@ -117,8 +125,8 @@ def look(scene: Scene, width: int, height: int) -> View:
             red, green, blue = (float(total[index]) / (255 * pixels) for total in sums)
             rows, columns = areas[index]
             box = Box(columns.start, rows.start, columns.stop - columns.start, rows.stop - rows.start)
-            colour = (red, green, blue)
-            seen.append(Seen(leaf, to_picture, pixels, drawn[index], colour, box, index in backgrounds))
+            colour, ink = (red, green, blue), float(inks[index])
+            seen.append(Seen(leaf, to_picture, pixels, drawn[index], colour, ink, box, index in backgrounds))
     return View(picture, picture if page is None else page, tuple(seen), more)
 
 
