@@ -1,7 +1,7 @@
 """Style sheets of an SVG document: their rules and `style` attributes become attributes of the elements.
 
-Selectors: types, `*`, classes, ids, and compounds of these, with descendants (space) and children (`>`), in lists. A
-rule with any other selector, and every at-rule, has no effect: no sheet is imported, no font is loaded.
+A rule with an unknown selector (see selectors.py), and every at-rule, has no effect: no sheet is imported, no font is
+loaded. `var()` is replaced by the value of a custom property of the element, or of one around it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,18 @@ import tinycss2
 from vlmrl.svg.limits import SvgRefused
 from vlmrl.svg.parse import Node
 from vlmrl.svg.properties import PROPERTIES, SHORTHANDS
+from vlmrl.svg.selectors import Selector, Tree, read_selectors
 
 MOST_RULES = 500
 MOST_CHECKS = 2_000_000
 """Largest number of selectors times elements."""
-MOST_PARTS = 8
-"""Largest number of compounds in a selector. A rule with a longer one has no effect."""
+MOST_ROUNDS, MOST_VALUE_CHARS = 8, 1000
+"""Largest depth of custom properties in each other, and longest value with them. A value beyond is left out."""
+VARIABLE = re.compile(r"var\(\s*(--[^\s,()]+)\s*(?:,((?:[^()]|\([^()]*\))*))?\)", re.IGNORECASE)
 
 
-class Compound(NamedTuple):
-    """Selector of one element: it has this type ("" = any), these ids and these classes.
-
-    Args:
-        is_child: whether the element is a child of one that the compound before selects; else any descendant.
-    """
-
-    tag: str
-    ids: tuple[str, ...]
-    classes: tuple[str, ...]
-    is_child: bool
+Variables = Mapping[str, str]
+"""Custom property -> value."""
 
 
 class Rule(NamedTuple):
@@ -43,7 +36,7 @@ class Rule(NamedTuple):
         weight: ids, classes and types in the selector, then the position of the rule.
     """
 
-    compounds: tuple[Compound, ...]
+    compounds: Selector
     weight: tuple[int, int, int, int]
     declarations: tuple[Declaration, ...]
 
@@ -65,19 +58,43 @@ def apply_styles(root: Node) -> None:
     elements = sum(1 for _ in root.walk())
     if len(rules) * elements > MOST_CHECKS:
         raise SvgRefused("limit", f"{len(rules):,} style rules for {elements:,} elements are too many")
-    waiting: list[tuple[Node, tuple[Node, ...]]] = [(root, ())]
+    tree = Tree(root)
+    waiting: list[tuple[Node, Variables]] = [(root, {})]
     while waiting:
-        node, above = waiting.pop()
-        _apply(node, above, rules)
-        waiting += [(child, (*above, node)) for child in node.children]
+        node, variables = waiting.pop()
+        variables = _apply(node, variables, rules, tree)
+        waiting += [(child, variables) for child in node.children]
 
 
-def _apply(node: Node, above: tuple[Node, ...], rules: Sequence[Rule]) -> None:
-    declarations = [d for rule in rules if _selects(rule.compounds, node, above) for d in rule.declarations]
+def _apply(node: Node, variables: Variables, rules: Sequence[Rule], tree: Tree) -> Variables:
+    """Set the attributes of an element. Return the custom properties within it."""
+    declarations = [d for rule in rules if tree.selects(rule.compounds, node) for d in rule.declarations]
     declarations += read_declarations(node.attributes.pop("style", ""))
     declarations.sort(key=lambda declaration: declaration.important)  # stable: the others keep their order
+    own = {name: value for name, value, _ in declarations if name.startswith("--")}
+    variables = {**variables, **own} if own else variables
     for name, value, _ in declarations:
-        node.attributes[name] = value
+        if not name.startswith("--"):
+            node.attributes[name] = value
+    for name, value in list(node.attributes.items()):
+        if name in PROPERTIES and "var(" in value:
+            replaced = _replaced(value, variables)
+            if replaced is None:
+                del node.attributes[name]
+            else:
+                node.attributes[name] = replaced
+    return variables
+
+
+def _replaced(value: str, variables: Variables) -> str | None:
+    """Return a value with custom properties in place of `var()`; None if they refer to each other, or are too long."""
+    for _ in range(MOST_ROUNDS):
+        if len(value) > MOST_VALUE_CHARS:
+            return None
+        if "var(" not in value:
+            return value.strip()
+        value = VARIABLE.sub(lambda match: variables.get(match[1], match[2] or ""), value)
+    return None
 
 
 def read_declarations(text: str) -> list[Declaration]:
@@ -94,8 +111,9 @@ def _declarations(nodes: Sequence[Any]) -> list[Declaration]:
         if node.lower_name == "font":
             declarations += [Declaration(name, part, node.important) for name, part in _font(value)]
             continue
-        for name in SHORTHANDS.get(node.lower_name, (node.lower_name,)):
-            if name in PROPERTIES and value:
+        names = (node.name,) if node.name.startswith("--") else SHORTHANDS.get(node.lower_name, (node.lower_name,))
+        for name in names:
+            if (name in PROPERTIES or name.startswith("--")) and value:
                 declarations.append(Declaration(name, value, node.important))
     return declarations
 
@@ -134,88 +152,5 @@ def _rules(root: Node) -> Iterator[Rule]:
             content = tinycss2.parse_blocks_contents(rule.content, skip_comments=True, skip_whitespace=True)
             declarations = tuple(_declarations(content))
             for compounds in read_selectors(rule.prelude):
-                ids = sum(len(compound.ids) for compound in compounds)
-                classes = sum(len(compound.classes) for compound in compounds)
-                types = sum(bool(compound.tag) for compound in compounds)
+                ids, classes, types = (sum(compound.weight[k] for compound in compounds) for k in range(3))
                 yield Rule(compounds, (ids, classes, types, position), declarations)
-
-
-def read_selectors(tokens: Sequence[Any]) -> list[tuple[Compound, ...]]:
-    """Return the selectors of a list; [] if one of them is not known, as CSS has it."""
-    selectors: list[tuple[Compound, ...]] = []
-    part: list[Any] = []
-    for token in [*tokens, None]:
-        if token is not None and not (token.type == "literal" and token.value == ","):
-            part.append(token)
-            continue
-        selector = _selector(part)
-        if selector is None:
-            return []
-        selectors.append(selector)
-        part = []
-    return selectors
-
-
-def _selector(tokens: Sequence[Any]) -> tuple[Compound, ...] | None:
-    """Return the compounds of one selector; None if it is not known."""
-    compounds: list[Compound] = []
-    part: list[Any] = []
-    is_child, follows = False, False
-    for token in [*tokens, None]:
-        if token is not None and token.type == "comment":
-            continue
-        separates = token is None or token.type == "whitespace" or (token.type == "literal" and token.value == ">")
-        if not separates:
-            part.append(token)
-            continue
-        if part:
-            compound = _compound(part, is_child)
-            if compound is None:
-                return None
-            compounds.append(compound)
-            part, is_child, follows = [], False, False
-        if token is not None and token.type == "literal":
-            if not compounds or follows:
-                return None
-            is_child = follows = True
-    return tuple(compounds) if compounds and not follows and len(compounds) <= MOST_PARTS else None
-
-
-def _compound(tokens: Sequence[Any], is_child: bool) -> Compound | None:
-    tag, ids, classes, place = "", list[str](), list[str](), 0
-    while place < len(tokens):
-        token = tokens[place]
-        following = tokens[place + 1] if place + 1 < len(tokens) else None
-        if token.type == "ident" and place == 0:
-            tag = token.value
-        elif token.type == "literal" and token.value == "*" and place == 0:
-            tag = ""
-        elif token.type == "hash":
-            ids.append(token.value)
-        elif token.type == "literal" and token.value == "." and following is not None and following.type == "ident":
-            classes.append(following.value)
-            place += 1
-        else:
-            return None
-        place += 1
-    return Compound(tag, tuple(ids), tuple(classes), is_child)
-
-
-def _selects(compounds: Sequence[Compound], node: Node, above: Sequence[Node]) -> bool:
-    """Return whether a selector selects an element, given its ancestors from the root on."""
-    if not _fits(compounds[-1], node):
-        return False
-    if len(compounds) == 1:
-        return True
-    if compounds[-1].is_child:
-        return bool(above) and _selects(compounds[:-1], above[-1], above[:-1])
-    return any(_selects(compounds[:-1], above[i], above[:i]) for i in range(len(above)))
-
-
-def _fits(compound: Compound, node: Node) -> bool:
-    if compound.tag and compound.tag != node.tag:
-        return False
-    attributes: Mapping[str, str] = node.attributes
-    if any(attributes.get("id") != name for name in compound.ids):
-        return False
-    return not compound.classes or set(compound.classes) <= set(attributes.get("class", "").split())

@@ -6,15 +6,19 @@ Source: SVG 1.1 (second edition), chapter 14.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
-from vlmrl.svg.geometry import Box, Lengths, bounds, moved, rectangle
+from vlmrl.svg.geometry import Box, Lengths, bounds, moved, polyline, rectangle
 from vlmrl.svg.parse import Node
+from vlmrl.svg.paths import Command
 from vlmrl.svg.scene import ClipPart, Group, Item, Mask, Shape
 from vlmrl.svg.styles import Place
 from vlmrl.svg.values import Matrix, read_reference, read_transform
 from vlmrl.svg.walk import Walk
 
 SIZES = ("x", "y", "width", "height")
+CURVE_PIECES = 24
+"""Lines for a curve of an outline that is turned round."""
 
 
 def clip_of(node: Node, place: Place, inner: Sequence[Item], walk: Walk) -> tuple[ClipPart, ...] | None:
@@ -49,7 +53,20 @@ def clip_of(node: Node, place: Place, inner: Sequence[Item], walk: Walk) -> tupl
     for shape in shapes_of(items):
         rule = rules.get(shape.number, "") or general
         parts.append(ClipPart(shape.commands, shape.matrix, rule == "evenodd"))
-    return tuple(parts)
+    return tuple(map(_turned, parts)) if len(parts) > 1 else tuple(parts)
+
+
+def _turned(part: ClipPart) -> ClipPart:
+    """Return a part whose outline goes clockwise, so that the parts of a clip path add up where they overlap."""
+    lines = polyline(moved(part.commands, part.matrix), CURVE_PIECES)
+    area = sum(x1 * y2 - x2 * y1 for line in lines for (x1, y1), (x2, y2) in pairwise([*line, line[0]]))
+    if area >= 0:
+        return part
+    commands: list[Command] = []
+    for line in lines:
+        first, *others = reversed(line)
+        commands += [Command("M", first), *(Command("L", point) for point in others), Command("Z", ())]
+    return ClipPart(tuple(commands), Matrix(), part.even_odd)
 
 
 def mask_of(node: Node, place: Place, inner: Sequence[Item], walk: Walk) -> Mask | None:

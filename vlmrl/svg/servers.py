@@ -126,9 +126,9 @@ def pattern(
         inner = Matrix(e=tile.x, f=tile.y).times(fitted(Box(*view), tile.width, tile.height, aspect))
         viewport = Box(*view)
     elif attributes.get("patternContentUnits", "").strip() == "objectBoundingBox":
-        inner, viewport = Matrix(box.width, 0, 0, box.height, box.x, box.y), Box(0, 0, 1, 1)
-    else:
-        inner, viewport = Matrix(), Box(0, 0, lengths.width, lengths.height)
+        inner, viewport = Matrix(box.width, 0, 0, box.height, tile.x, tile.y), Box(0, 0, 1, 1)
+    else:  # as browsers do it, the content begins where the tile does
+        inner, viewport = Matrix(e=tile.x, f=tile.y), Box(0, 0, lengths.width, lengths.height)
     if abs(inner.determinant) < 1e-12:
         return None
     items = content(source, inner, viewport)

@@ -33,9 +33,23 @@ def styled(text: str) -> dict[str, dict[str, str]]:
         ("g rect{fill:red}", "red"),
         ("svg > rect{fill:red}", "green"),
         ("g > rect, circle{fill:red}", "red"),
-        ("rect:hover, rect{fill:red}", "green"),
+        ("rect:hover, rect{fill:red}", "red"),
+        ("rect:hover{fill:red}", "green"),
+        ("rect::before, rect{fill:red}", "green"),
+        ("rect:odd, rect{fill:red}", "green"),
+        ("rect:not(g rect), rect{fill:red}", "green"),
         ("a|rect{fill:red}", "green"),
         ("rect + rect{fill:red}", "green"),
+        ("rect:not(.c){fill:red}", "red"),
+        ("rect:not(.c, .a){fill:red}", "green"),
+        ("rect:not(#q){fill:red} rect.a.b{fill:blue}", "red"),
+        ("[class]{fill:red}", "red"),
+        ('rect[class~="b"]{fill:red}', "red"),
+        (":root rect:only-child{fill:red}", "red"),
+        (":root{--c:red} rect{fill:var(--c)}", "red"),
+        ("rect{--c:blue} :root{--c:red} rect{fill:var(--c)}", "blue"),
+        ("rect{fill:var(--none, rgb(1,2,3))}", "rgb(1,2,3)"),
+        (":root{--a:var(--b);--b:red} rect{fill:var(--a)}", "red"),
         ("> rect{fill:red}", "green"),
         ("@import url(http://localhost/a.css); rect{fill:red}", "red"),
         ("@media print {rect{fill:red}}", "green"),
@@ -48,6 +62,22 @@ def styled(text: str) -> dict[str, dict[str, str]]:
 def test_which_rule_sets_the_fill(sheet: str, fill: str) -> None:
     text = f'<svg><style>{sheet.replace(">", "&gt;")}</style><g><rect id="r" class="a b" fill="green"/></g></svg>'
     assert styled(text)["r"]["fill"] == fill
+
+
+def test_custom_properties_that_refer_to_each_other_or_grow_are_left_out() -> None:
+    sheet = ":root{--a:var(--b);--b:var(--a)" + "".join(f";--x{k}:{f'var(--x{k + 1}) ' * 9}" for k in range(9)) + "}"
+    groups = "".join(
+        f'<g id="{name}" fill="var(--{value})"/>' for name, value in zip("ghi", ("a", "x0", "none"), strict=True)
+    )
+    text = f"<svg><style>{sheet}</style>{groups}</svg>"
+    attributes = styled(text)
+    assert "fill" not in attributes["g"] and "fill" not in attributes["h"] and not attributes["i"].get("fill")
+
+
+def test_selectors_that_need_too_much_work_are_refused() -> None:
+    sheet = ".none " + "g " * 6 + "rect{fill:red}"
+    with pytest.raises(SvgRefused, match="comparisons"):
+        styled(f"<svg><style>{sheet}</style>{'<g>' * 60}<rect/>{'</g>' * 60}</svg>")
 
 
 def test_a_style_attribute_beats_rules_unless_they_are_important() -> None:
@@ -75,14 +105,21 @@ def test_too_many_rules_are_refused() -> None:
         styled(f"<svg><style>{'a{fill:red}' * MOST_RULES}</style>{'<g/>' * 10_000}</svg>")
 
 
+EXTRA = st.sampled_from(
+    ["", ":not(.a)", ":not(g, .b)", ":nth-child(odd)", ":nth-child(2n+1)", ":nth-child(-n+2)", ":nth-last-child(2)",
+     ":first-child", ":last-child", ":only-child", ":root", "[class]", "[class=a]", "[class~=b]", "[class^=a]",
+     "[class$=b]", "[class*=b]", "[class|=a]", '[class=""]']
+)  # fmt: skip
 compounds = st.builds(
     "".join,
-    st.tuples(st.sampled_from(["", "*", "g", "rect", "svg"]), st.sampled_from(["", ".a", ".b", ".a.b", "#x", "#y.a"])),
+    st.tuples(
+        st.sampled_from(["", "*", "g", "rect", "svg"]), st.sampled_from(["", ".a", ".b", ".a.b", "#x", "#y.a"]), EXTRA
+    ),
 ).filter(bool)
 selectors = st.lists(compounds, min_size=1, max_size=4).flatmap(
-    lambda parts: st.lists(st.sampled_from([" ", ">", "  > "]), min_size=len(parts) - 1, max_size=len(parts) - 1).map(
-        lambda joins: parts[0] + "".join(j + p for j, p in zip(joins, parts[1:], strict=True))
-    )
+    lambda parts: st.lists(
+        st.sampled_from([" ", ">", "  > ", "+", " ~ "]), min_size=len(parts) - 1, max_size=len(parts) - 1
+    ).map(lambda joins: parts[0] + "".join(j + p for j, p in zip(joins, parts[1:], strict=True)))
 )
 trees = st.recursive(
     st.tuples(st.sampled_from(["g", "rect"]), st.sampled_from(["", "a", "b", "a b"]), st.just(())),

@@ -66,6 +66,15 @@ def test_the_axes_are_the_parts_and_what_cannot_be_drawn_is_not_asked():
     assert len(asked) == 1 and len(asked[0].pictures) == 2
 
 
+def test_a_picture_larger_than_what_may_be_drawn_does_not_score_0():
+    large = RewardInput(response=box(5), images=[Image.new("RGB", (17_000, 1000), "white")])
+    with serve_judge(lambda number, one: verdict_text(0.5)) as endpoint:
+        scorer = open_scorer(vfig(judge=table(endpoint)))
+        with scorer:
+            (score,) = scorer.score([large])
+    assert score.value == 0.5 and score.parts["render"] == 1
+
+
 def test_equal_pictures_of_a_group_share_a_call_and_groups_come_as_they_are_ready(tmp_path: Path):
     more = {"concurrency": 4, "cache": str(tmp_path / "judge.sqlite")}
     with serve_judge(honest) as endpoint, open_scorer(vfig(judge=table(endpoint, **more))) as scorer:

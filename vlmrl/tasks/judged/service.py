@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from vlmrl.rewards.worker_code import NO_PLACE, ServicePlace
 from vlmrl.store.layout import VERDICTS, runs_root
 from vlmrl.svg.draw import Drawing, DrawJob
 from vlmrl.svg.extract import find_svg
-from vlmrl.svg.limits import SvgRefused
+from vlmrl.svg.limits import SvgLimits, SvgRefused
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.judged.reward import RENDER
 from vlmrl.types import RewardInput, RewardResult
@@ -183,7 +184,7 @@ class JudgedService:
         jobs: list[DrawJob] = []
         for x in inputs:
             try:
-                jobs.append(DrawJob(find_svg(x.response), _true_image(x).size))
+                jobs.append(DrawJob(find_svg(x.response), _drawn_size(_true_image(x))))
                 results.append(None)
             except SvgRefused as error:
                 results.append(error)
@@ -252,6 +253,16 @@ def _true_image(x: RewardInput) -> Image.Image:
     if not x.images:
         raise RewardError("the judge compares with the prompt's first image, and the prompt has none")
     return x.images[0]
+
+
+def _drawn_size(image: Image.Image) -> tuple[int, int]:
+    """Return the size at which responses are drawn: the picture's own, scaled down to what may be drawn.
+
+    A large picture is not the response's fault.
+    """
+    width, height = image.size
+    scale = min(1.0, math.sqrt(SvgLimits().pixels / (width * height)))
+    return max(1, math.floor(width * scale)), max(1, math.floor(height * scale))
 
 
 def png_of(image: Image.Image) -> bytes:
