@@ -19,6 +19,7 @@ from vlmrl.judge.rubric import Rubric, load_rubric, read_rubric
 from vlmrl.judge.service import JudgeService
 from vlmrl.judge.settings import read_settings
 from vlmrl.judge.verdict import Verdict
+from vlmrl.rewards.sandbox.results import MOST_ARTIFACT_PIXELS
 from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.rewards.worker_code import NO_PLACE, ServicePlace
 from vlmrl.store.layout import VERDICTS, runs_root
@@ -216,7 +217,8 @@ class JudgedService:
         artifacts: dict[str, Any] = {}
         if drawing is not None:
             detail["digest"] = drawing.digest[:16]
-            artifacts["render"] = Image.fromarray(drawing.pixels)
+            picture = Image.fromarray(drawing.pixels)
+            artifacts["render"] = picture.resize(_within(picture.size, MOST_ARTIFACT_PIXELS))
         note = "the judge was down, which scores 0" if verdict.is_outage else ""
         settle(future, RewardResult({**rendered, **verdict.scores}, note, detail, artifacts))
 
@@ -260,8 +262,13 @@ def _drawn_size(image: Image.Image) -> tuple[int, int]:
 
     A large picture is not the response's fault.
     """
-    width, height = image.size
-    scale = min(1.0, math.sqrt(SvgLimits().pixels / (width * height)))
+    return _within(image.size, SvgLimits().pixels)
+
+
+def _within(size: tuple[int, int], most: int) -> tuple[int, int]:
+    """Return a size of the same shape with at most that many pixels."""
+    width, height = size
+    scale = min(1.0, math.sqrt(most / (width * height)))
     return max(1, math.floor(width * scale)), max(1, math.floor(height * scale))
 
 
