@@ -73,7 +73,7 @@ def open_answering(
         root,
         recipe=request.recipe,
         data=request.data,
-        images=bool(request.image_paths),
+        images=request.has_images,
         overrides=list(request.overrides),
     )
     settled, warnings = settle_for_answers(chosen.recipe, origin.files) if endpoint is None else (chosen.recipe, [])

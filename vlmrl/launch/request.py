@@ -161,7 +161,6 @@ class AnswerRequest:
 
     Args:
         model: run, model folder, hub name, or name at an endpoint.
-        image_paths: images and folders of them that are answered instead of rows; () = rows are.
         temperature: sampling temperature; None = greedy.
         samples: responses per prompt.
         gpus: value of `--gpus`; None = this process alone answers.
@@ -171,7 +170,6 @@ class AnswerRequest:
     model: str
     recipe: str | None = None
     data: str | None = None
-    image_paths: tuple[str, ...] = ()
     split: str | None = None
     source: str | None = None
     checkpoint: str = "best"
@@ -184,6 +182,11 @@ class AnswerRequest:
     gpus: str | None = None
     runs: Path | None = None
     argv: tuple[str, ...] = ()
+
+    @property
+    def has_images(self) -> bool:
+        """Whether images of the user's own are answered instead of rows."""
+        return False
 
     def _words(self, command: str, more: Mapping[str, OptionValue]) -> list[str]:
         """Return the words of every rank's command after `vlmrl`: all options but --gpus, and `more`."""
@@ -245,15 +248,22 @@ class GenerateRequest(AnswerRequest):
 
     Args:
         out: file or folder to write.
+        image_paths: images and folders of them that are answered instead of rows; () = rows are.
         task: task whose prompt images get.
         prompt: text of their prompt.
         template: file with the template of their prompt.
     """
 
     out: Path
+    image_paths: tuple[str, ...] = ()
     task: str | None = None
     prompt: str | None = None
     template: str | None = None
+
+    @property
+    def has_images(self) -> bool:
+        """Whether images of the user's own are answered instead of rows."""
+        return bool(self.image_paths)
 
     def check(self) -> None:
         """Raise a RecipeError if the options do not go together."""
