@@ -225,10 +225,13 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None], ta
     say("4/8  Reinforcement learning: GRPO on the model's own answers")
     rl = vlmrl("train", recipes / demo.rl, "--set", f"model.path={sft}", *common, "--json", say=say)["run"]
     say(f"5/8  Evaluation of both models on {demo.test}")
-    for run in (sft, rl):
-        vlmrl("eval", run, "--split", "test", "--name", "test", "--runs", paths.runs, "--json", say=say)
+    which = ["--checkpoint", chosen_checkpoint(paths.runs / rl)]
+    if which[1] == "last":
+        say("     No step of the reinforcement learning was better on validation than its start: the last one is shown")
+    for run, options in ((sft, []), (rl, which)):
+        vlmrl("eval", run, *options, "--split", "test", "--name", "test", "--runs", paths.runs, "--json", say=say)
     say("6/8  Merge into a Hugging Face folder, which is reloaded and compared")
-    vlmrl("merge", rl, "--out", paths.merged, "--runs", paths.runs, say=say)
+    vlmrl("merge", rl, *which, "--out", paths.merged, "--runs", paths.runs, say=say)
     say("7/8  Reward check: every saved rollout is scored again")
     vlmrl("reward-check", rl, "--runs", paths.runs, say=say)
     say("8/8  Report")
@@ -243,6 +246,14 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None], ta
         "report": str(paths.report),
         "model": str(paths.merged),
     }
+
+
+def chosen_checkpoint(run: Path) -> str:
+    """Return the checkpoint of a run to show: the best one, or the last one if none was better than the start."""
+    from vlmrl.store.manifest import read_manifest
+
+    best = read_manifest(run).best
+    return "last" if best is not None and best.step == 0 else "best"
 
 
 def compare(sft_run: Path, rl_run: Path) -> dict[str, Any]:

@@ -11,11 +11,12 @@ import pytest
 from command_line import refused, settings, this_process
 
 from vlmrl import demo
-from vlmrl.demo import DEMOS, run_demo
+from vlmrl.demo import DEMOS, chosen_checkpoint, run_demo
 from vlmrl.errors import RecipeError
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.recipe.files import shipped_folder
 from vlmrl.store.layout import eval_dirs
+from vlmrl.store.open_run import create_run
 
 SMALL = settings(
     "train.steps=2",
@@ -63,6 +64,16 @@ def test_the_chain_on_drawn_images_ends_with_a_paired_difference(
         assert len(steps) == 2 and {row["prompt_id"] for row in steps[0]} == {row["prompt_id"] for row in steps[1]}
         assert all(row["truth"]["box"] and row["images"] for rows in steps for row in rows)
     assert [line[:3] for line in spoken if line[1:2] == "/"] == [f"{i}/8" for i in range(1, 9)]
+
+
+@pytest.mark.parametrize(("step", "expected"), [(None, "best"), (0, "last"), (40, "best")])
+def test_a_demo_that_was_never_better_than_its_start_shows_its_last_step(
+    tmp_path: Path, step: int | None, expected: str
+) -> None:
+    with create_run(tmp_path, kind="rl", recipe_name="demo") as run:
+        if step is not None:
+            run.set_best(step, "reward", 0.5)
+    assert chosen_checkpoint(run.dir) == expected
 
 
 def test_a_demo_that_does_not_exist_is_refused_before_anything_is_written(
