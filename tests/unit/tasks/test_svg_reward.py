@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from svg_scores import result, value
 
 from vlmrl.errors import RewardError
 from vlmrl.svg.geometry import Box
@@ -20,22 +21,8 @@ from vlmrl.tasks.vfig.reward import WEIGHTS, svg_figure
 from vlmrl.tasks.vfig.scoring.compare import length_share, read_figure
 from vlmrl.tasks.vfig.scoring.elements import GRID, raster
 from vlmrl.tasks.vfig.scoring.picture import background, picture_similarity, ssim, window_sums
-from vlmrl.types import RewardInput, RewardResult
 
-SPEC = svg_figure()
 BOX = '<svg xmlns="http://www.w3.org/2000/svg" width="100" height="100">'
-
-
-def result(truth: str, response: str, **args: object) -> RewardResult:
-    spec = svg_figure(**args) if args else SPEC  # pyright: ignore[reportArgumentType]
-    outcome = spec.fn(RewardInput(response=response, truth={"svg": truth}))
-    assert isinstance(outcome, RewardResult)
-    return outcome
-
-
-def value(truth: str, response: str) -> float:
-    parts = result(truth, response).parts
-    return sum(weight * (parts[name] or 0.0) for name, weight in WEIGHTS.items())
 
 
 def figure(seed: int, *, simple: bool = False) -> DrawnFigure:
