@@ -20,7 +20,7 @@ from vlmrl.tasks.vfig.pictures import overlaid
 from vlmrl.tasks.vfig.reward import WEIGHTS, svg_figure
 from vlmrl.tasks.vfig.scoring.compare import length_share, read_figure
 from vlmrl.tasks.vfig.scoring.elements import GRID, raster
-from vlmrl.tasks.vfig.scoring.picture import background, picture_similarity, ssim, window_sums
+from vlmrl.tasks.vfig.scoring.picture import PictureScore, TruePicture, background, ssim, window_sums
 
 BOX = '<svg xmlns="http://www.w3.org/2000/svg" width="100" height="100">'
 
@@ -279,6 +279,10 @@ def test_ssim_beside_a_slow_one():
 def test_window_sums():
     values = np.arange(12).reshape(3, 4)
     assert window_sums(values, 2).tolist() == [[10, 14, 18], [26, 30, 34]]
+
+
+def picture_similarity(truth: np.ndarray, drawn: np.ndarray, page: np.ndarray | None = None) -> PictureScore:
+    return TruePicture(truth, page).similarity(drawn)
 
 
 def test_similarity_of_pictures():

@@ -14,7 +14,7 @@ from vlmrl.svg.limits import SvgRefused
 from vlmrl.tasks.vfig.grader import PART_DECIMALS
 from vlmrl.tasks.vfig.published.cleanliness import published_cleanliness
 from vlmrl.tasks.vfig.scoring.compare import fitting, read_figure, read_truth
-from vlmrl.tasks.vfig.scoring.picture import WINDOW, picture_similarity, ssim
+from vlmrl.tasks.vfig.scoring.picture import WINDOW, ssim
 from vlmrl.tasks.vfig.truth import code_of, size_of
 from vlmrl.types import RewardInput, RewardResult
 
@@ -43,7 +43,7 @@ def _measured(x: RewardInput, *, pictures: bool) -> RewardResult:
     parts: dict[str, float | None] = {
         "rendered": 1.0,
         "ssim": ssim(truth, drawn) if min(truth.shape[:2]) >= WINDOW else None,
-        "ssim_ink": picture_similarity(figure.view.picture, response.view.picture, figure.view.page).structure,
+        "ssim_ink": figure.true_picture.similarity(response.view.picture).structure,
         "clean": response.cleanliness,
         "clean_published": published_cleanliness(code),
     }

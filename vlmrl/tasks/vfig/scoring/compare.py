@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from vlmrl.svg.parse import parse_svg
 from vlmrl.svg.scene import Bitmap
 from vlmrl.tasks.vfig.scoring.elements import Element, elements_of
 from vlmrl.tasks.vfig.scoring.matching import correspond
-from vlmrl.tasks.vfig.scoring.picture import PictureScore, picture_similarity
+from vlmrl.tasks.vfig.scoring.picture import PictureScore, TruePicture
 from vlmrl.tasks.vfig.scoring.seen import View, look
 
 SIDE, LEAST_SIDE = 320, 64
@@ -42,6 +42,11 @@ class Figure:
     elements: list[Element]
     cleanliness: float | None
     chars: int
+
+    @cached_property
+    def true_picture(self) -> TruePicture:
+        """The picture, if this is a truth."""
+        return TruePicture(self.view.picture, self.view.page)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -100,7 +105,7 @@ class FigureScore:
 
     Args:
         elements: see matching.correspond; if neither drawing has elements, the score of the picture.
-        picture: see picture.picture_similarity.
+        picture: see picture.TruePicture.
         clean: `content` times the cleanliness of the code beside that of the truth.
         length: `content` times how the length of the code is beside that of the truth.
         kinds: the score over shapes, lines and texts alone.
@@ -123,7 +128,7 @@ def compare(truth: Figure, response: Figure) -> FigureScore:
         math.hypot(*truth.size),
         (truth.view.more, response.view.more),
     )
-    picture = picture_similarity(truth.view.picture, response.view.picture, truth.view.page)
+    picture = truth.true_picture.similarity(response.view.picture)
     # Where neither has elements, their pages are all that there is.
     is_page = not (truth.elements or response.elements or truth.view.more or response.view.more)
     elements = picture.value if is_page else pairs.score

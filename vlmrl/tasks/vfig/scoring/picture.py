@@ -7,6 +7,7 @@ from it counts: the page alone earns nothing.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -40,31 +41,52 @@ class PictureScore(NamedTuple):
     structure: float
 
 
-def picture_similarity(truth: np.ndarray, drawn: np.ndarray, page: np.ndarray | None = None) -> PictureScore:
-    """Return how similar a picture is to the true one: 1 for equal pictures, 0 for the page or for a single colour.
+class TruePicture:
+    """Picture of a truth, with what does not depend on the response worked out once.
 
     Args:
-        truth, drawn: (height, width, 3) uint8 RGB of one size.
+        picture: (height, width, 3) uint8 RGB.
         page: what the truth's background alone looks like, of the same size; None, of one colour, or all of the truth =
             the truth's most frequent colour.
-    Raises: ValueError for different sizes.
     """
-    if truth.shape != drawn.shape:
-        raise ValueError(f"pictures of different sizes: {truth.shape} and {drawn.shape}")
-    if (truth == drawn).all():
-        return PictureScore(1.0, 1.0, 1.0, 1.0)
-    if (drawn == drawn[0, 0]).all():
-        return PictureScore(0.0, 0.0, 0.0, 0.0)
-    a, b = truth.astype(np.float64), drawn.astype(np.float64)
-    if page is None or (page == page[0, 0]).all() or (page == truth).all():
-        empty = np.broadcast_to(background(truth), a.shape)
-    else:
-        empty = page.astype(np.float64)
-    ink = _ink(a, b, empty)
-    edges = _above(_edges(_grey(a), _grey(b)), _edges(_grey(a), _grey(empty)))
-    structure = _above(_structure(a, b, empty), _structure(a, empty, empty))
-    values = [value for value in (ink, edges, structure) if value is not None]
-    return PictureScore(sum(values) / len(values), ink, edges or 0.0, structure or 0.0)
+
+    def __init__(self, picture: np.ndarray, page: np.ndarray | None = None) -> None:
+        self._picture, self._page = picture, page
+
+    def similarity(self, drawn: np.ndarray) -> PictureScore:
+        """Return how similar a picture is to this one: 1 for equal pictures, 0 for the page or for a single colour.
+
+        Args:
+            drawn: (height, width, 3) uint8 RGB of the same size.
+        Raises: ValueError for another size.
+        """
+        truth = self._picture
+        if truth.shape != drawn.shape:
+            raise ValueError(f"pictures of different sizes: {truth.shape} and {drawn.shape}")
+        if (truth == drawn).all():
+            return PictureScore(1.0, 1.0, 1.0, 1.0)
+        if (drawn == drawn[0, 0]).all():
+            return PictureScore(0.0, 0.0, 0.0, 0.0)
+        a, b, empty = truth.astype(np.float64), drawn.astype(np.float64), self._empty()
+        bare_edges, bare_structure = self._bare
+        ink = _ink(a, b, empty)
+        edges = _above(_edges(_grey(a), _grey(b)), bare_edges)
+        structure = _above(_structure(a, b, empty), bare_structure)
+        values = [value for value in (ink, edges, structure) if value is not None]
+        return PictureScore(sum(values) / len(values), ink, edges or 0.0, structure or 0.0)
+
+    @cached_property
+    def _bare(self) -> tuple[float, float]:
+        """Edges and structure of the bare page beside this picture."""
+        a, empty = self._picture.astype(np.float64), self._empty()
+        return _edges(_grey(a), _grey(empty)), _structure(a, empty, empty)
+
+    def _empty(self) -> np.ndarray:
+        # Not kept: many truths are remembered, and as floats a page has up to 2 MB.
+        page, truth = self._page, self._picture
+        if page is None or (page == page[0, 0]).all() or (page == truth).all():
+            return np.broadcast_to(background(truth), truth.shape)
+        return page.astype(np.float64)
 
 
 def _above(value: float, bare: float) -> float | None:
