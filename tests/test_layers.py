@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -15,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "vlmrl"
 LEVELS = {
     "__init__": 1, "__main__": 10, "errors": 0, "json_text": 0, "key_facts": 0, "metric": 0, "packed": 0, "process": 0,
-    "broken_image": 0, "regular_file": 0, "types": 0, "visible": 0,
+    "broken_image": 0, "extras": 0, "regular_file": 0, "types": 0, "visible": 0,
     "algo": 1, "endpoint": 1, "rewards": 1, "store": 1, "svg": 1,
     "recipe": 2,
     "data": 3, "model": 3, "dist": 3, "judge": 3,
@@ -127,6 +128,21 @@ def test_imports_go_downward_only():
             if there == here or LEVELS[there] < LEVELS[here]:
                 continue
             wrong.append(f"{name_of(path)}:{line} imports {module} (level {LEVELS[here]} -> {LEVELS[there]})")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_algo_model_and_packing_import_only_each_other_and_what_has_no_level():
+    """They run with torch and transformers alone; `test_algo_alone.py` runs them so."""
+    alone = "algo/", "model/", "data/packing.py"
+    within = re.compile(r"vlmrl(\.(algo|model|data\.packing)\b.*)?|vlmrl\.data")
+    lowest = {name for name, level in LEVELS.items() if level == 0}
+    wrong = [
+        f"{name_of(path)}:{line} imports {module}"
+        for path in files()
+        if name_of(path).startswith(alone)
+        for line, module in imports(path)
+        if module.split(".")[0] == "vlmrl" and not within.fullmatch(module) and module.split(".")[1] not in lowest
+    ]
     assert not wrong, "\n".join(wrong)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from vlmrl.recipe.extras import NEEDS_TORCH, install_line
+from vlmrl.extras import NEEDS_TORCH, install_line
 
 ROOT = Path(__file__).parent.parent
 LOCKS = ("requirements.lock", "requirements-vllm-cpu.lock", "requirements-vllm.lock")

@@ -106,7 +106,7 @@ def quantized_arguments(settings: Model, config: Any) -> dict[str, Any]:
     if settings.quantize is None:
         return {}
     if importlib.util.find_spec("bitsandbytes") is None:
-        from vlmrl.recipe.extras import install_line
+        from vlmrl.extras import install_line
 
         message = f'model.quantize = "{settings.quantize}" needs bitsandbytes'
         raise CheckpointError(message, hint=install_line("bitsandbytes"))

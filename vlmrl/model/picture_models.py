@@ -13,10 +13,10 @@ import torch
 from torch.nn import functional
 
 from vlmrl.errors import CheckpointError, VlmrlError, first_line
+from vlmrl.extras import install_line
 from vlmrl.model.hub import require_source
 from vlmrl.model.load import pick_device
 from vlmrl.model.quiet_transformers import quiet_transformers
-from vlmrl.recipe.extras import install_line
 
 Output = Literal["image_features", "pooler"]
 """Vector that stands for a picture: `get_image_features` of a model of image and text, or an image model's pooler."""

@@ -6,9 +6,9 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import Problem
+from vlmrl.extras import install_line
 from vlmrl.model.activation_memory import LINEAR_KEPT
 from vlmrl.preflight.memory import HERE, Target, find_cluster
-from vlmrl.recipe.extras import install_line
 from vlmrl.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:

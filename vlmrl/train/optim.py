@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from vlmrl.dist.fsdp import own_part, whole
 from vlmrl.errors import TrainError
+from vlmrl.extras import install_line
 from vlmrl.model.families import part_of
-from vlmrl.recipe.extras import install_line
 from vlmrl.train.kahan_adamw import KahanAdamW
 
 if TYPE_CHECKING:  # an update of weights needs torch only, not the recipe's library

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from vlmrl.errors import Problem
-from vlmrl.recipe.extras import install_line
+from vlmrl.extras import install_line
 from vlmrl.recipe.key_place import AUTO_ORIGIN
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
