@@ -68,6 +68,16 @@ def check(dataset: Prepared, name: str) -> tuple[str, str]:
     return next((c["verdict"], c["finding"]) for c in dataset.info["doctor"]["checks"] if c["check"] == name)
 
 
+def test_the_first_rows_of_a_split_stand_for_all_sources(tmp_path: Path) -> None:
+    """`max_rows` takes the first rows, so they must not be those of one source, nor the simplest drawn ones."""
+    folders = [write_figures(tmp_path / name, numbers) for name, numbers in (("a", range(32)), ("b", range(32, 64)))]
+    rows = rows_of(prepared(tmp_path, svg=[str(folder) for folder in folders]), "train")
+    hashes = [str(row.columns["picture_hash"]) for row in rows]
+    assert hashes == sorted(hashes) and len(hashes) > 50
+    labels = [row.truth["data_source"] for row in rows[:24]]
+    assert 4 <= labels.count("a") <= 20  # 12 expected; in the order of the sources it would be 24
+
+
 def test_rows_of_svg_files_and_the_split_by_figure(tmp_path: Path) -> None:
     folder = write_figures(tmp_path / "diagrams", range(60))
     dataset = prepared(tmp_path, svg=[str(folder)], val_share=0.3)

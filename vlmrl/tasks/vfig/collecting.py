@@ -65,7 +65,7 @@ class Collector:
     _work: TemporaryDirectory[str] | None = None
 
     def splits(self) -> dict[str, Iterable[NewRow | LeftOut]]:
-        """Return split -> rows; splits without rows are left out.
+        """Return split -> rows, in the order of their pictures' hashes; splits without rows are left out.
 
         Raises: DataError for a source that cannot be read, too many wrong rows, or if no figure is left.
         """
@@ -85,6 +85,10 @@ class Collector:
         if (wants_train and not self._rows[TRAIN]) or not any(self._rows.values()):
             lines = "".join(f"\n  {name}: {counts.note()[1]}" for name, counts in self.report.sources.items())
             raise DataError(f"no figure is left to train on:{lines}", hint=self.report.advice())
+        for rows in self._rows.values():
+            # The first rows of a split (`max_rows`) stand for all: sources mix, and so do the drawn figures, of which
+            # the simple ones come first, because they are repeated sooner.
+            rows.sort(key=lambda row: row.columns[PICTURE_HASH])
         splits: dict[str, Iterable[NewRow | LeftOut]] = {split: rows for split, rows in self._rows.items() if rows}
         first = next(iter(splits))
         return {**splits, first: [*splits[first], *self._left_out]}
