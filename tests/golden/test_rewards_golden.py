@@ -45,7 +45,10 @@ def _raise_it(name: str, version: int, what: str) -> str:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in REWARDS if not takes_judge(name)])
+UNRECORDED = {"svg_models": "its scores depend on weights that are not here; tests/unit/tasks/test_svg_models.py"}
+
+
+@pytest.mark.parametrize("name", [name for name in REWARDS if not takes_judge(name) and name not in UNRECORDED])
 def test_a_built_in_scores_as_its_version_did(name):
     assert not complaint(name), complaint(name)
 

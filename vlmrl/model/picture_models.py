@@ -28,6 +28,11 @@ PUBLISHED_SHA256 = ALEXNET.removesuffix(".pth").rpartition("-")[2]
 """Begin of the sha256 of that file, which its name holds."""
 
 
+def use_one_thread() -> None:
+    """Let this process compute with one thread."""
+    torch.set_num_threads(1)
+
+
 class PictureFeatures:
     """Model that makes one vector of a picture.
 

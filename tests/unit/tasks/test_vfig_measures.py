@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from picture_model_folders import tiny_models
 from PIL import Image
 
 from vlmrl.errors import CheckpointError, RecipeError
 from vlmrl.model.picture_models import LEAST_SIDE, Lpips, PictureFeatures
 from vlmrl.tasks.measures import MeasureSettings
-from vlmrl.tasks.vfig.measures import COSINES, NAMES, OFFLINE, FigureMeasurer, measures
+from vlmrl.tasks.vfig.likeness import COSINES
+from vlmrl.tasks.vfig.measures import NAMES, OFFLINE, FigureMeasurer, measures
 from vlmrl.tasks.vfig.measuring import make_measurer
 from vlmrl.types import RewardInput
 
@@ -66,39 +68,6 @@ def test_both_counts_of_cleanliness():
 
 def test_hostile_code_is_not_drawn_and_counts_as_the_worst():
     assert parts(f'{HEAD}<image href="file:///etc/passwd" width="9" height="9"/></svg>') == {"rendered": 0.0}
-
-
-def tiny_models(folder: Path) -> dict[str, str]:
-    """Return measure -> folder of a tiny model, in the format of the published one."""
-    from transformers import (
-        BitImageProcessor,
-        CLIPConfig,
-        CLIPImageProcessor,
-        CLIPModel,
-        Dinov2Config,
-        Dinov2Model,
-        SiglipConfig,
-        SiglipImageProcessor,
-        SiglipModel,
-    )
-
-    side = {"height": 32, "width": 32}
-    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    seen = {**small, "image_size": 32, "patch_size": 8}
-    torch.manual_seed(5)
-    kinds = {
-        "clip": (CLIPModel(CLIPConfig(text_config={**small, "vocab_size": 9}, vision_config=seen, projection_dim=8)),
-                 CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=side)),
-        "dino": (Dinov2Model(Dinov2Config(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=32,
-                                          patch_size=8)),
-                 BitImageProcessor(size={"shortest_edge": 32}, crop_size=side)),
-        "siglip": (SiglipModel(SiglipConfig(text_config={**small, "vocab_size": 9}, vision_config=seen)),
-                   SiglipImageProcessor(size=side)),
-    }  # fmt: skip
-    for name, (model, processor) in kinds.items():
-        model.save_pretrained(folder / name)
-        processor.save_pretrained(folder / name)
-    return {name: str(folder / name) for name in kinds}
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from PIL import Image
-
-from vlmrl.errors import RewardError
-from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.svg.build import Images
 from vlmrl.svg.draw import pixels_digest
 from vlmrl.svg.extract import find_svg
 from vlmrl.svg.limits import SvgRefused
-from vlmrl.tasks.vfig.pictures import OVERLAY, RENDER, overlaid
+from vlmrl.tasks.vfig.pictures import shown_pictures
 from vlmrl.tasks.vfig.scoring.compare import Figure, FigureScore, compare, read_figure, read_truth
+from vlmrl.tasks.vfig.true_figure import true_figure
 from vlmrl.types import RewardInput, RewardResult
 
 RIGHT = 0.9
@@ -32,7 +29,7 @@ def make_grader(*, key: str | None, images: Images, pictures: bool) -> Callable[
 
 
 def _graded(x: RewardInput, *, key: str | None, images: Images, pictures: bool) -> RewardResult:
-    truth = _truth(x, key, images)
+    truth = true_figure(x, key, partial(read_truth, images=images))
     try:
         response = read_figure(find_svg(x.response), truth.size, images=images)
     except SvgRefused as error:
@@ -57,21 +54,8 @@ def _graded(x: RewardInput, *, key: str | None, images: Images, pictures: bool) 
         _parts(score, truth, response),
         "the picture is empty" if blank else "",
         detail,
-        _artifacts(truth, response) if pictures else {},
+        shown_pictures(truth.view.picture, picture) if pictures else {},
     )
-
-
-def _truth(x: RewardInput, key: str | None, images: Images) -> Figure:
-    text = ground_truth(x, key)
-    try:
-        if not isinstance(text, str):
-            raise SvgRefused("missing", f"it is a {type(text).__name__}, not a text")
-        return read_truth(text, images)
-    except SvgRefused as error:
-        raise RewardError(
-            f"the row's true SVG cannot be drawn: {error.reason}",
-            hint="leave the row out; `vlmrl prep figures` drops such rows",
-        ) from None
 
 
 def _has(figure: Figure, kind: str) -> bool:
@@ -95,8 +79,3 @@ def _parts(score: FigureScore, truth: Figure, response: Figure) -> dict[str, flo
     }
     # Processors differ in the last digits of exponentials and sums: equal responses have equal scores everywhere.
     return {name: None if value is None else round(value, PART_DECIMALS) for name, value in parts.items()}
-
-
-def _artifacts(truth: Figure, response: Figure) -> dict[str, Image.Image]:
-    first, second = truth.view.picture, response.view.picture
-    return {RENDER: Image.fromarray(second), OVERLAY: Image.fromarray(overlaid(first, second))}

@@ -6,7 +6,7 @@ published; and for the truth beside itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rewards.worker_code import WorkerFunction, in_this_process
 from vlmrl.tasks.measures import CEILING, VALID, Measures, MeasureSettings
+from vlmrl.tasks.vfig.likeness import COSINES, LPIPS, PictureModel, open_picture_model
 from vlmrl.tasks.vfig.reward import SECONDS, vfig_rules
 from vlmrl.tasks.vfig.truth import CODE, code_of
 from vlmrl.types import RewardInput, Score
@@ -25,13 +26,8 @@ DRAWN = ("ssim", "ssim_ink", "clean", "clean_published")
 """Measures of the workers of measuring.py, besides RENDERED."""
 RULES = {"rules": "overall", "rules_shapes": "shapes", "rules_arrows": "arrows"}
 """Measure -> part of the reward `vfig_rules`."""
-COSINES = {
-    "clip": ("openai/clip-vit-base-patch32", "image_features"),
-    "dino": ("facebook/dinov2-base", "pooler"),
-    "siglip": ("google/siglip2-so400m-patch14-384", "image_features"),
-}
-"""Measure -> published model, and what of it stands for a picture."""
-LPIPS, VISUAL = "lpips", "visual_sim"
+VISUAL = "visual_sim"
+"""Measure: the mean of COSINES."""
 NAMES = (RENDERED, "ssim", "ssim_ink", LPIPS, *COSINES, VISUAL, "clean", "clean_published", *RULES)
 OFFLINE = tuple(name for name in NAMES if name in (RENDERED, *DRAWN, *RULES))
 WORST = {LPIPS: 1.0}
@@ -126,23 +122,24 @@ class FigureMeasurer:
         drawn = [place for place, score in enumerate(scores) if score.artifacts]
         if not drawn or not self._models:
             return values
-        pairs = [_pictures(scores[place]) for place in drawn]
-        for name, compare in self._models.items():
-            for place, value in zip(drawn, compare(pairs), strict=True):
-                values[place][name] = value
+        pictures = [picture for place in drawn for picture in _pictures(scores[place])]
+        for name, model in self._models.items():
+            seen = model.look(pictures)
+            for place, truth, response in zip(drawn, seen[::2], seen[1::2], strict=True):
+                values[place][name] = model.compare(truth, response)
         if VISUAL in self._names:
             for place in drawn:
                 if COSINES.keys() <= values[place].keys():
                     values[place][VISUAL] = sum(values[place][name] for name in COSINES) / len(COSINES)
         return values
 
-    def _opened(self, settings: MeasureSettings) -> dict[str, Callable[[Sequence[Any]], list[float]]]:
-        """Return measure -> function that compares pairs of pictures. What cannot be loaded is absent."""
+    def _opened(self, settings: MeasureSettings) -> dict[str, PictureModel]:
+        """Return measure -> its model. What cannot be loaded is absent."""
         needed = [n for n in (LPIPS, *COSINES) if n in settings.names or (n in COSINES and VISUAL in settings.names)]
-        models: dict[str, Callable[[Sequence[Any]], list[float]]] = {}
+        models: dict[str, PictureModel] = {}
         for name in needed:
             try:
-                models[name] = _comparison(name, settings)
+                models[name] = open_picture_model(name, settings.weights.get(name, ""), settings.device)
             except VlmrlError as error:
                 self.absent[name] = error.message
         if VISUAL in settings.names and (missing := [n for n in COSINES if n in self.absent]):
@@ -150,31 +147,13 @@ class FigureMeasurer:
         return models
 
 
-def _comparison(name: str, settings: MeasureSettings) -> Callable[[Sequence[Any]], list[float]]:
-    """Return a function: pairs of pictures -> a number each. Raises: CheckpointError if the model cannot be loaded."""
+def _pictures(score: Score) -> list[Any]:
+    """Return the pictures of truth and response, each (height, width, 3) uint8 RGB."""
     import numpy as np
 
-    from vlmrl.model.picture_models import Lpips, PictureFeatures
-
-    if name == LPIPS:
-        lpips = Lpips(settings.weights.get(name, ""), settings.device)
-        return lambda pairs: [lpips.distance(np.asarray(a), np.asarray(b)) for a, b in pairs]
-    published, output = COSINES[name]
-    features = PictureFeatures(settings.weights.get(name) or published, output, settings.device)  # pyright: ignore
-
-    def cosines(pairs: Sequence[Any]) -> list[float]:
-        vectors = features.of([picture for pair in pairs for picture in pair])
-        return [float(value) for value in (vectors[::2] * vectors[1::2]).sum(axis=1)]
-
-    return cosines
-
-
-def _pictures(score: Score) -> tuple[Any, Any]:
-    """Return the pictures of truth and response, RGB."""
     from vlmrl.data.images import decode_image
 
-    first, second = (decode_image(score.files[score.artifacts[name].sha256]) for name in ("truth", "response"))
-    return first, second
+    return [np.asarray(decode_image(score.files[score.artifacts[name].sha256])) for name in ("truth", "response")]
 
 
 def _scorer(spec: RewardSpec, settings: MeasureSettings) -> Scorer:

@@ -9,6 +9,7 @@ from vlmrl.errors import RewardError
 
 if TYPE_CHECKING:
     import numpy as np
+    from PIL.Image import Image
 
 RENDER, OVERLAY = "render", "overlay"
 """Names of the artifacts: the picture of the response, and it over that of the truth."""
@@ -38,6 +39,13 @@ def overlaid(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     amount = np.minimum(difference / FULL_DIFFERENCE, 1.0)[:, :, None]
     agreed = 255.0 - 0.5 * np.minimum(*inks)[:, :, None]
     return np.clip(amount * colour + (1.0 - amount) * agreed, 0, 255).astype(np.uint8)
+
+
+def shown_pictures(first: np.ndarray, second: np.ndarray) -> dict[str, Image]:
+    """Return the artifacts of a response. `first`, `second`: pictures as `overlaid` takes them."""
+    from PIL import Image
+
+    return {RENDER: Image.fromarray(second), OVERLAY: Image.fromarray(overlaid(first, second))}
 
 
 def draw_pairs(pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[Mapping[str, bytes] | str]:

@@ -1,4 +1,4 @@
-"""Rewards for SVG code that need no model: `svg`, and VFig's published rules."""
+"""Rewards for SVG code that ask nobody: `svg`, pictures as released models see them, and VFig's published rules."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def svg_figure(*, key: str | None = None, images: str = "refuse", pictures: bool
         pictures: whether the score has the artifacts `render` and `overlay`.
     Raises: RewardError for an unknown policy.
     """
-    if images not in POLICIES:
-        raise unknown("policy for images", str(images), POLICIES, error=RewardError)
+    _require_policy(images)
     worker = WorkerFunction(
         NAME, "vlmrl.tasks.vfig.grader", "make_grader", {"key": key, "images": images, "pictures": bool(pictures)}
     )
@@ -47,6 +46,68 @@ def svg_figure(*, key: str | None = None, images: str = "refuse", pictures: bool
         on_timeout=dict.fromkeys(PARTS, 0.0),
         worker=worker,
         timeout_seconds=SECONDS,
+    )
+
+
+def _require_policy(images: str) -> None:
+    if images not in POLICIES:
+        raise unknown("policy for images", str(images), POLICIES, error=RewardError)
+
+
+MODELS = "svg_models"
+MODEL_SECONDS = 60.0
+"""Time limit of one response of `svg_models`, in seconds: large models take seconds on a processor."""
+
+
+def svg_models(
+    *,
+    lpips: bool | str = False,
+    clip: bool | str = False,
+    dino: bool | str = False,
+    siglip: bool | str = False,
+    device: str = "cpu",
+    key: str | None = None,
+    images: str = "refuse",
+    pictures: bool = False,
+) -> RewardSpec:
+    """Return a reward: how like the true figure the drawing of a response is, as released models see pictures.
+
+    One part for each model, by default of equal weight: 1 for a picture equal to the true one, 0 for one that is no
+    more like it than its page alone, in proportion between. The likeness is the cosine of CLIP's, DINO's or SigLIP's
+    vectors, or 1 - the distance of LPIPS. `render`, reported: 1 if the response has SVG code that can be drawn.
+
+    Models see the picture alone, and can be deceived: `svg` belongs beside it.
+
+    Args:
+        lpips, clip, dino, siglip: whether a model is asked: true = the published one; a text = its folder, or a model
+            of the hub.
+        device: where the models run: each worker loads its own. On a processor, each worker has one thread.
+        key: truth field or column with the true SVG code; default: see `ground_truth`.
+        images: what happens to embedded pictures, as of `svg`.
+        pictures: whether the score has the artifacts `render` and `overlay`.
+    Raises: RewardError if no model is asked, or for a wrong argument.
+    """
+    _require_policy(images)
+    asked = {"lpips": lpips, "clip": clip, "dino": dino, "siglip": siglip}
+    for name, value in asked.items():
+        if not isinstance(value, (bool, str)):
+            raise RewardError(
+                f"`{name}` of `{MODELS}` is {value!r}", hint="true, false, or a folder or model of the hub"
+            )
+    models = {name: value if isinstance(value, str) else "" for name, value in asked.items() if value}
+    if not models:
+        raise RewardError(f"`{MODELS}` asks no model", hint=f"args = {{ dino = true }}; its models: {', '.join(asked)}")
+    args = {"key": key, "images": images, "models": models, "device": device, "pictures": bool(pictures)}
+    worker = WorkerFunction(MODELS, "vlmrl.tasks.vfig.models_grader", "make_grader", args)
+    parts = ("render", *models)
+    return RewardSpec(
+        MODELS,
+        in_this_process(worker),
+        dict.fromkeys(parts, SHARE),
+        {name: 1 / len(models) for name in models},
+        on_timeout=dict.fromkeys(parts, 0.0),
+        worker=worker,
+        timeout_seconds=MODEL_SECONDS,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vlmrl.rewards import Builtin
-from vlmrl.tasks.vfig.reward import NAME, svg_figure, vfig_rules
+from vlmrl.tasks.vfig.reward import MODELS, NAME, svg_figure, svg_models, vfig_rules
 
 REWARDS: Mapping[str, Builtin] = {
     NAME: Builtin(
@@ -13,6 +13,12 @@ REWARDS: Mapping[str, Builtin] = {
         "SVG code: visible elements and picture beside the true ones; no model; runs in workers",
         version=2,
         shown=("pictures",),
+    ),
+    MODELS: Builtin(
+        svg_models,
+        "SVG code: its picture beside the true one, as LPIPS, CLIP, DINO or SigLIP see it; runs in workers",
+        version=1,
+        shown=("pictures", "device"),
     ),
     "vfig_rules": Builtin(
         vfig_rules, "SVG code: VFig's published score of shapes and arrows, to the digit, to repeat numbers", version=1
