@@ -29,7 +29,7 @@ DECIMALS = 4
 
 
 class Sight(NamedTuple):
-    """What a model sees in a truth, and how like it the truth's page alone is."""
+    """View of a truth by a model, and how like the truth its page alone is."""
 
     truth: Any
     bare: float

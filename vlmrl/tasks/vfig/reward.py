@@ -88,15 +88,17 @@ def svg_models(
     Raises: RewardError if no model is asked, or for a wrong argument.
     """
     _require_policy(images)
-    asked = {"lpips": lpips, "clip": clip, "dino": dino, "siglip": siglip}
-    for name, value in asked.items():
+    choices = {"lpips": lpips, "clip": clip, "dino": dino, "siglip": siglip}
+    for name, value in choices.items():
         if not isinstance(value, (bool, str)):
             raise RewardError(
                 f"`{name}` of `{MODELS}` is {value!r}", hint="true, false, or a folder or model of the hub"
             )
-    models = {name: value if isinstance(value, str) else "" for name, value in asked.items() if value}
+    models = {name: value if isinstance(value, str) else "" for name, value in choices.items() if value}
     if not models:
-        raise RewardError(f"`{MODELS}` asks no model", hint=f"args = {{ dino = true }}; its models: {', '.join(asked)}")
+        raise RewardError(
+            f"`{MODELS}` asks no model", hint=f"args = {{ dino = true }}; its models: {', '.join(choices)}"
+        )
     args = {"key": key, "images": images, "models": models, "device": device, "pictures": bool(pictures)}
     worker = WorkerFunction(MODELS, "vlmrl.tasks.vfig.models_grader", "make_grader", args)
     parts = ("render", *models)
