@@ -175,6 +175,26 @@ def test_qwen3_vl_4b_in_one_gpu_of_24_gb():
     close(gb_of(built_in, "rollout"), 8.88 + 9.66 + 0.12 + 0.69 + RUNTIME)
 
 
+@pytest.mark.parametrize("gpu", ["48", "80"])
+def test_vfig_4b_fits_eight_gpus(gpu: str):
+    """Prompts of 9,000 tokens, answers of 8,500; a frozen model, and an adapter of rank 64 on 36 layers.
+
+    The adapter has 64 x (2 x (2,560 + 4,096) + 2 x (2,560 + 1,024) + 3 x (2,560 + 9,728)) = 3.67e6 float32 numbers per
+    layer, together 132e6.
+    """
+    plan = plan_memory(*recipe_4b("vfig_4b"), Target(8, parse_gpu(gpu)), PromptLengths(9000, 8700, 8500))
+    assert plan.plan.fits and not plan.plan.is_tight and not plan.fits
+    update = plan.plan.phases[1].parts
+    # weights (2 x 4.438e9 + 4 x 132e6) / 8                                                               =  1.18
+    assert update["weights"] / GB == pytest.approx(1.176, abs=0.002)
+    # two moments and the gradients of the adapter: 12 x 132e6 / 8                                        =  0.20
+    assert (update["moments"] + update["gradients"]) / GB == pytest.approx(0.198, abs=0.002)
+    # At the head: gathered root 502e6 x 2 and the newest layer 101e6 x 2                                 =  1.21
+    # inputs of 36 layers and three more: 17,500 tokens x 39 x 2,560 x 2; pixels 34,800 x 1,200 x 4       =  3.66
+    # a chunk of 2^28 logits x 17 bytes                                                                   =  4.56
+    close(gb(plan, "update"), 1.18 + 0.20 + 1.21 + 3.66 + 4.56 + RUNTIME + ASLEEP)
+
+
 @pytest.mark.parametrize(
     ("words", "proposed"),
     [
