@@ -109,6 +109,8 @@ def test_a_budget_ends_a_run_a_kill_loses_no_verdict_and_it_is_scored_again_offl
             (spent,) = file.execute("SELECT calls FROM spent WHERE account = 'run'").fetchone()
         # Each text was asked for once; calls in flight at the kill, at most those of a step, may be repeated.
         assert verdicts <= spent <= verdicts + 6
+        shown = vlmrl(folder, "runs", "show", "judged")
+        assert f"judge        training {spent:,} calls" in shown.stdout and ", cost 0.0" in shown.stdout
         sent = len(endpoint.requests)
         again = vlmrl(folder, "reward-check", "judged", VLMRL_JUDGE_OFFLINE="1", JUDGE_KEY="")
         assert again.returncode == 0 and len(endpoint.requests) == sent

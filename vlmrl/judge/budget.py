@@ -10,9 +10,12 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from vlmrl.judge.database import Database
+from vlmrl.errors import RewardError
+from vlmrl.judge.database import Database, open_to_read
 from vlmrl.judge.failures import BudgetSpent
 from vlmrl.judge.settings import cost_of
 from vlmrl.recipe.judge_table import Prices
@@ -36,6 +39,25 @@ class Spent:
     input_tokens: int
     output_tokens: int
     reserved: int = 0
+
+
+def spent_in(path: Path) -> dict[str, Spent]:
+    """Return account -> what it has spent, as a file of verdicts says; {} if there is no such file, or no account.
+
+    A file that another process writes may be read. Raises: RewardError for a file that cannot be read.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        with closing(open_to_read(path)) as connection:
+            query = "SELECT account, calls, cost, input_tokens, output_tokens FROM spent"
+            spent = {name: Spent(*sums) for name, *sums in connection.execute(query)}
+            open_calls = dict(connection.execute("SELECT account, count(*) FROM reserved GROUP BY account"))
+    except sqlite3.Error as error:
+        raise RewardError(f"the judge's file cannot be read: {error}", where=str(path)) from None
+    nothing = Spent(0, 0.0, 0, 0)
+    names = sorted({*spent, *open_calls})
+    return {name: replace(spent.get(name, nothing), reserved=open_calls.get(name, 0)) for name in names}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vlmrl.judge.database import Database
+from vlmrl.judge.database import Database, open_to_read
 from vlmrl.judge.failures import InvalidVerdict
 from vlmrl.judge.prompt import PROMPT_VERSION, JudgeRequest
 from vlmrl.judge.rubric import Rubric
@@ -46,12 +46,9 @@ class StoredVerdicts:
     def __init__(self, path: Path, rubric: Rubric, notify: Callable[[str], Any]) -> None:
         self._path, self._rubric, self._notify = path, rubric, notify
         self._connection: sqlite3.Connection | None = None
-        # A file that another process writes has a log beside it. Without one, the folder need not be writable.
-        has_log = path.with_name(f"{path.name}-wal").exists()
-        address = f"{path.absolute().as_uri()}?mode=ro{'' if has_log else '&immutable=1'}"
         if path.is_file():
             try:
-                self._connection = sqlite3.connect(address, uri=True, check_same_thread=False)
+                self._connection = open_to_read(path)
             except sqlite3.Error as error:
                 notify(f"stored verdicts cannot be read: {error} ({path})")
 

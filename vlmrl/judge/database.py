@@ -39,6 +39,14 @@ CREATE TABLE IF NOT EXISTS reserved (
 Result = TypeVar("Result")
 
 
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """Return a file of verdicts, which may be another process's, for reading alone. Raises: sqlite3.Error."""
+    # A file that another process writes has a log beside it. Without one, the folder need not be writable.
+    has_log = path.with_name(f"{path.name}-wal").exists()
+    address = f"{path.absolute().as_uri()}?mode=ro{'' if has_log else '&immutable=1'}"
+    return sqlite3.connect(address, uri=True, check_same_thread=False)
+
+
 class _DamagedError(Exception):
     """File that is no SQLite database, or a damaged one."""
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_server import AXES, pair, picture, verdict_text
 
-from vlmrl.errors import RecipeError
-from vlmrl.judge.budget import Budget
+from vlmrl.errors import RecipeError, RewardError
+from vlmrl.judge.budget import Budget, Spent, spent_in
 from vlmrl.judge.cache import VerdictCache, request_key
 from vlmrl.judge.database import Database
 from vlmrl.judge.failures import BudgetSpent
@@ -224,6 +224,21 @@ def test_accounts_are_counted_apart(tmp_path: Path) -> None:
     assert one.spent().calls == other.spent().calls == 1
 
 
+def test_what_was_spent_is_read_from_the_file_beside_a_process_that_writes(tmp_path: Path) -> None:
+    path = tmp_path / "judge.sqlite"
+    assert spent_in(path) == {}
+    prices = Prices(input=1e6, output=1e6)
+    budget, waiting = (budget_at(path, account=name, prices=prices) for name in ("run", "eval a"))
+    call = budget.reserve(3, 1)
+    assert call is not None and waiting.reserve(3, 1) is not None
+    budget.settle(call, 5, 2)
+    assert spent_in(path) == {"eval a": Spent(0, 0.0, 0, 0, 1), "run": Spent(1, 7.0, 5, 2, 0)}
+    damaged = tmp_path / "damaged.sqlite"
+    damaged.write_bytes(b"no database, but as long as the head of one" * 99)
+    with pytest.raises(RewardError, match="the judge's file cannot be read"):
+        spent_in(damaged)
+
+
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from(["reserve", "settle", "give back"]), st.integers(0, 3000)), max_size=40))
 def test_no_order_of_events_exceeds_the_limits(events: list[tuple[str, int]]) -> None:
@@ -253,7 +268,7 @@ def test_no_order_of_events_exceeds_the_limits(events: list[tuple[str, int]]) ->
 PROCESS = """
 import json, sys
 from pathlib import Path
-from vlmrl.judge.budget import Budget
+from vlmrl.judge.budget import Budget, Spent, spent_in
 from vlmrl.judge.database import Database
 from vlmrl.judge.failures import BudgetSpent
 budget = Budget(Database(Path(sys.argv[1])), account="run", max_calls=900, max_cost=None, prices=None, hold_seconds=60)

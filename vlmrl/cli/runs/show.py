@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit
+from vlmrl.errors import VlmrlError
 
 
 def show(
@@ -39,7 +41,21 @@ def show(
         from vlmrl.cli.show.rollout_facts import show_rollout
 
         return show_rollout(opened, rollout, as_json)
-    about = describe(opened)
+    about: dict[str, Any] = {**describe(opened), "judge": {}}
+    try:
+        about["judge"] = judge_costs(opened.dir)
+    except VlmrlError as error:
+        about["problems"].append(error.message)
     emit(about, as_json)
     if not as_json:
         print_facts(about)
+
+
+def judge_costs(folder: Path) -> dict[str, Any]:
+    """Return what a run and its evaluations asked a judge: account -> calls, cost, tokens, calls in flight."""
+    from dataclasses import asdict
+
+    from vlmrl.judge.budget import spent_in
+    from vlmrl.store.layout import VERDICTS
+
+    return {account: asdict(spent) for account, spent in spent_in(folder / VERDICTS).items()}

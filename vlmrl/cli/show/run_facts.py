@@ -50,6 +50,7 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("checkpoints", ", ".join(about["checkpoints"]) or "none"),
         ("rollouts", _rollouts(about["rollout_steps"])),
         ("evaluations", _evaluations(about["evaluations"], about["evaluations_during_training"])),
+        ("judge", _judge(about["judge"])),
         ("report", about["report"] or f"none yet: {about['report_command']}"),
         ("continue", about["resume"] or ""),
         ("folder", about["path"]),
@@ -89,6 +90,20 @@ def _rollouts(steps: list[int]) -> str:
     first, last = min(steps), max(steps)
     files = f"files {step_name(first)} to {step_name(last)}"
     return f"{len(steps)} step{'s' if len(steps) > 1 else ''}, {counted(first)} to {counted(last)} ({files})"
+
+
+def _judge(accounts: dict[str, dict[str, Any]]) -> str:
+    """Return what each account asked the judge; "" for none. A cost of 0 is left out: there are no prices then.
+
+    Example: `training 512 calls, cost 0.0312; eval test 9 calls`.
+    """
+    texts = []
+    for account, spent in accounts.items():
+        cost = f", cost {spent['cost']:.4f}" if spent["cost"] else ""
+        waiting = f" and {spent['reserved']:,} in flight" if spent["reserved"] else ""
+        name = "training" if account == "run" else account
+        texts.append(f"{name} {spent['calls']:,} call{'s' if spent['calls'] != 1 else ''}{waiting}{cost}")
+    return "; ".join(texts)
 
 
 def _validation(first: dict[str, Any] | None, last: dict[str, Any] | None) -> str:
